@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/config.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <numeric>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] != b[j - 1] ? 1 : 0);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string did_you_mean(std::string_view name, std::span<const std::string_view> candidates) {
+  const std::string_view nearest = nearest_name(name, candidates);
+  return nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
+}
+
+struct Prefix {
+  std::string_view symbol;
+  double factor;
+};
+// Longest symbols first, so that "Gi" is not read as "G".
+constexpr std::array prefixes{Prefix{"Ki", 1024.0},
+                              Prefix{"Mi", 1048576.0},
+                              Prefix{"Gi", 1073741824.0},
+                              Prefix{"Ti", 1099511627776.0},
+                              Prefix{"k", 1e3},
+                              Prefix{"M", 1e6},
+                              Prefix{"G", 1e9},
+                              Prefix{"T", 1e12},
+                              Prefix{"P", 1e15},
+                              Prefix{"E", 1e18},
+                              Prefix{"", 1.0}};
+
+// The factor of a unit such as "TB/s" whose base is "B/s"; 0 when the text is not a prefix and the
+// base.
+double unit_factor(std::string_view unit, std::string_view base) {
+  for (const Prefix& prefix : prefixes) {
+    if (unit.size() == prefix.symbol.size() + base.size() && unit.starts_with(prefix.symbol) &&
+        unit.ends_with(base)) {
+      return prefix.factor;
+    }
+  }
+  return 0;
+}
+
+struct Split {
+  double number;
+  std::string_view unit;
+};
+
+Split split_quantity(std::string_view text, std::string_view example) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || !std::isfinite(number)) {
+    throw ConfigError(
+        fmt::format("\"{}\" is not a number with a unit (expected e.g. \"{}\")", text, example));
+  }
+  std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  while (unit.starts_with(' ')) unit.remove_prefix(1);
+  if (unit.empty())
+    throw ConfigError(fmt::format("\"{}\" has no unit (expected e.g. \"{}\")", text, example));
+  return {number, unit};
+}
+
+double parse_with_base(std::string_view text, std::string_view base, std::string_view example) {
+  const auto [number, unit] = split_quantity(text, example);
+  double factor = unit_factor(unit, base);
+  // "Gb/s" counts bits.
+  if (factor == 0 && base == "B/s") factor = unit_factor(unit, "b/s") / 8;
+  if (factor == 0) {
+    throw ConfigError(fmt::format("\"{}\" has the unknown unit \"{}\" (expected e.g. \"{}\")", text,
+                                  unit, example));
+  }
+  if (number < 0)
+    throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"{}\")", text, example));
+  return number * factor;
+}
+
+const char* kind_of(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::null: return "null";
+    case Json::value_t::object: return "an object";
+    case Json::value_t::array: return "a list";
+    case Json::value_t::string: return "a text";
+    case Json::value_t::boolean: return "true or false";
+    default: return "a number";
+  }
+}
+
+std::string escape_pointer(std::string_view key) {
+  std::string escaped;
+  for (const char c : key) {
+    if (c == '~') {
+      escaped += "~0";
+    } else if (c == '/') {
+      escaped += "~1";
+    } else {
+      escaped += c;
+    }
+  }
+  return escaped;
+}
+
+std::string describe(Range range) {
+  const bool below = std::isfinite(range.max);
+  if (below) return fmt::format("between {} and {}", range.min, range.max);
+  return fmt::format("at least {}", range.min);
+}
+
+}  // namespace
+
+std::string_view nearest_name(std::string_view name, std::span<const std::string_view> candidates) {
+  std::string_view best;
+  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 3) + 1;
+  for (const std::string_view candidate : candidates) {
+    const std::size_t distance = edit_distance(name, candidate);
+    if (distance < best_distance) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::string join_names(std::span<const std::string_view> names) {
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+template <>
+Bytes parse_quantity<Bytes>(std::string_view text) {
+  return Bytes(parse_with_base(text, "B", "80 GB"));
+}
+template <>
+BytesPerSecond parse_quantity<BytesPerSecond>(std::string_view text) {
+  return BytesPerSecond(parse_with_base(text, "B/s", "3.35 TB/s"));
+}
+template <>
+FlopsPerSecond parse_quantity<FlopsPerSecond>(std::string_view text) {
+  return FlopsPerSecond(parse_with_base(text, "FLOP/s", "989 TFLOP/s"));
+}
+template <>
+PerSecond parse_quantity<PerSecond>(std::string_view text) {
+  return PerSecond(parse_with_base(text, "/s", "12 /s"));
+}
+template <>
+Seconds parse_quantity<Seconds>(std::string_view text) {
+  const auto [number, unit] = split_quantity(text, "50 ms");
+  double scale = 0;
+  if (unit == "s") scale = 1;
+  if (unit == "ms") scale = 1e-3;
+  if (unit == "us") scale = 1e-6;
+  if (unit == "ns") scale = 1e-9;
+  if (unit == "min") scale = 60;
+  if (unit == "h") scale = 3600;
+  if (scale == 0) {
+    throw ConfigError(fmt::format(
+        "\"{}\" has the unknown unit \"{}\" (expected e.g. \"50 ms\"; known: ns us ms s min h)",
+        text, unit));
+  }
+  if (number < 0)
+    throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"50 ms\")", text));
+  return Seconds(number * scale);
+}
+
+ConfigNode::ConfigNode(Json value, std::filesystem::path file, std::string pointer)
+    : value_(std::move(value)),
+      file_(std::move(file)),
+      pointer_(std::move(pointer)),
+      resolved_(std::make_shared<Json>(Json::object())) {}
+
+ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
+  std::error_code ignored;
+  const auto status = std::filesystem::status(file, ignored);
+  if (!std::filesystem::exists(status))
+    throw ConfigError(fmt::format("{}: no such file", file.string()));
+  if (!std::filesystem::is_regular_file(status)) {
+    throw ConfigError(
+        fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
+  }
+  std::ifstream stream(file);
+  if (!stream)
+    throw ConfigError(fmt::format("{}: cannot be read (check its permissions)", file.string()));
+  try {
+    return {Json::parse(stream), file};
+  } catch (const Json::parse_error& error) {
+    std::string message = error.what();
+    if (const auto place = message.find("at line"); place != std::string::npos)
+      message = message.substr(place);
+    throw ConfigError(fmt::format("{}: not JSON {}", file.string(), message));
+  }
+}
+
+void ConfigNode::fail(std::string_view message) const {
+  throw ConfigError(
+      fmt::format("{}:{}: {}", file_.string(), pointer_.empty() ? "/" : pointer_, message));
+}
+
+std::filesystem::path ConfigNode::relative(std::string_view path) const {
+  const std::filesystem::path written(path);
+  return written.is_absolute() ? written : (file_.parent_path() / written).lexically_normal();
+}
+
+ConfigNode ConfigNode::at(Json value, std::string pointer) const {
+  ConfigNode node(std::move(value), file_, std::move(pointer));
+  node.resolved_ = resolved_;
+  return node;
+}
+
+ConfigNode ConfigNode::child(std::string_view key) const {
+  return at(value_.at(std::string(key)), pointer_ + "/" + escape_pointer(key));
+}
+
+ConfigNode ConfigNode::element(std::size_t index) const {
+  return at(value_.at(index), pointer_ + "/" + std::to_string(index));
+}
+
+ConfigNode ConfigNode::as_policy() const {
+  return value_.is_string() ? at(Json{{"type", value_}}, pointer_) : *this;
+}
+
+void ConfigNode::resolve(Json value) const {
+  (*resolved_)[Json::json_pointer(pointer_)] = std::move(value);
+}
+
+std::string ConfigNode::text() const {
+  if (!value_.is_string()) fail(fmt::format("expected a text, found {}", kind_of(value_)));
+  resolve(value_);
+  return value_.get<std::string>();
+}
+
+double ConfigNode::number(Range range) const {
+  if (!value_.is_number()) fail(fmt::format("expected a number, found {}", kind_of(value_)));
+  const double number = value_.get<double>();
+  if (!std::isfinite(number) || number < range.min || number > range.max) {
+    fail(fmt::format("{} is out of range; expected {}", value_.dump(), describe(range)));
+  }
+  resolve(value_);
+  return number;
+}
+
+std::int64_t ConfigNode::integer(Range range) const {
+  const double value = number(range);
+  if (value != std::floor(value) || std::abs(value) > 9e15) {
+    fail(fmt::format("{} is not a whole number", value_.dump()));
+  }
+  return static_cast<std::int64_t>(value);
+}
+
+bool ConfigNode::flag() const {
+  if (!value_.is_boolean()) fail(fmt::format("expected true or false, found {}", kind_of(value_)));
+  resolve(value_);
+  return value_.get<bool>();
+}
+
+std::vector<ConfigNode> ConfigNode::list() const {
+  if (!value_.is_array()) fail(fmt::format("expected a list, found {}", kind_of(value_)));
+  resolve(value_);
+  std::vector<ConfigNode> elements;
+  for (std::size_t i = 0; i < value_.size(); ++i) elements.push_back(element(i));
+  return elements;
+}
+
+template <class Q>
+Q ConfigNode::quantity() const {
+  if (!value_.is_string()) {
+    fail(fmt::format("expected a number with its unit in quotes, found {}", value_.dump()));
+  }
+  resolve(value_);
+  try {
+    return parse_quantity<Q>(value_.get<std::string>());
+  } catch (const ConfigError& error) {
+    fail(error.what());
+  }
+}
+template Bytes ConfigNode::quantity<Bytes>() const;
+template BytesPerSecond ConfigNode::quantity<BytesPerSecond>() const;
+template FlopsPerSecond ConfigNode::quantity<FlopsPerSecond>() const;
+template PerSecond ConfigNode::quantity<PerSecond>() const;
+template Seconds ConfigNode::quantity<Seconds>() const;
+
+ConfigReader::ConfigReader(ConfigNode node) : node_(std::move(node)) {
+  if (!node_.json().is_object())
+    node_.fail(fmt::format("expected an object, found {}", kind_of(node_.json())));
+  if (node_.pointer().empty()) return;
+  // An empty object stays visible in the resolved config.
+  Json& place = (*node_.resolved_)[Json::json_pointer(node_.pointer())];
+  if (!place.is_object()) place = Json::object();
+}
+
+bool ConfigReader::has(std::string_view key) const { return node_.json().contains(key); }
+
+ConfigNode ConfigReader::child(std::string_view key) {
+  known_.emplace(key);
+  if (!has(key)) node_.fail(fmt::format("\"{}\" is missing", key));
+  return node_.child(key);
+}
+
+ConfigNode ConfigReader::fallback_node(std::string_view key, Json fallback) {
+  known_.emplace(key);
+  return has(key) ? node_.child(key)
+                  : node_.at(std::move(fallback), node_.pointer() + "/" + escape_pointer(key));
+}
+
+std::string ConfigReader::text_or(std::string_view key, std::string_view fallback) {
+  return fallback_node(key, std::string(fallback)).text();
+}
+double ConfigReader::number_or(std::string_view key, double fallback, Range range) {
+  return fallback_node(key, fallback).number(range);
+}
+std::int64_t ConfigReader::integer_or(std::string_view key, std::int64_t fallback, Range range) {
+  return fallback_node(key, fallback).integer(range);
+}
+bool ConfigReader::flag_or(std::string_view key, bool fallback) {
+  return fallback_node(key, fallback).flag();
+}
+
+std::size_t ConfigReader::choice(std::string_view key, std::span<const std::string_view> names) {
+  const ConfigNode node = child(key);
+  const std::string name = node.text();
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    node.fail(fmt::format("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names),
+                          join_names(names)));
+  }
+  return static_cast<std::size_t>(found - names.begin());
+}
+
+std::size_t ConfigReader::choice_or(std::string_view key, std::span<const std::string_view> names,
+                                    std::size_t fallback) {
+  if (has(key)) return choice(key, names);
+  fallback_node(key, std::string(names[fallback])).text();
+  return fallback;
+}
+
+std::vector<std::string> ConfigReader::all_keys() {
+  std::vector<std::string> keys;
+  for (const auto& item : node_.json().items()) keys.push_back(item.key());
+  known_.insert(keys.begin(), keys.end());
+  return keys;
+}
+
+void ConfigReader::finish() const {
+  const std::vector<std::string_view> known(known_.begin(), known_.end());
+  for (const auto& item : node_.json().items()) {
+    if (known_.contains(item.key())) continue;
+    node_.fail(fmt::format("unknown key \"{}\"; {}known: {}", item.key(),
+                           did_you_mean(item.key(), known), join_names(known)));
+  }
+}
+
+void apply_override(Json& config, std::string_view pointer_and_value) {
+  const auto equals = pointer_and_value.find('=');
+  const std::string pointer(pointer_and_value.substr(0, equals));
+  if (equals == std::string_view::npos || !pointer.starts_with('/')) {
+    throw ConfigError(fmt::format(
+        "--set {}: expected /pointer=value, e.g. /placement/replication=1.25", pointer_and_value));
+  }
+  const std::string value(pointer_and_value.substr(equals + 1));
+  Json parsed = Json::parse(value, nullptr, false);
+  if (parsed.is_discarded()) parsed = value;
+  try {
+    const Json::json_pointer place(pointer);
+    const Json& parent = std::as_const(config).at(place.parent_pointer());
+    if (!parent.is_object() && !parent.is_array()) {
+      throw ConfigError(fmt::format("--set {}: {} is {}, not an object", pointer,
+                                    place.parent_pointer().to_string(), kind_of(parent)));
+    }
+    config[place] = std::move(parsed);
+  } catch (const Json::exception&) {
+    throw ConfigError(fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer,
+                                  Json::json_pointer(pointer).parent_pointer().to_string()));
+  }
+}
+
+}  // namespace moesim

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "hardware/units.hpp"
+
+namespace moesim {
+
+/// Keys sorted, so that equal configs print equal bytes.
+using Json = nlohmann::json;
+/// Keys in the order they were written: for what people read.
+using OrderedJson = nlohmann::ordered_json;
+
+/// The user's input is wrong. what() is one line: where, what is wrong, what would be right.
+class ConfigError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The candidate closest to `name` by edits, or an empty view when none is close enough to be a
+/// typo.
+std::string_view nearest_name(std::string_view name, std::span<const std::string_view> candidates);
+
+/// "a, b, c"
+std::string join_names(std::span<const std::string_view> names);
+
+/// What a number may be. Bounds are inclusive.
+struct Range {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+};
+inline constexpr Range positive_count{1, 9e15};
+inline constexpr Range non_negative{0, std::numeric_limits<double>::infinity()};
+
+/// Parses a number with its unit: "3.35 TB/s", "989.5 TFLOP/s", "16 us", "12 /s", "40 GiB", "400
+/// Gb/s" (bits). SI prefixes are powers of ten, Ki Mi Gi Ti powers of two. Throws ConfigError
+/// (without a place) on anything else.
+template <class Q>
+Q parse_quantity(std::string_view text);
+template <>
+Bytes parse_quantity<Bytes>(std::string_view);
+template <>
+BytesPerSecond parse_quantity<BytesPerSecond>(std::string_view);
+template <>
+FlopsPerSecond parse_quantity<FlopsPerSecond>(std::string_view);
+template <>
+PerSecond parse_quantity<PerSecond>(std::string_view);
+template <>
+Seconds parse_quantity<Seconds>(std::string_view);
+
+/// A JSON value and where it stands: the file that holds it and the pointer to it.
+class ConfigNode {
+ public:
+  ConfigNode(Json value, std::filesystem::path file, std::string pointer = "");
+
+  /// Reads and parses a file. Throws ConfigError if it is missing, not a regular file or not JSON.
+  static ConfigNode from_file(const std::filesystem::path& file);
+
+  const Json& json() const { return value_; }
+  const std::filesystem::path& file() const { return file_; }
+  const std::string& pointer() const { return pointer_; }
+
+  /// Everything read from this tree so far, defaults included: the resolved config.
+  const Json& resolved() const { return *resolved_; }
+
+  /// Throws ConfigError "file:/pointer: message".
+  [[noreturn]] void fail(std::string_view message) const;
+  /// A path written in this file: relative to the file's folder.
+  std::filesystem::path relative(std::string_view path) const;
+
+  ConfigNode child(std::string_view key) const;  // a member of an object that has it
+  ConfigNode element(std::size_t index) const;   // an element of an array that has it
+
+  std::string text() const;
+  double number(Range range = {}) const;
+  std::int64_t integer(Range range = {}) const;
+  bool flag() const;
+  std::vector<ConfigNode> list() const;
+  /// A policy may be written as a bare string: "metro" reads as {"type": "metro"}.
+  ConfigNode as_policy() const;
+  template <class Q>
+  Q quantity() const;
+
+ private:
+  friend class ConfigReader;
+  void resolve(Json value) const;
+  ConfigNode at(Json value, std::string pointer) const;
+
+  Json value_;
+  std::filesystem::path file_;
+  std::string pointer_;
+  std::shared_ptr<Json> resolved_;
+};
+
+/// Reads one JSON object key by key and knows which keys nobody asked for. Every getter throws
+/// ConfigError if the key is missing, of another type or out of range; the `_or` forms answer the
+/// fallback when the key is missing.
+class ConfigReader {
+ public:
+  explicit ConfigReader(ConfigNode node);
+
+  const ConfigNode& node() const { return node_; }
+  bool has(std::string_view key) const;
+  /// The value under a key, marked as read, for the caller to take apart.
+  ConfigNode child(std::string_view key);
+
+  std::string text(std::string_view key) { return child(key).text(); }
+  double number(std::string_view key, Range range = {}) { return child(key).number(range); }
+  std::int64_t integer(std::string_view key, Range range = {}) { return child(key).integer(range); }
+  bool flag(std::string_view key) { return child(key).flag(); }
+  std::filesystem::path path(std::string_view key) { return node_.relative(text(key)); }
+  template <class Q>
+  Q quantity(std::string_view key) {
+    return child(key).template quantity<Q>();
+  }
+
+  std::string text_or(std::string_view key, std::string_view fallback);
+  double number_or(std::string_view key, double fallback, Range range = {});
+  std::int64_t integer_or(std::string_view key, std::int64_t fallback, Range range = {});
+  bool flag_or(std::string_view key, bool fallback);
+  /// The fallback is written as in a config file ("16 us"), so that the resolved config can be read
+  /// again.
+  template <class Q>
+  Q quantity_or(std::string_view key, std::string_view fallback) {
+    return ConfigReader::fallback_node(key, std::string(fallback)).template quantity<Q>();
+  }
+  /// One of `names`, by index. Anything else is an error that lists them.
+  std::size_t choice(std::string_view key, std::span<const std::string_view> names);
+  std::size_t choice_or(std::string_view key, std::span<const std::string_view> names,
+                        std::size_t fallback);
+
+  /// Marks every remaining key as read (free-form objects such as tables keyed by name).
+  std::vector<std::string> all_keys();
+  /// Throws ConfigError if a key was never read, naming the nearest key that was.
+  void finish() const;
+
+ private:
+  ConfigNode fallback_node(std::string_view key, Json fallback);
+
+  ConfigNode node_;
+  std::set<std::string, std::less<>> known_;
+};
+
+/// Reads an object with `read(reader)` and refuses unread keys, so that strictness cannot be
+/// forgotten.
+template <class Read>
+auto read_object(const ConfigNode& node, Read&& read) {
+  ConfigReader reader(node);
+  if constexpr (std::is_void_v<decltype(read(reader))>) {
+    read(reader);
+    reader.finish();
+  } else {
+    auto result = read(reader);
+    reader.finish();
+    return result;
+  }
+}
+
+/// Applies "/pointer=value" to a config: value is JSON, or a string where it is not. The parent
+/// must exist. Throws ConfigError if the text has no '=' or the pointer leads nowhere.
+void apply_override(Json& config, std::string_view pointer_and_value);
+
+}  // namespace moesim

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "hardware/config.hpp"
+#include "hardware/units.hpp"
+
+namespace moesim {
+
+/// How numbers are stored. fp8 has one scale per tensor, fp8_block one per 128x128 block; the
+/// four-bit formats count their block scales.
+enum class Precision { bf16, fp8, fp8_block, mxfp4, nvfp4, int4 };
+inline constexpr std::array<std::string_view, 6> precision_names{"bf16",  "fp8",   "fp8_block",
+                                                                 "mxfp4", "nvfp4", "int4"};
+/// Stored bytes of one element, scales included: 2, 1, 1 + 4/16384, 0.53125, 0.5625, 0.515625.
+double bytes_per_element(Precision);
+
+/// Kernels that share their constants.
+enum class KernelFamily {
+  grouped_gemm,
+  gemm,
+  attention_decode,
+  attention_prefill,
+  mla_decode,
+  memory
+};
+inline constexpr std::array<std::string_view, 6> kernel_family_names{
+    "grouped_gemm", "gemm", "attention_decode", "attention_prefill", "mla_decode", "memory"};
+
+/// The few constants of a kernel family on one GPU: time = launch +
+/// max(bytes/(bandwidth_share*HBM), flops/(peak_share*peak), ...).
+struct KernelConstants {
+  Seconds launch;          ///< t0: launch and drain of the kernels of this operation
+  double bandwidth_share;  ///< f, of the data-sheet HBM bandwidth, in (0, 1]
+  double peak_share;       ///< g, of the dense data-sheet peak, in (0, 1]
+  int tile_m = 1;          ///< rows to which a GEMM pads its tokens
+  int tile_n = 1;          ///< columns of one output tile
+  std::string source;      ///< where the numbers come from
+};
+
+/// One GPU as its data sheet and measurements describe it. Facts have no defaults.
+struct GpuSpec {
+  std::string name;
+  std::string source;
+  int sms = 0;
+  Bytes hbm_capacity;
+  BytesPerSecond hbm_bandwidth;
+  Bytes l2_capacity;
+  BytesPerSecond l2_bandwidth;
+  Bytes smem_per_sm;
+  BytesPerSecond smem_bandwidth;      ///< all SMs together
+  BytesPerSecond scale_up_bandwidth;  ///< NVLink, one direction, one GPU
+  BytesPerSecond host_bandwidth;      ///< PCIe or C2C, one direction
+  std::map<Precision, FlopsPerSecond>
+      dense_peak;  ///< by the precision of the multiplication: bf16, fp8, nvfp4
+  std::map<KernelFamily, KernelConstants> kernels;
+
+  /// The peak at which weights and activations of these precisions multiply: narrow weights without
+  /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
+  /// precision.
+  FlopsPerSecond peak(Precision weights, Precision activations) const;
+  const KernelConstants& kernel(KernelFamily) const;
+};
+
+/// Throws ConfigError if a fact is missing or impossible.
+GpuSpec read_gpu(const ConfigNode&);
+
+}  // namespace moesim

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The table of what can be chosen at one extension point: a row is a name, one line of prose and a
+/// constructor. Made explicitly by one function per extension point (`token_routers()`); there are
+/// no hidden registrations.
+template <class Interface, class... Context>
+class Registry {
+ public:
+  struct Entry {
+    std::string_view name;
+    std::string_view summary;
+    /// Reads the options of this policy; the "type" key has been read. Unread keys are refused
+    /// afterwards.
+    std::unique_ptr<Interface> (*make)(ConfigReader& options, Context... context);
+  };
+
+  Registry(std::string_view kind, std::vector<Entry> entries)
+      : kind_(kind), entries_(std::move(entries)) {}
+
+  std::string_view kind() const { return kind_; }
+  std::span<const Entry> entries() const { return entries_; }
+
+  /// Constructs what `node` names: "metro" or {"type": "metro", ...options}. Throws ConfigError if
+  /// there is no such name, an option is unknown, or the constructor refuses.
+  std::unique_ptr<Interface> make(const ConfigNode& node, Context... context) const {
+    return read_object(node.as_policy(), [&](ConfigReader& reader) {
+      std::vector<std::string_view> names;
+      for (const Entry& entry : entries_) names.push_back(entry.name);
+      return entries_[reader.choice("type", names)].make(reader, context...);
+    });
+  }
+
+ private:
+  std::string_view kind_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "hardware/gpu.hpp"
+
+namespace moesim {
+
+/// What can bound an operation.
+enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch };
+inline constexpr std::array<std::string_view, 8> resource_names{
+    "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch"};
+
+/// What an operation asks of one GPU.
+struct Work {
+  Flops flops{};
+  Bytes hbm{};
+  Bytes l2{};
+  Bytes smem{};
+};
+
+/// How long an operation takes and why. `time` includes the launch floor; `bound` is the resource
+/// that set it (launch when the floor is more than half of it).
+struct Cost {
+  Seconds time{};
+  Resource bound = Resource::launch;
+  Work work{};
+};
+
+/// time = t0 + max(hbm/(f BW), flops/(g peak), l2/BW_l2, smem/BW_smem). No work at all costs
+/// nothing.
+Cost roofline(const Work&, FlopsPerSecond peak, KernelFamily, const GpuSpec&);
+
+/// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
+struct GroupedGemm {
+  std::span<const std::int32_t> tokens_per_slot;  ///< slots without tokens read no weights
+  double hidden = 0;                              ///< d
+  double width = 0;  ///< m, this GPU's slice of the expert's intermediate width
+  Precision weights = Precision::bf16;
+  Precision activations = Precision::bf16;
+};
+
+/// bytes_hbm = sum over ACTIVE slots of W, plus activations; flops = sum 2*3*d*m*pad(n_e, tile_M);
+/// L2 and shared memory traffic from the tiling, wave quantisation over the SMs (reference:
+/// measured law t0 + n_active*W/(f*BW)). No tokens cost nothing.
+Cost grouped_gemm(const GroupedGemm&, const GpuSpec&);
+
+/// One dense GEMM [m, k] x [k, n].
+Cost gemm(double m, double n, double k, Precision weights, Precision activations, const GpuSpec&);
+
+/// An operation that only moves memory: norms, permutes, top-k, quantisation.
+Cost memory_op(Bytes moved, const GpuSpec&);
+
+}  // namespace moesim

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "hardware/roofline.hpp"
+#include "models/moe_model.hpp"
+
+namespace moesim {
+
+/// The stored and multiplied precisions of one deployment.
+struct PrecisionPlan {
+  Precision experts = Precision::bf16;
+  Precision attention = Precision::bf16;  ///< every weight outside the routed experts
+  Precision kv_cache = Precision::bf16;
+  Precision activations = Precision::bf16;
+};
+PrecisionPlan read_precision(const ConfigNode&);
+
+/// How a model is spread over a group of GPUs: attention dp x tp; experts ep x moe_tp with ep *
+/// moe_tp = dp * tp.
+struct ParallelPlan {
+  int dp = 1, tp = 1, ep = 1, pp = 1;
+  int gpus() const { return dp * tp; }
+  int moe_tp() const { return dp * tp / ep; }
+};
+/// Throws ConfigError unless dp*tp is a multiple of ep and tp divides the model's query heads.
+ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
+
+/// One sequence in a step: how many tokens it computes and how many stand before them in the KV
+/// cache.
+struct SequenceWork {
+  std::int32_t new_tokens;
+  std::int32_t context_tokens;
+};
+
+/// What attention must do on one rank, for layers of one kind: sums over its sequences.
+struct AttentionWork {
+  double decode_sequences = 0;
+  double decode_kv_tokens =
+      0;                      ///< keys read by sequences with one new token (the new one included)
+  double prefill_tokens = 0;  ///< queries of sequences with more than one new token
+  double prefill_kv_tokens = 0;  ///< keys read by them, once per sequence
+  double prefill_pairs = 0;      ///< causal query-key pairs
+  double sequences = 0;
+};
+/// `layer.window` limits what each query sees.
+AttentionWork attention_work(std::span<const SequenceWork>, const LayerSpec& layer);
+
+/// The parts of a step, as the report's breakdown names them.
+enum class Part {
+  attention,
+  gate,
+  token_routing,
+  permute,
+  dispatch,
+  experts,
+  shared_experts,
+  combine,
+  dense_ffn,
+  other
+};
+inline constexpr std::array<std::string_view, 10> part_names{
+    "attention", "gate",           "token_routing", "permute",   "dispatch",
+    "experts",   "shared_experts", "combine",       "dense_ffn", "other"};
+
+/// One operation of one GPU in one layer (or once per step), as `explain` shows it.
+struct Operation {
+  std::string_view name;  ///< a literal: "qkv_proj", "attention_decode", ...
+  Part part;
+  Cost cost;
+};
+
+/// Attention block of one layer on one GPU of a rank with `tokens` new tokens: norms, projections
+/// (TP-sliced), attention itself, output projection. The TP all-reduce is the caller's (it needs
+/// the fabric).
+void attention_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
+                          const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
+
+/// The dense FFN of one layer on one GPU, width sliced by tp. (dense layers; shared experts with
+/// `width`)
+void dense_ffn_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
+                          double width, Part part, const GpuSpec&, std::vector<Operation>& out);
+
+/// Gate GEMM and top-k for `tokens` tokens on one GPU.
+void gate_operations(const MoeModel&, const PrecisionPlan&, double tokens, const GpuSpec&,
+                     std::vector<Operation>& out);
+
+/// Packing `copies` token rows before dispatch, or unpacking and the weighted sum after combine.
+void permute_operations(const MoeModel&, const PrecisionPlan&, double copies, std::string_view name,
+                        const GpuSpec&, std::vector<Operation>& out);
+
+/// Embedding, final norm, LM head and sampling, once per step: `tokens` embedded, `sampled` given
+/// logits.
+void head_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
+                     double sampled, const GpuSpec&, std::vector<Operation>& out);
+
+}  // namespace moesim

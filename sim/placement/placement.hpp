@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "hardware/registry.hpp"
+
+namespace moesim {
+
+/// One MoE layer of a placement, compiled into flat arrays. A slot holds the weights of one
+/// physical expert: it is the unit of weight memory and of activation. Slots are numbered
+/// rank-major: GPU g holds first_slot(g)..first_slot(g+1)-1.
+class LayerPlacement {
+ public:
+  /// `experts_on_gpu[g]` lists the experts in GPU g's slots, in order. Throws std::invalid_argument
+  /// if an expert of [0, experts) has no slot or an id is out of range.
+  LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu);
+
+  int experts() const { return static_cast<int>(slots_begin_.size()) - 1; }
+  int gpus() const { return static_cast<int>(first_slot_.size()) - 1; }
+  int slots() const { return static_cast<int>(expert_of_slot_.size()); }
+
+  int first_slot(int gpu) const { return first_slot_[static_cast<std::size_t>(gpu)]; }
+  int expert_of_slot(int slot) const { return expert_of_slot_[static_cast<std::size_t>(slot)]; }
+  int gpu_of_slot(int slot) const { return gpu_of_slot_[static_cast<std::size_t>(slot)]; }
+  /// Slots of an expert, ascending. Two of them may stand on one GPU.
+  std::span<const std::int32_t> slots_of(int expert) const {
+    return range(slots_begin_, slots_, expert);
+  }
+  /// The first slot of an expert on each DISTINCT GPU that hosts it, ascending by GPU: rep(i) of
+  /// the papers.
+  std::span<const std::int32_t> hosts_of(int expert) const {
+    return range(hosts_begin_, hosts_, expert);
+  }
+
+  bool operator==(const LayerPlacement&) const = default;
+
+ private:
+  static std::span<const std::int32_t> range(const std::vector<std::int32_t>& begin,
+                                             const std::vector<std::int32_t>& values, int i) {
+    const auto first = static_cast<std::size_t>(begin[static_cast<std::size_t>(i)]);
+    const auto last = static_cast<std::size_t>(begin[static_cast<std::size_t>(i) + 1]);
+    return std::span(values).subspan(first, last - first);
+  }
+
+  std::vector<std::int32_t> first_slot_;                    // [gpus + 1]
+  std::vector<std::int32_t> expert_of_slot_, gpu_of_slot_;  // [slots]
+  std::vector<std::int32_t> slots_begin_, slots_;           // CSR by expert
+  std::vector<std::int32_t> hosts_begin_, hosts_;           // CSR by expert
+};
+
+/// Which expert every slot of every MoE layer holds.
+using ExpertPlacement = std::vector<LayerPlacement>;
+
+/// Observed tokens per expert, one layer: [experts].
+using ExpertLoad = std::vector<double>;
+
+/// What a placement is made for.
+struct PlacementProblem {
+  int experts = 0;
+  int gpus = 0;
+  int slots_per_gpu = 0;  ///< gpus * slots_per_gpu >= experts
+  int nodes = 1;
+  int groups = 1;  ///< expert groups of group-limited gating
+};
+
+/// Slots per GPU for a replication ratio: ceil(ratio * experts / gpus). policies.md 1.1
+int slots_for_replication(int experts, int gpus, double ratio);
+
+/// Decides which experts stand in which slots.
+class Placer {
+ public:
+  virtual ~Placer() = default;
+  /// One layer's slots, from the load that was seen on it (zeros when nothing was). Every expert
+  /// gets a slot, every GPU exactly slots_per_gpu. Ties: lowest id. `layer` seeds what is random.
+  /// Pure.
+  virtual LayerPlacement place(const PlacementProblem&, std::span<const double> load,
+                               int layer) const = 0;
+};
+
+/// The table: linear, round_robin, eplb.
+const Registry<Placer>& placers();
+
+/// All layers. load: [layers][experts].
+ExpertPlacement place_all(const Placer&, const PlacementProblem&, std::span<const ExpertLoad> load);
+
+}  // namespace moesim

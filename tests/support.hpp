@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// Catch2 3, or 2 as Debian 12 packages it.
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif
+
+#include <filesystem>
+#include <string>
+
+#include "hardware/config.hpp"
+
+namespace moesim::test {
+
+using Catch::Matchers::WithinAbs;
+using Catch::Matchers::WithinRel;
+
+/// The root of the source tree.
+inline std::filesystem::path source_dir() { return MOESIM_SOURCE_DIR; }
+
+/// Data that stands beside the project and is never copied into it. Tests that need it skip visibly
+/// without it:
+///   if (!has_shared()) { WARN("skipped: ../shared is absent"); return; }
+inline std::filesystem::path shared_dir() { return source_dir() / ".." / "shared"; }
+inline bool has_shared() { return std::filesystem::exists(shared_dir() / "data"); }
+
+/// A config written in a test.
+inline ConfigNode config(const std::string& text) {
+  return ConfigNode(Json::parse(text), source_dir() / "tests" / "inline.json");
+}
+
+/// The message of the ConfigError that fn throws, or "" when it throws none.
+template <class Fn>
+std::string config_error(Fn&& fn) {
+  try {
+    fn();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace moesim::test

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "hardware/registry.hpp"
+#include "models/moe_model.hpp"
+#include "traces/routing_trace.hpp"
+
+namespace moesim {
+
+/// Where expert choices come from. Every gating is a routing trace that is replayed: a recorded
+/// one, or one that a seeded generator makes; so there is one way to route tokens, and any
+/// generated trace can be written to a file.
+class Gating {
+ public:
+  virtual ~Gating() = default;
+  /// The trace to replay for `model`. Same seed, same rows. Throws ConfigError if a recorded trace
+  /// is of another model (experts, k or MoE layers differ) and "adapt" was not asked for.
+  virtual RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const = 0;
+};
+
+/// The table: uniform, popularity, topical, recorded.
+const Registry<Gating>& gatings();
+
+}  // namespace moesim

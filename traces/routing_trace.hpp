@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace moesim {
+
+/// One recorded request: its rows stand together in the trace, prompt rows first.
+struct TraceRequest {
+  std::int64_t row_start = 0;
+  std::int64_t num_tokens = 0;   ///< rows
+  std::int64_t prompt_rows = 0;  ///< how many of them belong to the prompt; the rest is decode
+  int workload = 0;              ///< index into workloads()
+  bool has_repetition = false;   ///< a degenerate loop
+  std::int64_t decode_rows() const { return num_tokens - prompt_rows; }
+};
+
+/// What a trace says about itself.
+struct TraceMeta {
+  std::string model;
+  std::string source, license, engine;
+  int num_experts = 0;
+  int experts_per_token = 0;
+  std::vector<int> layer_ids;       ///< model layer of each recorded MoE layer
+  std::vector<std::string> phases;  ///< "prefill", "decode": what was recorded
+  bool synthetic = false;           ///< made by our generator
+};
+
+/// Which experts every token picked in every MoE layer: ids [tokens, layers, k], requests, and what
+/// is known about them. Recorded (memory-mapped from a directory: topk_ids.npy, requests.jsonl,
+/// meta.json) or generated in memory. Ids are logical, distinct within a row and in [0,
+/// num_experts). Cheap to copy: the rows are shared.
+class RoutingTrace {
+ public:
+  template <class Id>
+  using Ids = std::span<const Id>;  ///< flat [tokens, layers, k]
+
+  /// Opens a trace directory. Checks shape, dtype, order and requests at once, ids of the first and
+  /// last rows; the rest when check_ids() asks. Throws ConfigError naming the file and what would
+  /// be right.
+  static RoutingTrace open(const std::filesystem::path& directory);
+
+  /// A trace made in memory. `ids` is flat [tokens, layers, k].
+  RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
+               std::vector<TraceRequest> requests, std::vector<std::uint16_t> ids);
+
+  const TraceMeta& meta() const { return meta_; }
+  std::int64_t tokens() const { return tokens_; }
+  int layers() const { return static_cast<int>(meta_.layer_ids.size()); }
+  int experts_per_token() const { return meta_.experts_per_token; }
+  int num_experts() const { return meta_.num_experts; }
+  /// Ids in one row: layers * k.
+  std::int64_t row_ids() const { return std::int64_t{layers()} * experts_per_token(); }
+  std::span<const TraceRequest> requests() const { return requests_; }
+  std::span<const std::string> workloads() const { return workloads_; }
+  bool recorded(std::string_view phase) const;
+
+  /// Calls fn(Ids<uint8_t>) , fn(Ids<uint16_t>) or fn(Ids<int32_t>): loops over rows are written
+  /// once, typed.
+  template <class Fn>
+  decltype(auto) visit(Fn&& fn) const {
+    return std::visit(std::forward<Fn>(fn), ids_);
+  }
+
+  /// Tokens per expert [layers, num_experts], over the given requests (all when empty). Reads every
+  /// row.
+  std::vector<std::int64_t> expert_counts(std::span<const std::size_t> of_requests = {}) const;
+  /// Reads every row. Throws ConfigError naming the first row whose ids are out of range.
+  void check_ids() const;
+
+ private:
+  RoutingTrace() = default;
+
+  TraceMeta meta_;
+  std::vector<std::string> workloads_;
+  std::vector<TraceRequest> requests_;
+  std::int64_t tokens_ = 0;
+  std::variant<Ids<std::uint8_t>, Ids<std::uint16_t>, Ids<std::int32_t>> ids_;
+  std::shared_ptr<const void> storage_;  ///< the mapping, or the vector
+};
+
+/// Writes the directory form. The files appear whole or not at all.
+void write_trace(const RoutingTrace&, const std::filesystem::path& directory);
+
+}  // namespace moesim
