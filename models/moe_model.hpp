@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hardware/config.hpp"
@@ -17,6 +19,7 @@ struct AttentionSpec {
   int kv_lora = 0;                          ///< MLA: rank of the cached latent
   int qk_nope = 0, qk_rope = 0, v_dim = 0;  ///< MLA, per head
   bool is_mla() const { return kv_lora > 0; }
+  bool operator==(const AttentionSpec&) const = default;
 };
 
 /// One transformer layer.
@@ -26,6 +29,11 @@ struct LayerSpec {
   bool moe = true;
   bool operator==(const LayerSpec&) const = default;
 };
+
+/// What the authors of a model count as active beside its layers.
+enum class ActiveCounts { lm_head, embeddings_and_lm_head, layers_only };
+inline constexpr std::array<std::string_view, 3> active_counts_names{
+    "lm_head", "embeddings_and_lm_head", "layers_only"};
 
 /// What a forward pass of a Mixture-of-Experts (or dense) transformer is made of.
 struct MoeModel {
@@ -48,21 +56,37 @@ struct MoeModel {
   std::vector<LayerSpec> layers;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
   double published_active = 0;
+  ActiveCounts published_counts = ActiveCounts::lm_head;  ///< the rule behind published_active
 
   int moe_layers() const;
+  bool operator==(const MoeModel&) const = default;
 };
 
-/// Reads a zoo file or an unmodified HuggingFace config.json ("model_type" / "architectures"
-/// present). Throws ConfigError if a fact is missing or the architecture is not known.
+/// Reads a zoo file (models/README.md) or an unmodified HuggingFace config.json ("model_type" or
+/// "architectures" present; the keys it does not need are ignored). Throws ConfigError if a fact is
+/// missing, contradicts another, or the architecture is not known.
 MoeModel read_model(const ConfigNode&);
 
+/// Numbers that one token caches in one layer on one of `tp` GPUs: keys and values of a slice of
+/// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU.
+double kv_elements(const AttentionSpec&, int tp);
+/// Parameters of one layer's attention on one of `tp` GPUs; MLA's down projections are replicated.
+double attention_parameters(const AttentionSpec&, int hidden, int tp = 1);
+/// Parameters of a gated FFN: gate, up and down projections.
+double ffn_parameters(int hidden, double width);
+/// Parameters of the two norms of a layer.
+double norm_parameters(int hidden);
+
 /// Parameters; the counting rule: embeddings, LM head, norms, attention, gates, experts; no MTP
-/// modules.
+/// modules, no vision encoder, no biases, sinks or per-head norms (0.05 % of gpt-oss, less
+/// elsewhere).
 struct ParameterCount {
   double total = 0;
   double active =
       0;  ///< used for one token: k experts per MoE layer; embeddings are looked up, not counted
 };
 ParameterCount count_parameters(const MoeModel&);
+/// The active parameters by the rule of the model's authors, to compare with published_active.
+double active_as_published(const MoeModel&);
 
 }  // namespace moesim

@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/moe_model.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+constexpr Range whole{0, 1e9};
+constexpr Range at_least_one{1, 1e9};
+
+int count(ConfigReader& r, std::string_view key) {
+  return static_cast<int>(r.integer(key, at_least_one));
+}
+int count_or(ConfigReader& r, std::string_view key, int fallback, Range range) {
+  return static_cast<int>(r.integer_or(key, fallback, range));
+}
+
+// ---- the zoo's format ----
+
+AttentionSpec read_attention(ConfigReader& r) {
+  AttentionSpec a;
+  a.query_heads = count(r, "query_heads");
+  if (r.has("kv_lora")) {
+    a.q_lora = static_cast<int>(r.integer("q_lora", whole));
+    a.kv_lora = count(r, "kv_lora");
+    a.qk_nope = count(r, "qk_nope");
+    a.qk_rope = count(r, "qk_rope");
+    a.v_dim = count(r, "v_dim");
+  } else {
+    a.kv_heads = count(r, "kv_heads");
+    a.head_dim = count(r, "head_dim");
+  }
+  return a;
+}
+
+void read_experts(ConfigReader& r, MoeModel& m) {
+  m.experts = count(r, "count");
+  m.experts_per_token = count(r, "per_token");
+  m.expert_width = count(r, "width");
+  m.shared_width = count_or(r, "shared_width", 0, whole);
+  m.expert_groups = count_or(r, "groups", 1, at_least_one);
+  m.groups_per_token = count_or(r, "groups_per_token", 1, at_least_one);
+}
+
+LayerSpec read_layer(ConfigReader& r) {
+  static constexpr std::array<std::string_view, 2> ffns{"dense", "moe"};
+  LayerSpec layer;
+  layer.moe = r.choice("ffn", ffns) == 1;
+  if (r.has("chunk")) {
+    layer.chunked = true;
+    layer.window = count(r, "chunk");
+  } else if (r.has("window")) {
+    layer.window = count(r, "window");
+  }
+  return layer;
+}
+
+// A block is a pattern of layers that repeats: {"repeat": 12, "pattern": [{...}, {...}]}.
+void append_block(ConfigReader& r, std::vector<LayerSpec>& layers) {
+  const auto repeat = r.integer("repeat", {1, 10'000});
+  std::vector<LayerSpec> pattern;
+  for (const ConfigNode& layer : r.child("pattern").list())
+    pattern.push_back(read_object(layer, read_layer));
+  for (std::int64_t i = 0; i < repeat; ++i)
+    layers.insert(layers.end(), pattern.begin(), pattern.end());
+}
+
+void read_published(ConfigReader& r, MoeModel& m) {
+  m.published_total = r.number("total", positive_count);
+  m.published_active = r.number("active", positive_count);
+  m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts", active_counts_names));
+}
+
+MoeModel read_zoo_model(ConfigReader& r) {
+  MoeModel m;
+  m.name = r.text("name");
+  m.source = r.text("source");
+  m.hidden = count(r, "hidden");
+  m.vocabulary = count(r, "vocabulary");
+  m.tied_embeddings = r.flag("tied_embeddings");
+  m.attention = read_object(r.child("attention"), read_attention);
+  if (r.has("experts"))
+    read_object(r.child("experts"), [&](ConfigReader& e) { read_experts(e, m); });
+  m.dense_width = count_or(r, "dense_width", 0, whole);
+  m.dense_residual = r.flag_or("dense_residual", false);
+  for (const ConfigNode& block : r.child("layers").list())
+    read_object(block, [&](ConfigReader& b) { append_block(b, m.layers); });
+  if (r.has("published"))
+    read_object(r.child("published"), [&](ConfigReader& p) { read_published(p, m); });
+  return m;
+}
+
+// ---- HuggingFace's config.json, as the classes in transformers read it ----
+
+bool present(const ConfigReader& r, std::string_view key) {
+  return r.has(key) && !r.node().json().at(std::string(key)).is_null();
+}
+// A key that must be there but may be null, which means none.
+int nullable(ConfigReader& r, std::string_view key) {
+  const ConfigNode value = r.child(key);
+  return value.json().is_null() ? 0 : static_cast<int>(value.integer(whole));
+}
+// A key that transformers gives a default.
+int optional(ConfigReader& r, std::string_view key, int fallback) {
+  return present(r, key) ? static_cast<int>(r.integer(key, whole)) : fallback;
+}
+
+AttentionSpec hf_gqa(ConfigReader& r, int hidden) {
+  AttentionSpec a;
+  a.query_heads = count(r, "num_attention_heads");
+  a.kv_heads = count(r, "num_key_value_heads");
+  a.head_dim = optional(r, "head_dim", hidden / a.query_heads);
+  return a;
+}
+
+AttentionSpec hf_mla(ConfigReader& r) {
+  AttentionSpec a;
+  a.query_heads = count(r, "num_attention_heads");
+  a.q_lora = nullable(r, "q_lora_rank");
+  a.kv_lora = count(r, "kv_lora_rank");
+  a.qk_nope = count(r, "qk_nope_head_dim");
+  a.qk_rope = count(r, "qk_rope_head_dim");
+  a.v_dim = count(r, "v_head_dim");
+  return a;
+}
+
+void hf_experts(ConfigReader& r, MoeModel& m, std::string_view experts, std::string_view width) {
+  m.experts = count(r, experts);
+  m.experts_per_token = count(r, "num_experts_per_tok");
+  m.expert_width = count(r, width);
+}
+
+template <class Rule>
+void for_layers(MoeModel& m, Rule&& rule) {
+  for (std::size_t i = 0; i < m.layers.size(); ++i) rule(static_cast<int>(i), m.layers[i]);
+}
+
+// Mistral: one window for every layer, or none.
+void uniform_window(ConfigReader& r, MoeModel& m) {
+  const int window = optional(r, "sliding_window", 0);
+  for_layers(m, [&](int, LayerSpec& layer) { layer.window = window; });
+}
+
+// Qwen: a window only where it is switched on, and only from max_window_layers upwards.
+void qwen_window(ConfigReader& r, MoeModel& m) {
+  if (!present(r, "use_sliding_window") || !r.flag("use_sliding_window")) return;
+  const int window = nullable(r, "sliding_window");
+  const int first = nullable(r, "max_window_layers");
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.window = i >= first ? window : 0; });
+}
+
+void read_dense(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.dense_width = count(r, "intermediate_size");
+  for_layers(m, [](int, LayerSpec& layer) { layer.moe = false; });
+}
+void read_llama(ConfigReader& r, MoeModel& m) { read_dense(r, m); }
+void read_mistral(ConfigReader& r, MoeModel& m) {
+  read_dense(r, m);
+  uniform_window(r, m);
+}
+void read_qwen_dense(ConfigReader& r, MoeModel& m) {
+  read_dense(r, m);
+  qwen_window(r, m);
+}
+
+void read_qwen_moe(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_experts", "moe_intermediate_size");
+  m.shared_width = optional(r, "shared_expert_intermediate_size", 0);
+  m.dense_width = optional(r, "intermediate_size", 0);
+  const int step = std::max(1, optional(r, "decoder_sparse_step", 1));
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = (i + 1) % step == 0; });
+  if (present(r, "mlp_only_layers")) {
+    const double last = static_cast<double>(m.layers.size()) - 1;
+    for (const ConfigNode& layer : r.child("mlp_only_layers").list())
+      m.layers[static_cast<std::size_t>(layer.integer({0, last}))].moe = false;
+  }
+  qwen_window(r, m);
+}
+
+// DeepSeek's way to write experts, shared by Kimi and GLM.
+void deepseek_experts(ConfigReader& r, MoeModel& m) {
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.shared_width = nullable(r, "n_shared_experts") * m.expert_width;
+  m.dense_width = count(r, "intermediate_size");
+  m.expert_groups = std::max(1, nullable(r, "n_group"));
+  m.groups_per_token = std::max(1, nullable(r, "topk_group"));
+  const int dense = static_cast<int>(r.integer("first_k_dense_replace", whole));
+  const int step = std::max(1, optional(r, "moe_layer_freq", 1));
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = i >= dense && i % step == 0; });
+}
+void read_deepseek(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_mla(r);
+  deepseek_experts(r, m);
+}
+void read_glm(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  deepseek_experts(r, m);
+}
+
+void read_mixtral(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  uniform_window(r, m);
+}
+
+void read_gpt_oss(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  const int window = count(r, "sliding_window");
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.window = i % 2 == 0 ? window : 0; });
+}
+
+void read_minimax(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+}
+
+void read_olmoe(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_experts", "intermediate_size");
+}
+
+// Layers with positions (RoPE) see only their own aligned chunk, layers without see everything.
+void llama4_chunks(ConfigReader& r, MoeModel& m) {
+  const int chunk = nullable(r, "attention_chunk_size");
+  if (chunk == 0) return;
+  const int interval = std::max(1, optional(r, "no_rope_layer_interval", 4));
+  std::vector<ConfigNode> rope;
+  if (present(r, "no_rope_layers")) rope = r.child("no_rope_layers").list();
+  if (!rope.empty() && rope.size() != m.layers.size())
+    r.child("no_rope_layers")
+        .fail(fmt::format("expected one entry per layer ({}), found {}", m.layers.size(),
+                          rope.size()));
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    const bool local = rope.empty() ? (i + 1) % interval != 0
+                                    : rope[static_cast<std::size_t>(i)].integer({0, 1}) == 1;
+    if (local) layer = {.window = chunk, .chunked = true, .moe = layer.moe};
+  });
+}
+
+void read_llama4(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  m.shared_width = m.expert_width;
+  m.dense_width = optional(r, "intermediate_size_mlp", 0);
+  const int step = std::max(1, optional(r, "interleave_moe_layer_step", 1));
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = (i + 1) % step == 0; });
+  llama4_chunks(r, m);
+}
+
+// Arctic's residual FFN is as wide as the model, beside the experts of every layer.
+void read_arctic(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  if (const ConfigNode step = r.child("moe_layer_frequency"); step.integer(at_least_one) != 1)
+    step.fail("Arctic with dense layers is not modelled; 1 (experts in every layer) is expected");
+  m.dense_residual = r.flag("use_residual");
+  m.dense_width = m.hidden;
+}
+
+struct Family {
+  std::string_view model_type;
+  std::string_view architecture;
+  void (*read)(ConfigReader&, MoeModel&);
+};
+constexpr std::array families{
+    Family{"arctic", "ArcticForCausalLM", read_arctic},
+    Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
+    Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
+    Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
+    Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    Family{"kimi_k2", "DeepseekV3ForCausalLM", read_deepseek},
+    Family{"llama", "LlamaForCausalLM", read_llama},
+    Family{"llama4_text", "Llama4ForConditionalGeneration", read_llama4},
+    Family{"minimax_m2", "MiniMaxM2ForCausalLM", read_minimax},
+    Family{"mistral", "MistralForCausalLM", read_mistral},
+    Family{"mixtral", "MixtralForCausalLM", read_mixtral},
+    Family{"olmoe", "OlmoeForCausalLM", read_olmoe},
+    Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
+    Family{"qwen2_moe", "Qwen2MoeForCausalLM", read_qwen_moe},
+    Family{"qwen3", "Qwen3ForCausalLM", read_qwen_dense},
+    Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe},
+};
+
+bool is_hf(const ConfigNode& node) {
+  return node.json().is_object() &&
+         (node.json().contains("model_type") || node.json().contains("architectures"));
+}
+
+const Family& family_of(ConfigReader& top, ConfigReader& text) {
+  std::string name;
+  if (present(text, "model_type")) {
+    name = text.text("model_type");
+    for (const Family& family : families)
+      if (family.model_type == name) return family;
+  }
+  if (present(top, "architectures")) {
+    for (const ConfigNode& architecture : top.child("architectures").list()) {
+      const std::string written = architecture.text();
+      for (const Family& family : families)
+        if (family.architecture == written) return family;
+      if (name.empty()) name = written;
+    }
+  }
+  std::array<std::string_view, families.size()> known;
+  std::transform(families.begin(), families.end(), known.begin(),
+                 [](const Family& family) { return family.model_type; });
+  text.node().fail(
+      fmt::format("unknown architecture \"{}\"; describe it in the zoo's format "
+                  "(models/README.md), or use one of: {}",
+                  name, join_names(known)));
+}
+
+// What each layer attends to, where the file says it layer by layer.
+void hf_layer_types(ConfigReader& r, MoeModel& m) {
+  if (!present(r, "layer_types")) return;
+  static constexpr std::array<std::string_view, 3> known{"full_attention", "sliding_attention",
+                                                         "chunked_attention"};
+  const ConfigNode node = r.child("layer_types");
+  const std::vector<ConfigNode> types = node.list();
+  if (types.size() != m.layers.size())
+    node.fail(
+        fmt::format("expected one entry per layer ({}), found {}", m.layers.size(), types.size()));
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    const ConfigNode& type = types[static_cast<std::size_t>(i)];
+    const std::string name = type.text();
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
+                            join_names(known)));
+    }
+    layer.chunked = name == "chunked_attention";
+    layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
+                   : name == "sliding_attention" ? count(r, "sliding_window")
+                                                 : 0;
+  });
+}
+
+// config.json seldom names its model: take the file's name, or its folder's.
+std::string hf_name(ConfigReader& r) {
+  if (present(r, "_name_or_path"))
+    if (std::string name = r.text("_name_or_path"); !name.empty()) return name;
+  const std::filesystem::path& file = r.node().file();
+  return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
+}
+
+MoeModel read_hf_model(const ConfigNode& node) {
+  ConfigReader top(node);
+  ConfigReader r(present(top, "text_config") ? top.child("text_config") : node);
+  const Family& family = family_of(top, r);
+  MoeModel m;
+  m.name = hf_name(top);
+  m.source = fmt::format("HuggingFace config.json ({})", family.model_type);
+  m.hidden = count(r, "hidden_size");
+  m.vocabulary = count(r, "vocab_size");
+  m.tied_embeddings = present(r, "tie_word_embeddings") && r.flag("tie_word_embeddings");
+  m.layers.resize(static_cast<std::size_t>(r.integer("num_hidden_layers", {1, 10'000})));
+  family.read(r, m);
+  hf_layer_types(r, m);
+  // Many files give a width for dense layers that the model has none of.
+  if (m.moe_layers() == static_cast<int>(m.layers.size()) && !m.dense_residual) m.dense_width = 0;
+  return m;
+}
+
+// ---- facts that must agree, whoever wrote them ----
+
+void require(const ConfigNode& node, bool holds, std::string_view message) {
+  if (!holds) node.fail(message);
+}
+
+void require_consistent(const ConfigNode& node, const MoeModel& m) {
+  const AttentionSpec& a = m.attention;
+  require(node, !m.layers.empty(), "the model has no layers; at least one is expected");
+  require(node, a.is_mla() || a.query_heads % a.kv_heads == 0,
+          fmt::format("{} query heads do not share {} KV heads evenly", a.query_heads, a.kv_heads));
+  require(node, a.is_mla() || a.head_dim > 0, "the attention's head dimension is 0");
+  const int moe_layers = m.moe_layers();
+  require(node, moe_layers == 0 || m.experts > 0, "a layer is \"moe\" but \"experts\" is missing");
+  require(node, moe_layers > 0 || m.experts == 0, "there are experts but no layer is \"moe\"");
+  const bool dense_ffn = moe_layers < static_cast<int>(m.layers.size()) || m.dense_residual;
+  require(node, !dense_ffn || m.dense_width > 0,
+          "a layer has a dense FFN but no width is given for it");
+  require(node, m.experts_per_token <= m.experts,
+          fmt::format("a token cannot choose {} of {} experts", m.experts_per_token, m.experts));
+  require(
+      node, m.experts % m.expert_groups == 0 && m.groups_per_token <= m.expert_groups,
+      fmt::format(
+          "{} experts in {} groups, {} groups per token: groups must be equal and at least as many",
+          m.experts, m.expert_groups, m.groups_per_token));
+}
+
+}  // namespace
+
+int MoeModel::moe_layers() const {
+  return static_cast<int>(std::count_if(layers.begin(), layers.end(),
+                                        [](const LayerSpec& layer) { return layer.moe; }));
+}
+
+MoeModel read_model(const ConfigNode& node) {
+  MoeModel model = is_hf(node) ? read_hf_model(node) : read_object(node, read_zoo_model);
+  require_consistent(node, model);
+  return model;
+}
+
+double kv_elements(const AttentionSpec& a, int tp) {
+  // DeepSeek-V2 (arXiv:2405.04434) section 2.1: the latent and the key's rotary part.
+  if (a.is_mla()) return a.kv_lora + a.qk_rope;
+  const int heads = (a.kv_heads + tp - 1) / tp;
+  return 2.0 * heads * a.head_dim;
+}
+
+double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
+  const double heads = static_cast<double>(a.query_heads) / tp;
+  if (!a.is_mla()) return hidden * (2 * heads * a.head_dim + kv_elements(a, tp));
+  // DeepSeek-V2 (arXiv:2405.04434) section 2.1: q = W_uq W_dq x, latent = W_dkv x, k and v from the
+  // latent, all heads' outputs through W_o.
+  const double down = static_cast<double>(hidden) * (a.q_lora + a.kv_lora + a.qk_rope);
+  const double query = heads * (a.qk_nope + a.qk_rope) * (a.q_lora > 0 ? a.q_lora : hidden);
+  const double key_value = heads * (a.qk_nope + a.v_dim) * a.kv_lora;
+  return down + query + key_value + heads * a.v_dim * hidden;
+}
+
+double ffn_parameters(int hidden, double width) { return 3.0 * hidden * width; }
+
+double norm_parameters(int hidden) { return 2.0 * hidden; }
+
+ParameterCount count_parameters(const MoeModel& m) {
+  const double embedding = static_cast<double>(m.vocabulary) * m.hidden;
+  const double moe_layers = m.moe_layers();
+  const double all_layers = static_cast<double>(m.layers.size());
+  const double dense_ffns = m.dense_residual ? all_layers : all_layers - moe_layers;
+  const double everywhere =
+      all_layers * (attention_parameters(m.attention, m.hidden) + norm_parameters(m.hidden)) +
+      moe_layers *
+          (static_cast<double>(m.hidden) * m.experts + ffn_parameters(m.hidden, m.shared_width)) +
+      dense_ffns * ffn_parameters(m.hidden, m.dense_width) + m.hidden;
+  const double expert = moe_layers * ffn_parameters(m.hidden, m.expert_width);
+  return {.total = everywhere + expert * m.experts + embedding * (m.tied_embeddings ? 1 : 2),
+          .active = everywhere + expert * m.experts_per_token + embedding};
+}
+
+double active_as_published(const MoeModel& m) {
+  const double embedding = static_cast<double>(m.vocabulary) * m.hidden;
+  const double active = count_parameters(m).active;
+  switch (m.published_counts) {
+    case ActiveCounts::lm_head: return active;
+    case ActiveCounts::embeddings_and_lm_head: return active + (m.tied_embeddings ? 0 : embedding);
+    case ActiveCounts::layers_only: return active - embedding;
+  }
+  return active;
+}
+
+}  // namespace moesim
