@@ -18,9 +18,12 @@ struct KvLayout {
   int block_tokens = 16;
   Bytes block;  ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
-  /// Blocks that hold a sequence of `tokens`.
+  /// Blocks that hold a sequence of `tokens`, over all groups. A window's group keeps the blocks
+  /// the window touches: one more than it fills, as it need not start with a block.
   std::int64_t blocks_for(std::int64_t tokens) const;
 };
+/// Windows that differ in layers are cut into groups of their greatest common divisor: 36 chunked
+/// and 12 full layers make four groups of 12.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens);
 
 /// Bytes of KV cache one token adds on one GPU over all layers, windows ignored. MLA is replicated,
@@ -28,7 +31,9 @@ KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, i
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// One routed expert in one layer on one GPU (its moe_tp slice).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// Every weight that is not a routed expert, on one GPU.
+/// Every weight that is not a routed expert, on one GPU: attention, dense and shared FFNs sliced by
+/// tp, in the plan's `attention` precision; embeddings and LM head sliced by tp, norms and gates
+/// replicated, in bf16, as deployments leave them (DeepSeek-V3, arXiv:2412.19437 section 3.3).
 Bytes non_expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 }  // namespace moesim

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -15,10 +16,13 @@ namespace moesim {
 /// The stored and multiplied precisions of one deployment.
 struct PrecisionPlan {
   Precision experts = Precision::bf16;
-  Precision attention = Precision::bf16;  ///< every weight outside the routed experts
+  Precision attention = Precision::bf16;  ///< weights outside the routed experts; embeddings, LM
+                                          ///< head, norms and gates stay bf16
   Precision kv_cache = Precision::bf16;
   Precision activations = Precision::bf16;
 };
+/// "experts" and "attention" must be given; "kv_cache" and "activations" are bf16 if not. Throws
+/// ConfigError.
 PrecisionPlan read_precision(const ConfigNode&);
 
 /// How a model is spread over a group of GPUs: attention dp x tp; experts ep x moe_tp with ep *
@@ -28,7 +32,9 @@ struct ParallelPlan {
   int gpus() const { return dp * tp; }
   int moe_tp() const { return dp * tp / ep; }
 };
-/// Throws ConfigError unless dp*tp is a multiple of ep and tp divides the model's query heads.
+/// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
+/// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp
+/// divides the query heads and one of tp and the KV heads divides the other, and pp is 1.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 
 /// One sequence in a step: how many tokens it computes and how many stand before them in the KV
@@ -48,12 +54,14 @@ struct AttentionWork {
   double prefill_pairs = 0;      ///< causal query-key pairs
   double sequences = 0;
 };
-/// `layer.window` limits what each query sees.
+/// What a step asks of attention in layers like `layer`, whose window limits what each query sees.
+/// A sequence with one new token counts as decode, also when it is a prompt's last chunk.
 AttentionWork attention_work(std::span<const SequenceWork>, const LayerSpec& layer);
 
 /// The parts of a step, as the report's breakdown names them.
 enum class Part {
   attention,
+  all_reduce,
   gate,
   token_routing,
   permute,
@@ -64,9 +72,9 @@ enum class Part {
   dense_ffn,
   other
 };
-inline constexpr std::array<std::string_view, 10> part_names{
-    "attention", "gate",           "token_routing", "permute",   "dispatch",
-    "experts",   "shared_experts", "combine",       "dense_ffn", "other"};
+inline constexpr std::array<std::string_view, 11> part_names{
+    "attention", "all_reduce",     "gate",    "token_routing", "permute", "dispatch",
+    "experts",   "shared_experts", "combine", "dense_ffn",     "other"};
 
 /// One operation of one GPU in one layer (or once per step), as `explain` shows it.
 struct Operation {
@@ -75,9 +83,10 @@ struct Operation {
   Cost cost;
 };
 
-/// Attention block of one layer on one GPU of a rank with `tokens` new tokens: norms, projections
-/// (TP-sliced), attention itself, output projection. The TP all-reduce is the caller's (it needs
-/// the fabric).
+/// Attention block of one layer on one GPU of a rank with `tokens` new tokens: the layer's norms
+/// and RoPE as one operation, projections (TP-sliced), attention itself, output projection. MLA
+/// decodes in the absorbed form and prefills in the expanded one. The TP all-reduce is the caller's
+/// (it needs the fabric). Appends to `out`; no tokens append nothing, here and below.
 void attention_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
                           const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/memory.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace moesim {
+
+namespace {
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
+                         const PrecisionPlan& precision) {
+  return Bytes(kv_elements(model.attention, plan.tp) * bytes_per_element(precision.kv_cache));
+}
+
+}  // namespace
+
+std::int64_t KvLayout::blocks_for(std::int64_t tokens) const {
+  std::int64_t blocks = 0;
+  for (const KvGroup& group : groups) {
+    const std::int64_t all = ceil_div(tokens, block_tokens);
+    blocks += group.window == 0 ? all : std::min(all, ceil_div(group.window, block_tokens) + 1);
+  }
+  return blocks;
+}
+
+KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
+                   int block_tokens) {
+  std::map<int, int> layers_of_window;
+  for (const LayerSpec& layer : model.layers) ++layers_of_window[layer.window];
+  int group_layers = 0;
+  for (const auto& [window, layers] : layers_of_window)
+    group_layers = std::gcd(group_layers, layers);
+
+  KvLayout layout;
+  layout.block_tokens = block_tokens;
+  layout.block = kv_bytes_per_layer(model, plan, precision) * block_tokens * group_layers;
+  for (const auto& [window, layers] : layers_of_window) {
+    for (int i = 0; i < layers / group_layers; ++i)
+      layout.groups.push_back({.layers = group_layers, .window = window});
+  }
+  return layout;
+}
+
+Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
+                         const PrecisionPlan& precision) {
+  return kv_bytes_per_layer(model, plan, precision) * static_cast<double>(model.layers.size());
+}
+
+Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
+                   const PrecisionPlan& precision) {
+  return Bytes(ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp() *
+               bytes_per_element(precision.experts));
+}
+
+Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
+                       const PrecisionPlan& precision) {
+  double quantised = 0;
+  double kept = model.hidden;  // the final norm
+  for (const LayerSpec& layer : model.layers) {
+    quantised += attention_parameters(model.attention, model.hidden, plan.tp);
+    kept += norm_parameters(model.hidden);
+    if (layer.moe) {
+      quantised += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
+      kept += static_cast<double>(model.hidden) * model.experts;  // the gate
+    }
+    if (!layer.moe || model.dense_residual)
+      quantised += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
+  }
+  const int tables = model.tied_embeddings ? 1 : 2;
+  kept += static_cast<double>(tables) * model.vocabulary * model.hidden / plan.tp;
+  return Bytes(quantised * bytes_per_element(precision.attention) +
+               kept * bytes_per_element(Precision::bf16));
+}
+
+}  // namespace moesim

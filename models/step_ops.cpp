@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/step_ops.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+constexpr double bf16_bytes = 2;
+constexpr double fp32_bytes = 4;
+
+constexpr std::int64_t triangle(std::int64_t n) { return n * (n + 1) / 2; }
+
+// Keys that the query at position p sees, itself included, summed over p < n.
+// full: sum of p + 1; sliding: sum of min(p + 1, w); chunked: sum of p mod w + 1.
+std::int64_t keys_seen_before(std::int64_t n, const LayerSpec& layer) {
+  const std::int64_t w = layer.window;
+  if (w == 0 || n <= w) return triangle(n);
+  if (layer.chunked) return n / w * triangle(w) + triangle(n % w);
+  return triangle(w) + (n - w) * w;
+}
+
+// The first position that the query at position p sees.
+std::int64_t first_seen(std::int64_t p, const LayerSpec& layer) {
+  const std::int64_t w = layer.window;
+  if (w == 0) return 0;
+  return layer.chunked ? p / w * w : std::max<std::int64_t>(0, p + 1 - w);
+}
+
+// Appends the operations of one GPU. Work of no tokens is left out, so that it costs no launch.
+class OperationList {
+ public:
+  OperationList(Part part, const PrecisionPlan& precision, const GpuSpec& gpu,
+                std::vector<Operation>& out)
+      : part_(part), precision_(precision), gpu_(gpu), out_(out) {}
+
+  // [m, k] x [k, n] with weights in the precision of everything outside the routed experts.
+  void gemm(std::string_view name, double m, double n, double k) {
+    if (m > 0)
+      append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
+  }
+  void bf16_gemm(std::string_view name, double m, double n, double k) {
+    if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
+  }
+  void memory(std::string_view name, double bytes) {
+    if (bytes > 0) append(name, memory_op(Bytes(bytes), gpu_));
+  }
+  // Queries against keys and values: multiplied as the cache is stored, queries and outputs in
+  // bf16.
+  void attention(std::string_view name, KernelFamily family, Precision stored, double flops,
+                 double bytes) {
+    const Work work{.flops = Flops(flops), .hbm = Bytes(bytes)};
+    append(name, roofline(work, gpu_.peak(stored, stored), family, gpu_));
+  }
+
+ private:
+  void append(std::string_view name, const Cost& cost) { out_.push_back({name, part_, cost}); }
+
+  Part part_;
+  const PrecisionPlan& precision_;
+  const GpuSpec& gpu_;
+  std::vector<Operation>& out_;
+};
+
+// One layer's attention as a GPU sees it: its slice of the heads.
+struct AttentionSlice {
+  double heads;
+  double kv_elements;  // cached per token and layer
+  double kv_bytes;
+};
+
+AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
+  const double elements = kv_elements(a, tp);
+  return {static_cast<double>(a.query_heads) / tp, elements, elements * bytes_per_element(cache)};
+}
+
+// Two fused residual-add RMSNorms (each reads and writes both streams), RoPE in place on the
+// rotated part of queries and keys, and the write of the new keys and values.
+double norm_and_rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
+  const AttentionSpec& a = m.attention;
+  const double rotated =
+      a.is_mla() ? (slice.heads + 1) * a.qk_rope : slice.heads * a.head_dim + slice.kv_elements / 2;
+  return (8.0 * m.hidden + 2 * rotated) * bf16_bytes + slice.kv_bytes;
+}
+
+void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+                    const AttentionWork& work, OperationList& ops) {
+  const double query = slice.heads * m.attention.head_dim;
+  ops.gemm("qkv_proj", tokens, query + slice.kv_elements, m.hidden);
+  // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
+  // pass once, keys and values are read once per sequence.
+  if (work.decode_sequences > 0) {
+    ops.attention(
+        "attention_decode", KernelFamily::attention_decode, cache,
+        4 * query * work.decode_kv_tokens,
+        work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
+  }
+  if (work.prefill_tokens > 0) {
+    ops.attention(
+        "attention_prefill", KernelFamily::attention_prefill, cache, 4 * query * work.prefill_pairs,
+        work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
+  }
+  ops.gemm("o_proj", tokens, m.hidden, query);
+}
+
+// DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
+// latent: kv_b is absorbed into the query and the output, and all heads share one read of the
+// latent. Prefill expands the latent of the whole context into keys and values per head.
+void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+                    const AttentionWork& work, OperationList& ops) {
+  const AttentionSpec& a = m.attention;
+  const double heads = slice.heads;
+  const double qk = a.qk_nope + a.qk_rope;
+  if (a.q_lora > 0) {
+    ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, m.hidden);
+    ops.gemm("q_b_proj", tokens, heads * qk, a.q_lora);
+  } else {
+    ops.gemm("q_kv_a_proj", tokens, heads * qk + slice.kv_elements, m.hidden);
+  }
+  const double expanded = heads * (a.qk_nope + a.v_dim);
+  if (work.decode_sequences > 0) {
+    ops.gemm("kv_b_absorbed", work.decode_sequences, expanded, a.kv_lora);
+    const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
+    ops.attention("attention_decode", KernelFamily::mla_decode, cache,
+                  2 * query_and_output * work.decode_kv_tokens,
+                  work.decode_kv_tokens * slice.kv_bytes +
+                      work.decode_sequences * query_and_output * bf16_bytes);
+  }
+  if (work.prefill_tokens > 0) {
+    ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
+    const double per_head = qk + a.v_dim;
+    ops.attention("attention_prefill", KernelFamily::attention_prefill, Precision::bf16,
+                  2 * heads * per_head * work.prefill_pairs,
+                  (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
+  }
+  ops.gemm("o_proj", tokens, m.hidden, heads * a.v_dim);
+}
+
+}  // namespace
+
+PrecisionPlan read_precision(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& r) {
+    const auto required = [&](std::string_view key) {
+      return static_cast<Precision>(r.choice(key, precision_names));
+    };
+    const auto bf16_unless_given = [&](std::string_view key) {
+      return static_cast<Precision>(r.choice_or(key, precision_names, 0));
+    };
+    return PrecisionPlan{.experts = required("experts"),
+                         .attention = required("attention"),
+                         .kv_cache = bf16_unless_given("kv_cache"),
+                         .activations = bf16_unless_given("activations")};
+  });
+}
+
+ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
+  const auto require = [&](bool holds, std::string_view message) {
+    if (!holds) node.fail(message);
+  };
+  return read_object(node, [&](ConfigReader& r) {
+    const auto size = [&](std::string_view key, int fallback) {
+      return static_cast<int>(r.integer_or(key, fallback, {1, 65'536}));
+    };
+    ParallelPlan plan;
+    plan.dp = size("dp", 1);
+    plan.tp = size("tp", 1);
+    plan.ep = size("ep", model.experts > 0 ? plan.gpus() : 1);
+    plan.pp = size("pp", 1);
+    const AttentionSpec& a = model.attention;
+    require(plan.pp == 1, "pipeline parallelism is not modelled yet; use \"pp\": 1");
+    require(plan.gpus() % plan.ep == 0,
+            fmt::format("ep {} does not divide dp * tp = {}", plan.ep, plan.gpus()));
+    require(plan.ep <= std::max(1, model.experts),
+            fmt::format("ep {} is more than the model's {} experts", plan.ep, model.experts));
+    require(model.expert_width % plan.moe_tp() == 0,
+            fmt::format("dp * tp / ep = {} does not divide an expert's width of {}", plan.moe_tp(),
+                        model.expert_width));
+    require(
+        a.query_heads % plan.tp == 0,
+        fmt::format("tp {} does not divide the model's {} query heads", plan.tp, a.query_heads));
+    require(a.is_mla() || a.kv_heads % plan.tp == 0 || plan.tp % a.kv_heads == 0,
+            fmt::format("tp {} neither divides the model's {} KV heads nor is a multiple of them",
+                        plan.tp, a.kv_heads));
+    return plan;
+  });
+}
+
+AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
+  AttentionWork work;
+  for (const auto& [new_tokens, context] : sequences) {
+    if (new_tokens == 0) continue;
+    const std::int64_t first = context;
+    const std::int64_t end = first + new_tokens;
+    const auto keys = static_cast<double>(end - first_seen(first, layer));
+    work.sequences += 1;
+    if (new_tokens == 1) {
+      work.decode_sequences += 1;
+      work.decode_kv_tokens += keys;
+    } else {
+      work.prefill_tokens += new_tokens;
+      work.prefill_kv_tokens += keys;
+      work.prefill_pairs +=
+          static_cast<double>(keys_seen_before(end, layer) - keys_seen_before(first, layer));
+    }
+  }
+  return work;
+}
+
+void attention_operations(const MoeModel& model, const ParallelPlan& plan,
+                          const PrecisionPlan& precision, double tokens, const AttentionWork& work,
+                          const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::attention, precision, gpu, out);
+  const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
+  ops.memory("norm_rope", tokens * norm_and_rope_bytes(model, slice));
+  if (model.attention.is_mla()) {
+    mla_operations(model, slice, precision.kv_cache, tokens, work, ops);
+  } else {
+    gqa_operations(model, slice, precision.kv_cache, tokens, work, ops);
+  }
+}
+
+void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,
+                          const PrecisionPlan& precision, double tokens, double width, Part part,
+                          const GpuSpec& gpu, std::vector<Operation>& out) {
+  if (width == 0) return;
+  OperationList ops(part, precision, gpu, out);
+  const double slice = width / plan.tp;
+  ops.gemm("gate_up_proj", tokens, 2 * slice, model.hidden);
+  ops.memory("swiglu", tokens * 3 * slice * bf16_bytes);
+  ops.gemm("down_proj", tokens, model.hidden, slice);
+}
+
+void gate_operations(const MoeModel& model, const PrecisionPlan& precision, double tokens,
+                     const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::gate, precision, gpu, out);
+  ops.bf16_gemm("gate", tokens, model.experts, model.hidden);
+  // fp32 scores in; an id and a weight per choice out.
+  ops.memory("top_k",
+             tokens * (model.experts * fp32_bytes + model.experts_per_token * 2 * fp32_bytes));
+}
+
+void permute_operations(const MoeModel& model, const PrecisionPlan& precision, double copies,
+                        std::string_view name, const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::permute, precision, gpu, out);
+  ops.memory(name, copies * 2 * model.hidden * bytes_per_element(precision.activations));
+}
+
+void head_operations(const MoeModel& model, const ParallelPlan& plan,
+                     const PrecisionPlan& precision, double tokens, double sampled,
+                     const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::other, precision, gpu, out);
+  const double vocabulary = static_cast<double>(model.vocabulary) / plan.tp;
+  ops.memory("embedding", tokens * 2 * model.hidden * bf16_bytes);
+  ops.memory("final_norm", tokens * 2 * model.hidden * bf16_bytes);
+  ops.bf16_gemm("lm_head", sampled, vocabulary, model.hidden);
+  // Softmax and the draw pass over the fp32 logits twice.
+  ops.memory("sampling", sampled * 2 * vocabulary * fp32_bytes);
+}
+
+}  // namespace moesim
