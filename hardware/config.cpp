@@ -202,7 +202,9 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
     throw ConfigError(fmt::format("{}: cannot be read (check its permissions)", file.string()));
   try {
     return {Json::parse(stream), file};
-  } catch (const Json::parse_error& error) {
+  } catch (const Json::exception& error) {
+    // A number such as 1e999 is refused with another type of exception than wrong syntax, and
+    // without a place.
     std::string message = error.what();
     if (const auto place = message.find("at line"); place != std::string::npos)
       message = message.substr(place);
@@ -309,29 +311,34 @@ ConfigReader::ConfigReader(ConfigNode node) : node_(std::move(node)) {
 
 bool ConfigReader::has(std::string_view key) const { return node_.json().contains(key); }
 
+bool ConfigReader::optional(std::string_view key) {
+  known_.emplace(key);
+  return has(key);
+}
+
 ConfigNode ConfigReader::child(std::string_view key) {
   known_.emplace(key);
   if (!has(key)) node_.fail(fmt::format("\"{}\" is missing", key));
   return node_.child(key);
 }
 
-ConfigNode ConfigReader::fallback_node(std::string_view key, Json fallback) {
+ConfigNode ConfigReader::child_or(std::string_view key, Json fallback) {
   known_.emplace(key);
   return has(key) ? node_.child(key)
                   : node_.at(std::move(fallback), node_.pointer() + "/" + escape_pointer(key));
 }
 
 std::string ConfigReader::text_or(std::string_view key, std::string_view fallback) {
-  return fallback_node(key, std::string(fallback)).text();
+  return child_or(key, std::string(fallback)).text();
 }
 double ConfigReader::number_or(std::string_view key, double fallback, Range range) {
-  return fallback_node(key, fallback).number(range);
+  return child_or(key, fallback).number(range);
 }
 std::int64_t ConfigReader::integer_or(std::string_view key, std::int64_t fallback, Range range) {
-  return fallback_node(key, fallback).integer(range);
+  return child_or(key, fallback).integer(range);
 }
 bool ConfigReader::flag_or(std::string_view key, bool fallback) {
-  return fallback_node(key, fallback).flag();
+  return child_or(key, fallback).flag();
 }
 
 std::size_t ConfigReader::choice(std::string_view key, std::span<const std::string_view> names) {
@@ -348,7 +355,7 @@ std::size_t ConfigReader::choice(std::string_view key, std::span<const std::stri
 std::size_t ConfigReader::choice_or(std::string_view key, std::span<const std::string_view> names,
                                     std::size_t fallback) {
   if (has(key)) return choice(key, names);
-  fallback_node(key, std::string(names[fallback])).text();
+  child_or(key, std::string(names[fallback])).text();
   return fallback;
 }
 

@@ -114,8 +114,12 @@ class ConfigReader {
 
   const ConfigNode& node() const { return node_; }
   bool has(std::string_view key) const;
+  /// Whether an optional key is there; it counts as known either way.
+  bool optional(std::string_view key);
   /// The value under a key, marked as read, for the caller to take apart.
   ConfigNode child(std::string_view key);
+  /// The same, or `fallback` as if it stood there.
+  ConfigNode child_or(std::string_view key, Json fallback);
 
   std::string text(std::string_view key) { return child(key).text(); }
   double number(std::string_view key, Range range = {}) { return child(key).number(range); }
@@ -135,7 +139,7 @@ class ConfigReader {
   /// again.
   template <class Q>
   Q quantity_or(std::string_view key, std::string_view fallback) {
-    return ConfigReader::fallback_node(key, std::string(fallback)).template quantity<Q>();
+    return child_or(key, std::string(fallback)).template quantity<Q>();
   }
   /// One of `names`, by index. Anything else is an error that lists them.
   std::size_t choice(std::string_view key, std::span<const std::string_view> names);
@@ -148,8 +152,6 @@ class ConfigReader {
   void finish() const;
 
  private:
-  ConfigNode fallback_node(std::string_view key, Json fallback);
-
   ConfigNode node_;
   std::set<std::string, std::less<>> known_;
 };

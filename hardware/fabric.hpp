@@ -20,6 +20,10 @@ class TrafficMatrix {
   int gpus() const { return gpus_; }
   double& at(int from, int to) { return bytes_[index(from, to)]; }
   double at(int from, int to) const { return bytes_[index(from, to)]; }
+  TrafficMatrix& operator*=(double scale) {
+    for (double& b : bytes_) b *= scale;
+    return *this;
+  }
   void clear() { bytes_.assign(bytes_.size(), 0.0); }
 
  private:
@@ -31,16 +35,6 @@ class TrafficMatrix {
   std::vector<double> bytes_;
 };
 
-enum class Collective {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  low_latency_all_to_all
-};
-inline constexpr std::array<std::string_view, 5> collective_names{
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "low_latency_all_to_all"};
-
 /// What one collective took. Bytes are summed over all GPUs, by link level, each byte once per link
 /// it crosses.
 struct CollectiveCost {
@@ -51,10 +45,14 @@ struct CollectiveCost {
   Bytes network{};
 };
 
-/// One level of the network as a GPU sees it: `bandwidth` is one direction of one GPU's link.
+/// The network as a GPU sees it: one direction of one GPU's link, and what crossing it adds to a
+/// collective: latency + latency_per_doubling log2(domains).
 struct LinkSpec {
   Seconds latency{};
-  BytesPerSecond bandwidth{};
+  Seconds latency_per_doubling{};
+  BytesPerSecond bandwidth{};  ///< of the data sheet
+  double bandwidth_share = 1;  ///< that large messages reach, in (0, 1]
+  std::string source;
 };
 
 /// GPUs of one kind in nodes, nodes in scale-up (NVLink) domains, domains joined by the network.
@@ -67,34 +65,52 @@ struct ClusterSpec {
   int scale_up_domain =
       0;             ///< GPUs that reach each other over NVLink; gpus_per_node, or more (NVL72)
   LinkSpec network;  ///< one NIC per GPU
-  double oversubscription = 1;  ///< >= 1: the network's bandwidth between domains is divided by it
+  /// >= 1: what leaves a domain shares its NICs' bandwidth divided by this.
+  double oversubscription = 1;
   int gpus() const { return gpus_per_node * nodes; }
 };
 
 /// Reads a cluster file; its "gpu" is a path to a GPU file or an inline object. Throws ConfigError.
 ClusterSpec read_cluster(const ConfigNode&);
 
-/// Times collectives between GPUs first..first+n-1 of a cluster.
-/// time = alpha(op, n, level) + max over ranks of max(sent, received)/bw_eff(bytes) per level, the
-/// slowest level. A group of one GPU communicates nothing and takes no time.
+/// Times collectives between the first n GPUs of a cluster.
+///
+///   time = alpha(op, n, domains) + max over levels of (x + sqrt(ramp x))
+///   x    = max over ranks of max(sent, received) / (share bandwidth of the level)
+///
+/// alpha = launch + per_gpu (GPUs of the group in one domain - 1), and across domains the network's
+/// latency + latency_per_doubling log2(domains) on top. Both rules are extrapolated beyond what was
+/// measured. x + sqrt(ramp x) is the time of a transfer cut into chunks of the best size: every
+/// chunk pays a latency, and the last one is not overlapped.
+/// No bytes, or a group of one GPU, take no time. Pure: same arguments, same answer.
 class Fabric {
  public:
   explicit Fabric(ClusterSpec cluster);
   const ClusterSpec& cluster() const { return cluster_; }
 
-  /// Every GPU holds `bytes` and ends with the sum.
+  /// Every GPU holds `bytes` and ends with the sum: a reduce-scatter and an all-gather,
+  /// hierarchical across domains (a GPU's NIC carries its share of its domain's sum).
   CollectiveCost all_reduce(int gpus, Bytes bytes) const;
   /// GPU i contributes contribution[i]; every GPU ends with all.
   CollectiveCost all_gather(std::span<const double> contribution) const;
   /// The reverse of all_gather: GPU i ends with contribution[i] bytes, summed over all.
   CollectiveCost reduce_scatter(std::span<const double> contribution) const;
-  /// Bytes as the matrix says. `low_latency` uses the small-message kernel's alpha.
+  /// Bytes as the matrix says: whether a token travels once per expert, GPU or node is the
+  /// caller's. `kind` chooses the constants: all_to_all or low_latency_all_to_all.
   CollectiveCost all_to_all(const TrafficMatrix& bytes,
                             Collective kind = Collective::all_to_all) const;
-  /// Node or NVLink-domain index of a GPU.
+  /// Index of a GPU's NVLink domain.
   int domain_of(int gpu) const { return gpu / cluster_.scale_up_domain; }
 
  private:
+  /// The busiest rank of each level, and the sums over all ranks.
+  struct Volume {
+    double nvlink_rank = 0, network_rank = 0;
+    double nvlink_all = 0, network_all = 0;
+  };
+  Volume gather_volume(std::span<const double> contribution) const;
+  CollectiveCost cost(Collective, int gpus, int network_passes, const Volume&) const;
+
   ClusterSpec cluster_;
 };
 

@@ -38,9 +38,34 @@ struct KernelConstants {
   Seconds launch;          ///< t0: launch and drain of the kernels of this operation
   double bandwidth_share;  ///< f, of the data-sheet HBM bandwidth, in (0, 1]
   double peak_share;       ///< g, of the dense data-sheet peak, in (0, 1]
-  int tile_m = 1;          ///< rows to which a GEMM pads its tokens
+  int tile_m = 1;          ///< rows to which a GEMM pads its tokens, see padded_rows()
   int tile_n = 1;          ///< columns of one output tile
   std::string source;      ///< where the numbers come from
+};
+
+/// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert
+/// (small batches); `one_shot_all_reduce` is the engines' own kernel for small sums inside an
+/// NVLink domain, which Fabric::all_reduce takes where it is faster than the ring.
+enum class Collective {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  low_latency_all_to_all,
+  one_shot_all_reduce
+};
+inline constexpr std::array<std::string_view, 6> collective_names{
+    "all_reduce",         "all_gather", "reduce_scatter", "all_to_all", "low_latency_all_to_all",
+    "one_shot_all_reduce"};
+
+/// The few constants of a collective over NVLink: alpha = launch + per_gpu (n - 1), and a transfer
+/// that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x = ramp.
+struct CollectiveConstants {
+  Seconds launch;          ///< floor with one peer removed: what n = 1 would cost
+  Seconds per_gpu;         ///< what each further GPU of the domain adds
+  double bandwidth_share;  ///< of the data-sheet NVLink bandwidth, large messages, in (0, 1]
+  Seconds ramp;            ///< filling the pipeline of chunks
+  std::string source;
 };
 
 /// One GPU as its data sheet and measurements describe it. Facts have no defaults.
@@ -59,12 +84,14 @@ struct GpuSpec {
   std::map<Precision, FlopsPerSecond>
       dense_peak;  ///< by the precision of the multiplication: bf16, fp8, nvfp4
   std::map<KernelFamily, KernelConstants> kernels;
+  std::array<CollectiveConstants, collective_names.size()> collectives;  ///< by Collective
 
   /// The peak at which weights and activations of these precisions multiply: narrow weights without
   /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
   /// precision.
   FlopsPerSecond peak(Precision weights, Precision activations) const;
   const KernelConstants& kernel(KernelFamily) const;
+  const CollectiveConstants& collective(Collective) const;
 };
 
 /// Throws ConfigError if a fact is missing or impossible.

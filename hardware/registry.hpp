@@ -33,11 +33,15 @@ class Registry {
   /// Constructs what `node` names: "metro" or {"type": "metro", ...options}. Throws ConfigError if
   /// there is no such name, an option is unknown, or the constructor refuses.
   std::unique_ptr<Interface> make(const ConfigNode& node, Context... context) const {
-    return read_object(node.as_policy(), [&](ConfigReader& reader) {
-      std::vector<std::string_view> names;
-      for (const Entry& entry : entries_) names.push_back(entry.name);
-      return entries_[reader.choice("type", names)].make(reader, context...);
-    });
+    return read_object(node.as_policy(),
+                       [&](ConfigReader& reader) { return make_from(reader, context...); });
+  }
+
+  /// The same from an object that holds other keys beside the policy's, which the caller reads.
+  std::unique_ptr<Interface> make_from(ConfigReader& reader, Context... context) const {
+    std::vector<std::string_view> names;
+    for (const Entry& entry : entries_) names.push_back(entry.name);
+    return entries_[reader.choice("type", names)].make(reader, context...);
   }
 
  private:

@@ -35,6 +35,11 @@ struct Cost {
 /// nothing.
 Cost roofline(const Work&, FlopsPerSecond peak, KernelFamily, const GpuSpec&);
 
+/// Rows that a GEMM computes for `tokens` rows of input: a multiple of tile_m, or of the smallest
+/// power of two (16 at least) that holds them when that is less, because kernels pick a smaller
+/// tile for few tokens.
+std::int64_t padded_rows(std::int64_t tokens, int tile_m);
+
 /// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
 struct GroupedGemm {
   std::span<const std::int32_t> tokens_per_slot;  ///< slots without tokens read no weights
@@ -44,12 +49,13 @@ struct GroupedGemm {
   Precision activations = Precision::bf16;
 };
 
-/// bytes_hbm = sum over ACTIVE slots of W, plus activations; flops = sum 2*3*d*m*pad(n_e, tile_M);
-/// L2 and shared memory traffic from the tiling, wave quantisation over the SMs (reference:
-/// measured law t0 + n_active*W/(f*BW)). No tokens cost nothing.
+/// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
+/// padded_rows(n_e); weights cross L2 once per M tile and activations once per N tile; tiles that
+/// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
+/// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
 Cost grouped_gemm(const GroupedGemm&, const GpuSpec&);
 
-/// One dense GEMM [m, k] x [k, n].
+/// One dense GEMM [m, k] x [k, n], tiled as above.
 Cost gemm(double m, double n, double k, Precision weights, Precision activations, const GpuSpec&);
 
 /// An operation that only moves memory: norms, permutes, top-k, quantisation.

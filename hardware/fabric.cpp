@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/fabric.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+constexpr Range count{1, 1e6};
+
+LinkSpec read_network(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    LinkSpec link{
+        .latency = reader.quantity<Seconds>("latency"),
+        .latency_per_doubling = reader.quantity_or<Seconds>("latency_per_doubling", "0 us"),
+        .bandwidth = reader.quantity<BytesPerSecond>("bandwidth"),
+        .bandwidth_share = reader.number_or("bandwidth_share", 1, {0.001, 1}),
+        .source = reader.text("source")};
+    if (link.bandwidth <= BytesPerSecond(0))
+      reader.child("bandwidth").fail("must be more than zero");
+    return link;
+  });
+}
+
+GpuSpec read_gpu_of(const ConfigNode& node) {
+  if (node.json().is_object()) return read_gpu(node);
+  return read_gpu(ConfigNode::from_file(node.relative(node.text())));
+}
+
+/// A domain is made of whole nodes, or a node of whole domains, and the cluster of whole domains.
+void check_domain(const ClusterSpec& cluster, const ConfigNode& node) {
+  const int domain = cluster.scale_up_domain;
+  const bool nests = domain % cluster.gpus_per_node == 0 || cluster.gpus_per_node % domain == 0;
+  if (nests && cluster.gpus() % domain == 0) return;
+  node.child("scale_up_domain")
+      .fail(fmt::format("{} GPUs do not divide {} nodes of {} GPUs evenly; expected e.g. {}",
+                        domain, cluster.nodes, cluster.gpus_per_node, cluster.gpus_per_node));
+}
+
+/// See Fabric: chunks of the best size.
+Seconds transfer_time(double bytes, BytesPerSecond rate, Seconds ramp) {
+  const Seconds full_rate = Bytes(bytes) / rate;
+  return full_rate + Seconds(std::sqrt(ramp.count() * full_rate.count()));
+}
+
+}  // namespace
+
+ClusterSpec read_cluster(const ConfigNode& node) {
+  return read_object(node, [&](ConfigReader& reader) {
+    ClusterSpec cluster;
+    cluster.name = reader.text("name");
+    cluster.source = reader.text("source");
+    cluster.gpu = read_gpu_of(reader.child("gpu"));
+    cluster.gpus_per_node = static_cast<int>(reader.integer("gpus_per_node", count));
+    cluster.nodes = static_cast<int>(reader.integer("nodes", count));
+    cluster.scale_up_domain = static_cast<int>(reader.integer("scale_up_domain", count));
+    cluster.network = read_network(reader.child("network"));
+    cluster.oversubscription = reader.number_or("oversubscription", 1, {1, 1000});
+    check_domain(cluster, node);
+    return cluster;
+  });
+}
+
+Fabric::Fabric(ClusterSpec cluster) : cluster_(std::move(cluster)) {}
+
+CollectiveCost Fabric::cost(Collective kind, int gpus, int network_passes,
+                            const Volume& volume) const {
+  if (volume.nvlink_all + volume.network_all <= 0) return {};
+  const CollectiveConstants& constants = cluster_.gpu.collective(kind);
+  const LinkSpec& net = cluster_.network;
+  const int domains = domain_of(gpus - 1) + 1;
+  const int neighbours = std::min(gpus, cluster_.scale_up_domain) - 1;
+
+  Seconds alpha = constants.launch + constants.per_gpu * neighbours;
+  if (domains > 1)
+    alpha += network_passes * (net.latency + net.latency_per_doubling * std::log2(domains));
+  const Seconds nvlink =
+      transfer_time(volume.nvlink_rank, cluster_.gpu.scale_up_bandwidth * constants.bandwidth_share,
+                    constants.ramp);
+  const Seconds network =
+      transfer_time(volume.network_rank, net.bandwidth * net.bandwidth_share, constants.ramp);
+  const Seconds transfer = std::max(nvlink, network);
+  const Resource slower = network > nvlink ? Resource::network : Resource::nvlink;
+  return {.time = alpha + transfer,
+          .bound = alpha > transfer ? Resource::latency : slower,
+          .nvlink = Bytes(volume.nvlink_all),
+          .network = Bytes(volume.network_all)};
+}
+
+// A domain receives what other domains contribute once, spread over the NICs of its GPUs, and
+// spreads it over NVLink: GPU i takes (total - own) less what its own NIC brought.
+Fabric::Volume Fabric::gather_volume(std::span<const double> contribution) const {
+  const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
+  const auto domain = static_cast<std::size_t>(cluster_.scale_up_domain);
+  Volume volume;
+  for (std::size_t first = 0; first < contribution.size(); first += domain) {
+    const auto members = contribution.subspan(first, std::min(domain, contribution.size() - first));
+    const double inside = std::accumulate(members.begin(), members.end(), 0.0);
+    // A single domain has nothing outside, whatever the rounding of the two sums.
+    const double outside = members.size() == contribution.size() ? 0 : total - inside;
+    const double per_nic = outside / static_cast<double>(members.size());
+    volume.network_rank = std::max(volume.network_rank, per_nic * cluster_.oversubscription);
+    volume.network_all += outside;
+    for (const double own : members) {
+      const double received = total - own - per_nic;
+      volume.nvlink_rank = std::max(volume.nvlink_rank, received);
+      volume.nvlink_all += received;
+    }
+  }
+  return volume;
+}
+
+CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
+  const int gpus = static_cast<int>(contribution.size());
+  check(gpus <= cluster_.gpus(), "an all-gather is wider than the cluster");
+  if (gpus <= 1) return {};
+  return cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
+}
+
+CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) const {
+  const int gpus = static_cast<int>(contribution.size());
+  check(gpus <= cluster_.gpus(), "a reduce-scatter is wider than the cluster");
+  if (gpus <= 1) return {};
+  return cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
+}
+
+CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
+  check(gpus <= cluster_.gpus(), "an all-reduce is wider than the cluster");
+  if (gpus <= 1) return {};
+  const std::vector<double> slices(static_cast<std::size_t>(gpus), bytes.value() / gpus);
+  Volume volume = gather_volume(slices);
+  for (double* bytes_moved :
+       {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {
+    *bytes_moved *= 2;
+  }
+  const CollectiveCost ring = cost(Collective::all_reduce, gpus, 2, volume);
+  if (gpus > cluster_.scale_up_domain) return ring;
+  const CollectiveCost one_shot = cost(Collective::one_shot_all_reduce, gpus, 2, volume);
+  return one_shot.time < ring.time ? one_shot : ring;
+}
+
+CollectiveCost Fabric::all_to_all(const TrafficMatrix& bytes, Collective kind) const {
+  const int gpus = bytes.gpus();
+  check(gpus <= cluster_.gpus(), "an all-to-all is wider than the cluster");
+  if (gpus <= 1) return {};
+  const int domain = cluster_.scale_up_domain;
+  Volume volume;
+  for (int first = 0; first < gpus; first += domain) {
+    const int end = std::min(gpus, first + domain);
+    double domain_out = 0, domain_in = 0;
+    for (int gpu = first; gpu < end; ++gpu) {
+      double near_out = 0, near_in = 0, far_out = 0, far_in = 0;
+      for (int peer = 0; peer < gpus; ++peer) {
+        if (peer == gpu) continue;
+        const bool near = peer >= first && peer < end;
+        (near ? near_out : far_out) += bytes.at(gpu, peer);
+        (near ? near_in : far_in) += bytes.at(peer, gpu);
+      }
+      volume.nvlink_rank = std::max({volume.nvlink_rank, near_out, near_in});
+      volume.network_rank = std::max({volume.network_rank, far_out, far_in});
+      volume.nvlink_all += near_out;
+      volume.network_all += far_out;
+      domain_out += far_out;
+      domain_in += far_in;
+    }
+    // The group's share of the domain's uplink, as if all of it crossed one link per GPU.
+    const double uplink =
+        std::max(domain_out, domain_in) * cluster_.oversubscription / (end - first);
+    volume.network_rank = std::max(volume.network_rank, uplink);
+  }
+  return cost(kind, gpus, 1, volume);
+}
+
+}  // namespace moesim

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/roofline.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace moesim {
+
+namespace {
+
+/// The rows that one grouped GEMM computes, summed over its active slots (a dense GEMM has one).
+struct Rows {
+  double slots = 0;   // with at least one token: each reads its weights
+  double tokens = 0;  // useful rows
+  double padded = 0;
+  double tiles = 0;  // M tiles
+};
+
+std::int64_t row_tile(std::int64_t tokens, int tile_m) {
+  if (tokens >= tile_m) return tile_m;
+  const auto fitting = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(tokens)));
+  return std::min<std::int64_t>(tile_m, std::max<std::int64_t>(16, fitting));
+}
+
+void add_slot(Rows& rows, std::int64_t tokens, int tile_m) {
+  const std::int64_t tile = row_tile(tokens, tile_m);
+  const std::int64_t tiles = (tokens + tile - 1) / tile;
+  rows.slots += 1;
+  rows.tokens += static_cast<double>(tokens);
+  rows.tiles += static_cast<double>(tiles);
+  rows.padded += static_cast<double>(tiles * tile);
+}
+
+/// How much longer the last, partly filled wave of tiles makes a GEMM. Fewer tiles than SMs are
+/// split along K instead.
+double wave_quantisation(double tiles, int sms) {
+  return tiles <= sms ? 1 : std::ceil(tiles / sms) * sms / tiles;
+}
+
+/// A multiplication by weights [n, k] with element sizes in bytes.
+struct Projection {
+  double n, k;
+  double weight_bytes, activation_bytes, output_bytes;
+};
+
+struct TiledWork {
+  Work work;
+  double busy_flops = 0;  // with the idle SMs of the last waves
+};
+
+void add_projection(TiledWork& total, const Rows& rows, const Projection& p, int tile_n, int sms) {
+  const double column_tiles = std::ceil(p.n / tile_n);
+  const double weights = p.n * p.k * p.weight_bytes;
+  const double inputs = p.k * p.activation_bytes;
+  const double flops = 2 * rows.padded * p.n * p.k;
+  total.work.flops += Flops(flops);
+  total.busy_flops += flops * wave_quantisation(rows.tiles * column_tiles, sms);
+  total.work.hbm += Bytes(rows.slots * weights + rows.tokens * (inputs + p.n * p.output_bytes));
+  total.work.l2 += Bytes(rows.tiles * weights + rows.tokens * column_tiles * inputs);
+  // Every tile writes its slices of both operands to shared memory once and reads them once.
+  const double staged_weights = tile_n * p.k * p.weight_bytes;
+  total.work.smem += Bytes(2 * column_tiles * (rows.padded * inputs + rows.tiles * staged_weights));
+}
+
+Cost tiled_cost(const TiledWork& tiled, FlopsPerSecond peak, KernelFamily family,
+                const GpuSpec& gpu) {
+  Work timed = tiled.work;
+  timed.flops = Flops(tiled.busy_flops);
+  Cost cost = roofline(timed, peak, family, gpu);
+  cost.work = tiled.work;
+  return cost;
+}
+
+}  // namespace
+
+Cost roofline(const Work& work, FlopsPerSecond peak, KernelFamily family, const GpuSpec& gpu) {
+  if (work.flops.value() + work.hbm.value() + work.l2.value() + work.smem.value() <= 0) return {};
+  const KernelConstants& kernel = gpu.kernel(family);
+  Cost cost{.time = work.hbm / (gpu.hbm_bandwidth * kernel.bandwidth_share),
+            .bound = Resource::hbm,
+            .work = work};
+  const auto at_least = [&cost](Seconds time, Resource resource) {
+    if (time <= cost.time) return;
+    cost.time = time;
+    cost.bound = resource;
+  };
+  at_least(work.flops / (peak * kernel.peak_share), Resource::tensor_core);
+  at_least(work.l2 / gpu.l2_bandwidth, Resource::l2);
+  at_least(work.smem / gpu.smem_bandwidth, Resource::smem);
+  if (kernel.launch > cost.time) cost.bound = Resource::launch;
+  cost.time += kernel.launch;
+  return cost;
+}
+
+std::int64_t padded_rows(std::int64_t tokens, int tile_m) {
+  if (tokens <= 0) return 0;
+  const std::int64_t tile = row_tile(tokens, tile_m);
+  return (tokens + tile - 1) / tile * tile;
+}
+
+Cost grouped_gemm(const GroupedGemm& experts, const GpuSpec& gpu) {
+  const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
+  Rows rows;
+  for (const std::int32_t tokens : experts.tokens_per_slot)
+    if (tokens > 0) add_slot(rows, tokens, kernel.tile_m);
+  if (rows.slots == 0) return {};
+
+  const double weight = bytes_per_element(experts.weights);
+  const double activation = bytes_per_element(experts.activations);
+  // Gate and up are one GEMM whose epilogue multiplies them: of its 2m columns m are written. The
+  // sum over experts is taken in bf16 whatever the multiplication's precision.
+  const Projection gate_up{2 * experts.width, experts.hidden, weight, activation, activation / 2};
+  const Projection down{experts.hidden, experts.width, weight, activation, 2};
+  TiledWork total;
+  add_projection(total, rows, gate_up, kernel.tile_n, gpu.sms);
+  add_projection(total, rows, down, kernel.tile_n, gpu.sms);
+  return tiled_cost(total, gpu.peak(experts.weights, experts.activations),
+                    KernelFamily::grouped_gemm, gpu);
+}
+
+Cost gemm(double m, double n, double k, Precision weights, Precision activations,
+          const GpuSpec& gpu) {
+  if (m <= 0 || n <= 0 || k <= 0) return {};
+  const KernelConstants& kernel = gpu.kernel(KernelFamily::gemm);
+  Rows rows;
+  add_slot(rows, std::llround(std::ceil(m)), kernel.tile_m);
+  TiledWork total;
+  const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
+  add_projection(total, rows, projection, kernel.tile_n, gpu.sms);
+  return tiled_cost(total, gpu.peak(weights, activations), KernelFamily::gemm, gpu);
+}
+
+Cost memory_op(Bytes moved, const GpuSpec& gpu) {
+  return roofline({.hbm = moved}, gpu.dense_peak.at(Precision::bf16), KernelFamily::memory, gpu);
+}
+
+}  // namespace moesim
