@@ -32,12 +32,6 @@ void add_slot(Rows& rows, std::int64_t tokens, int tile_m) {
   rows.padded += static_cast<double>(tiles * tile);
 }
 
-/// How much longer the last, partly filled wave of tiles makes a GEMM. Fewer tiles than SMs are
-/// split along K instead.
-double wave_quantisation(double tiles, int sms) {
-  return tiles <= sms ? 1 : std::ceil(tiles / sms) * sms / tiles;
-}
-
 /// A multiplication by weights [n, k] with element sizes in bytes.
 struct Projection {
   double n, k;
@@ -49,17 +43,27 @@ struct TiledWork {
   double busy_flops = 0;  // with the idle SMs of the last waves
 };
 
-void add_projection(TiledWork& total, const Rows& rows, const Projection& p, int tile_n, int sms) {
-  const double column_tiles = std::ceil(p.n / tile_n);
+/// The last, partly filled wave of tiles takes as long as a full one. Fewer tiles than SMs are
+/// split along K instead. Tiles are counted in full ones (a smaller tile is a part of one), or one
+/// more small tile would fill a wave and look faster.
+double busy_flops(double flops, double full_tiles, double flops_per_tile, int sms) {
+  return full_tiles <= sms ? flops : std::ceil(full_tiles / sms) * sms * flops_per_tile;
+}
+
+void add_projection(TiledWork& total, const Rows& rows, const Projection& p,
+                    const KernelConstants& kernel, int sms) {
+  const double column_tiles = std::ceil(p.n / kernel.tile_n);
   const double weights = p.n * p.k * p.weight_bytes;
   const double inputs = p.k * p.activation_bytes;
-  const double flops = 2 * rows.padded * p.n * p.k;
+  const double row_flops = 2 * p.n * p.k;
+  const double flops = rows.padded * row_flops;
   total.work.flops += Flops(flops);
-  total.busy_flops += flops * wave_quantisation(rows.tiles * column_tiles, sms);
+  total.busy_flops += busy_flops(flops, rows.padded / kernel.tile_m * column_tiles,
+                                 row_flops * kernel.tile_m / column_tiles, sms);
   total.work.hbm += Bytes(rows.slots * weights + rows.tokens * (inputs + p.n * p.output_bytes));
   total.work.l2 += Bytes(rows.tiles * weights + rows.tokens * column_tiles * inputs);
   // Every tile writes its slices of both operands to shared memory once and reads them once.
-  const double staged_weights = tile_n * p.k * p.weight_bytes;
+  const double staged_weights = kernel.tile_n * p.k * p.weight_bytes;
   total.work.smem += Bytes(2 * column_tiles * (rows.padded * inputs + rows.tiles * staged_weights));
 }
 
@@ -113,8 +117,8 @@ Cost grouped_gemm(const GroupedGemm& experts, const GpuSpec& gpu) {
   const Projection gate_up{2 * experts.width, experts.hidden, weight, activation, activation / 2};
   const Projection down{experts.hidden, experts.width, weight, activation, 2};
   TiledWork total;
-  add_projection(total, rows, gate_up, kernel.tile_n, gpu.sms);
-  add_projection(total, rows, down, kernel.tile_n, gpu.sms);
+  add_projection(total, rows, gate_up, kernel, gpu.sms);
+  add_projection(total, rows, down, kernel, gpu.sms);
   return tiled_cost(total, gpu.peak(experts.weights, experts.activations),
                     KernelFamily::grouped_gemm, gpu);
 }
@@ -127,7 +131,7 @@ Cost gemm(double m, double n, double k, Precision weights, Precision activations
   add_slot(rows, std::llround(std::ceil(m)), kernel.tile_m);
   TiledWork total;
   const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
-  add_projection(total, rows, projection, kernel.tile_n, gpu.sms);
+  add_projection(total, rows, projection, kernel, gpu.sms);
   return tiled_cost(total, gpu.peak(weights, activations), KernelFamily::gemm, gpu);
 }
 
