@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The GPU time of one token-routing policy per layer: fixed + per_128_active * active/128.
+struct RoutingCharge {
+  Seconds fixed{};
+  Seconds per_128_active{};
+};
+
+/// What is charged besides kernels and links.
+struct Charges {
+  std::map<std::string, RoutingCharge, std::less<>>
+      token_routing;              ///< by policy; others cost nothing
+  Seconds top_k_of_all_tokens{};  ///< when hidden states are gathered before top-k
+  Seconds host_overhead{};        ///< once per step
+  std::string source;
+
+  /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
+  Seconds routing(std::string_view policy, int active, bool replicated) const;
+};
+
+/// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us"}.
+Charges read_charges(const ConfigNode&);
+
+}  // namespace moesim

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/dispatch/dispatch.hpp"
+
+namespace moesim {
+
+namespace {
+
+// bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales), D(t) = GPUs that host the
+// chosen slots; the expert's GPU sums its contributions and returns one bf16 vector per (token,
+// GPU). policies.md 5
+class AllToAll final : public Dispatch {
+ public:
+  explicit AllToAll(TokenBytes bytes) : bytes_(bytes) {}
+
+  Exchange exchange(const DispatchProblem& problem) const override {
+    return all_to_all_exchange(problem, bytes_);
+  }
+  bool gives_global_counts() const override { return false; }
+  bool gathers_before_gate() const override { return false; }
+  bool needs_copies() const override { return true; }
+
+ private:
+  TokenBytes bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatch> make_all_to_all(ConfigReader& options) {
+  return std::make_unique<AllToAll>(read_token_bytes(options));
+}
+
+}  // namespace moesim

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <vector>
+
+#include "sim/dispatch/dispatch.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Only the top-k ids travel to everybody (2 bytes each), which is enough for a policy that needs
+// the whole batch's counts; activations then go by all-to-all. Costs one more small collective.
+// policies.md 5 and 9.5
+class IdsAllGather final : public Dispatch {
+ public:
+  explicit IdsAllGather(TokenBytes bytes) : bytes_(bytes) {}
+
+  Exchange exchange(const DispatchProblem& problem) const override {
+    std::vector<double> ids(problem.tokens.begin(), problem.tokens.end());
+    for (double& bytes : ids) bytes *= problem.experts_per_token * 2;
+    const CollectiveCost gather = problem.fabric.all_gather(ids);
+    Exchange exchange = all_to_all_exchange(problem, bytes_);
+    exchange.dispatch.time += gather.time;
+    exchange.dispatch.nvlink += gather.nvlink;
+    exchange.dispatch.network += gather.network;
+    return exchange;
+  }
+  bool gives_global_counts() const override { return true; }
+  bool gathers_before_gate() const override { return false; }
+  bool needs_copies() const override { return true; }
+
+ private:
+  TokenBytes bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader& options) {
+  return std::make_unique<IdsAllGather>(read_token_bytes(options));
+}
+
+}  // namespace moesim

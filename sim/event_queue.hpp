@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "hardware/units.hpp"
+
+namespace moesim {
+
+/// The next request of the workload is due.
+struct RequestArrives {};
+/// An EP group finished a forward step.
+struct StepEnds {
+  int instance = 0;
+};
+
+/// Everything that can happen. Events are values: they can be compared, printed and asserted on.
+using Happening = std::variant<RequestArrives, StepEnds>;
+
+struct Event {
+  Time at;
+  std::uint64_t sequence = 0;
+  Happening what;
+};
+
+/// Owns the clock. Events leave in (time, sequence) order, so that ties are first come, first
+/// served.
+class EventQueue {
+ public:
+  Time now() const { return now_; }
+  bool empty() const { return heap_.empty(); }
+
+  /// Throws std::logic_error if `at` is before now().
+  void schedule(Time at, Happening what) {
+    check(at >= now_, "an event was scheduled in the past");
+    heap_.push_back({at, next_sequence_++, std::move(what)});
+    std::push_heap(heap_.begin(), heap_.end(), later);
+  }
+
+  /// Takes the earliest event and moves the clock to it; nothing when the queue is empty.
+  std::optional<Event> pop() {
+    if (heap_.empty()) return std::nullopt;
+    std::pop_heap(heap_.begin(), heap_.end(), later);
+    Event event = std::move(heap_.back());
+    heap_.pop_back();
+    now_ = event.at;
+    return event;
+  }
+
+ private:
+  static bool later(const Event& a, const Event& b) {
+    return std::pair(a.at, a.sequence) > std::pair(b.at, b.sequence);
+  }
+
+  std::vector<Event> heap_;
+  Time now_{};
+  std::uint64_t next_sequence_ = 0;
+};
+
+}  // namespace moesim

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+// The file that a value names, or the object it is.
+ConfigNode file_or_inline(const ConfigNode& node) {
+  return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
+}
+
+// What was seen of each layer's experts: [layers][experts].
+std::vector<ExpertLoad> observed_load(const std::vector<const RoutingTrace*>& traces,
+                                      bool even_only) {
+  std::vector<ExpertLoad> load;
+  for (const RoutingTrace* trace : traces) {
+    std::vector<std::size_t> requests;
+    for (std::size_t i = 0; even_only && i < trace->requests().size(); i += 2) {
+      requests.push_back(i);
+    }
+    const std::vector<std::int64_t> counts = trace->expert_counts(requests);
+    const auto experts = static_cast<std::size_t>(trace->num_experts());
+    load.resize(static_cast<std::size_t>(trace->layers()), ExpertLoad(experts));
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      load[i / experts][i % experts] += static_cast<double>(counts[i]);
+    }
+  }
+  return load;
+}
+
+void read_placement(const ConfigNode& node, Experiment& experiment) {
+  read_object(node.as_policy(), [&](ConfigReader& reader) {
+    const int experts = experiment.model.experts;
+    const int ranks = experiment.parallel.ep;
+    experiment.placement_type = reader.text("type");
+    experiment.replication = reader.number_or("replication", 1.0, {1.0, double(ranks)});
+    const bool strict = reader.flag_or("strict", false);
+
+    PlacementProblem problem;
+    problem.experts = experts;
+    problem.gpus = ranks;
+    problem.slots_per_gpu = slots_for_replication(experts, ranks, experiment.replication);
+    problem.groups = experiment.model.expert_groups;
+    const int domain = experiment.cluster.scale_up_domain;
+    problem.nodes = (experiment.parallel.gpus() + domain - 1) / domain;
+    experiment.replication_effective = double(problem.slots_per_gpu) * ranks / experts;
+    if (strict && std::abs(experiment.replication_effective - experiment.replication) > 1e-9) {
+      reader.child("replication")
+          .fail(fmt::format(
+              "{} x {} experts does not fill {} GPUs evenly; the next ratio that does "
+              "is {}, or leave \"strict\" out",
+              experiment.replication, experts, ranks, experiment.replication_effective));
+    }
+
+    std::vector<const RoutingTrace*> seen{&experiment.trace};
+    if (experiment.prefill_trace) seen.push_back(&*experiment.prefill_trace);
+    bool from_trace = true;
+    if (reader.has("load")) {
+      read_object(reader.child("load"), [&](ConfigReader& load) {
+        constexpr std::array<std::string_view, 2> sources{"trace", "none"};
+        from_trace = load.choice_or("from", sources, 0) == 0;
+        experiment.bind_odd_only = load.flag_or("disjoint", false);
+      });
+    }
+    const auto placer = placers().make_from(reader);
+    std::vector<ExpertLoad> load(static_cast<std::size_t>(experiment.model.moe_layers()),
+                                 ExpertLoad(static_cast<std::size_t>(experts)));
+    if (from_trace) load = observed_load(seen, experiment.bind_odd_only);
+    experiment.placement = place_all(*placer, problem, load);
+  });
+}
+
+// One phase's rule. Policies that need the whole group's counts are refused where no dispatch gives
+// them.
+PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> dispatch,
+                     const Experiment& experiment) {
+  PhaseRule rule;
+  rule.dispatch = std::move(dispatch);
+  rule.router = token_routers().make(routing, experiment.placement);
+  rule.router_name = routing.as_policy().json().at("type").get<std::string>();
+  // With one attention rank every GPU holds every token, and with it every choice.
+  const bool counts = rule.dispatch->gives_global_counts() || experiment.parallel.dp == 1;
+  if (rule.router->needs_global_counts() && !counts) {
+    routing.fail(fmt::format(
+        "\"{}\" needs the top-k choices of the whole group, which this phase's dispatch does not "
+        "give; use \"ids_all_gather\" or \"all_gather\" there",
+        rule.router_name));
+  }
+  return rule;
+}
+
+void read_rules(ConfigReader& reader, Experiment& experiment) {
+  std::array<std::shared_ptr<const Dispatch>, 3> dispatch;  // prefill, decode, mixed
+  read_object(reader.child("dispatch"), [&](ConfigReader& d) {
+    dispatch[0] = dispatches().make(d.child("prefill"));
+    dispatch[1] = dispatches().make(d.child("decode"));
+    dispatch[2] = d.has("mixed")
+                      ? std::shared_ptr<const Dispatch>(dispatches().make(d.child("mixed")))
+                      : dispatch[0];
+  });
+  read_object(reader.child("token_routing"), [&](ConfigReader& routing) {
+    experiment.prefill = phase_rule(routing.child("prefill"), dispatch[0], experiment);
+    experiment.decode = phase_rule(routing.child("decode"), dispatch[1], experiment);
+    if (!routing.has("mixed")) {
+      routing.text_or("mixed", "prefill");
+      return;
+    }
+    const ConfigNode mixed = routing.child("mixed");
+    if (mixed.json() == "prefill" || mixed.json() == "decode") {
+      experiment.mixed.kind =
+          mixed.text() == "prefill" ? MixedRule::Kind::prefill : MixedRule::Kind::decode;
+    } else if (mixed.json().is_object() && !mixed.json().contains("type")) {
+      experiment.mixed.kind = MixedRule::Kind::decode_if_few;
+      experiment.mixed.prefill_tokens_at_most = read_object(mixed, [](ConfigReader& few) {
+        return few.integer("decode_if_prefill_tokens_at_most", non_negative);
+      });
+    } else {
+      experiment.mixed.kind = MixedRule::Kind::own;
+      experiment.mixed.own = phase_rule(mixed, dispatch[2], experiment);
+    }
+  });
+}
+
+// policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
+// activations of the whole group's tokens on their way out and back (the most that can reach one
+// GPU), the rank's own working activations, and the logits of its sampled tokens in fp32.
+MemoryBudget budget(const Experiment& e, double utilization) {
+  MemoryBudget memory;
+  const double layers = e.model.moe_layers();
+  const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
+  const double slots =
+      e.placement.empty() ? 0 : double(e.placement.front().slots()) / e.parallel.ep;
+  const double base_slots = double(e.model.experts) / e.parallel.ep;
+  const double rank_tokens = e.scheduler->max_num_batched_tokens();
+  const double group_tokens = rank_tokens * e.parallel.dp;
+  memory.capacity = e.cluster.gpu.hbm_capacity;
+  memory.usable = memory.capacity * utilization;
+  memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
+  memory.experts = expert * (layers * base_slots);
+  memory.replicas = expert * (layers * (slots - base_slots));
+  memory.buffers =
+      Bytes(2 * group_tokens * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
+            4.0 * e.scheduler->max_num_seqs() * e.model.vocabulary / e.parallel.tp);
+  memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
+  memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
+  return memory;
+}
+
+void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
+  if (memory.kv_blocks > 0) return;
+  const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+  node.fail(fmt::format(
+      "the model does not fit: {:.1f} GB missing per GPU ({:.1f} GB usable; weights {:.1f}, "
+      "experts "
+      "{:.1f}, replicas {:.1f}, buffers {:.1f}); use more GPUs, fewer replicas or a narrower "
+      "precision",
+      -gb(memory.kv), gb(memory.usable), gb(memory.weights), gb(memory.experts),
+      gb(memory.replicas), gb(memory.buffers)));
+}
+
+Slo read_slo(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    Slo slo;
+    if (reader.has("ttft")) slo.ttft = reader.quantity<Seconds>("ttft");
+    if (reader.has("tpot")) slo.tpot = reader.quantity<Seconds>("tpot");
+    if (reader.has("e2el")) slo.e2el = reader.quantity<Seconds>("e2el");
+    return slo;
+  });
+}
+
+}  // namespace
+
+RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
+                               std::uint64_t seed) {
+  const std::string key = fmt::format("{}\n{}\n{}\n{}", gating.file().parent_path().string(),
+                                      gating.json().dump(), model.name, seed);
+  const std::lock_guard lock(mutex_);
+  const auto found = traces_.find(key);
+  // Constructing the gating records its options in the resolved config, also when the trace is at
+  // hand.
+  const auto made = gatings().make(gating);
+  if (found != traces_.end()) return found->second;
+  return traces_.emplace(key, made->trace(model, seed)).first->second;
+}
+
+Experiment load_experiment(const ConfigNode& node, TraceLibrary& library) {
+  return read_object(node, [&](ConfigReader& reader) {
+    const ConfigNode cluster_node = reader.child("cluster");
+    ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
+    MoeModel model = read_model(file_or_inline(reader.child("model")));
+    const auto seed = static_cast<std::uint64_t>(reader.integer_or("seed", 1, {0, 9e15}));
+
+    const ConfigNode workload_node = reader.child("workload");
+    ConfigReader workload_reader(workload_node);
+    RequestWorkload workload = read_workload(workload_reader);
+    RoutingTrace trace = library.get(workload_reader.child("gating"), model, seed);
+    std::optional<RoutingTrace> prefill_trace;
+    if (workload_reader.has("prefill_gating")) {
+      prefill_trace = library.get(workload_reader.child("prefill_gating"), model, seed);
+    }
+    workload_reader.finish();
+
+    Experiment e{.cluster = std::move(cluster),
+                 .model = std::move(model),
+                 .precision = read_precision(reader.child("precision")),
+                 .parallel = {},
+                 .scheduler = nullptr,
+                 .workload = std::move(workload),
+                 .trace = std::move(trace),
+                 .prefill_trace = std::move(prefill_trace),
+                 .request_routing = reader.child_or("request_routing", "least_kv")};
+    e.seed = seed;
+    const ConfigNode parallel = reader.child("parallel");
+    e.parallel = read_parallel(parallel, e.model);
+    if (e.parallel.gpus() > e.cluster.gpus()) {
+      parallel.fail(fmt::format("dp * tp = {} GPUs, but {} has {}", e.parallel.gpus(),
+                                e.cluster.name, e.cluster.gpus()));
+    }
+    e.scheduler = schedulers().make(reader.child("scheduling"));
+    read_placement(reader.child_or("placement", "linear"), e);
+    read_rules(reader, e);
+    e.charges = read_charges(reader.child_or("charges", Json::object()));
+    request_routers().make(e.request_routing, e.seed);
+    read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
+      constexpr std::array<std::string_view, 1> types{"none"};
+      rebalancing.choice("type", types);
+    });
+    read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
+      const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
+      e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
+      e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
+    });
+    check_memory(parallel, e.memory);
+    e.slo = read_slo(reader.child_or("slo", Json::object()));
+    read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
+      e.warmup = measurement.number_or("warmup", 0, {0, 0.9});
+      e.hot_rank_threshold = measurement.number_or("hot_rank_threshold", 2, {1, 1e9});
+      e.expert_counts = measurement.flag_or("expert_counts", true);
+    });
+    reader.finish();
+    e.config = node.resolved();
+    return e;
+  });
+}
+
+}  // namespace moesim

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "hardware/fabric.hpp"
+#include "models/memory.hpp"
+#include "models/step_ops.hpp"
+#include "sim/charges.hpp"
+#include "sim/placement/placement.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/scheduling/scheduler.hpp"
+#include "sim/step_model.hpp"
+#include "traces/gating/gating.hpp"
+#include "traces/requests/request_source.hpp"
+
+namespace moesim {
+
+/// Routing traces that several experiments share: a sweep opens or generates each one once.
+/// Thread-safe.
+class TraceLibrary {
+ public:
+  RoutingTrace get(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, RoutingTrace> traces_;
+};
+
+/// What one GPU's memory is spent on.
+struct MemoryBudget {
+  Bytes capacity;              ///< of the GPU
+  Bytes usable;                ///< capacity * gpu_memory_utilization
+  Bytes weights;               ///< everything but routed experts
+  Bytes experts;               ///< routed experts, one copy of each over the group
+  Bytes replicas;              ///< redundant slots
+  Bytes buffers;               ///< exchange buffers, activations, logits
+  Bytes kv;                    ///< what is left
+  std::int64_t kv_blocks = 0;  ///< per DP rank
+};
+
+/// What a step does that holds prefill and decode tokens.
+struct MixedRule {
+  enum class Kind { prefill, decode, decode_if_few, own } kind = Kind::prefill;
+  std::int64_t prefill_tokens_at_most = 0;  ///< decode_if_few
+  std::optional<PhaseRule> own;
+};
+
+struct Slo {
+  std::optional<Seconds> ttft, tpot, e2el;
+};
+
+/// Everything a run needs, read and checked: values, and policies that hold no state.
+struct Experiment {
+  ClusterSpec cluster;
+  MoeModel model;
+  PrecisionPlan precision;
+  ParallelPlan parallel;
+  std::shared_ptr<const Scheduler> scheduler;
+  RequestWorkload workload;
+  RoutingTrace trace;                         ///< of both phases, unless ...
+  std::optional<RoutingTrace> prefill_trace;  ///< ... prefill has its own
+  bool bind_odd_only = false;                 ///< the placement was fitted on even requests
+  ExpertPlacement placement;
+  std::string placement_type;
+  double replication = 1, replication_effective = 1;
+  PhaseRule prefill, decode;
+  MixedRule mixed;
+  Charges charges;
+  ConfigNode request_routing;  ///< routers have state: built by each run
+  MemoryBudget memory;
+  KvLayout kv_layout;
+  Slo slo;
+  double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
+  double hot_rank_threshold = 2;
+  bool expert_counts = true;
+  std::uint64_t seed = 1;
+  Json config;  ///< resolved: every key, defaults included
+};
+
+/// Reads an experiment and everything it names. Throws ConfigError before anything runs.
+Experiment load_experiment(const ConfigNode&, TraceLibrary&);
+
+}  // namespace moesim

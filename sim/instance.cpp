@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/instance.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+Instance::Instance(const Experiment& experiment, RowSource& rows,
+                   std::vector<RequestRecord>& requests)
+    : experiment_(experiment),
+      rows_(rows),
+      requests_(requests),
+      model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
+             experiment.charges),
+      ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
+      loads_(ranks_.size()) {
+  for (Rank& rank : ranks_) rank.free_blocks = experiment.memory.kv_blocks;
+  batch_.ranks.resize(ranks_.size());
+}
+
+std::int64_t Instance::total_blocks() const {
+  return experiment_.memory.kv_blocks * static_cast<std::int64_t>(ranks_.size());
+}
+
+bool Instance::can_ever_hold(const RequestRecord& request) const {
+  // The last output token is never fed back, so it needs no room.
+  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + request.output_tokens - 1;
+  return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
+}
+
+void Instance::submit(std::uint32_t id, std::size_t index) {
+  RequestRecord& request = requests_[id];
+  request.rank = static_cast<std::int32_t>(index);
+  if (!can_ever_hold(request)) {
+    request.state = RequestRecord::State::rejected;
+    return;
+  }
+  Rank& rank = ranks_[index];
+  rank.waiting.push_back({id, request.prompt_tokens, 0, request.prompt_tokens, 0});
+  rank.kv_tokens += request.prompt_tokens;
+}
+
+std::span<const RankLoad> Instance::loads() {
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    loads_[r] = {ranks_[r].kv_tokens, static_cast<std::int64_t>(ranks_[r].waiting.size()),
+                 static_cast<std::int64_t>(ranks_[r].running.size())};
+  }
+  return loads_;
+}
+
+// Plans every rank for one turn; whether anybody has something to do in it.
+bool Instance::plan_turn(Turn turn) {
+  // A waiting sequence beyond the seats of a step cannot be admitted in it: the view need not show
+  // it.
+  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
+  bool any = false;
+  for (Rank& rank : ranks_) {
+    const auto visible = std::min(seats, rank.waiting.size());
+    rank.waiting_view.assign(rank.waiting.begin(),
+                             rank.waiting.begin() + static_cast<std::ptrdiff_t>(visible));
+    experiment_.scheduler->plan(
+        {rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout}, turn,
+        rank.plan);
+    any = any || !rank.plan.empty();
+  }
+  return any;
+}
+
+bool Instance::plan_step() {
+  if (!experiment_.scheduler->separates_phases()) return plan_turn(Turn::any);
+  return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
+}
+
+// Adds a sequence's next tokens to the step: attention work and trace rows.
+void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index,
+                       std::array<RoutingCoverage, 2>& coverage) {
+  RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
+  step.sequences.push_back({tokens, sequence.computed});
+  step.tokens += tokens;
+  if (tokens == sequence.need()) ++step.sampled;
+  if (sequence.decoding()) {
+    summary_.decode_tokens += tokens;
+  } else {
+    summary_.prefill_tokens += tokens;
+  }
+  // After a preemption generated tokens are prefilled again, but their rows stay those of decode.
+  const Binding& binding = requests_[sequence.request].binding;
+  const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
+  if (of_prompt > 0) {
+    rows_.append(binding, Phase::prefill, sequence.computed, of_prompt, index, batch_.rows,
+                 coverage[0]);
+  }
+  if (of_prompt < tokens) {
+    rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
+                 tokens - of_prompt, index, batch_.rows, coverage[1]);
+  }
+}
+
+void Instance::apply_plan(Rank& rank, std::int32_t index,
+                          std::array<RoutingCoverage, 2>& coverage) {
+  for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
+    Sequence sequence = rank.running.back();
+    rank.running.pop_back();
+    rank.free_blocks += sequence.blocks;
+    sequence.blocks = 0;
+    sequence.computed = 0;
+    rank.waiting.push_front(sequence);
+    ++requests_[sequence.request].preemptions;
+    requests_[sequence.request].state = RequestRecord::State::waiting;
+    ++summary_.preemptions;
+  }
+  for (const std::int32_t tokens : rank.plan.admitted_tokens) {
+    rank.running.push_back(rank.waiting.front());
+    rank.waiting.pop_front();
+    rank.plan.running_tokens.push_back(tokens);
+    requests_[rank.running.back().request].state = RequestRecord::State::running;
+  }
+  for (std::size_t i = 0; i < rank.running.size(); ++i) {
+    Sequence& sequence = rank.running[i];
+    const std::int32_t tokens = rank.plan.running_tokens[i];
+    if (tokens == 0) continue;
+    compute(sequence, tokens, index, coverage);
+    const std::int64_t blocks = experiment_.kv_layout.blocks_for(sequence.computed + tokens);
+    rank.free_blocks -= blocks - sequence.blocks;
+    sequence.blocks = blocks;
+  }
+  check(rank.free_blocks >= 0, "a scheduler took more KV blocks than were free");
+}
+
+// policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.
+void Instance::choose_rule() {
+  const bool prefill = summary_.prefill_tokens > 0;
+  const bool decode = summary_.decode_tokens > 0;
+  summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
+  summary_.rule = summary_.kind;
+  if (summary_.kind == StepKind::mixed) {
+    const MixedRule& mixed = experiment_.mixed;
+    const bool few = summary_.prefill_tokens <= mixed.prefill_tokens_at_most;
+    switch (mixed.kind) {
+      case MixedRule::Kind::prefill: summary_.rule = StepKind::prefill; break;
+      case MixedRule::Kind::decode: summary_.rule = StepKind::decode; break;
+      case MixedRule::Kind::decode_if_few:
+        summary_.rule = few ? StepKind::decode : StepKind::prefill;
+        break;
+      case MixedRule::Kind::own: break;
+    }
+  }
+  switch (summary_.rule) {
+    case StepKind::prefill: rule_ = &experiment_.prefill; break;
+    case StepKind::decode: rule_ = &experiment_.decode; break;
+    case StepKind::mixed: rule_ = &*experiment_.mixed.own; break;
+  }
+}
+
+std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
+  if (!plan_step()) {
+    for (const Rank& rank : ranks_) {
+      check(rank.running.empty() && rank.waiting.empty(), "a rank with work was left idle");
+    }
+    return std::nullopt;
+  }
+  summary_ = {};
+  summary_.start = now;
+  batch_.rows.clear();
+  for (RankStep& step : batch_.ranks) {
+    step.sequences.clear();
+    step.tokens = step.sampled = 0;
+    step.dummy = false;
+  }
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const auto index = static_cast<std::int32_t>(r);
+    RankStep& step = batch_.ranks[r];
+    apply_plan(ranks_[r], index, coverage);
+    summary_.kv_blocks_used += experiment_.memory.kv_blocks - ranks_[r].free_blocks;
+    if (step.tokens > 0) continue;
+    // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
+    step = {{{1, 0}}, 1, 0, true};
+    batch_.rows.push_back(rows_.dummy(index));
+    ++summary_.dummy_ranks;
+  }
+  choose_rule();
+  model_.price(batch_, *rule_, experiment_.placement, rows_, cost_);
+  return cost_.total;
+}
+
+const StepOutcome& Instance::end_step(Time now) {
+  outcome_.tokens.clear();
+  for (Rank& rank : ranks_) {
+    const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      Sequence& sequence = rank.running[i];
+      sequence.computed += tokens[i];
+      if (tokens[i] == 0 || sequence.need() > 0) continue;
+      RequestRecord& request = requests_[sequence.request];
+      const bool first = ++request.generated == 1;
+      const bool last = request.generated == request.output_tokens;
+      outcome_.tokens.push_back(
+          {sequence.request, first, last, first ? Duration{} : now - request.last_token});
+      if (first) request.first_token = now;
+      request.last_token = now;
+      ++sequence.tokens;
+      ++rank.kv_tokens;
+      if (!last) continue;
+      request.state = RequestRecord::State::finished;
+      rank.free_blocks += sequence.blocks;
+      rank.kv_tokens -= sequence.tokens;
+    }
+    std::erase_if(rank.running, [&](const Sequence& sequence) {
+      return requests_[sequence.request].state == RequestRecord::State::finished;
+    });
+  }
+  return outcome_;
+}
+
+}  // namespace moesim

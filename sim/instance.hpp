@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sim/experiment.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/row_source.hpp"
+#include "sim/scheduling/scheduler.hpp"
+#include "sim/step_model.hpp"
+
+namespace moesim {
+
+/// The life of one request. Times are those of the simulated clock.
+struct RequestRecord {
+  enum class State : std::uint8_t { waiting, running, finished, rejected } state = State::waiting;
+  std::int32_t prompt_tokens = 0, output_tokens = 0;
+  std::int32_t generated = 0;
+  std::int32_t rank = -1;
+  std::int32_t preemptions = 0;
+  Time arrival{}, first_token{}, last_token{};
+  Binding binding;
+};
+
+/// Which rule a step ran under.
+enum class StepKind { prefill, decode, mixed };
+inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
+
+/// What the last step was, beside its cost.
+struct StepSummary {
+  StepKind kind = StepKind::decode;  ///< what it held
+  StepKind rule = StepKind::decode;  ///< the rule it ran under; mixed = a policy of its own
+  Time start{};
+  std::int32_t prefill_tokens = 0;
+  std::int32_t decode_tokens = 0;
+  std::int32_t dummy_ranks = 0;
+  std::int32_t preemptions = 0;
+  std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
+};
+
+/// What happened to requests when a step ended.
+struct StepOutcome {
+  struct Emitted {
+    std::uint32_t request;
+    bool first, last;
+    Duration gap;  ///< since the previous token; zero for the first
+  };
+  std::vector<Emitted> tokens;
+};
+
+/// One EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
+/// requests; reads no clock but what it is given.
+class Instance {
+ public:
+  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
+
+  /// Queues a request on a rank, or rejects one that could never fit.
+  void submit(std::uint32_t request, std::size_t rank);
+  /// Whether submit() would reject it.
+  bool can_ever_hold(const RequestRecord&) const;
+
+  /// Composes and prices the next step; nothing when no rank has work.
+  std::optional<Seconds> begin_step(Time now, std::array<RoutingCoverage, 2>& coverage);
+  /// Ends the step that began: tokens are emitted, finished requests free their blocks.
+  const StepOutcome& end_step(Time now);
+
+  std::span<const RankLoad> loads();
+  const StepSummary& step() const { return summary_; }
+  const StepCost& cost() const { return cost_; }
+  const StepBatch& batch() const { return batch_; }
+  const StepModel& model() const { return model_; }
+  std::int64_t total_blocks() const;
+
+ private:
+  struct Rank {
+    std::vector<Sequence> running;
+    std::deque<Sequence> waiting;
+    std::vector<Sequence> waiting_view;
+    std::int64_t free_blocks = 0;
+    std::int64_t kv_tokens = 0;
+    StepPlan plan;
+  };
+
+  bool plan_step();
+  bool plan_turn(Turn turn);
+  void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
+  void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
+               std::array<RoutingCoverage, 2>& coverage);
+  void choose_rule();
+
+  const Experiment& experiment_;
+  RowSource& rows_;
+  std::vector<RequestRecord>& requests_;
+  StepModel model_;
+  std::vector<Rank> ranks_;
+  std::vector<RankLoad> loads_;
+  StepBatch batch_;
+  StepCost cost_;
+  StepSummary summary_;
+  StepOutcome outcome_;
+  const PhaseRule* rule_ = nullptr;
+};
+
+}  // namespace moesim

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/measurement.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace moesim {
+
+namespace {
+
+void add(Traffic& sum, const Traffic& step) {
+  sum.seconds += step.seconds;
+  sum.nvlink_bytes += step.nvlink_bytes;
+  sum.network_bytes += step.network_bytes;
+}
+
+std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
+
+}  // namespace
+
+double Totals::busy_seconds() const {
+  return by_kind[0].seconds + by_kind[1].seconds + by_kind[2].seconds;
+}
+
+Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks)
+    : experiment_(experiment),
+      total_blocks_(total_blocks),
+      warmup_requests_(static_cast<std::int64_t>(
+          experiment.warmup * static_cast<double>(experiment.workload.requests))) {
+  if (!experiment.expert_counts) return;
+  const RoutingTrace& prefill =
+      experiment.prefill_trace ? *experiment.prefill_trace : experiment.trace;
+  row_uses_[0].resize(static_cast<std::size_t>(prefill.tokens()));
+  row_uses_[1].resize(static_cast<std::size_t>(experiment.trace.tokens()));
+}
+
+void Measurement::request_arrived(Time now) {
+  if (arrived_++ != warmup_requests_) return;
+  running_ = {};
+  running_.begin = now;
+}
+
+void Measurement::no_more_arrivals(Time now) {
+  running_.end = now;
+  before_drain_ = running_;
+}
+
+void Measurement::step_ended(const Instance& instance, const StepOutcome& outcome,
+                             const std::vector<RequestRecord>& requests,
+                             const std::array<RoutingCoverage, 2>& coverage, Time now) {
+  ++steps_;
+  add_step(running_, instance);
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    running_.coverage[phase].recorded += coverage[phase].recorded;
+    running_.coverage[phase].borrowed += coverage[phase].borrowed;
+    running_.coverage[phase].wrapped += coverage[phase].wrapped;
+    running_.coverage[phase].synthetic += coverage[phase].synthetic;
+  }
+  const StepBatch& batch = instance.batch();
+  for (const RowRange& range : batch.rows) {
+    routed_ids_ += range.count * experiment_.trace.row_ids();
+    std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
+    if (uses.empty() || batch.ranks[static_cast<std::size_t>(range.rank)].dummy) continue;
+    for (std::int64_t row = 0; row < range.count; ++row) {
+      ++uses[static_cast<std::size_t>(range.first_row + row)];
+    }
+  }
+  for (const StepOutcome::Emitted& token : outcome.tokens) {
+    ++running_.output_tokens;
+    if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
+    if (token.last) ++running_.completed;
+    if (token.first) continue;
+    const double gap = to_seconds(token.gap).count() * 1e3;
+    if (!running_.gaps.empty() && running_.gaps.back().value == gap) {
+      ++running_.gaps.back().count;
+    } else {
+      running_.gaps.push_back({gap, 1});
+    }
+  }
+  running_.end = now;
+}
+
+void Measurement::add_step(Totals& totals, const Instance& instance) const {
+  const StepSummary& step = instance.step();
+  const StepCost& cost = instance.cost();
+  const double seconds = cost.total.count();
+  StepTotals& kind = totals.by_kind[static_cast<std::size_t>(step.kind)];
+  ++kind.steps;
+  kind.seconds += seconds;
+  kind.prefill_tokens += step.prefill_tokens;
+  kind.decode_tokens += step.decode_tokens;
+  kind.dummy_ranks += step.dummy_ranks;
+  ++totals.steps_by_rule[static_cast<std::size_t>(step.rule)];
+  totals.seconds_by_rule[static_cast<std::size_t>(step.rule)] += seconds;
+  for (std::size_t part = 0; part < totals.parts.size(); ++part) {
+    for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
+      totals.parts[part][resource] += cost.parts[part][resource];
+    }
+  }
+  add(totals.dispatch, cost.dispatch);
+  add(totals.combine, cost.combine);
+  add(totals.all_reduce, cost.all_reduce);
+  totals.idle.resize(cost.idle.size());
+  for (std::size_t gpu = 0; gpu < cost.idle.size(); ++gpu) totals.idle[gpu] += cost.idle[gpu];
+  totals.flops += cost.flops;
+  totals.hbm_bytes += cost.hbm_bytes;
+  totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
+  totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
+  totals.preemptions += step.preemptions;
+  add_layers(kind.experts, totals, instance);
+}
+
+void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance) const {
+  const StepCost& cost = instance.cost();
+  const auto tokens_of_expert = instance.model().tokens_of_expert();
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  totals.layers.resize(cost.layers.size());
+  for (std::size_t l = 0; l < cost.layers.size(); ++l) {
+    const LayerOutcome& outcome = cost.layers[l];
+    const LayerLoad& load = outcome.load;
+    ExpertTotals::Layer& layer = totals.layers[l];
+    const auto ranks = static_cast<double>(load.tokens.size());
+    double activated = 0, tokens = 0, squares = 0;
+    for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
+      activated += load.activated[rank];
+      tokens += load.tokens[rank];
+      squares += double(load.tokens[rank]) * load.tokens[rank];
+      layer.rank_tokens.add(load.tokens[rank]);
+      layer.rank_activated.add(load.activated[rank]);
+    }
+    for (std::size_t e = 0; e < experts; ++e) {
+      layer.expert_tokens.add(tokens_of_expert[l * experts + e]);
+    }
+    const double mean = tokens / ranks;
+    const double ratio = load.max_tokens / mean;
+    totals.layer_steps += 1;
+    totals.max_activated += load.max_activated;
+    totals.mean_activated += activated / ranks;
+    totals.max_tokens += load.max_tokens;
+    totals.mean_tokens += mean;
+    totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean;
+    totals.active_experts += outcome.active_experts;
+    totals.useful_rows += static_cast<double>(outcome.useful_rows);
+    totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
+    totals.hottest = std::max(totals.hottest, ratio);
+    all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time));
+    all.combine_ns.add(nanoseconds(outcome.exchange.combine.time));
+  }
+}
+
+Totals Measurement::finish(Time now) {
+  running_.end = now;
+  const bool nothing_between = !before_drain_ || before_drain_->end <= before_drain_->begin ||
+                               before_drain_->output_tokens == 0;
+  return nothing_between ? running_ : *before_drain_;
+}
+
+}  // namespace moesim

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "sim/instance.hpp"
+#include "sim/statistics.hpp"
+
+namespace moesim {
+
+/// What the expert layers did in steps of one kind.
+struct ExpertTotals {
+  struct Layer {
+    CountHistogram rank_tokens, rank_activated, expert_tokens;
+  };
+  double layer_steps = 0;  ///< (layer, step) pairs
+  double max_activated = 0, mean_activated = 0;
+  double max_tokens = 0, mean_tokens = 0;
+  double cv = 0;              ///< of tokens over ranks, summed over (layer, step)
+  double active_experts = 0;  ///< logical
+  double useful_rows = 0, padded_rows = 0;
+  std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
+  double hottest = 0;                ///< the largest such ratio
+  std::vector<Layer> layers;
+};
+
+/// Sums over the steps of one kind.
+struct StepTotals {
+  std::int64_t steps = 0;
+  double seconds = 0;
+  double prefill_tokens = 0, decode_tokens = 0;
+  double dummy_ranks = 0;
+  ExpertTotals experts;
+};
+
+/// Everything that is summed while a run is measured.
+struct Totals {
+  Time begin{}, end{};
+  std::array<StepTotals, 3> by_kind;            ///< what the steps held
+  std::array<std::int64_t, 3> steps_by_rule{};  ///< the rule they ran under
+  std::array<double, 3> seconds_by_rule{};
+  Breakdown parts{};
+  Traffic dispatch, combine, all_reduce;
+  CountHistogram dispatch_ns, combine_ns;  ///< per MoE layer
+  std::vector<double> idle;                ///< seconds per GPU
+  double flops = 0, hbm_bytes = 0;
+  std::array<RoutingCoverage, 2> coverage{};
+  double kv_block_seconds = 0;
+  std::int64_t kv_blocks_peak = 0;
+  std::int64_t preemptions = 0;
+  std::int64_t output_tokens = 0, prompt_tokens = 0, completed = 0;
+  std::vector<Weighted> gaps;  ///< between tokens of one request, ms
+  double busy_seconds() const;
+};
+
+/// Watches a run. Measuring starts when the warm-up's last request has arrived and ends with the
+/// last arrival; when nothing would be left between them, the whole run is measured.
+class Measurement {
+ public:
+  Measurement(const Experiment&, std::int64_t total_blocks);
+
+  void request_arrived(Time now);
+  void no_more_arrivals(Time now);
+  /// A step that ended at `now`.
+  void step_ended(const Instance&, const StepOutcome&, const std::vector<RequestRecord>&,
+                  const std::array<RoutingCoverage, 2>& coverage, Time now);
+  /// How often every trace row was replayed, by phase: [rows of that phase's trace].
+  const std::vector<std::uint32_t>& row_uses(Phase phase) const {
+    return row_uses_[static_cast<std::size_t>(phase)];
+  }
+  std::int64_t steps() const { return steps_; }
+  std::int64_t routed_ids() const { return routed_ids_; }
+  std::int64_t total_blocks() const { return total_blocks_; }
+
+  /// What was measured, for a run that ended at `now`.
+  Totals finish(Time now);
+
+ private:
+  void add_step(Totals&, const Instance&) const;
+  void add_layers(ExpertTotals&, Totals&, const Instance&) const;
+
+  const Experiment& experiment_;
+  std::int64_t total_blocks_;
+  std::int64_t warmup_requests_;
+  std::int64_t arrived_ = 0, steps_ = 0, routed_ids_ = 0;
+  Totals running_;
+  std::optional<Totals> before_drain_;
+  std::array<std::vector<std::uint32_t>, 2> row_uses_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report.hpp"
+
+#include <numeric>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view version = "0.1.0";
+
+double ms(Duration duration) { return to_seconds(duration).count() * 1e3; }
+double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
+
+void add_summary(OrderedJson& metrics, const std::string& name, const Summary& summary) {
+  metrics["mean_" + name + "_ms"] = summary.mean;
+  metrics["median_" + name + "_ms"] = summary.p50;
+  metrics["std_" + name + "_ms"] = summary.std;
+  metrics["p50_" + name + "_ms"] = summary.p50;
+  metrics["p90_" + name + "_ms"] = summary.p90;
+  metrics["p95_" + name + "_ms"] = summary.p95;
+  metrics["p99_" + name + "_ms"] = summary.p99;
+}
+
+struct Latency {
+  double ttft, tpot, e2el;  // ms; tpot is 0 for requests with one output token
+  bool has_tpot;
+};
+
+// TTFT = first token - arrival; TPOT = (e2el - ttft)/(output - 1) for outputs of two tokens and
+// more.
+Latency latency_of(const RequestRecord& request) {
+  const double ttft = ms(request.first_token - request.arrival);
+  const double e2el = ms(request.last_token - request.arrival);
+  const bool has_tpot = request.output_tokens > 1;
+  return {ttft, has_tpot ? (e2el - ttft) / (request.output_tokens - 1) : 0, e2el, has_tpot};
+}
+
+bool meets(const Latency& latency, const Slo& slo) {
+  const auto within = [](double value, const std::optional<Seconds>& limit) {
+    return !limit || value <= limit->count() * 1e3;
+  };
+  return within(latency.ttft, slo.ttft) && within(latency.tpot, slo.tpot) &&
+         within(latency.e2el, slo.e2el);
+}
+
+OrderedJson metrics_of(const Experiment& e, const Totals& totals,
+                       const std::vector<RequestRecord>& requests) {
+  std::vector<double> ttft, tpot, e2el;
+  std::int64_t finished = 0, rejected = 0, measured = 0, good = 0;
+  for (const RequestRecord& request : requests) {
+    finished += request.state == RequestRecord::State::finished ? 1 : 0;
+    rejected += request.state == RequestRecord::State::rejected ? 1 : 0;
+    if (request.state != RequestRecord::State::finished) continue;
+    if (request.arrival < totals.begin || request.arrival > totals.end) continue;
+    const Latency latency = latency_of(request);
+    ++measured;
+    good += meets(latency, e.slo) ? 1 : 0;
+    ttft.push_back(latency.ttft);
+    e2el.push_back(latency.e2el);
+    if (latency.has_tpot) tpot.push_back(latency.tpot);
+  }
+  const double seconds = to_seconds(totals.end - totals.begin).count();
+  const double gpus = e.parallel.gpus();
+  const double output = ratio(double(totals.output_tokens), seconds);
+  const double prompt = ratio(double(totals.prompt_tokens), seconds);
+  const double request_rate = ratio(double(totals.completed), seconds);
+  const Summary tpot_summary = summarize(std::move(tpot));
+
+  OrderedJson metrics;
+  metrics["completed"] = finished;
+  metrics["rejected"] = rejected;
+  metrics["measured_requests"] = measured;
+  metrics["duration_s"] = seconds;
+  metrics["request_throughput"] = request_rate;
+  metrics["request_goodput"] = request_rate * ratio(double(good), double(measured));
+  metrics["slo_attainment"] = ratio(double(good), double(measured));
+  metrics["output_throughput"] = output;
+  metrics["total_token_throughput"] = output + prompt;
+  add_summary(metrics, "ttft", summarize(std::move(ttft)));
+  add_summary(metrics, "tpot", tpot_summary);
+  add_summary(metrics, "itl", summarize(totals.gaps));
+  add_summary(metrics, "e2el", summarize(std::move(e2el)));
+  metrics["tokens_per_s_per_gpu"] = output / gpus;
+  metrics["tokens_per_s_per_user"] = ratio(1000, tpot_summary.p50);
+  metrics["total_tokens_per_s_per_gpu"] = (output + prompt) / gpus;
+  // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
+  double computed = 0;
+  for (const StepTotals& kind : totals.by_kind)
+    computed += kind.prefill_tokens + kind.decode_tokens;
+  const GpuSpec& gpu = e.cluster.gpu;
+  const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
+  metrics["mfu"] = ratio(2 * count_parameters(e.model).active * computed, seconds * peak * gpus);
+  metrics["mbu"] = ratio(totals.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
+  return metrics;
+}
+
+OrderedJson distribution(const CountHistogram& histogram) {
+  return {{"mean", histogram.mean()},
+          {"p50", histogram.quantile(.50)},
+          {"p95", histogram.quantile(.95)},
+          {"p99", histogram.quantile(.99)},
+          {"max", histogram.max()}};
+}
+
+OrderedJson expert_summary(const ExpertTotals& totals) {
+  const double n = totals.layer_steps;
+  return {
+      {"max_activated_mean", ratio(totals.max_activated, n)},
+      {"activated_mean", ratio(totals.mean_activated, n)},
+      {"active_experts_mean", ratio(totals.active_experts, n)},
+      {"max_tokens_mean", ratio(totals.max_tokens, n)},
+      {"tokens_mean", ratio(totals.mean_tokens, n)},
+      {"balancedness", ratio(totals.mean_tokens, totals.max_tokens)},
+      {"imbalance", ratio(totals.max_tokens, totals.mean_tokens)},
+      {"cv", ratio(totals.cv, n)},
+      {"gemm_occupancy", ratio(totals.useful_rows, totals.padded_rows)},
+      {"hot_rank_events", {{"layer_steps", totals.hot_layer_steps}, {"worst", totals.hottest}}}};
+}
+
+ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
+  ExpertTotals all;
+  for (const StepTotals& kind : kinds) {
+    const ExpertTotals& part = kind.experts;
+    all.layer_steps += part.layer_steps;
+    all.max_activated += part.max_activated;
+    all.mean_activated += part.mean_activated;
+    all.max_tokens += part.max_tokens;
+    all.mean_tokens += part.mean_tokens;
+    all.cv += part.cv;
+    all.active_experts += part.active_experts;
+    all.useful_rows += part.useful_rows;
+    all.padded_rows += part.padded_rows;
+    all.hot_layer_steps += part.hot_layer_steps;
+    all.hottest = std::max(all.hottest, part.hottest);
+  }
+  return all;
+}
+
+// Tokens per expert over the whole run, [workload tag][layer][expert]: what was replayed, row by
+// row.
+OrderedJson expert_counts(const Experiment& e, const Measurement& measurement) {
+  std::map<std::string, std::vector<std::vector<std::int64_t>>> counts;
+  const auto layers = static_cast<std::size_t>(e.model.moe_layers());
+  const auto experts = static_cast<std::size_t>(e.model.experts);
+  const auto k = static_cast<std::size_t>(e.model.experts_per_token);
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const RoutingTrace& trace =
+        phase == Phase::prefill && e.prefill_trace ? *e.prefill_trace : e.trace;
+    const std::vector<std::uint32_t>& uses = measurement.row_uses(phase);
+    trace.visit([&](auto ids) {
+      for (const TraceRequest& request : trace.requests()) {
+        auto& tag = counts[trace.workloads()[static_cast<std::size_t>(request.workload)]];
+        tag.resize(layers, std::vector<std::int64_t>(experts));
+        for (std::int64_t r = request.row_start; r < request.row_start + request.num_tokens; ++r) {
+          const auto row = static_cast<std::size_t>(r);
+          if (uses[row] == 0) continue;
+          const auto* id = ids.data() + row * layers * k;
+          for (std::size_t l = 0; l < layers; ++l) {
+            for (std::size_t j = 0; j < k; ++j)
+              tag[l][static_cast<std::size_t>(*id++)] += uses[row];
+          }
+        }
+      }
+    });
+  }
+  return counts;
+}
+
+OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
+  OrderedJson experts = expert_summary(sum(totals.by_kind));
+  experts["replicas"] =
+      e.placement.empty() ? 0 : e.placement.front().slots() - e.placement.front().experts();
+  experts["replication_effective"] = e.replication_effective;
+  experts["dropped"] = 0;
+  experts["hot_rank_threshold"] = e.hot_rank_threshold;
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const ExpertTotals& part = totals.by_kind[kind].experts;
+    if (part.layer_steps == 0) continue;
+    OrderedJson& by_kind = experts["by_step_kind"][std::string(step_kind_names[kind])];
+    by_kind = expert_summary(part);
+    for (std::size_t l = 0; l < part.layers.size(); ++l) {
+      by_kind["layers"].push_back({{"layer", e.trace.meta().layer_ids[l]},
+                                   {"rank_activated", distribution(part.layers[l].rank_activated)},
+                                   {"rank_tokens", distribution(part.layers[l].rank_tokens)},
+                                   {"expert_tokens", distribution(part.layers[l].expert_tokens)}});
+    }
+  }
+  if (e.expert_counts) experts["tokens_per_expert_by_workload"] = expert_counts(e, measurement);
+  return experts;
+}
+
+OrderedJson traffic_of(const Traffic& traffic, double seconds) {
+  return {{"seconds", traffic.seconds},
+          {"share_of_busy_time", ratio(traffic.seconds, seconds)},
+          {"nvlink_bytes", traffic.nvlink_bytes},
+          {"network_bytes", traffic.network_bytes}};
+}
+
+OrderedJson communication_of(const Totals& totals) {
+  const double busy = totals.busy_seconds();
+  const auto per_layer = [](OrderedJson traffic, const CountHistogram& layer_ns) {
+    traffic["mean_us_per_layer"] = layer_ns.mean() / 1e3;
+    traffic["p99_us_per_layer"] = double(layer_ns.quantile(.99)) / 1e3;
+    return traffic;
+  };
+  return {{"dispatch", per_layer(traffic_of(totals.dispatch, busy), totals.dispatch_ns)},
+          {"combine", per_layer(traffic_of(totals.combine, busy), totals.combine_ns)},
+          {"tp_all_reduce", traffic_of(totals.all_reduce, busy)}};
+}
+
+OrderedJson breakdown_of(const Totals& totals) {
+  const double busy = totals.busy_seconds();
+  OrderedJson by_part, by_resource;
+  for (std::size_t part = 0; part < part_names.size(); ++part) {
+    const auto& row = totals.parts[part];
+    const double seconds = std::accumulate(row.begin(), row.end(), 0.0);
+    OrderedJson& entry = by_part[std::string(part_names[part])];
+    entry = {{"seconds", seconds}, {"share", ratio(seconds, busy)}};
+    for (std::size_t r = 0; r < row.size(); ++r) {
+      if (row[r] > 0) entry["bound_by"][std::string(resource_names[r])] = row[r];
+    }
+  }
+  for (std::size_t r = 0; r < resource_names.size(); ++r) {
+    double seconds = 0;
+    for (const auto& row : totals.parts) seconds += row[r];
+    by_resource[std::string(resource_names[r])] = seconds;
+  }
+  const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
+  const double exposed =
+      totals.dispatch.seconds + totals.combine.seconds + totals.all_reduce.seconds;
+  return {{"busy_seconds", busy},
+          {"parts", by_part},
+          {"bound_by", by_resource},
+          {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
+          {"barrier_idle_seconds_per_gpu", totals.idle},
+          {"exposed_communication_share", ratio(exposed, busy)}};
+}
+
+OrderedJson steps_of(const Experiment& e, const Totals& totals) {
+  OrderedJson steps;
+  const double busy = totals.busy_seconds();
+  std::int64_t count = 0;
+  for (const StepTotals& kind : totals.by_kind) count += kind.steps;
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const StepTotals& part = totals.by_kind[kind];
+    const auto n = double(part.steps);
+    const std::string name(step_kind_names[kind]);
+    steps[name] = {{"steps", part.steps},
+                   {"seconds", part.seconds},
+                   {"share_of_time", ratio(part.seconds, busy)},
+                   {"mean_ms", ratio(part.seconds * 1e3, n)},
+                   {"mean_prefill_tokens", ratio(part.prefill_tokens, n)},
+                   {"mean_decode_tokens", ratio(part.decode_tokens, n)},
+                   {"mean_decode_tokens_per_rank", ratio(part.decode_tokens, n * e.parallel.dp)},
+                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)}};
+  }
+  for (std::size_t rule = 0; rule < 3; ++rule) {
+    steps["by_rule"][std::string(step_kind_names[rule])] = {
+        {"share_of_steps", ratio(double(totals.steps_by_rule[rule]), double(count))},
+        {"share_of_time", ratio(totals.seconds_by_rule[rule], busy)}};
+  }
+  return steps;
+}
+
+OrderedJson memory_of(const MemoryBudget& memory) {
+  return {{"capacity_bytes", memory.capacity.value()},
+          {"usable_bytes", memory.usable.value()},
+          {"weights_bytes", memory.weights.value()},
+          {"experts_bytes", memory.experts.value()},
+          {"replicas_bytes", memory.replicas.value()},
+          {"buffers_bytes", memory.buffers.value()},
+          {"kv_bytes", memory.kv.value()}};
+}
+
+OrderedJson kv_of(const Experiment& e, const Totals& totals, std::int64_t total_blocks) {
+  const double busy = totals.busy_seconds();
+  const double used = ratio(totals.kv_block_seconds, busy);
+  return {{"block_tokens", e.kv_layout.block_tokens},
+          {"blocks_per_rank", e.memory.kv_blocks},
+          {"mean_utilization", ratio(used, double(total_blocks))},
+          {"peak_utilization", ratio(double(totals.kv_blocks_peak), double(total_blocks))},
+          {"preemptions", totals.preemptions}};
+}
+
+OrderedJson coverage_of(const Totals& totals) {
+  OrderedJson json;
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    const RoutingCoverage& coverage = totals.coverage[phase];
+    const auto total = double(coverage.total());
+    json[std::string(phase_names[phase])] = {
+        {"tokens", coverage.total()},
+        {"recorded", ratio(double(coverage.recorded), total)},
+        {"borrowed", ratio(double(coverage.borrowed), total)},
+        {"wrapped", ratio(double(coverage.wrapped), total)},
+        {"synthetic", ratio(double(coverage.synthetic), total)}};
+  }
+  return json;
+}
+
+OrderedJson charges_of(const Charges& charges) {
+  OrderedJson json{{"source", charges.source},
+                   {"top_k_of_all_tokens_us", charges.top_k_of_all_tokens.count() * 1e6},
+                   {"host_overhead_us", charges.host_overhead.count() * 1e6}};
+  for (const auto& [policy, charge] : charges.token_routing) {
+    json["token_routing"][policy] = {{"fixed_us", charge.fixed.count() * 1e6},
+                                     {"per_128_active_us", charge.per_128_active.count() * 1e6}};
+  }
+  return json;
+}
+
+}  // namespace
+
+Report write_report(const Experiment& e, Measurement& measurement,
+                    std::vector<RequestRecord> requests, Time now) {
+  const Totals totals = measurement.finish(now);
+  Report report;
+  report.document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
+  report.document["metrics"] = metrics_of(e, totals, requests);
+  report.document["steps"] = steps_of(e, totals);
+  report.document["experts"] = experts_of(e, totals, measurement);
+  report.document["communication"] = communication_of(totals);
+  report.document["breakdown"] = breakdown_of(totals);
+  report.document["charges"] = charges_of(e.charges);
+  report.document["memory"] = memory_of(e.memory);
+  report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
+  report.document["routing_coverage"] = coverage_of(totals);
+  report.work = {measurement.steps(), measurement.routed_ids(), 0};
+  for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
+  report.requests = std::move(requests);
+  return report;
+}
+
+}  // namespace moesim

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "hardware/rng.hpp"
+#include "traces/routing_trace.hpp"
+
+namespace moesim {
+
+enum class Phase { prefill, decode };
+inline constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
+
+/// Consecutive rows of a routing trace that one rank's tokens take in a step, in order.
+struct RowRange {
+  Phase phase;  ///< which of the source's traces
+  std::int32_t rank;
+  std::int32_t count;
+  std::int64_t first_row;
+};
+
+/// Which recorded request a simulated one replays, in each phase's trace.
+struct Binding {
+  std::array<std::uint32_t, 2> request{};
+};
+
+/// How many routed tokens stand on which ground.
+struct RoutingCoverage {
+  std::int64_t recorded = 0;  ///< rows of the bound request, of the phase they were recorded in
+  std::int64_t borrowed = 0;  ///< the phase was not recorded: rows of the other phase
+  std::int64_t wrapped =
+      0;  ///< past the end of the bound request: the next one of its workload tag
+  std::int64_t synthetic = 0;  ///< made by a generator
+  std::int64_t total() const { return recorded + borrowed + wrapped + synthetic; }
+};
+
+/// Hands out trace rows to simulated requests, keeping the identity of recorded requests:
+/// consecutive tokens of one request take consecutive rows of one recording.
+class RowSource {
+ public:
+  /// One trace for both phases, or another one for prefill. `odd_only` binds to requests of odd
+  /// index alone, so that what was fitted on even ones is tested on others.
+  RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
+            std::uint64_t seed);
+
+  const RoutingTrace& trace(Phase phase) const { return phases_[index(phase)].trace; }
+
+  /// Binds a new simulated request to recorded ones, at random.
+  Binding bind();
+  /// Rows for tokens first..first+count-1 of `phase`, appended to `out`.
+  void append(const Binding&, Phase, std::int64_t first, std::int32_t count, std::int32_t rank,
+              std::vector<RowRange>& out, RoutingCoverage&) const;
+  /// One row at random for the token that an idle rank runs to keep in step.
+  RowRange dummy(std::int32_t rank);
+
+ private:
+  struct Rows {  // of one recorded request in one phase
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+    std::uint32_t workload = 0;
+    std::int64_t offset = 0;  // of its first row in its workload's concatenation
+  };
+  struct Workload {
+    std::vector<std::uint32_t> requests;  // those with rows
+    std::int64_t rows = 0;
+  };
+  struct PhaseRows {
+    RoutingTrace trace;
+    bool borrowed;
+    std::vector<Rows> requests;
+    std::vector<Workload> workloads;
+    std::vector<std::uint32_t> bindable;
+  };
+  static std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
+  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool odd_only);
+
+  std::array<PhaseRows, 2> phases_;
+  bool one_trace_;
+  Rng binding_rng_, dummy_rng_;
+};
+
+}  // namespace moesim

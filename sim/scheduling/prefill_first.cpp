@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/scheduling/schedulers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Chunks of prompts and batches of decodes in steps of their own. As long as any rank of the group
+// has prompt tokens that it can compute, the group prefills and nobody decodes (SGLang's default
+// with DP attention; METRO's setting, which applies one token-routing rule to each phase).
+// max_num_batched_tokens limits the chunks; every running sequence decodes.
+class PrefillFirst final : public Scheduler {
+ public:
+  explicit PrefillFirst(BatchLimits limits) : limits_(limits) {
+    decode_limits_ = limits;
+    decode_limits_.max_num_batched_tokens = limits.max_num_seqs;
+  }
+
+  void plan(const RankView& rank, Turn turn, StepPlan& plan) const override {
+    plan.clear();
+    if (turn == Turn::decode) {
+      plan_running(
+          rank, decode_limits_, [](const Sequence& s) { return s.decoding(); }, plan);
+      return;
+    }
+    const Leftover left = plan_running(
+        rank, limits_, [](const Sequence& s) { return !s.decoding(); }, plan);
+    if (plan.preempted == 0) plan_waiting(rank, limits_, left, plan);
+  }
+  bool separates_phases() const override { return true; }
+  std::int32_t max_num_batched_tokens() const override {
+    return std::max(limits_.max_num_batched_tokens, limits_.max_num_seqs);
+  }
+  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
+
+ private:
+  BatchLimits limits_, decode_limits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_prefill_first(ConfigReader& options) {
+  return std::make_unique<PrefillFirst>(read_batch_limits(options));
+}
+
+}  // namespace moesim

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/scheduling/scheduler.hpp"
+
+#include <algorithm>
+
+#include "sim/scheduling/schedulers.hpp"
+
+namespace moesim {
+
+bool StepPlan::empty() const {
+  return admitted_tokens.empty() &&
+         std::all_of(running_tokens.begin(), running_tokens.end(), [](auto n) { return n == 0; });
+}
+
+void StepPlan::clear() {
+  running_tokens.clear();
+  admitted_tokens.clear();
+  preempted = 0;
+}
+
+BatchLimits read_batch_limits(ConfigReader& options) {
+  const Range range{1, 1 << 24};
+  BatchLimits limits;
+  limits.max_num_batched_tokens =
+      static_cast<std::int32_t>(options.integer("max_num_batched_tokens", range));
+  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs", range));
+  limits.long_prefill_token_threshold = static_cast<std::int32_t>(
+      options.integer_or("long_prefill_token_threshold", 0, {0, range.max}));
+  return limits;
+}
+
+void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left, StepPlan& plan) {
+  std::size_t seats = static_cast<std::size_t>(limits.max_num_seqs);
+  seats -= std::min(seats, plan.running_tokens.size());
+  for (const Sequence& sequence : rank.waiting) {
+    if (left.budget <= 0 || plan.admitted_tokens.size() >= seats) break;
+    std::int32_t tokens = std::min(sequence.need(), left.budget);
+    if (limits.long_prefill_token_threshold > 0) {
+      tokens = std::min(tokens, limits.long_prefill_token_threshold);
+    }
+    const std::int64_t wanted = rank.layout.blocks_for(sequence.computed + tokens);
+    if (wanted > left.free_blocks) break;
+    left.free_blocks -= wanted;
+    left.budget -= tokens;
+    plan.admitted_tokens.push_back(tokens);
+  }
+}
+
+const Registry<Scheduler>& schedulers() {
+  static const Registry<Scheduler> table(
+      "scheduling",
+      {{"chunked_prefill",
+        "vLLM v1: decodes and prefill chunks share a step under one token budget",
+        make_chunked_prefill},
+       {"prefill_first",
+        "prefill chunks and decode batches in separate steps, prefill first (METRO's setting)",
+        make_prefill_first}});
+  return table;
+}
+
+}  // namespace moesim

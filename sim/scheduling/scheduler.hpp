@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "hardware/registry.hpp"
+#include "models/memory.hpp"
+
+namespace moesim {
+
+/// One request as the scheduler of its rank sees it.
+struct Sequence {
+  std::uint32_t request = 0;  ///< index into the simulator's requests
+  std::int32_t tokens = 0;    ///< prompt and generated so far: what must be computed
+  std::int32_t computed = 0;  ///< of those, how many are in the KV cache
+  std::int32_t prompt_tokens = 0;
+  std::int64_t blocks = 0;  ///< KV blocks held
+  bool decoding() const { return tokens > prompt_tokens && tokens - computed == 1; }
+  std::int32_t need() const { return tokens - computed; }
+};
+
+/// One data-parallel rank between two steps.
+struct RankView {
+  std::span<const Sequence> running;  ///< in order of admission
+  std::span<const Sequence> waiting;  ///< first come, first served
+  std::int64_t free_blocks = 0;
+  const KvLayout& layout;
+};
+
+/// Which of a rank's sequences compute how many tokens in the next step.
+struct StepPlan {
+  /// Tokens for each running sequence that stays, by its place in RankView::running (0 = sits out).
+  std::vector<std::int32_t> running_tokens;
+  /// Tokens for the first waiting sequences, which are admitted in order.
+  std::vector<std::int32_t> admitted_tokens;
+  /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
+  std::size_t preempted = 0;
+  bool empty() const;
+  void clear();
+};
+
+/// What the ranks of a group agreed to do together in the next step.
+enum class Turn {
+  any,      ///< prefill and decode may share the step
+  prefill,  ///< some rank has prompt tokens to compute: nobody decodes
+  decode
+};
+
+/// Composes the next step of one rank: views in, a plan out.
+class Scheduler {
+ public:
+  virtual ~Scheduler() = default;
+  /// Never takes more than the budget, max_num_seqs or the free blocks allow; keeps the order of
+  /// arrival. `plan` is overwritten.
+  virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
+  /// Whether the ranks must agree on prefill or decode before each step.
+  virtual bool separates_phases() const = 0;
+  virtual std::int32_t max_num_batched_tokens() const = 0;
+  virtual std::int32_t max_num_seqs() const = 0;
+};
+
+/// The table: chunked_prefill, prefill_first.
+const Registry<Scheduler>& schedulers();
+
+/// The limits that every scheduler reads: per DP rank, as in vLLM.
+struct BatchLimits {
+  std::int32_t max_num_batched_tokens = 0;
+  std::int32_t max_num_seqs = 0;
+  std::int32_t long_prefill_token_threshold = 0;  ///< a prompt's share of one step; 0 = no limit
+};
+BatchLimits read_batch_limits(ConfigReader&);
+
+/// vLLM v1's pass over running sequences (policies.md 6.1): in order, min(need, threshold, budget)
+/// tokens each; when blocks run out the LAST running sequence is preempted. `takes` says which
+/// sequences take part. Returns the budget and blocks that are left.
+struct Leftover {
+  std::int32_t budget;
+  std::int64_t free_blocks;
+};
+template <class Takes>
+Leftover plan_running(const RankView& rank, const BatchLimits& limits, Takes&& takes,
+                      StepPlan& plan) {
+  Leftover left{limits.max_num_batched_tokens, rank.free_blocks};
+  std::size_t end = rank.running.size();
+  plan.running_tokens.assign(end, 0);
+  for (std::size_t i = 0; i < end && left.budget > 0; ++i) {
+    const Sequence& sequence = rank.running[i];
+    if (!takes(sequence)) continue;
+    std::int32_t tokens = std::min(sequence.need(), left.budget);
+    if (limits.long_prefill_token_threshold > 0) {
+      tokens = std::min(tokens, limits.long_prefill_token_threshold);
+    }
+    if (tokens <= 0) continue;
+    const std::int64_t wanted =
+        rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
+    while (wanted > left.free_blocks && end > i) {
+      --end;
+      left.free_blocks += rank.running[end].blocks;
+      left.budget += plan.running_tokens[end];
+      plan.running_tokens[end] = 0;
+    }
+    if (end <= i) break;  // it gave up its own blocks
+    left.free_blocks -= wanted;
+    left.budget -= tokens;
+    plan.running_tokens[i] = tokens;
+  }
+  plan.preempted = rank.running.size() - end;
+  plan.running_tokens.resize(end);
+  return left;
+}
+
+/// Admits waiting sequences in order while budget, seats and blocks last; the first that does not
+/// fit ends it.
+void plan_waiting(const RankView&, const BatchLimits&, Leftover, StepPlan&);
+
+}  // namespace moesim

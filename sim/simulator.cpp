@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/simulator.hpp"
+
+#include "sim/event_queue.hpp"
+#include "sim/instance.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::uint32_t finished_between_progress = 64;
+
+// The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends.
+class Simulation {
+ public:
+  Simulation(const Experiment& experiment, const Progress& progress)
+      : experiment_(experiment),
+        progress_(progress),
+        source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
+        router_(request_routers().make(experiment.request_routing, experiment.seed)),
+        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+              experiment.seed),
+        instance_(experiment, rows_, requests_),
+        measurement_(experiment, instance_.total_blocks()) {}
+
+  Report run() {
+    schedule_arrival();
+    while (auto event = queue_.pop()) {
+      std::visit([this](const auto& what) { handle(what); }, event->what);
+    }
+    return write_report(experiment_, measurement_, std::move(requests_), queue_.now());
+  }
+
+ private:
+  // One arrival is in the queue at a time; the source is asked for the next when it is due.
+  void schedule_arrival() {
+    if (arrival_pending_) return;
+    due_ = source_->next();
+    if (!due_) return;
+    arrival_pending_ = true;
+    queue_.schedule(std::max(due_->arrival, queue_.now()), RequestArrives{});
+  }
+
+  void handle(const RequestArrives&) {
+    arrival_pending_ = false;
+    const auto id = static_cast<std::uint32_t>(requests_.size());
+    RequestRecord& request = requests_.emplace_back();
+    request.prompt_tokens = due_->request.prompt_tokens;
+    request.output_tokens = due_->request.output_tokens;
+    request.arrival = queue_.now();
+    request.binding = rows_.bind();
+    measurement_.request_arrived(queue_.now());
+    if (std::ssize(requests_) == experiment_.workload.requests) {
+      measurement_.no_more_arrivals(queue_.now());
+    }
+    instance_.submit(id, router_->pick(due_->request, instance_.loads()));
+    if (request.state == RequestRecord::State::rejected) request_left();
+    schedule_arrival();
+    // Requests that arrive at the same moment join the same step.
+    const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
+    if (!step_running_ && !more_now) begin_step();
+  }
+
+  void handle(const StepEnds&) {
+    step_running_ = false;
+    const StepOutcome& outcome = instance_.end_step(queue_.now());
+    measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
+    for (const StepOutcome::Emitted& token : outcome.tokens) {
+      if (token.last) request_left();
+    }
+    schedule_arrival();
+    const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
+    if (!more_now) begin_step();
+  }
+
+  void begin_step() {
+    coverage_ = {};
+    const auto length = instance_.begin_step(queue_.now(), coverage_);
+    if (!length) return;
+    step_running_ = true;
+    queue_.schedule(queue_.now() + to_duration(*length), StepEnds{});
+  }
+
+  void request_left() {
+    source_->completed(queue_.now());
+    if (++left_ % finished_between_progress == 0 && progress_) {
+      progress_(left_, experiment_.workload.requests);
+    }
+  }
+
+  const Experiment& experiment_;
+  const Progress& progress_;
+  EventQueue queue_;
+  std::unique_ptr<RequestSource> source_;
+  std::unique_ptr<RequestRouter> router_;
+  std::vector<RequestRecord> requests_;
+  RowSource rows_;
+  Instance instance_;
+  Measurement measurement_;
+  std::optional<TimedRequest> due_;
+  bool arrival_pending_ = false;
+  bool step_running_ = false;
+  std::array<RoutingCoverage, 2> coverage_{};
+  std::int64_t left_ = 0;
+};
+
+}  // namespace
+
+Report run(const Experiment& experiment, const Progress& progress) {
+  return Simulation(experiment, progress).run();
+}
+
+ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+                           int context, int prefill_tokens) {
+  RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+                 experiment.seed);
+  StepModel model(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
+                  experiment.charges);
+  StepBatch batch;
+  RoutingCoverage coverage;
+  ExplainedStep step;
+  for (int r = 0; r < experiment.parallel.dp; ++r) {
+    RankStep& rank = batch.ranks.emplace_back();
+    if (kind != StepKind::decode) {
+      rank.sequences.push_back({prefill_tokens, 0});
+      rank.tokens += prefill_tokens;
+      rank.sampled += 1;
+      rows.append(rows.bind(), Phase::prefill, 0, prefill_tokens, r, batch.rows, coverage);
+      step.summary.prefill_tokens += prefill_tokens;
+    }
+    for (int i = 0; i < sequences_per_rank && kind != StepKind::prefill; ++i) {
+      rank.sequences.push_back({1, context});
+      rows.append(rows.bind(), Phase::decode, i, 1, r, batch.rows, coverage);
+      ++rank.tokens;
+      ++rank.sampled;
+      ++step.summary.decode_tokens;
+    }
+  }
+  step.summary.kind = step.summary.rule = kind;
+  const PhaseRule& rule = kind == StepKind::decode ? experiment.decode : experiment.prefill;
+  model.price(batch, rule, experiment.placement, rows, step.cost, &step.operations);
+  return step;
+}
+
+}  // namespace moesim

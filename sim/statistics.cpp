@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/statistics.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace moesim {
+
+namespace {
+
+constexpr int exact_bits = 10;  // values below 2^10 have a bucket each
+constexpr int split_bits = 7;   // above, 2^7 buckets per power of two
+
+std::size_t bucket_of(std::int64_t value) {
+  const auto bits = static_cast<std::uint64_t>(value);
+  if (bits < (1U << exact_bits)) return static_cast<std::size_t>(bits);
+  const int exponent = static_cast<int>(std::bit_width(bits)) - 1;
+  const std::uint64_t mantissa = (bits >> (exponent - split_bits)) & ((1U << split_bits) - 1);
+  return (std::size_t{1} << exact_bits) +
+         (static_cast<std::size_t>(exponent - exact_bits) << split_bits) +
+         static_cast<std::size_t>(mantissa);
+}
+
+std::int64_t floor_of(std::size_t bucket) {
+  if (bucket < (std::size_t{1} << exact_bits)) return static_cast<std::int64_t>(bucket);
+  const std::size_t above = bucket - (std::size_t{1} << exact_bits);
+  const int exponent = exact_bits + static_cast<int>(above >> split_bits);
+  const std::uint64_t mantissa = above & ((1U << split_bits) - 1);
+  return static_cast<std::int64_t>(((std::uint64_t{1} << split_bits) + mantissa)
+                                   << (exponent - split_bits));
+}
+
+// The value at `index` of the samples written out one by one; `ends` are the cumulative counts.
+double value_at(const std::vector<Weighted>& samples, const std::vector<std::int64_t>& ends,
+                std::int64_t index) {
+  const auto found = std::upper_bound(ends.begin(), ends.end(), index);
+  return samples[static_cast<std::size_t>(found - ends.begin())].value;
+}
+
+}  // namespace
+
+Summary summarize(std::vector<double> samples) {
+  std::vector<Weighted> weighted;
+  weighted.reserve(samples.size());
+  for (const double value : samples) weighted.push_back({value, 1});
+  return summarize(std::move(weighted));
+}
+
+Summary summarize(std::vector<Weighted> samples) {
+  std::erase_if(samples, [](const Weighted& sample) { return sample.count == 0; });
+  Summary summary;
+  if (samples.empty()) return summary;
+  std::sort(samples.begin(), samples.end(),
+            [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+  std::vector<std::int64_t> ends;
+  std::int64_t count = 0;
+  double sum = 0;
+  for (const Weighted& sample : samples) {
+    ends.push_back(count += sample.count);
+    sum += sample.value * static_cast<double>(sample.count);
+  }
+  const auto n = static_cast<double>(count);
+  summary.count = static_cast<std::size_t>(count);
+  summary.mean = sum / n;
+  double squares = 0;
+  for (const Weighted& sample : samples) {
+    const double deviation = sample.value - summary.mean;
+    squares += deviation * deviation * static_cast<double>(sample.count);
+  }
+  summary.std = std::sqrt(squares / n);
+  const auto percentile = [&](double q) {
+    const double place = q * (n - 1);
+    const auto below = static_cast<std::int64_t>(place);
+    const double low = value_at(samples, ends, below);
+    const double high = value_at(samples, ends, std::min(below + 1, count - 1));
+    return low + (high - low) * (place - static_cast<double>(below));
+  };
+  summary.min = samples.front().value;
+  summary.p50 = percentile(.50);
+  summary.p90 = percentile(.90);
+  summary.p95 = percentile(.95);
+  summary.p99 = percentile(.99);
+  summary.max = samples.back().value;
+  return summary;
+}
+
+void CountHistogram::add(std::int64_t value, std::int64_t times) {
+  const std::size_t bucket = bucket_of(value);
+  if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);
+  buckets_[bucket] += times;
+  count_ += times;
+  sum_ += static_cast<double>(value) * static_cast<double>(times);
+  max_ = std::max(max_, value);
+}
+
+std::int64_t CountHistogram::quantile(double q) const {
+  const auto wanted = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(count_)));
+  std::int64_t seen = 0;
+  for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    seen += buckets_[bucket];
+    if (seen >= wanted && seen > 0) return floor_of(bucket);
+  }
+  return 0;
+}
+
+}  // namespace moesim

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step_model.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/parallel_for.h>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
+std::size_t column_of(Resource resource) { return static_cast<std::size_t>(resource); }
+
+// Below this many routed ids a step is priced on one thread: handing out work would cost more than
+// it saves.
+constexpr std::int64_t ids_worth_threads = 1 << 16;
+
+// What stands between two barriers on one rank: its operations in one layer (or head), summed.
+struct RankCost {
+  std::vector<Operation> operations;
+  Seconds total{};
+
+  void add_up() {
+    total = Seconds{};
+    for (const Operation& operation : operations) total += operation.cost.time;
+  }
+};
+
+// Collects `explain` rows: equal names with equal bounds are one row.
+class Explainer {
+ public:
+  explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {
+    if (rows_ != nullptr) rows_->clear();
+  }
+  void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
+    if (rows_ == nullptr || cost.time.count() == 0) return;
+    const auto same = [&](const ExplainedOperation& row) {
+      return row.name == name && row.part == part && row.bound == cost.bound;
+    };
+    auto row = std::find_if(rows_->begin(), rows_->end(), same);
+    if (row == rows_->end()) {
+      rows_->push_back({name, part, cost.bound});
+      row = rows_->end() - 1;
+    }
+    ++row->calls;
+    row->seconds += cost.time.count();
+    row->flops += cost.work.flops.value();
+    row->hbm_bytes += cost.work.hbm.value();
+    row->link_bytes += link_bytes;
+  }
+
+ private:
+  std::vector<ExplainedOperation>* rows_;
+};
+
+}  // namespace
+
+// Memory that price() reuses from step to step.
+struct StepModel::Scratch {
+  // Per-layer work of one thread.
+  struct Worker {
+    RoutingScratch routing;
+    std::vector<std::int32_t> tokens_of_slot, left, place;
+    std::vector<std::int64_t> rank_stamp, domain_stamp;
+    TrafficMatrix copies;
+  };
+
+  std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
+  std::vector<std::uint16_t> ids;              // [moe layers, tokens, k], when copies are needed
+  std::vector<std::int32_t> source_gpu;        // [tokens]
+  std::vector<double> tokens_of_gpu;           // [gpus]
+  std::int64_t tokens = 0;
+  std::vector<std::vector<RankCost>> before;  // [class][rank]: attention .. gate and packing
+  std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking and shared experts
+  std::vector<RankCost> head;                 // [rank]
+  tbb::enumerable_thread_specific<Worker> workers;
+};
+
+StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
+                     const PrecisionPlan& precision, Charges charges)
+    : fabric_(cluster),
+      model_(model),
+      plan_(plan),
+      precision_(precision),
+      charges_(std::move(charges)),
+      scratch_(std::make_unique<Scratch>()) {
+  for (const LayerSpec& layer : model_.layers) {
+    const auto found =
+        std::find_if(classes_.begin(), classes_.end(),
+                     [&](const LayerClass& candidate) { return candidate.spec == layer; });
+    class_of_layer_.push_back(static_cast<std::size_t>(found - classes_.begin()));
+    if (found == classes_.end()) {
+      classes_.push_back({layer, 1});
+    } else {
+      ++found->layers;
+    }
+  }
+}
+
+StepModel::~StepModel() = default;
+StepModel::StepModel(StepModel&&) noexcept = default;
+
+std::span<const std::int32_t> StepModel::tokens_of_expert() const {
+  return scratch_->tokens_of_expert;
+}
+
+// Reads the step's trace rows once: the histogram of every layer and, for dispatches that need to
+// know which token goes where, the ids themselves, layer by layer.
+void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_ids) {
+  Scratch& s = *scratch_;
+  const auto layers = at(model_.moe_layers());
+  const auto experts = at(model_.experts);
+  const auto k = at(model_.experts_per_token);
+  s.tokens_of_expert.assign(layers * experts, 0);
+  s.tokens = 0;
+  for (const RowRange& range : batch.rows) s.tokens += range.count;
+  const auto tokens = static_cast<std::size_t>(s.tokens);
+  s.source_gpu.resize(tokens);
+  s.tokens_of_gpu.assign(at(plan_.gpus()), 0.0);
+  if (keep_ids) s.ids.resize(layers * tokens * k);
+
+  std::size_t token = 0;
+  std::int32_t rank = -1, in_rank = 0;
+  for (const RowRange& range : batch.rows) {
+    if (range.rank != rank) in_rank = 0;
+    rank = range.rank;
+    const std::size_t first_token = token;
+    for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
+      // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
+      const int gpu = rank * plan_.tp + in_rank % plan_.tp;
+      s.source_gpu[token++] = gpu;
+      s.tokens_of_gpu[at(gpu)] += 1;
+    }
+    const RoutingTrace& trace = rows.trace(range.phase);
+    const auto row_ids = static_cast<std::size_t>(trace.row_ids());
+    trace.visit([&](auto ids) {
+      const auto* row = ids.data() + static_cast<std::size_t>(range.first_row) * row_ids;
+      for (std::size_t t = first_token; t < token; ++t) {
+        for (std::size_t layer = 0; layer < layers; ++layer) {
+          std::int32_t* counts = s.tokens_of_expert.data() + layer * experts;
+          std::uint16_t* kept = keep_ids ? s.ids.data() + (layer * tokens + t) * k : nullptr;
+          for (std::size_t j = 0; j < k; ++j) {
+            const auto id = static_cast<std::size_t>(*row++);
+            ++counts[id];
+            if (kept != nullptr) kept[j] = static_cast<std::uint16_t>(id);
+          }
+        }
+      }
+    });
+  }
+}
+
+namespace {
+
+// Where every token of a layer goes. Selections of an expert fill its slots in (source rank,
+// position) order, which is the order of the tokens. A token is copied once to each destination
+// GPU; to another NVLink domain once per domain, to the GPU of the sender's own index there, which
+// forwards it (DeepEP). policies.md 5
+class CopyCounter {
+ public:
+  CopyCounter(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+              int gpus, int gpus_per_expert_rank, int domain, std::vector<std::int32_t>& left,
+              std::vector<std::int32_t>& place, std::vector<std::int64_t>& rank_stamp,
+              std::vector<std::int64_t>& domain_stamp, TrafficMatrix& copies)
+      : placement_(placement),
+        tokens_of_slot_(tokens_of_slot),
+        gpus_(gpus),
+        gpus_per_rank_(gpus_per_expert_rank),
+        domain_(domain),
+        left_(left),
+        place_(place),
+        rank_stamp_(rank_stamp),
+        domain_stamp_(domain_stamp),
+        copies_(copies) {
+    left_.assign(at(placement.experts()), 0);
+    place_.assign(at(placement.experts()), -1);
+    rank_stamp_.assign(at(placement.gpus()), -1);
+    domain_stamp_.assign(at((gpus - 1) / domain + 1), -1);
+    copies_.clear();
+  }
+
+  void add(std::int64_t token, int source, std::span<const std::uint16_t> experts) {
+    for (const std::uint16_t expert : experts) {
+      const int rank = placement_.gpu_of_slot(next_slot(expert));
+      if (rank_stamp_[at(rank)] == token) continue;
+      rank_stamp_[at(rank)] = token;
+      for (int i = 0; i < gpus_per_rank_; ++i) send(token, source, rank * gpus_per_rank_ + i);
+    }
+  }
+
+ private:
+  int next_slot(int expert) {
+    const auto slots = placement_.slots_of(expert);
+    while (left_[at(expert)] == 0) {
+      const std::int32_t slot = slots[at(++place_[at(expert)])];
+      left_[at(expert)] = tokens_of_slot_[at(slot)];
+    }
+    --left_[at(expert)];
+    return slots[at(place_[at(expert)])];
+  }
+
+  void send(std::int64_t token, int source, int target) {
+    const int there = target / domain_;
+    if (there == source / domain_) {
+      copies_.at(source, target) += 1;
+      return;
+    }
+    const int relay = std::min(there * domain_ + source % domain_, gpus_ - 1);
+    if (domain_stamp_[at(there)] != token) {
+      domain_stamp_[at(there)] = token;
+      copies_.at(source, relay) += 1;
+    }
+    if (relay != target) copies_.at(relay, target) += 1;
+  }
+
+  const LayerPlacement& placement_;
+  std::span<const std::int32_t> tokens_of_slot_;
+  int gpus_, gpus_per_rank_, domain_;
+  std::vector<std::int32_t>&left_, &place_;
+  std::vector<std::int64_t>&rank_stamp_, &domain_stamp_;
+  TrafficMatrix& copies_;
+};
+
+}  // namespace
+
+void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
+                                const LayerPlacement& placement, std::uint64_t step,
+                                LayerOutcome& outcome) {
+  Scratch& s = *scratch_;
+  Scratch::Worker& worker = s.workers.local();
+  const auto experts = at(model_.experts);
+  const std::span<const std::int32_t> tokens =
+      std::span(s.tokens_of_expert).subspan(at(moe_layer) * experts, experts);
+
+  worker.tokens_of_slot.resize(at(placement.slots()));
+  rule.router->route({placement, tokens, moe_layer, step}, worker.routing, worker.tokens_of_slot);
+  outcome.load = layer_load(placement, worker.tokens_of_slot);
+  outcome.active_experts = static_cast<std::int32_t>(
+      std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
+
+  const bool replicated = placement.slots() > placement.experts();
+  outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
+  if (rule.router->needs_global_counts() && rule.dispatch->gathers_before_gate() && replicated) {
+    outcome.routing += charges_.top_k_of_all_tokens;
+  }
+
+  outcome.exchange = {};
+  if (plan_.dp > 1) {
+    const bool needs_copies = rule.dispatch->needs_copies();
+    if (needs_copies) {
+      if (worker.copies.gpus() != plan_.gpus()) worker.copies = TrafficMatrix(plan_.gpus());
+      CopyCounter counter(placement, worker.tokens_of_slot, plan_.gpus(), plan_.moe_tp(),
+                          fabric_.cluster().scale_up_domain, worker.left, worker.place,
+                          worker.rank_stamp, worker.domain_stamp, worker.copies);
+      const auto k = at(model_.experts_per_token);
+      const std::uint16_t* ids =
+          s.ids.data() + at(moe_layer) * static_cast<std::size_t>(s.tokens) * k;
+      for (std::int64_t token = 0; token < s.tokens; ++token, ids += k) {
+        counter.add(token, s.source_gpu[static_cast<std::size_t>(token)], {ids, k});
+      }
+    }
+    outcome.exchange = rule.dispatch->exchange(
+        {fabric_, s.tokens_of_gpu, needs_copies ? &worker.copies : nullptr,
+         static_cast<double>(model_.hidden), static_cast<double>(model_.experts_per_token)});
+  } else if (plan_.gpus() > 1) {
+    // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
+    // reduced.
+    outcome.exchange.combine =
+        fabric_.all_reduce(plan_.gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
+  }
+
+  const GpuSpec& gpu = fabric_.cluster().gpu;
+  const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
+  outcome.experts.resize(at(plan_.ep));
+  outcome.useful_rows = outcome.padded_rows = 0;
+  for (int rank = 0; rank < plan_.ep; ++rank) {
+    const auto first = at(placement.first_slot(rank));
+    const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
+                           .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    outcome.experts[at(rank)] =
+        grouped_gemm({slots, static_cast<double>(model_.hidden),
+                      static_cast<double>(model_.expert_width) / plan_.moe_tp(), precision_.experts,
+                      precision_.activations},
+                     gpu);
+    for (const std::int32_t t : slots) {
+      outcome.useful_rows += t;
+      outcome.padded_rows += (t + tile - 1) / tile * tile;
+    }
+  }
+}
+
+namespace {
+
+// Walks the layers of a step, adding up the critical path barrier by barrier.
+class CriticalPath {
+ public:
+  CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
+      : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {}
+
+  /// Every rank does its own work; nobody waits yet.
+  void add(const std::vector<RankCost>& ranks) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r].total;
+    pending_.push_back(&ranks);
+  }
+
+  /// All ranks wait for the slowest.
+  void barrier() {
+    const auto slowest = static_cast<std::size_t>(
+        std::max_element(since_barrier_.begin(), since_barrier_.end()) - since_barrier_.begin());
+    const Seconds longest = since_barrier_[slowest];
+    for (const auto* ranks : pending_) {
+      for (const Operation& operation : (*ranks)[slowest].operations) {
+        charge(operation.part, operation.cost);
+        explainer_.add(operation.name, operation.part, operation.cost);
+      }
+    }
+    for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
+      cost_.idle[at(gpu)] += (longest - since_barrier_[at(gpu / plan_.tp)]).count();
+    }
+    cost_.total += longest;
+    pending_.clear();
+    std::fill(since_barrier_.begin(), since_barrier_.end(), Seconds{});
+  }
+
+  /// Something that holds up everybody for the same time.
+  void everybody(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
+    charge(part, cost);
+    explainer_.add(name, part, cost, link_bytes);
+    cost_.total += cost.time;
+  }
+
+  void collective(std::string_view name, Part part, const CollectiveCost& collective,
+                  Traffic& traffic, int copies = 1) {
+    traffic.seconds += collective.time.count();
+    traffic.nvlink_bytes += collective.nvlink.value() * copies;
+    traffic.network_bytes += collective.network.value() * copies;
+    everybody(name, part, {collective.time, collective.bound, {}},
+              (collective.nvlink + collective.network).value() * copies);
+  }
+
+  /// Expert ranks work beside each other and wait for the slowest.
+  void experts(const std::vector<Cost>& ranks) {
+    const Cost& slowest = *std::max_element(
+        ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
+    charge(Part::experts, slowest);
+    explainer_.add("expert_ffn", Part::experts, slowest);
+    for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
+      cost_.idle[at(gpu)] += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
+    }
+    cost_.total += slowest.time;
+    for (const Cost& rank : ranks) {
+      cost_.flops += rank.work.flops.value() * plan_.moe_tp();
+      cost_.hbm_bytes += rank.work.hbm.value() * plan_.moe_tp();
+    }
+  }
+
+ private:
+  void charge(Part part, const Cost& cost) {
+    cost_.parts[row_of(part)][column_of(cost.bound)] += cost.time.count();
+  }
+
+  const ParallelPlan& plan_;
+  StepCost& cost_;
+  Explainer explainer_;
+  std::vector<Seconds> since_barrier_;
+  std::vector<const std::vector<RankCost>*> pending_;
+};
+
+}  // namespace
+
+void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
+                      const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
+                      std::vector<ExplainedOperation>* explain) {
+  Scratch& s = *scratch_;
+  const GpuSpec& gpu = fabric_.cluster().gpu;
+  const std::uint64_t step = steps_++;
+  const int moe_layers = model_.moe_layers();
+
+  gather(batch, rows, plan_.dp > 1 && rule.dispatch->needs_copies());
+  result.layers.resize(at(moe_layers));
+  const auto price_layer = [&](int layer) {
+    price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
+  };
+  if (s.tokens * model_.experts_per_token * moe_layers < ids_worth_threads) {
+    for (int layer = 0; layer < moe_layers; ++layer) price_layer(layer);
+  } else {
+    tbb::parallel_for(0, moe_layers, price_layer);
+  }
+
+  // What every rank does by itself, per class of layer.
+  s.before.resize(classes_.size());
+  s.after.resize(classes_.size());
+  s.head.resize(batch.ranks.size());
+  std::int32_t most_tokens = 0;
+  for (const RankStep& rank : batch.ranks) most_tokens = std::max(most_tokens, rank.tokens);
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    const LayerSpec& layer = classes_[c].spec;
+    s.before[c].resize(batch.ranks.size());
+    s.after[c].resize(batch.ranks.size());
+    for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+      const RankStep& rank = batch.ranks[r];
+      const double tokens = rank.tokens;
+      const double selections = tokens * model_.experts_per_token / plan_.tp;
+      RankCost& before = s.before[c][r];
+      RankCost& after = s.after[c][r];
+      before.operations.clear();
+      after.operations.clear();
+      attention_operations(model_, plan_, precision_, tokens, attention_work(rank.sequences, layer),
+                           gpu, before.operations);
+      if (layer.moe) {
+        gate_operations(model_, precision_, tokens, gpu, before.operations);
+        if (plan_.dp > 1) {
+          permute_operations(model_, precision_, selections, "pack", gpu, before.operations);
+          permute_operations(model_, precision_, selections, "unpack", gpu, after.operations);
+        }
+        if (model_.shared_width > 0) {
+          dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
+                               Part::shared_experts, gpu, after.operations);
+        }
+      }
+      if (!layer.moe || model_.dense_residual) {
+        dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
+                             gpu, after.operations);
+      }
+      before.add_up();
+      after.add_up();
+    }
+  }
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    s.head[r].operations.clear();
+    head_operations(model_, plan_, precision_, batch.ranks[r].tokens, batch.ranks[r].sampled, gpu,
+                    s.head[r].operations);
+    s.head[r].add_up();
+  }
+
+  result.total = {};
+  result.parts = {};
+  result.dispatch = result.combine = result.all_reduce = {};
+  result.idle.assign(at(plan_.gpus()), 0.0);
+  result.flops = result.hbm_bytes = 0;
+  CriticalPath path(plan_, result, Explainer(explain));
+  // The ranks' tensor-parallel groups reduce side by side; each waits for nobody but itself, so the
+  // largest sets the time.
+  const CollectiveCost all_reduce =
+      fabric_.all_reduce(plan_.tp, Bytes(double{1} * most_tokens * model_.hidden * 2));
+  int moe_layer = 0;
+  for (const std::size_t c : class_of_layer_) {
+    path.add(s.before[c]);
+    if (plan_.tp > 1) {
+      path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, plan_.dp);
+    }
+    if (classes_[c].spec.moe) {
+      const LayerOutcome& outcome = result.layers[at(moe_layer++)];
+      path.barrier();
+      path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
+      path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+      path.experts(outcome.experts);
+      path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+      path.add(s.after[c]);
+    } else {
+      path.add(s.after[c]);
+      if (plan_.tp > 1) {
+        path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, plan_.dp);
+      }
+    }
+  }
+  path.add(s.head);
+  path.barrier();
+  path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
+
+  const auto add_work = [&](const std::vector<RankCost>& ranks, int times) {
+    for (const RankCost& rank : ranks) {
+      for (const Operation& operation : rank.operations) {
+        result.flops += operation.cost.work.flops.value() * plan_.tp * times;
+        result.hbm_bytes += operation.cost.work.hbm.value() * plan_.tp * times;
+      }
+    }
+  };
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    add_work(s.before[c], classes_[c].layers);
+    add_work(s.after[c], classes_[c].layers);
+  }
+  add_work(s.head, 1);
+}
+
+}  // namespace moesim

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include <CLI/CLI.hpp>
+
+namespace moesim {
+
+/// What a verb does once the command line is parsed. Returns the exit code: 0 done, 3 an asked-for
+/// limit not met. Throws ConfigError for bad input (exit 2).
+using Action = std::function<int()>;
+
+/// One verb of the command line. `setup` adds its options to its subcommand; the action reads what
+/// they hold.
+struct Verb {
+  std::string_view name;
+  std::string_view summary;
+  Action (*setup)(CLI::App& command);
+};
+
+/// The table of verbs, in the order of --help. One file each: verb_NAME.cpp.
+std::span<const Verb> verbs();
+
+Action setup_run(CLI::App&);
+Action setup_sweep(CLI::App&);
+Action setup_pareto(CLI::App&);
+Action setup_compare(CLI::App&);
+Action setup_replay(CLI::App&);
+Action setup_place(CLI::App&);
+Action setup_route(CLI::App&);
+Action setup_explain(CLI::App&);
+Action setup_trace(CLI::App&);
+Action setup_list(CLI::App&);
+Action setup_check(CLI::App&);
+
+}  // namespace moesim
