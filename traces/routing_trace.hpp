@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -30,20 +31,21 @@ struct TraceMeta {
   std::vector<int> layer_ids;       ///< model layer of each recorded MoE layer
   std::vector<std::string> phases;  ///< "prefill", "decode": what was recorded
   bool synthetic = false;           ///< made by our generator
+  std::string adapted;              ///< how it was bent to fit another model; empty as recorded
 };
 
 /// Which experts every token picked in every MoE layer: ids [tokens, layers, k], requests, and what
 /// is known about them. Recorded (memory-mapped from a directory: topk_ids.npy, requests.jsonl,
-/// meta.json) or generated in memory. Ids are logical, distinct within a row and in [0,
-/// num_experts). Cheap to copy: the rows are shared.
+/// meta.json) or generated in memory. Ids are logical, distinct within a token's layer and in
+/// [0, num_experts). Cheap to copy: the rows are shared.
 class RoutingTrace {
  public:
   template <class Id>
   using Ids = std::span<const Id>;  ///< flat [tokens, layers, k]
 
-  /// Opens a trace directory. Checks shape, dtype, order and requests at once, ids of the first and
-  /// last rows; the rest when check_ids() asks. Throws ConfigError naming the file and what would
-  /// be right.
+  /// Opens a trace directory. Checks shape, dtype, order and requests at once, and all ids of a
+  /// trace of up to 64 MB; of a longer one the first and last 4096 rows: the rest when check_ids()
+  /// asks. Throws ConfigError naming the file and what would be right.
   static RoutingTrace open(const std::filesystem::path& directory);
 
   /// A trace made in memory. `ids` is flat [tokens, layers, k].
@@ -68,14 +70,24 @@ class RoutingTrace {
     return std::visit(std::forward<Fn>(fn), ids_);
   }
 
-  /// Tokens per expert [layers, num_experts], over the given requests (all when empty). Reads every
-  /// row.
+  /// Tokens per expert [layers, num_experts], over the rows of the given requests (of all requests
+  /// when empty). Reads those rows.
   std::vector<std::int64_t> expert_counts(std::span<const std::size_t> of_requests = {}) const;
-  /// Reads every row. Throws ConfigError naming the first row whose ids are out of range.
+  /// Reads every row. Throws ConfigError naming the first row and layer whose ids are out of range
+  /// or not distinct.
   void check_ids() const;
+
+  /// The same rows, of which only these requests are used.
+  RoutingTrace with_requests(std::vector<TraceRequest> requests) const;
+  /// The rows of a model with these MoE layers: layer i takes the ids of recorded layer
+  /// i mod layers(). Copies every row; meta().adapted says so.
+  RoutingTrace with_layers(std::vector<int> layer_ids) const;
 
  private:
   RoutingTrace() = default;
+  template <class Id>
+  void store(std::vector<Id> ids);
+  void check_rows(std::int64_t first, std::int64_t last) const;
 
   TraceMeta meta_;
   std::vector<std::string> workloads_;
@@ -83,9 +95,11 @@ class RoutingTrace {
   std::int64_t tokens_ = 0;
   std::variant<Ids<std::uint8_t>, Ids<std::uint16_t>, Ids<std::int32_t>> ids_;
   std::shared_ptr<const void> storage_;  ///< the mapping, or the vector
+  std::string place_;                    ///< the id file, for messages
 };
 
-/// Writes the directory form. The files appear whole or not at all.
+/// Writes the directory form, creating the directory. Each file appears whole or not at all, and
+/// meta.json last. Throws ConfigError if a file cannot be written.
 void write_trace(const RoutingTrace&, const std::filesystem::path& directory);
 
 }  // namespace moesim

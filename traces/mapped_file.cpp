@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/mapped_file.hpp"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+namespace {
+
+struct Descriptor {
+  int fd;
+  explicit Descriptor(int opened) : fd(opened) {}
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+}  // namespace
+
+MappedFile::MappedFile(const std::filesystem::path& file) {
+  const auto fail = [&](std::string_view what) {
+    throw ConfigError(fmt::format("{}: {}", file.string(), what));
+  };
+  // Without O_NONBLOCK, opening a pipe nobody writes to would wait for ever.
+  const Descriptor opened(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (opened.fd < 0) fail(std::strerror(errno));
+  struct stat status {};
+  if (::fstat(opened.fd, &status) != 0) fail(std::strerror(errno));
+  if (!S_ISREG(status.st_mode)) fail("is not a regular file");
+  if (status.st_size == 0) fail("is empty");
+  size_ = static_cast<std::size_t>(status.st_size);
+  void* mapped = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, opened.fd, 0);
+  if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
+  data_ = {static_cast<const std::byte*>(mapped),
+           [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
+}
+
+}  // namespace moesim

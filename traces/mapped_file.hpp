@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string_view>
+
+namespace moesim {
+
+/// A file's bytes, mapped read-only: opening costs nothing however long the file is, and copies
+/// share the mapping.
+class MappedFile {
+ public:
+  /// Throws ConfigError if the file is missing, empty, not regular (directory, pipe, device) or not
+  /// readable.
+  explicit MappedFile(const std::filesystem::path& file);
+
+  std::span<const std::byte> bytes() const { return {data_.get(), size_}; }
+  std::string_view text() const { return {reinterpret_cast<const char*>(data_.get()), size_}; }
+  /// Keeps the mapping alive.
+  std::shared_ptr<const void> storage() const { return data_; }
+
+ private:
+  std::shared_ptr<const std::byte> data_;
+  std::size_t size_ = 0;
+};
+
+/// Calls fn(line_number, line) for every line of a text that is not blank; line ends of either kind
+/// are cut off. Lines count from 1.
+template <class Fn>
+void for_each_line(std::string_view text, Fn&& fn) {
+  for (std::size_t number = 1; !text.empty(); ++number) {
+    const std::size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.find_first_not_of(" \t") != std::string_view::npos) fn(number, line);
+  }
+}
+
+}  // namespace moesim

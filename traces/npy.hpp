@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "hardware/units.hpp"
+#include "traces/mapped_file.hpp"
+
+namespace moesim {
+
+/// What one element of an .npy file is: little-endian, by numpy's names.
+enum class NpyType { u1, u2, i2, i4, i8, f2, f4, f8 };
+inline constexpr std::array<std::string_view, 8> npy_type_names{"u1", "u2", "i2", "i4",
+                                                                "i8", "f2", "f4", "f8"};
+std::size_t bytes_of(NpyType);
+
+/// The NpyType of a C++ type. f2 has none: read it with to_doubles().
+template <class T>
+inline constexpr NpyType npy_type = T::no_such_npy_type;
+template <>
+inline constexpr NpyType npy_type<std::uint8_t> = NpyType::u1;
+template <>
+inline constexpr NpyType npy_type<std::uint16_t> = NpyType::u2;
+template <>
+inline constexpr NpyType npy_type<std::int16_t> = NpyType::i2;
+template <>
+inline constexpr NpyType npy_type<std::int32_t> = NpyType::i4;
+template <>
+inline constexpr NpyType npy_type<std::int64_t> = NpyType::i8;
+template <>
+inline constexpr NpyType npy_type<float> = NpyType::f4;
+template <>
+inline constexpr NpyType npy_type<double> = NpyType::f8;
+
+/// An array in an .npy file (format versions 1 to 3, C order), memory-mapped. Copies share the
+/// mapping. Format: numpy.lib.format, NEP 1.
+class NpyArray {
+ public:
+  /// Throws ConfigError if the file is no such array, or is not exactly as long as its header says.
+  static NpyArray open(const std::filesystem::path& file);
+
+  NpyType type() const { return type_; }
+  std::span<const std::int64_t> shape() const { return shape_; }
+  std::int64_t elements() const { return elements_; }
+
+  /// The elements, flat. T must be of type(): a mismatch is a bug of the caller.
+  template <class T>
+  std::span<const T> as() const {
+    check(npy_type<T> == type_, "an .npy array was read as another type than its own");
+    return {reinterpret_cast<const T*>(data_), static_cast<std::size_t>(elements_)};
+  }
+  /// The elements of any type, flat, converted.
+  std::vector<double> to_doubles() const;
+  /// Keeps the mapping alive.
+  std::shared_ptr<const void> storage() const { return file_.storage(); }
+
+ private:
+  explicit NpyArray(const std::filesystem::path& file) : file_(file) {}
+
+  MappedFile file_;
+  NpyType type_ = NpyType::u1;
+  std::vector<std::int64_t> shape_;
+  std::int64_t elements_ = 0;
+  const std::byte* data_ = nullptr;
+};
+
+/// Writes an .npy file, version 1.0, C order. Throws ConfigError if the file cannot be written.
+void write_npy(const std::filesystem::path& file, NpyType type, std::span<const std::int64_t> shape,
+               std::span<const std::byte> elements);
+template <class T>
+void write_npy(const std::filesystem::path& file, std::span<const std::int64_t> shape,
+               std::span<const T> elements) {
+  write_npy(file, npy_type<T>, shape, std::as_bytes(elements));
+}
+
+}  // namespace moesim
