@@ -2,16 +2,20 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
-#include "hardware/registry.hpp"
+#include "hardware/config.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
 
+class Arrivals;
+class Lengths;
+
 /// What a client asks for: lengths are known to the simulator, not to the policies.
 struct Request {
-  std::int32_t prompt_tokens = 0;
+  std::int32_t prompt_tokens = 0;  ///< >= 1
   std::int32_t output_tokens = 0;  ///< >= 1; the first is produced by the prefill
 };
 
@@ -27,15 +31,24 @@ class RequestSource {
   /// The next request that arrives whatever the system does; arrivals never decrease. nullopt is
   /// the end (for now: a closed loop answers again after completed()).
   virtual std::optional<TimedRequest> next() = 0;
-  /// A request finished at `now`: a closed loop sends the next one.
+  /// A request finished at `now`: a closed loop sends the next one. Times never decrease.
   virtual void completed(Time /*now*/) {}
 };
 
 /// What the "workload" object of an experiment says about requests: "arrivals", "lengths",
-/// "requests".
+/// "requests". Cheap to copy; every source made from it starts anew.
 struct RequestWorkload {
+  std::shared_ptr<const Arrivals> arrivals;
+  std::shared_ptr<const Lengths> lengths;
+  std::int64_t requests = 0;  ///< how many are sent
+
+  /// Same seed, same requests. `dp_ranks` is what "concurrency_per_rank" counts.
   std::unique_ptr<RequestSource> make(std::uint64_t seed, int dp_ranks) const;
-  std::function<std::unique_ptr<RequestSource>(std::uint64_t seed, int dp_ranks)> maker;
 };
+
+/// Reads "arrivals", "lengths" (may be left out when the arrivals are a trace, which has lengths of
+/// its own) and "requests" (may be left out likewise: all of the trace). Other keys, such as
+/// "gating", are left for the caller. Throws ConfigError.
+RequestWorkload read_workload(ConfigReader& workload);
 
 }  // namespace moesim

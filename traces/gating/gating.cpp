@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/gating/gating.hpp"
+
+#include "traces/gating/gatings.hpp"
+
+namespace moesim {
+
+const Registry<Gating>& gatings() {
+  static const Registry<Gating> table(
+      "gating",
+      {{"uniform", "every expert equally likely: what no trained model does", make_uniform_gating},
+       {"popularity", "tokens drawn independently, experts log-normally popular per layer",
+        make_popularity_gating},
+       {"topical",
+        "popularity, plus what requests and workloads have in common; presets fitted to models",
+        make_topical_gating},
+       {"recorded", "a routing trace from a directory", make_recorded_gating}});
+  return table;
+}
+
+}  // namespace moesim

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/gating/synthetic.hpp"
+
+#include <cmath>
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+
+#include "hardware/rng.hpp"
+#include "traces/gating/expert_sampler.hpp"
+
+namespace moesim {
+namespace {
+
+/// Log-weights [layers, experts].
+using Logits = std::vector<double>;
+
+Logits popularity(std::size_t layers, std::size_t experts, const GatingTerms& terms, Rng rng) {
+  Logits logits(layers * experts);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const std::span row(logits.data() + layer * experts, experts);
+    const double sigma = terms.popularity_sigma * std::exp(terms.popularity_spread * rng.normal());
+    for (double& logit : row) logit = sigma * rng.normal() - terms.coldness * rng.exponential();
+    for (int spike = 0; spike < terms.spikes; ++spike)
+      row[rng.below(experts)] += terms.spike_height;
+  }
+  return logits;
+}
+
+void add_noise(Logits& logits, double sigma, Rng rng) {
+  if (sigma > 0)
+    for (double& logit : logits) logit += sigma * rng.normal();
+}
+
+/// Fills the rows of one request: `ids` is [rows, layers, k].
+void generate_request(const Logits& logits, std::size_t layers, std::size_t k, double reuse,
+                      ExpertSampler sampler, Rng rng, std::span<std::uint16_t> ids) {
+  const std::size_t experts = logits.size() / layers;
+  std::vector<double> weights(experts);
+  std::vector<std::uint16_t> picks(k);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (std::size_t i = 0; i < experts; ++i) weights[i] = std::exp(logits[layer * experts + i]);
+    sampler.set_weights(weights);
+    sampler.first(picks, rng);
+    for (std::size_t at = layer * k; at < ids.size(); at += layers * k) {
+      std::copy(picks.begin(), picks.end(), ids.begin() + static_cast<std::ptrdiff_t>(at));
+      sampler.next(picks, reuse, rng);
+    }
+  }
+}
+
+TraceMeta describe(const MoeModel& model, const SyntheticRows& rows, std::string_view recipe,
+                   std::uint64_t seed) {
+  TraceMeta meta;
+  meta.model = model.name;
+  meta.source = fmt::format("generated, not recorded: {}, seed {}", recipe, seed);
+  meta.license = "generated, holds nobody's data";
+  meta.engine = "moesim";
+  meta.num_experts = model.experts;
+  meta.experts_per_token = model.experts_per_token;
+  meta.layer_ids = moe_layer_ids(model);
+  if (rows.prompt_rows > 0) meta.phases.push_back("prefill");
+  if (rows.decode_rows > 0) meta.phases.push_back("decode");
+  meta.synthetic = true;
+  return meta;
+}
+
+}  // namespace
+
+std::vector<int> moe_layer_ids(const MoeModel& model) {
+  std::vector<int> ids;
+  for (std::size_t i = 0; i < model.layers.size(); ++i)
+    if (model.layers[i].moe) ids.push_back(static_cast<int>(i));
+  if (ids.empty() || model.experts == 0)
+    throw ConfigError(fmt::format(
+        "model {} has no experts; gating needs a Mixture-of-Experts model", model.name));
+  return ids;
+}
+
+SyntheticRows read_rows(ConfigReader& options) {
+  SyntheticRows rows;
+  rows.requests = static_cast<int>(options.integer_or("requests", 256, Range{1, 1e6}));
+  rows.prompt_rows = static_cast<int>(options.integer_or("prompt_rows", 64, Range{0, 1e6}));
+  rows.decode_rows = static_cast<int>(options.integer_or("decode_rows", 192, Range{0, 1e6}));
+  if (rows.prompt_rows + rows.decode_rows == 0)
+    options.node().fail("prompt_rows and decode_rows are both 0; a request needs rows");
+  rows.workloads = {"chat", "code", "math", "law"};
+  if (options.has("workloads")) {
+    rows.workloads.clear();
+    for (const ConfigNode& tag : options.child("workloads").list())
+      rows.workloads.push_back(tag.text());
+    if (rows.workloads.empty()) options.child("workloads").fail("names no workload");
+  }
+  return rows;
+}
+
+RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
+                            const GatingTerms& terms, std::string_view recipe, std::uint64_t seed) {
+  TraceMeta meta = describe(model, rows, recipe, seed);
+  const std::size_t layers = meta.layer_ids.size();
+  const auto experts = static_cast<std::size_t>(model.experts);
+  const auto k = static_cast<std::size_t>(model.experts_per_token);
+  const std::int64_t tokens = rows.prompt_rows + rows.decode_rows;
+  const std::size_t request_ids = static_cast<std::size_t>(tokens) * layers * k;
+
+  const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
+  std::vector<Logits> of_workload;
+  for (const std::string& workload : rows.workloads) {
+    of_workload.push_back(own);
+    add_noise(of_workload.back(), terms.workload_sigma,
+              Rng(seed, fmt::format("gating workload {}", workload)));
+  }
+
+  const auto count = static_cast<std::size_t>(rows.requests);
+  std::vector<TraceRequest> requests(count);
+  std::vector<std::uint16_t> ids(count * request_ids);
+  // Requests have random streams of their own, so the order in which they are made is free.
+  tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+    const std::size_t workload = i % of_workload.size();
+    Logits logits = of_workload[workload];
+    add_noise(logits, terms.request_sigma, Rng(seed, fmt::format("gating request {}", i)));
+    generate_request(logits, layers, k, terms.reuse,
+                     ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
+                                   model.groups_per_token),
+                     Rng(seed, fmt::format("gating tokens {}", i)),
+                     std::span(ids).subspan(i * request_ids, request_ids));
+    requests[i] = {static_cast<std::int64_t>(i) * tokens, tokens, rows.prompt_rows,
+                   static_cast<int>(workload)};
+  });
+  return RoutingTrace(std::move(meta), rows.workloads, std::move(requests), std::move(ids));
+}
+
+}  // namespace moesim

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+#include "models/moe_model.hpp"
+#include "traces/routing_trace.hpp"
+
+namespace moesim {
+
+/// What a token's choice of experts depends on. The log-weight of an expert in a layer is the sum
+/// of independent normals: one of the layer's own, one of the request's workload, one of the
+/// request; a token picks by ExpertSampler.
+struct GatingTerms {
+  double popularity_sigma = 0;   ///< of the layer's own term, median over layers
+  double popularity_spread = 0;  ///< log-normal spread of that sigma between layers
+  int spikes = 0;                ///< experts per layer that are raised ...
+  double spike_height = 0;       ///< ... by this much, in log-weight
+  double coldness =
+      0;  ///< every expert is lowered by an exponential of this mean: a tail of idle ones
+  double workload_sigma = 0;  ///< what requests of one workload share
+  double request_sigma = 0;   ///< what tokens of one request share
+  double reuse = 0;           ///< probability that a token keeps an expert of the token before
+};
+
+inline constexpr Range sigma_range{0, 5};
+
+/// How much is generated.
+struct SyntheticRows {
+  int requests = 0;
+  int prompt_rows = 0;                 ///< per request
+  int decode_rows = 0;                 ///< per request
+  std::vector<std::string> workloads;  ///< requests take them in turn
+};
+/// Reads "requests", "prompt_rows", "decode_rows" and "workloads".
+SyntheticRows read_rows(ConfigReader& options);
+
+/// Generates a trace shaped for the model. `recipe` names the generator in meta(). Same arguments,
+/// same rows. Throws ConfigError if the model has no experts.
+RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
+                            const GatingTerms& terms, std::string_view recipe, std::uint64_t seed);
+
+/// The model layers that have experts. Throws ConfigError if there are none.
+std::vector<int> moe_layer_ids(const MoeModel& model);
+
+}  // namespace moesim

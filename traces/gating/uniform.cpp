@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/gating/gatings.hpp"
+#include "traces/gating/synthetic.hpp"
+
+namespace moesim {
+namespace {
+
+class Uniform final : public Gating {
+ public:
+  explicit Uniform(ConfigReader& options) : rows_(read_rows(options)) {}
+  RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
+    return generate_trace(model, rows_, GatingTerms{}, "uniform gating", seed);
+  }
+
+ private:
+  SyntheticRows rows_;
+};
+
+}  // namespace
+
+/// requests, prompt_rows, decode_rows, workloads: see read_rows().
+std::unique_ptr<Gating> make_uniform_gating(ConfigReader& options) {
+  return std::make_unique<Uniform>(options);
+}
+
+}  // namespace moesim

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "hardware/registry.hpp"
+#include "traces/requests/lengths.hpp"
+
+namespace moesim {
+
+/// What a source of requests is started with.
+struct SourceStart {
+  std::shared_ptr<const Lengths> lengths;
+  std::int64_t requests = 0;
+  std::uint64_t seed = 0;
+  int dp_ranks = 1;
+};
+
+/// When requests arrive.
+class Arrivals {
+ public:
+  virtual ~Arrivals() = default;
+  virtual std::unique_ptr<RequestSource> start(const SourceStart&) const = 0;
+  /// The lengths that came with the arrivals; null for all but traces.
+  virtual std::shared_ptr<const Lengths> own_lengths() const { return nullptr; }
+  /// How many requests there are to send; 0 when there is no end to them.
+  virtual std::int64_t available() const { return 0; }
+};
+
+/// The table: closed_loop, poisson, gamma, constant, trace.
+const Registry<Arrivals>& request_arrivals();
+
+}  // namespace moesim

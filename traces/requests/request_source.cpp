@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/requests/request_source.hpp"
+
+#include <fmt/format.h>
+
+#include "traces/requests/arrivals.hpp"
+#include "traces/requests/lengths.hpp"
+
+namespace moesim {
+
+RequestWorkload read_workload(ConfigReader& workload) {
+  RequestWorkload read;
+  read.arrivals = request_arrivals().make(workload.child("arrivals"));
+  const bool own_lengths = read.arrivals->own_lengths() != nullptr;
+  read.lengths = own_lengths && !workload.has("lengths")
+                     ? read.arrivals->own_lengths()
+                     : request_lengths().make(workload.child("lengths"));
+  const std::int64_t available = read.arrivals->available();
+  read.requests = available > 0 ? workload.integer_or("requests", available, positive_count)
+                                : workload.integer("requests", positive_count);
+  if (available > 0 && read.requests > available)
+    workload.child("requests")
+        .fail(fmt::format("{} requests of a trace of {}", read.requests, available));
+  return read;
+}
+
+std::unique_ptr<RequestSource> RequestWorkload::make(std::uint64_t seed, int dp_ranks) const {
+  return arrivals->start({lengths, requests, seed, dp_ranks});
+}
+
+}  // namespace moesim

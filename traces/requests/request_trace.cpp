@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/requests/request_trace.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "hardware/config.hpp"
+#include "traces/mapped_file.hpp"
+#include "traces/requests/row_readers.hpp"
+
+namespace moesim {
+namespace {
+
+constexpr std::int64_t max_tokens = 1'000'000'000;
+
+RowReader recognise(std::string_view first_line) {
+  if (auto reader = csv_reader(first_line)) return *reader;
+  if (auto reader = mooncake_reader(first_line)) return *reader;
+  throw ConfigError(
+      fmt::format("is no request trace; known: CSV of {}; JSON lines of Mooncake "
+                  "(timestamp, input_length, output_length)",
+                  csv_formats()));
+}
+
+std::int32_t checked_tokens(std::int64_t tokens, std::string_view what) {
+  if (tokens < 1 || tokens > max_tokens)
+    throw ConfigError(fmt::format("{} {} tokens; a request has 1 to {}", tokens, what, max_tokens));
+  return static_cast<std::int32_t>(tokens);
+}
+
+}  // namespace
+
+RequestTrace read_request_trace(const std::filesystem::path& file) {
+  RequestTrace trace;
+  std::optional<RowReader> reader;
+  const MappedFile mapped(file);
+  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+    try {
+      if (!reader) {
+        reader = recognise(line);
+        if (reader->first_line_is_header) return;
+      }
+      const std::optional<RecordedRow> row = reader->read(line);
+      if (!row) return;
+      trace.rows.push_back({row->time,
+                            {checked_tokens(row->prompt_tokens, "prompt"),
+                             checked_tokens(row->output_tokens, "output")}});
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, error.what()));
+    }
+  });
+  if (trace.rows.empty()) throw ConfigError(file.string() + ": holds no request");
+  trace.has_arrivals = reader->has_arrivals;
+  std::stable_sort(trace.rows.begin(), trace.rows.end(),
+                   [](const auto& a, const auto& b) { return a.arrival < b.arrival; });
+  for (const auto first = trace.rows.front().arrival; RequestTrace::Row & row : trace.rows)
+    row.arrival -= first;
+  return trace;
+}
+
+}  // namespace moesim

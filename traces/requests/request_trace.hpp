@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <string_view>
+#include <vector>
+
+#include "traces/requests/request_source.hpp"
+
+namespace moesim {
+
+/// Requests that were recorded somewhere, in order of arrival.
+struct RequestTrace {
+  struct Row {
+    std::chrono::nanoseconds arrival{};  ///< since the first row
+    Request request;
+  };
+  std::vector<Row> rows;      ///< never empty
+  bool has_arrivals = false;  ///< the file tells times, not only lengths
+};
+
+/// Reads a request trace; the format is recognised from the first line:
+///   Azure LLM inference   CSV: TIMESTAMP, ContextTokens, GeneratedTokens
+///   BurstGPT              CSV: Timestamp, Request tokens, Response tokens; rows with 0 response
+///                         tokens are failed requests and left out
+///   lengths               CSV: prompt_tokens, output_tokens
+///   Mooncake              JSON lines: timestamp (ms), input_length, output_length
+/// Columns may stand in any order among others. Rows out of order are sorted by time, ties as in
+/// the file. Throws ConfigError with the line number at a row that is malformed or asks for no
+/// tokens.
+RequestTrace read_request_trace(const std::filesystem::path& file);
+
+}  // namespace moesim

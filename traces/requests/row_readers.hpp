@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace moesim {
+
+/// One row of a request trace as it stands in the file.
+struct RecordedRow {
+  std::chrono::nanoseconds time{};  ///< since whatever moment the file counts from
+  std::int64_t prompt_tokens = 0;
+  std::int64_t output_tokens = 0;
+};
+
+/// Reads the rows of one file family. nullopt is a row to leave out. Throws ConfigError, without a
+/// place, at a malformed row.
+struct RowReader {
+  std::function<std::optional<RecordedRow>(std::string_view line)> read;
+  bool first_line_is_header = false;
+  bool has_arrivals = false;
+};
+
+/// CSV files with a header that names the columns of a known format; nullopt when it names none.
+std::optional<RowReader> csv_reader(std::string_view header);
+/// The formats that csv_reader() knows, for messages: "Azure (TIMESTAMP, ..), ..".
+std::string csv_formats();
+/// Mooncake's JSON lines; nullopt when the first line is no such object.
+std::optional<RowReader> mooncake_reader(std::string_view first_line);
+
+}  // namespace moesim
