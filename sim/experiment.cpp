@@ -209,8 +209,6 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library) {
     Experiment e{.cluster = std::move(cluster),
                  .model = std::move(model),
                  .precision = read_precision(reader.child("precision")),
-                 .parallel = {},
-                 .scheduler = nullptr,
                  .workload = std::move(workload),
                  .trace = std::move(trace),
                  .prefill_trace = std::move(prefill_trace),

@@ -60,27 +60,27 @@ struct Experiment {
   ClusterSpec cluster;
   MoeModel model;
   PrecisionPlan precision;
-  ParallelPlan parallel;
-  std::shared_ptr<const Scheduler> scheduler;
+  ParallelPlan parallel{};
+  std::shared_ptr<const Scheduler> scheduler{};
   RequestWorkload workload;
-  RoutingTrace trace;                         ///< of both phases, unless ...
-  std::optional<RoutingTrace> prefill_trace;  ///< ... prefill has its own
-  bool bind_odd_only = false;                 ///< the placement was fitted on even requests
-  ExpertPlacement placement;
-  std::string placement_type;
+  RoutingTrace trace;                           ///< of both phases, unless ...
+  std::optional<RoutingTrace> prefill_trace{};  ///< ... prefill has its own
+  bool bind_odd_only = false;                   ///< the placement was fitted on even requests
+  ExpertPlacement placement{};
+  std::string placement_type{};
   double replication = 1, replication_effective = 1;
-  PhaseRule prefill, decode;
-  MixedRule mixed;
-  Charges charges;
+  PhaseRule prefill{}, decode{};
+  MixedRule mixed{};
+  Charges charges{};
   ConfigNode request_routing;  ///< routers have state: built by each run
-  MemoryBudget memory;
-  KvLayout kv_layout;
-  Slo slo;
+  MemoryBudget memory{};
+  KvLayout kv_layout{};
+  Slo slo{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;
   std::uint64_t seed = 1;
-  Json config;  ///< resolved: every key, defaults included
+  Json config{};  ///< resolved: every key, defaults included
 };
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.

@@ -22,6 +22,12 @@ std::int64_t Instance::total_blocks() const {
   return experiment_.memory.kv_blocks * static_cast<std::int64_t>(ranks_.size());
 }
 
+std::int64_t Instance::used_blocks() const {
+  std::int64_t used = total_blocks();
+  for (const Rank& rank : ranks_) used -= rank.free_blocks;
+  return used;
+}
+
 bool Instance::can_ever_hold(const RequestRecord& request) const {
   // The last output token is never fed back, so it needs no room.
   const std::int64_t tokens = std::int64_t{request.prompt_tokens} + request.output_tokens - 1;
@@ -171,13 +177,13 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     const auto index = static_cast<std::int32_t>(r);
     RankStep& step = batch_.ranks[r];
     apply_plan(ranks_[r], index, coverage);
-    summary_.kv_blocks_used += experiment_.memory.kv_blocks - ranks_[r].free_blocks;
     if (step.tokens > 0) continue;
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
     step = {{{1, 0}}, 1, 0, true};
     batch_.rows.push_back(rows_.dummy(index));
     ++summary_.dummy_ranks;
   }
+  summary_.kv_blocks_used = used_blocks();
   choose_rule();
   model_.price(batch_, *rule_, experiment_.placement, rows_, cost_);
   return cost_.total;

@@ -74,6 +74,8 @@ class Instance {
   const StepBatch& batch() const { return batch_; }
   const StepModel& model() const { return model_; }
   std::int64_t total_blocks() const;
+  /// KV blocks held over all ranks, now.
+  std::int64_t used_blocks() const;
 
  private:
   struct Rank {

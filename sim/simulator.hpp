@@ -14,7 +14,7 @@ using Progress = std::function<void(std::int64_t, std::int64_t)>;
 /// number of threads.
 Report run(const Experiment&, const Progress& progress = {});
 
-/// Composes the first steps until one of the wanted kind and takes it apart, operation by
+/// One step, taken apart operation by operation.
 /// operation.
 struct ExplainedStep {
   StepSummary summary;

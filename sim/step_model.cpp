@@ -238,7 +238,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
 
   worker.tokens_of_slot.resize(at(placement.slots()));
   rule.router->route({placement, tokens, moe_layer, step}, worker.routing, worker.tokens_of_slot);
-  outcome.load = layer_load(placement, worker.tokens_of_slot);
+  layer_load(placement, worker.tokens_of_slot, outcome.load);
   outcome.active_experts = static_cast<std::int32_t>(
       std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
 
@@ -288,7 +288,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                      gpu);
     for (const std::int32_t t : slots) {
       outcome.useful_rows += t;
-      outcome.padded_rows += (t + tile - 1) / tile * tile;
+      outcome.padded_rows += padded_rows(t, tile);
     }
   }
 }

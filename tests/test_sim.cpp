@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is each part of the event loop exactly right, by hand-worked numbers?
+#include <fmt/format.h>
+
+#include "sim/charges.hpp"
+#include "sim/dispatch/dispatch.hpp"
+#include "sim/event_queue.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/row_source.hpp"
+#include "sim/scheduling/scheduler.hpp"
+#include "sim/statistics.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+using namespace std::chrono_literals;
+using test::config;
+using test::WithinAbs;
+using test::WithinRel;
+
+TEST_CASE("events leave in order of time, ties in order of scheduling") {
+  EventQueue queue;
+  queue.schedule(Time(20ns), StepEnds{1});
+  queue.schedule(Time(10ns), StepEnds{2});
+  queue.schedule(Time(10ns), StepEnds{3});
+  std::vector<int> order;
+  while (const auto event = queue.pop()) {
+    order.push_back(std::get<StepEnds>(event->what).instance);
+  }
+  CHECK(order == std::vector{2, 3, 1});
+  CHECK(queue.now() == Time(20ns));
+}
+
+TEST_CASE("an event in the past is a bug") {
+  EventQueue queue;
+  queue.schedule(Time(10ns), RequestArrives{});
+  queue.pop();
+  CHECK_THROWS_AS(queue.schedule(Time(9ns), RequestArrives{}), std::logic_error);
+}
+
+TEST_CASE("a time that is no time never enters the clock") {
+  CHECK_THROWS_AS(to_duration(Seconds(-1e-9)), std::logic_error);
+  CHECK_THROWS_AS(to_duration(Seconds(std::nan(""))), std::logic_error);
+  CHECK_THROWS_AS(to_duration(Seconds(1e9)), std::logic_error);
+  CHECK(to_duration(Seconds(13.7e-6)) == Duration(13'700'000));
+}
+
+TEST_CASE("percentiles interpolate linearly, as numpy does") {
+  // numpy.percentile([1, 2, 3, 4], [50, 90, 99]) = 2.5, 3.7, 3.97; std (population) = 1.1180
+  const Summary summary = summarize(std::vector<double>{4, 1, 3, 2});
+  CHECK(summary.count == 4);
+  CHECK(summary.mean == 2.5);
+  CHECK(summary.p50 == 2.5);
+  CHECK_THAT(summary.p90, WithinRel(3.7, 1e-12));
+  CHECK_THAT(summary.p99, WithinRel(3.97, 1e-12));
+  CHECK_THAT(summary.std, WithinRel(1.118033988749895, 1e-12));
+  CHECK(summarize(std::vector<double>{}).count == 0);
+}
+
+TEST_CASE("weighted samples count as if they were written out") {
+  const Summary weighted = summarize(std::vector<Weighted>{{2.0, 3}, {1.0, 2}, {9.0, 1}, {5.0, 0}});
+  const Summary plain = summarize(std::vector<double>{1, 1, 2, 2, 2, 9});
+  CHECK(weighted.count == plain.count);
+  CHECK(weighted.mean == plain.mean);
+  CHECK(weighted.p90 == plain.p90);
+  CHECK(weighted.p99 == plain.p99);
+  CHECK(weighted.std == plain.std);
+}
+
+TEST_CASE("count histograms are exact below 1,024 and within 0.8 % above") {
+  CountHistogram histogram;
+  for (int i = 1; i <= 1000; ++i) histogram.add(i);
+  CHECK(histogram.quantile(.5) == 500);
+  CHECK(histogram.quantile(.99) == 990);
+  CHECK(histogram.max() == 1000);
+  CHECK(histogram.mean() == 500.5);
+  CountHistogram large;
+  for (const std::int64_t value : {1'024LL, 5'000LL, 123'456LL, 9'999'999'999LL}) {
+    large = {};
+    large.add(value);
+    CHECK(large.quantile(.5) <= value);
+    CHECK_THAT(double(large.quantile(.5)), WithinRel(double(value), .008));
+  }
+}
+
+// Blocks of 16 tokens, one group that keeps every token.
+const KvLayout layout{16, Bytes(1), {{1, 0}}};
+
+std::unique_ptr<Scheduler> scheduler(const std::string& type, int tokens, int seqs,
+                                     int threshold = 0) {
+  return schedulers().make(config(fmt::format(
+      R"({{"type": "{}", "max_num_batched_tokens": {}, "max_num_seqs": {}, "long_prefill_token_threshold": {}}})",
+      type, tokens, seqs, threshold)));
+}
+
+StepPlan plan(const Scheduler& scheduler, std::vector<Sequence> running,
+              std::vector<Sequence> waiting, std::int64_t free_blocks, Turn turn = Turn::any) {
+  StepPlan plan;
+  scheduler.plan({running, waiting, free_blocks, layout}, turn, plan);
+  return plan;
+}
+
+TEST_CASE("chunked prefill serves decodes first and fills the budget with prompt chunks") {
+  // Two decodes take 2 of 64 tokens, the running prompt its 30 left, the first waiting one 32 of
+  // its 100.
+  const Sequence decode{0, 101, 100, 100, 7};
+  const Sequence half_done{1, 50, 20, 50, 2};
+  const Sequence fresh{2, 100, 0, 100, 0};
+  const auto s = scheduler("chunked_prefill", 64, 8);
+  const StepPlan step = plan(*s, {decode, decode, half_done}, {fresh, fresh}, 100);
+  CHECK(step.running_tokens == std::vector<std::int32_t>{1, 1, 30});
+  CHECK(step.admitted_tokens == std::vector<std::int32_t>{32});
+  CHECK(step.preempted == 0);
+}
+
+TEST_CASE("a long prompt takes at most its threshold, so that others share the step") {
+  const Sequence fresh{0, 1000, 0, 1000, 0};
+  const auto s = scheduler("chunked_prefill", 64, 8, 20);
+  CHECK(plan(*s, {}, {fresh, fresh, fresh, fresh}, 100).admitted_tokens ==
+        std::vector<std::int32_t>{20, 20, 20, 4});
+}
+
+TEST_CASE("max_num_seqs limits how many run, not how many wait") {
+  const Sequence fresh{0, 8, 0, 8, 0};
+  const auto s = scheduler("chunked_prefill", 64, 2);
+  CHECK(plan(*s, {}, {fresh, fresh, fresh}, 100).admitted_tokens.size() == 2);
+}
+
+TEST_CASE("when blocks run out the last running sequence gives up its own") {
+  // Both stand at a block's edge (32 computed of 33): each needs a third block, none is free. The
+  // last one is preempted, its two blocks serve the first; nothing new is admitted in such a step.
+  const Sequence edge{0, 33, 32, 30, 2};
+  const Sequence fresh{2, 8, 0, 8, 0};
+  const auto s = scheduler("chunked_prefill", 64, 8);
+  const StepPlan step = plan(*s, {edge, edge}, {fresh}, 0);
+  CHECK(step.running_tokens == std::vector<std::int32_t>{1});
+  CHECK(step.preempted == 1);
+  CHECK(step.admitted_tokens.empty());
+}
+
+TEST_CASE("a prompt that does not fit the free blocks holds up those behind it") {
+  const Sequence large{0, 64, 0, 64, 0};
+  const Sequence small{1, 8, 0, 8, 0};
+  const auto s = scheduler("chunked_prefill", 64, 8);
+  CHECK(plan(*s, {}, {large, small}, 3).empty());
+}
+
+TEST_CASE("prefill_first keeps prompts and decodes in steps of their own") {
+  const Sequence decode{0, 101, 100, 100, 7};
+  const Sequence fresh{1, 10, 0, 10, 0};
+  const auto s = scheduler("prefill_first", 64, 8);
+  const StepPlan prefill = plan(*s, {decode}, {fresh}, 100, Turn::prefill);
+  CHECK(prefill.running_tokens == std::vector<std::int32_t>{0});
+  CHECK(prefill.admitted_tokens == std::vector<std::int32_t>{10});
+  const StepPlan decodes = plan(*s, {decode}, {fresh}, 100, Turn::decode);
+  CHECK(decodes.running_tokens == std::vector<std::int32_t>{1});
+  CHECK(decodes.admitted_tokens.empty());
+}
+
+TEST_CASE("routers choose by load, ties by lowest rank") {
+  const std::vector<RankLoad> ranks{{500, 0, 3}, {200, 4, 2}, {200, 0, 5}};
+  const auto pick = [&](const char* name) {
+    return request_routers().make(config(fmt::format("\"{}\"", name)), 1)->pick({1, 1}, ranks);
+  };
+  CHECK(pick("least_kv") == 1);
+  CHECK(pick("jsq") == 0);
+  CHECK(pick("round_robin") == 0);
+  CHECK(pick("random") < 3);
+}
+
+// Two requests of one workload, three rows each: one prompt row, two of decode.
+RoutingTrace small_trace(std::vector<std::string> phases, bool synthetic = false) {
+  TraceMeta meta;
+  meta.model = "small";
+  meta.num_experts = 4;
+  meta.experts_per_token = 1;
+  meta.layer_ids = {0};
+  meta.phases = std::move(phases);
+  meta.synthetic = synthetic;
+  return {meta, {"chat"}, {{0, 3, 1, 0, false}, {3, 3, 1, 0, false}}, {0, 1, 2, 3, 0, 1}};
+}
+
+struct Replayed {
+  std::vector<std::int64_t> rows;
+  RoutingCoverage coverage;
+};
+Replayed replay(const RowSource& source, Phase phase, std::uint32_t request, std::int64_t first,
+                std::int32_t count) {
+  std::vector<RowRange> ranges;
+  Replayed replayed;
+  source.append({{request, request}}, phase, first, count, 0, ranges, replayed.coverage);
+  for (const RowRange& range : ranges) {
+    for (std::int32_t i = 0; i < range.count; ++i) replayed.rows.push_back(range.first_row + i);
+  }
+  return replayed;
+}
+
+TEST_CASE("a request replays its own rows, then those of the next request of its workload") {
+  const RowSource source(small_trace({"prefill", "decode"}), std::nullopt, false, 1);
+  const Replayed own = replay(source, Phase::decode, 0, 0, 2);
+  CHECK(own.rows == std::vector<std::int64_t>{1, 2});
+  CHECK(own.coverage.recorded == 2);
+  const Replayed beyond = replay(source, Phase::decode, 1, 1, 4);
+  CHECK(beyond.rows == std::vector<std::int64_t>{5, 1, 2, 4});
+  CHECK(beyond.coverage.recorded == 1);
+  CHECK(beyond.coverage.wrapped == 3);
+}
+
+TEST_CASE("a phase that was not recorded borrows the bound request's rows") {
+  const RowSource source(small_trace({"decode"}), std::nullopt, false, 1);
+  const Replayed prompt = replay(source, Phase::prefill, 1, 0, 3);
+  CHECK(prompt.rows == std::vector<std::int64_t>{3, 4, 5});
+  CHECK(prompt.coverage.borrowed == 3);
+  CHECK(prompt.coverage.recorded == 0);
+}
+
+TEST_CASE("rows of a generator are counted as synthetic") {
+  const RowSource source(small_trace({"prefill", "decode"}, true), std::nullopt, false, 1);
+  CHECK(replay(source, Phase::decode, 0, 0, 5).coverage.synthetic == 5);
+}
+
+TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
+  RowSource source(small_trace({"prefill", "decode"}), std::nullopt, true, 1);
+  for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
+}
+
+ClusterSpec two_nodes() {
+  return read_cluster(ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json"));
+}
+
+TEST_CASE("all-gather volume counts every token once per other GPU, whatever its experts") {
+  const Fabric fabric(two_nodes());
+  const std::vector<double> tokens(8, 32.0);
+  const auto gather =
+      dispatches().make(config(R"({"type": "all_gather", "combine": "reduce_scatter"})"));
+  const Exchange exchange = gather->exchange({fabric, tokens, nullptr, 2048, 8});
+  // 8 GPUs x 7 others x 32 tokens x 2048 x 2 B
+  CHECK_THAT(exchange.dispatch.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
+  CHECK_THAT(exchange.combine.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
+  CHECK(exchange.dispatch.network.value() == 0);
+  CHECK(gather->gives_global_counts());
+  CHECK_FALSE(gather->needs_copies());
+}
+
+TEST_CASE("an all-to-all sends what the copies say, in the precision it was given") {
+  const Fabric fabric(two_nodes());
+  TrafficMatrix copies(8);
+  copies.at(0, 1) = 10;
+  copies.at(0, 0) = 99;  // local copies cross no link
+  copies.at(5, 2) = 3;
+  const std::vector<double> tokens(8, 16.0);
+  const auto plain = dispatches().make(config(R"("all_to_all")"));
+  const Exchange exchange = plain->exchange({fabric, tokens, &copies, 7168, 8});
+  CHECK(exchange.dispatch.nvlink.value() == 13 * 7168 * 2);
+  CHECK(exchange.combine.nvlink.value() == 13 * 7168 * 2);
+  // DeepEP: fp8 out with a 4-byte scale per 128 values, bf16 back.
+  const auto fp8 = dispatches().make(config(R"({"type": "all_to_all", "precision": "fp8_block"})"));
+  const Exchange narrow = fp8->exchange({fabric, tokens, &copies, 7168, 8});
+  CHECK(narrow.dispatch.nvlink.value() == 13 * (7168 + 7168 / 128 * 4));
+  CHECK(narrow.combine.nvlink.value() == 13 * 7168 * 2);
+}
+
+TEST_CASE("routing charges follow active experts and vanish without replicas") {
+  const Charges measured = read_charges(config("{}"));
+  // METRO: 26 us x 64/128
+  CHECK_THAT(measured.routing("metro", 64, true).count(), WithinAbs(13e-6, 1e-12));
+  CHECK_THAT(measured.routing("optimal", 64, true).count(), WithinAbs(23e-6, 1e-12));
+  CHECK(measured.routing("metro", 64, false).count() == 0);
+  CHECK(measured.routing("even", 64, true).count() == 0);
+  const Charges none = read_charges(config(R"({"token_routing": "none"})"));
+  CHECK(none.routing("metro", 128, true).count() == 0);
+}
+
+}  // namespace
+}  // namespace moesim

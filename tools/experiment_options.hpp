@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The options of every verb that reads one experiment: CONFIG, --set, --seed.
+struct ExperimentOptions {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::optional<std::uint64_t> seed;
+
+  void add_to(CLI::App& command) {
+    command.add_option("CONFIG", config, "experiment, a JSON file")->required();
+    command.add_option("--set", overrides, "/json/pointer=value to set in the config; repeatable")
+        ->allow_extra_args(false);
+    command.add_option("--seed", seed, "the same as --set /seed=N");
+  }
+
+  /// The config with its overrides. Throws ConfigError.
+  ConfigNode read() const {
+    const ConfigNode file = ConfigNode::from_file(config);
+    Json json = file.json();
+    for (const std::string& change : overrides) apply_override(json, change);
+    if (seed) json["seed"] = *seed;
+    return {std::move(json), file.file()};
+  }
+};
+
+}  // namespace moesim

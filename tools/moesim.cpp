@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "hardware/config.hpp"
+#include "tools/verbs.hpp"
+
+namespace moesim {
+
+std::span<const Verb> verbs() {
+  static constexpr std::array table{
+      Verb{"run", "simulate one experiment", setup_run},
+      Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
+      Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
+      Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
+      Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
+           setup_replay},
+      Verb{"place", "make an expert placement from observed loads", setup_place},
+      Verb{"route", "one token-routing decision, explained", setup_route},
+      Verb{"explain", "one forward step, operation by operation", setup_explain},
+      Verb{"trace", "look at, check or generate routing traces", setup_trace},
+      Verb{"list", "what can be chosen, with a line on each", setup_list},
+      Verb{"check", "read an experiment and everything it names, and say what is wrong",
+           setup_check}};
+  return table;
+}
+
+namespace {
+
+int main_with_errors(int argc, char** argv) {
+  CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "moesim 0.1.0");
+  Action action;
+  for (const Verb& verb : verbs()) {
+    CLI::App* command = app.add_subcommand(std::string(verb.name), std::string(verb.summary));
+    command->callback([&action, run = verb.setup(*command)] { action = run; });
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
+    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", error.what(), verb);
+    return 2;
+  }
+  return action();
+}
+
+}  // namespace
+
+}  // namespace moesim
+
+int main(int argc, char** argv) {
+  // stdout is for results; everything else goes to stderr.
+  spdlog::set_default_logger(spdlog::stderr_color_mt("moesim"));
+  spdlog::set_pattern("%^%l%$: %v");
+  try {
+    return moesim::main_with_errors(argc, argv);
+  } catch (const moesim::ConfigError& error) {
+    fmt::print(stderr, "moesim: {}\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "moesim: internal error: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "sim/placement/placement_file.hpp"
+#include "sim/token_routing/token_routing.hpp"
+#include "tools/output.hpp"
+#include "tools/policy_options.hpp"
+#include "tools/table.hpp"
+#include "tools/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  PolicyOptions policy;
+  std::string placement, tokens;
+  bool json = false;
+};
+
+using Counts = std::vector<std::int32_t>;  // tokens per expert
+
+constexpr Range token_count{0, 1e9};
+
+Counts counts_of_ids(const ConfigNode& layer, int experts) {
+  Counts counts(static_cast<std::size_t>(experts));
+  for (const ConfigNode& token : layer.list()) {
+    for (const ConfigNode& id : token.list()) {
+      ++counts[static_cast<std::size_t>(id.integer({0, experts - 1.0}))];
+    }
+  }
+  return counts;
+}
+
+Counts counts_of(const ConfigNode& layer, int experts) {
+  Counts counts;
+  for (const ConfigNode& tokens : layer.list()) {
+    counts.push_back(static_cast<std::int32_t>(tokens.integer(token_count)));
+  }
+  if (std::ssize(counts) > experts) {
+    layer.fail(fmt::format("{} experts, but the placement holds {}", counts.size(), experts));
+  }
+  counts.resize(static_cast<std::size_t>(experts));
+  return counts;
+}
+
+// Tokens per expert and layer from "tokens", or counted from "topk_ids".
+std::vector<Counts> read_tokens(const std::string& file, const ExpertPlacement& placement) {
+  return read_object(ConfigNode::from_file(file), [&](ConfigReader& reader) {
+    const bool ids = reader.has("topk_ids");
+    const ConfigNode node = reader.child(ids ? "topk_ids" : "tokens");
+    if (reader.has("source_rank")) reader.child("source_rank");
+    const std::vector<ConfigNode> layers = node.list();
+    if (layers.size() != placement.size()) {
+      node.fail(
+          fmt::format("{} layers, but the placement has {}", layers.size(), placement.size()));
+    }
+    std::vector<Counts> tokens;
+    for (std::size_t l = 0; l < layers.size(); ++l) {
+      const int experts = placement[l].experts();
+      tokens.push_back(ids ? counts_of_ids(layers[l], experts) : counts_of(layers[l], experts));
+    }
+    return tokens;
+  });
+}
+
+struct Routed {
+  Counts tokens_of_slot;
+  LayerLoad load;
+};
+
+// Tokens of every slot, GPU by GPU.
+std::vector<Counts> by_gpu(const LayerPlacement& placement, const Counts& tokens_of_slot) {
+  std::vector<Counts> gpus;
+  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+    gpus.emplace_back(tokens_of_slot.begin() + placement.first_slot(gpu),
+                      tokens_of_slot.begin() + placement.first_slot(gpu + 1));
+  }
+  return gpus;
+}
+
+OrderedJson to_json(const std::string& policy, const ExpertPlacement& placement,
+                    const std::vector<Routed>& layers) {
+  OrderedJson json{{"policy", policy}, {"layers", OrderedJson::array()}};
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    json["layers"].push_back({{"max_activated", layers[l].load.max_activated},
+                              {"max_tokens", layers[l].load.max_tokens},
+                              {"activated", layers[l].load.activated},
+                              {"tokens", layers[l].load.tokens},
+                              {"tokens_per_slot", by_gpu(placement[l], layers[l].tokens_of_slot)}});
+  }
+  return json;
+}
+
+// Who goes where: per GPU the experts it serves, "expert:tokens".
+std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>& layers) {
+  std::string text;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerLoad& load = layers[l].load;
+    text += fmt::format("layer {}: at most {} activated, at most {} tokens on a GPU\n", l,
+                        load.max_activated, load.max_tokens);
+    Table table({"GPU", "activated", "tokens", "serves expert:tokens"});
+    for (int gpu = 0; gpu < placement[l].gpus(); ++gpu) {
+      const auto g = static_cast<std::size_t>(gpu);
+      std::string serves;
+      int left_out = 0;
+      for (int slot = placement[l].first_slot(gpu); slot < placement[l].first_slot(gpu + 1);
+           ++slot) {
+        const std::int32_t tokens = layers[l].tokens_of_slot[static_cast<std::size_t>(slot)];
+        if (tokens == 0) continue;
+        if (serves.size() > 60) {
+          ++left_out;
+          continue;
+        }
+        serves += fmt::format("{}{}:{}", serves.empty() ? "" : " ",
+                              placement[l].expert_of_slot(slot), tokens);
+      }
+      if (left_out > 0) serves += fmt::format(" and {} more", left_out);
+      table.add({fmt::format("{}", gpu), fmt::format("{}", load.activated[g]),
+                 fmt::format("{}", load.tokens[g]), serves});
+    }
+    text += table.text();
+  }
+  return text;
+}
+
+int route(const Options& options) {
+  const ExpertPlacement placement = read_placement(std::filesystem::path(options.placement));
+  const auto router = token_routers().make(options.policy.node(), placement);
+  const std::vector<Counts> tokens = read_tokens(options.tokens, placement);
+  RoutingScratch scratch;
+  std::vector<Routed> layers;
+  for (std::size_t l = 0; l < placement.size(); ++l) {
+    Routed& routed = layers.emplace_back();
+    routed.tokens_of_slot.resize(static_cast<std::size_t>(placement[l].slots()));
+    router->route({placement[l], tokens[l], static_cast<int>(l), 0}, scratch,
+                  routed.tokens_of_slot);
+    routed.load = layer_load(placement[l], routed.tokens_of_slot);
+  }
+  print(options.json ? to_json(options.policy.name, placement, layers).dump() + "\n"
+                     : to_text(placement, layers));
+  return 0;
+}
+
+}  // namespace
+
+Action setup_route(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  options->policy.add_to(command);
+  command.add_option("--placement", options->placement, "placement file")->required();
+  command
+      .add_option("--tokens", options->tokens,
+                  "{\"tokens\": [layers][experts]} or {\"topk_ids\": [layers][tokens][k]}")
+      ->required();
+  command.add_flag("--json", options->json, "print JSON instead of tables");
+  return [options] { return route(*options); };
+}
+
+}  // namespace moesim
