@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// When do requests arrive, and how long are they?
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+
+#include "tests/support.hpp"
+#include "traces/requests/arrivals.hpp"
+#include "traces/requests/lengths.hpp"
+#include "traces/requests/request_trace.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+
+namespace {
+
+/// A file of the test's own, gone afterwards.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() /
+              ("moesim_requests_" + std::to_string(fnv1a(text)) + ".txt")) {
+    std::ofstream(path_, std::ios::binary) << text;
+  }
+  ~TemporaryFile() { std::filesystem::remove(path_); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+RequestWorkload workload(const std::string& text) {
+  return read_object(config(text), [](ConfigReader& reader) { return read_workload(reader); });
+}
+
+std::vector<TimedRequest> all(const RequestWorkload& of, std::uint64_t seed = 1) {
+  const auto source = of.make(seed, 1);
+  std::vector<TimedRequest> requests;
+  while (const auto request = source->next()) requests.push_back(*request);
+  return requests;
+}
+
+struct Moments {
+  double mean, cv;
+};
+Moments gap_moments(std::span<const TimedRequest> requests) {
+  double sum = 0, squares = 0;
+  Time last{};
+  for (const TimedRequest& request : requests) {
+    const double gap = to_seconds(request.arrival - last).count();
+    sum += gap;
+    squares += gap * gap;
+    last = request.arrival;
+  }
+  const double n = static_cast<double>(requests.size()), mean = sum / n;
+  return {mean, std::sqrt(squares / n - mean * mean) / mean};
+}
+
+constexpr auto fixed_lengths = R"("lengths": {"type": "fixed", "prompt": 100, "output": 20})";
+std::string rated(const std::string& arrivals, int requests) {
+  return R"({"arrivals": )" + arrivals + ", " + fixed_lengths + R"(, "requests": )" +
+         std::to_string(requests) + "}";
+}
+std::string traced(const std::string& file, const std::string& more = "") {
+  return R"({"arrivals": {"type": "trace", "file": ")" + file + "\"" + more + "}}";
+}
+
+}  // namespace
+
+TEST_CASE("Poisson gaps have the mean of the rate and a coefficient of variation of one") {
+  const auto requests = all(workload(rated(R"({"type": "poisson", "rate": "50 /s"})", 100'000)));
+  REQUIRE(requests.size() == 100'000);
+  const Moments gaps = gap_moments(requests);
+  CHECK_THAT(gaps.mean, WithinRel(0.02, 0.015));  // standard error 0.3 %
+  CHECK_THAT(gaps.cv, WithinRel(1.0, 0.015));
+  CHECK(requests[7].request.prompt_tokens == 100);
+  CHECK(requests[7].request.output_tokens == 20);
+}
+
+TEST_CASE("gamma gaps have the coefficient of variation asked for") {
+  for (const double cv : {0.5, 3.0}) {
+    const auto requests = all(workload(
+        rated(R"({"type": "gamma", "rate": "4 /s", "cv": )" + std::to_string(cv) + "}", 200'000)));
+    const Moments gaps = gap_moments(requests);
+    CHECK_THAT(gaps.mean, WithinRel(0.25, 0.03));
+    CHECK_THAT(gaps.cv, WithinRel(cv, 0.03));
+  }
+}
+
+TEST_CASE("constant arrivals are equally spaced and the first waits one gap") {
+  const auto requests = all(workload(rated(R"({"type": "constant", "rate": "4 /s"})", 3)));
+  REQUIRE(requests.size() == 3);
+  CHECK(to_seconds(requests[0].arrival).count() == 0.25);
+  CHECK(to_seconds(requests[2].arrival).count() == 0.75);
+}
+
+TEST_CASE("equal seeds give equal requests, other seeds others") {
+  const RequestWorkload poisson = workload(rated(R"({"type": "poisson", "rate": "1 /s"})", 50));
+  const auto once = all(poisson), again = all(poisson), other = all(poisson, 2);
+  CHECK(once.back().arrival == again.back().arrival);
+  CHECK(once.back().arrival != other.back().arrival);
+}
+
+TEST_CASE("a closed loop keeps its concurrency until all requests are sent") {
+  const RequestWorkload loop =
+      workload(rated(R"({"type": "closed_loop", "concurrency_per_rank": 2})", 8));
+  const auto source = loop.make(1, 3);  // 2 per rank, 3 ranks: 6 at once
+  for (int i = 0; i < 6; ++i) {
+    const auto request = source->next();
+    REQUIRE(request);
+    CHECK(request->arrival == Time{});
+  }
+  CHECK_FALSE(source->next());
+  const Time later{Duration(5000)};
+  source->completed(later);
+  CHECK(source->next()->arrival == later);
+  CHECK_FALSE(source->next());
+  source->completed(later);
+  source->completed(later);
+  CHECK(source->next());        // the eighth and last
+  CHECK_FALSE(source->next());  // though a client is idle
+}
+
+TEST_CASE("a global concurrency does not grow with the ranks") {
+  const RequestWorkload loop = workload(rated(R"({"type": "closed_loop", "concurrency": 3})", 100));
+  const auto source = loop.make(1, 16);
+  int sent = 0;
+  while (source->next()) ++sent;
+  CHECK(sent == 3);
+}
+
+TEST_CASE("log-normal lengths have their median and stay within their maximum") {
+  const RequestWorkload lognormal = workload(R"({
+    "arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 20001,
+    "lengths": {"type": "lognormal", "prompt": {"median": 1000, "sigma": 1.0, "max": 4000},
+                "output": {"median": 1, "sigma": 2}}})");
+  std::vector<int> prompts;
+  for (const TimedRequest& request : all(lognormal)) {
+    prompts.push_back(request.request.prompt_tokens);
+    CHECK(request.request.output_tokens >= 1);
+    CHECK(request.request.prompt_tokens <= 4000);
+  }
+  std::nth_element(prompts.begin(), prompts.begin() + 10'000, prompts.end());
+  CHECK_THAT(prompts[10'000], WithinRel(1000.0, 0.03));
+}
+
+TEST_CASE("every known file family is recognised from its first line") {
+  const TemporaryFile azure(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+      "2023-11-16 23:59:59.5000000,374,44\r\n2023-11-17 00:00:01.2500000,396,109\r\n");
+  const TemporaryFile azure_2024(
+      "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+      "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01.759930+00:00,10,2\n");
+  const TemporaryFile burst(
+      "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+      "5,ChatGPT,472,18,490,Conversation log\n6,ChatGPT,99,0,99,Conversation log\n"
+      "6.75,GPT-4,1087,230,1317,Conversation log\n");
+  const TemporaryFile mooncake(
+      R"({"timestamp": 100, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]})"
+      "\n"
+      R"({"timestamp": 1850, "input_length": 7322, "output_length": 490, "hash_ids": [0]})");
+  // In each the second request that did not fail comes 1.75 s after the first.
+  for (const TemporaryFile* file : {&azure, &azure_2024, &burst, &mooncake}) {
+    const RequestTrace trace = read_request_trace(file->path());
+    REQUIRE(trace.rows.size() == 2);
+    CHECK(trace.has_arrivals);
+    CHECK(trace.rows[0].arrival.count() == 0);
+    CHECK(trace.rows[1].arrival == std::chrono::milliseconds(1750));
+  }
+  CHECK(read_request_trace(burst.path()).rows[1].request.prompt_tokens == 1087);
+  CHECK(read_request_trace(mooncake.path()).rows[0].request.output_tokens == 500);
+}
+
+TEST_CASE("rows out of order are sorted by time") {
+  const TemporaryFile file(
+      "Timestamp,Model,Request tokens,Response tokens\n9,m,2,1\n4,m,1,1\n9,m,3,1\n");
+  const RequestTrace trace = read_request_trace(file.path());
+  CHECK(trace.rows[0].request.prompt_tokens == 1);
+  CHECK(trace.rows[1].request.prompt_tokens == 2);
+  CHECK(trace.rows[2].request.prompt_tokens == 3);
+  CHECK(trace.rows[2].arrival == std::chrono::seconds(5));
+}
+
+TEST_CASE("a trace played twice as fast has half the gaps") {
+  const TemporaryFile file(
+      "Timestamp,Model,Request tokens,Response tokens\n10,m,1,1\n12,m,1,1\n17,m,1,1\n");
+  const auto plain = all(workload(traced(file.path())));
+  const auto fast = all(workload(traced(file.path(), R"(, "speedup": 2)")));
+  REQUIRE(plain.size() == 3);
+  CHECK(to_seconds(plain[2].arrival).count() == 7.0);
+  CHECK(to_seconds(fast[1].arrival).count() == 1.0);
+  CHECK(to_seconds(fast[2].arrival).count() == 3.5);
+}
+
+TEST_CASE("recorded lengths repeat from the first under other arrivals") {
+  const TemporaryFile file("prompt_tokens,output_tokens\n3992,454\n5151,1803\n");
+  const auto requests = all(workload(
+      R"({"arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 3,
+          "lengths": {"type": "trace", "file": ")" +
+      file.path() + "\"}}"));
+  CHECK(requests[1].request.output_tokens == 1803);
+  CHECK(requests[2].request.prompt_tokens == 3992);
+}
+
+TEST_CASE("a malformed row is refused with its line number") {
+  const std::string header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
+  const auto refused = [&](const std::string& row) {
+    const TemporaryFile file(header + "2023-11-16 18:15:46.68,374,44\n" + row + "\n");
+    return config_error([&] { read_request_trace(file.path()); });
+  };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(refused("2023-11-16 18:15:50,396"), Contains(":3: has 2 fields"));
+  CHECK_THAT(refused("2023-11-16 18:15:50,many,3"), Contains(":3: \"many\""));
+  CHECK_THAT(refused("2023-13-16 18:15:50,12,3"), Contains(":3: \"2023-13-16"));
+  CHECK_THAT(refused("yesterday,12,3"), Contains(":3: \"yesterday\""));
+  CHECK_THAT(refused("2023-11-16 18:15:50,12,0"), Contains(":3: 0 output tokens"));
+  CHECK_THAT(refused("2023-11-16 18:15:50,-1,5"), Contains(":3: -1 prompt tokens"));
+  CHECK_THAT(refused("2023-11-16 18:15:50,1.5,5"), Contains(":3: \"1.5\""));
+  CHECK_THAT(refused("2023-11-16 18:15:50,99999999999,5"), Contains(":3: 99999999999 prompt"));
+  const TemporaryFile moon(
+      "{\"timestamp\": 1, \"input_length\": 2, \"output_length\": 3}\n{\"timestamp\": 1}\n");
+  CHECK_THAT(config_error([&] { read_request_trace(moon.path()); }), Contains(":2: has no number"));
+  const TemporaryFile other("a,b,c\n1,2,3\n");
+  CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
+             Contains(":1: is no request trace"));
+  const TemporaryFile bare("prompt_tokens,output_tokens\n");
+  CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
+}
+
+TEST_CASE("a workload that cannot be meant is refused") {
+  using Catch::Matchers::Contains;
+  const auto refused = [](const std::string& text) {
+    return config_error([&] { workload(text); });
+  };
+  CHECK_THAT(refused(R"({"arrivals": {"type": "poisson", "rate": "1 /s"}, "requests": 3})"),
+             Contains("lengths"));
+  CHECK_THAT(refused(R"({"arrivals": {"type": "poisson", "rate": "1 /s"},
+                         "lengths": {"type": "fixed", "prompt": 1, "output": 1}})"),
+             Contains("requests"));
+  CHECK_THAT(refused(rated(R"({"type": "poisson", "rate": "0 /s"})", 1)), Contains("rate"));
+  CHECK_THAT(refused(rated(R"({"type": "poisson", "rate": "1 /s", "cv": 2})", 1)), Contains("cv"));
+  CHECK_THAT(refused(rated(R"({"type": "closed_loop"})", 1)), Contains("concurrency_per_rank"));
+  CHECK_THAT(
+      refused(rated(R"({"type": "closed_loop", "concurrency": 1, "concurrency_per_rank": 1})", 1)),
+      Contains("both"));
+  const TemporaryFile lengths("prompt_tokens,output_tokens\n1,1\n");
+  CHECK_THAT(refused(traced(lengths.path())), Contains("tells lengths only"));
+  const TemporaryFile two("Timestamp,Request tokens,Response tokens\n1,1,1\n2,1,1\n");
+  CHECK_THAT(refused(R"({"requests": 3, )" + traced(two.path()).substr(1)),
+             Contains("3 requests of a trace of 2"));
+  const TemporaryFile long_ago("Timestamp,Request tokens,Response tokens\n1,1,1\n1e7,1,1\n");
+  CHECK_THAT(refused(traced(long_ago.path())), Contains("speedup"));
+  CHECK_THAT(refused(traced("/")), Contains("not a regular file"));
+}
+
+TEST_CASE("the Azure 2023 conversation trace has its published size, rate and lengths") {
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const RequestTrace trace = read_request_trace(shared_dir() / "data" / "requests" / "azure_2023" /
+                                                "AzureLLMInferenceTrace_conv.csv");
+  CHECK(trace.rows.size() == 19'366);
+  const double seconds = std::chrono::duration<double>(trace.rows.back().arrival).count();
+  CHECK_THAT(19'366 / seconds, WithinRel(5.53, 0.001));
+  std::vector<int> prompts, outputs;
+  for (const RequestTrace::Row& row : trace.rows) {
+    prompts.push_back(row.request.prompt_tokens);
+    outputs.push_back(row.request.output_tokens);
+  }
+  const auto median = [](std::vector<int>& values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+  };
+  CHECK(median(prompts) == 1020);
+  CHECK(median(outputs) == 129);
+}
+
+TEST_CASE("the Mooncake conversation trace has its published size and rate") {
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const RequestTrace trace = read_request_trace(shared_dir() / "data" / "requests" /
+                                                "mooncake_fast25" / "conversation_trace.jsonl");
+  CHECK(trace.rows.size() == 12'031);
+  CHECK_THAT(std::chrono::duration<double>(trace.rows.back().arrival).count(),
+             WithinAbs(3537.0, 1.0));
+}
