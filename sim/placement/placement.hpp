@@ -67,7 +67,8 @@ struct PlacementProblem {
   int groups = 1;  ///< expert groups of group-limited gating
 };
 
-/// Slots per GPU for a replication ratio: ceil(ratio * experts / gpus). policies.md 1.1
+/// Slots per GPU for a replication ratio: ceil(ratio * experts / gpus). Throws ConfigError if the
+/// ratio is below 1.
 int slots_for_replication(int experts, int gpus, double ratio);
 
 /// Decides which experts stand in which slots.
@@ -76,9 +77,11 @@ class Placer {
   virtual ~Placer() = default;
   /// One layer's slots, from the load that was seen on it (zeros when nothing was). Every expert
   /// gets a slot, every GPU exactly slots_per_gpu. Ties: lowest id. `layer` seeds what is random.
-  /// Pure.
+  /// Pure. Throws ConfigError if the problem has no solution or the load is no load.
   virtual LayerPlacement place(const PlacementProblem&, std::span<const double> load,
                                int layer) const = 0;
+  /// Whether the load decides anything.
+  virtual bool uses_load() const = 0;
 };
 
 /// The table: linear, round_robin, eplb.
@@ -86,5 +89,9 @@ const Registry<Placer>& placers();
 
 /// All layers. load: [layers][experts].
 ExpertPlacement place_all(const Placer&, const PlacementProblem&, std::span<const ExpertLoad> load);
+
+/// All layers before anything was seen, as engines start: a placer that goes by load gives way to
+/// `linear`, because equal loads make EPLB put the copies of an expert side by side on one GPU.
+ExpertPlacement place_unseen(const Placer&, const PlacementProblem&, int layers);
 
 }  // namespace moesim

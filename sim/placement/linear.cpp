@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/placement/placers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// vLLM's initial map: slot i holds expert i mod N, in blocks of S slots per rank.
+class Linear final : public Placer {
+ public:
+  LayerPlacement place(const PlacementProblem& problem, std::span<const double> load,
+                       int) const override {
+    require_sound(problem, load);
+    std::vector<int> expert_of_slot;
+    for (int slot = 0; slot < problem.gpus * problem.slots_per_gpu; ++slot) {
+      expert_of_slot.push_back(slot % problem.experts);
+    }
+    return placement_of_slots(problem, expert_of_slot);
+  }
+
+  bool uses_load() const override { return false; }
+};
+
+}  // namespace
+
+std::unique_ptr<Placer> make_linear(ConfigReader&) { return std::make_unique<Linear>(); }
+
+}  // namespace moesim

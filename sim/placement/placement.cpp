@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/placement/placement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+#include "sim/placement/placers.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+std::int32_t count(const std::vector<std::int32_t>& values) {
+  return static_cast<std::int32_t>(values.size());
+}
+
+}  // namespace
+
+LayerPlacement::LayerPlacement(int experts, const std::vector<std::vector<int>>& experts_on_gpu) {
+  std::vector<std::vector<std::int32_t>> slots_of_expert(at(std::max(experts, 0)));
+  first_slot_.push_back(0);
+  for (std::size_t gpu = 0; gpu < experts_on_gpu.size(); ++gpu) {
+    for (const int expert : experts_on_gpu[gpu]) {
+      if (expert < 0 || expert >= experts) {
+        throw std::invalid_argument(
+            fmt::format("GPU {} holds expert {}; expected 0 to {}", gpu, expert, experts - 1));
+      }
+      slots_of_expert[at(expert)].push_back(count(expert_of_slot_));
+      expert_of_slot_.push_back(expert);
+      gpu_of_slot_.push_back(static_cast<std::int32_t>(gpu));
+    }
+    first_slot_.push_back(count(expert_of_slot_));
+  }
+
+  slots_begin_.push_back(0);
+  hosts_begin_.push_back(0);
+  for (std::size_t expert = 0; expert < slots_of_expert.size(); ++expert) {
+    if (slots_of_expert[expert].empty()) {
+      throw std::invalid_argument(fmt::format("expert {} has no slot", expert));
+    }
+    std::int32_t last_gpu = -1;
+    for (const std::int32_t slot : slots_of_expert[expert]) {
+      slots_.push_back(slot);
+      if (gpu_of_slot(slot) != last_gpu) hosts_.push_back(slot);
+      last_gpu = gpu_of_slot(slot);
+    }
+    slots_begin_.push_back(count(slots_));
+    hosts_begin_.push_back(count(hosts_));
+  }
+}
+
+int slots_for_replication(int experts, int gpus, double ratio) {
+  const double slots = ratio * experts / gpus;
+  if (!(ratio >= 1) || !(slots < 1e6)) {
+    throw ConfigError(
+        fmt::format("replication {} is out of range; expected at least 1 (one slot per expert) "
+                    "and at most {} (every expert on every GPU)",
+                    ratio, gpus));
+  }
+  // 1.1 * 160 is 176.00000000000003 in binary: not a slot more.
+  return static_cast<int>(std::ceil(slots * (1 - 1e-12)));
+}
+
+void require_sound(const PlacementProblem& problem, std::span<const double> load) {
+  if (problem.experts < 1 || problem.gpus < 1) {
+    throw ConfigError(fmt::format("placement of {} experts on {} GPUs; expected at least 1 of each",
+                                  problem.experts, problem.gpus));
+  }
+  if (problem.nodes < 1 || problem.groups < 1) {
+    throw ConfigError(
+        fmt::format("placement over {} nodes and {} expert groups; expected at least "
+                    "1 of each",
+                    problem.nodes, problem.groups));
+  }
+  if (std::int64_t{problem.slots_per_gpu} * problem.gpus < problem.experts) {
+    throw ConfigError(fmt::format(
+        "{} slots on each of {} GPUs cannot hold {} experts; expected at least {} slots per GPU",
+        problem.slots_per_gpu, problem.gpus, problem.experts,
+        (problem.experts + problem.gpus - 1) / problem.gpus));
+  }
+  if (load.size() != at(problem.experts)) {
+    throw ConfigError(
+        fmt::format("the load has {} experts; expected {}", load.size(), problem.experts));
+  }
+  for (std::size_t i = 0; i < load.size(); ++i) {
+    if (!std::isfinite(load[i]) || load[i] < 0) {
+      throw ConfigError(
+          fmt::format("the load of expert {} is {}; expected a finite number >= 0", i, load[i]));
+    }
+  }
+}
+
+LayerPlacement placement_of_slots(const PlacementProblem& problem,
+                                  std::span<const int> expert_of_slot) {
+  check(expert_of_slot.size() == at(problem.gpus) * at(problem.slots_per_gpu),
+        "a placer filled another number of slots than there are");
+  std::vector<std::vector<int>> experts_on_gpu;
+  for (int gpu = 0; gpu < problem.gpus; ++gpu) {
+    const auto slots =
+        expert_of_slot.subspan(at(gpu) * at(problem.slots_per_gpu), at(problem.slots_per_gpu));
+    experts_on_gpu.emplace_back(slots.begin(), slots.end());
+  }
+  return {problem.experts, experts_on_gpu};
+}
+
+const Registry<Placer>& placers() {
+  static const Registry<Placer> table(
+      "placement",
+      {{"linear", "consecutive experts in blocks, redundant slots from expert 0 on (vLLM's start)",
+        make_linear},
+       {"round_robin", "expert e on GPU e mod G, redundant slots onward round the GPUs",
+        make_round_robin},
+       {"eplb", "DeepSeek's EPLB: replicate the hottest experts, pack by load, by node and by GPU",
+        make_eplb}});
+  return table;
+}
+
+ExpertPlacement place_all(const Placer& placer, const PlacementProblem& problem,
+                          std::span<const ExpertLoad> load) {
+  ExpertPlacement placement;
+  for (std::size_t layer = 0; layer < load.size(); ++layer) {
+    placement.push_back(placer.place(problem, load[layer], static_cast<int>(layer)));
+  }
+  return placement;
+}
+
+ExpertPlacement place_unseen(const Placer& placer, const PlacementProblem& problem, int layers) {
+  const std::vector<ExpertLoad> nothing(at(layers), ExpertLoad(at(problem.experts)));
+  if (!placer.uses_load()) return place_all(placer, problem, nothing);
+  return place_all(*placers().make(ConfigNode("linear", "placement")), problem, nothing);
+}
+
+}  // namespace moesim
