@@ -24,7 +24,11 @@ struct RoutingProblem {
 /// Memory that a router may use and keep between calls; one per thread. What it holds never changes
 /// a decision.
 struct RoutingScratch {
-  std::vector<std::int32_t> a, b, c, d;
+  std::vector<std::int32_t> active_on_gpu;  ///< [gpus]
+  std::vector<std::int32_t> order;          ///< [active experts]
+  std::vector<std::int32_t> slot_of;        ///< [experts]
+  /// A search for shorter loads: lists of movable experts by GPU, and a breadth-first tree.
+  std::vector<std::int32_t> first_on_gpu, next_on_gpu, queue, reached_by, reached_from, seen;
 };
 
 /// Chooses replicas after top-k: which slots of each expert serve its tokens.
@@ -53,5 +57,7 @@ struct LayerLoad {
   std::int32_t max_tokens = 0;
 };
 LayerLoad layer_load(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+/// The same into memory that is used again.
+void layer_load(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, LayerLoad&);
 
 }  // namespace moesim

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <numeric>
+
+#include "hardware/rng.hpp"
+#include "sim/token_routing/routers.hpp"
+
+namespace moesim {
+
+namespace {
+
+enum class Order { id, random, fewest_replicas };
+constexpr std::array<std::string_view, 3> order_names{"id", "random", "fewest_replicas"};
+
+// A stream of its own for every layer of every step, so that the order does not depend on who was
+// routed before.
+Rng order_stream(std::uint64_t seed, const RoutingProblem& problem) {
+  const auto place = std::bit_cast<std::array<char, 16>>(
+      std::array<std::uint64_t, 2>{static_cast<std::uint64_t>(problem.layer), problem.step});
+  return Rng(fnv1a({place.data(), place.size()}, seed ^ fnv1a("layer and step")),
+             "token_routing/metro");
+}
+
+// METRO, Algorithm 1: for every expert i with T[i] > 0
+//
+//   g* = argmin { L[g] : g in rep(i) };  y[i][g*] = 1;  L[g*] += 1
+//
+// The paper leaves the order of experts to the locks of parallel threads, by which ranks can come
+// to differ; here it is an option, and every rank sees one decision. Ties go to the lowest GPU, as
+// its scan does.
+class Metro final : public TokenRouter {
+ public:
+  Metro(const ExpertPlacement& placement, Order order, std::uint64_t seed)
+      : order_(order), seed_(seed) {
+    for (const LayerPlacement& layer : placement) orders_.push_back(fixed_order(layer));
+  }
+
+  void route(const RoutingProblem& problem, RoutingScratch& scratch,
+             std::span<std::int32_t> tokens_of_slot) const override {
+    const auto& experts = orders_.at(static_cast<std::size_t>(problem.layer));
+    check(experts.size() == problem.tokens.size(),
+          "a routing was made for a placement of another number of experts");
+    std::vector<std::int32_t>& active = scratch.active_on_gpu;
+    active.assign(static_cast<std::size_t>(problem.placement.gpus()), 0);
+    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+
+    const auto serve = [&](std::int32_t expert) {
+      const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(expert)];
+      if (tokens == 0) return;
+      const std::int32_t slot = least_active_host(problem.placement, expert, active);
+      ++active[static_cast<std::size_t>(problem.placement.gpu_of_slot(slot))];
+      tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
+    };
+    if (order_ != Order::random) {
+      for (const std::int32_t expert : experts) serve(expert);
+      return;
+    }
+    scratch.order = experts;
+    Rng rng = order_stream(seed_, problem);
+    for (std::size_t left = scratch.order.size(); left > 0; --left) {
+      std::swap(scratch.order[rng.below(left)], scratch.order[left - 1]);
+      serve(scratch.order[left - 1]);
+    }
+  }
+
+  bool needs_global_counts() const override { return true; }
+
+ private:
+  std::vector<std::int32_t> fixed_order(const LayerPlacement& layer) const {
+    std::vector<std::int32_t> experts(static_cast<std::size_t>(layer.experts()));
+    std::iota(experts.begin(), experts.end(), 0);
+    if (order_ == Order::fewest_replicas) {
+      std::stable_sort(experts.begin(), experts.end(), [&](std::int32_t a, std::int32_t b) {
+        return layer.hosts_of(a).size() < layer.hosts_of(b).size();
+      });
+    }
+    return experts;
+  }
+
+  Order order_;
+  std::uint64_t seed_;
+  std::vector<std::vector<std::int32_t>> orders_;  // [layers][experts]; by id where random
+};
+
+}  // namespace
+
+std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const ExpertPlacement& placement) {
+  const auto order = static_cast<Order>(options.choice_or("order", order_names, 0));
+  const std::int64_t seed = order == Order::random ? options.integer_or("seed", 0, {0, 9e15}) : 0;
+  return std::make_unique<Metro>(placement, order, static_cast<std::uint64_t>(seed));
+}
+
+}  // namespace moesim

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/token_routing/token_routing.hpp"
+
+#include <algorithm>
+
+#include "sim/token_routing/routers.hpp"
+
+namespace moesim {
+
+const Registry<TokenRouter, const ExpertPlacement&>& token_routers() {
+  static const Registry<TokenRouter, const ExpertPlacement&> table(
+      "token_routing",
+      {{"even", "every replica an equal share of its expert's tokens (what METRO calls EPLB)",
+        make_even},
+       {"static_primary", "one replica per expert for good: the fewest active experts if all are",
+        make_static_primary},
+       {"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
+        make_metro},
+       {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal}});
+  return table;
+}
+
+void layer_load(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                LayerLoad& load) {
+  const auto gpus = static_cast<std::size_t>(placement.gpus());
+  load.activated.resize(gpus);
+  load.tokens.resize(gpus);
+  for (std::size_t gpu = 0; gpu < gpus; ++gpu) {
+    const auto first = static_cast<std::size_t>(placement.first_slot(static_cast<int>(gpu)));
+    const auto last = static_cast<std::size_t>(placement.first_slot(static_cast<int>(gpu) + 1));
+    std::int32_t activated = 0, tokens = 0;
+    for (std::size_t slot = first; slot < last; ++slot) {
+      activated += tokens_of_slot[slot] > 0 ? 1 : 0;
+      tokens += tokens_of_slot[slot];
+    }
+    load.activated[gpu] = activated;
+    load.tokens[gpu] = tokens;
+  }
+  load.max_activated = *std::max_element(load.activated.begin(), load.activated.end());
+  load.max_tokens = *std::max_element(load.tokens.begin(), load.tokens.end());
+}
+
+LayerLoad layer_load(const LayerPlacement& placement,
+                     std::span<const std::int32_t> tokens_of_slot) {
+  LayerLoad load;
+  layer_load(placement, tokens_of_slot, load);
+  return load;
+}
+
+}  // namespace moesim
