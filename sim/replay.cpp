@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/replay.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+
+#include "hardware/rng.hpp"
+#include "sim/placement/placement.hpp"
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Requests that batches may be drawn from, and what was left out of the trace, for messages.
+struct Usable {
+  std::vector<TraceRequest> requests;
+  std::string described;
+};
+
+Usable usable_requests(const RoutingTrace& trace, ReplayFit fit) {
+  Usable usable;
+  const std::size_t first = fit == ReplayFit::half ? 1 : 0;
+  const std::size_t stride = fit == ReplayFit::half ? 2 : 1;
+  for (std::size_t i = first; i < trace.requests().size(); i += stride) {
+    const TraceRequest& request = trace.requests()[i];
+    if (!request.has_repetition && request.num_tokens > 0) usable.requests.push_back(request);
+  }
+  usable.described =
+      fmt::format("{} of its {} requests are usable (without repetition{})", usable.requests.size(),
+                  trace.requests().size(), fit == ReplayFit::half ? ", odd-numbered" : "");
+  return usable;
+}
+
+// Trace rows of the sampled batches, [samples][batch].
+using BatchRows = std::vector<std::vector<std::int64_t>>;
+
+BatchRows distinct_rows(const Usable& usable, int batch, int samples, Rng rng) {
+  if (at(batch) > usable.requests.size()) {
+    throw ConfigError(
+        fmt::format("replay: a batch of {} distinct requests cannot be drawn from the trace: {}",
+                    batch, usable.described));
+  }
+  std::vector<std::size_t> order(usable.requests.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  BatchRows rows(at(samples));
+  for (auto& batch_rows : rows) {
+    for (std::size_t i = 0; i < at(batch); ++i) {  // the first steps of a Fisher-Yates shuffle
+      std::swap(order[i], order[i + rng.below(order.size() - i)]);
+      const TraceRequest& request = usable.requests[order[i]];
+      const auto token = rng.below(static_cast<std::uint64_t>(request.num_tokens));
+      batch_rows.push_back(request.row_start + static_cast<std::int64_t>(token));
+    }
+  }
+  return rows;
+}
+
+BatchRows consecutive_rows(const Usable& usable, int batch, int samples, Rng rng) {
+  std::vector<std::int64_t> windows_before{0};
+  std::int64_t longest = 0;
+  for (const TraceRequest& request : usable.requests) {
+    const auto windows = std::max<std::int64_t>(request.num_tokens - batch + 1, 0);
+    windows_before.push_back(windows_before.back() + windows);
+    longest = std::max(longest, request.num_tokens);
+  }
+  if (windows_before.back() == 0) {
+    throw ConfigError(
+        fmt::format("replay: no request of the trace has {} consecutive tokens; the longest has "
+                    "{}; {}",
+                    batch, longest, usable.described));
+  }
+  BatchRows rows(at(samples));
+  for (auto& batch_rows : rows) {
+    const auto window =
+        static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(windows_before.back())));
+    const auto after = std::upper_bound(windows_before.begin(), windows_before.end(), window);
+    const auto request = at(after - windows_before.begin()) - 1;
+    batch_rows.resize(at(batch));
+    std::iota(batch_rows.begin(), batch_rows.end(),
+              usable.requests[request].row_start + window - windows_before[request]);
+  }
+  return rows;
+}
+
+// T of the sampled batches: tokens per expert, [samples][layers][experts].
+class BatchCounts {
+ public:
+  BatchCounts(const RoutingTrace& trace, const BatchRows& rows)
+      : layers_(at(trace.layers())),
+        experts_(at(trace.num_experts())),
+        samples_(rows.size()),
+        tokens_(samples_ * layers_ * experts_) {
+    trace.visit([&](auto ids) {
+      tbb::parallel_for(std::size_t{0}, samples_, [&](std::size_t sample) {
+        std::int32_t* const tokens = tokens_.data() + sample * layers_ * experts_;
+        const auto k = at(trace.experts_per_token());
+        for (const std::int64_t row : rows[sample]) {
+          const auto row_ids = ids.subspan(at(row * trace.row_ids()), at(trace.row_ids()));
+          for (std::size_t i = 0; i < row_ids.size(); ++i) {
+            ++tokens[i / k * experts_ + static_cast<std::size_t>(row_ids[i])];
+          }
+        }
+      });
+    });
+  }
+
+  std::size_t samples() const { return samples_; }
+  std::span<const std::int32_t> tokens(std::size_t sample, std::size_t layer) const {
+    return std::span(tokens_).subspan((sample * layers_ + layer) * experts_, experts_);
+  }
+
+ private:
+  std::size_t layers_, experts_, samples_;
+  std::vector<std::int32_t> tokens_;
+};
+
+BatchCounts sample_batches(const RoutingTrace& trace, const Usable& usable, int batch,
+                           const ReplayConfig& config) {
+  const auto name = replay_sample_names[static_cast<std::size_t>(config.sample)];
+  const Rng rng(config.seed, fmt::format("replay/{}/{}", name, batch));
+  const auto draw = config.sample == ReplaySample::distinct ? distinct_rows : consecutive_rows;
+  return BatchCounts(trace, draw(usable, batch, config.sampled_batches, rng));
+}
+
+std::vector<ExpertLoad> fitted_load(const RoutingTrace& trace, ReplayFit fit) {
+  std::vector<std::size_t> of_requests;  // empty: all
+  if (fit == ReplayFit::half) {
+    for (std::size_t i = 0; i < trace.requests().size(); i += 2) of_requests.push_back(i);
+  }
+  const std::vector<std::int64_t> counts = trace.expert_counts(of_requests);
+  const auto experts = at(trace.num_experts());
+  std::vector<ExpertLoad> load(at(trace.layers()), ExpertLoad(experts));
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    load[i / experts][i % experts] = static_cast<double>(counts[i]);
+  }
+  return load;
+}
+
+// What one routing did over all cases. Sums of whole numbers, so that threads cannot change them.
+struct Score {
+  std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
+
+  Score& operator+=(const Score& other) {
+    cases += other.cases;
+    max_activated += other.max_activated;
+    max_tokens += other.max_tokens;
+    above_optimal += other.above_optimal;
+    above_even += other.above_even;
+    return *this;
+  }
+};
+
+// The routings that were asked for, after the two that all are measured against.
+constexpr std::size_t even = 0, optimal = 1, asked_for = 2;
+using Routers = std::vector<std::unique_ptr<TokenRouter>>;
+
+Routers make_routers(const std::vector<ConfigNode>& routings, const ExpertPlacement& placement) {
+  Routers routers;
+  for (const char* reference : {"even", "optimal"}) {
+    routers.push_back(token_routers().make(ConfigNode(reference, "replay"), placement));
+  }
+  for (const ConfigNode& routing : routings) {
+    routers.push_back(token_routers().make(routing, placement));
+  }
+  return routers;
+}
+
+std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
+                               const Routers& routers, const BatchCounts& counts) {
+  RoutingScratch scratch;
+  std::vector<std::int32_t> tokens_of_slot(at(placement.slots()));
+  std::vector<LayerLoad> loads(routers.size());
+  std::vector<Score> scores(routers.size());
+  for (std::size_t sample = 0; sample < counts.samples(); ++sample) {
+    const RoutingProblem problem{placement, counts.tokens(sample, layer), static_cast<int>(layer),
+                                 sample};
+    for (std::size_t i = 0; i < routers.size(); ++i) {
+      routers[i]->route(problem, scratch, tokens_of_slot);
+      layer_load(placement, tokens_of_slot, loads[i]);
+    }
+    for (std::size_t i = 0; i < routers.size(); ++i) {
+      const std::int32_t activated = loads[i].max_activated;
+      check(activated >= loads[optimal].max_activated, "a routing beat the exact optimum");
+      scores[i] +=
+          {1, activated, loads[i].max_tokens, activated > loads[optimal].max_activated ? 1 : 0,
+           activated > loads[even].max_activated ? 1 : 0};
+    }
+  }
+  return scores;
+}
+
+std::vector<Score> score_all(const ExpertPlacement& placement, const Routers& routers,
+                             const BatchCounts& counts) {
+  std::vector<std::vector<Score>> of_layer(placement.size());
+  tbb::parallel_for(std::size_t{0}, placement.size(), [&](std::size_t layer) {
+    of_layer[layer] = score_layer(placement[layer], layer, routers, counts);
+  });
+  std::vector<Score> total(routers.size());
+  for (const auto& scores : of_layer) {
+    for (std::size_t i = 0; i < total.size(); ++i) total[i] += scores[i];
+  }
+  return total;
+}
+
+ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_optimal) {
+  const auto ratio = [](std::int64_t a, std::int64_t b) {
+    return static_cast<double>(a) / static_cast<double>(b);
+  };
+  ReplayRow row;
+  row.cases = score.cases;
+  row.max_activated_mean = ratio(score.max_activated, score.cases);
+  row.max_tokens_mean = ratio(score.max_tokens, score.cases);
+  row.activated_vs_optimal = ratio(score.max_activated, of_optimal.max_activated);
+  row.activated_vs_even = ratio(score.max_activated, of_even.max_activated);
+  row.above_optimal = score.above_optimal;
+  row.above_even = score.above_even;
+  return row;
+}
+
+// A policy's name, and its options where it was given any.
+std::string label(const ConfigNode& policy) {
+  const Json node = policy.as_policy().json();
+  return node.size() == 1 ? node.at("type").get<std::string>() : node.dump();
+}
+
+void require_sound(const ReplayConfig& config) {
+  if (config.gpus < 1) throw ConfigError("replay: expected at least 1 GPU");
+  if (config.sampled_batches < 1) throw ConfigError("replay: expected at least 1 sampled batch");
+  for (const int batch : config.batches) {
+    if (batch < 1) throw ConfigError(fmt::format("replay: a batch of {}; expected >= 1", batch));
+  }
+}
+
+}  // namespace
+
+std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
+  require_sound(config);
+  const Usable usable = usable_requests(trace, config.fit);
+  std::vector<BatchCounts> counts;
+  for (const int batch : config.batches) {
+    counts.push_back(sample_batches(trace, usable, batch, config));
+  }
+  const std::vector<ExpertLoad> load = fitted_load(trace, config.fit);
+
+  std::vector<ReplayRow> rows;
+  for (const ConfigNode& policy : config.placements) {
+    const auto placer = placers().make(policy);
+    for (const double replication : config.replications) {
+      const int slots = slots_for_replication(trace.num_experts(), config.gpus, replication);
+      const ExpertPlacement placement = place_all(
+          *placer, {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, load);
+      const Routers routers = make_routers(config.routings, placement);
+      for (std::size_t b = 0; b < counts.size(); ++b) {
+        const std::vector<Score> scores = score_all(placement, routers, counts[b]);
+        for (std::size_t i = 0; i < config.routings.size(); ++i) {
+          ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
+          row.placement = label(policy);
+          row.replication = replication;
+          row.replication_effective =
+              static_cast<double>(slots) * config.gpus / trace.num_experts();
+          row.batch = config.batches[b];
+          row.routing = label(config.routings[i]);
+          rows.push_back(std::move(row));
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+OrderedJson to_json(const std::vector<ReplayRow>& rows) {
+  OrderedJson list = OrderedJson::array();
+  for (const ReplayRow& row : rows) {
+    list.push_back({{"placement", row.placement},
+                    {"replication", row.replication},
+                    {"replication_effective", row.replication_effective},
+                    {"batch", row.batch},
+                    {"routing", row.routing},
+                    {"cases", row.cases},
+                    {"max_activated_mean", row.max_activated_mean},
+                    {"max_tokens_mean", row.max_tokens_mean},
+                    {"activated_vs_optimal", row.activated_vs_optimal},
+                    {"activated_vs_even", row.activated_vs_even},
+                    {"above_optimal", row.above_optimal},
+                    {"above_even", row.above_even}});
+  }
+  return {{"rows", list}};
+}
+
+}  // namespace moesim

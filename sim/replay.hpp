@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+#include "traces/routing_trace.hpp"
+
+namespace moesim {
+
+/// How a batch is drawn from a trace. Requests that fell into a loop (has_repetition) are left out.
+enum class ReplaySample {
+  distinct,    ///< one token at random from each of as many distinct requests at random
+  consecutive  ///< consecutive tokens of one request, every such window equally likely
+};
+inline constexpr std::array<std::string_view, 2> replay_sample_names{"distinct", "consecutive"};
+
+/// What a placement is fitted on.
+enum class ReplayFit {
+  self,  ///< the whole trace
+  half   ///< even-numbered requests; batches are drawn from odd-numbered ones alone
+};
+inline constexpr std::array<std::string_view, 2> replay_fit_names{"self", "half"};
+
+/// What policies do to recorded routing, without a clock: every placement x replication x batch
+/// size x routing, on the same batches.
+struct ReplayConfig {
+  int gpus = 0;
+  std::vector<ConfigNode> placements;  ///< policies of placers()
+  std::vector<double> replications;
+  std::vector<ConfigNode> routings;  ///< policies of token_routers()
+  std::vector<int> batches;          ///< tokens
+  ReplaySample sample = ReplaySample::distinct;
+  ReplayFit fit = ReplayFit::self;
+  int sampled_batches = 200;
+  std::uint64_t seed = 0;
+  int nodes = 1;
+  int groups = 1;  ///< expert groups of group-limited gating
+};
+
+/// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
+/// ratios of means.
+struct ReplayRow {
+  std::string placement;
+  double replication = 1;
+  double replication_effective = 1;  ///< after rounding up to whole slots on every GPU
+  int batch = 0;
+  std::string routing;
+  std::int64_t cases = 0;
+  double max_activated_mean = 0;  ///< slots with tokens on the GPU that has the most
+  double max_tokens_mean = 0;     ///< tokens on the GPU that has the most
+  double activated_vs_optimal = 1;
+  double activated_vs_even = 1;
+  std::int64_t above_optimal = 0;  ///< cases with more activated than the exact optimum
+  std::int64_t above_even = 0;     ///< cases with more activated than the even split: inversions
+};
+
+/// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed
+/// give the same rows on any number of threads. Throws ConfigError if a policy is unknown, a
+/// placement has no solution, or the trace has too few usable requests or tokens for a batch.
+std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
+
+/// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow.
+OrderedJson to_json(const std::vector<ReplayRow>&);
+
+}  // namespace moesim

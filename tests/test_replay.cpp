@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// What do policies do to recorded routing, and are they compared on the same ground?
+#include <optional>
+
+#include <tbb/global_control.h>
+
+#include "hardware/rng.hpp"
+#include "sim/replay.hpp"
+#include "tests/support.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+
+namespace {
+
+std::vector<ConfigNode> policies(const std::vector<std::string>& names) {
+  std::vector<ConfigNode> nodes;
+  for (const std::string& name : names) nodes.emplace_back(Json(name), "replay");
+  return nodes;
+}
+
+// `requests` requests of `tokens` random rows each: 2 layers, 8 experts, top-2.
+RoutingTrace random_trace(int requests, int tokens) {
+  Rng rng(1, "test/replay");
+  TraceMeta meta;
+  meta.model = "made up";
+  meta.num_experts = 8;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0, 1};
+  meta.phases = {"decode"};
+  std::vector<TraceRequest> listed;
+  std::vector<std::uint16_t> ids;
+  for (int request = 0; request < requests; ++request) {
+    listed.push_back({std::int64_t{request} * tokens, tokens, 0, 0, false});
+    for (int i = 0; i < tokens * 2; ++i) {
+      const auto first = static_cast<std::uint16_t>(rng.below(8));
+      ids.push_back(first);
+      ids.push_back(static_cast<std::uint16_t>((first + 1 + rng.below(7)) % 8));
+    }
+  }
+  return {meta, {"any"}, listed, ids};
+}
+
+ReplayConfig small_config() {
+  ReplayConfig config;
+  config.gpus = 4;
+  config.placements = policies({"linear", "eplb"});
+  config.replications = {1.0, 1.5};
+  config.routings = policies({"even", "static_primary", "metro", "optimal"});
+  config.batches = {2, 6};
+  config.sampled_batches = 20;
+  config.seed = 1;
+  return config;
+}
+
+std::optional<RoutingTrace> recorded(const std::string& name) {
+  const auto directory = shared_dir() / "data" / "routing" / name;
+  if (!std::filesystem::exists(directory)) {
+    WARN("skipped: ../shared/data/routing/" << name << " is absent");
+    return std::nullopt;
+  }
+  return RoutingTrace::open(directory);
+}
+
+void check_laws(const std::vector<ReplayRow>& rows) {
+  for (const ReplayRow& row : rows) {
+    CAPTURE(row.placement, row.replication, row.batch, row.routing);
+    CHECK(row.activated_vs_optimal >= 1);
+    if (row.routing == "optimal") CHECK(row.above_optimal == 0);
+    if (row.routing == "optimal" || row.routing == "even") CHECK(row.above_even == 0);
+    if (row.replication_effective == 1) {
+      CHECK(row.activated_vs_optimal == 1);
+      CHECK(row.activated_vs_even == 1);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("replay counts the busiest GPU by hand-worked numbers") {
+  // One layer, 4 experts top-1, 2 GPUs; two requests of one token: experts 0 and 1. Linear puts
+  // both on GPU 0: 2 activated, 2 tokens. At 1.5x the slots are 0 1 2 | 3 0 1: even serves both by
+  // their first slot, the optimum takes expert 0 or 1 to GPU 1.
+  TraceMeta meta;
+  meta.num_experts = 4;
+  meta.experts_per_token = 1;
+  meta.layer_ids = {3};
+  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}},
+                           std::vector<std::uint16_t>{0, 1});
+  ReplayConfig config;
+  config.gpus = 2;
+  config.placements = policies({"linear"});
+  config.replications = {1.0, 1.5};
+  config.routings = policies({"even", "optimal"});
+  config.batches = {2};
+  config.sampled_batches = 3;
+  const auto rows = replay(trace, config);
+  REQUIRE(rows.size() == 4);
+  CHECK(rows[0].max_activated_mean == 2);
+  CHECK(rows[0].max_tokens_mean == 2);
+  CHECK(rows[0].cases == 3);
+  CHECK(rows[1].activated_vs_even == 1);
+  CHECK(rows[2].max_activated_mean == 2);
+  CHECK(rows[2].activated_vs_optimal == 2);
+  CHECK(rows[2].above_optimal == 3);
+  CHECK(rows[3].max_activated_mean == 1);
+  CHECK(rows[3].activated_vs_even == 0.5);
+}
+
+TEST_CASE("rows come in the order placement, replication, batch, routing, with the real ratio") {
+  ReplayConfig config = small_config();
+  config.replications = {1.0, 1.1};  // 8.8 slots on 4 GPUs: 3 each
+  const auto rows = replay(random_trace(8, 4), config);
+  REQUIRE(rows.size() == 2 * 2 * 2 * 4);
+  CHECK(rows[0].placement == "linear");
+  CHECK(rows[16].placement == "eplb");
+  CHECK(rows[8].replication == 1.1);
+  CHECK(rows[8].replication_effective == 1.5);
+  CHECK(rows[4].batch == 6);
+  CHECK(rows[2].routing == "metro");
+  CHECK(rows[2].cases == 2 * 20);
+  check_laws(rows);
+}
+
+TEST_CASE("replay gives the same bytes on any number of threads, and others for another seed") {
+  const RoutingTrace trace = random_trace(8, 4);
+  ReplayConfig config = small_config();
+  const std::string parallel = to_json(replay(trace, config)).dump();
+  {
+    const tbb::global_control one(tbb::global_control::max_allowed_parallelism, 1);
+    CHECK(to_json(replay(trace, config)).dump() == parallel);
+  }
+  config.seed = 2;
+  CHECK(to_json(replay(trace, config)).dump() != parallel);
+}
+
+TEST_CASE("the same batches serve every policy, whichever others are asked for") {
+  const RoutingTrace trace = random_trace(8, 4);
+  ReplayConfig config = small_config();
+  const auto together = replay(trace, config);
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {6};
+  config.routings = policies({"metro"});
+  const auto alone = replay(trace, config);
+  const ReplayRow& metro = together[together.size() - 2];
+  REQUIRE(alone.size() == 1);
+  CHECK(alone[0].max_activated_mean == metro.max_activated_mean);
+  CHECK(alone[0].max_tokens_mean == metro.max_tokens_mean);
+  CHECK(alone[0].activated_vs_optimal == metro.activated_vs_optimal);
+  CHECK(alone[0].above_even == metro.above_even);
+}
+
+TEST_CASE("a policy with options is named with them") {
+  ReplayConfig config = small_config();
+  config.routings = {test::config(R"({"type": "metro", "order": "random"})")};
+  CHECK(replay(random_trace(8, 4), config)[0].routing == R"({"order":"random","type":"metro"})");
+}
+
+TEST_CASE("requests with repetition are left out, and a batch beyond the rest is refused") {
+  const RoutingTrace all = random_trace(8, 4);
+  std::vector<TraceRequest> requests(all.requests().begin(), all.requests().end());
+  requests[0].has_repetition = requests[3].has_repetition = true;
+  const RoutingTrace trace = all.with_requests(requests);
+  ReplayConfig config = small_config();
+  CHECK(config_error([&] { replay(trace, config); }) == "");  // 6 of 8 for a batch of 6
+  config.batches = {7};
+  CHECK(config_error([&] { replay(trace, config); }) ==
+        "replay: a batch of 7 distinct requests cannot be drawn from the trace: 6 of its 8 "
+        "requests are usable (without repetition)");
+  config.fit = ReplayFit::half;
+  config.batches = {4};  // 1, 5 and 7 are left of the odd ones
+  CHECK(config_error([&] { replay(trace, config); }) ==
+        "replay: a batch of 4 distinct requests cannot be drawn from the trace: 3 of its 8 "
+        "requests are usable (without repetition, odd-numbered)");
+  config.sample = ReplaySample::consecutive;
+  config.batches = {4};  // a whole request
+  CHECK(config_error([&] { replay(trace, config); }) == "");
+  config.batches = {5};
+  CHECK(config_error([&] { replay(trace, config); }) ==
+        "replay: no request of the trace has 5 consecutive tokens; the longest has 4; 3 of its 8 "
+        "requests are usable (without repetition, odd-numbered)");
+}
+
+TEST_CASE("fit half never scores on what it fitted") {
+  // Even requests pick experts 0 and 1 alone, odd ones 6 and 7: EPLB copies 0 and 1, which no batch
+  // uses, so that at any replication 6 and 7 have one slot each.
+  TraceMeta meta;
+  meta.num_experts = 8;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0};
+  std::vector<TraceRequest> requests;
+  std::vector<std::uint16_t> ids;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back({i, 1, 0, 0, false});
+    for (const int id : {0, 1}) ids.push_back(static_cast<std::uint16_t>(i % 2 == 0 ? id : 6 + id));
+  }
+  const RoutingTrace trace(meta, {"any"}, requests, ids);
+  ReplayConfig config = small_config();
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {4};
+  config.routings = policies({"even"});
+  config.fit = ReplayFit::half;
+  CHECK(replay(trace, config)[0].max_tokens_mean >= 4);
+  CHECK(replay(trace, config)[0].activated_vs_optimal == 1);
+}
+
+TEST_CASE(
+    "on recorded gpt-oss decode METRO activates fewer than the even split, the optimum least") {
+  const auto trace = recorded("gpt-oss-20b");
+  if (!trace) return;
+  ReplayConfig config = small_config();
+  config.gpus = 8;
+  config.placements = policies({"eplb"});
+  config.batches = {8, 32, 128};
+  const auto rows = replay(*trace, config);
+  check_laws(rows);
+  for (const ReplayRow& row : rows) {
+    if (row.replication == 1.0 || row.routing != "metro") continue;
+    CAPTURE(row.batch);
+    CHECK(row.activated_vs_even < 1);
+  }
+}
+
+TEST_CASE(
+    "on recorded DeepSeek-V2-Lite the laws hold, fitted on one half and scored on the other") {
+  const auto trace = recorded("deepseek-v2-lite");
+  if (!trace) return;
+  ReplayConfig config = small_config();
+  config.gpus = 8;
+  config.batches = {16, 64};
+  config.fit = ReplayFit::half;
+  check_laws(replay(*trace, config));
+  config.sample = ReplaySample::consecutive;
+  check_laws(replay(*trace, config));
+}
