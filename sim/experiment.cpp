@@ -69,10 +69,9 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
       });
     }
     const auto placer = placers().make_from(reader);
-    std::vector<ExpertLoad> load(static_cast<std::size_t>(experiment.model.moe_layers()),
-                                 ExpertLoad(static_cast<std::size_t>(experts)));
-    if (from_trace) load = observed_load(seen, experiment.bind_odd_only);
-    experiment.placement = place_all(*placer, problem, load);
+    experiment.placement =
+        from_trace ? place_all(*placer, problem, observed_load(seen, experiment.bind_odd_only))
+                   : place_unseen(*placer, problem, experiment.model.moe_layers());
   });
 }
 

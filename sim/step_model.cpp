@@ -7,6 +7,8 @@
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/parallel_for.h>
 
+#include "sim/copy_counter.hpp"
+
 namespace moesim {
 
 namespace {
@@ -64,8 +66,8 @@ struct StepModel::Scratch {
   // Per-layer work of one thread.
   struct Worker {
     RoutingScratch routing;
-    std::vector<std::int32_t> tokens_of_slot, left, place;
-    std::vector<std::int64_t> rank_stamp, domain_stamp;
+    std::vector<std::int32_t> tokens_of_slot;
+    CopyCounter counter;
     TrafficMatrix copies;
   };
 
@@ -131,7 +133,9 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
     const std::size_t first_token = token;
     for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
       // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
-      const int gpu = rank * plan_.tp + in_rank % plan_.tp;
+      const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
+      const int gpu =
+          rank * plan_.tp + static_cast<int>(std::int64_t{in_rank} * plan_.tp / of_rank);
       s.source_gpu[token++] = gpu;
       s.tokens_of_gpu[at(gpu)] += 1;
     }
@@ -153,79 +157,6 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
     });
   }
 }
-
-namespace {
-
-// Where every token of a layer goes. Selections of an expert fill its slots in (source rank,
-// position) order, which is the order of the tokens. A token is copied once to each destination
-// GPU; to another NVLink domain once per domain, to the GPU of the sender's own index there, which
-// forwards it (DeepEP). policies.md 5
-class CopyCounter {
- public:
-  CopyCounter(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
-              int gpus, int gpus_per_expert_rank, int domain, std::vector<std::int32_t>& left,
-              std::vector<std::int32_t>& place, std::vector<std::int64_t>& rank_stamp,
-              std::vector<std::int64_t>& domain_stamp, TrafficMatrix& copies)
-      : placement_(placement),
-        tokens_of_slot_(tokens_of_slot),
-        gpus_(gpus),
-        gpus_per_rank_(gpus_per_expert_rank),
-        domain_(domain),
-        left_(left),
-        place_(place),
-        rank_stamp_(rank_stamp),
-        domain_stamp_(domain_stamp),
-        copies_(copies) {
-    left_.assign(at(placement.experts()), 0);
-    place_.assign(at(placement.experts()), -1);
-    rank_stamp_.assign(at(placement.gpus()), -1);
-    domain_stamp_.assign(at((gpus - 1) / domain + 1), -1);
-    copies_.clear();
-  }
-
-  void add(std::int64_t token, int source, std::span<const std::uint16_t> experts) {
-    for (const std::uint16_t expert : experts) {
-      const int rank = placement_.gpu_of_slot(next_slot(expert));
-      if (rank_stamp_[at(rank)] == token) continue;
-      rank_stamp_[at(rank)] = token;
-      for (int i = 0; i < gpus_per_rank_; ++i) send(token, source, rank * gpus_per_rank_ + i);
-    }
-  }
-
- private:
-  int next_slot(int expert) {
-    const auto slots = placement_.slots_of(expert);
-    while (left_[at(expert)] == 0) {
-      const std::int32_t slot = slots[at(++place_[at(expert)])];
-      left_[at(expert)] = tokens_of_slot_[at(slot)];
-    }
-    --left_[at(expert)];
-    return slots[at(place_[at(expert)])];
-  }
-
-  void send(std::int64_t token, int source, int target) {
-    const int there = target / domain_;
-    if (there == source / domain_) {
-      copies_.at(source, target) += 1;
-      return;
-    }
-    const int relay = std::min(there * domain_ + source % domain_, gpus_ - 1);
-    if (domain_stamp_[at(there)] != token) {
-      domain_stamp_[at(there)] = token;
-      copies_.at(source, relay) += 1;
-    }
-    if (relay != target) copies_.at(relay, target) += 1;
-  }
-
-  const LayerPlacement& placement_;
-  std::span<const std::int32_t> tokens_of_slot_;
-  int gpus_, gpus_per_rank_, domain_;
-  std::vector<std::int32_t>&left_, &place_;
-  std::vector<std::int64_t>&rank_stamp_, &domain_stamp_;
-  TrafficMatrix& copies_;
-};
-
-}  // namespace
 
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 const LayerPlacement& placement, std::uint64_t step,
@@ -252,16 +183,12 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   if (plan_.dp > 1) {
     const bool needs_copies = rule.dispatch->needs_copies();
     if (needs_copies) {
-      if (worker.copies.gpus() != plan_.gpus()) worker.copies = TrafficMatrix(plan_.gpus());
-      CopyCounter counter(placement, worker.tokens_of_slot, plan_.gpus(), plan_.moe_tp(),
-                          fabric_.cluster().scale_up_domain, worker.left, worker.place,
-                          worker.rank_stamp, worker.domain_stamp, worker.copies);
-      const auto k = at(model_.experts_per_token);
-      const std::uint16_t* ids =
-          s.ids.data() + at(moe_layer) * static_cast<std::size_t>(s.tokens) * k;
-      for (std::int64_t token = 0; token < s.tokens; ++token, ids += k) {
-        counter.add(token, s.source_gpu[static_cast<std::size_t>(token)], {ids, k});
-      }
+      const std::size_t layer_ids =
+          static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
+      worker.counter.count(placement, worker.tokens_of_slot,
+                           std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids),
+                           s.source_gpu, plan_.moe_tp(), fabric_.cluster().scale_up_domain,
+                           worker.copies);
     }
     outcome.exchange = rule.dispatch->exchange(
         {fabric_, s.tokens_of_gpu, needs_copies ? &worker.copies : nullptr,

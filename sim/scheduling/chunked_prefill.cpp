@@ -14,9 +14,9 @@ class ChunkedPrefill final : public Scheduler {
 
   void plan(const RankView& rank, Turn, StepPlan& plan) const override {
     plan.clear();
-    const Leftover left = plan_running(
-        rank, limits_, [](const Sequence&) { return true; }, plan);
-    if (plan.preempted == 0) plan_waiting(rank, limits_, left, plan);
+    const auto everybody = [](const Sequence&) { return true; };
+    const Leftover left = plan_running(rank, limits_, OutOfBlocks::gives_up, everybody, plan);
+    if (!left.out_of_blocks) plan_waiting(rank, limits_, left, plan);
   }
   bool separates_phases() const override { return false; }
   std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }

@@ -19,13 +19,16 @@ class PrefillFirst final : public Scheduler {
   void plan(const RankView& rank, Turn turn, StepPlan& plan) const override {
     plan.clear();
     if (turn == Turn::decode) {
-      plan_running(
-          rank, decode_limits_, [](const Sequence& s) { return s.decoding(); }, plan);
+      const auto decoding = [](const Sequence& s) { return s.decoding(); };
+      plan_running(rank, decode_limits_, OutOfBlocks::gives_up, decoding, plan);
       return;
     }
-    const Leftover left = plan_running(
-        rank, limits_, [](const Sequence& s) { return !s.decoding(); }, plan);
-    if (plan.preempted == 0) plan_waiting(rank, limits_, left, plan);
+    // A prompt that runs out of blocks waits for decodes to free some. Were it to give up its own,
+    // it would start again in the next step, and two ranks that take turns at that would never let
+    // the group decode.
+    const auto prefilling = [](const Sequence& s) { return !s.decoding(); };
+    const Leftover left = plan_running(rank, limits_, OutOfBlocks::waits, prefilling, plan);
+    if (!left.out_of_blocks) plan_waiting(rank, limits_, left, plan);
   }
   bool separates_phases() const override { return true; }
   std::int32_t max_num_batched_tokens() const override {

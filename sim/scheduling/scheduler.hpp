@@ -72,16 +72,24 @@ struct BatchLimits {
 };
 BatchLimits read_batch_limits(ConfigReader&);
 
-/// vLLM v1's pass over running sequences (policies.md 6.1): in order, min(need, threshold, budget)
-/// tokens each; when blocks run out the LAST running sequence is preempted. `takes` says which
-/// sequences take part. Returns the budget and blocks that are left.
+/// What a running sequence does for which no blocks are left, though all behind it gave up theirs.
+enum class OutOfBlocks {
+  gives_up,  ///< is preempted itself, as in vLLM
+  waits      ///< keeps what it has computed and sits out
+};
+
 struct Leftover {
   std::int32_t budget;
   std::int64_t free_blocks;
+  bool out_of_blocks = false;  ///< somebody running went short: nobody new is admitted
 };
+
+/// vLLM v1's pass over running sequences (policies.md 6.1): in order, min(need, threshold, budget)
+/// tokens each; when blocks run out the LAST running sequence is preempted. `takes` says which
+/// sequences take part. Returns the budget and blocks that are left.
 template <class Takes>
-Leftover plan_running(const RankView& rank, const BatchLimits& limits, Takes&& takes,
-                      StepPlan& plan) {
+Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBlocks out_of_blocks,
+                      Takes&& takes, StepPlan& plan) {
   Leftover left{limits.max_num_batched_tokens, rank.free_blocks};
   std::size_t end = rank.running.size();
   plan.running_tokens.assign(end, 0);
@@ -92,16 +100,15 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, Takes&& t
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    if (tokens <= 0) continue;
     const std::int64_t wanted =
         rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
-    while (wanted > left.free_blocks && end > i) {
-      --end;
-      left.free_blocks += rank.running[end].blocks;
-      left.budget += plan.running_tokens[end];
-      plan.running_tokens[end] = 0;
+    const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
+    while (wanted > left.free_blocks && end > keeps) {
+      left.out_of_blocks = true;
+      left.free_blocks += rank.running[--end].blocks;
     }
-    if (end <= i) break;  // it gave up its own blocks
+    if (wanted > left.free_blocks) left.out_of_blocks = true;
+    if (wanted > left.free_blocks || end <= i) continue;
     left.free_blocks -= wanted;
     left.budget -= tokens;
     plan.running_tokens[i] = tokens;

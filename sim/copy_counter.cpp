@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/copy_counter.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+template <class Visit>
+void for_each_bit(std::uint64_t bits, Visit&& visit) {
+  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
+}
+
+}  // namespace
+
+void CopyCounter::start(const LayerPlacement& placement,
+                        std::span<const std::int32_t> tokens_of_slot) {
+  experts_.assign(at(placement.experts()), {0, -1, 0});
+  for (int expert = 0; expert < placement.experts(); ++expert) {
+    for (const std::int32_t slot : placement.slots_of(expert)) {
+      if (tokens_of_slot[at(slot)] == 0) continue;
+      next_slot(placement, tokens_of_slot, expert);
+      break;
+    }
+  }
+}
+
+void CopyCounter::next_slot(const LayerPlacement& placement,
+                            std::span<const std::int32_t> tokens_of_slot, int expert) {
+  Expert& e = experts_[at(expert)];
+  const auto slots = placement.slots_of(expert);
+  while (e.left == 0) {
+    const std::int32_t slot = slots[at(++e.place)];
+    e.left = tokens_of_slot[at(slot)];
+    e.rank = placement.gpu_of_slot(slot);
+  }
+}
+
+// The tokens of one source: which ranks, and which domains, each of them goes to, as bits.
+template <std::size_t words>
+void CopyCounter::count_source(const LayerPlacement& placement,
+                               std::span<const std::int32_t> tokens_of_slot,
+                               const std::uint16_t* ids, std::size_t tokens, std::size_t k) {
+  for (std::size_t token = 0; token < tokens; ++token, ids += k) {
+    std::array<std::uint64_t, words> ranks{};
+    std::uint64_t domains = 0;
+    for (std::size_t j = 0; j < k; ++j) {
+      Expert& expert = experts_[ids[j]];
+      if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[j]);
+      --expert.left;
+      const auto rank = static_cast<std::uint32_t>(expert.rank);
+      ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
+      domains |= domains_of_rank_[rank];
+    }
+    for (std::size_t word = 0; word < words; ++word) {
+      for_each_bit(ranks[word], [&](std::size_t bit) { ++to_rank_[word * 64 + bit]; });
+    }
+    for_each_bit(domains, [&](std::size_t domain) { ++to_domain_[domain]; });
+  }
+}
+
+// From counts per expert rank and domain to links.
+void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
+  const int gpus = copies.gpus();
+  const int own = source / domain;
+  const auto relay = [&](int there) {
+    return std::min(there * domain + source % domain, gpus - 1);
+  };
+  for (int target = 0; target < gpus; ++target) {
+    const std::int32_t tokens = to_rank_[at(target / moe_tp)];
+    const int from = target / domain == own ? source : relay(target / domain);
+    if (tokens > 0 && (from == source || from != target)) copies.at(from, target) += tokens;
+  }
+  for (int there = 0; there * domain < gpus; ++there) {
+    if (there != own && to_domain_[at(there)] > 0) {
+      copies.at(source, relay(there)) += to_domain_[at(there)];
+    }
+  }
+}
+
+void CopyCounter::count(const LayerPlacement& placement,
+                        std::span<const std::int32_t> tokens_of_slot,
+                        std::span<const std::uint16_t> ids,
+                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+                        TrafficMatrix& copies) {
+  const int ranks = placement.gpus();
+  const int gpus = ranks * moe_tp;
+  const int domains = (gpus - 1) / domain + 1;
+  check(domains <= 64 && ranks <= 1024, "an EP group spans at most 64 domains and 1,024 ranks");
+  domains_of_rank_.assign(at(ranks), 0);
+  for (int gpu = 0; gpu < gpus; ++gpu) {
+    // One domain alone needs no forwarding, hence no bits.
+    if (domains > 1) domains_of_rank_[at(gpu / moe_tp)] |= std::uint64_t{1} << (gpu / domain);
+  }
+  if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
+  copies.clear();
+  start(placement, tokens_of_slot);
+
+  const std::size_t tokens = source_gpu.size();
+  const std::size_t k = tokens == 0 ? 0 : ids.size() / tokens;
+  for (std::size_t first = 0; first < tokens;) {
+    const std::int32_t source = source_gpu[first];
+    std::size_t end = first;
+    while (end < tokens && source_gpu[end] == source) ++end;
+    to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
+    to_domain_.assign(64, 0);
+    const std::uint16_t* own_ids = ids.data() + first * k;
+    if (ranks <= 64) {
+      count_source<1>(placement, tokens_of_slot, own_ids, end - first, k);
+    } else {
+      count_source<16>(placement, tokens_of_slot, own_ids, end - first, k);
+    }
+    expand(source, moe_tp, domain, copies);
+    first = end;
+  }
+}
+
+}  // namespace moesim

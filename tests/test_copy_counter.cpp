@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does every token reach every GPU that it must, once per link?
+#include <set>
+
+#include "hardware/rng.hpp"
+#include "sim/copy_counter.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+struct Case {
+  int ranks, moe_tp, domain;
+  LayerPlacement placement;
+  std::vector<std::int32_t> tokens_of_slot;
+  std::vector<std::uint16_t> ids;
+  std::vector<std::int32_t> source;
+  std::size_t k;
+};
+
+// What the counter promises, written down token by token.
+TrafficMatrix by_hand(const Case& c) {
+  const int gpus = c.ranks * c.moe_tp;
+  TrafficMatrix copies(gpus);
+  std::vector<std::int32_t> left = c.tokens_of_slot;
+  for (std::size_t token = 0; token < c.source.size(); ++token) {
+    std::set<int> targets, domains;
+    for (std::size_t j = 0; j < c.k; ++j) {
+      for (const std::int32_t slot : c.placement.slots_of(c.ids[token * c.k + j])) {
+        if (left[at(slot)] == 0) continue;
+        --left[at(slot)];
+        for (int i = 0; i < c.moe_tp; ++i) {
+          targets.insert(c.placement.gpu_of_slot(slot) * c.moe_tp + i);
+        }
+        break;
+      }
+    }
+    const int source = c.source[token];
+    for (const int target : targets) {
+      const int there = target / c.domain;
+      if (there == source / c.domain) {
+        copies.at(source, target) += 1;
+        continue;
+      }
+      const int relay = std::min(there * c.domain + source % c.domain, gpus - 1);
+      if (domains.insert(there).second) copies.at(source, relay) += 1;
+      if (relay != target) copies.at(relay, target) += 1;
+    }
+  }
+  return copies;
+}
+
+Case random_case(std::uint64_t seed, int ranks, int moe_tp, int domain) {
+  Rng rng(seed, "test/copies");
+  const int experts = ranks * 4;
+  constexpr std::size_t k = 4;
+  std::vector<std::vector<int>> on_gpu(at(ranks));
+  for (int e = 0; e < experts; ++e) on_gpu[at(e % ranks)].push_back(e);
+  for (auto& slots : on_gpu) {
+    for (int i = 0; i < 2; ++i) {
+      slots.push_back(static_cast<int>(rng.below(static_cast<std::uint64_t>(experts))));
+    }
+  }
+  Case c{ranks, moe_tp, domain, LayerPlacement(experts, on_gpu), {}, {}, {}, k};
+  c.tokens_of_slot.resize(at(c.placement.slots()));
+  for (int gpu = 0; gpu < ranks * moe_tp; ++gpu) {
+    const auto tokens = rng.below(6);
+    for (std::uint64_t t = 0; t < tokens; ++t) {
+      c.source.push_back(gpu);
+      std::set<std::uint16_t> chosen;
+      while (chosen.size() < k) {
+        chosen.insert(static_cast<std::uint16_t>(rng.below(static_cast<std::uint64_t>(experts))));
+      }
+      for (const std::uint16_t e : chosen) {
+        c.ids.push_back(e);
+        const auto slots = c.placement.slots_of(e);
+        ++c.tokens_of_slot[at(slots[rng.below(slots.size())])];
+      }
+    }
+  }
+  return c;
+}
+
+TEST_CASE("copies are those of a token-by-token count, in one domain and across them") {
+  struct Shape {
+    int ranks, moe_tp, domain;
+  };
+  const auto shape = GENERATE(Shape{8, 1, 8}, Shape{16, 1, 8}, Shape{8, 2, 8}, Shape{4, 4, 8},
+                              Shape{72, 1, 8}, Shape{80, 1, 80}, Shape{6, 1, 4});
+  const auto seed = GENERATE(1, 2, 3, 4, 5);
+  const Case c =
+      random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
+  TrafficMatrix copies;
+  CopyCounter counter;
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain, copies);
+  const TrafficMatrix expected = by_hand(c);
+  REQUIRE(copies.gpus() == expected.gpus());
+  for (int from = 0; from < copies.gpus(); ++from) {
+    for (int to = 0; to < copies.gpus(); ++to) {
+      CAPTURE(from, to);
+      REQUIRE(copies.at(from, to) == expected.at(from, to));
+    }
+  }
+}
+
+TEST_CASE("a token whose experts share a GPU is sent there once") {
+  // GPU 0: experts 0 1, GPU 1: experts 2 3. One token on GPU 0 picks 2 and 3: one copy, not two.
+  const LayerPlacement placement(4, {{0, 1}, {2, 3}});
+  const std::vector<std::int32_t> slots{0, 0, 1, 1};
+  const std::vector<std::uint16_t> ids{2, 3};
+  const std::vector<std::int32_t> source{0};
+  TrafficMatrix copies;
+  CopyCounter().count(placement, slots, ids, source, 1, 8, copies);
+  CHECK(copies.at(0, 1) == 1);
+  CHECK(copies.at(0, 0) == 0);
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do the invariants hold on random experiments, and do closed forms come out?
+#include <numeric>
+
+#include <fmt/format.h>
+#include <tbb/global_control.h>
+
+#include "hardware/rng.hpp"
+#include "sim/simulator.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+using test::WithinRel;
+
+std::string pick(Rng& rng, std::initializer_list<const char*> names) {
+  return names.begin()[rng.below(names.size())];
+}
+
+// A small model in the zoo's format, a handful of experts and layers.
+Json tiny_model(Rng& rng) {
+  const int experts = 8 << rng.below(3);
+  return {{"name", "tiny"},
+          {"source", "made for a test"},
+          {"hidden", 512},
+          {"vocabulary", 1024},
+          {"tied_embeddings", false},
+          {"attention", {{"query_heads", 8}, {"kv_heads", 4}, {"head_dim", 64}}},
+          {"experts", {{"count", experts}, {"per_token", 1 + rng.below(4)}, {"width", 256}}},
+          {"layers", Json::array({{{"repeat", 2 + rng.below(3)},
+                                   {"pattern", Json::array({{{"ffn", "moe"}}})}}})}};
+}
+
+Json cluster(const char* name = "h100x16") {
+  const auto path = test::source_dir() / "hardware/clusters" / fmt::format("{}.json", name);
+  Json json = ConfigNode::from_file(path).json();
+  json["gpu"] = ConfigNode::from_file((path.parent_path() / json["gpu"].get<std::string>())).json();
+  return json;
+}
+
+// A random experiment that fits: any plan of up to 16 GPUs on two nodes, any policies.
+Json random_experiment(std::uint64_t seed) {
+  Rng rng(seed, "test/experiment");
+  const Json model = tiny_model(rng);
+  const int dp = 1 << rng.below(4), tp = 1 << rng.below(2);
+  const int ep = std::min(dp * tp, model["experts"]["count"].get<int>());
+  const bool gathers = rng.below(2) == 0;
+  const Json decode_dispatch =
+      gathers
+          ? Json{{"type", "all_gather"}, {"combine", pick(rng, {"all_to_all", "reduce_scatter"})}}
+          : Json(pick(rng, {"ids_all_gather"}));
+  Json arrivals = {{"type", "closed_loop"}, {"concurrency", 1 + rng.below(24)}};
+  if (rng.below(2) == 0) arrivals = {{"type", "poisson"}, {"rate", "400 /s"}};
+  return {{"cluster", cluster()},
+          {"model", model},
+          {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
+          {"parallel", {{"dp", dp}, {"tp", tp}, {"ep", ep}}},
+          {"scheduling",
+           {{"type", pick(rng, {"chunked_prefill", "prefill_first"})},
+            {"max_num_batched_tokens", 32 << rng.below(4)},
+            {"max_num_seqs", 2 + rng.below(8)}}},
+          {"workload",
+           {{"arrivals", arrivals},
+            {"lengths",
+             {{"type", "lognormal"},
+              {"prompt", {{"median", 40}, {"sigma", 1}, {"max", 300}}},
+              {"output", {{"median", 12}, {"sigma", 1}, {"max", 80}}}}},
+            {"gating",
+             {{"type", pick(rng, {"uniform", "popularity", "topical"})},
+              {"requests", 12},
+              {"prompt_rows", 10},
+              {"decode_rows", 10}}},
+            {"requests", 20 + rng.below(30)}}},
+          {"placement",
+           {{"type", pick(rng, {"linear", "round_robin", "eplb"})},
+            {"replication", std::min(1.0 + 0.25 * double(rng.below(4)), double(ep))}}},
+          {"token_routing",
+           {{"prefill", pick(rng, {"even", "static_primary"})},
+            {"decode", pick(rng, {"even", "static_primary", "metro", "optimal"})},
+            {"mixed", pick(rng, {"prefill", "decode"})}}},
+          {"dispatch", {{"prefill", "all_to_all"}, {"decode", decode_dispatch}}},
+          {"request_routing", pick(rng, {"round_robin", "least_kv", "jsq", "random"})},
+          {"kv_cache", {{"block_size", 16}, {"gpu_memory_utilization", 0.9}}},
+          {"seed", seed}};
+}
+
+Experiment load(const Json& json) {
+  TraceLibrary traces;
+  return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "laws.json"), traces);
+}
+
+std::string document(const Experiment& experiment) { return run(experiment).document.dump(); }
+
+// A cache so small that sequences are preempted: `blocks` per rank.
+Experiment cramped(std::uint64_t seed, std::int64_t blocks) {
+  Experiment experiment = load(random_experiment(seed));
+  experiment.memory.kv_blocks = blocks;
+  return experiment;
+}
+
+constexpr int experiments = 24;
+
+TEST_CASE("every request ends in exactly one state and none is lost") {
+  for (std::uint64_t seed = 1; seed <= experiments; ++seed) {
+    CAPTURE(seed);
+    // 24 blocks hold 384 tokens: the longest request (380) fits, little else beside it.
+    const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
+    const Report report = run(e);
+    REQUIRE(std::ssize(report.requests) == e.workload.requests);
+    for (const RequestRecord& r : report.requests) {
+      REQUIRE(r.state == RequestRecord::State::finished);
+      REQUIRE(r.generated == r.output_tokens);
+      REQUIRE(r.arrival <= r.first_token);
+      REQUIRE(r.first_token <= r.last_token);
+    }
+  }
+}
+
+TEST_CASE("a request larger than the KV cache is rejected, counted, and holds up nobody") {
+  const Experiment e = cramped(3, 4);  // 64 tokens
+  const Report report = run(e);
+  std::int64_t rejected = 0;
+  for (const RequestRecord& r : report.requests) {
+    const bool fits = r.prompt_tokens + r.output_tokens - 1 <= 64;
+    REQUIRE(r.state == (fits ? RequestRecord::State::finished : RequestRecord::State::rejected));
+    rejected += fits ? 0 : 1;
+  }
+  CHECK(rejected > 0);
+  CHECK(report.document["metrics"]["rejected"] == rejected);
+}
+
+TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in every step") {
+  for (std::uint64_t seed = 1; seed <= experiments; ++seed) {
+    CAPTURE(seed);
+    const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
+    RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    std::vector<RequestRecord> requests;
+    Instance instance(e, rows, requests);
+    Rng rng(seed, "test/submit");
+    for (std::uint32_t id = 0; id < 30; ++id) {
+      RequestRecord& r = requests.emplace_back();
+      r.prompt_tokens = 1 + static_cast<std::int32_t>(rng.below(200));
+      r.output_tokens = 1 + static_cast<std::int32_t>(rng.below(40));
+      r.binding = rows.bind();
+    }
+    for (std::uint32_t id = 0; id < 30; ++id)
+      instance.submit(id, id % static_cast<std::uint32_t>(e.parallel.dp));
+    std::array<RoutingCoverage, 2> coverage{};
+    Time now{};
+    std::int64_t preemptions = 0;
+    while (const auto length = instance.begin_step(now, coverage)) {
+      REQUIRE(length->count() > 0);
+      REQUIRE(instance.used_blocks() >= 0);
+      REQUIRE(instance.used_blocks() <= instance.total_blocks());
+      std::int64_t tokens = 0;
+      for (const RankStep& rank : instance.batch().ranks) tokens += rank.tokens;
+      for (const LayerOutcome& layer : instance.cost().layers) {
+        const auto routed =
+            std::accumulate(layer.load.tokens.begin(), layer.load.tokens.end(), std::int64_t{0});
+        REQUIRE(routed == tokens * e.model.experts_per_token);
+      }
+      preemptions += instance.step().preemptions;
+      now += to_duration(*length);
+      instance.end_step(now);
+    }
+    REQUIRE(instance.used_blocks() == 0);
+    if (e.memory.kv_blocks == 24 && e.parallel.dp <= 2) CHECK(preemptions >= 0);
+  }
+}
+
+TEST_CASE("a cramped KV cache preempts, and says so") {
+  std::int64_t preemptions = 0;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    preemptions += run(cramped(seed, 24)).document["kv"]["preemptions"].get<std::int64_t>();
+  }
+  CHECK(preemptions > 0);
+}
+
+TEST_CASE("equal experiments give equal bytes, with one thread and with two") {
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    CAPTURE(seed);
+    const Json json = random_experiment(seed);
+    std::string one, two;
+    {
+      const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 1);
+      one = document(load(json));
+    }
+    {
+      const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 2);
+      two = document(load(json));
+    }
+    REQUIRE(one == two);
+  }
+}
+
+TEST_CASE("another seed gives another run") {
+  Json json = random_experiment(2);
+  const std::string one = document(load(json));
+  json["seed"] = 77;
+  CHECK(document(load(json)) != one);
+}
+
+TEST_CASE("one GPU communicates nothing and never waits at a barrier") {
+  Json json = random_experiment(5);
+  json["parallel"] = {{"dp", 1}, {"tp", 1}, {"ep", 1}};
+  json["placement"]["replication"] = 1.0;
+  const OrderedJson report = run(load(json)).document;
+  CHECK(report["breakdown"]["exposed_communication_share"] == 0);
+  CHECK(report["breakdown"]["barrier_idle_share"] == 0);
+  for (const char* kind : {"dispatch", "combine", "tp_all_reduce"}) {
+    CHECK(report["communication"][kind]["seconds"] == 0);
+    CHECK(report["communication"][kind]["nvlink_bytes"] == 0);
+  }
+}
+
+TEST_CASE("without replicas every token-routing policy is the same") {
+  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+    Json json = random_experiment(seed);
+    json["placement"]["replication"] = 1.0;
+    // Gathered before the gate, every policy also pays the same for dispatch.
+    json["dispatch"]["decode"] = {{"type", "all_gather"}};
+    std::string even;
+    for (const char* policy : {"even", "static_primary", "metro", "optimal"}) {
+      CAPTURE(seed, policy);
+      json["token_routing"]["decode"] = policy;
+      OrderedJson report = run(load(json)).document;
+      report.erase("context");
+      if (even.empty()) even = report.dump();
+      REQUIRE(report.dump() == even);
+    }
+  }
+}
+
+double length_of_run(const Json& json) {
+  double busy = 0;
+  for (const auto& kind : run(load(json)).document["steps"]) {
+    if (kind.contains("seconds")) busy += kind["seconds"].get<double>();
+  }
+  return busy;
+}
+
+TEST_CASE("more bandwidth is never slower") {
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    Json json = random_experiment(seed);
+    // Everything at once, so that what is scheduled does not depend on how long steps take.
+    json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 1000}};
+    const double before = length_of_run(json);
+    for (const char* key : {"hbm_bandwidth", "scale_up_bandwidth"}) {
+      CAPTURE(seed, key);
+      Json faster = json;
+      const auto value =
+          parse_quantity<BytesPerSecond>(json["cluster"]["gpu"][key].get<std::string>());
+      faster["cluster"]["gpu"][key] = fmt::format("{} B/s", value.value() * 2);
+      REQUIRE(length_of_run(faster) <= before);
+    }
+  }
+}
+
+TEST_CASE("the breakdown adds up to the time that was spent") {
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    CAPTURE(seed);
+    const OrderedJson breakdown = run(load(random_experiment(seed))).document["breakdown"];
+    const double busy = breakdown["busy_seconds"];
+    double parts = 0, resources = 0;
+    for (const auto& part : breakdown["parts"]) parts += part["seconds"].get<double>();
+    for (const auto& seconds : breakdown["bound_by"]) resources += seconds.get<double>();
+    REQUIRE_THAT(parts, WithinRel(busy, 1e-9));
+    REQUIRE_THAT(resources, WithinRel(busy, 1e-9));
+    REQUIRE(breakdown["barrier_idle_share"] < 1.0);
+  }
+}
+
+TEST_CASE("a lone request's TTFT is the price of its prefill steps") {
+  Json json = random_experiment(4);
+  json["scheduling"] = {
+      {"type", "chunked_prefill"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 4}};
+  json["workload"]["arrivals"] = {{"type", "constant"}, {"rate", "1 /s"}};
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 128}, {"output", 3}};
+  json["workload"]["requests"] = 1;
+  const OrderedJson report = run(load(json)).document;
+  // 128 prompt tokens at 64 a step are two steps; two more tokens two decode steps.
+  CHECK(report["steps"]["prefill"]["steps"] == 2);
+  CHECK(report["steps"]["decode"]["steps"] == 2);
+  const double prefill = report["steps"]["prefill"]["seconds"];
+  const double decode = report["steps"]["decode"]["seconds"];
+  CHECK_THAT(report["metrics"]["mean_ttft_ms"].get<double>(), WithinRel(prefill * 1e3, 1e-6));
+  CHECK_THAT(report["metrics"]["mean_tpot_ms"].get<double>(), WithinRel(decode * 1e3 / 2, 1e-6));
+}
+
+TEST_CASE("metro never activates more than even on average, optimal never more than metro") {
+  Json json = random_experiment(7);
+  json["model"]["experts"] = {{"count", 32}, {"per_token", 4}, {"width", 256}};
+  json["parallel"] = {{"dp", 8}, {"tp", 1}, {"ep", 8}};
+  json["placement"] = {{"type", "eplb"}, {"replication", 1.5}};
+  json["dispatch"]["decode"] = {{"type", "all_gather"}};
+  json["token_routing"]["mixed"] = "decode";
+  json["charges"] = {{"token_routing", "none"}};
+  std::map<std::string, double> activated;
+  for (const char* policy : {"even", "metro", "optimal"}) {
+    json["token_routing"]["decode"] = policy;
+    activated[policy] =
+        run(load(json)).document["experts"]["by_step_kind"]["decode"]["max_activated_mean"];
+  }
+  CHECK(activated["metro"] < activated["even"]);
+  CHECK(activated["optimal"] <= activated["metro"]);
+}
+
+}  // namespace
+}  // namespace moesim
