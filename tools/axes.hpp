@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// One thing that a sweep varies: where it stands in the config, and its name in tables.
+struct Axis {
+  std::string pointer;
+  std::string name;  ///< the shortest end of the pointer that no other axis has: "replication"
+};
+
+/// Names for pointers: the last key of each, with the keys before it where that is not unique or
+/// says nothing ("type").
+std::vector<Axis> named_axes(const std::vector<std::string>& pointers);
+
+/// Everything that a sweep file sets, sorted by pointer.
+std::vector<Axis> axes_of(const Json& sweep);
+
+/// The value at a JSON pointer, or nullptr where there is none.
+const Json* find_value(const Json& json, const std::string& pointer);
+
+/// Whether two config values mean the same: equal, or a policy written as "metro" in one and as
+/// {"type": "metro"} in the other.
+bool same_setting(const Json& a, const Json& b);
+
+/// A config value in a few letters, for table cells: texts bare, files without folder and ending,
+/// objects as their values with the type first ({"type": "eplb", "replication": 1.5} is "eplb
+/// 1.5").
+std::string setting_text(const Json& value);
+
+/// A number with about four digits and no exponent.
+std::string number_text(double value);
+
+/// A table of at most 100 columns: the first `settings` columns are cut with "~" to fit, widest
+/// first, and where that is not enough the last of them are left out, and named below.
+std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
+                         std::size_t settings);
+
+}  // namespace moesim
