@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is a sweep written out, stored, resumed and evaluated as its file says?
+#include <atomic>
+#include <fstream>
+#include <mutex>
+#include <set>
+
+#include <unistd.h>
+
+#include "tests/support.hpp"
+#include "tools/compare.hpp"
+#include "tools/pareto.hpp"
+#include "tools/sweep.hpp"
+
+namespace moesim {
+namespace {
+
+using test::config;
+using test::config_error;
+
+// A file name in a folder that goes away with the test.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    std::string name = (std::filesystem::temp_directory_path() / "moesim_sweep_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFile() { std::filesystem::remove_all(folder_); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  std::filesystem::path path() const { return folder_ / "store.sqlite"; }
+
+ private:
+  std::filesystem::path folder_;
+};
+
+std::vector<std::string> configs_of(const Sweep& sweep) {
+  std::vector<std::string> configs;
+  for (const SweepPoint& point : sweep.points) configs.push_back(point.config.dump());
+  return configs;
+}
+
+Sweep expanded(const std::string& text) { return expand_sweep(config(text)); }
+
+// Six points: a in 1, 2, 3 and b in 1, 2.
+const std::string six_points =
+    R"({"base": {"a": 0, "b": 0}, "axes": {"/a": [1, 2, 3], "/b": [1, 2]}})";
+
+// Stands for the simulator: reports a * 10 + b, and notes what it ran. "b": -1 is infeasible, "b":
+// -2 breaks.
+struct FakeSimulator {
+  std::mutex mutex;
+  std::multiset<std::string> ran;
+
+  PointRunner runner() {
+    return {[](const Json& point) {
+              if (point.at("b") == -1) throw ConfigError("b: does not fit");
+            },
+            [this](const Json& point) {
+              const std::lock_guard lock(mutex);
+              ran.insert(point.dump());
+              if (point.at("b") == -2) throw std::logic_error("broken");
+              const int y = point.at("a").get<int>() * 10 + point.at("b").get<int>();
+              return Json{{"metrics", {{"y", y}}}}.dump();
+            }};
+  }
+};
+
+SweepOptions with_threads(int threads) {
+  SweepOptions options;
+  options.threads = threads;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("axes give every combination, the later axis fastest") {
+  CHECK(configs_of(expanded(six_points)) ==
+        std::vector<std::string>{R"({"a":1,"b":1})", R"({"a":1,"b":2})", R"({"a":2,"b":1})",
+                                 R"({"a":2,"b":2})", R"({"a":3,"b":1})", R"({"a":3,"b":2})"});
+}
+
+TEST_CASE("a zip goes row by row, crossed with the axes and with the seeds") {
+  const Sweep sweep = expanded(R"({"base": {"a": 0}, "axes": {"/a": [1, 2]},
+      "zip": {"/x": [1, 2], "/y": [8, 4]}, "seeds": [5]})");
+  CHECK(configs_of(sweep) == std::vector<std::string>{R"({"a":1,"seed":5,"x":1,"y":8})",
+                                                      R"({"a":1,"seed":5,"x":2,"y":4})",
+                                                      R"({"a":2,"seed":5,"x":1,"y":8})",
+                                                      R"({"a":2,"seed":5,"x":2,"y":4})"});
+}
+
+TEST_CASE("blocks follow each other, and a point that two of them have is run once") {
+  const Sweep sweep = expanded(R"({"base": {"a": 0, "b": 0}, "blocks": [
+      {"set": {"/b": 1}, "axes": {"/a": [1, 2]}}, {"axes": {"/a": [2, 3], "/b": [1]}}]})");
+  CHECK(configs_of(sweep) ==
+        std::vector<std::string>{R"({"a":1,"b":1})", R"({"a":2,"b":1})", R"({"a":3,"b":1})"});
+}
+
+TEST_CASE("a skip rule leaves out the points that match all of it, a policy by either spelling") {
+  const Sweep sweep = expanded(R"({"base": {"p": "even", "a": 0},
+      "axes": {"/p": ["even", {"type": "metro"}], "/a": [1, 2]},
+      "skip": [{"/p": "metro", "/a": 1}]})");
+  CHECK(configs_of(sweep) == std::vector<std::string>{R"({"a":1,"p":"even"})",
+                                                      R"({"a":2,"p":"even"})",
+                                                      R"({"a":2,"p":{"type":"metro"}})"});
+}
+
+TEST_CASE("one axis may change a policy and another an option of it") {
+  const Sweep sweep = expanded(R"({"base": {"p": "linear"},
+      "axes": {"/p/n": [2], "/p": [{"type": "eplb"}, {"type": "linear", "n": 1}]}})");
+  CHECK(configs_of(sweep) == std::vector<std::string>{R"({"p":{"n":2,"type":"eplb"}})",
+                                                      R"({"p":{"n":2,"type":"linear"}})"});
+}
+
+TEST_CASE("what is wrong with a sweep file is said in a line") {
+  const auto error = [](const std::string& text) { return config_error([&] { expanded(text); }); };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(error(R"({"base": {"a": {}}, "axes": {"/b/c": [1]}})"),
+             Contains("the base has no \"/b\""));
+  CHECK_THAT(error(R"({"base": {"p": "eplb"}, "axes": {"/p/n": [1]}})"),
+             Contains("write it as an object, {\"type\": \"eplb\"}"));
+  CHECK_THAT(error(R"({"base": {"a": [1]}, "axes": {"/a/1": [1]}})"), Contains("no such place"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": []}})"), Contains("at least one value"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"a": [1]}})"), Contains("not a JSON pointer"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "set": {"/a": 2}})"),
+             Contains("set twice"));
+  CHECK_THAT(error(R"({"base": {}, "zip": {"/a": [1], "/b": [1, 2]}})"), Contains("equally many"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "blocks": []})"),
+             Contains("put it into each block"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/a": 1}]})"),
+             Contains("leaves no point"));
+  CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/b": 1}]})"),
+             Contains("no point has a \"/b\""));
+  CHECK_THAT(error(R"({"base": {}, "axis": {"/a": [1]}})"), Contains("unknown key \"axis\""));
+  CHECK_THAT(error(R"({"model": "m.json", "workload": {}})"), Contains("not a sweep"));
+}
+
+TEST_CASE("a config hash is FNV-1a of the config with sorted keys") {
+  // FNV-1a 64 of the bytes {"a":1,"b":2}, computed apart from this program.
+  CHECK(sweep_point(Json::parse(R"({"b": 2, "a": 1})")).config_hash == "a0ebc03bdc71de7b");
+  CHECK(sweep_point(Json::parse(R"({"a": 1, "b": 2})")).config_hash ==
+        sweep_point(Json::parse(R"({"b": 2, "a": 1})")).config_hash);
+}
+
+TEST_CASE("axes are named by their last key, or by as much of the pointer as tells them apart") {
+  const auto axes = named_axes({"/dispatch/decode", "/p/type", "/routing/decode", "/seed"});
+  CHECK(axes[0].name == "dispatch/decode");
+  CHECK(axes[1].name == "p/type");
+  CHECK(axes[2].name == "routing/decode");
+  CHECK(axes[3].name == "seed");
+}
+
+TEST_CASE("a table stays within 100 columns however long the settings are") {
+  const std::string longest(200, 'x');
+  const std::string table = narrow_table(
+      {"a", "b", "c", "number"}, {{longest, longest, longest, "1"}, {"1", "2", "3", "2"}}, 3);
+  for (std::size_t begin = 0; begin < table.size();) {
+    const std::size_t end = table.find('\n', begin);
+    CHECK(end - begin <= 100);
+    begin = end + 1;
+  }
+}
+
+TEST_CASE("a sweep stores the report of every point") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  const SweepOutcome outcome =
+      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  CHECK(outcome.ran == 6);
+  CHECK(outcome.left == 0);
+  const StoredSweep stored = Store::open(file.path()).read();
+  REQUIRE(stored.points.size() == 6);
+  REQUIRE(stored.axes.size() == 2);
+  CHECK(stored.axes[0].name == "a");
+  CHECK(stored.points[3].config == Json{{"a", 2}, {"b", 2}});
+  CHECK(stored.points[3].status == PointStatus::done);
+  CHECK(report_number(stored.points[3], "/metrics/y") == 22);
+}
+
+TEST_CASE("a stopped sweep goes on with the points that are not done") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  std::atomic<std::size_t> finished = 0;
+  SweepOptions options = with_threads(1);
+  options.progress = [&](std::size_t n, std::size_t) { finished = n; };
+  options.stop = [&] { return finished >= 2; };
+  const SweepOutcome first =
+      run_sweep(expanded(six_points), file.path(), simulator.runner(), options);
+  CHECK(first.ran == 2);
+  CHECK(first.left == 4);
+
+  const SweepOutcome second =
+      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  CHECK(second.resumed == 2);
+  CHECK(second.ran == 4);
+  // Each once over both.
+  CHECK(simulator.ran.size() == 6);
+  CHECK(std::set(simulator.ran.begin(), simulator.ran.end()).size() == 6);
+
+  const SweepOutcome third =
+      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
+  CHECK(third.resumed == 6);
+  CHECK(third.ran == 0);
+}
+
+TEST_CASE("a sweep that has grown runs only what is new") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2]}})"), file.path(),
+            simulator.runner(), with_threads(1));
+  const SweepOutcome grown =
+      run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
+  CHECK(grown.resumed == 2);
+  CHECK(grown.ran == 4);
+  CHECK(Store::open(file.path()).read().axes.size() == 2);
+}
+
+TEST_CASE("a store of another sweep is refused and left as it was") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
+  const std::string error = config_error([&] {
+    run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 7]}})"), file.path(),
+              simulator.runner(), with_threads(1));
+  });
+  CHECK_THAT(error, Catch::Matchers::Contains("holds 5 points that this sweep does not have"));
+  CHECK(simulator.ran.size() == 6);
+  CHECK(Store::open(file.path()).read().points.size() == 6);
+}
+
+TEST_CASE("points that cannot be run, or break, are recorded and tried again the next time") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  const Sweep sweep = expanded(R"({"base": {"a": 1, "b": 0}, "axes": {"/b": [-2, -1, 1]}})");
+  run_sweep(sweep, file.path(), simulator.runner(), with_threads(2));
+  const StoredSweep stored = Store::open(file.path()).read();
+  CHECK(stored.points[0].status == PointStatus::failed);
+  CHECK(stored.points[0].error == "broken");
+  CHECK(stored.points[1].status == PointStatus::infeasible);
+  CHECK(stored.points[1].error == "b: does not fit");
+  CHECK(stored.points[2].status == PointStatus::done);
+  const std::string text = sweep_text(stored);
+  CHECK_THAT(text, Catch::Matchers::Contains("b=-1: infeasible: b: does not fit"));
+  CHECK_THAT(text, Catch::Matchers::Contains("1 done, 1 failed, 1 infeasible"));
+
+  FakeSimulator again;
+  run_sweep(sweep, file.path(), again.runner(), with_threads(2));
+  CHECK(again.ran == std::multiset<std::string>{R"({"a":1,"b":-2})"});
+}
+
+TEST_CASE("a sweep of which no point can be run ends with the error and writes no store") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  const std::string error = config_error([&] {
+    run_sweep(expanded(R"({"base": {"b": -1}, "axes": {"/a": [1, 2]}})"), file.path(),
+              simulator.runner(), with_threads(2));
+  });
+  CHECK(error == "b: does not fit (none of the 2 points can be run; this is the first)");
+  CHECK(!std::filesystem::exists(file.path()));
+}
+
+TEST_CASE("an error of the store ends the sweep") {
+  const TemporaryFile file;
+  FakeSimulator simulator;
+  PointRunner runner = simulator.runner();
+  const auto run = runner.run;
+  runner.run = [&](const Json& point) {
+    std::ofstream(file.path()) << "not a database any more, whatever it was before this moment";
+    return run(point);
+  };
+  CHECK_THAT(
+      config_error([&] { run_sweep(expanded(six_points), file.path(), runner, with_threads(2)); }),
+      Catch::Matchers::Contains(file.path().string()));
+}
+
+TEST_CASE("files that are no stores are refused in a line and left as they were") {
+  const TemporaryFile file;
+  const auto error = [&] { return config_error([&] { Store::open(file.path()); }); };
+  CHECK_THAT(error(), Catch::Matchers::Contains("there is no such store"));
+  std::ofstream(file.path()) << std::string(5000, 'x');
+  CHECK_THAT(error(), Catch::Matchers::Contains("is not a store"));
+  CHECK(std::filesystem::file_size(file.path()) == 5000);
+
+  std::filesystem::remove(file.path());
+  FakeSimulator simulator;
+  run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
+  std::filesystem::resize_file(file.path(), 6000);
+  CHECK_THAT(error(), Catch::Matchers::Contains("damaged or cut short"));
+  CHECK(std::filesystem::file_size(file.path()) == 6000);
+
+  std::filesystem::remove(file.path());
+  std::filesystem::create_directory(file.path());
+  CHECK_THAT(error(), Catch::Matchers::Contains("cannot be opened"));
+}
+
+TEST_CASE("a frontier holds the points that no other dominates") {
+  // By hand: (1, 1) is the fastest for a user, (2, 3) and (4, 5) give more; (3, 3) is no better
+  // than (2, 3), (4, 4) no better than (4, 5), (5, 5) no better than (4, 5).
+  const std::vector<std::pair<double, double>> points{{4, 4}, {2, 3}, {1, 1}, {3, 3},
+                                                      {4, 5}, {5, 5}, {2, 3}};
+  CHECK(frontier(points) == std::vector<bool>{false, true, true, false, true, false, true});
+  CHECK(frontier({}).empty());
+}
+
+namespace {
+
+StoredPoint stored_point(Json point, Json report) {
+  SweepPoint named = sweep_point(std::move(point));
+  return {named.config_hash, named.config, PointStatus::done, "", std::move(report)};
+}
+
+Json metrics(double tpot, double throughput) {
+  return {{"metrics",
+           {{"median_tpot_ms", tpot},
+            {"tokens_per_s_per_gpu", throughput},
+            {"total_token_throughput", throughput}}}};
+}
+
+// even and metro under two loads; metro is 25 % faster under load 1, 20 % slower under load 2.
+StoredSweep four_points() {
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/load", "/routing"});
+  sweep.points = {stored_point({{"load", 1}, {"routing", "even"}}, metrics(10, 100)),
+                  stored_point({{"load", 1}, {"routing", {{"type", "metro"}}}}, metrics(8, 125)),
+                  stored_point({{"load", 2}, {"routing", "even"}}, metrics(16, 200)),
+                  stored_point({{"load", 2}, {"routing", {{"type", "metro"}}}}, metrics(20, 160))};
+  return sweep;
+}
+
+Comparison even_against_metro(const StoredSweep& sweep) {
+  const std::vector<Setting> baseline{parse_setting("/context/config/routing/type=even")};
+  const std::vector<Setting> candidate{parse_setting("/routing=metro")};
+  return compare(sweep, baseline, candidate);
+}
+
+}  // namespace
+
+TEST_CASE("the frontier of a store holds its best points, and its CSV all") {
+  const Pareto all = pareto(four_points(), {});
+  // (8, 125) dominates (10, 100), (16, 200) dominates (20, 160).
+  CHECK(pareto_csv(all) ==
+        "config_hash,load,routing,median_tpot_ms,tokens_per_s_per_gpu,on_frontier\n" +
+            all.points[0].config_hash + ",1,\"{\"\"type\"\":\"\"metro\"\"}\",8.0,125.0,1\n" +
+            all.points[1].config_hash + ",1,even,10.0,100.0,0\n" + all.points[2].config_hash +
+            ",2,even,16.0,200.0,1\n" + all.points[3].config_hash +
+            ",2,\"{\"\"type\"\":\"\"metro\"\"}\",20.0,160.0,0\n");
+  CHECK(pareto_text(all) ==
+        "load  routing  median_tpot_ms  tokens_per_s_per_gpu\n"
+        "   1  metro             8.000                 125.0\n"
+        "   2  even              16.00                 200.0\n\n"
+        "2 of 4 points are on a frontier (least median_tpot_ms, most tokens_per_s_per_gpu)\n");
+}
+
+TEST_CASE("a frontier is drawn for each group") {
+  const Pareto grouped = pareto(four_points(), {.by = {"/routing"}});
+  REQUIRE(grouped.group_names == std::vector<std::string>{"routing"});
+  REQUIRE(grouped.setting_names == std::vector<std::string>{"load"});
+  // Both of even's and both of metro's trade latency for throughput.
+  for (const ParetoPoint& point : grouped.points) CHECK(point.on_frontier);
+}
+
+TEST_CASE("a pointer that no report has is refused with the nearest name") {
+  CHECK(config_error([] { pareto(four_points(), {.x = "/metrics/median_tpt_ms"}); }) ==
+        "/metrics/median_tpt_ms: no report has it; did you mean \"/metrics/median_tpot_ms\"?");
+  StoredSweep pending = four_points();
+  for (StoredPoint& point : pending.points) point.status = PointStatus::pending;
+  CHECK_THAT(config_error([&] { pareto(pending, {}); }),
+             Catch::Matchers::Contains("no finished point (4 pending)"));
+}
+
+TEST_CASE("a comparison pairs points that are equal in everything else") {
+  const Comparison result = even_against_metro(four_points());
+  REQUIRE(result.pairs.size() == 2);
+  REQUIRE(result.axes.size() == 1);
+  CHECK(result.axes[0].name == "load");
+  CHECK(result.pairs[0].settings == std::vector<Json>{1});
+  // 125 / 100 and 160 / 200: their geometric mean is 1, one win, one loss.
+  CHECK_THAT(*result.pairs[0].ratios[0], test::WithinRel(1.25, 1e-12));
+  CHECK_THAT(*result.pairs[1].ratios[0], test::WithinRel(0.8, 1e-12));
+  const RatioSummary& throughput = result.summary[0];
+  CHECK_THAT(*throughput.ratio, test::WithinRel(1.0, 1e-12));
+  CHECK(throughput.pairs == 2);
+  CHECK(throughput.wins == 1);
+  CHECK(throughput.losses == 1);
+  // TPOT 8 / 10 wins, 20 / 16 loses; the fake reports have no TTFT.
+  CHECK(result.summary[2].wins == 1);
+  CHECK(result.summary[3].pairs == 0);
+  CHECK(!result.summary[3].ratio);
+  const OrderedJson json = comparison_json(result);
+  CHECK(json["pairs"][1]["settings"]["/load"] == 2);
+  CHECK(json["summary"]["median_ttft_ms"]["ratio"].is_null());
+}
+
+TEST_CASE("a point without a partner is counted, not compared") {
+  StoredSweep sweep = four_points();
+  sweep.points.pop_back();
+  CHECK(even_against_metro(sweep).pairs.size() == 1);
+  CHECK(even_against_metro(sweep).unpaired == 1);
+  sweep.points.back().status = PointStatus::infeasible;
+  CHECK(even_against_metro(sweep).not_done == 1);
+}
+
+TEST_CASE("a policy's other options must be equal, unless whole policies are compared") {
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/p"});
+  sweep.points = {stored_point({{"p", {{"type", "linear"}, {"n", 1}}}}, metrics(1, 1)),
+                  stored_point({{"p", {{"type", "linear"}, {"n", 2}}}}, metrics(1, 2)),
+                  stored_point({{"p", {{"type", "eplb"}, {"n", 2}}}}, metrics(1, 3))};
+  const std::vector<Setting> eplb{parse_setting("/p=eplb")};
+  const Comparison by_type = compare(sweep, std::vector{parse_setting("/p=linear")}, eplb);
+  REQUIRE(by_type.pairs.size() == 1);
+  CHECK(by_type.pairs[0].ratios[0] == 1.5);
+  const Comparison whole =
+      compare(sweep, std::vector{parse_setting(R"(/p={"type": "linear", "n": 1})")},
+              std::vector{parse_setting(R"(/p={"type": "eplb", "n": 2})")});
+  REQUIRE(whole.pairs.size() == 1);
+  CHECK(whole.pairs[0].ratios[0] == 3.0);
+}
+
+TEST_CASE("what must differ together is named on both sides") {
+  StoredSweep sweep;
+  sweep.axes = named_axes({"/dispatch", "/routing"});
+  sweep.points = {stored_point({{"dispatch", "a2a"}, {"routing", "even"}}, metrics(1, 1)),
+                  stored_point({{"dispatch", "ag"}, {"routing", "metro"}}, metrics(1, 2))};
+  CHECK_THAT(config_error([&] { even_against_metro(sweep); }),
+             Catch::Matchers::Contains("those most alike differ in /dispatch"));
+  const Comparison result =
+      compare(sweep, std::vector{parse_setting("/routing=even"), parse_setting("/dispatch=a2a")},
+              std::vector{parse_setting("/routing=metro"), parse_setting("/dispatch=ag")});
+  REQUIRE(result.pairs.size() == 1);
+  CHECK(result.pairs[0].ratios[0] == 2.0);
+}
+
+TEST_CASE("a setting that no point has is refused with those there are") {
+  const auto error = [](const char* candidate) {
+    return config_error([&] {
+      compare(four_points(), std::vector{parse_setting("/routing=even")},
+              std::vector{parse_setting(candidate)});
+    });
+  };
+  CHECK(error("/routing=metr") ==
+        "no finished point has /routing=metr; of /routing there is even, metro");
+  CHECK(error("/ruting=metro") ==
+        "/ruting: no finished point has it; the sweep varies /load, /routing");
+  CHECK_THAT(config_error([] { parse_setting("routing=even"); }),
+             Catch::Matchers::Contains("expected /pointer=value"));
+}
+
+TEST_CASE("a limit is a metric, a sign and a number, and holds for the mean ratio") {
+  const Comparison result = even_against_metro(four_points());
+  CHECK(!violation(result, parse_limit("total_token_throughput < 0.98")));
+  const auto why = violation(result, parse_limit("total_token_throughput<1.5"));
+  REQUIRE(why);
+  CHECK(
+      *why ==
+      "total_token_throughput: candidate / baseline is 1.0000, < 1.5 (geometric mean of 2 pairs)");
+  CHECK(violation(result, parse_limit(" median_tpot_ms > 0.9 ")));
+  CHECK_THAT(config_error([&] { violation(result, parse_limit("p99_ttft_ms > 1")); }),
+             Catch::Matchers::Contains("cannot be judged"));
+  CHECK_THAT(config_error([] { parse_limit("output_thoughput < 1"); }),
+             Catch::Matchers::Contains("did you mean \"output_throughput\"?"));
+  for (const char* wrong : {"", "output_throughput", "output_throughput < ", "< 1",
+                            "output_throughput < 1x", "output_throughput <= 1"}) {
+    CHECK(!config_error([&] { parse_limit(wrong); }).empty());
+  }
+}
+
+}  // namespace moesim
