@@ -10,14 +10,20 @@ using namespace std::chrono_literals;
 // METRO (paper, section VI-B, Fig. 11) on 8 A100s, Qwen3-30B with 128 experts: its routing kernel
 // takes up to 26 us a layer at 1.5x, and top-k over all tokens instead of the local ones at most 3
 // us more. Scaled by active experts, because Algorithm 1 does one step per active expert. The exact
-// policies add 10 us, an estimate: nobody has measured a semi-matching kernel. Other GPUs are
-// charged the same until somebody measures them.
+// policies add 10 us, an estimate: nobody has measured a semi-matching kernel. Balancing tokens
+// costs what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about 100 us
+// inside a node (github.com/deepseek-ai/LPLB, README). Other GPUs are charged the same until
+// somebody measures them. What an engine's own kernel does is in its gate's time.
 Charges measured() {
   Charges charges;
   charges.token_routing["metro"] = {0us, 26us};
   charges.token_routing["optimal"] = {10us, 26us};
+  charges.token_routing["hybrid"] = {10us, 26us};
+  charges.token_routing["token_balanced"] = {100us, 0us};
   charges.top_k_of_all_tokens = 3us;
-  charges.source = "METRO paper Fig. 11 (8 A100, 128 experts); optimal: +10 us, an estimate";
+  charges.source =
+      "METRO paper Fig. 11 (8 A100, 128 experts); optimal and hybrid: +10 us, an estimate; "
+      "token_balanced: DeepSeek LPLB, about 100 us in a node";
   return charges;
 }
 

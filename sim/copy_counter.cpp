@@ -42,18 +42,14 @@ void CopyCounter::next_slot(const LayerPlacement& placement,
 }
 
 // The tokens of one source: which ranks, and which domains, each of them goes to, as bits.
-template <std::size_t words>
-void CopyCounter::count_source(const LayerPlacement& placement,
-                               std::span<const std::int32_t> tokens_of_slot,
-                               const std::uint16_t* ids, std::size_t tokens, std::size_t k) {
-  for (std::size_t token = 0; token < tokens; ++token, ids += k) {
+template <std::size_t words, class RankOf>
+void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k,
+                               RankOf&& rank_of) {
+  for (std::size_t token = first; token < end; ++token) {
     std::array<std::uint64_t, words> ranks{};
     std::uint64_t domains = 0;
-    for (std::size_t j = 0; j < k; ++j) {
-      Expert& expert = experts_[ids[j]];
-      if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[j]);
-      --expert.left;
-      const auto rank = static_cast<std::uint32_t>(expert.rank);
+    for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
+      const auto rank = static_cast<std::uint32_t>(rank_of(i));
       ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
       domains |= domains_of_rank_[rank];
     }
@@ -88,7 +84,28 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
                         TrafficMatrix& copies) {
-  const int ranks = placement.gpus();
+  start(placement, tokens_of_slot);
+  const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies, [&](std::size_t i) {
+    Expert& expert = experts_[ids[i]];
+    if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
+    --expert.left;
+    return expert.rank;
+  });
+}
+
+void CopyCounter::count(const LayerPlacement& placement,
+                        std::span<const std::int32_t> slot_of_selection,
+                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+                        TrafficMatrix& copies) {
+  const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies,
+                [&](std::size_t i) { return placement.gpu_of_slot(slot_of_selection[i]); });
+}
+
+template <class RankOf>
+void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu,
+                                int moe_tp, int domain, TrafficMatrix& copies, RankOf&& rank_of) {
   const int gpus = ranks * moe_tp;
   const int domains = (gpus - 1) / domain + 1;
   check(domains <= 64 && ranks <= 1024, "an EP group spans at most 64 domains and 1,024 ranks");
@@ -99,21 +116,18 @@ void CopyCounter::count(const LayerPlacement& placement,
   }
   if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
   copies.clear();
-  start(placement, tokens_of_slot);
 
   const std::size_t tokens = source_gpu.size();
-  const std::size_t k = tokens == 0 ? 0 : ids.size() / tokens;
   for (std::size_t first = 0; first < tokens;) {
     const std::int32_t source = source_gpu[first];
     std::size_t end = first;
     while (end < tokens && source_gpu[end] == source) ++end;
     to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
     to_domain_.assign(64, 0);
-    const std::uint16_t* own_ids = ids.data() + first * k;
     if (ranks <= 64) {
-      count_source<1>(placement, tokens_of_slot, own_ids, end - first, k);
+      count_source<1>(first, end, k, rank_of);
     } else {
-      count_source<16>(placement, tokens_of_slot, own_ids, end - first, k);
+      count_source<16>(first, end, k, rank_of);
     }
     expand(source, moe_tp, domain, copies);
     first = end;

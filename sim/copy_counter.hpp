@@ -23,6 +23,10 @@ class CopyCounter {
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
              int moe_tp, int domain, TrafficMatrix& copies);
+  /// The same where every selection has its own slot, [tokens, k].
+  void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
+             std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+             TrafficMatrix& copies);
 
  private:
   struct Expert {
@@ -33,9 +37,11 @@ class CopyCounter {
 
   void start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   void next_slot(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, int expert);
-  template <std::size_t words>
-  void count_source(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
-                    const std::uint16_t* ids, std::size_t tokens, std::size_t k);
+  template <class RankOf>
+  void count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
+                     int domain, TrafficMatrix& copies, RankOf&& rank_of);
+  template <std::size_t words, class RankOf>
+  void count_source(std::size_t first, std::size_t end, std::size_t k, RankOf&& rank_of);
   void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
 
   std::vector<Expert> experts_;

@@ -75,13 +75,26 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
   });
 }
 
+// What a slot's weights and a token's arithmetic take on one GPU, at the rates its grouped GEMM
+// reaches: 2 flops for each of an expert's parameters, no padding.
+RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
+                         const PrecisionPlan& precision, const GpuSpec& gpu) {
+  const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
+  const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
+  return {
+      (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
+      (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
+}
+
 // One phase's rule. Policies that need the whole group's counts are refused where no dispatch gives
 // them.
 PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> dispatch,
                      const Experiment& experiment) {
   PhaseRule rule;
   rule.dispatch = std::move(dispatch);
-  rule.router = token_routers().make(routing, experiment.placement);
+  rule.router = token_routers().make(
+      routing, {experiment.placement, expert_time(experiment.model, experiment.parallel,
+                                                  experiment.precision, experiment.cluster.gpu)});
   rule.router_name = routing.as_policy().json().at("type").get<std::string>();
   // With one attention rank every GPU holds every token, and with it every choice.
   const bool counts = rule.dispatch->gives_global_counts() || experiment.parallel.dp == 1;

@@ -41,17 +41,14 @@ Usable usable_requests(const RoutingTrace& trace, ReplayFit fit) {
 // Trace rows of the sampled batches, [samples][batch].
 using BatchRows = std::vector<std::vector<std::int64_t>>;
 
-BatchRows distinct_rows(const Usable& usable, int batch, int samples, Rng rng) {
-  if (at(batch) > usable.requests.size()) {
-    throw ConfigError(
-        fmt::format("replay: a batch of {} distinct requests cannot be drawn from the trace: {}",
-                    batch, usable.described));
-  }
+// Requests in random order, the same again when they run out.
+BatchRows rows_of_requests(const Usable& usable, int batch, int samples, Rng rng) {
   std::vector<std::size_t> order(usable.requests.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   BatchRows rows(at(samples));
   for (auto& batch_rows : rows) {
-    for (std::size_t i = 0; i < at(batch); ++i) {  // the first steps of a Fisher-Yates shuffle
+    for (std::size_t drawn = 0; drawn < at(batch); ++drawn) {
+      const std::size_t i = drawn % order.size();  // a step of a Fisher-Yates shuffle
       std::swap(order[i], order[i + rng.below(order.size() - i)]);
       const TraceRequest& request = usable.requests[order[i]];
       const auto token = rng.below(static_cast<std::uint64_t>(request.num_tokens));
@@ -59,6 +56,23 @@ BatchRows distinct_rows(const Usable& usable, int batch, int samples, Rng rng) {
     }
   }
   return rows;
+}
+
+BatchRows distinct_rows(const Usable& usable, int batch, int samples, Rng rng) {
+  if (at(batch) > usable.requests.size()) {
+    throw ConfigError(
+        fmt::format("replay: a batch of {} distinct requests cannot be drawn from the trace: {}; "
+                    "the sample \"several\" takes several tokens of each",
+                    batch, usable.described));
+  }
+  return rows_of_requests(usable, batch, samples, rng);
+}
+
+BatchRows several_rows(const Usable& usable, int batch, int samples, Rng rng) {
+  if (usable.requests.empty()) {
+    throw ConfigError(fmt::format("replay: the trace has no usable request: {}", usable.described));
+  }
+  return rows_of_requests(usable, batch, samples, rng);
 }
 
 BatchRows consecutive_rows(const Usable& usable, int batch, int samples, Rng rng) {
@@ -88,44 +102,74 @@ BatchRows consecutive_rows(const Usable& usable, int batch, int samples, Rng rng
   return rows;
 }
 
-// T of the sampled batches: tokens per expert, [samples][layers][experts].
-class BatchCounts {
+// The sampled batches: tokens per expert, [samples][layers][experts], and the choices behind them.
+class Batches {
  public:
-  BatchCounts(const RoutingTrace& trace, const BatchRows& rows)
-      : layers_(at(trace.layers())),
+  Batches(const RoutingTrace& trace, BatchRows rows, int gpus, double tokens_per_request)
+      : trace_(trace),
+        rows_(std::move(rows)),
+        layers_(at(trace.layers())),
         experts_(at(trace.num_experts())),
-        samples_(rows.size()),
-        tokens_(samples_ * layers_ * experts_) {
+        k_(at(trace.experts_per_token())),
+        tokens_(rows_.size() * layers_ * experts_),
+        tokens_per_request_(tokens_per_request) {
     trace.visit([&](auto ids) {
-      tbb::parallel_for(std::size_t{0}, samples_, [&](std::size_t sample) {
+      tbb::parallel_for(std::size_t{0}, rows_.size(), [&](std::size_t sample) {
         std::int32_t* const tokens = tokens_.data() + sample * layers_ * experts_;
-        const auto k = at(trace.experts_per_token());
-        for (const std::int64_t row : rows[sample]) {
+        for (const std::int64_t row : rows_[sample]) {
           const auto row_ids = ids.subspan(at(row * trace.row_ids()), at(trace.row_ids()));
           for (std::size_t i = 0; i < row_ids.size(); ++i) {
-            ++tokens[i / k * experts_ + static_cast<std::size_t>(row_ids[i])];
+            ++tokens[i / k_ * experts_ + static_cast<std::size_t>(row_ids[i])];
           }
         }
       });
     });
+    const std::size_t batch = rows_[0].size();
+    for (std::size_t token = 0; token < batch; ++token) {
+      source_rank_.push_back(static_cast<std::int32_t>(token * at(gpus) / batch));
+    }
   }
 
-  std::size_t samples() const { return samples_; }
+  std::size_t samples() const { return rows_.size(); }
+  double tokens_per_request() const { return tokens_per_request_; }
   std::span<const std::int32_t> tokens(std::size_t sample, std::size_t layer) const {
     return std::span(tokens_).subspan((sample * layers_ + layer) * experts_, experts_);
   }
+  /// `ids` is where the choices are put together.
+  TokenRows rows(std::size_t sample, std::size_t layer, std::vector<std::uint16_t>& ids) const {
+    ids.clear();
+    trace_.visit([&](auto recorded) {
+      for (const std::int64_t row : rows_[sample]) {
+        const auto chosen = recorded.subspan(at(row * trace_.row_ids()) + layer * k_, k_);
+        for (const auto id : chosen) ids.push_back(static_cast<std::uint16_t>(id));
+      }
+    });
+    return {ids, source_rank_};
+  }
 
  private:
-  std::size_t layers_, experts_, samples_;
+  const RoutingTrace& trace_;
+  BatchRows rows_;
+  std::size_t layers_, experts_, k_;
   std::vector<std::int32_t> tokens_;
+  std::vector<std::int32_t> source_rank_;
+  double tokens_per_request_;
 };
 
-BatchCounts sample_batches(const RoutingTrace& trace, const Usable& usable, int batch,
-                           const ReplayConfig& config) {
-  const auto name = replay_sample_names[static_cast<std::size_t>(config.sample)];
+Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batch,
+                       const ReplayConfig& config) {
+  const bool consecutive = config.sample == ReplaySample::consecutive;
+  // A batch that needs no second token of any request is the same under "several" as under
+  // "distinct".
+  const auto name = replay_sample_names[consecutive ? 1 : 0];
   const Rng rng(config.seed, fmt::format("replay/{}/{}", name, batch));
-  const auto draw = config.sample == ReplaySample::distinct ? distinct_rows : consecutive_rows;
-  return BatchCounts(trace, draw(usable, batch, config.sampled_batches, rng));
+  const auto draw = consecutive                               ? consecutive_rows
+                    : config.sample == ReplaySample::distinct ? distinct_rows
+                                                              : several_rows;
+  BatchRows rows = draw(usable, batch, config.sampled_batches, rng);
+  const double per_request =
+      consecutive ? batch : std::max(1.0, batch / static_cast<double>(usable.requests.size()));
+  return {trace, std::move(rows), config.gpus, per_request};
 }
 
 std::vector<ExpertLoad> fitted_load(const RoutingTrace& trace, ReplayFit fit) {
@@ -142,9 +186,10 @@ std::vector<ExpertLoad> fitted_load(const RoutingTrace& trace, ReplayFit fit) {
   return load;
 }
 
-// What one routing did over all cases. Sums of whole numbers, so that threads cannot change them.
+// What one routing did over all cases.
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
+  double time = 0;  // of one layer, and of layers in order
 
   Score& operator+=(const Score& other) {
     cases += other.cases;
@@ -152,6 +197,7 @@ struct Score {
     max_tokens += other.max_tokens;
     above_optimal += other.above_optimal;
     above_even += other.above_even;
+    time += other.time;
     return *this;
   }
 };
@@ -160,46 +206,55 @@ struct Score {
 constexpr std::size_t even = 0, optimal = 1, asked_for = 2;
 using Routers = std::vector<std::unique_ptr<TokenRouter>>;
 
-Routers make_routers(const std::vector<ConfigNode>& routings, const ExpertPlacement& placement) {
+Routers make_routers(const std::vector<ConfigNode>& routings, const RoutingContext& context) {
   Routers routers;
   for (const char* reference : {"even", "optimal"}) {
-    routers.push_back(token_routers().make(ConfigNode(reference, "replay"), placement));
+    routers.push_back(token_routers().make(ConfigNode(reference, "replay"), context));
   }
   for (const ConfigNode& routing : routings) {
-    routers.push_back(token_routers().make(routing, placement));
+    routers.push_back(token_routers().make(routing, context));
   }
   return routers;
 }
 
 std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
-                               const Routers& routers, const BatchCounts& counts) {
+                               const Routers& routers, const Batches& batches, RooflineTime time) {
   RoutingScratch scratch;
+  std::vector<std::uint16_t> ids;
+  const bool needs_rows = std::any_of(routers.begin(), routers.end(), [](const auto& router) {
+    return router->needs_token_rows();
+  });
   std::vector<std::int32_t> tokens_of_slot(at(placement.slots()));
   std::vector<LayerLoad> loads(routers.size());
   std::vector<Score> scores(routers.size());
-  for (std::size_t sample = 0; sample < counts.samples(); ++sample) {
-    const RoutingProblem problem{placement, counts.tokens(sample, layer), static_cast<int>(layer),
-                                 sample};
+  for (std::size_t sample = 0; sample < batches.samples(); ++sample) {
+    RoutingProblem problem{
+        placement, batches.tokens(sample, layer), static_cast<int>(layer), sample, {}};
+    if (needs_rows) problem.rows = batches.rows(sample, layer, ids);
     for (std::size_t i = 0; i < routers.size(); ++i) {
       routers[i]->route(problem, scratch, tokens_of_slot);
       layer_load(placement, tokens_of_slot, loads[i]);
+      scores[i].time += time.busiest(placement, tokens_of_slot);
     }
     for (std::size_t i = 0; i < routers.size(); ++i) {
       const std::int32_t activated = loads[i].max_activated;
       check(activated >= loads[optimal].max_activated, "a routing beat the exact optimum");
-      scores[i] +=
-          {1, activated, loads[i].max_tokens, activated > loads[optimal].max_activated ? 1 : 0,
-           activated > loads[even].max_activated ? 1 : 0};
+      scores[i] += {1,
+                    activated,
+                    loads[i].max_tokens,
+                    activated > loads[optimal].max_activated ? 1 : 0,
+                    activated > loads[even].max_activated ? 1 : 0,
+                    0};
     }
   }
   return scores;
 }
 
 std::vector<Score> score_all(const ExpertPlacement& placement, const Routers& routers,
-                             const BatchCounts& counts) {
+                             const Batches& batches, RooflineTime time) {
   std::vector<std::vector<Score>> of_layer(placement.size());
   tbb::parallel_for(std::size_t{0}, placement.size(), [&](std::size_t layer) {
-    of_layer[layer] = score_layer(placement[layer], layer, routers, counts);
+    of_layer[layer] = score_layer(placement[layer], layer, routers, batches, time);
   });
   std::vector<Score> total(routers.size());
   for (const auto& scores : of_layer) {
@@ -216,6 +271,7 @@ ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_o
   row.cases = score.cases;
   row.max_activated_mean = ratio(score.max_activated, score.cases);
   row.max_tokens_mean = ratio(score.max_tokens, score.cases);
+  row.time_mean = score.time / static_cast<double>(score.cases);
   row.activated_vs_optimal = ratio(score.max_activated, of_optimal.max_activated);
   row.activated_vs_even = ratio(score.max_activated, of_even.max_activated);
   row.above_optimal = score.above_optimal;
@@ -223,10 +279,15 @@ ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_o
   return row;
 }
 
-// A policy's name, and its options where it was given any.
+// A policy's name, and its options where it was given any: name:key=value.
 std::string label(const ConfigNode& policy) {
   const Json node = policy.as_policy().json();
-  return node.size() == 1 ? node.at("type").get<std::string>() : node.dump();
+  auto text = node.at("type").get<std::string>();
+  for (const auto& [key, value] : node.items()) {
+    if (key == "type") continue;
+    text += fmt::format(":{}={}", key, value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  return text;
 }
 
 void require_sound(const ReplayConfig& config) {
@@ -242,9 +303,9 @@ void require_sound(const ReplayConfig& config) {
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
   require_sound(config);
   const Usable usable = usable_requests(trace, config.fit);
-  std::vector<BatchCounts> counts;
+  std::vector<Batches> batches;
   for (const int batch : config.batches) {
-    counts.push_back(sample_batches(trace, usable, batch, config));
+    batches.push_back(sample_batches(trace, usable, batch, config));
   }
   const std::vector<ExpertLoad> load = fitted_load(trace, config.fit);
 
@@ -255,9 +316,9 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       const int slots = slots_for_replication(trace.num_experts(), config.gpus, replication);
       const ExpertPlacement placement = place_all(
           *placer, {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, load);
-      const Routers routers = make_routers(config.routings, placement);
-      for (std::size_t b = 0; b < counts.size(); ++b) {
-        const std::vector<Score> scores = score_all(placement, routers, counts[b]);
+      const Routers routers = make_routers(config.routings, {placement, config.time});
+      for (std::size_t b = 0; b < batches.size(); ++b) {
+        const std::vector<Score> scores = score_all(placement, routers, batches[b], config.time);
         for (std::size_t i = 0; i < config.routings.size(); ++i) {
           ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
           row.placement = label(policy);
@@ -265,6 +326,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           row.replication_effective =
               static_cast<double>(slots) * config.gpus / trace.num_experts();
           row.batch = config.batches[b];
+          row.tokens_per_request = batches[b].tokens_per_request();
           row.routing = label(config.routings[i]);
           rows.push_back(std::move(row));
         }
@@ -281,10 +343,12 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows) {
                     {"replication", row.replication},
                     {"replication_effective", row.replication_effective},
                     {"batch", row.batch},
+                    {"tokens_per_request", row.tokens_per_request},
                     {"routing", row.routing},
                     {"cases", row.cases},
                     {"max_activated_mean", row.max_activated_mean},
                     {"max_tokens_mean", row.max_tokens_mean},
+                    {"time_mean", row.time_mean},
                     {"activated_vs_optimal", row.activated_vs_optimal},
                     {"activated_vs_even", row.activated_vs_even},
                     {"above_optimal", row.above_optimal},

@@ -8,16 +8,19 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "sim/token_routing/token_routing.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moesim {
 
 /// How a batch is drawn from a trace. Requests that fell into a loop (has_repetition) are left out.
 enum class ReplaySample {
-  distinct,    ///< one token at random from each of as many distinct requests at random
-  consecutive  ///< consecutive tokens of one request, every such window equally likely
+  distinct,     ///< one token at random from each of as many distinct requests at random
+  consecutive,  ///< consecutive tokens of one request, every such window equally likely
+  several       ///< distinct, but once every request has given a token they give another each
 };
-inline constexpr std::array<std::string_view, 2> replay_sample_names{"distinct", "consecutive"};
+inline constexpr std::array<std::string_view, 3> replay_sample_names{"distinct", "consecutive",
+                                                                     "several"};
 
 /// What a placement is fitted on.
 enum class ReplayFit {
@@ -27,7 +30,8 @@ enum class ReplayFit {
 inline constexpr std::array<std::string_view, 2> replay_fit_names{"self", "half"};
 
 /// What policies do to recorded routing, without a clock: every placement x replication x batch
-/// size x routing, on the same batches.
+/// size x routing, on the same batches. Routers that need token rows see a batch spread over the
+/// ranks in order, token i of B on rank i * gpus / B.
 struct ReplayConfig {
   int gpus = 0;
   std::vector<ConfigNode> placements;  ///< policies of placers()
@@ -40,6 +44,7 @@ struct ReplayConfig {
   std::uint64_t seed = 0;
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
+  RooflineTime time{};
 };
 
 /// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
@@ -49,10 +54,12 @@ struct ReplayRow {
   double replication = 1;
   double replication_effective = 1;  ///< after rounding up to whole slots on every GPU
   int batch = 0;
+  double tokens_per_request = 1;  ///< mean; all of the batch if it is consecutive
   std::string routing;
   std::int64_t cases = 0;
   double max_activated_mean = 0;  ///< slots with tokens on the GPU that has the most
   double max_tokens_mean = 0;     ///< tokens on the GPU that has the most
+  double time_mean = 0;           ///< RooflineTime of the GPU that takes longest
   double activated_vs_optimal = 1;
   double activated_vs_even = 1;
   std::int64_t above_optimal = 0;  ///< cases with more activated than the exact optimum

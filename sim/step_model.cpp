@@ -72,10 +72,12 @@ struct StepModel::Scratch {
   };
 
   std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
-  std::vector<std::uint16_t> ids;              // [moe layers, tokens, k], when copies are needed
+  std::vector<std::uint16_t> ids;              // [moe layers, tokens, k], when somebody asks
   std::vector<std::int32_t> source_gpu;        // [tokens]
+  std::vector<std::int32_t> source_rank;       // [tokens], EP ranks
   std::vector<double> tokens_of_gpu;           // [gpus]
   std::int64_t tokens = 0;
+  bool has_ids = false;
   std::vector<std::vector<RankCost>> before;  // [class][rank]: attention .. gate and packing
   std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking and shared experts
   std::vector<RankCost> head;                 // [rank]
@@ -110,8 +112,8 @@ std::span<const std::int32_t> StepModel::tokens_of_expert() const {
   return scratch_->tokens_of_expert;
 }
 
-// Reads the step's trace rows once: the histogram of every layer and, for dispatches that need to
-// know which token goes where, the ids themselves, layer by layer.
+// Reads the step's trace rows once: the histogram of every layer and, for routers and dispatches
+// that need to know which token goes where, the ids themselves, layer by layer.
 void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_ids) {
   Scratch& s = *scratch_;
   const auto layers = at(model_.moe_layers());
@@ -122,7 +124,9 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
   for (const RowRange& range : batch.rows) s.tokens += range.count;
   const auto tokens = static_cast<std::size_t>(s.tokens);
   s.source_gpu.resize(tokens);
+  s.source_rank.resize(tokens);
   s.tokens_of_gpu.assign(at(plan_.gpus()), 0.0);
+  s.has_ids = keep_ids;
   if (keep_ids) s.ids.resize(layers * tokens * k);
 
   std::size_t token = 0;
@@ -136,7 +140,8 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
       const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
       const int gpu =
           rank * plan_.tp + static_cast<int>(std::int64_t{in_rank} * plan_.tp / of_rank);
-      s.source_gpu[token++] = gpu;
+      s.source_gpu[token] = gpu;
+      s.source_rank[token++] = gpu / plan_.moe_tp();
       s.tokens_of_gpu[at(gpu)] += 1;
     }
     const RoutingTrace& trace = rows.trace(range.phase);
@@ -168,7 +173,12 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
       std::span(s.tokens_of_expert).subspan(at(moe_layer) * experts, experts);
 
   worker.tokens_of_slot.resize(at(placement.slots()));
-  rule.router->route({placement, tokens, moe_layer, step}, worker.routing, worker.tokens_of_slot);
+  RoutingProblem problem{placement, tokens, moe_layer, step, {}};
+  if (s.has_ids) {
+    const std::size_t layer_ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
+    problem.rows = {std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids), s.source_rank};
+  }
+  rule.router->route(problem, worker.routing, worker.tokens_of_slot);
   layer_load(placement, worker.tokens_of_slot, outcome.load);
   outcome.active_experts = static_cast<std::int32_t>(
       std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
@@ -182,13 +192,13 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool needs_copies = rule.dispatch->needs_copies();
-    if (needs_copies) {
-      const std::size_t layer_ids =
-          static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
-      worker.counter.count(placement, worker.tokens_of_slot,
-                           std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids),
-                           s.source_gpu, plan_.moe_tp(), fabric_.cluster().scale_up_domain,
-                           worker.copies);
+    const int domain = fabric_.cluster().scale_up_domain;
+    if (needs_copies && rule.router->needs_token_rows()) {
+      worker.counter.count(placement, worker.routing.slot_of_selection, s.source_gpu,
+                           plan_.moe_tp(), domain, worker.copies);
+    } else if (needs_copies) {
+      worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, s.source_gpu,
+                           plan_.moe_tp(), domain, worker.copies);
     }
     outcome.exchange = rule.dispatch->exchange(
         {fabric_, s.tokens_of_gpu, needs_copies ? &worker.copies : nullptr,
@@ -307,7 +317,8 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   const std::uint64_t step = steps_++;
   const int moe_layers = model_.moe_layers();
 
-  gather(batch, rows, plan_.dp > 1 && rule.dispatch->needs_copies());
+  gather(batch, rows,
+         rule.router->needs_token_rows() || (plan_.dp > 1 && rule.dispatch->needs_copies()));
   result.layers.resize(at(moe_layers));
   const auto price_layer = [&](int layer) {
     price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);

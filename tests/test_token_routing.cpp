@@ -18,7 +18,7 @@ using Tokens = std::vector<std::int32_t>;
 using ExpertsOnGpu = std::vector<std::vector<int>>;
 
 std::unique_ptr<TokenRouter> router(const std::string& policy, const ExpertPlacement& placement) {
-  return token_routers().make(config(policy), placement);
+  return token_routers().make(config(policy), {placement});
 }
 
 Tokens route(const std::string& policy, const LayerPlacement& placement, const Tokens& tokens,

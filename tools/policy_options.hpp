@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,30 @@
 #include "hardware/config.hpp"
 
 namespace moesim {
+
+/// The value of an option: JSON, or a string where it is not.
+inline Json option_value(const std::string& text) {
+  Json parsed = Json::parse(text, nullptr, false);
+  return parsed.is_discarded() ? Json(text) : parsed;
+}
+
+/// A policy in one word: name, or name:key=value:key=value. `flag` is where it stands, for
+/// messages. Throws ConfigError if an option is not key=value.
+inline ConfigNode policy_node(const std::string& word, const std::string& flag) {
+  const std::size_t name_end = std::min(word.find(':'), word.size());
+  Json policy{{"type", word.substr(0, name_end)}};
+  for (std::size_t first = name_end; first < word.size();) {
+    const std::size_t end = std::min(word.find(':', first + 1), word.size());
+    const std::string option = word.substr(first + 1, end - first - 1);
+    const auto equals = option.find('=');
+    if (equals == 0 || equals == std::string::npos) {
+      throw ConfigError(fmt::format("{} {}: expected name:key=value", flag, word));
+    }
+    policy[option.substr(0, equals)] = option_value(option.substr(equals + 1));
+    first = end;
+  }
+  return {std::move(policy), flag};
+}
 
 /// A policy on the command line: --policy NAME and its options as --option key=value.
 struct PolicyOptions {
@@ -30,9 +55,7 @@ struct PolicyOptions {
       if (equals == 0 || equals == std::string::npos) {
         throw ConfigError(fmt::format("--option {}: expected key=value", option));
       }
-      const std::string value = option.substr(equals + 1);
-      Json parsed = Json::parse(value, nullptr, false);
-      policy[option.substr(0, equals)] = parsed.is_discarded() ? Json(value) : std::move(parsed);
+      policy[option.substr(0, equals)] = option_value(option.substr(equals + 1));
     }
     return {std::move(policy), "--policy"};
   }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "sim/replay.hpp"
 #include "tools/output.hpp"
+#include "tools/policy_options.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -21,25 +24,29 @@ struct Options {
 
 std::vector<ConfigNode> policies(const std::vector<std::string>& names, const char* flag) {
   std::vector<ConfigNode> nodes;
-  for (const std::string& name : names) nodes.emplace_back(Json(name), flag);
+  for (const std::string& name : names) nodes.push_back(policy_node(name, flag));
   return nodes;
 }
 
 std::string to_text(const std::vector<ReplayRow>& rows) {
   Table table({"placement", "replication", "batch", "routing", "max activated", "max tokens",
-               "vs optimal", "vs even", "inversions"});
+               "time", "vs optimal", "vs even", "inversions"});
   for (const ReplayRow& row : rows) {
     table.add({row.placement, fmt::format("{:.4g}x", row.replication_effective),
-               fmt::format("{}", row.batch), row.routing,
-               fmt::format("{:.3f}", row.max_activated_mean),
-               fmt::format("{:.2f}", row.max_tokens_mean),
+               row.tokens_per_request > 1
+                   ? fmt::format("{} ({:.1f} per request)", row.batch, row.tokens_per_request)
+                   : fmt::format("{}", row.batch),
+               row.routing, fmt::format("{:.3f}", row.max_activated_mean),
+               fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
                fmt::format("{:.4f}", row.activated_vs_optimal),
                fmt::format("{:.4f}", row.activated_vs_even),
                fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
   }
   return table.text() +
-         "max: slots with tokens (tokens) on the busiest GPU, mean over layers and batches; "
-         "inversions: layers of\nbatches where a routing activates more than the even split\n";
+         "max: slots with tokens (tokens) on the busiest GPU, mean over layers and batches; time: "
+         "of "
+         "the GPU that takes\nlongest, max(weight time * slots, token time * tokens); inversions: "
+         "layers of batches where a routing\nactivates more than the even split\n";
 }
 
 }  // namespace
@@ -54,7 +61,9 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--gpus", config.gpus, "expert-parallel ranks")
       ->required()
       ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--placement", options->placements, "policies, comma-separated (eplb)")
+  command
+      .add_option("--placement", options->placements,
+                  "policies, comma-separated, with options as name:key=value (eplb)")
       ->delimiter(',');
   command.add_option("--replication", config.replications, "slots per expert (1.0)")
       ->delimiter(',');
@@ -63,7 +72,8 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
   command
       .add_option("--sample", options->sample,
-                  "distinct: one token of each of B requests; consecutive: B tokens of one")
+                  "distinct: one token of each of B requests; consecutive: B tokens of one; "
+                  "several: distinct, but more tokens of each where B is larger")
       ->check(CLI::IsMember(
           std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));
   command
@@ -77,14 +87,23 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
       ->check(CLI::PositiveNumber);
   command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::PositiveNumber);
+  command
+      .add_option("--weight-time", config.time.weight_time,
+                  "time to read one slot's weights, in any unit (1)")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--token-time", config.time.token_time,
+                  "time to compute one token, in the same unit (1/206: bf16 on an H200)")
+      ->check(CLI::NonNegativeNumber);
   command.add_option("--seed", config.seed, "of the sampled batches (1)");
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     ReplayConfig asked = options->config;
     asked.placements = policies(options->placements, "--placement");
     asked.routings = policies(options->routings, "--routing");
-    asked.sample =
-        options->sample == "distinct" ? ReplaySample::distinct : ReplaySample::consecutive;
+    const auto sample =
+        std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
+    asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
     const std::vector<ReplayRow> rows = replay(RoutingTrace::open(options->trace), asked);
     print(options->json ? to_json(rows).dump(1) + "\n" : to_text(rows));

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -24,16 +26,6 @@ using Counts = std::vector<std::int32_t>;  // tokens per expert
 
 constexpr Range token_count{0, 1e9};
 
-Counts counts_of_ids(const ConfigNode& layer, int experts) {
-  Counts counts(static_cast<std::size_t>(experts));
-  for (const ConfigNode& token : layer.list()) {
-    for (const ConfigNode& id : token.list()) {
-      ++counts[static_cast<std::size_t>(id.integer({0, experts - 1.0}))];
-    }
-  }
-  return counts;
-}
-
 Counts counts_of(const ConfigNode& layer, int experts) {
   Counts counts;
   for (const ConfigNode& tokens : layer.list()) {
@@ -46,21 +38,84 @@ Counts counts_of(const ConfigNode& layer, int experts) {
   return counts;
 }
 
-// Tokens per expert and layer from "tokens", or counted from "topk_ids".
-std::vector<Counts> read_tokens(const std::string& file, const ExpertPlacement& placement) {
+// One layer's tokens: how many per expert and, where they came as "topk_ids", each one's choices.
+struct LayerTokens {
+  Counts counts;
+  std::vector<std::uint16_t> ids;  // [tokens, k], by rank
+};
+
+struct Tokens {
+  std::vector<LayerTokens> layers;
+  std::vector<std::int32_t> source_rank;  // [tokens], ascending
+  bool has_rows = false;                  // otherwise counts alone
+};
+
+// "source_rank", or everything on rank 0.
+std::vector<std::int32_t> read_ranks(ConfigReader& reader, std::size_t tokens, int ranks) {
+  std::vector<std::int32_t> source_rank;
+  if (!reader.optional("source_rank")) {
+    source_rank.resize(tokens);
+    return source_rank;
+  }
+  const ConfigNode node = reader.child("source_rank");
+  for (const ConfigNode& rank : node.list()) {
+    source_rank.push_back(static_cast<std::int32_t>(rank.integer({0, ranks - 1.0})));
+  }
+  if (source_rank.size() != tokens) {
+    node.fail(fmt::format("{} ranks for {} tokens", source_rank.size(), tokens));
+  }
+  return source_rank;
+}
+
+// The choices of one layer's tokens, put in `order`.
+LayerTokens tokens_of_ids(const ConfigNode& layer, int experts,
+                          const std::vector<std::size_t>& order) {
+  const std::vector<ConfigNode> rows = layer.list();
+  if (rows.size() != order.size()) {
+    layer.fail(fmt::format("{} tokens, but the first layer has {}", rows.size(), order.size()));
+  }
+  LayerTokens tokens{Counts(static_cast<std::size_t>(experts)), {}};
+  for (const std::size_t token : order) {
+    const std::vector<ConfigNode> ids = rows[token].list();
+    if (ids.size() != rows[0].list().size()) {
+      rows[token].fail(
+          fmt::format("{} choices, but the first token has {}", ids.size(), rows[0].list().size()));
+    }
+    for (const ConfigNode& node : ids) {
+      const std::int64_t id = node.integer({0, experts - 1.0});
+      tokens.ids.push_back(static_cast<std::uint16_t>(id));
+      ++tokens.counts[static_cast<std::size_t>(id)];
+    }
+  }
+  return tokens;
+}
+
+// {"tokens": [layers][experts]}, or {"topk_ids": [layers][tokens][k], "source_rank": [tokens]}.
+Tokens read_tokens(const std::string& file, const ExpertPlacement& placement) {
   return read_object(ConfigNode::from_file(file), [&](ConfigReader& reader) {
-    const bool ids = reader.has("topk_ids");
-    const ConfigNode node = reader.child(ids ? "topk_ids" : "tokens");
-    if (reader.has("source_rank")) reader.child("source_rank");
+    const bool has_ids = reader.has("topk_ids");
+    const ConfigNode node = reader.child(has_ids ? "topk_ids" : "tokens");
     const std::vector<ConfigNode> layers = node.list();
     if (layers.size() != placement.size()) {
       node.fail(
           fmt::format("{} layers, but the placement has {}", layers.size(), placement.size()));
     }
-    std::vector<Counts> tokens;
+    Tokens tokens;
+    tokens.has_rows = has_ids;
+    std::vector<std::size_t> order;
+    if (has_ids && !layers.empty()) {
+      const std::vector<std::int32_t> ranks =
+          read_ranks(reader, layers[0].list().size(), placement[0].gpus());
+      order.resize(ranks.size());
+      std::iota(order.begin(), order.end(), std::size_t{0});
+      std::stable_sort(order.begin(), order.end(),
+                       [&](std::size_t a, std::size_t b) { return ranks[a] < ranks[b]; });
+      for (const std::size_t token : order) tokens.source_rank.push_back(ranks[token]);
+    }
     for (std::size_t l = 0; l < layers.size(); ++l) {
       const int experts = placement[l].experts();
-      tokens.push_back(ids ? counts_of_ids(layers[l], experts) : counts_of(layers[l], experts));
+      tokens.layers.push_back(has_ids ? tokens_of_ids(layers[l], experts, order)
+                                      : LayerTokens{counts_of(layers[l], experts), {}});
     }
     return tokens;
   });
@@ -81,8 +136,8 @@ std::vector<Counts> by_gpu(const LayerPlacement& placement, const Counts& tokens
   return gpus;
 }
 
-OrderedJson to_json(const std::string& policy, const ExpertPlacement& placement,
-                    const std::vector<Routed>& layers) {
+OrderedJson to_json(const std::string& policy, const std::optional<RooflineTime>& objective,
+                    const ExpertPlacement& placement, const std::vector<Routed>& layers) {
   OrderedJson json{{"policy", policy}, {"layers", OrderedJson::array()}};
   for (std::size_t l = 0; l < layers.size(); ++l) {
     json["layers"].push_back({{"max_activated", layers[l].load.max_activated},
@@ -90,6 +145,10 @@ OrderedJson to_json(const std::string& policy, const ExpertPlacement& placement,
                               {"activated", layers[l].load.activated},
                               {"tokens", layers[l].load.tokens},
                               {"tokens_per_slot", by_gpu(placement[l], layers[l].tokens_of_slot)}});
+    if (objective) {
+      json["layers"].back()["objective"] =
+          objective->busiest(placement[l], layers[l].tokens_of_slot);
+    }
   }
   return json;
 }
@@ -128,19 +187,28 @@ std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>&
 
 int route(const Options& options) {
   const ExpertPlacement placement = read_placement(std::filesystem::path(options.placement));
-  const auto router = token_routers().make(options.policy.node(), placement);
-  const std::vector<Counts> tokens = read_tokens(options.tokens, placement);
+  const auto router = token_routers().make(options.policy.node(), {placement});
+  const Tokens tokens = read_tokens(options.tokens, placement);
+  if (router->needs_token_rows() && !tokens.has_rows) {
+    throw ConfigError(
+        fmt::format("{}: \"{}\" decides token by token: give \"topk_ids\" [layers][tokens][k] (and "
+                    "\"source_rank\" [tokens]; rank 0 if absent) instead of \"tokens\"",
+                    options.tokens, options.policy.name));
+  }
   RoutingScratch scratch;
   std::vector<Routed> layers;
   for (std::size_t l = 0; l < placement.size(); ++l) {
     Routed& routed = layers.emplace_back();
     routed.tokens_of_slot.resize(static_cast<std::size_t>(placement[l].slots()));
-    router->route({placement[l], tokens[l], static_cast<int>(l), 0}, scratch,
-                  routed.tokens_of_slot);
+    const LayerTokens& layer = tokens.layers[l];
+    router->route(
+        {placement[l], layer.counts, static_cast<int>(l), 0, {layer.ids, tokens.source_rank}},
+        scratch, routed.tokens_of_slot);
     routed.load = layer_load(placement[l], routed.tokens_of_slot);
   }
-  print(options.json ? to_json(options.policy.name, placement, layers).dump() + "\n"
-                     : to_text(placement, layers));
+  print(options.json
+            ? to_json(options.policy.name, router->objective(), placement, layers).dump() + "\n"
+            : to_text(placement, layers));
   return 0;
 }
 
@@ -152,7 +220,8 @@ Action setup_route(CLI::App& command) {
   command.add_option("--placement", options->placement, "placement file")->required();
   command
       .add_option("--tokens", options->tokens,
-                  "{\"tokens\": [layers][experts]} or {\"topk_ids\": [layers][tokens][k]}")
+                  "{\"tokens\": [layers][experts]} or {\"topk_ids\": [layers][tokens][k], "
+                  "\"source_rank\": [tokens]}")
       ->required();
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] { return route(*options); };

@@ -3,27 +3,29 @@
 
 namespace moesim {
 
+void split_evenly(const RoutingProblem& problem, std::span<std::int32_t> tokens_of_slot) {
+  const auto at = [](std::int32_t i) { return static_cast<std::size_t>(i); };
+  for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert) {
+    const std::int32_t tokens = problem.tokens[expert];
+    const auto slots = problem.placement.slots_of(static_cast<int>(expert));
+    if (slots.size() == 1) {
+      tokens_of_slot[at(slots[0])] = tokens;
+      continue;
+    }
+    const auto replicas = static_cast<std::int32_t>(slots.size());
+    const std::int32_t share = tokens / replicas;
+    std::int32_t left = tokens % replicas;
+    for (const std::int32_t slot : slots) tokens_of_slot[at(slot)] = share + (left-- > 0 ? 1 : 0);
+  }
+}
+
 namespace {
 
-// x = floor(T / r) tokens to each of the r replicas, and one more to the first T mod r in slot
-// order. Copies on one GPU are replicas of their own, as in the engines.
 class Even final : public TokenRouter {
  public:
   void route(const RoutingProblem& problem, RoutingScratch&,
              std::span<std::int32_t> tokens_of_slot) const override {
-    const auto at = [](std::int32_t i) { return static_cast<std::size_t>(i); };
-    for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert) {
-      const std::int32_t tokens = problem.tokens[expert];
-      const auto slots = problem.placement.slots_of(static_cast<int>(expert));
-      if (slots.size() == 1) {
-        tokens_of_slot[at(slots[0])] = tokens;
-        continue;
-      }
-      const auto replicas = static_cast<std::int32_t>(slots.size());
-      const std::int32_t share = tokens / replicas;
-      std::int32_t left = tokens % replicas;
-      for (const std::int32_t slot : slots) tokens_of_slot[at(slot)] = share + (left-- > 0 ? 1 : 0);
-    }
+    split_evenly(problem, tokens_of_slot);
   }
 
   bool needs_global_counts() const override { return false; }
@@ -31,7 +33,7 @@ class Even final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const ExpertPlacement&) {
+std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&) {
   return std::make_unique<Even>();
 }
 

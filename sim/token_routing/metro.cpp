@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <numeric>
 
-#include "hardware/rng.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
@@ -13,15 +11,6 @@ namespace {
 
 enum class Order { id, random, fewest_replicas };
 constexpr std::array<std::string_view, 3> order_names{"id", "random", "fewest_replicas"};
-
-// A stream of its own for every layer of every step, so that the order does not depend on who was
-// routed before.
-Rng order_stream(std::uint64_t seed, const RoutingProblem& problem) {
-  const auto place = std::bit_cast<std::array<char, 16>>(
-      std::array<std::uint64_t, 2>{static_cast<std::uint64_t>(problem.layer), problem.step});
-  return Rng(fnv1a({place.data(), place.size()}, seed ^ fnv1a("layer and step")),
-             "token_routing/metro");
-}
 
 // METRO, Algorithm 1: for every expert i with T[i] > 0
 //
@@ -58,7 +47,7 @@ class Metro final : public TokenRouter {
       return;
     }
     scratch.order = experts;
-    Rng rng = order_stream(seed_, problem);
+    Rng rng = layer_step_stream(seed_, problem, "token_routing/metro");
     for (std::size_t left = scratch.order.size(); left > 0; --left) {
       std::swap(scratch.order[rng.below(left)], scratch.order[left - 1]);
       serve(scratch.order[left - 1]);
@@ -86,10 +75,10 @@ class Metro final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const ExpertPlacement& placement) {
+std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const RoutingContext& context) {
   const auto order = static_cast<Order>(options.choice_or("order", order_names, 0));
   const std::int64_t seed = order == Order::random ? options.integer_or("seed", 0, {0, 9e15}) : 0;
-  return std::make_unique<Metro>(placement, order, static_cast<std::uint64_t>(seed));
+  return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
 }
 
 }  // namespace moesim

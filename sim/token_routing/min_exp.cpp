@@ -157,4 +157,13 @@ void MinExp::assign(const LayerPlacement& placement, std::span<const std::int32_
   if (*highest >= *lowest + 2) PathShifter(placement, scratch).run();
 }
 
+void MinExp::serve(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
+                   RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot) const {
+  assign(placement, tokens, scratch);
+  std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+  for (std::size_t expert = 0; expert < tokens.size(); ++expert) {
+    if (tokens[expert] > 0) tokens_of_slot[at(scratch.slot_of[expert])] = tokens[expert];
+  }
+}
+
 }  // namespace moesim

@@ -29,6 +29,10 @@ class MinExp {
   void assign(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
               RoutingScratch& scratch) const;
 
+  /// The same as a routing: all tokens of an expert on the slot that serves it, [slots].
+  void serve(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
+             RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot) const;
+
  private:
   std::vector<std::int32_t> fixed_;    // experts on one GPU, ascending
   std::vector<std::int32_t> movable_;  // the others, by (number of hosts, id)

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/routers.hpp"
 
@@ -18,12 +16,7 @@ class Optimal final : public TokenRouter {
   void route(const RoutingProblem& problem, RoutingScratch& scratch,
              std::span<std::int32_t> tokens_of_slot) const override {
     layers_.at(static_cast<std::size_t>(problem.layer))
-        .assign(problem.placement, problem.tokens, scratch);
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
-    for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert) {
-      if (problem.tokens[expert] == 0) continue;
-      tokens_of_slot[static_cast<std::size_t>(scratch.slot_of[expert])] = problem.tokens[expert];
-    }
+        .serve(problem.placement, problem.tokens, scratch, tokens_of_slot);
   }
 
   bool needs_global_counts() const override { return true; }
@@ -34,8 +27,8 @@ class Optimal final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const ExpertPlacement& placement) {
-  return std::make_unique<Optimal>(placement);
+std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext& context) {
+  return std::make_unique<Optimal>(context.placement);
 }
 
 }  // namespace moesim

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <bit>
+
+#include "hardware/rng.hpp"
 #include "sim/token_routing/token_routing.hpp"
 
 namespace moesim {
@@ -20,9 +24,29 @@ inline std::int32_t least_active_host(const LayerPlacement& placement, std::int3
   return best;
 }
 
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const ExpertPlacement&);
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const ExpertPlacement&);
-std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const ExpertPlacement&);
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const ExpertPlacement&);
+/// A stream of its own for every layer of every step, so that what is drawn does not depend on who
+/// was routed before.
+inline Rng layer_step_stream(std::uint64_t seed, const RoutingProblem& problem,
+                             std::string_view name) {
+  const auto place = std::bit_cast<std::array<char, 16>>(
+      std::array<std::uint64_t, 2>{static_cast<std::uint64_t>(problem.layer), problem.step});
+  return Rng(fnv1a({place.data(), place.size()}, seed ^ fnv1a("layer and step")), name);
+}
+
+/// The even split: x = floor(T / r) tokens to each of the r replicas, and one more to the first T
+/// mod r in slot order. Copies on one GPU are replicas of their own, as in the engines.
+void split_evenly(const RoutingProblem&, std::span<std::int32_t> tokens_of_slot);
+
+std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_random(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_hybrid(ConfigReader&, const RoutingContext&);
 
 }  // namespace moesim

@@ -40,8 +40,8 @@ class StaticPrimary final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const ExpertPlacement& placement) {
-  return std::make_unique<StaticPrimary>(placement);
+std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext& context) {
+  return std::make_unique<StaticPrimary>(context.placement);
 }
 
 }  // namespace moesim

@@ -7,17 +7,41 @@
 
 namespace moesim {
 
-const Registry<TokenRouter, const ExpertPlacement&>& token_routers() {
-  static const Registry<TokenRouter, const ExpertPlacement&> table(
+const Registry<TokenRouter, const RoutingContext&>& token_routers() {
+  static const Registry<TokenRouter, const RoutingContext&> table(
       "token_routing",
       {{"even", "every replica an equal share of its expert's tokens (what METRO calls EPLB)",
         make_even},
+       {"random", "every selection a random replica (SGLang's dynamic)", make_random},
+       {"vllm", "replica by a hash of the token's row on its rank", make_vllm},
+       {"vllm_legacy", "replica by the selection's position: (row * k + place in top-k) mod r",
+        make_vllm_legacy},
+       {"trtllm", "every rank goes round the replicas, in blocks of 1,024 selections", make_trtllm},
+       {"sglang_static", "every rank one replica per expert for good: its own, or a fair share",
+        make_sglang_static},
        {"static_primary", "one replica per expert for good: the fewest active experts if all are",
         make_static_primary},
        {"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
         make_metro},
-       {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal}});
+       {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal},
+       {"token_balanced", "the fewest tokens on the busiest GPU, exactly, then few activations",
+        make_token_balanced},
+       {"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid}});
   return table;
+}
+
+double RooflineTime::busiest(const LayerPlacement& placement,
+                             std::span<const std::int32_t> tokens_of_slot) const {
+  double longest = 0;
+  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+    std::int32_t active = 0, tokens = 0;
+    for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
+      active += tokens_of_slot[static_cast<std::size_t>(slot)] > 0 ? 1 : 0;
+      tokens += tokens_of_slot[static_cast<std::size_t>(slot)];
+    }
+    longest = std::max(longest, of(active, tokens));
+  }
+  return longest;
 }
 
 void layer_load(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +14,14 @@
 
 namespace moesim {
 
+/// The tokens behind the counts, one row each.
+struct TokenRows {
+  std::span<const std::uint16_t> ids;         ///< top-k choices, [tokens, k]
+  std::span<const std::int32_t> source_rank;  ///< EP rank that holds the token, [tokens]; never
+                                              ///< decreases, and rows are counted anew on each
+  std::size_t k() const { return source_rank.empty() ? 0 : ids.size() / source_rank.size(); }
+};
+
 /// One decision: the tokens of one layer in one step. All of the EP group, every rank's.
 struct RoutingProblem {
   const LayerPlacement& placement;
@@ -19,6 +29,7 @@ struct RoutingProblem {
       tokens;  ///< T: (token, slot) selections per logical expert, [experts]
   int layer = 0;
   std::uint64_t step = 0;
+  TokenRows rows{};  ///< only when needs_token_rows()
 };
 
 /// Memory that a router may use and keep between calls; one per thread. What it holds never changes
@@ -29,6 +40,26 @@ struct RoutingScratch {
   std::vector<std::int32_t> slot_of;        ///< [experts]
   /// A search for shorter loads: lists of movable experts by GPU, and a breadth-first tree.
   std::vector<std::int32_t> first_on_gpu, next_on_gpu, queue, reached_by, reached_from, seen;
+  std::vector<std::int32_t> tokens_on_gpu;           ///< [gpus]
+  std::vector<std::int32_t> other_split, is_usable;  ///< [slots]
+  std::vector<std::int32_t> seen_of_expert;          ///< [experts]
+  /// Written by routers that need token rows: the slot of every selection, [tokens, k].
+  std::vector<std::int32_t> slot_of_selection;
+};
+
+/// What a GPU's experts take in one layer if it either waits for weights or computes:
+/// max(weight_time * active slots, token_time * tokens). Any unit of time; the default is that of
+/// one weight read, of which 206 tokens are worth one where weights and activations are bf16 and
+/// the GPU is an H200 (989.5 TFLOP/s over 4.8 TB/s).
+struct RooflineTime {
+  double weight_time = 1;
+  double token_time = 1 / 206.0;
+
+  double of(std::int32_t active, std::int32_t tokens) const {
+    return std::max(weight_time * active, token_time * tokens);
+  }
+  /// Of the GPU that takes longest.
+  double busiest(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot) const;
 };
 
 /// Chooses replicas after top-k: which slots of each expert serve its tokens.
@@ -40,14 +71,25 @@ class TokenRouter {
   /// answer, from any thread.
   virtual void route(const RoutingProblem&, RoutingScratch&,
                      std::span<std::int32_t> tokens_of_slot) const = 0;
-  /// Whether the decision needs T of the whole EP group (metro, optimal), which only some
-  /// dispatches give.
+  /// Whether the decision needs T of the whole EP group (metro, optimal, token_balanced, hybrid),
+  /// which only some dispatches give.
   virtual bool needs_global_counts() const = 0;
+  /// Whether every selection is given a slot of its own, as engines' kernels do: then the problem
+  /// must have rows, and scratch.slot_of_selection says which.
+  virtual bool needs_token_rows() const { return false; }
+  /// What it minimises, if it weighs weights against tokens.
+  virtual std::optional<RooflineTime> objective() const { return std::nullopt; }
 };
 
-/// Built for a placement, so that fixed choices are made once. The table: even, static_primary,
-/// metro, optimal.
-const Registry<TokenRouter, const ExpertPlacement&>& token_routers();
+/// What routers are built for.
+struct RoutingContext {
+  const ExpertPlacement& placement;  ///< fixed choices are made once
+  RooflineTime time{};               ///< of the GPU and model, where no option says otherwise
+};
+
+/// The table: even, random, vllm, vllm_legacy, trtllm, sglang_static, static_primary, metro,
+/// optimal, token_balanced, hybrid.
+const Registry<TokenRouter, const RoutingContext&>& token_routers();
 
 /// What a routing did to each GPU.
 struct LayerLoad {

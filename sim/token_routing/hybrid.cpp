@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include "sim/token_routing/min_exp.hpp"
+#include "sim/token_routing/routers.hpp"
+#include "sim/token_routing/token_flow.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+// Moves `tokens` from one slot of an expert to another, and for a swap a second expert's whole
+// share the other way.
+struct Step {
+  double after = std::numeric_limits<double>::infinity();  // the longer of both GPUs'
+  std::int32_t from = -1, to = -1, tokens = 0;
+  std::int32_t back_from = -1, back_to = -1;
+};
+
+// The local search of policies.md A.3 and A.4, on splits over hosts_of.
+class Search {
+ public:
+  Search(const LayerPlacement& placement, RooflineTime time, RoutingScratch& scratch,
+         std::span<std::int32_t> tokens_of_slot)
+      : placement_(placement),
+        time_(time),
+        x_(tokens_of_slot),
+        active_(scratch.active_on_gpu),
+        tokens_(scratch.tokens_on_gpu) {
+    active_.assign(static_cast<std::size_t>(placement.gpus()), 0);
+    tokens_.assign(static_cast<std::size_t>(placement.gpus()), 0);
+    for (std::size_t slot = 0; slot < x_.size(); ++slot) {
+      add(static_cast<std::int32_t>(slot), std::exchange(x_[slot], 0));
+    }
+  }
+
+  // A.3: fewer tokens on the fullest GPU, whole experts at a time and no GPU above the most active
+  // there are.
+  void balance_tokens() {
+    const std::int32_t most_active = *std::max_element(active_.begin(), active_.end());
+    const auto cost = [](std::int32_t, std::int32_t tokens) { return double(tokens); };
+    for (int steps = 4 * placement_.gpus(); steps > 0; --steps) {
+      const std::int32_t gpu = fullest(cost);
+      const Step step = best_whole(gpu, most_active, cost);
+      if (!(step.after < cost(0, tokens_[at(gpu)]))) return;
+      apply(step);
+    }
+  }
+
+  // A.4: whole experts off a GPU that waits for weights, parts of experts off one that computes.
+  void shorten() {
+    const auto cost = [this](std::int32_t active, std::int32_t tokens) {
+      return time_.of(active, tokens);
+    };
+    for (int steps = 4 * placement_.slots(); steps > 0; --steps) {
+      const std::int32_t gpu = fullest(cost);
+      const std::int32_t active = active_[at(gpu)], tokens = tokens_[at(gpu)];
+      const bool waits = time_.weight_time * active >= time_.token_time * tokens;
+      const Step step = waits ? best_whole(gpu, std::numeric_limits<std::int32_t>::max(), cost)
+                              : best_part(gpu, cost);
+      if (!(step.after < cost(active, tokens))) return;
+      apply(step);
+    }
+  }
+
+ private:
+  template <class Cost>
+  std::int32_t fullest(const Cost& cost) const {
+    std::int32_t fullest = 0;
+    for (std::int32_t gpu = 1; gpu < placement_.gpus(); ++gpu) {
+      if (cost(active_[at(gpu)], tokens_[at(gpu)]) >
+          cost(active_[at(fullest)], tokens_[at(fullest)])) {
+        fullest = gpu;
+      }
+    }
+    return fullest;
+  }
+
+  // Calls visit(from, to) for the share of each expert on the GPU and each other GPU's slot of it.
+  template <class Visit>
+  void for_each_way_off(std::int32_t gpu, Visit&& visit) const {
+    for (int from = placement_.first_slot(gpu); from < placement_.first_slot(gpu + 1); ++from) {
+      if (x_[at(from)] == 0) continue;
+      for (const std::int32_t to : placement_.hosts_of(placement_.expert_of_slot(from))) {
+        if (placement_.gpu_of_slot(to) != gpu) visit(from, to);
+      }
+    }
+  }
+
+  template <class Cost>
+  Step best_whole(std::int32_t gpu, std::int32_t most_active, const Cost& cost) {
+    Step best;
+    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to) {
+      const std::int32_t host = placement_.gpu_of_slot(to);
+      const Step move{0, from, to, x_[at(from)], -1, -1};
+      if (active_[at(host)] + (x_[at(to)] == 0 ? 1 : 0) <= most_active) {
+        consider(move, cost, best);
+        return;
+      }
+      for_each_way_off(host, [&](std::int32_t back_from, std::int32_t back_to) {
+        if (placement_.gpu_of_slot(back_to) != gpu || x_[at(back_to)] > 0) return;
+        consider({0, from, to, move.tokens, back_from, back_to}, cost, best);
+      });
+    });
+    return best;
+  }
+
+  template <class Cost>
+  Step best_part(std::int32_t gpu, const Cost& cost) {
+    Step best;
+    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to) {
+      const std::int32_t gap = tokens_[at(gpu)] - tokens_[at(placement_.gpu_of_slot(to))];
+      const std::int32_t tokens = std::min(x_[at(from)], gap / 2);
+      if (tokens >= 1) consider({0, from, to, tokens, -1, -1}, cost, best);
+    });
+    return best;
+  }
+
+  // Ties: lowest expert, GPU, expert that comes back.
+  template <class Cost>
+  void consider(Step step, const Cost& cost, Step& best) {
+    const std::int32_t gpu = placement_.gpu_of_slot(step.from);
+    const std::int32_t host = placement_.gpu_of_slot(step.to);
+    apply(step);
+    step.after = std::max(cost(active_[at(gpu)], tokens_[at(gpu)]),
+                          cost(active_[at(host)], tokens_[at(host)]));
+    undo(step);
+    if (best.from < 0 || rank(step) < rank(best)) best = step;
+  }
+
+  std::tuple<double, int, std::int32_t, int> rank(const Step& step) const {
+    const int back = step.back_from < 0 ? -1 : placement_.expert_of_slot(step.back_from);
+    return {step.after, placement_.expert_of_slot(step.from), placement_.gpu_of_slot(step.to),
+            back};
+  }
+
+  void apply(const Step& step) {
+    const std::int32_t back = step.back_from < 0 ? 0 : x_[at(step.back_from)];
+    shift(step.from, step.to, step.tokens);
+    if (back > 0) shift(step.back_from, step.back_to, back);
+  }
+
+  // A swapped expert was not on the GPU it went to.
+  void undo(const Step& step) {
+    shift(step.to, step.from, step.tokens);
+    if (step.back_from >= 0) shift(step.back_to, step.back_from, x_[at(step.back_to)]);
+  }
+
+  void shift(std::int32_t from, std::int32_t to, std::int32_t tokens) {
+    add(from, -tokens);
+    add(to, tokens);
+  }
+
+  void add(std::int32_t slot, std::int32_t tokens) {
+    const auto gpu = at(placement_.gpu_of_slot(slot));
+    const bool was_active = x_[at(slot)] > 0;
+    x_[at(slot)] += tokens;
+    tokens_[gpu] += tokens;
+    active_[gpu] += (x_[at(slot)] > 0 ? 1 : 0) - (was_active ? 1 : 0);
+  }
+
+  const LayerPlacement& placement_;
+  RooflineTime time_;
+  std::span<std::int32_t> x_;
+  std::vector<std::int32_t>&active_, &tokens_;
+};
+
+// min max over GPUs of max(weight_time * active, token_time * tokens): the exact optimum of
+// activations while weights are what takes time, a balance of tokens when computing is, and
+// something better than both between. The best of the search, the exact balance of tokens, and the
+// even split. The search starts from the exact optimum and no step makes the busiest GPU slower, so
+// none of these, nor `optimal`, is ever faster. policies.md 9.2
+class Hybrid final : public TokenRouter {
+ public:
+  Hybrid(const ExpertPlacement& placement, RooflineTime time) : time_(time) {
+    for (const LayerPlacement& layer : placement) layers_.emplace_back(layer);
+  }
+
+  void route(const RoutingProblem& problem, RoutingScratch& scratch,
+             std::span<std::int32_t> tokens_of_slot) const override {
+    layers_.at(static_cast<std::size_t>(problem.layer))
+        .serve(problem.placement, problem.tokens, scratch, tokens_of_slot);
+    Search search(problem.placement, time_, scratch, tokens_of_slot);
+    search.balance_tokens();
+    search.shorten();
+
+    scratch.other_split.resize(tokens_of_slot.size());
+    split_evenly(problem, scratch.other_split);
+    if (time_.busiest(problem.placement, scratch.other_split) <
+        time_.busiest(problem.placement, tokens_of_slot)) {
+      std::copy(scratch.other_split.begin(), scratch.other_split.end(), tokens_of_slot.begin());
+    }
+  }
+
+  bool needs_global_counts() const override { return true; }
+  std::optional<RooflineTime> objective() const override { return time_; }
+
+ private:
+  RooflineTime time_;
+  std::vector<MinExp> layers_;
+};
+
+// Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
+double read_time(const ConfigNode& node) {
+  return node.json().is_string() ? node.quantity<Seconds>().count() : node.number(non_negative);
+}
+
+RooflineTime read_times(ConfigReader& options, RooflineTime fallback) {
+  const bool has_weight = options.optional("weight_time");
+  const bool has_token = options.optional("token_time");
+  if (!has_weight && !has_token) return fallback;
+  if (!has_weight || !has_token) {
+    options.node().fail("\"weight_time\" and \"token_time\" go together: give both or neither");
+  }
+  return {read_time(options.child("weight_time")), read_time(options.child("token_time"))};
+}
+
+}  // namespace
+
+std::unique_ptr<TokenRouter> make_hybrid(ConfigReader& options, const RoutingContext& context) {
+  return std::make_unique<Hybrid>(context.placement, read_times(options, context.time));
+}
+
+}  // namespace moesim

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+/// Balances tokens over GPUs, exactly, for one layer:
+///
+///   min M  s.t.  sum over slots s of expert i of x[i][s] = T[i],  tokens of each GPU <= M,
+///                x whole and >= 0
+///
+/// Starts from a split that puts tokens on the first slot of an expert on a GPU alone (hosts_of),
+/// and rearranges it. Uses the searches and per-GPU vectors of the scratch; allocates nothing once
+/// they have grown.
+class TokenFlow {
+ public:
+  /// `tokens_of_slot` is the split, changed in place.
+  TokenFlow(const LayerPlacement&, RoutingScratch&, std::span<std::int32_t> tokens_of_slot);
+
+  /// Lowers the most tokens on any GPU to the optimum, and answers it.
+  std::int32_t minimise();
+  /// Leaves out slots one by one, those with the fewest tokens first, as long as no GPU need hold
+  /// more than `limit`: no slot that still has tokens could be spared alone.
+  void spare_slots(std::int32_t limit);
+
+ private:
+  std::int32_t level(std::int32_t limit);
+  bool push_from(std::int32_t gpu, std::int32_t limit);
+  void shift(std::int32_t start, std::int32_t end, std::int32_t limit);
+  bool spare(std::int32_t slot, std::int32_t limit);
+  void add_up();
+
+  const LayerPlacement& placement_;
+  RoutingScratch& s_;
+  std::span<std::int32_t> x_;
+  std::vector<std::int32_t>& load_;
+  std::size_t reached_ = 0;  // GPUs that the last search saw
+};
+
+}  // namespace moesim
