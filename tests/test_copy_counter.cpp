@@ -105,6 +105,34 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
   }
 }
 
+TEST_CASE("copies of selections with slots of their own are those of the same slots by count") {
+  // Fill the slots in order by hand, and hand the choice over selection by selection.
+  const Case c = random_case(9, 16, 1, 8);
+  std::vector<std::int32_t> left = c.tokens_of_slot, slot_of_selection;
+  for (const std::uint16_t id : c.ids) {
+    for (const std::int32_t slot : c.placement.slots_of(id)) {
+      if (left[at(slot)] == 0) continue;
+      --left[at(slot)];
+      slot_of_selection.push_back(slot);
+      break;
+    }
+  }
+  TrafficMatrix by_count, by_selection;
+  CopyCounter counter;
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain, by_count);
+  counter.count(c.placement, slot_of_selection, c.source, c.moe_tp, c.domain, by_selection);
+  for (int from = 0; from < 16; ++from) {
+    for (int to = 0; to < 16; ++to) CHECK(by_selection.at(from, to) == by_count.at(from, to));
+  }
+
+  // One expert on both GPUs, chosen by a token of each: sent across, not to the nearest by count.
+  const LayerPlacement placement(1, {{0}, {0}});
+  counter.count(placement, std::vector<std::int32_t>{1, 0}, std::vector<std::int32_t>{0, 1}, 1, 8,
+                by_selection);
+  CHECK(by_selection.at(0, 1) == 1);
+  CHECK(by_selection.at(1, 0) == 1);
+}
+
 TEST_CASE("a token whose experts share a GPU is sent there once") {
   // GPU 0: experts 0 1, GPU 1: experts 2 3. One token on GPU 0 picks 2 and 3: one copy, not two.
   const LayerPlacement placement(4, {{0, 1}, {2, 3}});

@@ -154,7 +154,7 @@ TEST_CASE("the same batches serve every policy, whichever others are asked for")
 TEST_CASE("a policy with options is named with them") {
   ReplayConfig config = small_config();
   config.routings = {test::config(R"({"type": "metro", "order": "random"})")};
-  CHECK(replay(random_trace(8, 4), config)[0].routing == R"({"order":"random","type":"metro"})");
+  CHECK(replay(random_trace(8, 4), config)[0].routing == "metro:order=random");
 }
 
 TEST_CASE("requests with repetition are left out, and a batch beyond the rest is refused") {
@@ -167,12 +167,15 @@ TEST_CASE("requests with repetition are left out, and a batch beyond the rest is
   config.batches = {7};
   CHECK(config_error([&] { replay(trace, config); }) ==
         "replay: a batch of 7 distinct requests cannot be drawn from the trace: 6 of its 8 "
-        "requests are usable (without repetition)");
+        "requests are usable (without repetition); the sample \"several\" takes several tokens of "
+        "each");
   config.fit = ReplayFit::half;
   config.batches = {4};  // 1, 5 and 7 are left of the odd ones
   CHECK(config_error([&] { replay(trace, config); }) ==
         "replay: a batch of 4 distinct requests cannot be drawn from the trace: 3 of its 8 "
-        "requests are usable (without repetition, odd-numbered)");
+        "requests are usable (without repetition, odd-numbered); the sample \"several\" takes "
+        "several "
+        "tokens of each");
   config.sample = ReplaySample::consecutive;
   config.batches = {4};  // a whole request
   CHECK(config_error([&] { replay(trace, config); }) == "");
@@ -234,4 +237,48 @@ TEST_CASE(
   check_laws(replay(*trace, config));
   config.sample = ReplaySample::consecutive;
   check_laws(replay(*trace, config));
+}
+
+TEST_CASE("several tokens per request are drawn where requests run out, and said") {
+  const RoutingTrace trace = random_trace(8, 4);
+  ReplayConfig config = small_config();
+  config.batches = {6, 20};
+  const auto distinct = [&] {
+    ReplayConfig only = config;
+    only.batches = {6};
+    return replay(trace, only);
+  }();
+  config.sample = ReplaySample::several;
+  const auto rows = replay(trace, config);
+  CHECK(rows[0].tokens_per_request == 1);
+  CHECK(rows[0].max_tokens_mean == distinct[0].max_tokens_mean);
+  CHECK(rows[4].tokens_per_request == 2.5);
+  CHECK(rows[4].max_tokens_mean >= 20 * 2 / 4);
+}
+
+TEST_CASE("every routing replays, hybrid never slower than even or optimal") {
+  ReplayConfig config = small_config();
+  config.sample = ReplaySample::several;
+  config.replications = {1.5};
+  config.batches = {6, 60};
+  config.time = {10, 1};
+  std::vector<std::string> names;
+  for (const auto& entry : token_routers().entries()) names.emplace_back(entry.name);
+  config.routings = policies(names);
+  const auto rows = replay(random_trace(8, 4), config);
+  const auto row = [&](const std::string& routing, std::size_t first) {
+    return *std::find_if(rows.begin() + static_cast<std::ptrdiff_t>(first), rows.end(),
+                         [&](const ReplayRow& r) { return r.routing == routing; });
+  };
+  for (std::size_t first = 0; first < rows.size(); first += names.size()) {
+    const double hybrid = row("hybrid", first).time_mean;
+    CHECK(hybrid <= row("even", first).time_mean);
+    CHECK(hybrid <= row("optimal", first).time_mean);
+    const double balanced = row("token_balanced", first).max_tokens_mean;
+    for (std::size_t i = first; i < first + names.size(); ++i) {
+      CAPTURE(rows[i].routing, rows[i].batch);
+      CHECK(rows[i].max_tokens_mean >= balanced);
+      CHECK(rows[i].activated_vs_optimal >= 1);
+    }
+  }
 }

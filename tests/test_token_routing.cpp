@@ -21,13 +21,59 @@ std::unique_ptr<TokenRouter> router(const std::string& policy, const ExpertPlace
   return token_routers().make(config(policy), {placement});
 }
 
+// Top-1 tokens that add up to the counts, in an order that mixes the experts, over the ranks in
+// turn.
+struct Rows {
+  std::vector<std::uint16_t> ids;
+  std::vector<std::int32_t> source_rank;
+};
+
+Rows rows_of(const Tokens& tokens, int ranks) {
+  Rows rows;
+  for (std::int32_t round = 0, left = 1; left > 0; ++round) {
+    left = 0;
+    for (std::size_t expert = 0; expert < tokens.size(); ++expert) {
+      if (round >= tokens[expert]) continue;
+      rows.ids.push_back(static_cast<std::uint16_t>(expert));
+      ++left;
+    }
+  }
+  for (std::size_t token = 0; token < rows.ids.size(); ++token) {
+    rows.source_rank.push_back(
+        static_cast<std::int32_t>(token * static_cast<std::size_t>(ranks) / rows.ids.size()));
+  }
+  return rows;
+}
+
 Tokens route(const std::string& policy, const LayerPlacement& placement, const Tokens& tokens,
              std::uint64_t step = 0) {
   const ExpertPlacement placements{placement};
   RoutingScratch scratch;
   Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()), -1);
-  router(policy, placements)->route({placements[0], tokens, 0, step}, scratch, tokens_of_slot);
+  const Rows rows = rows_of(tokens, placement.gpus());
+  router(policy, placements)
+      ->route({placements[0], tokens, 0, step, {rows.ids, rows.source_rank}}, scratch,
+              tokens_of_slot);
   return tokens_of_slot;
+}
+
+// The slot of every selection of the tokens, [tokens, k].
+Tokens slots_chosen(const std::string& policy, const LayerPlacement& placement,
+                    const std::vector<std::uint16_t>& ids,
+                    const std::vector<std::int32_t>& source_rank) {
+  const ExpertPlacement placements{placement};
+  Tokens tokens(static_cast<std::size_t>(placement.experts()));
+  for (const std::uint16_t id : ids) ++tokens[id];
+  RoutingScratch scratch;
+  Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()));
+  router(policy, placements)
+      ->route({placements[0], tokens, 0, 0, {ids, source_rank}}, scratch, tokens_of_slot);
+  Tokens counted(tokens_of_slot.size());
+  for (const std::int32_t slot : scratch.slot_of_selection) {
+    ++counted[static_cast<std::size_t>(slot)];
+  }
+  CHECK(counted == tokens_of_slot);
+  return scratch.slot_of_selection;
 }
 
 LayerLoad load_of(const std::string& policy, const LayerPlacement& placement,
@@ -35,13 +81,26 @@ LayerLoad load_of(const std::string& policy, const LayerPlacement& placement,
   return layer_load(placement, route(policy, placement, tokens));
 }
 
-std::vector<std::string> all_policies() {
+// Those that decide token by token.
+std::vector<std::string> row_policies() {
+  return {R"("random")", R"("vllm")", R"("vllm_legacy")", R"("trtllm")", R"("sglang_static")"};
+}
+
+std::vector<std::string> count_policies() {
   return {R"("even")",
           R"("static_primary")",
           R"("metro")",
           R"({"type":"metro","order":"random"})",
           R"({"type":"metro","order":"fewest_replicas"})",
-          R"("optimal")"};
+          R"("optimal")",
+          R"("token_balanced")",
+          R"("hybrid")"};
+}
+
+std::vector<std::string> all_policies() {
+  std::vector<std::string> policies = count_policies();
+  for (const std::string& policy : row_policies()) policies.push_back(policy);
+  return policies;
 }
 
 int active_experts(const Tokens& tokens) {
@@ -251,12 +310,22 @@ TEST_CASE("static_primary keeps to its replica, whatever the tokens") {
   }
 }
 
-TEST_CASE("only metro and optimal need the counts of the whole group") {
+TEST_CASE("routers say whether they need the whole group's counts, or token rows") {
   const ExpertPlacement placement{LayerPlacement(1, {{0}})};
+  const std::vector<std::string> global{R"("metro")", R"("optimal")", R"("token_balanced")",
+                                        R"("hybrid")"};
+  for (const std::string& policy : global) {
+    CHECK(router(policy, placement)->needs_global_counts());
+  }
   CHECK_FALSE(router(R"("even")", placement)->needs_global_counts());
   CHECK_FALSE(router(R"("static_primary")", placement)->needs_global_counts());
-  CHECK(router(R"("metro")", placement)->needs_global_counts());
-  CHECK(router(R"("optimal")", placement)->needs_global_counts());
+  for (const std::string& policy : count_policies()) {
+    CHECK_FALSE(router(policy, placement)->needs_token_rows());
+  }
+  for (const std::string& policy : row_policies()) {
+    CHECK(router(policy, placement)->needs_token_rows());
+    CHECK_FALSE(router(policy, placement)->needs_global_counts());
+  }
 }
 
 TEST_CASE("an unknown routing option is refused") {
@@ -389,8 +458,256 @@ TEST_CASE("what a router keeps between calls never changes a decision") {
     const ExpertPlacement placement{problem.placement()};
     for (const std::string& policy : all_policies()) {
       Tokens tokens_of_slot(static_cast<std::size_t>(placement[0].slots()), -1);
-      router(policy, placement)->route({placement[0], problem.tokens, 0, 0}, kept, tokens_of_slot);
+      const Rows rows = rows_of(problem.tokens, placement[0].gpus());
+      router(policy, placement)
+          ->route({placement[0], problem.tokens, 0, 0, {rows.ids, rows.source_rank}}, kept,
+                  tokens_of_slot);
       CHECK(tokens_of_slot == route(policy, placement[0], problem.tokens));
     }
   }
+}
+
+namespace {
+
+// The Hall bound of min-max token balance: over all sets of GPUs, the tokens that have nowhere else
+// to go, shared evenly.
+std::int32_t hall_bound(const LayerPlacement& placement, const Tokens& tokens) {
+  std::int32_t bound = 0;
+  for (unsigned set = 1; set < 1U << placement.gpus(); ++set) {
+    std::int32_t confined = 0;
+    for (int expert = 0; expert < placement.experts(); ++expert) {
+      const auto hosts = placement.hosts_of(expert);
+      const bool inside = std::all_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
+        return (set >> placement.gpu_of_slot(slot) & 1) != 0;
+      });
+      if (inside) confined += tokens[static_cast<std::size_t>(expert)];
+    }
+    const int size = __builtin_popcount(set);
+    bound = std::max(bound, (confined + size - 1) / size);
+  }
+  return bound;
+}
+
+int active_slots(const Tokens& tokens_of_slot) { return active_experts(tokens_of_slot); }
+
+std::string hybrid(double weight_time, double token_time) {
+  return fmt::format(R"({{"type":"hybrid","weight_time":{},"token_time":{}}})", weight_time,
+                     token_time);
+}
+
+double objective(double weight_time, double token_time, const LayerLoad& load) {
+  return std::max(weight_time * load.max_activated, token_time * load.max_tokens);
+}
+
+std::vector<Json> oracles(const std::string& prefix) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(shared_dir() / "oracles")) {
+    if (entry.path().filename().string().starts_with(prefix)) files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::vector<Json> found;
+  for (const auto& file : files) {
+    found.push_back(ConfigNode::from_file(file).json());
+    found.back()["file"] = file.filename().string();
+  }
+  return found;
+}
+
+}  // namespace
+
+TEST_CASE("vllm and vllm_legacy take the replicas of the table, row by row") {
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const Json oracle = oracles("replica_vllm").at(0);
+  // Experts 0..4 with 1..5 replicas, one a GPU at most: slots 0 | 1 2 | 3 4 5 | ... by expert.
+  ExpertsOnGpu slots(1);
+  for (int expert = 0; expert < 5; ++expert) {
+    for (int replica = 0; replica <= expert; ++replica) slots[0].push_back(expert);
+  }
+  const LayerPlacement placement(5, slots);
+  const auto table = oracle.at("table_token_0_39").get<std::vector<Tokens>>();
+  std::vector<std::uint16_t> ids;
+  for (std::size_t token = 0; token < table.size(); ++token) {
+    for (std::uint16_t expert = 0; expert < 5; ++expert) ids.push_back(expert);
+  }
+  const Tokens chosen = slots_chosen(R"("vllm")", placement, ids, Tokens(table.size()));
+  for (std::size_t token = 0; token < table.size(); ++token) {
+    for (int expert = 0; expert < 5; ++expert) {
+      const auto e = static_cast<std::size_t>(expert);
+      CAPTURE(token, expert);
+      CHECK(chosen[token * 5 + e] - placement.slots_of(expert)[0] == table[token][e]);
+    }
+  }
+
+  const auto legacy = oracle.at("old_table_topk8").get<std::vector<Tokens>>();
+  ExpertsOnGpu twice(2);
+  for (auto& on_gpu : twice) on_gpu = {0, 1, 2, 3, 4, 5, 6, 7};
+  const LayerPlacement pairs(8, twice);
+  ids.clear();
+  for (std::size_t token = 0; token < legacy.size(); ++token) {
+    for (std::uint16_t expert = 0; expert < 8; ++expert) ids.push_back(expert);
+  }
+  const Tokens old = slots_chosen(R"("vllm_legacy")", pairs, ids, Tokens(legacy.size()));
+  for (std::size_t i = 0; i < old.size(); ++i) {
+    CHECK(pairs.gpu_of_slot(old[i]) == legacy[i / 8][i % 8]);
+  }
+}
+
+TEST_CASE("engines count rows from zero on every rank") {
+  // Expert 0 on both GPUs. vllm: row 0 -> replica 0, row 1 -> 2654435769 mod 2 = 1.
+  const LayerPlacement placement(1, {{0}, {0}});
+  CHECK(slots_chosen(R"("vllm")", placement, {0, 0, 0, 0}, {0, 0, 1, 1}) == Tokens{0, 1, 0, 1});
+  CHECK(slots_chosen(R"("vllm_legacy")", placement, {0, 0, 0, 0}, {0, 0, 1, 1}) ==
+        Tokens{0, 1, 0, 1});
+}
+
+TEST_CASE("trtllm goes round an expert's replicas, from another one on every rank and block") {
+  const LayerPlacement placement(2, {{0, 1}, {0, 1}});  // expert 0: slots 0 2, expert 1: 1 3
+  CHECK(slots_chosen(R"("trtllm")", placement, {0, 1, 0, 1, 0, 1}, {0, 0, 1}) ==
+        Tokens{0, 1, 2, 3, 2, 3});
+  // 1,026 selections of expert 0 on rank 0: the last two are occurrences 0 and 1 of block 1.
+  const std::vector<std::uint16_t> many(1026);
+  const Tokens chosen = slots_chosen(R"("trtllm")", placement, many, Tokens(1026));
+  CHECK(chosen[1023] == 2);
+  CHECK(chosen[1024] == 2);
+  CHECK(chosen[1025] == 0);
+}
+
+TEST_CASE("sglang_static serves a rank by its own copy, and deals the other ranks out fairly") {
+  // Expert 0 on GPUs 0 and 1 of 6: the other four ranks are dealt out two and two.
+  const LayerPlacement placement(2, {{0, 1}, {0, 1}, {1}, {1}, {1}, {1}});
+  const Tokens chosen =
+      slots_chosen(R"("sglang_static")", placement, {0, 0, 0, 0, 0, 0}, {0, 1, 2, 3, 4, 5});
+  CHECK(chosen[0] == 0);
+  CHECK(chosen[1] == 2);
+  CHECK(std::count(chosen.begin(), chosen.end(), 0) == 3);
+  CHECK(std::count(chosen.begin(), chosen.end(), 2) == 3);
+  CHECK(slots_chosen(R"("sglang_static")", placement, {1, 1, 1, 1, 1, 1}, {0, 1, 2, 3, 4, 5}) ==
+        Tokens{1, 3, 4, 5, 6, 7});
+}
+
+TEST_CASE("a routing that needs token rows takes no counts alone") {
+  const ExpertPlacement placement{LayerPlacement(1, {{0}})};
+  RoutingScratch scratch;
+  Tokens tokens_of_slot(1);
+  const Tokens tokens{1};
+  CHECK_THROWS_AS(
+      router(R"("vllm")", placement)->route({placement[0], tokens}, scratch, tokens_of_slot),
+      std::logic_error);
+}
+
+TEST_CASE("random routing repeats for a seed, layer and step, and uses every replica alike") {
+  const LayerPlacement placement(1, {{0}, {0}, {0}, {0}});
+  const Tokens first = route(R"("random")", placement, {4000}, 1);
+  CHECK(first == route(R"("random")", placement, {4000}, 1));
+  CHECK(first != route(R"("random")", placement, {4000}, 2));
+  CHECK(first != route(R"({"type":"random","seed":1})", placement, {4000}, 1));
+  // 1,000 expected each, standard deviation 27.
+  for (const std::int32_t tokens : first) CHECK(std::abs(tokens - 1000) < 5 * 27);
+}
+
+TEST_CASE("token_balanced splits an expert only as far as balance needs") {
+  // 10 + 2 tokens on two GPUs that hold both: 6 each, with one split.
+  const LayerPlacement placement(2, {{0, 1}, {0, 1}});
+  const Tokens x = route(R"("token_balanced")", placement, {10, 2});
+  CHECK(layer_load(placement, x).max_tokens == 6);
+  CHECK(active_slots(x) == 3);
+  // 6 + 6: no split at all.
+  CHECK(active_slots(route(R"("token_balanced")", placement, {6, 6})) == 2);
+}
+
+TEST_CASE("token_balanced matches the known optima") {
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  for (const Json& oracle : oracles("lp_")) {
+    CAPTURE(oracle.at("file"));
+    const auto tokens = oracle.at("T").get<Tokens>();
+    const LayerPlacement placement(static_cast<int>(tokens.size()),
+                                   oracle.at("slots").get<ExpertsOnGpu>());
+    CHECK(load_of(R"("token_balanced")", placement, tokens).max_tokens ==
+          oracle.at("optimum_integer").get<int>());
+  }
+}
+
+TEST_CASE("token_balanced reaches the Hall bound, and no slot it uses could be spared alone") {
+  Rng rng(7, "test/token_routing");
+  for (int round = 0; round < 200; ++round) {
+    const Problem problem = random_problem(rng);
+    const LayerPlacement placement = problem.placement();
+    CAPTURE(round);
+    const Tokens x = route(R"("token_balanced")", placement, problem.tokens);
+    const std::int32_t most = layer_load(placement, x).max_tokens;
+    CHECK(most == hall_bound(placement, problem.tokens));
+    // Parts of experts and GPUs form a forest: a cycle could be turned until one part is gone.
+    CHECK(active_slots(x) <= active_experts(problem.tokens) + placement.gpus() - 1);
+    for (const std::string& policy : all_policies()) {
+      CHECK(load_of(policy, placement, problem.tokens).max_tokens >= most);
+    }
+  }
+}
+
+TEST_CASE("hybrid is never worse than the even split, optimal or METRO on the roofline") {
+  Rng rng(8, "test/token_routing");
+  for (int round = 0; round < 300; ++round) {
+    const Problem problem = random_problem(rng);
+    const LayerPlacement placement = problem.placement();
+    for (const double weight_time : {0.0, 1.0, 5.0, 20.0, 1000.0}) {
+      CAPTURE(round, weight_time);
+      const double best =
+          objective(weight_time, 1, load_of(hybrid(weight_time, 1), placement, problem.tokens));
+      for (const char* other : {R"("even")", R"("optimal")"}) {
+        CHECK(best <= objective(weight_time, 1, load_of(other, placement, problem.tokens)));
+      }
+      const double bound =
+          std::max(weight_time * load_of(R"("optimal")", placement, problem.tokens).max_activated,
+                   double(load_of(R"("token_balanced")", placement, problem.tokens).max_tokens));
+      CHECK(best >= bound);
+    }
+  }
+}
+
+TEST_CASE("hybrid is within 1 % of the proved optima on average, and never above even or optimal") {
+  if (!has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  double above = 0;
+  int cases = 0;
+  for (const Json& oracle : oracles("hybrid_")) {
+    const auto weight_time = oracle.at("W").get<double>();
+    const auto token_time = oracle.at("c").get<double>();
+    const auto tokens = oracle.at("T").get<Tokens>();
+    const LayerPlacement placement(static_cast<int>(tokens.size()),
+                                   oracle.at("slots").get<ExpertsOnGpu>());
+    const double found = objective(weight_time, token_time,
+                                   load_of(hybrid(weight_time, token_time), placement, tokens));
+    const auto optimum = oracle.at("optimum").get<double>();
+    CAPTURE(oracle.at("file"), found, optimum);
+    CHECK(found >= optimum);
+    CHECK(found <= oracle.at("even_split").get<double>());
+    CHECK(found <= objective(weight_time, token_time, load_of(R"("optimal")", placement, tokens)));
+    above += found / optimum - 1;
+    ++cases;
+  }
+  REQUIRE(cases > 0);
+  INFO("mean excess " << above / cases);
+  CHECK(above / cases <= 0.01);
+}
+
+TEST_CASE("hybrid's times are quantities or numbers, and go together") {
+  const ExpertPlacement placement{LayerPlacement(1, {{0}})};
+  const auto times = [&](const std::string& policy) {
+    return router(policy, placement)->objective().value();
+  };
+  CHECK(times(R"("hybrid")").weight_time == 1);
+  CHECK(times(R"({"type":"hybrid","weight_time":10,"token_time":2})").token_time == 2);
+  CHECK_THAT(times(R"({"type":"hybrid","weight_time":"2 us","token_time":"1 ns"})").weight_time,
+             WithinRel(2e-6, 1e-12));
+  CHECK_THAT(config_error([&] { times(R"({"type":"hybrid","weight_time":10})"); }),
+             Catch::Matchers::Contains("go together"));
+  CHECK_FALSE(router(R"("optimal")", placement)->objective());
 }

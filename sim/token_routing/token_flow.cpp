@@ -131,14 +131,14 @@ bool TokenFlow::spare(std::int32_t slot, std::int32_t limit) {
     if (host != slot && s_.is_usable[at(host)]) other = host;
   }
   if (other < 0) return false;
-  s_.other_split.assign(x_.begin(), x_.end());
+  s_.saved.assign(x_.begin(), x_.end());
   s_.is_usable[at(slot)] = 0;
   const std::int32_t tokens = std::exchange(x_[at(slot)], 0);
   x_[at(other)] += tokens;
   load_[at(placement_.gpu_of_slot(slot))] -= tokens;
   load_[at(placement_.gpu_of_slot(other))] += tokens;
   if (level(limit) == 0) return true;
-  std::copy(s_.other_split.begin(), s_.other_split.end(), x_.begin());
+  std::copy(s_.saved.begin(), s_.saved.end(), x_.begin());
   s_.is_usable[at(slot)] = 1;
   add_up();
   return false;

@@ -40,9 +40,9 @@ struct RoutingScratch {
   std::vector<std::int32_t> slot_of;        ///< [experts]
   /// A search for shorter loads: lists of movable experts by GPU, and a breadth-first tree.
   std::vector<std::int32_t> first_on_gpu, next_on_gpu, queue, reached_by, reached_from, seen;
-  std::vector<std::int32_t> tokens_on_gpu;           ///< [gpus]
-  std::vector<std::int32_t> other_split, is_usable;  ///< [slots]
-  std::vector<std::int32_t> seen_of_expert;          ///< [experts]
+  std::vector<std::int32_t> tokens_on_gpu;                ///< [gpus]
+  std::vector<std::int32_t> candidate, saved, is_usable;  ///< [slots]
+  std::vector<std::int32_t> seen_of_expert;               ///< [experts]
   /// Written by routers that need token rows: the slot of every selection, [tokens, k].
   std::vector<std::int32_t> slot_of_selection;
 };
