@@ -77,7 +77,8 @@ Json random_experiment(std::uint64_t seed) {
             {"replication", std::min(1.0 + 0.25 * double(rng.below(4)), double(ep))}}},
           {"token_routing",
            {{"prefill", pick(rng, {"even", "static_primary"})},
-            {"decode", pick(rng, {"even", "static_primary", "metro", "optimal"})},
+            {"decode", pick(rng, {"even", "static_primary", "metro", "optimal", "token_balanced",
+                                  "hybrid", "vllm", "trtllm"})},
             {"mixed", pick(rng, {"prefill", "decode"})}}},
           {"dispatch", {{"prefill", "all_to_all"}, {"decode", decode_dispatch}}},
           {"request_routing", pick(rng, {"round_robin", "least_kv", "jsq", "random"})},
@@ -221,9 +222,9 @@ TEST_CASE("without replicas every token-routing policy is the same") {
     // Gathered before the gate, every policy also pays the same for dispatch.
     json["dispatch"]["decode"] = {{"type", "all_gather"}};
     std::string even;
-    for (const char* policy : {"even", "static_primary", "metro", "optimal"}) {
-      CAPTURE(seed, policy);
-      json["token_routing"]["decode"] = policy;
+    for (const auto& entry : token_routers().entries()) {
+      CAPTURE(seed, entry.name);
+      json["token_routing"]["decode"] = std::string(entry.name);
       OrderedJson report = run(load(json)).document;
       report.erase("context");
       if (even.empty()) even = report.dump();

@@ -282,3 +282,26 @@ TEST_CASE("every routing replays, hybrid never slower than even or optimal") {
     }
   }
 }
+
+TEST_CASE(
+    "on recorded routing fewest_replicas lies between METRO and the optimum, hybrid below all") {
+  const auto trace = recorded("gpt-oss-20b");
+  if (!trace) return;
+  ReplayConfig config = small_config();
+  config.gpus = 8;
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {32, 256, 2048};
+  config.sample = ReplaySample::several;
+  config.routings = policies({"metro", "optimal", "even", "token_balanced", "hybrid"});
+  config.routings.insert(config.routings.begin(),
+                         ConfigNode({{"type", "metro"}, {"order", "fewest_replicas"}}, "replay"));
+  const auto rows = replay(*trace, config);
+  for (std::size_t first = 0; first < rows.size(); first += config.routings.size()) {
+    const ReplayRow* row = &rows[first];  // fewest first, metro, optimal, even, balanced, hybrid
+    CAPTURE(row->batch);
+    CHECK(row[0].max_activated_mean < row[1].max_activated_mean);
+    CHECK(row[2].max_activated_mean < row[0].max_activated_mean);
+    for (int other = 0; other < 5; ++other) CHECK(row[5].time_mean <= row[other].time_mean);
+  }
+}

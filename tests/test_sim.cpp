@@ -266,6 +266,9 @@ TEST_CASE("routing charges follow active experts and vanish without replicas") {
   // METRO: 26 us x 64/128
   CHECK_THAT(measured.routing("metro", 64, true).count(), WithinAbs(13e-6, 1e-12));
   CHECK_THAT(measured.routing("optimal", 64, true).count(), WithinAbs(23e-6, 1e-12));
+  CHECK_THAT(measured.routing("hybrid", 64, true).count(), WithinAbs(23e-6, 1e-12));
+  CHECK_THAT(measured.routing("token_balanced", 64, true).count(), WithinAbs(100e-6, 1e-12));
+  CHECK(measured.routing("vllm", 64, true).count() == 0);
   CHECK(measured.routing("metro", 64, false).count() == 0);
   CHECK(measured.routing("even", 64, true).count() == 0);
   const Charges none = read_charges(config(R"({"token_routing": "none"})"));
