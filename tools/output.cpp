@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/output.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,45 @@
 #include <unistd.h>
 
 namespace moesim {
+
+namespace {
+
+[[noreturn]] void cannot_write(const std::filesystem::path& file, std::string_view why) {
+  throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
+                                file.string(), why));
+}
+
+}  // namespace
+
+void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
+  if (std::filesystem::is_directory(file)) cannot_write(file, "it is a folder");
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+std::string wrapped(std::string_view text, std::size_t columns, std::size_t indent) {
+  // Leading spaces stay: they are the first line's own indentation.
+  std::size_t used = std::min(text.find_first_not_of(' '), text.size());
+  std::string lines(text.substr(0, used));
+  text.remove_prefix(used);
+  for (bool first = true; !text.empty(); first = false) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const bool breaks = !first && used + 1 + word.size() > columns;
+    if (breaks) {
+      lines += '\n' + std::string(indent, ' ');
+      used = indent;
+    } else if (!first) {
+      lines += ' ';
+      ++used;
+    }
+    lines += word;
+    used += word.size();
+  }
+  return lines;
+}
 
 void write_file(const std::filesystem::path& file, std::string_view content) {
   std::filesystem::path temporary = file;
@@ -22,8 +62,7 @@ void write_file(const std::filesystem::path& file, std::string_view content) {
   if (!stream || error) {
     const std::string why = error ? error.message() : std::strerror(errno);
     std::filesystem::remove(temporary, error);
-    throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
-                                  file.string(), why));
+    cannot_write(file, why);
   }
 }
 

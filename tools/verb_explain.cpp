@@ -56,7 +56,7 @@ std::string to_text(const ExplainedStep& step, const GpuSpec& gpu) {
   const double machine_balance =
       gpu.peak(Precision::bf16, Precision::bf16).value() / gpu.hbm_bandwidth.value();
   return fmt::format(
-      "one {} step, on the slowest rank at each barrier: {:.3f} ms; {} balances at {:.0f} flop/B "
+      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{} balances at {:.0f} flop/B "
       "(bf16)\n\n{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
       gpu.name, machine_balance, table.text());

@@ -55,7 +55,7 @@ Action setup_list(CLI::App& command) {
       if (!wanted->empty() && kind.name != *wanted) continue;
       text += fmt::format("{}\n", kind.name);
       for (const auto& [name, summary] : kind.rows)
-        text += fmt::format("  {:<15} {}\n", name, summary);
+        text += wrapped(fmt::format("  {:<15} {}", name, summary), 100, 18) + "\n";
     }
     print(text);
     return 0;

@@ -87,7 +87,7 @@ std::string summary(const OrderedJson& report) {
     if (entry["share"].get<double>() < .005) continue;
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry["share"]));
   }
-  text += fmt::format("time goes to {}\n", parts);
+  text += wrapped("time goes to " + parts) + "\n";
   text += fmt::format(
       "barriers idle {}, KV cache {} used, peak {}; routing rows recorded {} (decode)\n",
       percent(report["breakdown"]["barrier_idle_share"]), percent(report["kv"]["mean_utilization"]),
@@ -134,6 +134,9 @@ int run_experiment(const Options& options) {
       options.threads > 0 ? options.threads
                           : static_cast<int>(std::thread::hardware_concurrency()));
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+  for (const auto& file : {options.report, options.profile, options.requests}) {
+    require_writable(file);
+  }
   TraceLibrary traces;
   const Experiment experiment = load_experiment(options.experiment.read(), traces);
   const auto start = std::chrono::steady_clock::now();

@@ -104,11 +104,11 @@ std::string to_text(const Info& info) {
   std::string phases;
   for (const std::string& phase : meta.phases) phases += (phases.empty() ? "" : " + ") + phase;
   std::string text = fmt::format(
-      "{}{}: {} tokens of {} requests ({}), {} workloads\n{} MoE layers, top-{} of {} experts\n"
-      "source: {}\n\n",
+      "{}{}: {} tokens of {} requests ({}), {} workloads\n{} MoE layers, top-{} of {} "
+      "experts\n{}\n\n",
       meta.model, meta.synthetic ? " (synthetic)" : "", info.trace.tokens(),
       info.trace.requests().size(), phases, info.trace.workloads().size(), info.trace.layers(),
-      meta.experts_per_token, meta.num_experts, meta.source);
+      meta.experts_per_token, meta.num_experts, wrapped("source: " + meta.source, 100, 8));
 
   Table skew({"skew over experts", "mean over layers", "min", "max"});
   const auto add_skew = [&](const std::string& name, const LayerSpread& spread) {
@@ -157,11 +157,13 @@ std::string to_text(const Info& info) {
   add_overlap("uniform", info.overlap.uniform);
   text += overlap.text();
   if (info.layers) {
-    text += fmt::format(
-        "\nthe next layer's experts, guessed from this one's: recall@k {:.2f} [{:.2f}..{:.2f}], "
-        "recall@2k {:.2f} (by popularity alone {:.2f})\n",
-        info.layers->recall_k.mean, info.layers->recall_k.min, info.layers->recall_k.max,
-        info.layers->recall_2k.mean, info.layers->popularity_recall_k);
+    text += "\n" +
+            wrapped(fmt::format(
+                "the next layer's experts, guessed from this one's: recall@k {:.2f} "
+                "[{:.2f}..{:.2f}], recall@2k {:.2f} (by popularity alone {:.2f})",
+                info.layers->recall_k.mean, info.layers->recall_k.min, info.layers->recall_k.max,
+                info.layers->recall_2k.mean, info.layers->popularity_recall_k)) +
+            "\n";
   }
   return text;
 }

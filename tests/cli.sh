@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# Do exit codes and messages stand, is nothing left half-written, are outputs the same bytes twice?
+#   tests/cli.sh MOESIM
+set -u
+moesim=$(realpath "$1")
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+failures=0
+
+fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
+
+# refuses WHAT PATTERN ARGS...: exit 2, nothing on stdout, one line on stderr that matches the pattern.
+refuses() {
+  local what=$1 pattern=$2
+  shift 2
+  "$moesim" "$@" >"$work/out" 2>"$work/err"
+  local code=$?
+  ((code == 2)) || fail "$what: exit $code, not 2: $(cat "$work/err")"
+  [[ -s $work/out ]] && fail "$what: wrote to stdout"
+  (($(wc -l <"$work/err") == 1)) || fail "$what: not one line: $(cat "$work/err")"
+  grep -Eq -- "$pattern" "$work/err" || fail "$what: \"$(cat "$work/err")\" does not match \"$pattern\""
+}
+
+# A small experiment to damage, and its routing trace.
+"$moesim" trace generate --model models/zoo/gpt_oss_20b.json --seed 3 -o "$work/trace" --gating \
+  '{"type": "topical", "requests": 24, "prompt_rows": 8, "decode_rows": 8}' >/dev/null || fail "trace generate"
+cat >"$work/good.json" <<JSON
+{ "cluster": "$PWD/hardware/clusters/h100x8.json", "model": "$PWD/models/zoo/gpt_oss_20b.json",
+  "precision": {"experts": "mxfp4", "attention": "bf16"},
+  "parallel": {"dp": 8, "tp": 1, "ep": 8},
+  "scheduling": {"type": "chunked_prefill", "max_num_batched_tokens": 512, "max_num_seqs": 16},
+  "workload": {"arrivals": {"type": "poisson", "rate": "200 /s"},
+               "lengths": {"type": "fixed", "prompt": 64, "output": 8},
+               "gating": {"type": "recorded", "trace": "trace"}, "requests": 60},
+  "placement": {"type": "eplb", "replication": 1.5},
+  "token_routing": {"prefill": "even", "decode": "metro", "mixed": "prefill"},
+  "dispatch": {"prefill": "all_to_all", "decode": {"type": "all_gather"}}, "seed": 1 }
+JSON
+run() { "$moesim" run "$work/good.json" "$@"; }
+config=$work/good.json
+
+# Results.
+run --json --threads 1 >"$work/a" 2>/dev/null || fail "run"
+run --json --threads 2 >"$work/b" 2>/dev/null || fail "run with two threads"
+cmp "$work/a" "$work/b" || fail "one thread and two give different bytes"
+run -o "$work/r.json" --profile "$work/p.json" --requests "$work/r.csv" >"$work/text" 2>/dev/null || fail "run -o"
+cmp "$work/a" "$work/r.json" || fail "--json and -o differ"
+(($(wc -l <"$work/r.csv") == 61)) || fail "--requests: not one line per request"
+(($(wc -L <"$work/text") <= 100)) || fail "run's tables are wider than 100 columns"
+python3 - "$work/r.json" "$work/p.json" <<'PY' || fail "report keys"
+import json, sys
+report, profile = (json.load(open(f)) for f in sys.argv[1:])
+for key in "context metrics experts communication breakdown memory kv routing_coverage".split(): report[key]
+for metric in "ttft tpot itl e2el".split():
+    for statistic in "mean median std p50 p90 p95 p99".split(): report["metrics"][f"{statistic}_{metric}_ms"]
+for key in """completed request_throughput request_goodput output_throughput total_token_throughput tokens_per_s_per_gpu
+              tokens_per_s_per_user total_tokens_per_s_per_gpu mfu mbu""".split(): report["metrics"][key]
+for key in "wall_s cpu_s peak_rss_mb steps steps_per_s routed_ids_per_s generated_tokens_per_s".split(): profile[key]
+assert report["metrics"]["completed"] == 60 and report["experts"]["replication_effective"] == 1.5
+PY
+# The report's own config runs again, to the same bytes.
+python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"]["config"], open(sys.argv[2], "w"))' \
+  "$work/r.json" "$work/again.json"
+"$moesim" run "$work/again.json" --json >"$work/c" 2>/dev/null || fail "the resolved config does not run"
+cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
+for verb in list "check good.json" "explain good.json" "trace info trace"; do
+  # shellcheck disable=SC2086
+  (cd "$work" && "$moesim" $verb) >"$work/text" 2>/dev/null || fail "$verb"
+  (($(wc -L <"$work/text") <= 100)) || fail "$verb is wider than 100 columns: $(wc -L <"$work/text")"
+done
+"$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
+(($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
+
+# Bad usage.
+refuses "no verb" "subcommand"
+refuses "unknown verb" "fly|subcommand|expected" fly
+refuses "unknown option" "bogus" run "$config" --bogus
+refuses "unknown kind" 'no kind "colour"; one of: placement' list colour
+
+# Bad configs: where, what, what would be right.
+set_refused() { refuses "$2" "$3" check "$config" --set "$1"; }
+refuses "no file" "no such file" run "$work/none.json"
+refuses "a directory" "not a regular file" run "$work"
+echo '{"a": 1,}' >"$work/broken.json"
+refuses "not JSON" "not JSON at line 1" run "$work/broken.json"
+set_refused '/placement/replicaton=1.5' "unknown key" 'good.json:/placement: unknown key "replicaton"; did you mean "replication"'
+set_refused '/token_routing/decode="metor"' "unknown policy" 'did you mean "metro"\? one of: '
+set_refused '/workload/arrivals/rate=12' "a number without a unit" 'good.json:/workload/arrivals/rate: .*unit'
+set_refused '/workload/arrivals/rate="12"' "a text without a unit" 'rate: "12" has no unit \(expected e.g. "12 /s"\)'
+set_refused '/placement/replication=0.5' "replication below 1" 'replication: 0.5 is out of range'
+set_refused '/placement={"type":"eplb","replication":1.3,"strict":true}' "replication that does not divide" 'next ratio that does is 1.5'
+set_refused '/dispatch/decode="all_to_all"' "metro without global counts" '"metro" needs .*ids_all_gather'
+set_refused '/dispatch/decode="alltoall"' "unknown dispatch" 'did you mean "all_to_all"'
+set_refused '/parallel={"dp":16,"tp":1,"ep":16}' "more GPUs than there are" 'dp \* tp = 16 GPUs, but 8 x H100 has 8'
+set_refused "/model=\"$PWD/models/zoo/qwen3_30b_a3b.json\"" "a trace of another model" 'trace.*(128|experts|adapt)'
+set_refused '/kv_cache={"gpu_memory_utilization":0.02}' "a model that does not fit" 'does not fit: [0-9.]+ GB missing per GPU'
+set_refused '/workload/lengths/prompt=0' "an empty prompt" 'prompt: 0 is out of range'
+set_refused '/workload/requests=-1' "negative requests" 'requests: -1 is out of range'
+refuses "an override into nothing" 'nothing at "/no/such"' check "$config" --set /no/such/place=1
+refuses "an override without a value" 'expected /pointer=value' check "$config" --set /seed
+
+# Bad traces: each damages a copy.
+damaged() {
+  rm -rf "$work/bad" && cp -r "$work/trace" "$work/bad"
+  (cd "$work/bad" && python3 -c "
+ids = open('topk_ids.npy', 'rb').read() if True else b''
+def rewrite(data): open('topk_ids.npy', 'wb').write(data)
+$1") || fail "could not prepare: $2"
+  refuses "$2" "$3" replay --trace "$work/bad" --gpus 8
+}
+damaged 'import os; os.remove("topk_ids.npy")' "a missing npy" 'topk_ids.npy: .*[Nn]o such file'
+damaged 'rewrite(ids[:-100])' "a cut-short npy" 'topk_ids.npy: .*bytes'
+damaged 'rewrite(ids[:40])' "a cut-short header" 'topk_ids.npy: '
+damaged 'rewrite(b"")' "an empty npy" 'topk_ids.npy: '
+damaged 'rewrite(ids.replace(b"False", b"True "))' "Fortran order" 'topk_ids.npy: .*[Ff]ortran'
+damaged 'rewrite(ids.replace(b"|u1", b"<f4"))' "a wrong dtype" 'topk_ids.npy: '
+damaged 'rewrite(ids.replace(b", 24, 4)", b", 4, 24)"))' "a wrong shape" 'topk_ids.npy: '
+damaged 'rewrite(ids[:-1] + bytes([200]))' "an expert out of range" 'topk_ids.npy: .*200'
+damaged 'open("requests.jsonl", "a").write("nonsense\n")' "a broken request line" 'requests.jsonl:25'
+damaged 'open("meta.json", "w").write("{}")' "an empty meta" 'meta.json'
+
+# Nothing half-written.
+refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"
+[[ -e $work/none ]] && fail "a folder appeared"
+ls "$work"/*.tmp >/dev/null 2>&1 && fail "a temporary file stayed"
+
+if ((failures > 0)); then
+  echo "$failures failed" >&2
+  exit 1
+fi
+echo "all good"
