@@ -29,12 +29,12 @@ std::vector<ConfigNode> policies(const std::vector<std::string>& names, const ch
 }
 
 std::string to_text(const std::vector<ReplayRow>& rows) {
-  Table table({"placement", "replication", "batch", "routing", "max activated", "max tokens",
-               "time", "vs optimal", "vs even", "inversions"});
+  Table table({"placement", "replicas", "batch", "routing", "slots", "tokens", "time", "vs optimal",
+               "vs even", "inversions"});
   for (const ReplayRow& row : rows) {
     table.add({row.placement, fmt::format("{:.4g}x", row.replication_effective),
                row.tokens_per_request > 1
-                   ? fmt::format("{} ({:.1f} per request)", row.batch, row.tokens_per_request)
+                   ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
                    : fmt::format("{}", row.batch),
                row.routing, fmt::format("{:.3f}", row.max_activated_mean),
                fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
@@ -43,10 +43,11 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
                fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
   }
   return table.text() +
-         "max: slots with tokens (tokens) on the busiest GPU, mean over layers and batches; time: "
+         "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; time: "
          "of "
-         "the GPU that takes\nlongest, max(weight time * slots, token time * tokens); inversions: "
-         "layers of batches where a routing\nactivates more than the even split\n";
+         "the slowest\nGPU, max(weight time * slots, token time * tokens); vs: slots; inversions: "
+         "layers of batches where a\nrouting activates more than the even split; each: tokens per "
+         "request\n";
 }
 
 }  // namespace
