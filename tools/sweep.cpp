@@ -9,8 +9,11 @@
 #include <optional>
 
 #include <fmt/format.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+
+#include "tools/output.hpp"
 
 namespace moesim {
 
@@ -199,6 +202,9 @@ void for_each_point(std::size_t n, const SweepOptions& options, Work&& work) {
   std::mutex mutex;
   std::exception_ptr broken;
   std::atomic<bool> ended = false;
+  // More threads than cores are given, too, if asked for.
+  const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
+                                  static_cast<std::size_t>(options.threads));
   tbb::task_arena arena(options.threads);
   arena.execute([&] {
     tbb::parallel_for(
@@ -365,8 +371,11 @@ std::string sweep_text(const StoredSweep& sweep) {
   std::string others;
   for (const StoredPoint& point : sweep.points) {
     if (point.status != PointStatus::done) {
-      others += fmt::format("{}: {}{}{}\n", axes_text(sweep.axes, point), status_name(point.status),
-                            point.error.empty() ? "" : ": ", point.error);
+      const std::string why = point.error.empty() ? "" : ": " + point.error;
+      others += wrapped(fmt::format("{}: {}{}", axes_text(sweep.axes, point),
+                                    status_name(point.status), why),
+                        100, 4) +
+                "\n";
       continue;
     }
     auto& row = rows.emplace_back();

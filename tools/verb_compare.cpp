@@ -65,8 +65,7 @@ Action setup_compare(CLI::App& command) {
       ->allow_extra_args(false);
   command
       .add_option("--fail-if", options->fail_if,
-                  "exit 3 if this holds for the geometric mean of the ratios, e.g. "
-                  "\"total_token_throughput < 0.98\"; repeatable")
+                  "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable")
       ->allow_extra_args(false);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(std::string(footer));
