@@ -385,6 +385,7 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
   const std::string value(pointer_and_value.substr(equals + 1));
   Json parsed = Json::parse(value, nullptr, false);
   if (parsed.is_discarded()) parsed = value;
+  std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
   try {
     const Json::json_pointer place(pointer);
     const Json& parent = std::as_const(config).at(place.parent_pointer());
@@ -394,8 +395,8 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
     }
     config[place] = std::move(parsed);
   } catch (const Json::exception&) {
-    throw ConfigError(fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer,
-                                  Json::json_pointer(pointer).parent_pointer().to_string()));
+    throw ConfigError(
+        fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer, parent_pointer));
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/charges.hpp"
 
+#include "sim/token_routing/token_routing.hpp"
+
 namespace moesim {
 
 namespace {
@@ -32,12 +34,13 @@ Charges read_values(const ConfigNode& node) {
     Charges charges;
     charges.source = reader.text("source");
     charges.top_k_of_all_tokens = reader.quantity_or<Seconds>("top_k_of_all_tokens", "0 us");
-    for (const std::string& key : reader.all_keys()) {
-      if (key == "source" || key == "top_k_of_all_tokens") continue;
-      charges.token_routing[key] = read_object(reader.child(key), [](ConfigReader& policy) {
-        return RoutingCharge{policy.quantity_or<Seconds>("fixed", "0 us"),
-                             policy.quantity_or<Seconds>("per_128_active", "0 us")};
-      });
+    for (const auto& policy : token_routers().entries()) {
+      if (!reader.optional(policy.name)) continue;
+      charges.token_routing[std::string(policy.name)] =
+          read_object(reader.child(policy.name), [](ConfigReader& charge) {
+            return RoutingCharge{charge.quantity_or<Seconds>("fixed", "0 us"),
+                                 charge.quantity_or<Seconds>("per_128_active", "0 us")};
+          });
     }
     return charges;
   });

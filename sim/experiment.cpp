@@ -116,6 +116,7 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
                       ? std::shared_ptr<const Dispatch>(dispatches().make(d.child("mixed")))
                       : dispatch[0];
   });
+  const bool dispatch_mixed = reader.node().json().at("dispatch").contains("mixed");
   read_object(reader.child("token_routing"), [&](ConfigReader& routing) {
     experiment.prefill = phase_rule(routing.child("prefill"), dispatch[0], experiment);
     experiment.decode = phase_rule(routing.child("decode"), dispatch[1], experiment);
@@ -137,6 +138,11 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
       experiment.mixed.own = phase_rule(mixed, dispatch[2], experiment);
     }
   });
+  if (dispatch_mixed && experiment.mixed.kind != MixedRule::Kind::own) {
+    reader.child("dispatch")
+        .child("mixed")
+        .fail("no step uses it: \"token_routing\" names no policy of its own for mixed steps");
+  }
 }
 
 // policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
@@ -190,8 +196,13 @@ Slo read_slo(const ConfigNode& node) {
 
 RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
                                std::uint64_t seed) {
-  const std::string key = fmt::format("{}\n{}\n{}\n{}", gating.file().parent_path().string(),
-                                      gating.json().dump(), model.name, seed);
+  std::string layers;
+  for (const LayerSpec& layer : model.layers) layers += layer.moe ? 'm' : '-';
+  // Everything that a gating can read.
+  const std::string key =
+      fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
+                  gating.json().dump(), model.name, model.experts, model.experts_per_token,
+                  model.expert_groups, model.groups_per_token, seed, layers);
   const std::lock_guard lock(mutex_);
   const auto found = traces_.find(key);
   // Constructing the gating records its options in the resolved config, also when the trace is at
@@ -199,6 +210,19 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
   const auto made = gatings().make(gating);
   if (found != traces_.end()) return found->second;
   return traces_.emplace(key, made->trace(model, seed)).first->second;
+}
+
+// policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.
+StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_tokens) {
+  if (kind != StepKind::mixed) return kind;
+  switch (mixed.kind) {
+    case MixedRule::Kind::prefill: return StepKind::prefill;
+    case MixedRule::Kind::decode: return StepKind::decode;
+    case MixedRule::Kind::decode_if_few:
+      return prefill_tokens <= mixed.prefill_tokens_at_most ? StepKind::decode : StepKind::prefill;
+    case MixedRule::Kind::own: break;
+  }
+  return StepKind::mixed;
 }
 
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library) {

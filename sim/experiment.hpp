@@ -51,6 +51,13 @@ struct MixedRule {
   std::optional<PhaseRule> own;
 };
 
+/// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
+enum class StepKind { prefill, decode, mixed };
+inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
+
+/// The rule of a step that holds `kind` with that many prompt tokens over the group.
+StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens);
+
 struct Slo {
   std::optional<Seconds> ttft, tpot, e2el;
 };
@@ -80,6 +87,13 @@ struct Experiment {
   double hot_rank_threshold = 2;
   bool expert_counts = true;
   std::uint64_t seed = 1;
+  /// What steps under `kind` do. Throws std::bad_optional_access if mixed steps have no rule of
+  /// their own.
+  const PhaseRule& rule(StepKind kind) const {
+    if (kind == StepKind::mixed) return mixed.own.value();
+    return kind == StepKind::prefill ? prefill : decode;
+  }
+
   Json config{};  ///< resolved: every key, defaults included
 };
 

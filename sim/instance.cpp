@@ -133,29 +133,12 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   check(rank.free_blocks >= 0, "a scheduler took more KV blocks than were free");
 }
 
-// policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.
 void Instance::choose_rule() {
   const bool prefill = summary_.prefill_tokens > 0;
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
-  summary_.rule = summary_.kind;
-  if (summary_.kind == StepKind::mixed) {
-    const MixedRule& mixed = experiment_.mixed;
-    const bool few = summary_.prefill_tokens <= mixed.prefill_tokens_at_most;
-    switch (mixed.kind) {
-      case MixedRule::Kind::prefill: summary_.rule = StepKind::prefill; break;
-      case MixedRule::Kind::decode: summary_.rule = StepKind::decode; break;
-      case MixedRule::Kind::decode_if_few:
-        summary_.rule = few ? StepKind::decode : StepKind::prefill;
-        break;
-      case MixedRule::Kind::own: break;
-    }
-  }
-  switch (summary_.rule) {
-    case StepKind::prefill: rule_ = &experiment_.prefill; break;
-    case StepKind::decode: rule_ = &experiment_.decode; break;
-    case StepKind::mixed: rule_ = &*experiment_.mixed.own; break;
-  }
+  summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
+  rule_ = &experiment_.rule(summary_.rule);
 }
 
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {

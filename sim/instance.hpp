@@ -26,10 +26,6 @@ struct RequestRecord {
   Binding binding;
 };
 
-/// Which rule a step ran under.
-enum class StepKind { prefill, decode, mixed };
-inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
-
 /// What the last step was, beside its cost.
 struct StepSummary {
   StepKind kind = StepKind::decode;  ///< what it held

@@ -34,10 +34,23 @@ Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks
   row_uses_[1].resize(static_cast<std::size_t>(experiment.trace.tokens()));
 }
 
-void Measurement::request_arrived(Time now) {
-  if (arrived_++ != warmup_requests_) return;
+void Measurement::start_if_warm(Time now) {
+  if (measuring_ || arrived_ <= warmup_requests_ || left_ < warmup_requests_) return;
+  measuring_ = true;
   running_ = {};
   running_.begin = now;
+  before_drain_.reset();
+}
+
+void Measurement::request_arrived(Time now) {
+  ++arrived_;
+  start_if_warm(now);
+  ++running_.arrived;
+}
+
+void Measurement::request_left(Time now) {
+  ++left_;
+  start_if_warm(now);
 }
 
 void Measurement::no_more_arrivals(Time now) {
@@ -151,9 +164,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
 
 Totals Measurement::finish(Time now) {
   running_.end = now;
-  const bool nothing_between = !before_drain_ || before_drain_->end <= before_drain_->begin ||
-                               before_drain_->output_tokens == 0;
-  return nothing_between ? running_ : *before_drain_;
+  const bool steady = before_drain_ && before_drain_->end > before_drain_->begin &&
+                      2 * before_drain_->completed >= before_drain_->arrived;
+  return steady ? *before_drain_ : running_;
 }
 
 }  // namespace moesim

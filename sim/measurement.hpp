@@ -50,18 +50,20 @@ struct Totals {
   double kv_block_seconds = 0;
   std::int64_t kv_blocks_peak = 0;
   std::int64_t preemptions = 0;
-  std::int64_t output_tokens = 0, prompt_tokens = 0, completed = 0;
+  std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
   std::vector<Weighted> gaps;  ///< between tokens of one request, ms
   double busy_seconds() const;
 };
 
-/// Watches a run. Measuring starts when the warm-up's last request has arrived and ends with the
-/// last arrival; when nothing would be left between them, the whole run is measured.
+/// Watches a run. Measuring starts once the warm-up's requests have arrived and as many have left,
+/// and ends with the last arrival. When less than half of the requests that arrive meanwhile would
+/// also leave meanwhile, there is no steady state to measure: all after the warm-up is.
 class Measurement {
  public:
   Measurement(const Experiment&, std::int64_t total_blocks);
 
   void request_arrived(Time now);
+  void request_left(Time now);
   void no_more_arrivals(Time now);
   /// A step that ended at `now`.
   void step_ended(const Instance&, const StepOutcome&, const std::vector<RequestRecord>&,
@@ -78,13 +80,15 @@ class Measurement {
   Totals finish(Time now);
 
  private:
+  void start_if_warm(Time now);
   void add_step(Totals&, const Instance&) const;
   void add_layers(ExpertTotals&, Totals&, const Instance&) const;
 
   const Experiment& experiment_;
   std::int64_t total_blocks_;
   std::int64_t warmup_requests_;
-  std::int64_t arrived_ = 0, steps_ = 0, routed_ids_ = 0;
+  std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
+  bool measuring_ = false;
   Totals running_;
   std::optional<Totals> before_drain_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;

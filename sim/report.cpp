@@ -15,6 +15,12 @@ double ms(Duration duration) { return to_seconds(duration).count() * 1e3; }
 double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
 
 void add_summary(OrderedJson& metrics, const std::string& name, const Summary& summary) {
+  if (summary.count == 0) {
+    for (const char* statistic : {"mean", "median", "std", "p50", "p90", "p95", "p99"}) {
+      metrics[fmt::format("{}_{}_ms", statistic, name)] = nullptr;
+    }
+    return;
+  }
   metrics["mean_" + name + "_ms"] = summary.mean;
   metrics["median_" + name + "_ms"] = summary.p50;
   metrics["std_" + name + "_ms"] = summary.std;
@@ -53,10 +59,11 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
   for (const RequestRecord& request : requests) {
     finished += request.state == RequestRecord::State::finished ? 1 : 0;
     rejected += request.state == RequestRecord::State::rejected ? 1 : 0;
-    if (request.state != RequestRecord::State::finished) continue;
     if (request.arrival < totals.begin || request.arrival > totals.end) continue;
-    const Latency latency = latency_of(request);
     ++measured;
+    // A rejected request misses every objective and has no latency.
+    if (request.state != RequestRecord::State::finished) continue;
+    const Latency latency = latency_of(request);
     good += meets(latency, e.slo) ? 1 : 0;
     ttft.push_back(latency.ttft);
     e2el.push_back(latency.e2el);
@@ -73,6 +80,7 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
   metrics["completed"] = finished;
   metrics["rejected"] = rejected;
   metrics["measured_requests"] = measured;
+  metrics["completed_while_measured"] = totals.completed;
   metrics["duration_s"] = seconds;
   metrics["request_throughput"] = request_rate;
   metrics["request_goodput"] = request_rate * ratio(double(good), double(measured));
@@ -84,7 +92,8 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
   add_summary(metrics, "itl", summarize(totals.gaps));
   add_summary(metrics, "e2el", summarize(std::move(e2el)));
   metrics["tokens_per_s_per_gpu"] = output / gpus;
-  metrics["tokens_per_s_per_user"] = ratio(1000, tpot_summary.p50);
+  metrics["tokens_per_s_per_user"] =
+      tpot_summary.count == 0 ? OrderedJson() : OrderedJson(ratio(1000, tpot_summary.p50));
   metrics["total_tokens_per_s_per_gpu"] = (output + prompt) / gpus;
   // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
   double computed = 0;
@@ -171,6 +180,7 @@ OrderedJson expert_counts(const Experiment& e, const Measurement& measurement) {
 
 OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
   OrderedJson experts = expert_summary(sum(totals.by_kind));
+  experts["by_step_kind"] = OrderedJson::object();
   experts["replicas"] =
       e.placement.empty() ? 0 : e.placement.front().slots() - e.placement.front().experts();
   experts["replication_effective"] = e.replication_effective;

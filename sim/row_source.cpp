@@ -70,7 +70,8 @@ void RowSource::append(const Binding& binding, Phase phase, std::int64_t first, 
   if (source.trace.meta().synthetic) {
     coverage.synthetic += count;
   } else if (source.borrowed) {
-    coverage.borrowed += count;
+    coverage.borrowed += from_own;
+    coverage.wrapped += count - from_own;
   } else {
     coverage.recorded += from_own;
     coverage.wrapped += count - from_own;

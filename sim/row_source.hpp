@@ -30,7 +30,8 @@ struct Binding {
 /// How many routed tokens stand on which ground.
 struct RoutingCoverage {
   std::int64_t recorded = 0;  ///< rows of the bound request, of the phase they were recorded in
-  std::int64_t borrowed = 0;  ///< the phase was not recorded: rows of the other phase
+  std::int64_t borrowed =
+      0;  ///< the phase was not recorded: the bound request's rows of the other one
   std::int64_t wrapped =
       0;  ///< past the end of the bound request: the next one of its workload tag
   std::int64_t synthetic = 0;  ///< made by a generator

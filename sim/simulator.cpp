@@ -83,6 +83,7 @@ class Simulation {
 
   void request_left() {
     source_->completed(queue_.now());
+    measurement_.request_left(queue_.now());
     if (++left_ % finished_between_progress == 0 && progress_) {
       progress_(left_, experiment_.workload.requests);
     }
@@ -136,9 +137,10 @@ ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequ
       ++step.summary.decode_tokens;
     }
   }
-  step.summary.kind = step.summary.rule = kind;
-  const PhaseRule& rule = kind == StepKind::decode ? experiment.decode : experiment.prefill;
-  model.price(batch, rule, experiment.placement, rows, step.cost, &step.operations);
+  step.summary.kind = kind;
+  step.summary.rule = rule_kind(experiment.mixed, kind, step.summary.prefill_tokens);
+  model.price(batch, experiment.rule(step.summary.rule), experiment.placement, rows, step.cost,
+              &step.operations);
   return step;
 }
 

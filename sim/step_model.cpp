@@ -185,7 +185,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
 
   const bool replicated = placement.slots() > placement.experts();
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
-  if (rule.router->needs_global_counts() && rule.dispatch->gathers_before_gate() && replicated) {
+  if (rule.router->needs_global_counts() && rule.dispatch->gathers_before_gate() && replicated &&
+      plan_.dp > 1) {
     outcome.routing += charges_.top_k_of_all_tokens;
   }
 
@@ -271,7 +272,7 @@ class CriticalPath {
   }
 
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
-                  Traffic& traffic, int copies = 1) {
+                  Traffic& traffic, double copies = 1) {
     traffic.seconds += collective.time.count();
     traffic.nvlink_bytes += collective.nvlink.value() * copies;
     traffic.network_bytes += collective.network.value() * copies;
@@ -383,13 +384,25 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   CriticalPath path(plan_, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side; each waits for nobody but itself, so the
   // largest sets the time.
-  const CollectiveCost all_reduce =
-      fabric_.all_reduce(plan_.tp, Bytes(double{1} * most_tokens * model_.hidden * 2));
+  const double activations = double{2} * most_tokens * model_.hidden;
+  const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
+  const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
+  const CollectiveCost all_gather = fabric_.all_gather(slices);
+  // What all groups move together, in multiples of what the largest does.
+  const double groups = static_cast<double>(s.tokens) / most_tokens;
+  // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
+  // is sliced by tp.
+  const auto rejoin = [&] {
+    if (plan_.tp == 1 || plan_.dp == 1) return;
+    const bool sliced = model_.shared_width > 0 || model_.dense_residual;
+    path.collective(sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
+                    sliced ? all_reduce : all_gather, result.all_reduce, groups);
+  };
   int moe_layer = 0;
   for (const std::size_t c : class_of_layer_) {
     path.add(s.before[c]);
     if (plan_.tp > 1) {
-      path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, plan_.dp);
+      path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
     if (classes_[c].spec.moe) {
       const LayerOutcome& outcome = result.layers[at(moe_layer++)];
@@ -399,10 +412,11 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
       path.experts(outcome.experts);
       path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
       path.add(s.after[c]);
+      rejoin();
     } else {
       path.add(s.after[c]);
       if (plan_.tp > 1) {
-        path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, plan_.dp);
+        path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
       }
     }
   }

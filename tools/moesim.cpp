@@ -60,7 +60,12 @@ int main(int argc, char** argv) {
   spdlog::set_default_logger(spdlog::stderr_color_mt("moesim"));
   spdlog::set_pattern("%^%l%$: %v");
   try {
-    return moesim::main_with_errors(argc, argv);
+    const int code = moesim::main_with_errors(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      fmt::print(stderr, "moesim: the results could not be written to stdout; is the disk full?\n");
+      return 1;
+    }
+    return code;
   } catch (const moesim::ConfigError& error) {
     fmt::print(stderr, "moesim: {}\n", error.what());
     return 2;

@@ -23,7 +23,12 @@ namespace {
 
 void require_writable(const std::filesystem::path& file) {
   if (file.empty()) return;
-  if (std::filesystem::is_directory(file)) cannot_write(file, "it is a folder");
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (error && error != std::errc::no_such_file_or_directory) cannot_write(file, error.message());
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    cannot_write(file, "it is not a regular file");
+  }
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
   if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
 }
@@ -51,13 +56,18 @@ std::string wrapped(std::string_view text, std::size_t columns, std::size_t inde
   return lines;
 }
 
-void write_file(const std::filesystem::path& file, std::string_view content) {
+void write_file(const std::filesystem::path& named, std::string_view content) {
+  require_writable(named);
+  // Through a link to what it names: renaming onto the link would replace it.
+  std::error_code error;
+  std::filesystem::path file = std::filesystem::canonical(named, error);
+  if (error) file = named;
   std::filesystem::path temporary = file;
   temporary += fmt::format(".{}.tmp", ::getpid());
   std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
   stream.write(content.data(), static_cast<std::streamsize>(content.size()));
   stream.close();
-  std::error_code error;
+  error.clear();
   if (stream) std::filesystem::rename(temporary, file, error);
   if (!stream || error) {
     const std::string why = error ? error.message() : std::strerror(errno);

@@ -69,12 +69,17 @@ Action setup_explain(CLI::App& command) {
   options->experiment.add_to(command);
   command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
       ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
-  command.add_option("--sequences", options->sequences,
-                     "decode sequences per rank (default: max_num_seqs)");
-  command.add_option("--context", options->context,
-                     "tokens in the KV cache of each (default: 1024)");
-  command.add_option("--prefill-tokens", options->prefill_tokens,
-                     "prompt tokens per rank (default: max_num_batched_tokens)");
+  command
+      .add_option("--sequences", options->sequences,
+                  "decode sequences per rank (default: max_num_seqs)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--context", options->context, "tokens in the KV cache of each (default: 1024)")
+      ->check(CLI::Range(0, 1 << 24));
+  command
+      .add_option("--prefill-tokens", options->prefill_tokens,
+                  "prompt tokens per rank (default: max_num_batched_tokens)")
+      ->check(CLI::Range(1, 1 << 20));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;

@@ -44,7 +44,7 @@ class ProgressLines {
 };
 
 std::string number(const OrderedJson& value, int digits = 1) {
-  return fmt::format("{:.{}f}", value.get<double>(), digits);
+  return value.is_null() ? "-" : fmt::format("{:.{}f}", value.get<double>(), digits);
 }
 std::string percent(const OrderedJson& value) {
   return fmt::format("{:.1f} %", value.get<double>() * 100);
@@ -52,6 +52,13 @@ std::string percent(const OrderedJson& value) {
 
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
+  if (m["completed"] == 0) {
+    return fmt::format(
+        "no request finished: {} of {} were rejected, because they need more KV blocks than the {} "
+        "that a rank has\n",
+        m["rejected"].get<std::int64_t>(), m["measured_requests"].get<std::int64_t>(),
+        report["kv"]["blocks_per_rank"].get<std::int64_t>());
+  }
   std::string text = fmt::format(
       "{} requests finished, {} rejected; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
