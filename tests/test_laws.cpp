@@ -308,5 +308,40 @@ TEST_CASE("metro never activates more than even on average, optimal never more t
   CHECK(activated["optimal"] <= activated["metro"]);
 }
 
+TEST_CASE("experiments share a trace only when their models have the same shape") {
+  Json json = random_experiment(7);
+  json["model"]["experts"] = {{"count", 32}, {"per_token", 4}, {"width", 256}};
+  json["placement"]["replication"] = 1.0;
+  json["parallel"] = {{"dp", 4}, {"tp", 1}, {"ep", 4}};
+  Json other = json;
+  other["model"]["experts"]["per_token"] = 2;
+  TraceLibrary traces;
+  const auto node = [](const Json& j) {
+    return ConfigNode(j, test::source_dir() / "tests/laws.json");
+  };
+  CHECK(load_experiment(node(json), traces).trace.experts_per_token() == 4);
+  CHECK(load_experiment(node(other), traces).trace.experts_per_token() == 2);
+}
+
+TEST_CASE("when every request is rejected there are no latencies, and every objective is missed") {
+  Json json = random_experiment(3);
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 400}, {"output", 2}};
+  Experiment e = load(json);
+  e.memory.kv_blocks = 4;
+  const OrderedJson metrics = run(e).document["metrics"];
+  CHECK(metrics["completed"] == 0);
+  CHECK(metrics["rejected"] == e.workload.requests);
+  CHECK(metrics["median_tpot_ms"].is_null());
+  CHECK(metrics["slo_attainment"] == 0.0);
+}
+
+TEST_CASE("a short burst still has a request throughput") {
+  Json json = random_experiment(6);
+  json["workload"]["arrivals"] = {{"type", "poisson"}, {"rate", "100000 /s"}};
+  const OrderedJson metrics = run(load(json)).document["metrics"];
+  const double rate = metrics["request_throughput"], seconds = metrics["duration_s"];
+  CHECK_THAT(rate, WithinRel(metrics["completed"].get<double>() / seconds, 1e-9));
+}
+
 }  // namespace
 }  // namespace moesim
