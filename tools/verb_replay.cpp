@@ -19,9 +19,23 @@ struct Options {
   bool json = false;
 };
 
-std::vector<ConfigNode> policies(const std::vector<std::string>& names, const char* flag) {
+// Names, comma-separated, or one JSON object with options: {"type": "random", "seed": 2}.
+std::vector<ConfigNode> policies(const std::vector<std::string>& arguments, const char* flag) {
   std::vector<ConfigNode> nodes;
-  for (const std::string& name : names) nodes.emplace_back(Json(name), flag);
+  for (const std::string& argument : arguments) {
+    if (argument.starts_with('{')) {
+      Json policy = Json::parse(argument, nullptr, false);
+      if (policy.is_discarded()) {
+        throw ConfigError(fmt::format(
+            "{} {}: not JSON; expected names or {{\"type\": NAME, options}}", flag, argument));
+      }
+      nodes.emplace_back(std::move(policy), flag);
+      continue;
+    }
+    for (const std::string& name : CLI::detail::split(argument, ',')) {
+      nodes.emplace_back(Json(name), flag);
+    }
+  }
   return nodes;
 }
 
@@ -54,12 +68,13 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--gpus", config.gpus, "expert-parallel ranks")
       ->required()
       ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--placement", options->placements, "policies, comma-separated (eplb)")
-      ->delimiter(',');
+  command.add_option(
+      "--placement", options->placements,
+      "policies, comma-separated, or one as JSON with its options; repeatable (eplb)");
   command.add_option("--replication", config.replications, "slots per expert (1.0)")
       ->delimiter(',');
-  command.add_option("--routing", options->routings, "policies (even,metro,optimal)")
-      ->delimiter(',');
+  command.add_option("--routing", options->routings,
+                     "the same for routing policies (even,metro,optimal)");
   command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
   command
       .add_option("--sample", options->sample,
