@@ -15,25 +15,6 @@ ConfigNode file_or_inline(const ConfigNode& node) {
   return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
 }
 
-// What was seen of each layer's experts: [layers][experts].
-std::vector<ExpertLoad> observed_load(const std::vector<const RoutingTrace*>& traces,
-                                      bool even_only) {
-  std::vector<ExpertLoad> load;
-  for (const RoutingTrace* trace : traces) {
-    std::vector<std::size_t> requests;
-    for (std::size_t i = 0; even_only && i < trace->requests().size(); i += 2) {
-      requests.push_back(i);
-    }
-    const std::vector<std::int64_t> counts = trace->expert_counts(requests);
-    const auto experts = static_cast<std::size_t>(trace->num_experts());
-    load.resize(static_cast<std::size_t>(trace->layers()), ExpertLoad(experts));
-    for (std::size_t i = 0; i < counts.size(); ++i) {
-      load[i / experts][i % experts] += static_cast<double>(counts[i]);
-    }
-  }
-  return load;
-}
-
 void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
@@ -70,7 +51,8 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     }
     const auto placer = placers().make_from(reader);
     experiment.placement =
-        from_trace ? place_all(*placer, problem, observed_load(seen, experiment.bind_odd_only))
+        from_trace ? place_all(*placer, problem,
+                               observe(seen, experiment.bind_odd_only, placer->uses_coactivation()))
                    : place_unseen(*placer, problem, experiment.model.moe_layers());
   });
 }
@@ -145,6 +127,21 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
   }
 }
 
+// Slots of the GPU that has the most over all layers, per layer. A placement from a file may fill
+// GPUs and layers unequally.
+double slots_of_fullest_gpu(const ExpertPlacement& placement) {
+  if (placement.empty()) return 0;
+  std::int64_t most = 0;
+  for (int gpu = 0; gpu < placement.front().gpus(); ++gpu) {
+    std::int64_t slots = 0;
+    for (const LayerPlacement& layer : placement) {
+      slots += layer.first_slot(gpu + 1) - layer.first_slot(gpu);
+    }
+    most = std::max(most, slots);
+  }
+  return double(most) / double(placement.size());
+}
+
 // policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
 // activations of the whole group's tokens on their way out and back (the most that can reach one
 // GPU), the rank's own working activations, and the logits of its sampled tokens in fp32.
@@ -152,8 +149,7 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   const double layers = e.model.moe_layers();
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  const double slots =
-      e.placement.empty() ? 0 : double(e.placement.front().slots()) / e.parallel.ep;
+  const double slots = slots_of_fullest_gpu(e.placement);
   const double base_slots = double(e.model.experts) / e.parallel.ep;
   const double rank_tokens = e.scheduler->max_num_batched_tokens();
   const double group_tokens = rank_tokens * e.parallel.dp;

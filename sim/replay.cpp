@@ -172,20 +172,6 @@ Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batc
   return {trace, std::move(rows), config.gpus, per_request};
 }
 
-std::vector<ExpertLoad> fitted_load(const RoutingTrace& trace, ReplayFit fit) {
-  std::vector<std::size_t> of_requests;  // empty: all
-  if (fit == ReplayFit::half) {
-    for (std::size_t i = 0; i < trace.requests().size(); i += 2) of_requests.push_back(i);
-  }
-  const std::vector<std::int64_t> counts = trace.expert_counts(of_requests);
-  const auto experts = at(trace.num_experts());
-  std::vector<ExpertLoad> load(at(trace.layers()), ExpertLoad(experts));
-  for (std::size_t i = 0; i < counts.size(); ++i) {
-    load[i / experts][i % experts] = static_cast<double>(counts[i]);
-  }
-  return load;
-}
-
 // What one routing did over all cases.
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
@@ -307,21 +293,25 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   for (const int batch : config.batches) {
     batches.push_back(sample_batches(trace, usable, batch, config));
   }
-  const std::vector<ExpertLoad> load = fitted_load(trace, config.fit);
+  std::vector<std::unique_ptr<Placer>> asked;
+  for (const ConfigNode& policy : config.placements) asked.push_back(placers().make(policy));
+  const bool coactivation = std::any_of(
+      asked.begin(), asked.end(), [](const auto& placer) { return placer->uses_coactivation(); });
+  const ExpertStatistics seen =
+      observe(std::array{&trace}, config.fit == ReplayFit::half, coactivation);
 
   std::vector<ReplayRow> rows;
-  for (const ConfigNode& policy : config.placements) {
-    const auto placer = placers().make(policy);
+  for (std::size_t p = 0; p < asked.size(); ++p) {
     for (const double replication : config.replications) {
       const int slots = slots_for_replication(trace.num_experts(), config.gpus, replication);
       const ExpertPlacement placement = place_all(
-          *placer, {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, load);
+          *asked[p], {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, seen);
       const Routers routers = make_routers(config.routings, {placement, config.time});
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores = score_all(placement, routers, batches[b], config.time);
         for (std::size_t i = 0; i < config.routings.size(); ++i) {
           ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
-          row.placement = label(policy);
+          row.placement = label(config.placements[p]);
           row.replication = replication;
           row.replication_effective =
               static_cast<double>(slots) * config.gpus / trace.num_experts();

@@ -72,6 +72,28 @@ done
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
 (($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
 
+# A placement goes through every format and comes back; its file is scored, replayed and run.
+"$moesim" place --policy coactivation --trace "$work/trace" --gpus 8 --replication 1.5 --format npy -o "$work/p.npy" ||
+  fail "place"
+from=npy
+for to in trtllm vllm_ascend sglang npy; do
+  "$moesim" place --placement "$work/p.$from" --gpus 8 --first-layer 2 --format $to -o "$work/next.$to" ||
+    fail "place from $from to $to"
+  [[ $to == npy ]] || mv "$work/next.$to" "$work/p.$to"
+  from=$to
+done
+cmp "$work/p.npy" "$work/next.npy" || fail "a placement comes back changed"
+"$moesim" place --placement "$work/p.npy" --trace "$work/trace" --score >"$work/text" || fail "place --score"
+(($(wc -L <"$work/text") <= 100)) || fail "the score is too wide"
+"$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.5 --batch 8 --json \
+  --placement linear,flat,from_file:file="$work/p.npy" >"$work/out" || fail "replay from_file"
+(($(grep -c '"placement"' "$work/out") == 9)) || fail "replay: not three placements by three routings"
+"$moesim" check "$work/good.json" --set '/placement={"type":"from_file","file":"p.trtllm","gpus":8,"replication":1.5}' \
+  >/dev/null || fail "check from_file"
+refuses "npy to the terminal" 'npy needs a file' place --placement "$work/p.npy" --format npy
+refuses "slots on unsaid GPUs" 'does not say on how many GPUs' place --placement "$work/p.trtllm"
+refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
+
 # Bad usage.
 refuses "no verb" "subcommand"
 refuses "unknown verb" "fly|subcommand|expected" fly

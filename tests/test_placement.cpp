@@ -2,16 +2,18 @@
 // Does every placement put the experts where its source puts them, and nothing where it must not?
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
-#include <fstream>
+#include <set>
 
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
 #include "sim/placement/eplb.hpp"
-#include "sim/placement/placement_file.hpp"
+#include "sim/placement/placement_score.hpp"
+#include "sim/placement/replicas.hpp"
 #include "tests/support.hpp"
-#include "traces/npy.hpp"
+#include "traces/trace_statistics.hpp"
 
 using namespace moesim;
 using namespace moesim::test;
@@ -20,8 +22,19 @@ namespace {
 
 using Slots = std::vector<int>;
 
-std::unique_ptr<Placer> placer(const std::string& name) {
-  return placers().make(config(fmt::format("\"{}\"", name)));
+std::unique_ptr<Placer> placer(const std::string& policy) {
+  return placers().make(config(policy.starts_with('{') ? policy : fmt::format("\"{}\"", policy)));
+}
+
+using GpuSlots = std::vector<Slots>;  // [GPU][slot] -> expert
+
+GpuSlots by_gpu(const LayerPlacement& placement) {
+  GpuSlots gpus(static_cast<std::size_t>(placement.gpus()));
+  for (int slot = 0; slot < placement.slots(); ++slot) {
+    gpus[static_cast<std::size_t>(placement.gpu_of_slot(slot))].push_back(
+        placement.expert_of_slot(slot));
+  }
+  return gpus;
 }
 
 Slots slots_of(const LayerPlacement& placement) {
@@ -47,6 +60,34 @@ ExpertLoad random_load(Rng& rng, int experts) {
   return load;
 }
 
+std::vector<std::int64_t> random_coactivation(Rng& rng, int experts) {
+  const auto n = static_cast<std::size_t>(experts);
+  std::vector<std::int64_t> counts(n * n);
+  for (std::size_t a = 0; a < n; ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      counts[a * n + b] = counts[b * n + a] = static_cast<std::int64_t>(rng.below(1000));
+    }
+  }
+  return counts;
+}
+
+std::vector<int> copies_of(const LayerPlacement& placement) {
+  std::vector<int> copies;
+  for (int expert = 0; expert < placement.experts(); ++expert) {
+    copies.push_back(static_cast<int>(placement.slots_of(expert).size()));
+  }
+  return copies;
+}
+
+// Most copies of one expert in any of `blocks` equal blocks of GPUs.
+int most_in_a_block(const LayerPlacement& placement, int expert, int blocks) {
+  std::vector<int> held(static_cast<std::size_t>(blocks));
+  for (const int slot : placement.slots_of(expert)) {
+    ++held[static_cast<std::size_t>(placement.gpu_of_slot(slot) * blocks / placement.gpus())];
+  }
+  return *std::max_element(held.begin(), held.end());
+}
+
 std::vector<std::filesystem::path> oracles(const std::string& prefix) {
   std::vector<std::filesystem::path> files;
   for (const auto& entry : std::filesystem::directory_iterator(shared_dir() / "oracles")) {
@@ -54,32 +95,6 @@ std::vector<std::filesystem::path> oracles(const std::string& prefix) {
   }
   std::sort(files.begin(), files.end());
   return files;
-}
-
-// A file that is there while a test looks at it.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / ("moesim_test_placement_" + name)) {}
-  TemporaryFile(const std::string& name, const std::string& text) : TemporaryFile(name) {
-    std::ofstream(path_) << text;
-  }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
-std::string load_error(const std::string& json) {
-  const TemporaryFile file("load.json", json);
-  return config_error([&] { read_load(file.path()); });
-}
-
-std::string placement_error(const std::string& json) {
-  return config_error([&] { read_placement(config(json)); });
 }
 
 }  // namespace
@@ -171,6 +186,7 @@ TEST_CASE("EPLB matches DeepSeek's, slot for slot") {
 
 TEST_CASE("every placer gives every expert a slot and every GPU as many, on random problems") {
   Rng rng(1, "test/placement");
+  const std::set<std::string> with_duplicates{"linear", "round_robin", "eplb"};
   for (int round = 0; round < 50; ++round) {
     const int nodes = 1 << rng.below(3);
     const int groups = 1 << rng.below(4);
@@ -179,12 +195,20 @@ TEST_CASE("every placer gives every expert a slot and every GPU as many, on rand
     const int slots = experts / gpus + static_cast<int>(rng.below(4));
     const PlacementProblem problem{experts, gpus, slots, nodes, groups};
     const ExpertLoad load = random_load(rng, experts);
+    const std::vector<std::int64_t> coactivation = random_coactivation(rng, experts);
     for (const auto& entry : placers().entries()) {
+      if (entry.name == "from_file") continue;  // no placement of its own
       CAPTURE(entry.name, experts, gpus, slots, nodes, groups);
-      const LayerPlacement layer = placer(std::string(entry.name))->place(problem, load, round);
+      const auto place = placer(std::string(entry.name));
+      const LayerPlacement layer = place->place(problem, {load, coactivation}, round);
       CHECK(layer.experts() == experts);
       CHECK(layer.slots() == gpus * slots);
       for (int gpu = 0; gpu < gpus; ++gpu) CHECK(layer.first_slot(gpu) == gpu * slots);
+      CHECK(layer == place->place(problem, {load, coactivation}, round));
+      if (with_duplicates.contains(std::string(entry.name)) || slots > experts) continue;
+      for (int expert = 0; expert < experts; ++expert) {
+        CHECK(layer.slots_of(expert).size() == layer.hosts_of(expert).size());
+      }
     }
   }
 }
@@ -229,71 +253,185 @@ TEST_CASE("before anything was seen, EPLB gives way to the linear map") {
     return slots_of(place_unseen(*placer(name), problem, 2).at(1));
   };
   CHECK(slots("eplb") == place("linear", problem));
+  CHECK(slots("coactivation") == place("linear", problem));
   CHECK(slots("round_robin") == place("round_robin", problem));
 }
 
-TEST_CASE("a placement file is read back as it was written") {
-  const ExpertPlacement equal{LayerPlacement(3, {{0, 1}, {2, 0}}),
-                              LayerPlacement(3, {{2, 1}, {1, 0}})};
-  const OrderedJson json = placement_json(equal);
-  CHECK(json.dump() ==
-        R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,2,0],[2,1,1,0]]})");
-  CHECK(read_placement(config(json.dump())) == equal);
-
-  const ExpertPlacement unequal{LayerPlacement(3, {{0, 1, 2}, {2}})};
-  const OrderedJson by_gpu = placement_json(unequal);
-  CHECK(by_gpu.dump() == R"({"num_gpus":2,"num_experts":3,"experts_on_gpu":[[[0,1,2],[2]]]})");
-  CHECK(read_placement(config(by_gpu.dump())) == unequal);
+TEST_CASE("copies go to the largest load per copy, at most one to a GPU while others have fewer") {
+  // 100 10 9 on 2 GPUs x 3 slots: expert 0 gets its second copy; then it is on both GPUs, so 10 and
+  // then 9 get theirs.
+  CHECK(copies_by_load({3, 2, 3}, ExpertLoad{100, 10, 9}) == std::vector{2, 2, 2});
+  // Nothing seen: no expert gets a third copy before all have a second.
+  CHECK(copies_by_load({4, 4, 2}, ExpertLoad(4)) == std::vector{2, 2, 2, 2});
+  CHECK(copies_by_load({4, 4, 2}, ExpertLoad{8, 1, 1, 1}) == std::vector{4, 2, 1, 1});
+  // More slots than experts x GPUs: the limit gives way. 3, then 1.5; then 1 and 1, to the fewer.
+  CHECK(copies_by_load({2, 1, 5}, ExpertLoad{3, 1}) == std::vector{3, 2});
 }
 
-TEST_CASE("a placement file says where it is wrong") {
-  using Catch::Matchers::EndsWith;
-  CHECK_THAT(placement_error(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,2,3],[0,1,2,2]]})"),
-             EndsWith("inline.json:/physical_to_logical_map/1: expert 3 has no slot"));
-  CHECK_THAT(
-      placement_error(R"({"num_gpus":2,"num_experts":5,"physical_to_logical_map":[[0,1,2,3]]})"),
-      EndsWith("/physical_to_logical_map/0: expert 4 has no slot"));
-  CHECK_THAT(
-      placement_error(R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,2,3]]})"),
-      EndsWith("/physical_to_logical_map/0: GPU 1 holds expert 3; expected 0 to 2"));
-  CHECK_THAT(placement_error(R"({"num_gpus":2,"physical_to_logical_map":[[0,1],[0,1,1,0]]})"),
-             EndsWith("/physical_to_logical_map/1: has 4 slots; expected 2 as in the first layer"));
-  CHECK_THAT(placement_error(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,0]]})"),
-             EndsWith("/physical_to_logical_map/0: 3 slots do not fill 2 GPUs evenly"));
-  CHECK_THAT(placement_error(R"({"num_gpus":2,"experts_on_gpu":[[[0],[1],[0]]]})"),
-             EndsWith("/experts_on_gpu/0: lists 3 GPUs; expected num_gpus = 2"));
-  CHECK_THAT(placement_error(R"({"num_gpus":1,"physical_to_logical_map":[[0,-1]]})"),
-             Catch::Matchers::Contains("/physical_to_logical_map/0/1: -1 is out of range"));
-  CHECK_THAT(placement_error(R"({"num_gpus":1,"physical_to_logical_map":[]})"),
-             EndsWith("/physical_to_logical_map: has no layers"));
-  CHECK_THAT(placement_error(R"({"num_gpus":1})"),
-             EndsWith("\"physical_to_logical_map\" is missing"));
+TEST_CASE("dealing apart makes room where only the GPUs that hold an expert are open") {
+  // In this order GPU 0 takes 1 2, GPU 1 takes 3 (heavy). Copies of 0 come last: one to GPU 1, and
+  // GPU 0 is full, so an expert of GPU 0 moves to GPU 1's last slot: 1 or 2, alike; the first does.
+  const std::vector<double> weight{1, 1, 1, 9};
+  CHECK(deal_apart(std::vector{3, 1, 2, 1, 0, 0}, weight, 2) == GpuSlots{{3, 1, 0}, {1, 2, 0}});
+  CHECK(deal_apart(std::vector{3, 1, 2, 0, 2, 0}, std::vector<double>{1, 1, 1, 30}, 2) ==
+        GpuSlots{{3, 2, 0}, {1, 2, 0}});
 }
 
-TEST_CASE("a load is read from JSON, or from .npy with its steps summed") {
-  const TemporaryFile json("load.json", R"({"load": [[1, 2.5], [3, 0]]})");
-  CHECK(read_load(json.path()) == std::vector<ExpertLoad>{{1, 2.5}, {3, 0}});
-
-  const TemporaryFile npy("load.npy");
-  const std::vector<std::int32_t> tokens{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-  write_npy<std::int32_t>(npy.path(), std::array<std::int64_t, 2>{4, 3}, tokens);
-  CHECK(read_load(npy.path()).at(3) == ExpertLoad{10, 11, 12});
-  write_npy<std::int32_t>(npy.path(), std::array<std::int64_t, 3>{2, 2, 3}, tokens);
-  CHECK(read_load(npy.path()) == std::vector<ExpertLoad>{{1 + 7, 2 + 8, 3 + 9}, {14, 16, 18}});
+TEST_CASE("eplb_distinct puts no copy beside another where EPLB does") {
+  // As EPLB above: 90 10 10 10 on 2 GPUs x 3 slots. Expert 0 has at most 2 copies here (45 each),
+  // the sixth slot goes to expert 1 (5 each). By load: 45 -> GPU 0, 45 -> GPU 1, then 10 -> GPU 0
+  // (tie), 10 -> GPU 1, and expert 1 once on each.
+  const LayerPlacement layer =
+      placer("eplb_distinct")->place({4, 2, 3}, ExpertLoad{90, 10, 10, 10}, 0);
+  CHECK(by_gpu(layer) == GpuSlots{{0, 2, 1}, {0, 3, 1}});
 }
 
-TEST_CASE("a load file says where it is wrong") {
-  using Catch::Matchers::EndsWith;
-  CHECK_THAT(load_error(R"({"load": [[1, 2], [3]]})"),
-             EndsWith("/load/1: has 1 experts; expected 2"));
-  CHECK_THAT(load_error(R"({"load": [[1, -2]]})"), Catch::Matchers::Contains("/load/0/1: -2"));
-  CHECK_THAT(load_error(R"({"load": []})"), EndsWith("/load: has no layers"));
+TEST_CASE("eplb_distinct spreads the copies of an expert over failure domains") {
+  // Without domains the two copies of the hot experts may share a node; with them they may not.
+  Rng rng(4, "test/placement");
+  const auto over_nodes = placer(R"({"type": "eplb_distinct", "failure_domains": 4})");
+  for (int round = 0; round < 20; ++round) {
+    const int slots = 8 + static_cast<int>(rng.below(8));
+    const PlacementProblem problem{64, 8, slots};
+    const ExpertLoad load = random_load(rng, 64);
+    const LayerPlacement layer = over_nodes->place(problem, load, 0);
+    CHECK(copies_of(layer) == copies_by_load(problem, load));
+    for (int expert = 0; expert < 64; ++expert) {
+      const auto copies = static_cast<int>(layer.slots_of(expert).size());
+      CHECK(most_in_a_block(layer, expert, 4) <= (copies + 3) / 4);
+      CHECK(layer.hosts_of(expert).size() == layer.slots_of(expert).size());
+    }
+  }
+  CHECK(config_error([&] {
+          over_nodes->place({4, 6, 1}, ExpertLoad(4), 0);
+        }) == "eplb_distinct: 4 failure domains do not divide 6 GPUs evenly");
+}
 
-  const TemporaryFile npy("load.npy");
-  const std::vector<float> tokens{1, -1};
-  write_npy<float>(npy.path(), std::array<std::int64_t, 2>{1, 2}, tokens);
-  CHECK_THAT(config_error([&] { read_load(npy.path()); }),
-             EndsWith("the load of expert 1 in layer 0 is -1; expected a finite number >= 0"));
-  write_npy<float>(npy.path(), std::array<std::int64_t, 1>{2}, tokens);
-  CHECK_THAT(config_error([&] { read_load(npy.path()); }), EndsWith("found [2]"));
+TEST_CASE("flat gives the hottest experts one more copy each before any gets a third") {
+  const LayerPlacement layer = placer("flat")->place({4, 3, 2}, ExpertLoad{900, 10, 20, 10}, 0);
+  CHECK(copies_of(layer) == std::vector{2, 1, 2, 1});
+  // 450 -> GPU 0, 450 -> GPU 1; the halves of expert 2 and the 10s all weigh 10, in order of
+  // expert: 1 -> GPU 2, 2 -> GPU 2, 2 -> GPU 0 (tie), 3 -> GPU 1.
+  CHECK(by_gpu(layer) == GpuSlots{{0, 2}, {0, 3}, {1, 2}});
+}
+
+TEST_CASE("random deals differently for every layer and seed, and the same for the same") {
+  const PlacementProblem problem{64, 8, 12};
+  const auto dealt = [&](int seed, int layer) {
+    return placer(fmt::format(R"({{"type": "random", "seed": {}}})", seed))
+        ->place(problem, ExpertLoad(64), layer);
+  };
+  CHECK(dealt(1, 0) == dealt(1, 0));
+  CHECK(dealt(1, 0) != dealt(1, 1));
+  CHECK(dealt(1, 0) != dealt(2, 0));
+  const std::vector<int> copies = copies_of(dealt(1, 0));
+  CHECK(std::count(copies.begin(), copies.end(), 2) == 32);
+  CHECK(std::count(copies.begin(), copies.end(), 1) == 32);
+}
+
+TEST_CASE("coactivation brings experts together that tokens pick together") {
+  // Equal loads; tokens pick 0 with 3 and 1 with 2. LPT deals 0 2 | 1 3, so no pair stands
+  // together; one swap brings both together.
+  const std::vector<std::int64_t> together{0, 1, 1, 9,  //
+                                           1, 0, 9, 1,  //
+                                           1, 9, 0, 1,  //
+                                           9, 1, 1, 0};
+  const ExpertLoad load{10, 10, 10, 10};
+  const LayerPlacement layer = placer("coactivation")->place({4, 2, 2}, {load, together}, 0);
+  CHECK(layer.gpu_of_slot(layer.slots_of(0)[0]) == layer.gpu_of_slot(layer.slots_of(3)[0]));
+  CHECK(layer.gpu_of_slot(layer.slots_of(1)[0]) == layer.gpu_of_slot(layer.slots_of(2)[0]));
+  CHECK(config_error([&] {
+          placer("coactivation")->place({4, 2, 2}, load, 0);
+        }) ==
+        "coactivation needs to know which experts tokens pick together, which a load does not say; "
+        "give it a routing trace");
+}
+
+TEST_CASE("coactivation keeps loads within its slack, or within those it started from") {
+  Rng rng(5, "test/placement");
+  for (const double slack : {0.0, 0.1, 0.5}) {
+    const PlacementProblem problem{48, 8, 8};
+    const ExpertLoad load = random_load(rng, 48);
+    const auto policy = fmt::format(R"({{"type": "coactivation", "load_slack": {}}})", slack);
+    const auto coactivation = random_coactivation(rng, 48);
+    const auto imbalance = [&](const LayerPlacement& layer) {
+      return score_placement({layer}, std::array{load}).imbalance_worst;
+    };
+    const double start = imbalance(placer("eplb_distinct")->place(problem, load, 0));
+    CHECK(imbalance(placer(policy)->place(problem, {load, coactivation}, 0)) <=
+          std::max(start, 1 + slack) + 1e-9);
+  }
+}
+
+TEST_CASE("co-activation counts are the pairs of a token's experts") {
+  TraceMeta meta;
+  meta.num_experts = 3;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0, 1};
+  // Two requests of one and two tokens. Layer 0: 01, 12, 12; layer 1: 02, 02, 20.
+  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 2, 0, 0, false}},
+                           {0, 1, 0, 2, 1, 2, 0, 2, 1, 2, 2, 0});
+  CHECK(coactivation_counts(trace) ==
+        std::vector<std::int64_t>{0, 1, 0, 1, 0, 2, 0, 2, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0});
+  const std::vector<std::size_t> first{0};
+  CHECK(coactivation_counts(trace, first) ==
+        std::vector<std::int64_t>{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0});
+
+  // Both requests of two traces, and the even-numbered one of one.
+  const ExpertStatistics both = observe(std::array{&trace, &trace}, false, true);
+  CHECK(both.load == std::vector<ExpertLoad>{{2, 6, 4}, {6, 0, 6}});
+  CHECK(both.coactivation[1] == 2);
+  const ExpertStatistics even = observe(std::array{&trace}, true, false);
+  CHECK(even.load == std::vector<ExpertLoad>{{1, 1, 0}, {1, 0, 1}});
+  CHECK(even.coactivation.empty());
+  CHECK(both.layer(1).coactivation[2] == 6);
+}
+
+namespace {
+
+// GPUs that a token's experts stand on, mean over layers and the odd-numbered requests' tokens; of
+// a placement without redundancy.
+double gpus_per_token(const RoutingTrace& trace, const ExpertPlacement& placement) {
+  std::int64_t gpus = 0, tokens = 0;
+  trace.visit([&](auto ids) {
+    const auto k = static_cast<std::size_t>(trace.experts_per_token());
+    for (std::size_t r = 1; r < trace.requests().size(); r += 2) {
+      const TraceRequest& request = trace.requests()[r];
+      tokens += request.num_tokens;
+      for (std::int64_t i = 0; i < request.num_tokens * trace.layers(); ++i) {
+        const auto layer = static_cast<std::size_t>(i % trace.layers());
+        const auto first = static_cast<std::size_t>(request.row_start * trace.layers() + i) * k;
+        std::uint64_t touched = 0;
+        for (const auto expert : ids.subspan(first, k)) {
+          const int slot = placement[layer].hosts_of(static_cast<int>(expert))[0];
+          touched |= std::uint64_t{1} << placement[layer].gpu_of_slot(slot);
+        }
+        gpus += std::popcount(touched);
+      }
+    }
+  });
+  return static_cast<double>(gpus) / static_cast<double>(tokens * trace.layers());
+}
+
+}  // namespace
+
+TEST_CASE("coactivation has tokens of gpt-oss visit fewer GPUs than linear does") {
+  const auto directory = shared_dir() / "data" / "routing" / "gpt-oss-20b";
+  if (!std::filesystem::exists(directory)) {
+    WARN("skipped: ../shared/data/routing/gpt-oss-20b is absent");
+    return;
+  }
+  // Fitted on even-numbered requests, tried on the odd ones.
+  const RoutingTrace trace = RoutingTrace::open(directory);
+  const ExpertStatistics seen = observe(std::array{&trace}, true, true);
+  for (const int gpus : {4, 8}) {
+    const PlacementProblem problem{32, gpus, 32 / gpus};
+    const auto touched = [&](const std::string& policy) {
+      return gpus_per_token(trace, place_all(*placer(policy), problem, seen));
+    };
+    const double linear = touched("linear"), eplb = touched("eplb_distinct");
+    const double together = touched("coactivation");
+    CHECK(together < 0.95 * linear);
+    CHECK(together < 0.95 * eplb);
+  }
 }

@@ -68,7 +68,9 @@ Action setup_replay(CLI::App& command) {
       ->delimiter(',');
   command.add_option("--replication", config.replications, "slots per expert (1.0)")
       ->delimiter(',');
-  command.add_option("--routing", options->routings, "policies (even,metro,optimal)")
+  command
+      .add_option("--routing", options->routings,
+                  "the same for routing policies (even,metro,optimal)")
       ->delimiter(',');
   command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
   command

@@ -186,6 +186,26 @@ double from_half(std::uint16_t bits) {
                        : sign * std::ldexp(1024 + fraction, exponent - 25);
 }
 
+/// Everything before the elements, of which there must be as many bytes as the shape says.
+std::string npy_start(NpyType type, std::span<const std::int64_t> shape, std::size_t bytes) {
+  const std::size_t expected =
+      static_cast<std::size_t>(checked_elements(shape, bytes_of(type))) * bytes_of(type);
+  check(bytes == expected, "an .npy array was written with another shape than its own");
+  std::string header =
+      fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}",
+                  type == NpyType::u1 ? '|' : '<', npy_type_names[static_cast<std::size_t>(type)],
+                  fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
+  // The data starts at a multiple of 64 bytes; the header ends with a newline.
+  constexpr std::size_t prefix = 10;
+  header.append(63 - (prefix + header.size()) % 64, ' ');
+  header += '\n';
+  std::string start(magic);
+  start +=
+      {'\1', '\0', static_cast<char>(header.size() & 255), static_cast<char>(header.size() >> 8)};
+  start += header;
+  return start;
+}
+
 }  // namespace
 
 std::size_t bytes_of(NpyType type) {
@@ -240,24 +260,16 @@ std::vector<double> NpyArray::to_doubles() const {
   return values;
 }
 
+std::string npy_bytes(NpyType type, std::span<const std::int64_t> shape,
+                      std::span<const std::byte> elements) {
+  std::string bytes = npy_start(type, shape, elements.size());
+  bytes.append(reinterpret_cast<const char*>(elements.data()), elements.size());
+  return bytes;
+}
+
 void write_npy(const std::filesystem::path& file, NpyType type, std::span<const std::int64_t> shape,
                std::span<const std::byte> elements) {
-  const std::size_t expected =
-      static_cast<std::size_t>(checked_elements(shape, bytes_of(type))) * bytes_of(type);
-  check(elements.size() == expected, "an .npy array was written with another shape than its own");
-  std::string header =
-      fmt::format("{{'descr': '{}{}', 'fortran_order': False, 'shape': ({}{}), }}",
-                  type == NpyType::u1 ? '|' : '<', npy_type_names[static_cast<std::size_t>(type)],
-                  fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
-  // The data starts at a multiple of 64 bytes; the header ends with a newline.
-  constexpr std::size_t prefix = 10;
-  header.append(63 - (prefix + header.size()) % 64, ' ');
-  header += '\n';
-  std::string start(magic);
-  start +=
-      {'\1', '\0', static_cast<char>(header.size() & 255), static_cast<char>(header.size() >> 8)};
-  start += header;
-
+  const std::string start = npy_start(type, shape, elements.size());
   std::FILE* out = std::fopen(file.c_str(), "wb");
   const bool written = out != nullptr &&
                        std::fwrite(start.data(), 1, start.size(), out) == start.size() &&

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -68,6 +69,14 @@ class NpyArray {
   std::int64_t elements_ = 0;
   const std::byte* data_ = nullptr;
 };
+
+/// The content of an .npy file, version 1.0, C order.
+std::string npy_bytes(NpyType type, std::span<const std::int64_t> shape,
+                      std::span<const std::byte> elements);
+template <class T>
+std::string npy_bytes(std::span<const std::int64_t> shape, std::span<const T> elements) {
+  return npy_bytes(npy_type<T>, shape, std::as_bytes(elements));
+}
 
 /// Writes an .npy file, version 1.0, C order. Throws ConfigError if the file cannot be written.
 void write_npy(const std::filesystem::path& file, NpyType type, std::span<const std::int64_t> shape,

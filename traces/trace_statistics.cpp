@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include <tbb/parallel_for.h>
+
 #include "hardware/rng.hpp"
 #include "hardware/units.hpp"
 
@@ -275,6 +277,34 @@ PopularitySkew popularity_skew(std::span<const std::int64_t> counts, int experts
     gini.push_back(2 * ranked / (experts * sum) - (experts + 1.0) / experts);
   }
   return {spread(max), spread(min), spread(variation), spread(top), spread(gini)};
+}
+
+std::vector<std::int64_t> coactivation_counts(const RoutingTrace& trace,
+                                              std::span<const std::size_t> of_requests) {
+  std::vector<TraceRequest> requests(trace.requests().begin(), trace.requests().end());
+  if (!of_requests.empty()) {
+    requests.clear();
+    for (const std::size_t i : of_requests) requests.push_back(trace.requests()[i]);
+  }
+  const Shape shape(trace);
+  std::vector<std::int64_t> counts(shape.layers * shape.experts * shape.experts);
+  trace.visit([&](auto ids) {
+    tbb::parallel_for(std::size_t{0}, shape.layers, [&](std::size_t layer) {
+      std::int64_t* const pairs = counts.data() + layer * shape.experts * shape.experts;
+      for (const TraceRequest& request : requests) {
+        for (std::int64_t i = 0; i < request.num_tokens; ++i) {
+          const auto picks = ids.subspan(shape.at(request.row_start + i, layer), shape.k);
+          for (const auto a : picks) {
+            for (const auto b : picks) {
+              pairs[static_cast<std::size_t>(a) * shape.experts + static_cast<std::size_t>(b)] +=
+                  a != b;
+            }
+          }
+        }
+      }
+    });
+  });
+  return counts;
 }
 
 std::vector<DistinctExperts> distinct_experts(const RoutingTrace& trace,

@@ -26,6 +26,11 @@ struct PopularitySkew {
 /// `counts` is [layers, experts], as RoutingTrace::expert_counts() answers.
 PopularitySkew popularity_skew(std::span<const std::int64_t> counts, int experts);
 
+/// Tokens that picked both of two experts, [layers, experts, experts]: symmetric, zero on the
+/// diagonal; over the rows of the given requests (of all requests when empty). Reads those rows.
+std::vector<std::int64_t> coactivation_counts(const RoutingTrace&,
+                                              std::span<const std::size_t> of_requests = {});
+
 /// Distinct experts a batch activates in a layer, mean over layers.
 struct DistinctExperts {
   int batch = 0;

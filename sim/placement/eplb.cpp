@@ -100,9 +100,9 @@ void require_hierarchy(const PlacementProblem& problem) {
 
 class Eplb final : public Placer {
  public:
-  LayerPlacement place(const PlacementProblem& problem, std::span<const double> load,
+  LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
-    return placement_of_slots(problem, eplb(problem, load).phy2log);
+    return placement_of_slots(problem, eplb(problem, seen.load).phy2log);
   }
 
   bool uses_load() const override { return true; }

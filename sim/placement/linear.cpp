@@ -8,9 +8,9 @@ namespace {
 // vLLM's initial map: slot i holds expert i mod N, in blocks of S slots per rank.
 class Linear final : public Placer {
  public:
-  LayerPlacement place(const PlacementProblem& problem, std::span<const double> load,
+  LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
-    require_sound(problem, load);
+    require_sound(problem, seen.load);
     std::vector<int> expert_of_slot;
     for (int slot = 0; slot < problem.gpus * problem.slots_per_gpu; ++slot) {
       expert_of_slot.push_back(slot % problem.experts);

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
 #include "sim/placement/placers.hpp"
+#include "traces/trace_statistics.hpp"
 
 namespace moesim {
 
@@ -116,18 +118,60 @@ const Registry<Placer>& placers() {
         make_linear},
        {"round_robin", "expert e on GPU e mod G, redundant slots onward round the GPUs",
         make_round_robin},
+       {"random", "experts dealt out in random order, copies of one on distinct GPUs", make_random},
        {"eplb", "DeepSeek's EPLB: replicate the hottest experts, pack by load, by node and by GPU",
-        make_eplb}});
+        make_eplb},
+       {"eplb_distinct", "EPLB's rules, but never two copies on a GPU; may spread them over nodes",
+        make_eplb_distinct},
+       {"flat", "one more copy of each of the hottest experts before any gets a third", make_flat},
+       {"coactivation", "experts that tokens pick together on one GPU, loads balanced within slack",
+        make_coactivation},
+       {"from_file", "a placement made elsewhere, in any format that `place` writes",
+        make_from_file}});
   return table;
+}
+
+LayerStatistics ExpertStatistics::layer(std::size_t i) const {
+  const std::size_t pairs = load[i].size() * load[i].size();
+  if (coactivation.empty()) return load[i];
+  return {load[i], std::span(coactivation).subspan(i * pairs, pairs)};
+}
+
+ExpertStatistics observe(std::span<const RoutingTrace* const> traces, bool even_requests_only,
+                         bool coactivation) {
+  ExpertStatistics seen;
+  for (const RoutingTrace* trace : traces) {
+    std::vector<std::size_t> requests;  // empty: all
+    for (std::size_t i = 0; even_requests_only && i < trace->requests().size(); i += 2) {
+      requests.push_back(i);
+    }
+    const std::vector<std::int64_t> counts = trace->expert_counts(requests);
+    const std::size_t experts = at(trace->num_experts());
+    seen.load.resize(at(trace->layers()), ExpertLoad(experts));
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      seen.load[i / experts][i % experts] += static_cast<double>(counts[i]);
+    }
+    if (!coactivation) continue;
+    const std::vector<std::int64_t> pairs = coactivation_counts(*trace, requests);
+    seen.coactivation.resize(pairs.size());
+    std::transform(pairs.begin(), pairs.end(), seen.coactivation.begin(), seen.coactivation.begin(),
+                   std::plus<>());
+  }
+  return seen;
+}
+
+ExpertPlacement place_all(const Placer& placer, const PlacementProblem& problem,
+                          const ExpertStatistics& seen) {
+  ExpertPlacement placement;
+  for (std::size_t layer = 0; layer < seen.load.size(); ++layer) {
+    placement.push_back(placer.place(problem, seen.layer(layer), static_cast<int>(layer)));
+  }
+  return placement;
 }
 
 ExpertPlacement place_all(const Placer& placer, const PlacementProblem& problem,
                           std::span<const ExpertLoad> load) {
-  ExpertPlacement placement;
-  for (std::size_t layer = 0; layer < load.size(); ++layer) {
-    placement.push_back(placer.place(problem, load[layer], static_cast<int>(layer)));
-  }
-  return placement;
+  return place_all(placer, problem, ExpertStatistics{{load.begin(), load.end()}, {}});
 }
 
 ExpertPlacement place_unseen(const Placer& placer, const PlacementProblem& problem, int layers) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hardware/registry.hpp"
+#include "traces/routing_trace.hpp"
 
 namespace moesim {
 
@@ -58,6 +59,30 @@ using ExpertPlacement = std::vector<LayerPlacement>;
 /// Observed tokens per expert, one layer: [experts].
 using ExpertLoad = std::vector<double>;
 
+/// What was seen of one layer's experts. A view: what it was made from must outlive it.
+struct LayerStatistics {
+  std::span<const double> load;  ///< tokens that picked the expert, [experts]
+  /// Tokens that picked both, [experts, experts]: symmetric, zero on the diagonal. Empty when
+  /// nobody counted them.
+  std::span<const std::int64_t> coactivation;
+
+  LayerStatistics(const ExpertLoad& tokens, std::span<const std::int64_t> together = {})
+      : load(tokens), coactivation(together) {}
+};
+
+/// What was seen of every layer's experts.
+struct ExpertStatistics {
+  std::vector<ExpertLoad> load;            ///< [layers][experts]
+  std::vector<std::int64_t> coactivation;  ///< [layers, experts, experts], or empty
+
+  LayerStatistics layer(std::size_t i) const;
+};
+
+/// Counts the tokens of traces of one shape, all their requests or the even-numbered ones alone;
+/// co-activation costs a pass of its own and is counted when asked for.
+ExpertStatistics observe(std::span<const RoutingTrace* const>, bool even_requests_only,
+                         bool coactivation);
+
 /// What a placement is made for.
 struct PlacementProblem {
   int experts = 0;
@@ -75,19 +100,23 @@ int slots_for_replication(int experts, int gpus, double ratio);
 class Placer {
  public:
   virtual ~Placer() = default;
-  /// One layer's slots, from the load that was seen on it (zeros when nothing was). Every expert
-  /// gets a slot, every GPU exactly slots_per_gpu. Ties: lowest id. `layer` seeds what is random.
-  /// Pure. Throws ConfigError if the problem has no solution or the load is no load.
-  virtual LayerPlacement place(const PlacementProblem&, std::span<const double> load,
+  /// One layer's slots, from what was seen on it (a load of zeros when nothing was). Every expert
+  /// gets a slot, every GPU slots_per_gpu. Ties: lowest id. `layer` seeds what is random. Pure.
+  /// Throws ConfigError if the problem has no solution or the load is no load.
+  virtual LayerPlacement place(const PlacementProblem&, const LayerStatistics& seen,
                                int layer) const = 0;
-  /// Whether the load decides anything.
+  /// Whether what was seen decides anything.
   virtual bool uses_load() const = 0;
+  /// Whether it needs LayerStatistics::coactivation too.
+  virtual bool uses_coactivation() const { return false; }
 };
 
-/// The table: linear, round_robin, eplb.
+/// The table: linear, round_robin, random, eplb, eplb_distinct, flat, coactivation, from_file.
 const Registry<Placer>& placers();
 
-/// All layers. load: [layers][experts].
+/// All layers that were seen.
+ExpertPlacement place_all(const Placer&, const PlacementProblem&, const ExpertStatistics& seen);
+/// The same from loads alone: [layers][experts].
 ExpertPlacement place_all(const Placer&, const PlacementProblem&, std::span<const ExpertLoad> load);
 
 /// All layers before anything was seen, as engines start: a placer that goes by load gives way to

@@ -10,9 +10,9 @@ namespace {
 // otherwise every copy would stand beside its original and be of no use.
 class RoundRobin final : public Placer {
  public:
-  LayerPlacement place(const PlacementProblem& problem, std::span<const double> load,
+  LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
-    require_sound(problem, load);
+    require_sound(problem, seen.load);
     const int shift = problem.experts % problem.gpus == 0 ? 1 : 0;
     std::vector<std::vector<int>> experts_on_gpu(static_cast<std::size_t>(problem.gpus));
     for (int i = 0; i < problem.gpus * problem.slots_per_gpu; ++i) {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <numeric>
+
+#include "sim/placement/placers.hpp"
+#include "sim/placement/replicas.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Flat replication: the P - N redundant slots hold one more copy of each of the P - N hottest
+// experts; none gets a third before all have a second. Where the number of active experts bounds a
+// step, and not their tokens, a choice of two GPUs for many experts serves better than a choice of
+// many for a few. Packed as by eplb_distinct.
+class Flat final : public Placer {
+ public:
+  LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
+                       int) const override {
+    require_sound(problem, seen.load);
+    std::vector<int> hottest(seen.load.size());
+    std::iota(hottest.begin(), hottest.end(), 0);
+    std::stable_sort(hottest.begin(), hottest.end(), [&](int a, int b) {
+      return seen.load[static_cast<std::size_t>(a)] > seen.load[static_cast<std::size_t>(b)];
+    });
+    std::vector<int> copies(seen.load.size());
+    const auto slots =
+        static_cast<std::size_t>(problem.gpus) * static_cast<std::size_t>(problem.slots_per_gpu);
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      ++copies[static_cast<std::size_t>(hottest[slot % hottest.size()])];
+    }
+    return {problem.experts, balanced_apart(copies, seen.load, problem.gpus)};
+  }
+
+  bool uses_load() const override { return true; }
+};
+
+}  // namespace
+
+std::unique_ptr<Placer> make_flat(ConfigReader&) { return std::make_unique<Flat>(); }
+
+}  // namespace moesim

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "sim/placement/placement.hpp"
+
+namespace moesim {
+
+/// How many copies of each expert fill all slots by EPLB's rule, every further copy to the expert
+/// with the largest load per copy, but never more copies than GPUs as long as another expert has
+/// fewer. Ties: fewest copies, lowest id.
+std::vector<int> copies_by_load(const PlacementProblem&, std::span<const double> load);
+
+/// Deals copies of experts into equally large bins. Each copy, in the order given, goes to the open
+/// bin of the smallest weight so far (ties: lowest bin) that holds fewer than its even share of the
+/// expert: ceil(copies / bins), which is 1 as long as there are no more copies than bins. Where no
+/// open bin qualifies, an expert of a full bin makes room, so the share is never exceeded.
+/// `weight` is of one copy, by expert. Answers [bin][copies, in order of arrival].
+std::vector<std::vector<int>> deal_apart(std::span<const int> copies,
+                                         std::span<const double> weight, int bins);
+
+/// Longest processing time first: deals `copies` of each expert, every one with an equal share of
+/// its load, by share descending (ties: lowest expert). Answers [GPU][experts].
+std::vector<std::vector<int>> balanced_apart(std::span<const int> copies,
+                                             std::span<const double> load, int gpus);
+
+}  // namespace moesim
