@@ -262,7 +262,7 @@ TEST_CASE("an all-to-all sends what the copies say, in the precision it was give
 }
 
 TEST_CASE("routing charges follow active experts and vanish without replicas") {
-  const Charges measured = read_charges(config("{}"));
+  const Charges measured = read_charges(config("{}"), {});
   // METRO: 26 us x 64/128
   CHECK_THAT(measured.routing("metro", 64, true).count(), WithinAbs(13e-6, 1e-12));
   CHECK_THAT(measured.routing("optimal", 64, true).count(), WithinAbs(23e-6, 1e-12));
@@ -271,7 +271,7 @@ TEST_CASE("routing charges follow active experts and vanish without replicas") {
   CHECK(measured.routing("vllm", 64, true).count() == 0);
   CHECK(measured.routing("metro", 64, false).count() == 0);
   CHECK(measured.routing("even", 64, true).count() == 0);
-  const Charges none = read_charges(config(R"({"token_routing": "none"})"));
+  const Charges none = read_charges(config(R"({"token_routing": "none"})"), {});
   CHECK(none.routing("metro", 128, true).count() == 0);
 }
 
