@@ -183,6 +183,37 @@ void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
       gb(memory.replicas), gb(memory.buffers)));
 }
 
+// What other tenants take of the links: {"nvlink": 0.2, "network": 0.5}.
+void take_background(const ConfigNode& node, ClusterSpec& cluster) {
+  read_object(node, [&](ConfigReader& reader) {
+    const auto left = [&](const char* level) { return 1 - reader.number_or(level, 0, {0, 0.99}); };
+    cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
+    cluster.network.bandwidth = cluster.network.bandwidth * left("network");
+  });
+}
+
+// {"sizes": "powers_of_two" | [1, 2, 4, ...], "max": 512}: decode batches for which graphs were
+// captured. Larger batches run without padding.
+std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    std::vector<std::int32_t> sizes;
+    const Range range{1, 1 << 20};
+    if (reader.child("sizes").json().is_array()) {
+      for (const ConfigNode& size : reader.child("sizes").list()) {
+        sizes.push_back(static_cast<std::int32_t>(size.integer(range)));
+      }
+      if (sizes.empty()) reader.child("sizes").fail("no size; leave \"cuda_graph\" out for none");
+      std::sort(sizes.begin(), sizes.end());
+      return sizes;
+    }
+    constexpr std::array<std::string_view, 1> names{"powers_of_two"};
+    reader.choice("sizes", names);
+    const auto largest = static_cast<std::int32_t>(reader.integer_or("max", 512, range));
+    for (std::int32_t size = 1; size <= largest; size *= 2) sizes.push_back(size);
+    return sizes;
+  });
+}
+
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& reader) {
     Slo slo;
@@ -261,6 +292,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                  .request_routing = reader.child_or("request_routing", "least_kv")};
     e.seed = seed;
     e.policies = std::make_shared<const Policies>(policies);
+    take_background(reader.child_or("background", Json::object()), e.cluster);
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
@@ -283,6 +315,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
     });
     check_memory(parallel, e.memory);
+    e.overlap = read_overlap(reader.child_or("overlap", "none"));
+    if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
       e.warmup = measurement.number_or("warmup", 0, {0, 0.9});

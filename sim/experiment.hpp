@@ -83,7 +83,9 @@ struct Experiment {
   PhaseRules rules{};
   MixedRule mixed{};
   Charges charges{};
-  ConfigNode request_routing;  ///< routers have state: built by each run
+  Overlap overlap{};
+  std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
+  ConfigNode request_routing;               ///< routers have state: built by each run
   MemoryBudget memory{};
   KvLayout kv_layout{};
   Slo slo{};

@@ -11,7 +11,7 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       rows_(rows),
       requests_(requests),
       model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-             experiment.charges),
+             experiment.charges, experiment.overlap),
       ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
       loads_(ranks_.size()),
       placement_(experiment.placement),
@@ -142,6 +142,18 @@ void Instance::classify_step() {
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
 }
 
+// policies.md 6.4: with CUDA graphs all ranks pad a decode step to the captured size that holds the
+// largest of them. The padding computes; it is not routed, and sends nothing.
+void Instance::pad_to_graph() {
+  if (summary_.kind != StepKind::decode) return;
+  std::int32_t largest = 0;
+  for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
+  const std::vector<std::int32_t>& sizes = experiment_.graph_sizes;
+  const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
+  if (size == sizes.end()) return;
+  for (RankStep& rank : batch_.ranks) rank.padding = *size - rank.tokens;
+}
+
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
@@ -154,7 +166,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   batch_.rows.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();
-    step.tokens = step.sampled = 0;
+    step.tokens = step.sampled = step.padding = 0;
     step.dummy = false;
   }
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -163,12 +175,13 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     apply_plan(ranks_[r], index, coverage);
     if (step.tokens > 0) continue;
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
-    step = {{{1, 0}}, 1, 0, true};
+    step = {{{1, 0}}, 1, 0, 0, true};
     batch_.rows.push_back(rows_.dummy(index));
     ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
   classify_step();
+  pad_to_graph();
   model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
   return cost_.total;
 }

@@ -89,6 +89,7 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
   void classify_step();
+  void pad_to_graph();
 
   const Experiment& experiment_;
   RowSource& rows_;

@@ -10,6 +10,7 @@ namespace {
 
 void add(Traffic& sum, const Traffic& step) {
   sum.seconds += step.seconds;
+  sum.hidden += step.hidden;
   sum.nvlink_bytes += step.nvlink_bytes;
   sum.network_bytes += step.network_bytes;
 }

@@ -211,6 +211,7 @@ OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurem
 
 OrderedJson traffic_of(const Traffic& traffic, double seconds) {
   return {{"seconds", traffic.seconds},
+          {"hidden_seconds", traffic.hidden},
           {"share_of_busy_time", ratio(traffic.seconds, seconds)},
           {"nvlink_bytes", traffic.nvlink_bytes},
           {"network_bytes", traffic.network_bytes}};
@@ -251,8 +252,9 @@ OrderedJson breakdown_of(const Totals& totals) {
     by_resource[std::string(resource_names[r])] = seconds;
   }
   const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
-  const double exposed =
-      totals.dispatch.seconds + totals.combine.seconds + totals.all_reduce.seconds;
+  const double exposed = totals.dispatch.seconds + totals.combine.seconds +
+                         totals.all_reduce.seconds - totals.dispatch.hidden -
+                         totals.combine.hidden - totals.all_reduce.hidden;
   return {{"busy_seconds", busy},
           {"parts", by_part},
           {"bound_by", by_resource},

@@ -117,7 +117,7 @@ ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequ
   RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
                  experiment.seed);
   StepModel model(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-                  experiment.charges);
+                  experiment.charges, experiment.overlap);
   StepBatch batch;
   RoutingCoverage coverage;
   ExplainedStep step;

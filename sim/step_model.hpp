@@ -13,6 +13,7 @@
 #include "models/step_ops.hpp"
 #include "sim/charges.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/overlap.hpp"
 #include "sim/row_source.hpp"
 #include "sim/token_routing/token_routing.hpp"
 
@@ -34,6 +35,7 @@ struct RankStep {
   std::vector<SequenceWork> sequences;
   std::int32_t tokens = 0;   ///< new tokens over all sequences
   std::int32_t sampled = 0;  ///< sequences that emit a token
+  std::int32_t padding = 0;  ///< rows that a captured CUDA graph computes beside the tokens
   bool dummy = false;
 };
 
@@ -45,7 +47,8 @@ struct StepBatch {
 
 /// One kind of communication in one step.
 struct Traffic {
-  double seconds = 0;
+  double seconds = 0;  ///< that the links were busy
+  double hidden = 0;   ///< of these, beside computation
   double nvlink_bytes = 0;
   double network_bytes = 0;
 };
@@ -77,17 +80,20 @@ struct StepCost {
   std::vector<double> idle;          ///< seconds every GPU waited at barriers, [gpus]
   double flops = 0;                  ///< all GPUs
   double hbm_bytes = 0;              ///< all GPUs
-  std::vector<LayerOutcome> layers;  ///< MoE layers
+  std::vector<LayerOutcome> layers;  ///< MoE layers; of two micro-batches the sums
+  std::vector<Segment> segments;     ///< what `total` consists of, in order
+  bool two_batches = false;
 };
 
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
 /// step = sum over layers + embedding, LM head, sampling, host overhead.
+/// Overlap hides communication beside computation; parts and total then hold what is exposed.
 class StepModel {
  public:
-  StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-            Charges);
+  StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
+            Overlap);
   ~StepModel();
   StepModel(StepModel&&) noexcept;
 
@@ -109,6 +115,8 @@ class StepModel {
     int layers = 0;
   };
 
+  void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                   std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void gather(const StepBatch&, const RowSource&, bool keep_ids);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
@@ -118,6 +126,7 @@ class StepModel {
   ParallelPlan plan_;
   PrecisionPlan precision_;
   Charges charges_;
+  Overlap overlap_;
   std::vector<LayerClass> classes_;
   std::vector<std::size_t> class_of_layer_;
   std::unique_ptr<Scratch> scratch_;
