@@ -44,7 +44,11 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
     return;
   }
   Rank& rank = ranks_[index];
-  rank.waiting.push_back({id, request.prompt_tokens, 0, request.prompt_tokens, 0});
+  // Of a prompt that arrives computed the last token is left: its step emits the first output
+  // token.
+  const bool computed = experiment_.scheduler->prompts_arrive_computed();
+  const std::int32_t prompt = request.prompt_tokens - (computed ? 1 : 0);
+  rank.waiting.push_back({id, request.prompt_tokens, computed ? prompt : 0, prompt, 0});
   rank.kv_tokens += request.prompt_tokens;
 }
 
