@@ -104,7 +104,7 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
   OrderedJson metrics = OrderedJson::array();
   for (const std::string& pointer : pointers) {
     const auto number = report_number(point, pointer);
-    metrics.push_back(number ? rounded(*number, 7) : OrderedJson());
+    metrics.push_back(number ? OrderedJson(*number) : OrderedJson());
   }
   return metrics;
 }

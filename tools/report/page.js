@@ -68,6 +68,7 @@ const named = (names, values) => names.map((name, i) => [name, values[i]]);
 const say = (name, value) => /^[-\d.]+$/.test(value) || value === '-' || value === 'true' || value === 'false' ? `${name} ${value}` : value;
 const group_label = g => named(data.by, data.groups[g]).map(([n, v]) => say(n, v)).join(' · ') || 'all points';
 const settings_label = p => named(data.settings, p.settings).map(([n, v]) => say(n, v)).join(' · ');
+const values_label = p => [...data.groups[p.group], ...p.settings].join(' · ') || p.id;
 const point_label = p => [data.by.length ? group_label(p.group) : '', settings_label(p)].filter(Boolean).join(' · ') || p.id;
 
 // Okabe and Ito's colours, which colour-blind readers tell apart; symbols and dashes tell more groups.
@@ -273,7 +274,7 @@ function show_point() {
     '/breakdown/barrier_idle_share', '/metrics/mbu'].map(metric_at)].filter((m, i, all) => m >= 0 && all.indexOf(m) === i && p.metrics[m] !== null);
   const rows = pairs => element('dl', {}, pairs.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
   const config = JSON.stringify(patched(data.config, p.patch), null, 1);
-  box.replaceChildren(
+  box.replaceChildren(...[
     element('h3', {}, swatch(p.group), group_label(p.group)),
     rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
     element('details', { open: true }, element('summary', {}, 'Results'), rows(shown.map(m => [with_unit(data.metrics[m]), number(p.metrics[m])]))),
@@ -281,7 +282,8 @@ function show_point() {
     element('pre', { id: 'command' }, p.command),
     data.commands_need_a_file ? element('p', { class: 'hint' }, 'Run where the sweep file lies.') : null,
     element('details', {}, element('summary', {}, 'Resolved config'), element('div', { class: 'with-copy' }, `${p.id}.json`, copy_button(config)),
-      element('pre', { class: 'config', tabindex: 0 }, config)));
+      element('pre', { class: 'config', tabindex: 0 }, config)),
+  ].filter(Boolean));
 }
 
 function select(p) {
@@ -372,7 +374,7 @@ function draw_parts() {
     return { key: name, label: name.replaceAll('_', ' '), mark };
   }), state.hidden_parts, draw_parts);
   const narrow = by_id('parts-chart').clientWidth < 600;
-  const labels = points.map(point_label);
+  const labels = points.map(narrow ? values_label : point_label);
   const longest = Math.max(...labels.map(l => l.length), 1);
   draw(by_id('parts-chart'), {
     grid: { left: narrow ? 118 : Math.min(340, 16 + 7.2 * longest), right: 24, top: 8, bottom: 42 },
@@ -385,13 +387,13 @@ function draw_parts() {
       },
     },
     xAxis: axis({ type: 'value', name: share ? 'share of the step' : `mean ${kind} step, ms`, nameLocation: 'middle', nameGap: 26, max: share && !state.hidden_parts.size ? 1 : null }),
-    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: narrow ? 106 : 330, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
+    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: narrow ? 108 : 330, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
     series: used.filter(({ name }) => !state.hidden_parts.has(name)).map(({ name, i }) => ({
       name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
       data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
     })),
-  }, 60 + points.length * (narrow ? 40 : 24));
-  by_id('parts-note').textContent = (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
+  }, 60 + points.length * (narrow ? 28 : 24));
+  by_id('parts-note').textContent = (narrow && longest > 0 ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
     'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.';
 }
 
@@ -427,7 +429,7 @@ function draw_loads() {
       const load = loads[side];
       const chart_box = element('div', { class: 'chart', id: `load-${what}-${side}`, role: 'img' });
       blocks.push(element('div', { class: 'load' },
-        element('h3', {}, title, ' — ', p ? swatch(p.group) : '', p ? point_label(p) : '–'),
+        element('h3', {}, title, element('br'), p ? swatch(p.group) : '', p ? point_label(p) : '–'),
         load ? element('p', { class: 'hint' }, `Each step’s busiest GPU: ${number(load[what === 'tokens' ? 'max_tokens_mean' : 'max_activated_mean'])}; ` +
           `all GPUs: ${number(load[what === 'tokens' ? 'tokens_mean' : 'activated_mean'])} (means over layers and steps)`)
           : element('p', { class: 'hint' }, 'No such steps, or left out of this page.'),
@@ -435,7 +437,8 @@ function draw_loads() {
       if (load) plots.push({ chart_box, p, load, what, title, low, high });
     });
     const stops = heat_colours.join(', ');
-    blocks.push(element('div', { class: 'scale' }, number(low), element('i', { style: `background: linear-gradient(90deg, ${stops})` }), number(high), `${title.toLowerCase()}, mean`));
+    blocks.push(element('div', { class: 'scale' }, element('span', {}, number(low)), element('i', { style: `background: linear-gradient(90deg, ${stops})` }),
+      element('span', {}, number(high)), element('span', {}, `${title.toLowerCase()}, mean`)));
   }
   box.replaceChildren(...blocks);
   for (const { chart_box, p, load, what, title, low, high } of plots) {
@@ -474,10 +477,14 @@ function setup_loads() {
 
 // ---- all points
 
+// Paper is not wide enough for every metric.
+const on_paper_too = metric => metric === state.x || metric === state.y || ['/metrics/median_ttft_ms', '/steps/decode/mean_ms',
+  '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean'].includes(data.metrics[metric].pointer);
+
 function show_points() {
   const texts = [...data.by, ...data.settings];
   const columns = [...texts.map((name, i) => ({ name, text: p => (i < data.by.length ? data.groups[p.group][i] : p.settings[i - data.by.length]) })),
-    ...data.metrics.map((m, i) => ({ name: with_unit(m), value: p => p.metrics[i] }))];
+    ...data.metrics.map((m, i) => ({ name: with_unit(m), value: p => p.metrics[i], kind: on_paper_too(i) ? '' : 'screen-only' }))];
   const key = (c, p) => c.value ? c.value(p) : isNaN(c.text(p)) ? c.text(p) : Number(c.text(p));
   const rows = [...data.points];
   if (state.sort !== null) {
@@ -497,13 +504,13 @@ function show_points() {
   const best = new Set(frontiers().flat().map(p => p.id));
   by_id('points-table').replaceChildren(
     element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'point'), columns.map((c, i) => element('th', {
-      class: c.value ? '' : 'text', 'aria-sort': state.sort === i ? (state.descending ? 'descending' : 'ascending') : 'none',
+      class: c.value ? c.kind : 'text', 'aria-sort': state.sort === i ? (state.descending ? 'descending' : 'ascending') : 'none',
     }, element('button', { type: 'button', click: sort_by(i) }, c.name + (state.sort === i ? (state.descending ? ' ▼' : ' ▲') : '')))))),
     element('tbody', {}, rows.map(p => element('tr', { 'data-id': p.id },
       element('td', { class: 'text' }, swatch(p.group), element('button', {
         type: 'button', class: 'open', 'aria-label': `Show ${point_label(p)}`, click: () => { select(p); by_id('point').scrollIntoView({ block: 'nearest' }); },
       }, best.has(p.id) ? 'show ★' : 'show')),
-      columns.map(c => element('td', { class: c.value ? '' : 'text' }, c.value ? number(c.value(p)) : c.text(p)))))));
+      columns.map(c => element('td', { class: c.value ? c.kind : 'text' }, c.value ? number(c.value(p)) : c.text(p)))))));
   mark_selected();
 }
 
@@ -585,9 +592,9 @@ function start() {
   show_best();
   show_comparisons();
   show_unfinished();
-  const best = frontiers().flat();
   const asked = data.points.find(p => `#${p.id}` === location.hash);
-  state.selected = asked || best[Math.floor(best.length / 2)] || data.points[0];
+  const last_curve = frontiers().filter(points => points.length).at(-1) || data.points;
+  state.selected = asked || last_curve[Math.floor(last_curve.length / 2)];
   show_point();
   show_points();
   draw_all();
