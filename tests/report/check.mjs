@@ -176,7 +176,8 @@ try {
   assert.equal(await dark.page.evaluate(() => getComputedStyle(document.body).backgroundColor), 'rgb(18, 22, 27)');
   await dark.page.emulateMedia({ media: 'print' });
   assert.equal(await dark.page.evaluate(() => getComputedStyle(document.body).backgroundColor), 'rgb(255, 255, 255)');
-  await dark.page.setViewportSize({ width: 690, height: 900 });  // A4 between its margins
+  await dark.page.setViewportSize({ width: 688, height: 900 });  // A4 between its margins
+  await dark.page.waitForFunction(() => document.querySelector('#frontier-chart svg').getBoundingClientRect().width <= 688);
   assert.ok(await fits(dark.page), 'wider than paper');
   await dark.page.screenshot({ path: path.join(folder, 'report-print.png'), fullPage: true });
   assert.deepEqual(dark.complaints, []);

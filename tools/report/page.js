@@ -3,11 +3,11 @@
 
 const data = JSON.parse(document.getElementById('data').textContent);
 const by_id = id => document.getElementById(id);
-const on_paper = matchMedia('print');
 const coarse_pointer = matchMedia('(pointer: coarse)').matches;
 
 // What the reader chose.
 const state = {
+  on_paper: matchMedia('print').matches,
   x: metric_at(data.x), y: metric_at(data.y), frontier_only: false, hidden: new Set(), hidden_parts: new Set(),
   selected: null, sort: null, descending: false,
 };
@@ -112,6 +112,7 @@ const frontiers = () => groups.map(points => frontier(points, state.x, state.y))
 
 // ---- charts
 
+const paper_width = 680;  // between the margins of A4 and of Letter, in pixels of 1/96 inch
 const charts = new Map();  // element id -> chart
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
@@ -123,9 +124,8 @@ function draw(box, option, height) {
     const renderer = data.points.length > 2000 ? 'canvas' : 'svg';
     chart = echarts.init(box, null, { renderer });
     charts.set(box.id, chart);
-  } else if (height) {
-    chart.resize();
   }
+  chart.resize({ width: state.on_paper ? paper_width : 'auto', height: 'auto' });
   chart.setOption({
     animation: false,
     textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: colour('--ink') },
@@ -200,11 +200,11 @@ function draw_frontier() {
   }));
   const narrow = by_id('frontier-chart').clientWidth < 600;
   const chart = draw(by_id('frontier-chart'), {
-    grid: { left: narrow ? 52 : 68, right: 18, top: 34, bottom: on_paper.matches ? 48 : 92 },
+    grid: { left: narrow ? 52 : 68, right: 18, top: 34, bottom: state.on_paper ? 48 : 92 },
     tooltip: { ...tooltip(), trigger: 'item', formatter: i => i.data.point ? tooltip_of(i.data.point) : '' },
     xAxis: axis({ type: 'value', scale: true, name: with_unit(x), nameLocation: 'middle', nameGap: 28 }),
     yAxis: axis({ type: 'value', scale: true, name: with_unit(y), nameLocation: 'end', nameGap: 12, nameTextStyle: { align: 'left', color: colour('--dim'), fontSize: 12, padding: [0, 0, 0, narrow ? -44 : -60] } }),
-    dataZoom: on_paper.matches ? [] : [...inside,
+    dataZoom: state.on_paper ? [] : [...inside,
       { type: 'slider', xAxisIndex: 0, filterMode: 'none', bottom: 8, height: 24, showDataShadow: false, brushSelect: false, borderColor: colour('--line'), textStyle: { color: colour('--dim') }, labelFormatter: v => number(v), ...window_of(0) },
       { type: 'slider', yAxisIndex: 0, filterMode: 'none', show: false, ...window_of(1) }],
     series,
@@ -527,7 +527,7 @@ function show_unfinished() {
     element('div', { class: 'scroll' }, element('table', {},
       element('thead', {}, element('tr', {}, [...data.axes, 'status', 'why'].map(t => element('th', { class: 'text' }, t)))),
       element('tbody', {}, data.unfinished.slice(0, 200).map(p => element('tr', {}, [...p.settings, p.status].map(t => element('td', { class: 'text' }, t)),
-        element('td', { class: 'text', style: 'white-space: normal; min-width: 280px' }, p.error)))))),
+        element('td', { class: 'text', style: 'white-space: normal; min-width: 200px' }, p.error)))))),
     data.unfinished.length > 200 ? element('p', { class: 'hint' }, `and ${data.unfinished.length - 200} more`) : '');
 }
 
@@ -601,12 +601,14 @@ function start() {
   let waiting = 0;
   addEventListener('resize', () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => { for (const chart of charts.values()) chart.resize(); draw_all(); }, 100);
+    waiting = setTimeout(draw_all, 100);
   });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw_all);
-  // Paper has its own width and no room for sliders.
-  const redraw = () => { for (const chart of charts.values()) chart.resize(); draw_all(); };
-  on_paper.addEventListener('change', redraw);
+  // Paper has its own width, and no sliders.
+  const set_paper = on_paper => () => { state.on_paper = on_paper; draw_all(); };
+  addEventListener('beforeprint', set_paper(true));
+  addEventListener('afterprint', set_paper(false));
+  matchMedia('print').addEventListener('change', event => set_paper(event.matches)());
 }
 
 start();
