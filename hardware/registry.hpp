@@ -27,8 +27,16 @@ class Registry {
   Registry(std::string_view kind, std::vector<Entry> entries)
       : kind_(kind), entries_(std::move(entries)) {}
 
+  /// One more row, for a program's own policy. Its texts must outlive the registry.
+  void add(Entry entry) { entries_.push_back(entry); }
+
   std::string_view kind() const { return kind_; }
   std::span<const Entry> entries() const { return entries_; }
+  std::vector<std::string_view> names() const {
+    std::vector<std::string_view> names;
+    for (const Entry& entry : entries_) names.push_back(entry.name);
+    return names;
+  }
 
   /// Constructs what `node` names: "metro" or {"type": "metro", ...options}. Throws ConfigError if
   /// there is no such name, an option is unknown, or the constructor refuses.
@@ -39,9 +47,7 @@ class Registry {
 
   /// The same from an object that holds other keys beside the policy's, which the caller reads.
   std::unique_ptr<Interface> make_from(ConfigReader& reader, Context... context) const {
-    std::vector<std::string_view> names;
-    for (const Entry& entry : entries_) names.push_back(entry.name);
-    return entries_[reader.choice("type", names)].make(reader, context...);
+    return entries_[reader.choice("type", names())].make(reader, context...);
   }
 
  private:

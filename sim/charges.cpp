@@ -29,15 +29,15 @@ Charges measured() {
   return charges;
 }
 
-Charges read_values(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+Charges read_values(const ConfigNode& node, std::span<const std::string_view> policies) {
+  return read_object(node, [&](ConfigReader& reader) {
     Charges charges;
     charges.source = reader.text("source");
     charges.top_k_of_all_tokens = reader.quantity_or<Seconds>("top_k_of_all_tokens", "0 us");
-    for (const auto& policy : token_routers().entries()) {
-      if (!reader.optional(policy.name)) continue;
-      charges.token_routing[std::string(policy.name)] =
-          read_object(reader.child(policy.name), [](ConfigReader& charge) {
+    for (const std::string_view policy : policies) {
+      if (!reader.optional(policy)) continue;
+      charges.token_routing[std::string(policy)] =
+          read_object(reader.child(policy), [](ConfigReader& charge) {
             return RoutingCharge{charge.quantity_or<Seconds>("fixed", "0 us"),
                                  charge.quantity_or<Seconds>("per_128_active", "0 us")};
           });
@@ -54,11 +54,11 @@ Seconds Charges::routing(std::string_view policy, int active, bool replicated) c
   return found->second.fixed + found->second.per_128_active * (active / 128.0);
 }
 
-Charges read_charges(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+Charges read_charges(const ConfigNode& node, std::span<const std::string_view> policies) {
+  return read_object(node, [&](ConfigReader& reader) {
     Charges charges;
     if (reader.has("token_routing") && reader.node().json().at("token_routing").is_object()) {
-      charges = read_values(reader.child("token_routing"));
+      charges = read_values(reader.child("token_routing"), policies);
     } else {
       constexpr std::array<std::string_view, 2> names{"measured", "none"};
       if (reader.choice_or("token_routing", names, 0) == 0) charges = measured();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -28,6 +29,7 @@ struct Charges {
 };
 
 /// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us"}.
-Charges read_charges(const ConfigNode&);
+/// Values may be given for any of `policies`.
+Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 
 }  // namespace moesim

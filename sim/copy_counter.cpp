@@ -60,6 +60,11 @@ void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k
   }
 }
 
+template <class RankOf>
+void CopyCounter::count_selections(std::size_t first, std::size_t end, RankOf&& rank_of) {
+  for (std::size_t i = first; i < end; ++i) ++to_rank_[static_cast<std::uint32_t>(rank_of(i))];
+}
+
 // From counts per expert rank and domain to links.
 void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
   const int gpus = copies.gpus();
@@ -83,10 +88,10 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
-                        TrafficMatrix& copies) {
+                        CopyRule rule, TrafficMatrix& copies) {
   start(placement, tokens_of_slot);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies, [&](std::size_t i) {
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
     Expert& expert = experts_[ids[i]];
     if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
     --expert.left;
@@ -97,15 +102,16 @@ void CopyCounter::count(const LayerPlacement& placement,
 void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> slot_of_selection,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
-                        TrafficMatrix& copies) {
+                        CopyRule rule, TrafficMatrix& copies) {
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies,
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies,
                 [&](std::size_t i) { return placement.gpu_of_slot(slot_of_selection[i]); });
 }
 
 template <class RankOf>
 void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu,
-                                int moe_tp, int domain, TrafficMatrix& copies, RankOf&& rank_of) {
+                                int moe_tp, int domain, CopyRule rule, TrafficMatrix& copies,
+                                RankOf&& rank_of) {
   const int gpus = ranks * moe_tp;
   const int domains = (gpus - 1) / domain + 1;
   check(domains <= 64 && ranks <= 1024, "an EP group spans at most 64 domains and 1,024 ranks");
@@ -124,12 +130,15 @@ void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::i
     while (end < tokens && source_gpu[end] == source) ++end;
     to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
     to_domain_.assign(64, 0);
-    if (ranks <= 64) {
+    if (rule == CopyRule::per_selection) {
+      count_selections(first * k, end * k, rank_of);
+    } else if (ranks <= 64) {
       count_source<1>(first, end, k, rank_of);
     } else {
       count_source<16>(first, end, k, rank_of);
     }
-    expand(source, moe_tp, domain, copies);
+    // Straight to the expert: as if all GPUs stood in one domain.
+    expand(source, moe_tp, rule == CopyRule::per_selection ? gpus : domain, copies);
     first = end;
   }
 }

@@ -10,6 +10,12 @@
 
 namespace moesim {
 
+/// How often a token travels.
+enum class CopyRule {
+  per_gpu,       ///< once to each destination GPU, across domains once per domain, then forwarded
+  per_selection  ///< once per expert that it chose, straight there
+};
+
 /// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
 /// its slots in (source rank, position) order, the order of the tokens. A token is copied once to
 /// each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's own
@@ -22,10 +28,10 @@ class CopyCounter {
   /// local ones on the diagonal. At most 64 domains.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
-             int moe_tp, int domain, TrafficMatrix& copies);
+             int moe_tp, int domain, CopyRule, TrafficMatrix& copies);
   /// The same where every selection has its own slot, [tokens, k].
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
-             std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+             std::span<const std::int32_t> source_gpu, int moe_tp, int domain, CopyRule,
              TrafficMatrix& copies);
 
  private:
@@ -39,9 +45,11 @@ class CopyCounter {
   void next_slot(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, int expert);
   template <class RankOf>
   void count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
-                     int domain, TrafficMatrix& copies, RankOf&& rank_of);
+                     int domain, CopyRule, TrafficMatrix& copies, RankOf&& rank_of);
   template <std::size_t words, class RankOf>
   void count_source(std::size_t first, std::size_t end, std::size_t k, RankOf&& rank_of);
+  template <class RankOf>
+  void count_selections(std::size_t first, std::size_t end, RankOf&& rank_of);
   void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
 
   std::vector<Expert> experts_;

@@ -23,7 +23,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     experiment.replication = reader.number_or("replication", 1.0, {1.0, double(ranks)});
     const bool strict = reader.flag_or("strict", false);
 
-    PlacementProblem problem;
+    PlacementProblem& problem = experiment.placement_problem;
     problem.experts = experts;
     problem.gpus = ranks;
     problem.slots_per_gpu = slots_for_replication(experts, ranks, experiment.replication);
@@ -49,7 +49,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
         experiment.bind_odd_only = load.flag_or("disjoint", false);
       });
     }
-    const auto placer = placers().make_from(reader);
+    const auto placer = experiment.policies->placement.make_from(reader);
     experiment.placement =
         from_trace ? place_all(*placer, problem,
                                observe(seen, experiment.bind_odd_only, placer->uses_coactivation()))
@@ -68,15 +68,18 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
       (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
 }
 
+std::shared_ptr<const TokenRouter> make_router(const Experiment& e, const ConfigNode& routing,
+                                               const ExpertPlacement& placement) {
+  return e.policies->token_routing.make(
+      routing, {placement, expert_time(e.model, e.parallel, e.precision, e.cluster.gpu)});
+}
+
 // One phase's rule. Policies that need the whole group's counts are refused where no dispatch gives
 // them.
 PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> dispatch,
                      const Experiment& experiment) {
-  PhaseRule rule;
-  rule.dispatch = std::move(dispatch);
-  rule.router = token_routers().make(
-      routing, {experiment.placement, expert_time(experiment.model, experiment.parallel,
-                                                  experiment.precision, experiment.cluster.gpu)});
+  PhaseRule rule{routing, "", make_router(experiment, routing, experiment.placement),
+                 std::move(dispatch)};
   rule.router_name = routing.as_policy().json().at("type").get<std::string>();
   // With one attention rank every GPU holds every token, and with it every choice.
   const bool counts = rule.dispatch->gives_global_counts() || experiment.parallel.dp == 1;
@@ -92,16 +95,18 @@ PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> 
 void read_rules(ConfigReader& reader, Experiment& experiment) {
   std::array<std::shared_ptr<const Dispatch>, 3> dispatch;  // prefill, decode, mixed
   read_object(reader.child("dispatch"), [&](ConfigReader& d) {
-    dispatch[0] = dispatches().make(d.child("prefill"));
-    dispatch[1] = dispatches().make(d.child("decode"));
-    dispatch[2] = d.has("mixed")
-                      ? std::shared_ptr<const Dispatch>(dispatches().make(d.child("mixed")))
-                      : dispatch[0];
+    dispatch[0] = experiment.policies->dispatch.make(d.child("prefill"));
+    dispatch[1] = experiment.policies->dispatch.make(d.child("decode"));
+    dispatch[2] =
+        d.has("mixed")
+            ? std::shared_ptr<const Dispatch>(experiment.policies->dispatch.make(d.child("mixed")))
+            : dispatch[0];
   });
   const bool dispatch_mixed = reader.node().json().at("dispatch").contains("mixed");
   read_object(reader.child("token_routing"), [&](ConfigReader& routing) {
-    experiment.prefill = phase_rule(routing.child("prefill"), dispatch[0], experiment);
-    experiment.decode = phase_rule(routing.child("decode"), dispatch[1], experiment);
+    std::vector<PhaseRule>& rules = experiment.rules.by_kind;
+    rules.push_back(phase_rule(routing.child("prefill"), dispatch[0], experiment));
+    rules.push_back(phase_rule(routing.child("decode"), dispatch[1], experiment));
     if (!routing.has("mixed")) {
       routing.text_or("mixed", "prefill");
       return;
@@ -117,7 +122,7 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
       });
     } else {
       experiment.mixed.kind = MixedRule::Kind::own;
-      experiment.mixed.own = phase_rule(mixed, dispatch[2], experiment);
+      rules.push_back(phase_rule(mixed, dispatch[2], experiment));
     }
   });
   if (dispatch_mixed && experiment.mixed.kind != MixedRule::Kind::own) {
@@ -221,7 +226,16 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
   return StepKind::mixed;
 }
 
-Experiment load_experiment(const ConfigNode& node, TraceLibrary& library) {
+PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& placement) {
+  PhaseRules rules = experiment.rules;
+  for (PhaseRule& rule : rules.by_kind) {
+    rule.router = make_router(experiment, rule.routing, placement);
+  }
+  return rules;
+}
+
+Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
+                           const Policies& policies) {
   return read_object(node, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
@@ -246,17 +260,19 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library) {
                  .prefill_trace = std::move(prefill_trace),
                  .request_routing = reader.child_or("request_routing", "least_kv")};
     e.seed = seed;
+    e.policies = std::make_shared<const Policies>(policies);
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
       parallel.fail(fmt::format("dp * tp = {} GPUs, but {} has {}", e.parallel.gpus(),
                                 e.cluster.name, e.cluster.gpus()));
     }
-    e.scheduler = schedulers().make(reader.child("scheduling"));
+    e.scheduler = policies.scheduling.make(reader.child("scheduling"));
     read_placement(reader.child_or("placement", "linear"), e);
     read_rules(reader, e);
-    e.charges = read_charges(reader.child_or("charges", Json::object()));
-    request_routers().make(e.request_routing, e.seed);
+    e.charges =
+        read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
+    policies.request_routing.make(e.request_routing, e.seed);
     read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
       constexpr std::array<std::string_view, 1> types{"none"};
       rebalancing.choice("type", types);

@@ -12,9 +12,7 @@
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
 #include "sim/charges.hpp"
-#include "sim/placement/placement.hpp"
-#include "sim/request_routing/request_router.hpp"
-#include "sim/scheduling/scheduler.hpp"
+#include "sim/policies.hpp"
 #include "sim/step_model.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/requests/request_source.hpp"
@@ -48,12 +46,17 @@ struct MemoryBudget {
 struct MixedRule {
   enum class Kind { prefill, decode, decode_if_few, own } kind = Kind::prefill;
   std::int64_t prefill_tokens_at_most = 0;  ///< decode_if_few
-  std::optional<PhaseRule> own;
 };
 
 /// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
 enum class StepKind { prefill, decode, mixed };
 inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
+
+/// The rules of steps by the StepKind they run under. Mixed steps have one if MixedRule::Kind::own.
+struct PhaseRules {
+  std::vector<PhaseRule> by_kind;  ///< [2] or [3]
+  const PhaseRule& of(StepKind kind) const { return by_kind.at(static_cast<std::size_t>(kind)); }
+};
 
 /// The rule of a step that holds `kind` with that many prompt tokens over the group.
 StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens);
@@ -73,10 +76,11 @@ struct Experiment {
   RoutingTrace trace;                           ///< of both phases, unless ...
   std::optional<RoutingTrace> prefill_trace{};  ///< ... prefill has its own
   bool bind_odd_only = false;                   ///< the placement was fitted on even requests
-  ExpertPlacement placement{};
+  PlacementProblem placement_problem{};
+  ExpertPlacement placement{};  ///< as the run starts
   std::string placement_type{};
   double replication = 1, replication_effective = 1;
-  PhaseRule prefill{}, decode{};
+  PhaseRules rules{};
   MixedRule mixed{};
   Charges charges{};
   ConfigNode request_routing;  ///< routers have state: built by each run
@@ -87,17 +91,16 @@ struct Experiment {
   double hot_rank_threshold = 2;
   bool expert_counts = true;
   std::uint64_t seed = 1;
-  /// What steps under `kind` do. Throws std::bad_optional_access if mixed steps have no rule of
-  /// their own.
-  const PhaseRule& rule(StepKind kind) const {
-    if (kind == StepKind::mixed) return mixed.own.value();
-    return kind == StepKind::prefill ? prefill : decode;
-  }
+  std::shared_ptr<const Policies> policies{};  ///< what was chosen from
 
   Json config{};  ///< resolved: every key, defaults included
 };
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
-Experiment load_experiment(const ConfigNode&, TraceLibrary&);
+Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
+
+/// The experiment's rules over another placement than its first: routers make their fixed choices
+/// anew.
+PhaseRules rules_over(const Experiment&, const ExpertPlacement&);
 
 }  // namespace moesim

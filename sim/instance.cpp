@@ -13,7 +13,9 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
              experiment.charges),
       ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
-      loads_(ranks_.size()) {
+      loads_(ranks_.size()),
+      placement_(experiment.placement),
+      rules_(experiment.rules) {
   for (Rank& rank : ranks_) rank.free_blocks = experiment.memory.kv_blocks;
   batch_.ranks.resize(ranks_.size());
 }
@@ -133,12 +135,11 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   check(rank.free_blocks >= 0, "a scheduler took more KV blocks than were free");
 }
 
-void Instance::choose_rule() {
+void Instance::classify_step() {
   const bool prefill = summary_.prefill_tokens > 0;
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
-  rule_ = &experiment_.rule(summary_.rule);
 }
 
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
@@ -167,8 +168,8 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
-  choose_rule();
-  model_.price(batch_, *rule_, experiment_.placement, rows_, cost_);
+  classify_step();
+  model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
   return cost_.total;
 }
 

@@ -88,7 +88,7 @@ class Instance {
   void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
-  void choose_rule();
+  void classify_step();
 
   const Experiment& experiment_;
   RowSource& rows_;
@@ -100,7 +100,8 @@ class Instance {
   StepCost cost_;
   StepSummary summary_;
   StepOutcome outcome_;
-  const PhaseRule* rule_ = nullptr;
+  ExpertPlacement placement_;  // as it stands
+  PhaseRules rules_;           // over that placement
 };
 
 }  // namespace moesim

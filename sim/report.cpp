@@ -195,6 +195,13 @@ OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurem
   experts["replication_effective"] = e.replication_effective;
   experts["dropped"] = 0;
   experts["hot_rank_threshold"] = e.hot_rank_threshold;
+  for (const HotRank& hot : totals.hot_ranks) {
+    experts["hottest_ranks"].push_back(
+        {{"time_s", to_seconds(hot.at).count()},
+         {"layer", e.trace.meta().layer_ids[static_cast<std::size_t>(hot.layer)]},
+         {"rank", hot.rank},
+         {"ratio", hot.ratio}});
+  }
   for (std::size_t kind = 0; kind < 3; ++kind) {
     const ExpertTotals& part = totals.by_kind[kind].experts;
     if (part.layer_steps == 0) continue;
@@ -227,7 +234,12 @@ OrderedJson communication_of(const Totals& totals) {
     traffic["p99_us_per_layer"] = double(layer_ns.quantile(.99)) / 1e3;
     return traffic;
   };
-  return {{"dispatch", per_layer(traffic_of(totals.dispatch, busy), totals.dispatch_ns)},
+  OrderedJson layers_by_dispatch = OrderedJson::object();
+  for (const auto& [name, layers] : totals.layers_by_dispatch) {
+    layers_by_dispatch[std::string(name)] = layers;
+  }
+  return {{"layers_by_dispatch", std::move(layers_by_dispatch)},
+          {"dispatch", per_layer(traffic_of(totals.dispatch, busy), totals.dispatch_ns)},
           {"combine", per_layer(traffic_of(totals.combine, busy), totals.combine_ns)},
           {"tp_all_reduce", traffic_of(totals.all_reduce, busy)}};
 }

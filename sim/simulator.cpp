@@ -19,7 +19,8 @@ class Simulation {
         progress_(progress),
         observers_(observers),
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
-        router_(request_routers().make(experiment.request_routing, experiment.seed)),
+        router_(
+            experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
               experiment.seed),
         instance_(experiment, rows_, requests_),
@@ -145,7 +146,7 @@ ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequ
   }
   step.summary.kind = kind;
   step.summary.rule = rule_kind(experiment.mixed, kind, step.summary.prefill_tokens);
-  model.price(batch, experiment.rule(step.summary.rule), experiment.placement, rows, step.cost,
+  model.price(batch, experiment.rules.of(step.summary.rule), experiment.placement, rows, step.cost,
               &step.operations);
   return step;
 }

@@ -68,7 +68,7 @@ struct StepModel::Scratch {
     RoutingScratch routing;
     std::vector<std::int32_t> tokens_of_slot;
     CopyCounter counter;
-    TrafficMatrix copies;
+    TrafficMatrix copies, selections;
   };
 
   std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
@@ -185,25 +185,33 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
 
   const bool replicated = placement.slots() > placement.experts();
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
-  if (rule.router->needs_global_counts() && rule.dispatch->gathers_before_gate() && replicated &&
-      plan_.dp > 1) {
-    outcome.routing += charges_.top_k_of_all_tokens;
-  }
 
   outcome.exchange = {};
   if (plan_.dp > 1) {
-    const bool needs_copies = rule.dispatch->needs_copies();
+    const bool global = rule.router->needs_global_counts();
+    DispatchProblem exchange{fabric_, s.tokens_of_gpu, static_cast<double>(model_.hidden),
+                             static_cast<double>(model_.experts_per_token)};
+    exchange.needs_global_counts = global;
+    if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    if (needs_copies && rule.router->needs_token_rows()) {
-      worker.counter.count(placement, worker.routing.slot_of_selection, s.source_gpu,
-                           plan_.moe_tp(), domain, worker.copies);
-    } else if (needs_copies) {
-      worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, s.source_gpu,
-                           plan_.moe_tp(), domain, worker.copies);
+    const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
+      if (rule.router->needs_token_rows()) {
+        worker.counter.count(placement, worker.routing.slot_of_selection, s.source_gpu,
+                             plan_.moe_tp(), domain, copies, matrix);
+      } else {
+        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, s.source_gpu,
+                             plan_.moe_tp(), domain, copies, matrix);
+      }
+      return &matrix;
+    };
+    if (rule.dispatch->needs_copies()) {
+      exchange.copies = count(CopyRule::per_gpu, worker.copies);
     }
-    outcome.exchange = rule.dispatch->exchange(
-        {fabric_, s.tokens_of_gpu, needs_copies ? &worker.copies : nullptr,
-         static_cast<double>(model_.hidden), static_cast<double>(model_.experts_per_token)});
+    if (rule.dispatch->needs_selections()) {
+      exchange.selections = count(CopyRule::per_selection, worker.selections);
+    }
+    outcome.exchange = rule.dispatch->exchange(exchange);
+    outcome.routing += outcome.exchange.top_k;
   } else if (plan_.gpus() > 1) {
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
     // reduced.
@@ -319,7 +327,8 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   const int moe_layers = model_.moe_layers();
 
   gather(batch, rows,
-         rule.router->needs_token_rows() || (plan_.dp > 1 && rule.dispatch->needs_copies()));
+         rule.router->needs_token_rows() || (plan_.dp > 1 && (rule.dispatch->needs_copies() ||
+                                                              rule.dispatch->needs_selections())));
   result.layers.resize(at(moe_layers));
   const auto price_layer = [&](int layer) {
     price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);

@@ -23,6 +23,7 @@ using Breakdown = std::array<std::array<double, resource_names.size()>, part_nam
 
 /// How the tokens of a step find replicas and travel: one rule for the whole group.
 struct PhaseRule {
+  ConfigNode routing;  ///< what `router` was made from
   std::string router_name;
   std::shared_ptr<const TokenRouter> router;
   std::shared_ptr<const Dispatch> dispatch;

@@ -157,7 +157,7 @@ TEST_CASE("every request is one span that holds its two phases") {
     } else {
       REQUIRE(open[id].back() == event["name"]);
       open[id].pop_back();
-      spans += open[id].empty() ? 1 : 0;
+      if (open[id].empty()) ++spans;
     }
   }
   REQUIRE(spans == 24);

@@ -32,18 +32,21 @@ struct Slice {
 };
 
 // What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
-// barrier; what this GPU waited there is its own work short of that.
+// barrier, or, where some are hidden beside others, what of them is exposed; what this GPU waited
+// there is its own work short of that.
 std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
   const std::size_t expert_rank = gpu / static_cast<std::size_t>(plan.moe_tp());
   double experts = 0;
   for (const LayerOutcome& layer : cost.layers) experts += layer.experts[expert_rank].time.count();
+  experts = std::min(experts, seconds_of(cost, Part::experts));
   const double waits_for_experts = seconds_of(cost, Part::experts) - experts;
-  const double waits_for_attention = cost.idle[gpu] - waits_for_experts;
-  double alone = -waits_for_attention;
+  double alone = 0;
   for (const Part part : {Part::attention, Part::gate, Part::permute, Part::shared_experts,
                           Part::dense_ffn, Part::other}) {
     alone += seconds_of(cost, part);
   }
+  const double waits_for_attention = std::clamp(cost.idle[gpu] - waits_for_experts, 0.0, alone);
+  alone -= waits_for_attention;
   return {{{"attention", alone},
            {"idle", waits_for_attention},
            {"all_reduce", seconds_of(cost, Part::all_reduce)},
@@ -102,7 +105,7 @@ void Timeline::add_lane(int gpu, Time start, Time now, const StepCost& cost) {
   double passed = 0;
   Time begin = start;
   for (const Slice& slice : slices) {
-    passed = std::max(0.0, passed + slice.seconds);
+    passed += slice.seconds;
     // Sums of doubles: at the end of the step they may be off by a picosecond.
     const bool last = &slice == &slices.back();
     const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);

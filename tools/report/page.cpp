@@ -28,7 +28,7 @@ struct PageMetric {
   bool less_is_better;
 };
 
-constexpr std::array<PageMetric, 26> page_metrics{{
+constexpr std::array<PageMetric, 27> page_metrics{{
     {"/metrics/tokens_per_s_per_gpu", "Output throughput per GPU", "tokens/s", false},
     {"/metrics/total_tokens_per_s_per_gpu", "Throughput per GPU, prompts too", "tokens/s", false},
     {"/metrics/output_throughput", "Output throughput", "tokens/s", false},
@@ -44,6 +44,8 @@ constexpr std::array<PageMetric, 26> page_metrics{{
     {"/metrics/p99_itl_ms", "p99 inter-token latency", "ms", true},
     {"/metrics/median_e2el_ms", "Median request latency", "ms", true},
     {"/metrics/p99_e2el_ms", "p99 request latency", "ms", true},
+    {"/steps/decode/decode_tokens_per_s_per_gpu", "Output per GPU in decode steps", "tokens/s",
+     false},
     {"/steps/decode/mean_ms", "Decode step", "ms", true},
     {"/steps/prefill/mean_ms", "Prefill step", "ms", true},
     {"/experts/by_step_kind/decode/max_activated_mean", "Activated experts, busiest GPU, decode",

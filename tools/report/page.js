@@ -376,8 +376,9 @@ function draw_parts() {
   const narrow = by_id('parts-chart').clientWidth < 600;
   const labels = points.map(narrow ? values_label : point_label);
   const longest = Math.max(...labels.map(l => l.length), 1);
+  const label_width = narrow ? 106 : Math.min(0.42 * by_id('parts-chart').clientWidth, 8 + 6.8 * longest);
   draw(by_id('parts-chart'), {
-    grid: { left: narrow ? 118 : Math.min(340, 16 + 7.2 * longest), right: 24, top: 8, bottom: 42 },
+    grid: { left: label_width + 12, right: 24, top: 8, bottom: 42 },
     tooltip: {
       ...tooltip(), trigger: 'axis', axisPointer: { type: 'shadow' },
       formatter: items => {
@@ -387,13 +388,13 @@ function draw_parts() {
       },
     },
     xAxis: axis({ type: 'value', name: share ? 'share of the step' : `mean ${kind} step, ms`, nameLocation: 'middle', nameGap: 26, max: share && !state.hidden_parts.size ? 1 : null }),
-    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: narrow ? 108 : 330, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
+    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: label_width, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
     series: used.filter(({ name }) => !state.hidden_parts.has(name)).map(({ name, i }) => ({
       name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
       data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
     })),
   }, 60 + points.length * (narrow ? 28 : 24));
-  by_id('parts-note').textContent = (narrow && longest > 0 ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
+  by_id('parts-note').textContent = (narrow ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
     'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.';
 }
 
@@ -523,7 +524,7 @@ function mark_selected() {
 function show_unfinished() {
   if (!data.unfinished.length) return;
   by_id('unfinished').replaceChildren(
-    element('h3', { style: 'margin-top: 16px' }, `${data.unfinished.length} points without a result`),
+    element('h3', { style: 'margin-top: 16px' }, `Without a result: ${data.unfinished.length}`),
     element('div', { class: 'scroll' }, element('table', {},
       element('thead', {}, element('tr', {}, [...data.axes, 'status', 'why'].map(t => element('th', { class: 'text' }, t)))),
       element('tbody', {}, data.unfinished.slice(0, 200).map(p => element('tr', {}, [...p.settings, p.status].map(t => element('td', { class: 'text' }, t)),

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "sim/dispatch/dispatch.hpp"
+#include "sim/placement/placement.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/scheduling/scheduler.hpp"
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+/// The tables that an experiment chooses its policies from: what ships, unless a program adds rows
+/// of its own. A policy is one file and one row:
+///   Policies policies;
+///   policies.token_routing.add({"mine", "one line for `moesim list`", make_mine});
+///   load_experiment(config, traces, policies);
+struct Policies {
+  Registry<Placer> placement = placers();
+  Registry<TokenRouter, const RoutingContext&> token_routing = token_routers();
+  Registry<Dispatch> dispatch = dispatches();
+  Registry<Scheduler> scheduling = schedulers();
+  Registry<RequestRouter, std::uint64_t> request_routing = request_routers();
+};
+
+}  // namespace moesim
