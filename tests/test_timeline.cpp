@@ -129,7 +129,8 @@ TEST_CASE("the lanes' idle time is the report's, and experts end at a barrier") 
   for (const Json& event : trace.events) {
     if (event["ph"] == "X" && event["pid"] == 1) step = picoseconds(event["ts"]);
     if (event["ph"] != "X" || event["pid"] != 2) continue;
-    if (event["name"] == "idle") idle[event["tid"].get<int>() - 10] += event["dur"].get<double>() * 1e-6;
+    if (event["name"] == "idle")
+      idle[event["tid"].get<int>() - 10] += event["dur"].get<double>() * 1e-6;
     if (event["name"] == "combine") combine_begins[step].insert(picoseconds(event["ts"]));
   }
   // The report's window may end with the last arrival: compare shares, between GPUs.

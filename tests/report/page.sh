@@ -12,6 +12,10 @@ chromium=$(command -v chromium || command -v chromium-browser || command -v goog
   skip "no chromium; tools/setup --tests installs it"
 [[ -d tools/report/node_modules/playwright-core ]] || skip "no playwright-core; run npm ci --ignore-scripts in tools/report"
 
+if grep -q '"resolved"' tools/report/package-lock.json; then
+  echo "package-lock.json names a registry: npm ci would ask nobody else" >&2
+  exit 1
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # A tiny sweep with a group that beats another, points that are beaten, and one that fails for a reason full of markup.
