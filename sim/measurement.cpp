@@ -120,6 +120,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   for (std::size_t part = 0; part < totals.parts.size(); ++part) {
     for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
       totals.parts[part][resource] += cost.parts[part][resource];
+      kind.parts[part] += cost.parts[part][resource];
     }
   }
   add(totals.dispatch, cost.dispatch);
@@ -146,6 +147,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
     const auto ranks = static_cast<double>(load.tokens.size());
+    layer.tokens_of_rank.resize(load.tokens.size());
+    layer.activated_of_rank.resize(load.tokens.size());
     double activated = 0, tokens = 0, squares = 0;
     for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
       activated += load.activated[rank];
@@ -153,6 +156,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
       squares += double(load.tokens[rank]) * load.tokens[rank];
       layer.rank_tokens.add(load.tokens[rank]);
       layer.rank_activated.add(load.activated[rank]);
+      layer.tokens_of_rank[rank] += load.tokens[rank];
+      layer.activated_of_rank[rank] += load.activated[rank];
     }
     for (std::size_t e = 0; e < experts; ++e) {
       layer.expert_tokens.add(tokens_of_expert[l * experts + e]);

@@ -16,6 +16,7 @@ namespace moesim {
 struct ExpertTotals {
   struct Layer {
     CountHistogram rank_tokens, rank_activated, expert_tokens;
+    std::vector<std::int64_t> tokens_of_rank, activated_of_rank;  ///< sums over steps, [ep]
   };
   double layer_steps = 0;  ///< (layer, step) pairs
   double max_activated = 0, mean_activated = 0;
@@ -40,6 +41,7 @@ struct HotRank {
 struct StepTotals {
   std::int64_t steps = 0;
   double seconds = 0;
+  std::array<double, part_names.size()> parts{};  ///< seconds of the critical path
   double prefill_tokens = 0, decode_tokens = 0;
   double dummy_ranks = 0;
   ExpertTotals experts;

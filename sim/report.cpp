@@ -114,6 +114,15 @@ OrderedJson distribution(const CountHistogram& histogram) {
           {"max", histogram.max()}};
 }
 
+// Of what ranks do in each step of one layer: over (rank, step), and each rank's sum over the
+// steps.
+OrderedJson rank_distribution(const CountHistogram& histogram,
+                              const std::vector<std::int64_t>& total_by_rank) {
+  OrderedJson json = distribution(histogram);
+  json["total_by_rank"] = total_by_rank;
+  return json;
+}
+
 OrderedJson expert_summary(const ExpertTotals& totals) {
   const double n = totals.layer_steps;
   return {
@@ -199,10 +208,12 @@ OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurem
     OrderedJson& by_kind = experts["by_step_kind"][std::string(step_kind_names[kind])];
     by_kind = expert_summary(part);
     for (std::size_t l = 0; l < part.layers.size(); ++l) {
-      by_kind["layers"].push_back({{"layer", e.trace.meta().layer_ids[l]},
-                                   {"rank_activated", distribution(part.layers[l].rank_activated)},
-                                   {"rank_tokens", distribution(part.layers[l].rank_tokens)},
-                                   {"expert_tokens", distribution(part.layers[l].expert_tokens)}});
+      const ExpertTotals::Layer& layer = part.layers[l];
+      by_kind["layers"].push_back(
+          {{"layer", e.trace.meta().layer_ids[l]},
+           {"rank_activated", rank_distribution(layer.rank_activated, layer.activated_of_rank)},
+           {"rank_tokens", rank_distribution(layer.rank_tokens, layer.tokens_of_rank)},
+           {"expert_tokens", distribution(layer.expert_tokens)}});
     }
   }
   if (e.expert_counts) experts["tokens_per_expert_by_workload"] = expert_counts(e, measurement);
@@ -280,6 +291,9 @@ OrderedJson steps_of(const Experiment& e, const Totals& totals) {
                    {"mean_decode_tokens", ratio(part.decode_tokens, n)},
                    {"mean_decode_tokens_per_rank", ratio(part.decode_tokens, n * e.parallel.dp)},
                    {"mean_dummy_ranks", ratio(part.dummy_ranks, n)}};
+    for (std::size_t p = 0; p < part_names.size(); ++p) {
+      steps[name]["parts_mean_ms"][std::string(part_names[p])] = ratio(part.parts[p] * 1e3, n);
+    }
   }
   for (std::size_t rule = 0; rule < 3; ++rule) {
     steps["by_rule"][std::string(step_kind_names[rule])] = {

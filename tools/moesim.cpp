@@ -17,6 +17,7 @@ std::span<const Verb> verbs() {
       Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
+      Verb{"report", "one HTML page of a store that opens offline", setup_report},
       Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
       Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
            setup_replay},

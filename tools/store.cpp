@@ -280,7 +280,8 @@ StoredSweep Store::read() const {
       sweep.points.push_back(std::move(point));
     }
     meta.step();
-    sweep.axes = varied(axes_of(Json::parse(meta.text(0))), sweep.points);
+    sweep.document = Json::parse(meta.text(0));
+    sweep.axes = varied(axes_of(sweep.document), sweep.points);
   } catch (const Json::exception& error) {
     throw ConfigError(fmt::format("{}: holds text that is not JSON ({}); name another file",
                                   file_.string(), error.what()));

@@ -45,6 +45,7 @@ struct StoredPoint {
 
 /// Everything in a store: what verbs that evaluate it work on.
 struct StoredSweep {
+  Json document;                    ///< the sweep file
   std::vector<Axis> axes;           ///< what differs between the points
   std::vector<StoredPoint> points;  ///< in the order of the sweep
 };
