@@ -374,7 +374,8 @@ function draw_parts() {
     return { key: name, label: name.replaceAll('_', ' '), mark };
   }), state.hidden_parts, draw_parts);
   const narrow = by_id('parts-chart').clientWidth < 600;
-  const labels = points.map(narrow ? values_label : point_label);
+  const terse = narrow || points.some(p => point_label(p).length > 56);
+  const labels = points.map(terse ? values_label : point_label);
   const longest = Math.max(...labels.map(l => l.length), 1);
   const label_width = narrow ? 106 : Math.min(0.42 * by_id('parts-chart').clientWidth, 8 + 6.8 * longest);
   draw(by_id('parts-chart'), {
@@ -393,8 +394,8 @@ function draw_parts() {
       name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
       data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
     })),
-  }, 60 + points.length * (narrow ? 28 : 24));
-  by_id('parts-note').textContent = (narrow ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
+  }, 60 + points.length * Math.max(24, 10 + 13 * (narrow ? Math.ceil(longest / 14) : 1)));
+  by_id('parts-note').textContent = (terse ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
     'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.';
 }
 
