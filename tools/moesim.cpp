@@ -15,6 +15,7 @@ std::span<const Verb> verbs() {
   static constexpr std::array table{
       Verb{"run", "simulate one experiment", setup_run},
       Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
+      Verb{"merge", "the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
       Verb{"replay", "what policies do to a recorded routing trace, without an event loop",

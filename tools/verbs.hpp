@@ -26,6 +26,7 @@ std::span<const Verb> verbs();
 
 Action setup_run(CLI::App&);
 Action setup_sweep(CLI::App&);
+Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);
 Action setup_compare(CLI::App&);
 Action setup_replay(CLI::App&);
