@@ -26,9 +26,9 @@ kills=0 finished=0 moments=''
 while ((kills < 20)); do
   "$moesim" sweep sweep.json -o killed.sqlite >/dev/null 2>&1 &
   process=$!
-  # Random, and on average what leads to four fifths of the points by the twentieth kill, however fast the machine is.
-  behind=$(((kills + 1) * 40 - finished))
-  pause=$((RANDOM % (took / 6 + (behind > 0 ? 2 * behind * took / 1000 : 0) + 1)))
+  # Random, and on average what leads to three fifths of the points by the twentieth kill, however fast the machine is.
+  behind=$(((kills + 1) * 30 - finished))
+  pause=$((RANDOM % (took / 20 + (behind > 0 ? 2 * behind * took / 1000 : 0) + 1)))
   sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000)))"
   kill -KILL "$process" || fail "the sweep was done after $kills kills"
   wait "$process" 2>/dev/null || true
