@@ -29,6 +29,7 @@ std::string duration_text(double seconds) {
 
 void ProgressBar::update(std::int64_t done, std::int64_t total) {
   const auto now = Clock::now();
+  if (done == 0) start_ = now;  // what was before is not this work
   if (now - start_ < silent_at_first) return;
   const bool terminal = ::isatty(STDERR_FILENO) != 0;
   const bool ended = done == total;
@@ -43,10 +44,9 @@ void ProgressBar::update(std::int64_t done, std::int64_t total) {
   std::string state = fmt::format("{} {}", done, what_);
   if (total > 0) {
     state = fmt::format("{} of {} {}, ", done, total, what_);
-    state += done == 0 ? "just begun"
-             : ended   ? fmt::format("{} taken", duration_text(elapsed))
-                       : fmt::format("{} left",
-                                     duration_text(elapsed / double(done) * double(total - done)));
+    state += ended ? fmt::format("{} taken", duration_text(elapsed))
+                   : fmt::format("{} left",
+                                 duration_text(elapsed / double(done) * double(total - done)));
   }
   if (!terminal) {
     spdlog::info("{}", state);

@@ -250,12 +250,16 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
                                                      const PointRunner& runner,
                                                      const SweepOptions& options) {
   std::vector<std::optional<std::string>> errors(points.size());
+  std::mutex mutex;
+  std::size_t checked = 0;
   for_each_point(points.size(), options, [&](std::size_t i) {
     try {
       runner.check(points[i]->config);
     } catch (const ConfigError& error) {
       errors[i] = error.what();
     }
+    const std::lock_guard lock(mutex);
+    options.checked(++checked, points.size());
   });
   return errors;
 }
@@ -364,6 +368,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
       to_run.push_back(open[i]);
     }
   }
+  options.progress(0, to_run.size());
   std::mutex mutex;
   for_each_point(to_run.size(), options, [&](std::size_t i) {
     const Result result = run_point(runner, to_run[i]->config);

@@ -60,8 +60,11 @@ struct SweepOptions {
   int threads = 1;
   /// Whether a sweep of which no point can be run is refused; a shard may be so by chance.
   bool refuse_infeasible = true;
-  /// Called, by one thread at a time, whenever a point is finished: (finished, to run this time).
+  /// Called, by one thread at a time, before the first point is run and whenever one is finished:
+  /// (finished, to run this time).
   std::function<void(std::size_t, std::size_t)> progress = [](std::size_t, std::size_t) {};
+  /// The same for the checks before.
+  std::function<void(std::size_t, std::size_t)> checked = [](std::size_t, std::size_t) {};
   /// Asked before each point: true ends the sweep after the points in flight.
   std::function<bool()> stop = [] { return false; };
 };

@@ -89,11 +89,16 @@ int submit(const Options& options, const Sweep& sweep, const PointRunner& runner
 }
 
 int run_here(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+  ProgressBar checks("points checked");
   ProgressBar progress("points");
   SweepOptions how;
   how.threads = threads_of(options);
   how.refuse_infeasible = options.shard.empty();
+  how.checked = [&](std::size_t checked, std::size_t total) {
+    checks.update(static_cast<std::int64_t>(checked), static_cast<std::int64_t>(total));
+  };
   how.progress = [&](std::size_t finished, std::size_t total) {
+    checks.finish();
     progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
   };
   how.stop = [] { return interrupted.load(); };
