@@ -210,6 +210,17 @@ Setting parse_setting(std::string_view text) {
       fmt::format("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text));
 }
 
+StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
+  const ComparedPointers pointers = compared_pointers(settings, {});
+  StoredSweep found{sweep.axes, {}};
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status == PointStatus::done && matches(point, settings, pointers))
+      found.points.push_back(point);
+  }
+  if (found.points.empty()) fail_without_match(sweep, settings);
+  return found;
+}
+
 Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candidate) {
   const ComparedPointers pointers = compared_pointers(baseline, candidate);
   Comparison comparison;

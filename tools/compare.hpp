@@ -41,6 +41,10 @@ struct Setting {
 /// Throws ConfigError.
 Setting parse_setting(std::string_view text);
 
+/// The finished points of a sweep that match all settings, as compare() understands them. Throws
+/// ConfigError if there is none.
+StoredSweep points_with(const StoredSweep&, std::span<const Setting> settings);
+
 /// A baseline point and a candidate point that are equal in everything else.
 struct PointPair {
   std::string baseline, candidate;  ///< config hashes

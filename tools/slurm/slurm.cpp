@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/slurm/slurm.hpp"
 
-#include <array>
-#include <cerrno>
-#include <cstring>
-
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include "hardware/config.hpp"
 #include "tools/output.hpp"
+#include "tools/process.hpp"
 
 namespace moesim {
 
@@ -52,41 +44,6 @@ std::string merge_script(const fs::path& program, const fs::path& folder, const 
   return script + " \\\n  -o " + quoted(store.string()) + "\n";
 }
 
-// What the program says on stdout. Its stderr is ours.
-std::string output_of(const std::vector<std::string>& command) {
-  std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw ConfigError(std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  std::vector<char*> arguments;
-  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  pid_t child = 0;
-  const int error =
-      ::posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
-  ::posix_spawn_file_actions_destroy(&actions);
-  ::close(ends[1]);
-  std::string text;
-  std::array<char, 4096> buffer{};
-  for (ssize_t n = 0; error == 0 && (n = ::read(ends[0], buffer.data(), buffer.size())) > 0;)
-    text.append(buffer.data(), static_cast<std::size_t>(n));
-  ::close(ends[0]);
-  if (error != 0) {
-    throw ConfigError(fmt::format(
-        "{} cannot be run ({}); submit from a machine that has Slurm's commands, or leave out "
-        "--launcher",
-        command.front(), std::strerror(error)));
-  }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw ConfigError(
-        fmt::format("{} refused the job; its own words stand above", command.front()));
-  }
-  return text;
-}
-
 // The job's id: what --parsable prints before a ';' with the cluster's name.
 std::string submit(const std::vector<std::string>& options, const fs::path& script,
                    const SlurmOptions& how) {
@@ -96,7 +53,8 @@ std::string submit(const std::vector<std::string>& options, const fs::path& scri
   if (!how.time.empty()) command.push_back("--time=" + how.time);
   command.insert(command.end(), how.more.begin(), how.more.end());
   command.push_back(script.string());
-  const std::string answer = output_of(command);
+  const std::string answer = run_program(
+      command, "submit from a machine that has Slurm's commands, or leave out --launcher");
   return answer.substr(0, answer.find_first_of(";\n"));
 }
 
