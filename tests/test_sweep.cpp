@@ -449,6 +449,51 @@ TEST_CASE("a comparison pairs points that are equal in everything else") {
   CHECK(json["summary"]["median_ttft_ms"]["ratio"].is_null());
 }
 
+TEST_CASE("a sign test counts how unequally a fair coin would fall") {
+  // 5 to 0: 2 * 1/32. 4 to 1: 2 * (1 + 5)/32. 2 to 2: certain.
+  CHECK_THAT(sign_test(5, 0), test::WithinRel(2. / 32, 1e-12));
+  CHECK_THAT(sign_test(1, 4), test::WithinRel(12. / 32, 1e-12));
+  CHECK(sign_test(2, 2) == 1);
+  CHECK(sign_test(3000, 3000) == 1);
+  CHECK(sign_test(0, 0) == 1);
+}
+
+TEST_CASE("an interval over seeds tells a difference from noise") {
+  // Three seeds of two loads: metro's throughput is 0.9 to 1.1 times even's, its TPOT 0.8 to 0.82.
+  const auto compared = [](std::vector<int> seeds) {
+    StoredSweep sweep;
+    sweep.axes = named_axes({"/load", "/routing", "/seed"});
+    for (const int load : {1, 2}) {
+      for (const int seed : seeds) {
+        const Json even{{"load", load}, {"routing", "even"}, {"seed", seed}};
+        const Json metro{{"load", load}, {"routing", "metro"}, {"seed", seed}};
+        sweep.points.push_back(stored_point(even, metrics(10, 100)));
+        sweep.points.push_back(stored_point(metro, metrics(8 + .1 * seed, 90 + 10 * seed)));
+      }
+    }
+    return even_against_metro(sweep);
+  };
+  const Comparison three = compared({0, 1, 2});
+  REQUIRE(three.pairs.size() == 6);
+  CHECK(three.pairs[0].point == three.pairs[2].point);
+  CHECK(three.pairs[0].point != three.pairs[3].point);
+  const RatioSummary& throughput = three.summary[0];
+  REQUIRE(throughput.interval);
+  CHECK(throughput.within_noise());
+  CHECK(throughput.interval->first >= .9);
+  CHECK(throughput.interval->second <= 1.1);
+  const RatioSummary& tpot = three.summary[2];
+  CHECK(!tpot.within_noise());
+  CHECK(tpot.interval->first >= .8);
+  CHECK(tpot.interval->second <= .82);
+  CHECK(tpot.interval->first < *tpot.ratio);
+  CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 64, 1e-12));
+  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("within the noise"));
+  // One seed says nothing about others.
+  CHECK(!compared({1}).summary[2].interval);
+  CHECK_THAT(comparison_text(compared({1})), Catch::Matchers::Contains("several seeds"));
+}
+
 TEST_CASE("a point without a partner is counted, not compared") {
   StoredSweep sweep = four_points();
   sweep.points.pop_back();

@@ -18,6 +18,7 @@ std::span<const Verb> verbs() {
       Verb{"merge", "the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
+      Verb{"tune", "the best point of a sweep under an SLO, without running all", setup_tune},
       Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
            setup_replay},
       Verb{"place", "make an expert placement from observed loads", setup_place},

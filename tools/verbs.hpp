@@ -29,6 +29,7 @@ Action setup_sweep(CLI::App&);
 Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);
 Action setup_compare(CLI::App&);
+Action setup_tune(CLI::App&);
 Action setup_replay(CLI::App&);
 Action setup_place(CLI::App&);
 Action setup_route(CLI::App&);
