@@ -118,6 +118,22 @@ refuses "stores of two sweeps" 'changed.sqlite: holds another sweep than shard1.
 (PATH=/nowhere && exec "$moesim" sweep six.json -o s.sqlite --launcher slurm) >out 2>err
 grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"
 
+# Plots, as files and as letters.
+if command -v gnuplot >/dev/null; then
+  for ending in svg png pdf; do
+    "$moesim" pareto six.sqlite --plot six.$ending >/dev/null || fail "pareto --plot six.$ending"
+    [[ -s six.$ending ]] || fail "six.$ending is empty"
+  done
+  refuses "a plot of no kind" 'ends in .svg, .png or .pdf' pareto six.sqlite --plot six.jpg
+  refuses "a plot in no folder" 'cannot be written' pareto six.sqlite --plot none/six.svg
+  python3 -c 'import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)' "$moesim" pareto six.sqlite \
+    --by /workload/lengths/output >plot || fail "pareto on a terminal"
+  grep -q 'output=2 *A' plot || fail "no plot on a terminal"
+  (($(tr -d '\r' <plot | wc -L) <= 100)) || fail "the plot is wider than 100 columns"
+else
+  echo "skipped: no gnuplot, so no plots"
+fi
+
 # Ctrl-C: the points in flight are finished, the rest waits.
 sweep_of long.json '"set": {"/workload/requests": 2500, "/workload/lengths/output": 40},
   "axes": {"/workload/lengths/prompt": [4, 6, 8, 10, 12, 14]}'

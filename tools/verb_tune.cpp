@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 
@@ -48,7 +48,8 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   if (document.contains("blocks") || document.contains("seeds"))
     file.fail("tune takes \"axes\", one \"zip\" and \"set\", no \"blocks\" and no \"seeds\"");
   Grid grid;
-  for (const auto& axis : document.value("axes", Json::object()).items()) {
+  const Json axes = document.value("axes", Json::object());
+  for (const auto& axis : axes.items()) {
     if (axis.key() == rate_pointer) {
       for (const Json& rate : axis.value()) grid.rates.push_back(rate);
       continue;
@@ -132,14 +133,14 @@ double goodput_bound(const Experiment& e) {
   double decode = lengths.output > 1 ? 0 : std::numeric_limits<double>::infinity();
   const auto most = static_cast<int>(e.scheduler->max_num_seqs());
   for (int b = 1; lengths.output > 1; b = std::min(2 * b, most)) {
-    const Seconds step = explain_step(e, StepKind::decode, b, context, 0).cost.seconds;
+    const Seconds step = explain_step(e, StepKind::decode, b, context, 0).cost.total;
     if (e.slo.tpot && step.count() > e.slo.tpot->count() * slack) break;
     decode = std::max(decode, e.parallel.dp * b / (step.count() * (lengths.output - 1)));
     if (b == most) break;
   }
   const auto chunk =
       std::min(static_cast<int>(e.scheduler->max_num_batched_tokens()), std::max(1, context));
-  const Seconds step = explain_step(e, StepKind::prefill, 0, 0, chunk).cost.seconds;
+  const Seconds step = explain_step(e, StepKind::prefill, 0, 0, chunk).cost.total;
   const double prefill = e.parallel.dp * chunk / (step.count() * lengths.prompt);
   return slack * std::min(decode, prefill);
 }
