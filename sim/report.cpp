@@ -290,7 +290,9 @@ OrderedJson steps_of(const Experiment& e, const Totals& totals) {
                    {"mean_prefill_tokens", ratio(part.prefill_tokens, n)},
                    {"mean_decode_tokens", ratio(part.decode_tokens, n)},
                    {"mean_decode_tokens_per_rank", ratio(part.decode_tokens, n * e.parallel.dp)},
-                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)}};
+                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)},
+                   {"decode_tokens_per_s_per_gpu",
+                    ratio(part.decode_tokens, part.seconds * e.parallel.gpus())}};
     for (std::size_t p = 0; p < part_names.size(); ++p) {
       steps[name]["parts_mean_ms"][std::string(part_names[p])] = ratio(part.parts[p] * 1e3, n);
     }

@@ -15,10 +15,12 @@ std::span<const Verb> verbs() {
   static constexpr std::array table{
       Verb{"run", "simulate one experiment", setup_run},
       Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
+      Verb{"merge", "the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
       Verb{"report", "one HTML page of a store that opens offline", setup_report},
       Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
+      Verb{"tune", "the best point of a sweep under an SLO, without running all", setup_tune},
       Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
            setup_replay},
       Verb{"place", "make an expert placement from observed loads", setup_place},

@@ -10,6 +10,7 @@
 #include "sim/simulator.hpp"
 #include "tools/experiment_options.hpp"
 #include "tools/output.hpp"
+#include "tools/progress.hpp"
 #include "tools/run_csv.hpp"
 #include "tools/table.hpp"
 #include "tools/timeline.hpp"
@@ -24,25 +25,6 @@ struct Options {
   std::string report, profile, requests, steps, timeline;
   bool json = false;
   int threads = 0;
-};
-
-// Says how far a long run is: nothing in the first second, then a line every two.
-class ProgressLines {
- public:
-  void operator()(std::int64_t finished, std::int64_t expected) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(2)) return;
-    last_ = now;
-    if (expected > 0) {
-      spdlog::info("{} of {} requests finished ({} %)", finished, expected,
-                   100 * finished / expected);
-    } else {
-      spdlog::info("{} requests finished", finished);
-    }
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 std::string number(const OrderedJson& value, int digits = 1) {
@@ -136,7 +118,12 @@ int run_experiment(const Options& options) {
   }
   if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
   const auto start = std::chrono::steady_clock::now();
-  const Report report = run(experiment, ProgressLines(), observers);
+  ProgressBar progress("requests");
+  const Report report = run(
+      experiment,
+      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
+      observers);
+  progress.finish();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
 
   const OrderedJson profile = profile_of(report.work, wall.count());

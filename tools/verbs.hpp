@@ -26,10 +26,12 @@ std::span<const Verb> verbs();
 
 Action setup_run(CLI::App&);
 Action setup_sweep(CLI::App&);
+Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);
 Action setup_compare(CLI::App&);
 Action setup_report(CLI::App&);
 Action setup_best(CLI::App&);
+Action setup_tune(CLI::App&);
 Action setup_replay(CLI::App&);
 Action setup_place(CLI::App&);
 Action setup_route(CLI::App&);
