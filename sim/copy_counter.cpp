@@ -42,14 +42,18 @@ void CopyCounter::next_slot(const LayerPlacement& placement,
 }
 
 // The tokens of one source: which ranks, and which domains, each of them goes to, as bits.
-template <std::size_t words, class RankOf>
+template <std::size_t words, bool all_run, class RankOf>
 void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k,
                                RankOf&& rank_of) {
   for (std::size_t token = first; token < end; ++token) {
     std::array<std::uint64_t, words> ranks{};
     std::uint64_t domains = 0;
     for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
-      const auto rank = static_cast<std::uint32_t>(rank_of(i));
+      const std::int32_t chosen = rank_of(i);
+      if constexpr (!all_run) {
+        if (chosen < 0) continue;
+      }
+      const auto rank = static_cast<std::uint32_t>(chosen);
       ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
       domains |= domains_of_rank_[rank];
     }
@@ -86,7 +90,7 @@ void CopyCounter::count(const LayerPlacement& placement,
                         TrafficMatrix& copies) {
   start(placement, tokens_of_slot);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies, [&](std::size_t i) {
+  count_sources<true>(placement.gpus(), k, source_gpu, moe_tp, domain, copies, [&](std::size_t i) {
     Expert& expert = experts_[ids[i]];
     if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
     --expert.left;
@@ -99,11 +103,14 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
                         TrafficMatrix& copies) {
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, copies,
-                [&](std::size_t i) { return placement.gpu_of_slot(slot_of_selection[i]); });
+  count_sources<false>(placement.gpus(), k, source_gpu, moe_tp, domain, copies,
+                       [&](std::size_t i) {
+                         const std::int32_t slot = slot_of_selection[i];
+                         return slot < 0 ? -1 : placement.gpu_of_slot(slot);
+                       });
 }
 
-template <class RankOf>
+template <bool all_run, class RankOf>
 void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu,
                                 int moe_tp, int domain, TrafficMatrix& copies, RankOf&& rank_of) {
   const int gpus = ranks * moe_tp;
@@ -125,12 +132,28 @@ void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::i
     to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
     to_domain_.assign(64, 0);
     if (ranks <= 64) {
-      count_source<1>(first, end, k, rank_of);
+      count_source<1, all_run>(first, end, k, rank_of);
     } else {
-      count_source<16>(first, end, k, rank_of);
+      count_source<16, all_run>(first, end, k, rank_of);
     }
     expand(source, moe_tp, domain, copies);
     first = end;
+  }
+}
+
+void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                    std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
+                    std::vector<std::int32_t>& slot_of_selection) {
+  std::vector<std::int32_t> left(tokens_of_slot.begin(), tokens_of_slot.end());
+  std::vector<std::size_t> place(at(placement.experts()));
+  slot_of_selection.assign(ids.size(), -1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (dropped[i] != 0) continue;
+    const auto slots = placement.slots_of(ids[i]);
+    std::size_t& p = place[ids[i]];
+    while (left[at(slots[p])] == 0) ++p;
+    --left[at(slots[p])];
+    slot_of_selection[i] = slots[p];
   }
 }
 
