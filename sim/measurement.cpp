@@ -14,6 +14,17 @@ void add(Traffic& sum, const Traffic& step) {
   sum.network_bytes += step.network_bytes;
 }
 
+constexpr std::size_t hot_ranks_kept = 20;
+
+// Into a list in order of ratio; of equals the earlier one stays first.
+void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
+  if (worst.size() == hot_ranks_kept && worst.back().ratio >= event.ratio) return;
+  const auto place = std::find_if(worst.begin(), worst.end(),
+                                  [&](const HotRank& other) { return other.ratio < event.ratio; });
+  worst.insert(place, event);
+  if (worst.size() > hot_ranks_kept) worst.pop_back();
+}
+
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
 
 }  // namespace
@@ -62,7 +73,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const std::vector<RequestRecord>& requests,
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
-  add_step(running_, instance);
+  add_step(running_, instance, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
     running_.coverage[phase].recorded += coverage[phase].recorded;
     running_.coverage[phase].borrowed += coverage[phase].borrowed;
@@ -93,7 +104,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
   running_.end = now;
 }
 
-void Measurement::add_step(Totals& totals, const Instance& instance) const {
+void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
   const StepSummary& step = instance.step();
   const StepCost& cost = instance.cost();
   const double seconds = cost.total.count();
@@ -120,10 +131,14 @@ void Measurement::add_step(Totals& totals, const Instance& instance) const {
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
-  add_layers(kind.experts, totals, instance);
+  totals.cut_rank_steps += step.cut_ranks;
+  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
+  totals.expert_memory += cost.expert_memory;
+  add_layers(kind.experts, totals, instance, now);
 }
 
-void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance) const {
+void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance,
+                             Time now) const {
   const StepCost& cost = instance.cost();
   const auto tokens_of_expert = instance.model().tokens_of_expert();
   const auto experts = static_cast<std::size_t>(experiment_.model.experts);
@@ -155,8 +170,15 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     totals.active_experts += outcome.active_experts;
     totals.useful_rows += static_cast<double>(outcome.useful_rows);
     totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    totals.capacity += outcome.capacity;
     totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
     totals.hottest = std::max(totals.hottest, ratio);
+    if (ratio > experiment_.hot_rank_threshold) {
+      const auto busiest = std::max_element(load.tokens.begin(), load.tokens.end());
+      keep_worst(all.hot_ranks, {now, static_cast<std::int32_t>(l),
+                                 static_cast<std::int32_t>(busiest - load.tokens.begin()), ratio});
+    }
+    if (!outcome.exchange.name.empty()) ++all.layers_by_dispatch[outcome.exchange.name];
     all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time));
     all.combine_ns.add(nanoseconds(outcome.exchange.combine.time));
   }

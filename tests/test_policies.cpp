@@ -53,6 +53,7 @@ Experiment quick(const Policies& policies, const Json& set) {
   const auto file = test::source_dir() / "configs/quick.json";
   Json json = ConfigNode::from_file(file).json();
   json["workload"]["requests"] = 20;
+  json["measurement"]["warmup"] = 0;
   json.merge_patch(set);
   TraceLibrary traces;
   return load_experiment(ConfigNode(json, file), traces, policies);
@@ -69,7 +70,7 @@ TEST_CASE("a program's own placement and token routing run like those that ship"
   const Report reference = run(quick(with_own(), even));
   // Of two replicas it uses one, so it activates no more than the even split in all ...
   const auto mean = [](const Report& r, const char* key) {
-    return r.document["experts"]["by_step_kind"]["decode"][key].get<double>();
+    return r.document.at("/experts/by_step_kind/decode"_json_pointer).at(key).get<double>();
   };
   CHECK(mean(report, "activated_mean") < mean(reference, "activated_mean"));
   // ... but its busiest GPU holds more tokens.
