@@ -176,6 +176,7 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   const auto pinned = of_layer(pinned_, layer);
   const auto prefetched = of_layer(prefetched_, layer);
 
+  std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});  // nobody waits for wrong guesses now
   misses_.clear();
   late_.clear();
   running_.assign(tokens.size(), 0);
@@ -199,11 +200,11 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   tally.late += std::ssize(late_);
   tally.misses += std::ssize(misses_) + std::ssize(late_);
 
-  Seconds t = now + gemm(running_);
+  Seconds took = gemm(running_);
   running_.assign(tokens.size(), 0);
   const auto run_when_there = [&](int slot, Seconds arrival) {
     running_[at(slot)] = tokens[at(slot)];
-    t = std::max(t, arrival) + gemm(running_);
+    took = std::max(took, arrival - now) + gemm(running_);
     running_[at(slot)] = 0;
   };
   for (const int slot : late_) run_when_there(slot, arrival_[at(first + slot)]);
@@ -219,7 +220,7 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
       pinned[at(slot)] = 1;
       arrival_[at(key)] = arrival;
     } else {
-      bounce_free = t;
+      bounce_free = now + took;
       ++tally.streamed;
     }
   }
@@ -228,8 +229,8 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   std::fill(prefetched.begin(), prefetched.end(), std::uint8_t{0});
   std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
   if (predictor_) predictor_->ran(layer, tokens);
-  queue_prefetches(layer, t, tokens_of);
-  return t - now;
+  queue_prefetches(layer, now + took, tokens_of);
+  return took;
 }
 
 }  // namespace moesim
