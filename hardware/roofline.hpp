@@ -11,9 +11,9 @@
 namespace moesim {
 
 /// What can bound an operation.
-enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch };
-inline constexpr std::array<std::string_view, 8> resource_names{
-    "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch"};
+enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch, host_link };
+inline constexpr std::array<std::string_view, 9> resource_names{
+    "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch", "host_link"};
 
 /// What an operation asks of one GPU.
 struct Work {

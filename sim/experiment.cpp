@@ -50,10 +50,14 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
       });
     }
     const auto placer = experiment.policies->placement.make_from(reader);
-    experiment.placement =
-        from_trace ? place_all(*placer, problem,
-                               observe(seen, experiment.bind_odd_only, placer->uses_coactivation()))
-                   : place_unseen(*placer, problem, experiment.model.moe_layers());
+    if (!from_trace) {
+      experiment.placement = place_unseen(*placer, problem, experiment.model.moe_layers());
+      return;
+    }
+    ExpertStatistics statistics =
+        observe(seen, experiment.bind_odd_only, placer->uses_coactivation());
+    experiment.placement = place_all(*placer, problem, statistics);
+    experiment.seen = std::move(statistics.load);
   });
 }
 
@@ -147,24 +151,46 @@ double slots_of_fullest_gpu(const ExpertPlacement& placement) {
   return double(most) / double(placement.size());
 }
 
+// The most tokens of one rank in a step under a rule. A decode step has one per sequence.
+double most_tokens(const Experiment& e, StepKind rule) {
+  const double seats = e.scheduler->max_num_seqs();
+  const bool prompts = rule != StepKind::decode || e.mixed.kind == MixedRule::Kind::decode;
+  const double few = e.mixed.kind == MixedRule::Kind::decode_if_few
+                         ? static_cast<double>(e.mixed.prefill_tokens_at_most)
+                         : 0;
+  return std::min<double>(e.buffer_tokens, prompts ? e.buffer_tokens : seats + few);
+}
+
+// Rows that a GPU's expert buffers hold: those of the rule whose dispatch needs most.
+double buffer_rows(const Experiment& e) {
+  double most = 0;
+  for (std::size_t kind = 0; kind < e.rules.by_kind.size(); ++kind) {
+    const double tokens = most_tokens(e, static_cast<StepKind>(kind));
+    most = std::max(
+        most, e.rules.by_kind[kind].dispatch->buffer_rows(tokens, e.parallel.dp, e.model.experts));
+  }
+  return most;
+}
+
 // policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
-// activations of the whole group's tokens on their way out and back (the most that can reach one
-// GPU), the rank's own working activations, and the logits of its sampled tokens in fp32.
+// activations of the group's tokens on their way out and back (the most that can reach one GPU, or
+// for which low-latency kernels keep room), the rank's own working activations, and the logits of
+// its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   const double layers = e.model.moe_layers();
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  const double slots = slots_of_fullest_gpu(e.placement);
-  const double base_slots = double(e.model.experts) / e.parallel.ep;
+  double slots = slots_of_fullest_gpu(e.placement);
+  if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
+  const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
   const double rank_tokens = e.scheduler->max_num_batched_tokens();
-  const double group_tokens = rank_tokens * e.parallel.dp;
   memory.capacity = e.cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;
   memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
   memory.experts = expert * (layers * base_slots);
   memory.replicas = expert * (layers * (slots - base_slots));
   memory.buffers =
-      Bytes(2 * group_tokens * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
+      Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
             4.0 * e.scheduler->max_num_seqs() * e.model.vocabulary / e.parallel.tp);
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
@@ -214,6 +240,13 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
   });
 }
 
+void read_capacity(const ConfigNode& node, Experiment& experiment) {
+  read_object(node.as_policy(), [&](ConfigReader& reader) {
+    experiment.capacity = experiment.policies->capacity.make_from(reader);
+    experiment.capacity_type = reader.text("type");
+  });
+}
+
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& reader) {
     Slo slo;
@@ -255,6 +288,17 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
     case MixedRule::Kind::own: break;
   }
   return StepKind::mixed;
+}
+
+StepModel step_model(const Experiment& e) {
+  std::vector<RankMemory> memories;
+  for (int rank = 0; e.expert_memory && rank < e.parallel.ep; ++rank) {
+    memories.emplace_back(*e.expert_memory, e.placement, rank, e.seen,
+                          expert_bytes(e.model, e.parallel, e.precision),
+                          e.seed ^ static_cast<std::uint64_t>(rank));
+  }
+  return {e.cluster, e.model, e.parallel, e.precision, e.charges, e.overlap, e.capacity,
+          std::move(memories)};
 }
 
 PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& placement) {
@@ -305,6 +349,14 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
     policies.request_routing.make(e.request_routing, e.seed);
+    read_capacity(reader.child_or("capacity", "dropless"), e);
+    e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
+                                         policies.expert_memory, policies.prefetch);
+    read_object(reader.child_or("expert_buffers", Json::object()), [&](ConfigReader& buffers) {
+      const std::int32_t most = e.scheduler->max_num_batched_tokens();
+      e.buffer_tokens =
+          static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
+    });
     read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
       constexpr std::array<std::string_view, 1> types{"none"};
       rebalancing.choice("type", types);
@@ -315,7 +367,11 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
     });
     check_memory(parallel, e.memory);
-    e.overlap = read_overlap(reader.child_or("overlap", "none"));
+    const ConfigNode overlap = reader.child_or("overlap", "none");
+    e.overlap = read_overlap(overlap);
+    if (e.overlap.two_batch && e.expert_memory) {
+      overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
+    }
     if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {

@@ -10,8 +10,7 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
     : experiment_(experiment),
       rows_(rows),
       requests_(requests),
-      model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-             experiment.charges, experiment.overlap),
+      model_(step_model(experiment)),
       ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
       loads_(ranks_.size()),
       placement_(experiment.placement),
@@ -60,6 +59,21 @@ std::span<const RankLoad> Instance::loads() {
   return loads_;
 }
 
+// Within the room of the expert buffers; whoever fills it is planned without them too, to see
+// whether they made the step smaller.
+void Instance::plan_rank(Rank& rank, Turn turn) {
+  const Scheduler& scheduler = *experiment_.scheduler;
+  RankView view{rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout,
+                experiment_.buffer_tokens};
+  scheduler.plan(view, turn, rank.plan);
+  rank.cut_by_buffers = false;
+  if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
+  StepPlan unbounded;
+  view.token_room = std::numeric_limits<std::int32_t>::max();
+  scheduler.plan(view, turn, unbounded);
+  rank.cut_by_buffers = unbounded.new_tokens() > rank.plan.new_tokens();
+}
+
 // Plans every rank for one turn; whether anybody has something to do in it.
 bool Instance::plan_turn(Turn turn) {
   // A waiting sequence beyond the seats of a step cannot be admitted in it: the view need not show
@@ -70,9 +84,7 @@ bool Instance::plan_turn(Turn turn) {
     const auto visible = std::min(seats, rank.waiting.size());
     rank.waiting_view.assign(rank.waiting.begin(),
                              rank.waiting.begin() + static_cast<std::ptrdiff_t>(visible));
-    experiment_.scheduler->plan(
-        {rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout}, turn,
-        rank.plan);
+    plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
   return any;
@@ -110,6 +122,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
 
 void Instance::apply_plan(Rank& rank, std::int32_t index,
                           std::array<RoutingCoverage, 2>& coverage) {
+  summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
@@ -167,6 +180,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   }
   summary_ = {};
   summary_.start = now;
+  batch_.start = to_seconds(now);
   batch_.rows.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();

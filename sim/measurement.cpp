@@ -133,6 +133,9 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
+  totals.cut_rank_steps += step.cut_ranks;
+  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
+  totals.expert_memory += cost.expert_memory;
   add_layers(kind.experts, totals, instance, now);
 }
 
@@ -173,6 +176,7 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     totals.active_experts += outcome.active_experts;
     totals.useful_rows += static_cast<double>(outcome.useful_rows);
     totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    totals.capacity += outcome.capacity;
     totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
     totals.hottest = std::max(totals.hottest, ratio);
     if (ratio > experiment_.hot_rank_threshold) {

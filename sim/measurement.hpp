@@ -24,6 +24,7 @@ struct ExpertTotals {
   double cv = 0;              ///< of tokens over ranks, summed over (layer, step)
   double active_experts = 0;  ///< logical
   double useful_rows = 0, padded_rows = 0;
+  CapacityTally capacity;
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio
   std::vector<Layer> layers;
@@ -64,6 +65,8 @@ struct Totals {
   std::map<std::string_view, std::int64_t> layers_by_dispatch;  ///< which one carried the tokens
   std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
   std::int64_t preemptions = 0;
+  std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
+  ExpertMemoryTally expert_memory;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
   std::vector<Weighted> gaps;  ///< between tokens of one request, ms
   double busy_seconds() const;

@@ -151,6 +151,7 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.active_experts += part.active_experts;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
+    all.capacity += part.capacity;
     all.hot_layer_steps += part.hot_layer_steps;
     all.hottest = std::max(all.hottest, part.hottest);
   }
@@ -187,13 +188,42 @@ OrderedJson expert_counts(const Experiment& e, const Measurement& measurement) {
   return counts;
 }
 
+// Shares of the selections that the gate made.
+void add_capacity(OrderedJson& experts, const CapacityTally& tally) {
+  const auto share = [&](std::int64_t selections) {
+    return ratio(double(selections), double(tally.selections));
+  };
+  experts["dropped"] = share(tally.dropped);
+  experts["rerouted"] = share(tally.rerouted);
+  experts["delayed"] = share(tally.delayed);
+}
+
+OrderedJson expert_memory_of(const Experiment& e, const ExpertMemoryTally& tally) {
+  if (!e.expert_memory) return {{"type", "resident"}};
+  const auto runs = double(tally.hits + tally.misses);
+  return {{"type", e.expert_memory->type},
+          {"hits", tally.hits},
+          {"misses", tally.misses},
+          {"hit_rate", ratio(double(tally.hits), runs)},
+          {"streamed", tally.streamed},
+          {"prefetch",
+           {{"issued", tally.prefetches},
+            {"used", tally.prefetches_used},
+            {"late", tally.late},
+            {"wasted", tally.prefetches_wasted}}},
+          {"host_bytes", tally.host_bytes},
+          {"nvme_bytes", tally.nvme_bytes},
+          {"stall_seconds", tally.stall_seconds},
+          {"host_source", e.expert_memory->host.source}};
+}
+
 OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
   OrderedJson experts = expert_summary(sum(totals.by_kind));
   experts["by_step_kind"] = OrderedJson::object();
   experts["replicas"] =
       e.placement.empty() ? 0 : e.placement.front().slots() - e.placement.front().experts();
   experts["replication_effective"] = e.replication_effective;
-  experts["dropped"] = 0;
+  add_capacity(experts, sum(totals.by_kind).capacity);
   experts["hot_rank_threshold"] = e.hot_rank_threshold;
   for (const HotRank& hot : totals.hot_ranks) {
     experts["hottest_ranks"].push_back(
@@ -361,6 +391,10 @@ Report write_report(const Experiment& e, Measurement& measurement,
   report.document["metrics"] = metrics_of(e, totals, requests);
   report.document["steps"] = steps_of(e, totals);
   report.document["experts"] = experts_of(e, totals, measurement);
+  report.document["expert_memory"] = expert_memory_of(e, totals.expert_memory);
+  report.document["expert_buffers"] = {{"tokens_per_rank", e.buffer_tokens},
+                                       {"steps_cut", totals.cut_steps},
+                                       {"rank_steps_cut", totals.cut_rank_steps}};
   report.document["communication"] = communication_of(totals);
   report.document["breakdown"] = breakdown_of(totals);
   report.document["charges"] = charges_of(e.charges);

@@ -122,8 +122,7 @@ ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequ
                            int context, int prefill_tokens) {
   RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
                  experiment.seed);
-  StepModel model(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-                  experiment.charges, experiment.overlap);
+  StepModel model = step_model(experiment);
   StepBatch batch;
   RoutingCoverage coverage;
   ExplainedStep step;

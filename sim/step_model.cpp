@@ -67,6 +67,7 @@ struct StepModel::Scratch {
     std::vector<std::int32_t> tokens_of_slot;
     CopyCounter counter;
     TrafficMatrix copies, selections;
+    LayerChoices choices;
   };
 
   std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
@@ -80,18 +81,22 @@ struct StepModel::Scratch {
   std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking, dense parts
   std::vector<std::vector<RankCost>> shared;  // [class][rank]: shared experts
   std::vector<RankCost> head;                 // [rank]
+  std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
   tbb::enumerable_thread_specific<Worker> workers;
   StepCost second_half;
 };
 
 StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
-                     const PrecisionPlan& precision, Charges charges, Overlap overlap)
+                     const PrecisionPlan& precision, Charges charges, Overlap overlap,
+                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
       model_(model),
       plan_(plan),
       precision_(precision),
       charges_(std::move(charges)),
       overlap_(overlap),
+      capacity_(capacity && capacity->limits() ? std::move(capacity) : nullptr),
+      memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>()) {
   for (const LayerSpec& layer : model_.layers) {
     const auto found =
@@ -104,6 +109,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       ++found->layers;
     }
   }
+  scratch_->backlog.resize(at(model_.moe_layers()));
 }
 
 StepModel::~StepModel() = default;
@@ -164,20 +170,38 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
   }
 }
 
+Cost StepModel::expert_ffn(std::span<const std::int32_t> tokens_of_slot) const {
+  return grouped_gemm({tokens_of_slot, static_cast<double>(model_.hidden),
+                       static_cast<double>(model_.expert_width) / plan_.moe_tp(),
+                       precision_.experts, precision_.activations},
+                      fabric_.cluster().gpu);
+}
+
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 const LayerPlacement& placement, std::uint64_t step,
                                 LayerOutcome& outcome) {
   Scratch& s = *scratch_;
   Scratch::Worker& worker = s.workers.local();
   const auto experts = at(model_.experts);
-  const std::span<const std::int32_t> tokens =
+  const std::span<std::int32_t> tokens =
       std::span(s.tokens_of_expert).subspan(at(moe_layer) * experts, experts);
+  std::span<const std::int32_t> source_gpu(s.source_gpu);
 
   worker.tokens_of_slot.resize(at(placement.slots()));
   RoutingProblem problem{placement, tokens, moe_layer, step, {}};
   if (s.has_ids) {
     const std::size_t layer_ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
     problem.rows = {std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids), s.source_rank};
+  }
+  outcome.capacity = {};
+  if (capacity_) {
+    LayerChoices& choices = worker.choices;
+    choices.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
+    choices.source_rank = s.source_rank;
+    choices.source_gpu = s.source_gpu;
+    limit_choices(*capacity_, choices, s.backlog[at(moe_layer)], tokens, outcome.capacity);
+    problem.rows = {choices.ids, choices.source_rank, choices.dropped};
+    source_gpu = choices.source_gpu;
   }
   rule.router->route(problem, worker.routing, worker.tokens_of_slot);
   layer_load(placement, worker.tokens_of_slot, outcome.load);
@@ -195,12 +219,17 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
+    const bool has_slots = rule.router->needs_token_rows();
+    if (capacity_ && !has_slots) {
+      slots_in_order(placement, worker.tokens_of_slot, problem.rows.ids, problem.rows.dropped,
+                     worker.routing.slot_of_selection);
+    }
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
-      if (rule.router->needs_token_rows()) {
-        worker.counter.count(placement, worker.routing.slot_of_selection, s.source_gpu,
+      if (has_slots || capacity_) {
+        worker.counter.count(placement, worker.routing.slot_of_selection, source_gpu,
                              plan_.moe_tp(), domain, copies, matrix);
       } else {
-        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, s.source_gpu,
+        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, source_gpu,
                              plan_.moe_tp(), domain, copies, matrix);
       }
       return &matrix;
@@ -220,24 +249,48 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
         fabric_.all_reduce(plan_.gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
   }
 
-  const GpuSpec& gpu = fabric_.cluster().gpu;
-  const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
+  const int tile = fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
     const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    outcome.experts[at(rank)] =
-        grouped_gemm({slots, static_cast<double>(model_.hidden),
-                      static_cast<double>(model_.expert_width) / plan_.moe_tp(), precision_.experts,
-                      precision_.activations},
-                     gpu);
+    outcome.experts[at(rank)] = expert_ffn(slots);
     for (const std::int32_t t : slots) {
       outcome.useful_rows += t;
       outcome.padded_rows += padded_rows(t, tile);
     }
   }
+  if (!memories_.empty()) outcome.tokens_of_slot = worker.tokens_of_slot;
+}
+
+// The experts' times with the weights that they wait for, layers in order of time: `now` is when
+// this one's tokens have arrived.
+void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement& placements,
+                                 StepCost& result) {
+  std::vector<Cost>& experts = result.layers[at(moe_layer)].experts;
+  const auto longest = [&] {
+    Seconds time{};
+    for (const Cost& cost : experts) time = std::max(time, cost.time);
+    return time;
+  };
+  const auto gemm = [&](std::span<const std::int32_t> tokens) { return expert_ffn(tokens).time; };
+  const Seconds in_hbm = longest();
+  for (int rank = 0; rank < plan_.ep; ++rank) {
+    const auto tokens_of = [&](int layer) {
+      const LayerPlacement& placement = placements[at(layer)];
+      const auto first = at(placement.first_slot(rank));
+      return std::span<const std::int32_t>(result.layers[at(layer)].tokens_of_slot)
+          .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    };
+    Cost& cost = experts[at(rank)];
+    const Seconds time =
+        memories_[at(rank)].run(moe_layer, now, tokens_of, gemm, result.expert_memory);
+    if (time > 2 * cost.time) cost.bound = Resource::host_link;
+    cost.time = time;
+  }
+  result.expert_memory.stall_seconds += (longest() - in_hbm).count();
 }
 
 namespace {
@@ -491,9 +544,9 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   const GpuSpec& gpu = fabric_.cluster().gpu;
   const int moe_layers = model_.moe_layers();
 
+  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   gather(batch, rows,
-         rule.router->needs_token_rows() || (plan_.dp > 1 && (rule.dispatch->needs_copies() ||
-                                                              rule.dispatch->needs_selections())));
+         capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
   result.layers.resize(at(moe_layers));
   const auto price_layer = [&](int layer) {
     price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
@@ -559,6 +612,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   result.two_batches = false;
   result.parts = {};
   result.dispatch = result.combine = result.all_reduce = {};
+  result.expert_memory = {};
   result.idle.assign(at(plan_.gpus()), 0.0);
   result.flops = result.hbm_bytes = 0;
   CriticalPath path(plan_, result, Explainer(explain));
@@ -585,7 +639,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
     if (classes_[c].spec.moe) {
-      const LayerOutcome& outcome = result.layers[at(moe_layer++)];
+      const LayerOutcome& outcome = result.layers[at(moe_layer)];
       path.barrier();
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
@@ -595,12 +649,16 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
       } else {
         path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
       }
+      if (!memories_.empty()) {
+        wait_for_experts(moe_layer, batch.start + result.total, placements, result);
+      }
       path.experts(outcome.experts);
       if (overlap_.combine_attention) {
         path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine);
       } else {
         path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
       }
+      ++moe_layer;
       path.add(s.after[c]);
       if (!overlap_.shared_expert) path.add(s.shared[c]);
       rejoin();
