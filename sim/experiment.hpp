@@ -37,7 +37,8 @@ struct MemoryBudget {
   Bytes weights;               ///< everything but routed experts
   Bytes experts;               ///< routed experts, one copy of each over the group
   Bytes replicas;              ///< redundant slots
-  Bytes buffers;               ///< exchange buffers, activations, logits
+  Bytes buffers;               ///< exchange buffers, activations, logits, rebalance buffer
+  Bytes rebalance_buffer;      ///< of them
   Bytes kv;                    ///< what is left
   std::int64_t kv_blocks = 0;  ///< per DP rank
 };
@@ -76,6 +77,7 @@ struct Experiment {
   RoutingTrace trace;                           ///< of both phases, unless ...
   std::optional<RoutingTrace> prefill_trace{};  ///< ... prefill has its own
   bool bind_odd_only = false;                   ///< the placement was fitted on even requests
+  BindingOrder binding{};
   PlacementProblem placement_problem{};
   ExpertPlacement placement{};  ///< as the run starts
   std::string placement_type{};
@@ -84,6 +86,8 @@ struct Experiment {
   MixedRule mixed{};
   Charges charges{};
   ConfigNode request_routing;  ///< routers have state: built by each run
+  ConfigNode rebalancing;      ///< likewise
+  MovementOptions movement{};
   MemoryBudget memory{};
   KvLayout kv_layout{};
   Slo slo{};
@@ -102,5 +106,9 @@ Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {
 /// The experiment's rules over another placement than its first: routers make their fixed choices
 /// anew.
 PhaseRules rules_over(const Experiment&, const ExpertPlacement&);
+
+/// How the experiment's weights move, and who decides that they do.
+Mover mover_of(const Experiment&);
+std::unique_ptr<Rebalancer> make_rebalancer(const Experiment&, const Mover&);
 
 }  // namespace moesim

@@ -15,7 +15,11 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
       loads_(ranks_.size()),
       placement_(experiment.placement),
-      rules_(experiment.rules) {
+      rules_(experiment.rules),
+      mover_(mover_of(experiment)),
+      rebalancer_(make_rebalancer(experiment, mover_)),
+      relocation_(experiment.movement.link_share),
+      live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
   for (Rank& rank : ranks_) rank.free_blocks = experiment.memory.kv_blocks;
   batch_.ranks.resize(ranks_.size());
 }
@@ -102,6 +106,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
     rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
                  tokens - of_prompt, index, batch_.rows, coverage[1]);
   }
+  request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
 
 void Instance::apply_plan(Rank& rank, std::int32_t index,
@@ -149,9 +154,12 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     }
     return std::nullopt;
   }
+  relocation_.pass(to_seconds(now - busy_until_));
+  switch_layers(relocation_.take_arrived());
   summary_ = {};
   summary_.start = now;
   batch_.rows.clear();
+  request_of_range_.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();
     step.tokens = step.sampled = 0;
@@ -165,15 +173,61 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
     step = {{{1, 0}}, 1, 0, true};
     batch_.rows.push_back(rows_.dummy(index));
+    request_of_range_.push_back(StepSeen::no_request);
     ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
   classify_step();
   model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+  rebalance(now);
   return cost_.total;
 }
 
+// policies.md 1.5: dummy tokens are not recorded.
+void Instance::forget_dummies() {
+  const auto tokens = model_.tokens_of_expert();
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
+  real_tokens_.assign(tokens.begin(), tokens.end());
+  for (std::size_t i = 0; i < batch_.rows.size(); ++i) {
+    if (request_of_range_[i] != StepSeen::no_request) continue;
+    const RoutingTrace& trace = rows_.trace(batch_.rows[i].phase);
+    const std::int64_t first = batch_.rows[i].first_row * trace.row_ids();
+    trace.visit([&](auto ids) {
+      const auto* row = ids.data() + first;
+      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
+        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
+      }
+    });
+  }
+}
+
+// What is decided after this step, and what moves, is part of its time.
+void Instance::rebalance(Time now) {
+  relocation_.beside(cost_);
+  forget_dummies();
+  const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
+                      real_tokens_,      batch_.rows,
+                      request_of_range_, rows_,
+                      placement_,        live_,
+                      relocation_.busy()};
+  if (auto plan = rebalancer_->after_step(seen)) {
+    relocation_.start(std::move(*plan), seen, mover_);
+  }
+  relocation_.stall(cost_);
+}
+
+void Instance::switch_layers(std::vector<RebalancePlan::Change> layers) {
+  if (layers.empty()) return;
+  for (RebalancePlan::Change& change : layers) {
+    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+  }
+  rules_ = rules_over(experiment_, placement_);
+}
+
 const StepOutcome& Instance::end_step(Time now) {
+  busy_until_ = now;
+  switch_layers(relocation_.take_arrived());
   outcome_.tokens.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;

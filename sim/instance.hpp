@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/experiment.hpp"
+#include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -72,6 +73,8 @@ class Instance {
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
+  /// Of the whole run so far.
+  const RebalancingLog& rebalancing() const { return relocation_.log(); }
 
  private:
   struct Rank {
@@ -89,6 +92,9 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
   void classify_step();
+  void forget_dummies();
+  void rebalance(Time now);
+  void switch_layers(std::vector<RebalancePlan::Change> layers);
 
   const Experiment& experiment_;
   RowSource& rows_;
@@ -102,6 +108,14 @@ class Instance {
   StepOutcome outcome_;
   ExpertPlacement placement_;  // as it stands
   PhaseRules rules_;           // over that placement
+  Mover mover_;
+  std::unique_ptr<Rebalancer> rebalancer_;
+  Relocation relocation_;
+  std::vector<char> live_;  // by EP rank
+  std::int64_t steps_ = 0;
+  Time busy_until_{};
+  std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
+  std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
 };
 
 }  // namespace moesim

@@ -19,8 +19,8 @@ class Simulation {
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
         router_(
             experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
-        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
-              experiment.seed),
+        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
+              experiment.binding),
         instance_(experiment, rows_, requests_),
         measurement_(experiment, instance_.total_blocks()) {}
 
@@ -29,7 +29,7 @@ class Simulation {
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
     }
-    return write_report(experiment_, measurement_, std::move(requests_), queue_.now());
+    return write_report(experiment_, measurement_, instance_, std::move(requests_), queue_.now());
   }
 
  private:
