@@ -347,6 +347,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
     policies.request_routing.make(e.request_routing, e.seed);
     read_rebalancing(e);
+    e.failures = read_failures(reader.child_or("failures", Json::array()), policies.placement,
+                               e.cluster, e.parallel, e.placement_problem);
     read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);

@@ -12,6 +12,7 @@
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
 #include "sim/charges.hpp"
+#include "sim/failures/failures.hpp"
 #include "sim/policies.hpp"
 #include "sim/step_model.hpp"
 #include "traces/gating/gating.hpp"
@@ -88,6 +89,7 @@ struct Experiment {
   ConfigNode request_routing;  ///< routers have state: built by each run
   ConfigNode rebalancing;      ///< likewise
   MovementOptions movement{};
+  FailurePlan failures{};
   MemoryBudget memory{};
   KvLayout kv_layout{};
   Slo slo{};

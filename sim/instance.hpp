@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/experiment.hpp"
+#include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
@@ -55,7 +56,8 @@ class Instance {
  public:
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
 
-  /// Queues a request on a rank, or rejects one that could never fit.
+  /// Queues a request on a rank, by its place in loads(), or rejects one that could never fit. One
+  /// that comes from a rank that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
   /// Whether submit() would reject it.
   bool can_ever_hold(const RequestRecord&) const;
@@ -65,6 +67,18 @@ class Instance {
   /// Ends the step that began: tokens are emitted, finished requests free their blocks.
   const StepOutcome& end_step(Time now);
 
+  /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
+  /// order of arrival, and how long the engine stands still.
+  struct Stopped {
+    std::vector<std::uint32_t> requests;
+    Seconds time{};
+  };
+  Stopped fail(const Outage&, Time now);
+  /// The last outage of these GPUs ends, between two steps. Answers how long the engine stands
+  /// still while experts move back.
+  Seconds recover(const Outage&, Time now);
+
+  /// Of the ranks that are up.
   std::span<const RankLoad> loads();
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
@@ -73,6 +87,7 @@ class Instance {
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
+  const std::vector<OutageRecord>& outages() const { return outages_; }
   /// Of the whole run so far.
   const RebalancingLog& rebalancing() const { return relocation_.log(); }
 
@@ -84,6 +99,7 @@ class Instance {
     std::int64_t free_blocks = 0;
     std::int64_t kv_tokens = 0;
     StepPlan plan;
+    bool down = false;
   };
 
   bool plan_step();
@@ -95,6 +111,9 @@ class Instance {
   void forget_dummies();
   void rebalance(Time now);
   void switch_layers(std::vector<RebalancePlan::Change> layers);
+  void set_live(const Outage&, bool live);
+  ExpertPlacement placed_anew() const;
+  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
   RowSource& rows_;
@@ -114,6 +133,10 @@ class Instance {
   std::vector<char> live_;  // by EP rank
   std::int64_t steps_ = 0;
   Time busy_until_{};
+  bool stepping_ = false;
+  std::vector<OutageRecord> outages_;
+  ExpertPlacement whole_;                        // as it stood when all ranks were last up
+  std::optional<LoadWindow> recent_;             // what experts are placed by after an outage
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
   std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
 };

@@ -339,6 +339,7 @@ Report write_report(const Experiment& e, Measurement& measurement, const Instanc
   report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
   report.document["routing_coverage"] = coverage_of(totals);
   report.document["rebalancing"] = to_json(instance.rebalancing());
+  report.document["failures"] = to_json(instance.outages(), now);
   report.document["over_time"] = measurement.over_time().report();
   report.work = {measurement.steps(), measurement.routed_ids(), 0};
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
