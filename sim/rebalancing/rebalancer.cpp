@@ -28,7 +28,10 @@ const Registry<Rebalancer, const RebalancingContext&>& rebalancers() {
         make_eplb_periodic},
        {"eplb_async",
         "the same beside the steps: weights share the links, layers switch as they arrive",
-        make_eplb_async}});
+        make_eplb_async},
+       {"migrate",
+        "single experts copied, swapped or dropped where that saves more seconds than it costs",
+        make_migrate}});
   return table;
 }
 
