@@ -75,6 +75,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
   add_step(running_, instance, now);
+  over_time_.add(instance, outcome, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
     running_.coverage[phase].recorded += coverage[phase].recorded;
     running_.coverage[phase].borrowed += coverage[phase].borrowed;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/instance.hpp"
+#include "sim/over_time.hpp"
 #include "sim/statistics.hpp"
 
 namespace moesim {
@@ -93,6 +94,9 @@ class Measurement {
   std::int64_t routed_ids() const { return routed_ids_; }
   std::int64_t total_blocks() const { return total_blocks_; }
 
+  /// The whole run, measured or not.
+  const OverTime& over_time() const { return over_time_; }
+
   /// What was measured, for a run that ended at `now`.
   Totals finish(Time now);
 
@@ -108,6 +112,7 @@ class Measurement {
   bool measuring_ = false;
   Totals running_;
   std::optional<Totals> before_drain_;
+  OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;
 };
 

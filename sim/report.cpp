@@ -342,6 +342,7 @@ OrderedJson memory_of(const MemoryBudget& memory) {
           {"experts_bytes", memory.experts.value()},
           {"replicas_bytes", memory.replicas.value()},
           {"buffers_bytes", memory.buffers.value()},
+          {"rebalance_buffer_bytes", memory.rebalance_buffer.value()},
           {"kv_bytes", memory.kv.value()}};
 }
 
@@ -383,7 +384,7 @@ OrderedJson charges_of(const Charges& charges) {
 
 }  // namespace
 
-Report write_report(const Experiment& e, Measurement& measurement,
+Report write_report(const Experiment& e, Measurement& measurement, const Instance& instance,
                     std::vector<RequestRecord> requests, Time now) {
   const Totals totals = measurement.finish(now);
   Report report;
@@ -401,6 +402,9 @@ Report write_report(const Experiment& e, Measurement& measurement,
   report.document["memory"] = memory_of(e.memory);
   report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
   report.document["routing_coverage"] = coverage_of(totals);
+  report.document["rebalancing"] = to_json(instance.rebalancing());
+  report.document["failures"] = to_json(instance.outages(), now);
+  report.document["over_time"] = measurement.over_time().report();
   report.work = {measurement.steps(), measurement.routed_ids(), 0};
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
   report.requests = std::move(requests);

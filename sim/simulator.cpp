@@ -21,17 +21,21 @@ class Simulation {
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
         router_(
             experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
-        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
-              experiment.seed),
+        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
+              experiment.binding),
         instance_(experiment, rows_, requests_),
         measurement_(experiment, instance_.total_blocks()) {}
 
   Report run() {
+    const std::vector<Outage>& outages = experiment_.failures.outages;
+    for (std::size_t i = 0; i < outages.size(); ++i) {
+      queue_.schedule(outages[i].at, OutageBegins{i});
+    }
     schedule_arrival();
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
     }
-    return write_report(experiment_, measurement_, std::move(requests_), queue_.now());
+    return write_report(experiment_, measurement_, instance_, std::move(requests_), ended_);
   }
 
  private:
@@ -46,6 +50,7 @@ class Simulation {
 
   void handle(const RequestArrives&) {
     arrival_pending_ = false;
+    ended_ = queue_.now();
     const auto id = static_cast<std::uint32_t>(requests_.size());
     RequestRecord& request = requests_.emplace_back();
     request.prompt_tokens = due_->request.prompt_tokens;
@@ -64,8 +69,10 @@ class Simulation {
     if (!step_running_ && !more_now) begin_step();
   }
 
-  void handle(const StepEnds&) {
+  void handle(const StepEnds& step) {
+    if (step.serial != serial_) return;
     step_running_ = false;
+    ended_ = queue_.now();
     const StepOutcome& outcome = instance_.end_step(queue_.now());
     measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(instance_, queue_.now());
@@ -77,12 +84,61 @@ class Simulation {
     if (!more_now) begin_step();
   }
 
+  // Nothing has work or will have.
+  bool finished() const { return !arrival_pending_ && left_ == std::ssize(requests_); }
+
+  // Whoever lost its rank arrives anew at another one, with all its tokens as a prompt.
+  void handle(const OutageBegins& begins) {
+    if (finished()) return;
+    const Outage& outage = experiment_.failures.outages[begins.outage];
+    const Instance::Stopped stopped = instance_.fail(outage, queue_.now());
+    for (const std::uint32_t id : stopped.requests) {
+      const RequestRecord& request = requests_[id];
+      const Request rest{request.prompt_tokens + request.generated,
+                         request.output_tokens - request.generated};
+      instance_.submit(id, router_->pick(rest, instance_.loads()));
+    }
+    if (outage.recovers_after) {
+      queue_.schedule(queue_.now() + *outage.recovers_after, OutageEnds{begins.outage});
+    }
+    stop_engine(stopped.time);
+  }
+
+  void handle(const OutageEnds& ends) {
+    returning_.push_back(ends.outage);
+    if (!step_running_) begin_step();
+  }
+
+  void handle(const EngineReady& ready) {
+    if (ready.serial != serial_) return;
+    step_running_ = false;
+    begin_step();
+  }
+
+  void stop_engine(Seconds time) {
+    step_running_ = true;
+    queue_.schedule(queue_.now() + to_duration(time), EngineReady{++serial_});
+  }
+
+  // Ranks that are back take up experts before the next step.
+  bool take_back() {
+    if (returning_.empty()) return false;
+    Seconds time{};
+    for (const std::size_t outage : returning_) {
+      time += instance_.recover(experiment_.failures.outages[outage], queue_.now());
+    }
+    returning_.clear();
+    stop_engine(time);
+    return true;
+  }
+
   void begin_step() {
+    if (take_back()) return;
     coverage_ = {};
     const auto length = instance_.begin_step(queue_.now(), coverage_);
     if (!length) return;
     step_running_ = true;
-    queue_.schedule(queue_.now() + to_duration(*length), StepEnds{});
+    queue_.schedule(queue_.now() + to_duration(*length), StepEnds{0, ++serial_});
   }
 
   void request_left(std::uint32_t id) {
@@ -106,7 +162,10 @@ class Simulation {
   Measurement measurement_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
-  bool step_running_ = false;
+  bool step_running_ = false;  // or the engine stands still
+  std::int64_t serial_ = 0;    // of the step or stop that is under way
+  std::vector<std::size_t> returning_;
+  Time ended_{};
   std::array<RoutingCoverage, 2> coverage_{};
   std::int64_t left_ = 0;
 };
