@@ -48,12 +48,10 @@ class OperationList {
   void memory(std::string_view name, double bytes) {
     if (bytes > 0) append(name, memory_op(Bytes(bytes), gpu_));
   }
-  // Queries against keys and values: multiplied as the cache is stored, queries and outputs in
-  // bf16.
-  void attention(std::string_view name, KernelFamily family, Precision stored, double flops,
-                 double bytes) {
-    const Work work{.flops = Flops(flops), .hbm = Bytes(bytes)};
-    append(name, roofline(work, gpu_.peak(stored, stored), family, gpu_));
+  // Queries against keys and values. Queries stay in bf16, and with them the product, however the
+  // cache is stored: FlashMLA and FlashInfer widen an fp8 cache on the way in.
+  void attention(std::string_view name, KernelFamily family, double flops, double bytes) {
+    append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }
 
  private:
@@ -86,7 +84,7 @@ double norm_and_rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   return (8.0 * m.hidden + 2 * rotated) * bf16_bytes + slice.kv_bytes;
 }
 
-void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
                     const AttentionWork& work, OperationList& ops) {
   const double query = slice.heads * m.attention.head_dim;
   ops.gemm("qkv_proj", tokens, query + slice.kv_elements, m.hidden);
@@ -94,13 +92,12 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, cache,
-        4 * query * work.decode_kv_tokens,
+        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_kv_tokens,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
   if (work.prefill_tokens > 0) {
     ops.attention(
-        "attention_prefill", KernelFamily::attention_prefill, cache, 4 * query * work.prefill_pairs,
+        "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
   ops.gemm("o_proj", tokens, m.hidden, query);
@@ -109,7 +106,7 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
 // latent: kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
-void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+void mla_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
                     const AttentionWork& work, OperationList& ops) {
   const AttentionSpec& a = m.attention;
   const double heads = slice.heads;
@@ -124,7 +121,7 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   if (work.decode_sequences > 0) {
     ops.gemm("kv_b_absorbed", work.decode_sequences, expanded, a.kv_lora);
     const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
-    ops.attention("attention_decode", KernelFamily::mla_decode, cache,
+    ops.attention("attention_decode", KernelFamily::mla_decode,
                   2 * query_and_output * work.decode_kv_tokens,
                   work.decode_kv_tokens * slice.kv_bytes +
                       work.decode_sequences * query_and_output * bf16_bytes);
@@ -132,7 +129,7 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", KernelFamily::attention_prefill, Precision::bf16,
+    ops.attention("attention_prefill", KernelFamily::attention_prefill,
                   2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
@@ -216,9 +213,9 @@ void attention_operations(const MoeModel& model, const ParallelPlan& plan,
   const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
   ops.memory("norm_rope", tokens * norm_and_rope_bytes(model, slice));
   if (model.attention.is_mla()) {
-    mla_operations(model, slice, precision.kv_cache, tokens, work, ops);
+    mla_operations(model, slice, tokens, work, ops);
   } else {
-    gqa_operations(model, slice, precision.kv_cache, tokens, work, ops);
+    gqa_operations(model, slice, tokens, work, ops);
   }
 }
 

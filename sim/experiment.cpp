@@ -65,7 +65,9 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
   const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
   return {
       (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
-      (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
+      (token / (gpu.peak(precision.experts, precision.activations) *
+                kernel.peak_share_of(precision.experts)))
+          .count()};
 }
 
 // One phase's rule. Policies that need the whole group's counts are refused where no dispatch gives
