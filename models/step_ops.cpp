@@ -38,9 +38,13 @@ class OperationList {
       : part_(part), precision_(precision), gpu_(gpu), out_(out) {}
 
   // [m, k] x [k, n] with weights in the precision of everything outside the routed experts.
+  // Narrow activations are quantised by a kernel of their own: read in bf16, written as multiplied.
   void gemm(std::string_view name, double m, double n, double k) {
-    if (m > 0)
-      append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
+    if (m <= 0) return;
+    const double stored = bytes_per_element(precision_.activations);
+    if (precision_.attention != Precision::bf16 && stored < bf16_bytes)
+      memory("quantise", m * k * (bf16_bytes + stored));
+    append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
     if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
@@ -75,13 +79,15 @@ AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   return {static_cast<double>(a.query_heads) / tp, elements, elements * bytes_per_element(cache)};
 }
 
-// Two fused residual-add RMSNorms (each reads and writes both streams), RoPE in place on the
-// rotated part of queries and keys, and the write of the new keys and values.
-double norm_and_rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
+// A fused residual-add RMSNorm reads and writes both streams.
+double norm_bytes(const MoeModel& m) { return 4.0 * m.hidden * bf16_bytes; }
+
+// RoPE in place on the rotated part of queries and keys.
+double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   const AttentionSpec& a = m.attention;
   const double rotated =
       a.is_mla() ? (slice.heads + 1) * a.qk_rope : slice.heads * a.head_dim + slice.kv_elements / 2;
-  return (8.0 * m.hidden + 2 * rotated) * bf16_bytes + slice.kv_bytes;
+  return 2 * rotated * bf16_bytes;
 }
 
 void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
@@ -119,7 +125,9 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, double token
   }
   const double expanded = heads * (a.qk_nope + a.v_dim);
   if (work.decode_sequences > 0) {
-    ops.gemm("kv_b_absorbed", work.decode_sequences, expanded, a.kv_lora);
+    // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
+    ops.bf16_gemm("k_b_absorbed", work.decode_sequences, heads * a.qk_nope, a.kv_lora);
+    ops.bf16_gemm("v_b_absorbed", work.decode_sequences, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
     ops.attention("attention_decode", KernelFamily::mla_decode,
                   2 * query_and_output * work.decode_kv_tokens,
@@ -211,12 +219,16 @@ void attention_operations(const MoeModel& model, const ParallelPlan& plan,
                           const GpuSpec& gpu, std::vector<Operation>& out) {
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
-  ops.memory("norm_rope", tokens * norm_and_rope_bytes(model, slice));
+  // Four kernels, each with its own launch.
+  ops.memory("input_norm", tokens * norm_bytes(model));
+  ops.memory("rope", tokens * rope_bytes(model, slice));
+  ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   if (model.attention.is_mla()) {
     mla_operations(model, slice, tokens, work, ops);
   } else {
     gqa_operations(model, slice, tokens, work, ops);
   }
+  ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
 void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,

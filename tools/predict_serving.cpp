@@ -197,7 +197,8 @@ Prediction best_throughput(const Experiment& e, const MeasuredPoint& point, cons
   const bool total = point.metric == "output_tok_s_total";
   Prediction best;
   for (int sequences = point.batch > 0 ? static_cast<int>(point.batch) : 1;
-       sequences * blocks <= e.memory.kv_blocks && sequences <= 4096; sequences *= 2) {
+       (point.batch > 0 || sequences * blocks <= e.memory.kv_blocks) && sequences <= 4096;
+       sequences *= 2) {
     SteadyStep step{.sequences = sequences, .context = context, .prompt = point.prompt};
     if (!decode_only) step.prompt_tokens = sequences * point.prompt / point.output;
     const double seconds = step_seconds(e, step);
