@@ -91,7 +91,9 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
   const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
   return {
       (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
-      (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
+      (token / (gpu.peak(precision.experts, precision.activations) *
+                kernel.peak_share_of(precision.experts)))
+          .count()};
 }
 
 std::shared_ptr<const TokenRouter> make_router(const Experiment& e, const ConfigNode& routing,

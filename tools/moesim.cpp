@@ -29,7 +29,10 @@ std::span<const Verb> verbs() {
       Verb{"trace", "look at, check or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
       Verb{"check", "read an experiment and everything it names, and say what is wrong",
-           setup_check}};
+           setup_check},
+      Verb{"validate", "predicted beside measured, with the error of every category",
+           setup_validate},
+      Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate}};
   return table;
 }
 

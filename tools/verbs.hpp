@@ -39,5 +39,7 @@ Action setup_explain(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
 Action setup_check(CLI::App&);
+Action setup_validate(CLI::App&);
+Action setup_calibrate(CLI::App&);
 
 }  // namespace moesim
