@@ -161,7 +161,7 @@ void add_prompts(RankStep& rank, const SteadyStep& step) {
 
 double step_seconds(const Experiment& e, const SteadyStep& step) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
-  StepModel model(e.cluster, e.model, e.parallel, e.precision, e.charges);
+  StepModel model = step_model(e);
   StepBatch batch;
   RoutingCoverage coverage;
   std::int64_t prompt_tokens = 0;
