@@ -29,8 +29,10 @@ JSON
 "$moesim" tune sweep.json --json -o best.json >found.json 2>log || fail "$(tail -n 1 log)"
 "$moesim" tune sweep.json >text 2>/dev/null || fail "tune in letters"
 (($(grep -v '^moesim run' text | wc -L) <= 100)) || fail "tune is wider than 100 columns"
+eval "$(grep '^moesim run' text | sed 's/^moesim/"$moesim"/') --json" >again.json 2>/dev/null || fail "the command does not run"
 python3 - <<'PY'
 import json, sqlite3
+assert json.load(open("again.json"))["metrics"] == json.load(open("best.json"))["metrics"], "the command runs another point"
 found = json.load(open("found.json"))
 metrics = []
 for config, report in sqlite3.connect("grid.sqlite").execute("SELECT config, report FROM points WHERE status = 'done'"):

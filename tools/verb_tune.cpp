@@ -159,10 +159,15 @@ Trial trial_of(const Json& report, double rate, double attainment) {
 std::string found_text(const Grid& grid, const TuneResult& result, const Sweep& sweep,
                        const Json& report, std::size_t points) {
   std::string command = fmt::format("moesim run {}", sweep.base_file.string());
+  const auto set = [&](const std::string& pointer, const Json& value) {
+    command += fmt::format(" --set '{}={}'", pointer, value.dump());
+  };
+  const Json fixed = sweep.document.value("set", Json::object());
+  for (const auto& item : fixed.items()) set(item.key(), item.value());
   Table table({"setting", "best"});
   const auto add = [&](const std::string& pointer, const Json& value) {
     table.add({pointer, setting_text(value)});
-    command += fmt::format(" --set '{}={}'", pointer, value.dump());
+    set(pointer, value);
   };
   const std::size_t load = *result.load;
   for (std::size_t c = 0; c < grid.coordinates.size(); ++c) {
