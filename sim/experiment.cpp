@@ -209,13 +209,6 @@ void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
       gb(memory.replicas), gb(memory.buffers)));
 }
 
-void read_capacity(const ConfigNode& node, Experiment& experiment) {
-  read_object(node.as_policy(), [&](ConfigReader& reader) {
-    experiment.capacity = experiment.policies->capacity.make_from(reader);
-    experiment.capacity_type = reader.text("type");
-  });
-}
-
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& reader) {
     Slo slo;
@@ -316,7 +309,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
     policies.request_routing.make(e.request_routing, e.seed);
-    read_capacity(reader.child_or("capacity", "dropless"), e);
+    e.capacity = policies.capacity.make(reader.child_or("capacity", "dropless"));
     e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
                                          policies.expert_memory, policies.prefetch);
     read_object(reader.child_or("expert_buffers", Json::object()), [&](ConfigReader& buffers) {
@@ -324,7 +317,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       e.buffer_tokens =
           static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
     });
-    read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
+    const ConfigNode rebalancing_node = reader.child_or("rebalancing", "none");
+    if (e.expert_memory && rebalancing_node.as_policy().json()["type"] != "none") {
+      rebalancing_node.fail(
+          "experts that move have no expert_memory yet; use \"resident\" or \"none\"");
+    }
+    read_object(rebalancing_node.as_policy(), [](ConfigReader& rebalancing) {
       constexpr std::array<std::string_view, 1> types{"none"};
       rebalancing.choice("type", types);
     });
