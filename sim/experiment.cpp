@@ -15,6 +15,26 @@ ConfigNode file_or_inline(const ConfigNode& node) {
   return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
 }
 
+std::vector<std::string> texts(const ConfigNode& node) {
+  std::vector<std::string> texts;
+  for (const ConfigNode& text : node.list()) texts.push_back(text.text());
+  return texts;
+}
+
+// "random" or {"type": "by_workload", "phases": [[tags], ...]}
+BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
+  return read_object(node.as_policy(), [&](ConfigReader& reader) {
+    constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
+    BindingOrder order;
+    if (reader.choice("type", types) == 0) return order;
+    order.requests = requests;
+    const ConfigNode phases = reader.child("phases");
+    for (const ConfigNode& tags : phases.list()) order.phases.push_back(texts(tags));
+    if (order.phases.empty()) phases.fail("needs at least one list of workload tags");
+    return order;
+  });
+}
+
 void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
@@ -42,11 +62,13 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     std::vector<const RoutingTrace*> seen{&experiment.trace};
     if (experiment.prefill_trace) seen.push_back(&*experiment.prefill_trace);
     bool from_trace = true;
+    std::vector<std::string> workloads;
     if (reader.has("load")) {
       read_object(reader.child("load"), [&](ConfigReader& load) {
         constexpr std::array<std::string_view, 2> sources{"trace", "none"};
         from_trace = load.choice_or("from", sources, 0) == 0;
         experiment.bind_odd_only = load.flag_or("disjoint", false);
+        if (load.has("workloads")) workloads = texts(load.child("workloads"));
       });
     }
     const auto placer = experiment.policies->placement.make_from(reader);
@@ -55,7 +77,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
       return;
     }
     ExpertStatistics statistics =
-        observe(seen, experiment.bind_odd_only, placer->uses_coactivation());
+        observe(seen, experiment.bind_odd_only, placer->uses_coactivation(), workloads);
     experiment.placement = place_all(*placer, problem, statistics);
     experiment.seen = std::move(statistics.load);
   });
@@ -69,7 +91,9 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
   const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
   return {
       (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
-      (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
+      (token / (gpu.peak(precision.experts, precision.activations) *
+                kernel.peak_share_of(precision.experts)))
+          .count()};
 }
 
 std::shared_ptr<const TokenRouter> make_router(const Experiment& e, const ConfigNode& routing,
@@ -94,6 +118,28 @@ PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> 
         rule.router_name));
   }
   return rule;
+}
+
+// A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
+// the group uses; what one such token adds to all of them is the time of one link over their
+// number.
+double token_seconds(const Experiment& e) {
+  const bool by_choice = e.parallel.dp > 1 && e.rules.of(StepKind::decode).dispatch->needs_copies();
+  if (!by_choice) return 0;
+  const bool far = e.parallel.gpus() > e.cluster.scale_up_domain;
+  const BytesPerSecond link = far ? e.cluster.network.bandwidth * e.cluster.network.bandwidth_share
+                                  : e.cluster.gpu.scale_up_bandwidth;
+  return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.gpus();
+}
+
+RebalancingContext rebalancing_context(const Experiment& e, const Mover& mover) {
+  return {e.policies->placement,
+          e.placement_problem,
+          e.model.moe_layers(),
+          mover,
+          expert_time(e.model, e.parallel, e.precision, e.cluster.gpu),
+          token_seconds(e),
+          e.parallel.dp};
 }
 
 void read_rules(ConfigReader& reader, Experiment& experiment) {
@@ -134,6 +180,15 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
         .child("mixed")
         .fail("no step uses it: \"token_routing\" names no policy of its own for mixed steps");
   }
+}
+
+// Options of the policy beside those of how weights move.
+void read_rebalancing(Experiment& e) {
+  read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+    e.movement = read_movement(reader);
+    const Mover mover = mover_of(e);
+    e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
+  });
 }
 
 // Slots of the GPU that has the most over all layers, per layer. A placement from a file may fill
@@ -180,7 +235,8 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   const double layers = e.model.moe_layers();
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  double slots = slots_of_fullest_gpu(e.placement);
+  const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
+  double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
   if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
   const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
   const double rank_tokens = e.scheduler->max_num_batched_tokens();
@@ -192,6 +248,8 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.buffers =
       Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
             4.0 * e.scheduler->max_num_seqs() * e.model.vocabulary / e.parallel.tp);
+  memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+  memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
   return memory;
@@ -207,6 +265,47 @@ void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
       "precision",
       -gb(memory.kv), gb(memory.usable), gb(memory.weights), gb(memory.experts),
       gb(memory.replicas), gb(memory.buffers)));
+}
+
+// What other tenants take of the links: {"nvlink": 0.2, "network": 0.5}.
+void take_background(const ConfigNode& node, ClusterSpec& cluster) {
+  read_object(node, [&](ConfigReader& reader) {
+    const auto left = [&](const char* level) { return 1 - reader.number_or(level, 0, {0, 0.99}); };
+    cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
+    cluster.network.bandwidth = cluster.network.bandwidth * left("network");
+  });
+}
+
+// {"sizes": "powers_of_two" | [1, 2, 4, ...], "max": 512}: decode batches for which graphs were
+// captured. Larger batches run without padding.
+std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    std::vector<std::int32_t> sizes;
+    const Range range{1, 1 << 20};
+    if (reader.child("sizes").json().is_array()) {
+      for (const ConfigNode& size : reader.child("sizes").list()) {
+        sizes.push_back(static_cast<std::int32_t>(size.integer(range)));
+      }
+      if (sizes.empty()) reader.child("sizes").fail("no size; leave \"cuda_graph\" out for none");
+      std::sort(sizes.begin(), sizes.end());
+      return sizes;
+    }
+    constexpr std::array<std::string_view, 1> names{"powers_of_two"};
+    reader.choice("sizes", names);
+    const auto largest = static_cast<std::int32_t>(reader.integer_or("max", 512, range));
+    for (std::int32_t size = 1; size <= largest; size *= 2) sizes.push_back(size);
+    return sizes;
+  });
+}
+
+// A cache below HBM knows slots by their number: they must stay where they are.
+void refuse_moving_cached_experts(const Experiment& e) {
+  if (!e.expert_memory) return;
+  const bool fails = !e.failures.outages.empty();
+  if (fails || e.rebalancing.as_policy().json().at("type") != "none") {
+    e.rebalancing.fail(
+        "experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
+  }
 }
 
 Slo read_slo(const ConfigNode& node) {
@@ -259,7 +358,8 @@ StepModel step_model(const Experiment& e) {
                           expert_bytes(e.model, e.parallel, e.precision),
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
-  return {e.cluster, e.model, e.parallel, e.precision, e.charges, e.capacity, std::move(memories)};
+  return {e.cluster, e.model,   e.parallel, e.precision,
+          e.charges, e.overlap, e.capacity, std::move(memories)};
 }
 
 PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& placement) {
@@ -268,6 +368,18 @@ PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& place
     rule.router = make_router(experiment, rule.routing, placement);
   }
   return rules;
+}
+
+Mover mover_of(const Experiment& e) {
+  return {e.cluster, e.parallel, expert_bytes(e.model, e.parallel, e.precision),
+          e.movement.sources};
+}
+
+std::unique_ptr<Rebalancer> make_rebalancer(const Experiment& e, const Mover& mover) {
+  return read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+    read_movement(reader);
+    return e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
+  });
 }
 
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
@@ -286,6 +398,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     if (workload_reader.has("prefill_gating")) {
       prefill_trace = library.get(workload_reader.child("prefill_gating"), model, seed);
     }
+    const BindingOrder binding =
+        read_binding(workload_reader.child_or("binding", "random"), workload.requests);
     workload_reader.finish();
 
     Experiment e{.cluster = std::move(cluster),
@@ -294,9 +408,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                  .workload = std::move(workload),
                  .trace = std::move(trace),
                  .prefill_trace = std::move(prefill_trace),
-                 .request_routing = reader.child_or("request_routing", "least_kv")};
+                 .binding = binding,
+                 .request_routing = reader.child_or("request_routing", "least_kv"),
+                 .rebalancing = reader.child_or("rebalancing", "none")};
     e.seed = seed;
     e.policies = std::make_shared<const Policies>(policies);
+    take_background(reader.child_or("background", Json::object()), e.cluster);
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
@@ -317,21 +434,22 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       e.buffer_tokens =
           static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
     });
-    const ConfigNode rebalancing_node = reader.child_or("rebalancing", "none");
-    if (e.expert_memory && rebalancing_node.as_policy().json()["type"] != "none") {
-      rebalancing_node.fail(
-          "experts that move have no expert_memory yet; use \"resident\" or \"none\"");
-    }
-    read_object(rebalancing_node.as_policy(), [](ConfigReader& rebalancing) {
-      constexpr std::array<std::string_view, 1> types{"none"};
-      rebalancing.choice("type", types);
-    });
+    read_rebalancing(e);
+    e.failures = read_failures(reader.child_or("failures", Json::array()), policies.placement,
+                               e.cluster, e.parallel, e.placement_problem);
+    refuse_moving_cached_experts(e);
     read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
     });
     check_memory(parallel, e.memory);
+    const ConfigNode overlap = reader.child_or("overlap", "none");
+    e.overlap = read_overlap(overlap);
+    if (e.overlap.two_batch && e.expert_memory) {
+      overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
+    }
+    if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
       e.warmup = measurement.number_or("warmup", 0, {0, 0.9});

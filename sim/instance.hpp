@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "sim/experiment.hpp"
+#include "sim/rebalancing/load_window.hpp"
+#include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -55,7 +57,8 @@ class Instance {
  public:
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
 
-  /// Queues a request on a rank, or rejects one that could never fit.
+  /// Queues a request on a rank, by its place in loads(), or rejects one that could never fit. One
+  /// that comes from a rank that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
   /// Whether submit() would reject it.
   bool can_ever_hold(const RequestRecord&) const;
@@ -65,6 +68,18 @@ class Instance {
   /// Ends the step that began: tokens are emitted, finished requests free their blocks.
   const StepOutcome& end_step(Time now);
 
+  /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
+  /// order of arrival, and how long the engine stands still.
+  struct Stopped {
+    std::vector<std::uint32_t> requests;
+    Seconds time{};
+  };
+  Stopped fail(const Outage&, Time now);
+  /// The last outage of these GPUs ends, between two steps. Answers how long the engine stands
+  /// still while experts move back.
+  Seconds recover(const Outage&, Time now);
+
+  /// Of the ranks that are up.
   std::span<const RankLoad> loads();
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
@@ -73,6 +88,9 @@ class Instance {
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
+  const std::vector<OutageRecord>& outages() const { return outages_; }
+  /// Of the whole run so far.
+  const RebalancingLog& rebalancing() const { return relocation_.log(); }
 
  private:
   struct Rank {
@@ -83,6 +101,7 @@ class Instance {
     std::int64_t kv_tokens = 0;
     StepPlan plan;
     bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
+    bool down = false;
   };
 
   bool plan_step();
@@ -92,6 +111,13 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
   void classify_step();
+  void pad_to_graph();
+  void forget_dummies();
+  void rebalance(Time now);
+  void switch_layers(std::vector<RebalancePlan::Change> layers);
+  void set_live(const Outage&, bool live);
+  ExpertPlacement placed_anew() const;
+  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
   RowSource& rows_;
@@ -105,6 +131,18 @@ class Instance {
   StepOutcome outcome_;
   ExpertPlacement placement_;  // as it stands
   PhaseRules rules_;           // over that placement
+  Mover mover_;
+  std::unique_ptr<Rebalancer> rebalancer_;
+  Relocation relocation_;
+  std::vector<char> live_;  // by EP rank
+  std::int64_t steps_ = 0;
+  Time busy_until_{};
+  bool stepping_ = false;
+  std::vector<OutageRecord> outages_;
+  ExpertPlacement whole_;                        // as it stood when all ranks were last up
+  std::optional<LoadWindow> recent_;             // what experts are placed by after an outage
+  std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
+  std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
 };
 
 }  // namespace moesim

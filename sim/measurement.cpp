@@ -10,6 +10,7 @@ namespace {
 
 void add(Traffic& sum, const Traffic& step) {
   sum.seconds += step.seconds;
+  sum.hidden += step.hidden;
   sum.nvlink_bytes += step.nvlink_bytes;
   sum.network_bytes += step.network_bytes;
 }
@@ -74,6 +75,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
   add_step(running_, instance, now);
+  over_time_.add(instance, outcome, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
     running_.coverage[phase].recorded += coverage[phase].recorded;
     running_.coverage[phase].borrowed += coverage[phase].borrowed;
@@ -119,6 +121,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   for (std::size_t part = 0; part < totals.parts.size(); ++part) {
     for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
       totals.parts[part][resource] += cost.parts[part][resource];
+      kind.parts[part] += cost.parts[part][resource];
     }
   }
   add(totals.dispatch, cost.dispatch);
@@ -148,6 +151,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
     const auto ranks = static_cast<double>(load.tokens.size());
+    layer.tokens_of_rank.resize(load.tokens.size());
+    layer.activated_of_rank.resize(load.tokens.size());
     double activated = 0, tokens = 0, squares = 0;
     for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
       activated += load.activated[rank];
@@ -155,6 +160,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
       squares += double(load.tokens[rank]) * load.tokens[rank];
       layer.rank_tokens.add(load.tokens[rank]);
       layer.rank_activated.add(load.activated[rank]);
+      layer.tokens_of_rank[rank] += load.tokens[rank];
+      layer.activated_of_rank[rank] += load.activated[rank];
     }
     for (std::size_t e = 0; e < experts; ++e) {
       layer.expert_tokens.add(tokens_of_expert[l * experts + e]);

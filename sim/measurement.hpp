@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/instance.hpp"
+#include "sim/over_time.hpp"
 #include "sim/statistics.hpp"
 
 namespace moesim {
@@ -16,6 +17,7 @@ namespace moesim {
 struct ExpertTotals {
   struct Layer {
     CountHistogram rank_tokens, rank_activated, expert_tokens;
+    std::vector<std::int64_t> tokens_of_rank, activated_of_rank;  ///< sums over steps, [ep]
   };
   double layer_steps = 0;  ///< (layer, step) pairs
   double max_activated = 0, mean_activated = 0;
@@ -41,6 +43,7 @@ struct HotRank {
 struct StepTotals {
   std::int64_t steps = 0;
   double seconds = 0;
+  std::array<double, part_names.size()> parts{};  ///< seconds of the critical path
   double prefill_tokens = 0, decode_tokens = 0;
   double dummy_ranks = 0;
   ExpertTotals experts;
@@ -91,6 +94,9 @@ class Measurement {
   std::int64_t routed_ids() const { return routed_ids_; }
   std::int64_t total_blocks() const { return total_blocks_; }
 
+  /// The whole run, measured or not.
+  const OverTime& over_time() const { return over_time_; }
+
   /// What was measured, for a run that ended at `now`.
   Totals finish(Time now);
 
@@ -106,6 +112,7 @@ class Measurement {
   bool measuring_ = false;
   Totals running_;
   std::optional<Totals> before_drain_;
+  OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;
 };
 

@@ -5,6 +5,7 @@
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -25,6 +26,7 @@ struct Policies {
   Registry<Prefetch> prefetch = prefetches();
   Registry<Scheduler> scheduling = schedulers();
   Registry<RequestRouter, std::uint64_t> request_routing = request_routers();
+  Registry<Rebalancer, const RebalancingContext&> rebalancing = rebalancers();
 };
 
 }  // namespace moesim

@@ -57,7 +57,7 @@ Json random_experiment(std::uint64_t seed) {
           {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
           {"parallel", {{"dp", dp}, {"tp", tp}, {"ep", ep}}},
           {"scheduling",
-           {{"type", pick(rng, {"chunked_prefill", "prefill_first"})},
+           {{"type", pick(rng, {"chunked_prefill", "prefill_first", "decode_only"})},
             {"max_num_batched_tokens", 32 << rng.below(4)},
             {"max_num_seqs", 2 + rng.below(8)}}},
           {"workload",

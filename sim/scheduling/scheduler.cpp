@@ -62,7 +62,9 @@ const Registry<Scheduler>& schedulers() {
         make_chunked_prefill},
        {"prefill_first",
         "prefill chunks and decode batches in separate steps, prefill first (METRO's setting)",
-        make_prefill_first}});
+        make_prefill_first},
+       {"decode_only", "decodes alone: prompts arrive computed, as from a prefill pool",
+        make_decode_only}});
   return table;
 }
 

@@ -62,11 +62,13 @@ class Scheduler {
   virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
   /// Whether the ranks must agree on prefill or decode before each step.
   virtual bool separates_phases() const = 0;
+  /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
+  virtual bool prompts_arrive_computed() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
 };
 
-/// The table: chunked_prefill, prefill_first.
+/// The table: chunked_prefill, prefill_first, decode_only.
 const Registry<Scheduler>& schedulers();
 
 /// The limits that every scheduler reads: per DP rank, as in vLLM.
