@@ -69,6 +69,12 @@ for verb in list "check good.json" "explain good.json" "trace info trace"; do
   (cd "$work" && "$moesim" $verb) >"$work/text" 2>/dev/null || fail "$verb"
   (($(wc -L <"$work/text") <= 100)) || fail "$verb is wider than 100 columns: $(wc -L <"$work/text")"
 done
+"$moesim" run "$work/good.json" --set '/rebalancing={"type":"eplb_async","step_interval":20}' \
+  --set '/failures=[{"gpu":3,"at":"1 ms","recovers_after":"1 ms"}]' -o "$work/moved.json" >"$work/text" 2>/dev/null ||
+  fail "run with experts on the move"
+grep -Eq 'rebalanced [0-9]+ times' "$work/text" || fail "run does not say that experts moved"
+grep -Eq 'GPU 3 stopped at 0.001 s, back at' "$work/text" || fail "run does not say that a GPU stopped"
+(($(wc -L <"$work/text") <= 100)) || fail "run is too wide: $(wc -L <"$work/text")"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
 (($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
 
