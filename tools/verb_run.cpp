@@ -58,8 +58,7 @@ std::string events_of(const OrderedJson& report) {
     const double bytes =
         moved["bytes"]["nvlink"].get<double>() + moved["bytes"]["network"].get<double>();
     text += wrapped(fmt::format("rebalanced {} times: {} layers, {:.1f} GB; engine stopped for "
-                                "{:.3f} s, steps slowed by "
-                                "{:.3f} s",
+                                "{:.3f} s, steps slowed by {:.3f} s",
                                 moved["count"].get<std::int64_t>(),
                                 moved["layers_switched"].get<std::int64_t>(), bytes / 1e9,
                                 moved["stall_seconds"].get<double>(),
@@ -69,8 +68,7 @@ std::string events_of(const OrderedJson& report) {
   for (const OrderedJson& outage : report["failures"]) {
     text += wrapped(fmt::format(
                 "{} stopped at {:.3f} s{}: {} requests moved, {} experts lost, engine stopped for "
-                "{:.3f} "
-                "s",
+                "{:.3f} s",
                 outage["what"].get<std::string>(), outage["at_s"].get<double>(),
                 outage["recovered_at_s"].is_null()
                     ? ""
