@@ -83,11 +83,18 @@ struct Experiment {
   ExpertPlacement placement{};  ///< as the run starts
   std::string placement_type{};
   double replication = 1, replication_effective = 1;
+  std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
   PhaseRules rules{};
   MixedRule mixed{};
   Charges charges{};
-  ConfigNode request_routing;  ///< routers have state: built by each run
-  ConfigNode rebalancing;      ///< likewise
+  Overlap overlap{};
+  std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
+  std::shared_ptr<const CapacityRule> capacity{};
+  std::string capacity_type{};
+  std::optional<ExpertMemoryPlan> expert_memory{};  ///< none: every expert stands in HBM
+  std::int32_t buffer_tokens = 0;  ///< per rank and step, for which expert buffers have room
+  ConfigNode request_routing;      ///< routers have state: built by each run
+  ConfigNode rebalancing;          ///< likewise
   MovementOptions movement{};
   FailurePlan failures{};
   MemoryBudget memory{};
@@ -104,6 +111,9 @@ struct Experiment {
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
+
+/// The prices of its steps, as a run starts.
+StepModel step_model(const Experiment&);
 
 /// The experiment's rules over another placement than its first: routers make their fixed choices
 /// anew.

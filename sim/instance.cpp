@@ -10,8 +10,7 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
     : experiment_(experiment),
       rows_(rows),
       requests_(requests),
-      model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-             experiment.charges),
+      model_(step_model(experiment)),
       ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
       placement_(experiment.placement),
       rules_(experiment.rules),
@@ -53,8 +52,13 @@ void Instance::submit(std::uint32_t id, std::size_t choice) {
     return;
   }
   Rank& rank = ranks_[index];
+  // Of a prompt that arrives computed the last token is left: its step emits the first output
+  // token. What was generated before a failure is lost with the KV cache.
+  const bool computed =
+      experiment_.scheduler->prompts_arrive_computed() && request.generated == 0;
+  const std::int32_t prompt = request.prompt_tokens - (computed ? 1 : 0);
   const std::int32_t tokens = request.prompt_tokens + request.generated;
-  rank.waiting.push_back({id, tokens, 0, request.prompt_tokens, 0});
+  rank.waiting.push_back({id, tokens, computed ? prompt : 0, prompt, 0});
   rank.kv_tokens += tokens;
 }
 
@@ -68,6 +72,21 @@ std::span<const RankLoad> Instance::loads() {
   return loads_;
 }
 
+// Within the room of the expert buffers; whoever fills it is planned without them too, to see
+// whether they made the step smaller.
+void Instance::plan_rank(Rank& rank, Turn turn) {
+  const Scheduler& scheduler = *experiment_.scheduler;
+  RankView view{rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout,
+                experiment_.buffer_tokens};
+  scheduler.plan(view, turn, rank.plan);
+  rank.cut_by_buffers = false;
+  if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
+  StepPlan unbounded;
+  view.token_room = std::numeric_limits<std::int32_t>::max();
+  scheduler.plan(view, turn, unbounded);
+  rank.cut_by_buffers = unbounded.new_tokens() > rank.plan.new_tokens();
+}
+
 // Plans every rank for one turn; whether anybody has something to do in it.
 bool Instance::plan_turn(Turn turn) {
   // A waiting sequence beyond the seats of a step cannot be admitted in it: the view need not show
@@ -78,9 +97,7 @@ bool Instance::plan_turn(Turn turn) {
     const auto visible = std::min(seats, rank.waiting.size());
     rank.waiting_view.assign(rank.waiting.begin(),
                              rank.waiting.begin() + static_cast<std::ptrdiff_t>(visible));
-    experiment_.scheduler->plan(
-        {rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout}, turn,
-        rank.plan);
+    plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
   return any;
@@ -119,6 +136,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
 
 void Instance::apply_plan(Rank& rank, std::int32_t index,
                           std::array<RoutingCoverage, 2>& coverage) {
+  summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
@@ -155,6 +173,20 @@ void Instance::classify_step() {
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
 }
 
+// policies.md 6.4: with CUDA graphs all ranks pad a decode step to the captured size that holds the
+// largest of them. The padding computes; it is not routed, and sends nothing.
+void Instance::pad_to_graph() {
+  if (summary_.kind != StepKind::decode) return;
+  std::int32_t largest = 0;
+  for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
+  const std::vector<std::int32_t>& sizes = experiment_.graph_sizes;
+  const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
+  if (size == sizes.end()) return;
+  for (RankStep& rank : batch_.ranks) {
+    if (rank.tokens > 0) rank.padding = *size - rank.tokens;
+  }
+}
+
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
@@ -166,11 +198,12 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   switch_layers(relocation_.take_arrived());
   summary_ = {};
   summary_.start = now;
+  batch_.start = to_seconds(now);
   batch_.rows.clear();
   request_of_range_.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();
-    step.tokens = step.sampled = 0;
+    step.tokens = step.sampled = step.padding = 0;
     step.dummy = false;
   }
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -179,13 +212,14 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     apply_plan(ranks_[r], index, coverage);
     if (step.tokens > 0 || ranks_[r].down) continue;
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
-    step = {{{1, 0}}, 1, 0, true};
+    step = {{{1, 0}}, 1, 0, 0, true};
     batch_.rows.push_back(rows_.dummy(index));
     request_of_range_.push_back(StepSeen::no_request);
     ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
   classify_step();
+  pad_to_graph();
   model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
   rebalance(now);
   stepping_ = true;

@@ -37,6 +37,7 @@ struct StepSummary {
   std::int32_t decode_tokens = 0;
   std::int32_t dummy_ranks = 0;
   std::int32_t preemptions = 0;
+  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
   std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
 };
 
@@ -99,15 +100,18 @@ class Instance {
     std::int64_t free_blocks = 0;
     std::int64_t kv_tokens = 0;
     StepPlan plan;
+    bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
     bool down = false;
   };
 
   bool plan_step();
   bool plan_turn(Turn turn);
+  void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
   void classify_step();
+  void pad_to_graph();
   void forget_dummies();
   void rebalance(Time now);
   void switch_layers(std::vector<RebalancePlan::Change> layers);

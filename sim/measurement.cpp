@@ -10,8 +10,20 @@ namespace {
 
 void add(Traffic& sum, const Traffic& step) {
   sum.seconds += step.seconds;
+  sum.hidden += step.hidden;
   sum.nvlink_bytes += step.nvlink_bytes;
   sum.network_bytes += step.network_bytes;
+}
+
+constexpr std::size_t hot_ranks_kept = 20;
+
+// Into a list in order of ratio; of equals the earlier one stays first.
+void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
+  if (worst.size() == hot_ranks_kept && worst.back().ratio >= event.ratio) return;
+  const auto place = std::find_if(worst.begin(), worst.end(),
+                                  [&](const HotRank& other) { return other.ratio < event.ratio; });
+  worst.insert(place, event);
+  if (worst.size() > hot_ranks_kept) worst.pop_back();
 }
 
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
@@ -62,7 +74,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const std::vector<RequestRecord>& requests,
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
-  add_step(running_, instance);
+  add_step(running_, instance, now);
   over_time_.add(instance, outcome, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
     running_.coverage[phase].recorded += coverage[phase].recorded;
@@ -94,7 +106,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
   running_.end = now;
 }
 
-void Measurement::add_step(Totals& totals, const Instance& instance) const {
+void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
   const StepSummary& step = instance.step();
   const StepCost& cost = instance.cost();
   const double seconds = cost.total.count();
@@ -109,6 +121,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance) const {
   for (std::size_t part = 0; part < totals.parts.size(); ++part) {
     for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
       totals.parts[part][resource] += cost.parts[part][resource];
+      kind.parts[part] += cost.parts[part][resource];
     }
   }
   add(totals.dispatch, cost.dispatch);
@@ -121,10 +134,14 @@ void Measurement::add_step(Totals& totals, const Instance& instance) const {
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
-  add_layers(kind.experts, totals, instance);
+  totals.cut_rank_steps += step.cut_ranks;
+  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
+  totals.expert_memory += cost.expert_memory;
+  add_layers(kind.experts, totals, instance, now);
 }
 
-void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance) const {
+void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance,
+                             Time now) const {
   const StepCost& cost = instance.cost();
   const auto tokens_of_expert = instance.model().tokens_of_expert();
   const auto experts = static_cast<std::size_t>(experiment_.model.experts);
@@ -134,6 +151,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
     const auto ranks = static_cast<double>(load.tokens.size());
+    layer.tokens_of_rank.resize(load.tokens.size());
+    layer.activated_of_rank.resize(load.tokens.size());
     double activated = 0, tokens = 0, squares = 0;
     for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
       activated += load.activated[rank];
@@ -141,6 +160,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
       squares += double(load.tokens[rank]) * load.tokens[rank];
       layer.rank_tokens.add(load.tokens[rank]);
       layer.rank_activated.add(load.activated[rank]);
+      layer.tokens_of_rank[rank] += load.tokens[rank];
+      layer.activated_of_rank[rank] += load.activated[rank];
     }
     for (std::size_t e = 0; e < experts; ++e) {
       layer.expert_tokens.add(tokens_of_expert[l * experts + e]);
@@ -156,8 +177,15 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     totals.active_experts += outcome.active_experts;
     totals.useful_rows += static_cast<double>(outcome.useful_rows);
     totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    totals.capacity += outcome.capacity;
     totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
     totals.hottest = std::max(totals.hottest, ratio);
+    if (ratio > experiment_.hot_rank_threshold) {
+      const auto busiest = std::max_element(load.tokens.begin(), load.tokens.end());
+      keep_worst(all.hot_ranks, {now, static_cast<std::int32_t>(l),
+                                 static_cast<std::int32_t>(busiest - load.tokens.begin()), ratio});
+    }
+    if (!outcome.exchange.name.empty()) ++all.layers_by_dispatch[outcome.exchange.name];
     all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time));
     all.combine_ns.add(nanoseconds(outcome.exchange.combine.time));
   }

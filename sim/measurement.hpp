@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <string_view>
 #include <vector>
 
 #include "sim/instance.hpp"
@@ -15,6 +17,7 @@ namespace moesim {
 struct ExpertTotals {
   struct Layer {
     CountHistogram rank_tokens, rank_activated, expert_tokens;
+    std::vector<std::int64_t> tokens_of_rank, activated_of_rank;  ///< sums over steps, [ep]
   };
   double layer_steps = 0;  ///< (layer, step) pairs
   double max_activated = 0, mean_activated = 0;
@@ -22,15 +25,25 @@ struct ExpertTotals {
   double cv = 0;              ///< of tokens over ranks, summed over (layer, step)
   double active_experts = 0;  ///< logical
   double useful_rows = 0, padded_rows = 0;
+  CapacityTally capacity;
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio
   std::vector<Layer> layers;
+};
+
+/// A layer of a step whose busiest rank held more tokens than the threshold allows.
+struct HotRank {
+  Time at{};  ///< when the step ended
+  std::int32_t layer = 0;
+  std::int32_t rank = 0;
+  double ratio = 0;  ///< its tokens over the mean of all ranks
 };
 
 /// Sums over the steps of one kind.
 struct StepTotals {
   std::int64_t steps = 0;
   double seconds = 0;
+  std::array<double, part_names.size()> parts{};  ///< seconds of the critical path
   double prefill_tokens = 0, decode_tokens = 0;
   double dummy_ranks = 0;
   ExpertTotals experts;
@@ -50,7 +63,11 @@ struct Totals {
   std::array<RoutingCoverage, 2> coverage{};
   double kv_block_seconds = 0;
   std::int64_t kv_blocks_peak = 0;
+  std::map<std::string_view, std::int64_t> layers_by_dispatch;  ///< which one carried the tokens
+  std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
   std::int64_t preemptions = 0;
+  std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
+  ExpertMemoryTally expert_memory;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
   std::vector<Weighted> gaps;  ///< between tokens of one request, ms
   double busy_seconds() const;
@@ -85,8 +102,8 @@ class Measurement {
 
  private:
   void start_if_warm(Time now);
-  void add_step(Totals&, const Instance&) const;
-  void add_layers(ExpertTotals&, Totals&, const Instance&) const;
+  void add_step(Totals&, const Instance&, Time now) const;
+  void add_layers(ExpertTotals&, Totals&, const Instance&, Time now) const;
 
   const Experiment& experiment_;
   std::int64_t total_blocks_;

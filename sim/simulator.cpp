@@ -13,9 +13,11 @@ constexpr std::uint32_t finished_between_progress = 64;
 // The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends.
 class Simulation {
  public:
-  Simulation(const Experiment& experiment, const Progress& progress)
+  Simulation(const Experiment& experiment, const Progress& progress,
+             std::span<RunObserver* const> observers)
       : experiment_(experiment),
         progress_(progress),
+        observers_(observers),
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
         router_(
             experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
@@ -60,7 +62,7 @@ class Simulation {
       measurement_.no_more_arrivals(queue_.now());
     }
     instance_.submit(id, router_->pick(due_->request, instance_.loads()));
-    if (request.state == RequestRecord::State::rejected) request_left();
+    if (request.state == RequestRecord::State::rejected) request_left(id);
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
@@ -73,8 +75,9 @@ class Simulation {
     ended_ = queue_.now();
     const StepOutcome& outcome = instance_.end_step(queue_.now());
     measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
+    for (RunObserver* observer : observers_) observer->step_ended(instance_, queue_.now());
     for (const StepOutcome::Emitted& token : outcome.tokens) {
-      if (token.last) request_left();
+      if (token.last) request_left(token.request);
     }
     schedule_arrival();
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
@@ -138,9 +141,10 @@ class Simulation {
     queue_.schedule(queue_.now() + to_duration(*length), StepEnds{0, ++serial_});
   }
 
-  void request_left() {
+  void request_left(std::uint32_t id) {
     source_->completed(queue_.now());
     measurement_.request_left(queue_.now());
+    for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
     if (++left_ % finished_between_progress == 0 && progress_) {
       progress_(left_, experiment_.workload.requests);
     }
@@ -148,6 +152,7 @@ class Simulation {
 
   const Experiment& experiment_;
   const Progress& progress_;
+  std::span<RunObserver* const> observers_;
   EventQueue queue_;
   std::unique_ptr<RequestSource> source_;
   std::unique_ptr<RequestRouter> router_;
@@ -167,16 +172,16 @@ class Simulation {
 
 }  // namespace
 
-Report run(const Experiment& experiment, const Progress& progress) {
-  return Simulation(experiment, progress).run();
+Report run(const Experiment& experiment, const Progress& progress,
+           std::span<RunObserver* const> observers) {
+  return Simulation(experiment, progress, observers).run();
 }
 
 ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
                            int context, int prefill_tokens) {
   RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
                  experiment.seed);
-  StepModel model(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-                  experiment.charges);
+  StepModel model = step_model(experiment);
   StepBatch batch;
   RoutingCoverage coverage;
   ExplainedStep step;

@@ -94,7 +94,8 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
   TrafficMatrix copies;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain, copies);
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain,
+                CopyRule::per_gpu, copies);
   const TrafficMatrix expected = by_hand(c);
   REQUIRE(copies.gpus() == expected.gpus());
   for (int from = 0; from < copies.gpus(); ++from) {
@@ -119,8 +120,10 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   }
   TrafficMatrix by_count, by_selection;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain, by_count);
-  counter.count(c.placement, slot_of_selection, c.source, c.moe_tp, c.domain, by_selection);
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain,
+                CopyRule::per_gpu, by_count);
+  counter.count(c.placement, slot_of_selection, c.source, c.moe_tp, c.domain, CopyRule::per_gpu,
+                by_selection);
   for (int from = 0; from < 16; ++from) {
     for (int to = 0; to < 16; ++to) CHECK(by_selection.at(from, to) == by_count.at(from, to));
   }
@@ -128,9 +131,38 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   // One expert on both GPUs, chosen by a token of each: sent across, not to the nearest by count.
   const LayerPlacement placement(1, {{0}, {0}});
   counter.count(placement, std::vector<std::int32_t>{1, 0}, std::vector<std::int32_t>{0, 1}, 1, 8,
-                by_selection);
+                CopyRule::per_gpu, by_selection);
   CHECK(by_selection.at(0, 1) == 1);
   CHECK(by_selection.at(1, 0) == 1);
+}
+
+TEST_CASE("per selection a token travels once for each expert, and is forwarded by nobody") {
+  const auto shape = GENERATE(std::pair{8, 8}, std::pair{16, 8}, std::pair{72, 8});
+  const Case c = random_case(3, shape.first, 1, shape.second);
+  TrafficMatrix direct(shape.first), shared, selections;
+  std::vector<std::int32_t> left = c.tokens_of_slot;
+  for (std::size_t i = 0; i < c.ids.size(); ++i) {
+    for (const std::int32_t slot : c.placement.slots_of(c.ids[i])) {
+      if (left[at(slot)] == 0) continue;
+      --left[at(slot)];
+      direct.at(c.source[i / c.k], c.placement.gpu_of_slot(slot)) += 1;
+      break;
+    }
+  }
+  CopyCounter counter;
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, 1, c.domain,
+                CopyRule::per_selection, selections);
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, 1, shape.first, CopyRule::per_gpu,
+                shared);
+  double total = 0;
+  for (int from = 0; from < shape.first; ++from) {
+    for (int to = 0; to < shape.first; ++to) {
+      CHECK(selections.at(from, to) == direct.at(from, to));
+      CHECK(shared.at(from, to) <= selections.at(from, to));  // dedup bytes <= pair bytes
+      total += selections.at(from, to);
+    }
+  }
+  CHECK(total == static_cast<double>(c.ids.size()));
 }
 
 TEST_CASE("a token whose experts share a GPU is sent there once") {
@@ -140,7 +172,7 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
   TrafficMatrix copies;
-  CopyCounter().count(placement, slots, ids, source, 1, 8, copies);
+  CopyCounter().count(placement, slots, ids, source, 1, 8, CopyRule::per_gpu, copies);
   CHECK(copies.at(0, 1) == 1);
   CHECK(copies.at(0, 0) == 0);
 }

@@ -49,7 +49,7 @@ Json random_experiment(std::uint64_t seed) {
   const Json decode_dispatch =
       gathers
           ? Json{{"type", "all_gather"}, {"combine", pick(rng, {"all_to_all", "reduce_scatter"})}}
-          : Json(pick(rng, {"ids_all_gather"}));
+          : Json(pick(rng, {"ids_all_gather", "auto"}));
   Json arrivals = {{"type", "closed_loop"}, {"concurrency", 1 + rng.below(24)}};
   if (rng.below(2) == 0) arrivals = {{"type", "poisson"}, {"rate", "400 /s"}};
   return {{"cluster", cluster()},
@@ -57,7 +57,7 @@ Json random_experiment(std::uint64_t seed) {
           {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
           {"parallel", {{"dp", dp}, {"tp", tp}, {"ep", ep}}},
           {"scheduling",
-           {{"type", pick(rng, {"chunked_prefill", "prefill_first"})},
+           {{"type", pick(rng, {"chunked_prefill", "prefill_first", "decode_only"})},
             {"max_num_batched_tokens", 32 << rng.below(4)},
             {"max_num_seqs", 2 + rng.below(8)}}},
           {"workload",
@@ -80,7 +80,9 @@ Json random_experiment(std::uint64_t seed) {
             {"decode", pick(rng, {"even", "static_primary", "metro", "optimal", "token_balanced",
                                   "hybrid", "vllm", "trtllm"})},
             {"mixed", pick(rng, {"prefill", "decode"})}}},
-          {"dispatch", {{"prefill", "all_to_all"}, {"decode", decode_dispatch}}},
+          {"dispatch",
+           {{"prefill", pick(rng, {"all_to_all", "low_latency", "auto"})},
+            {"decode", decode_dispatch}}},
           {"request_routing", pick(rng, {"round_robin", "least_kv", "jsq", "random"})},
           {"kv_cache", {{"block_size", 16}, {"gpu_memory_utilization", 0.9}}},
           {"seed", seed}};

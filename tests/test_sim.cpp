@@ -8,6 +8,7 @@
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
+#include "sim/simulator.hpp"
 #include "sim/statistics.hpp"
 #include "tests/support.hpp"
 
@@ -225,6 +226,29 @@ TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
   for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
 }
 
+TEST_CASE("decode_only computes one token per sequence and step, the first output token included") {
+  const auto file = test::source_dir() / "configs/quick.json";
+  Json json = ConfigNode::from_file(file).json();
+  json["scheduling"] = {{"type", "decode_only"}, {"max_num_seqs", 4}};
+  json["workload"]["arrivals"]["concurrency_per_rank"] = 4;
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 100}, {"output", 10}};
+  json["workload"]["requests"] = 32;  // 8 ranks x 4: one batch
+  json["measurement"]["warmup"] = 0;
+  TraceLibrary traces;
+  const Report report = run(load_experiment(ConfigNode(json, file), traces));
+  const OrderedJson& steps = report.document.at("steps");
+  CHECK(steps.at("prefill").at("steps") == 0);
+  CHECK(steps.at("mixed").at("steps") == 0);
+  CHECK(steps.at("decode").at("steps") == 10);
+  CHECK(steps.at("decode").at("mean_decode_tokens") == 32);
+  const OrderedJson& metrics = report.document.at("metrics");
+  CHECK(metrics.at("completed") == 32);
+  // Nine gaps of a step each follow the first token: TPOT is their mean.
+  const double first = metrics.at("median_ttft_ms").get<double>();
+  const double mean = steps.at("decode").at("mean_ms").get<double>();
+  CHECK_THAT(metrics.at("median_tpot_ms").get<double>(), WithinRel((10 * mean - first) / 9, 1e-6));
+}
+
 ClusterSpec two_nodes() {
   return read_cluster(ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json"));
 }
@@ -234,7 +258,7 @@ TEST_CASE("all-gather volume counts every token once per other GPU, whatever its
   const std::vector<double> tokens(8, 32.0);
   const auto gather =
       dispatches().make(config(R"({"type": "all_gather", "combine": "reduce_scatter"})"));
-  const Exchange exchange = gather->exchange({fabric, tokens, nullptr, 2048, 8});
+  const Exchange exchange = gather->exchange({fabric, tokens, 2048, 8});
   // 8 GPUs x 7 others x 32 tokens x 2048 x 2 B
   CHECK_THAT(exchange.dispatch.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
   CHECK_THAT(exchange.combine.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
@@ -251,14 +275,64 @@ TEST_CASE("an all-to-all sends what the copies say, in the precision it was give
   copies.at(5, 2) = 3;
   const std::vector<double> tokens(8, 16.0);
   const auto plain = dispatches().make(config(R"("all_to_all")"));
-  const Exchange exchange = plain->exchange({fabric, tokens, &copies, 7168, 8});
+  const Exchange exchange = plain->exchange({fabric, tokens, 7168, 8, &copies});
   CHECK(exchange.dispatch.nvlink.value() == 13 * 7168 * 2);
   CHECK(exchange.combine.nvlink.value() == 13 * 7168 * 2);
   // DeepEP: fp8 out with a 4-byte scale per 128 values, bf16 back.
   const auto fp8 = dispatches().make(config(R"({"type": "all_to_all", "precision": "fp8_block"})"));
-  const Exchange narrow = fp8->exchange({fabric, tokens, &copies, 7168, 8});
+  const Exchange narrow = fp8->exchange({fabric, tokens, 7168, 8, &copies});
   CHECK(narrow.dispatch.nvlink.value() == 13 * (7168 + 7168 / 128 * 4));
   CHECK(narrow.combine.nvlink.value() == 13 * 7168 * 2);
+}
+
+TEST_CASE("low latency sends a message per selection, with its own kernel's constants") {
+  const Fabric fabric(two_nodes());
+  TrafficMatrix selections(16);
+  selections.at(0, 1) = 10;
+  selections.at(0, 9) = 4;  // across nodes: straight, over the network
+  const std::vector<double> tokens(16, 8.0);
+  const auto dispatch = dispatches().make(config(R"({"type": "low_latency", "precision": "fp8"})"));
+  DispatchProblem problem{fabric, tokens, 7168, 8};
+  problem.selections = &selections;
+  const Exchange exchange = dispatch->exchange(problem);
+  CHECK(exchange.dispatch.nvlink.value() == 10 * 7168);
+  CHECK(exchange.dispatch.network.value() == 4 * 7168);
+  CHECK(exchange.combine.network.value() == 4 * 7168 * 2);
+  const CollectiveCost expected =
+      send_copies(fabric, selections, 7168, Collective::low_latency_all_to_all);
+  CHECK(exchange.dispatch.time == expected.time);
+  CHECK_FALSE(dispatch->gives_global_counts());
+}
+
+TEST_CASE("auto is never slower than any dispatch, and gives a router the counts that it needs") {
+  const Fabric fabric(two_nodes());
+  for (const double tokens_per_gpu : {1.0, 64.0, 2048.0}) {
+    CAPTURE(tokens_per_gpu);
+    const std::vector<double> tokens(16, tokens_per_gpu);
+    // 8 of 16 GPUs hold a chosen expert of every token: 5.3 copies, 8 selections, evenly.
+    TrafficMatrix copies(16), selections(16);
+    for (int from = 0; from < 16; ++from) {
+      for (int to = 0; to < 16; ++to) {
+        copies.at(from, to) = tokens_per_gpu * 5.3 / 16;
+        selections.at(from, to) = tokens_per_gpu * 8 / 16;
+      }
+    }
+    DispatchProblem problem{fabric, tokens, 7168, 8, &copies, &selections};
+    problem.top_k_of_all_tokens = Seconds(3e-6);
+    const auto automatic = dispatches().make(config(R"("auto")"));
+    for (const bool counts : {false, true}) {
+      problem.needs_global_counts = counts;
+      const Exchange best = automatic->exchange(problem);
+      for (const auto& entry : dispatches().entries()) {
+        const auto other = dispatches().make(config(fmt::format("\"{}\"", entry.name)));
+        if (counts && !other->gives_global_counts()) {
+          CHECK(best.name != entry.name);
+        } else {
+          CHECK(best.total() <= other->exchange(problem).total());
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("routing charges follow active experts and vanish without replicas") {

@@ -13,22 +13,19 @@ namespace {
 // reduce-scatter. policies.md 5
 class AllGather final : public Dispatch {
  public:
-  AllGather(TokenBytes bytes, bool reduce_scatter)
-      : bytes_(bytes), reduce_scatter_(reduce_scatter) {}
+  AllGather(TokenBytes bytes, Combine combine) : bytes_(bytes), combine_(combine) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    Exchange exchange;
-    exchange.dispatch =
-        problem.fabric.all_gather(contributions(problem, bytes_.out(problem.hidden)));
-    exchange.combine =
-        reduce_scatter_
-            ? problem.fabric.reduce_scatter(contributions(problem, bytes_.back(problem.hidden)))
-            : all_to_all_combine(problem, bytes_);
-    return exchange;
+    const double back = bytes_.back(problem.hidden);
+    return {"all_gather",
+            problem.fabric.all_gather(contributions(problem, bytes_.out(problem.hidden))),
+            combine_ == Combine::reduce_scatter
+                ? problem.fabric.reduce_scatter(contributions(problem, back))
+                : send_copies(problem.fabric, *problem.copies, back),
+            problem.top_k_of_all_tokens};
   }
   bool gives_global_counts() const override { return true; }
-  bool gathers_before_gate() const override { return true; }
-  bool needs_copies() const override { return !reduce_scatter_; }
+  bool needs_copies() const override { return combine_ == Combine::all_to_all; }
 
  private:
   static std::vector<double> contributions(const DispatchProblem& problem, double token_bytes) {
@@ -38,15 +35,19 @@ class AllGather final : public Dispatch {
   }
 
   TokenBytes bytes_;
-  bool reduce_scatter_;
+  Combine combine_;
 };
 
 }  // namespace
 
+std::unique_ptr<Dispatch> all_gather(TokenBytes bytes, Combine combine) {
+  return std::make_unique<AllGather>(bytes, combine);
+}
+
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader& options) {
   const TokenBytes bytes = read_token_bytes(options);
   constexpr std::array<std::string_view, 2> combines{"all_to_all", "reduce_scatter"};
-  return std::make_unique<AllGather>(bytes, options.choice_or("combine", combines, 0) == 1);
+  return all_gather(bytes, static_cast<Combine>(options.choice_or("combine", combines, 0)));
 }
 
 }  // namespace moesim

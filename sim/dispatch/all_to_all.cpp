@@ -13,10 +13,12 @@ class AllToAll final : public Dispatch {
   explicit AllToAll(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    return all_to_all_exchange(problem, bytes_);
+    return {"all_to_all",
+            send_copies(problem.fabric, *problem.copies, bytes_.out(problem.hidden)),
+            send_copies(problem.fabric, *problem.copies, bytes_.back(problem.hidden)),
+            {}};
   }
   bool gives_global_counts() const override { return false; }
-  bool gathers_before_gate() const override { return false; }
   bool needs_copies() const override { return true; }
 
  private:
@@ -25,8 +27,10 @@ class AllToAll final : public Dispatch {
 
 }  // namespace
 
+std::unique_ptr<Dispatch> all_to_all(TokenBytes bytes) { return std::make_unique<AllToAll>(bytes); }
+
 std::unique_ptr<Dispatch> make_all_to_all(ConfigReader& options) {
-  return std::make_unique<AllToAll>(read_token_bytes(options));
+  return all_to_all(read_token_bytes(options));
 }
 
 }  // namespace moesim

@@ -12,25 +12,11 @@ TokenBytes read_token_bytes(ConfigReader& options) {
   return {static_cast<Precision>(options.choice_or("precision", precision_names, 0))};
 }
 
-namespace {
-
-TrafficMatrix scaled(const TrafficMatrix& copies, double bytes) {
+CollectiveCost send_copies(const Fabric& fabric, const TrafficMatrix& copies, double bytes,
+                           Collective kind) {
   TrafficMatrix traffic = copies;
   traffic *= bytes;
-  return traffic;
-}
-
-}  // namespace
-
-// The way back carries the transposed matrix; per GPU that swaps sent and received, of which the
-// fabric takes the larger, so the copies serve for both directions.
-CollectiveCost all_to_all_combine(const DispatchProblem& problem, const TokenBytes& bytes) {
-  return problem.fabric.all_to_all(scaled(*problem.copies, bytes.back(problem.hidden)));
-}
-
-Exchange all_to_all_exchange(const DispatchProblem& problem, const TokenBytes& bytes) {
-  return {problem.fabric.all_to_all(scaled(*problem.copies, bytes.out(problem.hidden))),
-          all_to_all_combine(problem, bytes)};
+  return fabric.all_to_all(traffic, kind);
 }
 
 const Registry<Dispatch>& dispatches() {
@@ -38,10 +24,13 @@ const Registry<Dispatch>& dispatches() {
       "dispatch",
       {{"all_to_all", "one copy per token and destination rank, across nodes one per node (DeepEP)",
         make_all_to_all},
+       {"low_latency", "one message per token and expert, straight to it (DeepEP low latency)",
+        make_low_latency},
        {"all_gather", "every rank receives all tokens (vLLM's default; METRO's, before top-k)",
         make_all_gather},
        {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all",
-        make_ids_all_gather}});
+        make_ids_all_gather},
+       {"auto", "in each layer the one that the cost model finds fastest", make_auto}});
   return table;
 }
 

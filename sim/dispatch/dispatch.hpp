@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "hardware/fabric.hpp"
 #include "hardware/registry.hpp"
@@ -12,16 +13,26 @@ namespace moesim {
 struct DispatchProblem {
   const Fabric& fabric;
   std::span<const double> tokens;  ///< tokens that each GPU contributes, [gpus]
+  double hidden = 0;               ///< d
+  double experts_per_token = 0;    ///< k
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
   const TrafficMatrix* copies = nullptr;
-  double hidden = 0;             ///< d
-  double experts_per_token = 0;  ///< k
+  /// The same, one per token and expert and straight to its GPU; only when needs_selections().
+  const TrafficMatrix* selections = nullptr;
+  /// Whether the router must see the choices of the whole group before it picks replicas ...
+  bool needs_global_counts = false;
+  /// ... and what top-k over all their tokens then costs every GPU, if hidden states are gathered
+  /// before it.
+  Seconds top_k_of_all_tokens{};
 };
 
 struct Exchange {
+  std::string_view name;  ///< of the policy that was used: another than asked for under `auto`
   CollectiveCost dispatch;
   CollectiveCost combine;
+  Seconds top_k{};  ///< charged beside the links
+  Seconds total() const { return dispatch.time + combine.time + top_k; }
 };
 
 /// How token activations reach the GPUs of their experts, and how results come back.
@@ -31,17 +42,17 @@ class Dispatch {
   virtual Exchange exchange(const DispatchProblem&) const = 0;
   /// Whether every GPU learns the top-k choices of all tokens before it must pick replicas.
   virtual bool gives_global_counts() const = 0;
-  /// Whether top-k runs on all tokens on every GPU, because hidden states were gathered before it.
-  virtual bool gathers_before_gate() const = 0;
-  virtual bool needs_copies() const = 0;
+  virtual bool needs_copies() const { return false; }
+  virtual bool needs_selections() const { return false; }
+  /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
+  /// token.
+  virtual double buffer_rows(double tokens, double ranks, double /*experts*/) const {
+    return tokens * ranks;
+  }
 };
 
-/// The table: all_to_all, all_gather, ids_all_gather.
+/// The table: all_to_all, low_latency, all_gather, ids_all_gather, auto.
 const Registry<Dispatch>& dispatches();
-
-std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
-std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
-std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
 
 /// Bytes of one token's activations on the way out: "precision" of the policy, bf16 unless said;
 /// fp8_block adds a 4-byte scale per 128 values (DeepEP). On the way back they are bf16.
@@ -52,9 +63,24 @@ struct TokenBytes {
 };
 TokenBytes read_token_bytes(ConfigReader& options);
 
-/// Both legs of an all-to-all over the copies.
-Exchange all_to_all_exchange(const DispatchProblem&, const TokenBytes&);
-/// The way back of an all-to-all alone.
-CollectiveCost all_to_all_combine(const DispatchProblem&, const TokenBytes&);
+/// How results return after an all-gather.
+enum class Combine { all_to_all, reduce_scatter };
+
+std::unique_ptr<Dispatch> all_to_all(TokenBytes);
+std::unique_ptr<Dispatch> low_latency(TokenBytes);
+std::unique_ptr<Dispatch> all_gather(TokenBytes, Combine);
+std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
+
+std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
+std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
+std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
+std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
+std::unique_ptr<Dispatch> make_auto(ConfigReader&);
+
+/// `copies` on their way out or back, `bytes` each. The way back carries the transposed matrix; per
+/// GPU that swaps sent and received, of which the fabric takes the larger, so one matrix serves for
+/// both directions.
+CollectiveCost send_copies(const Fabric&, const TrafficMatrix& copies, double bytes,
+                           Collective kind = Collective::all_to_all);
 
 }  // namespace moesim

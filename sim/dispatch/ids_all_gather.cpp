@@ -18,14 +18,16 @@ class IdsAllGather final : public Dispatch {
     std::vector<double> ids(problem.tokens.begin(), problem.tokens.end());
     for (double& bytes : ids) bytes *= problem.experts_per_token * 2;
     const CollectiveCost gather = problem.fabric.all_gather(ids);
-    Exchange exchange = all_to_all_exchange(problem, bytes_);
-    exchange.dispatch.time += gather.time;
-    exchange.dispatch.nvlink += gather.nvlink;
-    exchange.dispatch.network += gather.network;
-    return exchange;
+    CollectiveCost out = send_copies(problem.fabric, *problem.copies, bytes_.out(problem.hidden));
+    out.time += gather.time;
+    out.nvlink += gather.nvlink;
+    out.network += gather.network;
+    return {"ids_all_gather",
+            out,
+            send_copies(problem.fabric, *problem.copies, bytes_.back(problem.hidden)),
+            {}};
   }
   bool gives_global_counts() const override { return true; }
-  bool gathers_before_gate() const override { return false; }
   bool needs_copies() const override { return true; }
 
  private:
@@ -34,8 +36,12 @@ class IdsAllGather final : public Dispatch {
 
 }  // namespace
 
+std::unique_ptr<Dispatch> ids_all_gather(TokenBytes bytes) {
+  return std::make_unique<IdsAllGather>(bytes);
+}
+
 std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader& options) {
-  return std::make_unique<IdsAllGather>(read_token_bytes(options));
+  return ids_all_gather(read_token_bytes(options));
 }
 
 }  // namespace moesim
