@@ -92,6 +92,12 @@ memory = report["expert_memory"]
 assert memory["misses"] > 0 and 0 < memory["hit_rate"] < 1 and memory["stall_seconds"] > 0
 assert report["experts"]["delayed"] > 0 and report["expert_buffers"]["steps_cut"] > 0
 PY
+"$moesim" run "$work/good.json" --set '/rebalancing={"type":"eplb_async","step_interval":20}' \
+  --set '/failures=[{"gpu":3,"at":"1 ms","recovers_after":"1 ms"}]' -o "$work/moved.json" >"$work/text" 2>/dev/null ||
+  fail "run with experts on the move"
+grep -Eq 'rebalanced [0-9]+ times' "$work/text" || fail "run does not say that experts moved"
+grep -Eq 'GPU 3 stopped at 0.001 s, back at' "$work/text" || fail "run does not say that a GPU stopped"
+(($(wc -L <"$work/text") <= 100)) || fail "run is too wide: $(wc -L <"$work/text")"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.5 --batch 8 --capacity drop:factor=1 --json \
   --expert-memory lru:slots_per_layer=2 >"$work/out" || fail "replay with capacity and expert memory"
