@@ -116,6 +116,20 @@ std::string summary(const OrderedJson& report) {
       percent(report["breakdown"]["barrier_idle_share"]), percent(report["kv"]["mean_utilization"]),
       percent(report["kv"]["peak_utilization"]),
       percent(report["routing_coverage"]["decode"]["recorded"]));
+  const OrderedJson& memory = report["expert_memory"];
+  if (memory["type"] != "resident") {
+    text +=
+        fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
+                    percent(memory["hit_rate"]), number(memory["stall_seconds"], 2));
+  }
+  const OrderedJson& experts = report["experts"];
+  if (experts["dropped"] != 0 || experts["rerouted"] != 0 || experts["delayed"] != 0) {
+    text +=
+        fmt::format("selections dropped {}, rerouted {}, delayed {}\n", percent(experts["dropped"]),
+                    percent(experts["rerouted"]), percent(experts["delayed"]));
+  }
+  const auto cut = report["expert_buffers"]["steps_cut"].get<std::int64_t>();
+  if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
   return text + events_of(report);
 }
 
