@@ -281,6 +281,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
+      e.prefix_caching = kv.flag_or("prefix_caching", false);
+      const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0;
+      if (e.prefix_caching && windows) {
+        kv.child("prefix_caching")
+            .fail(fmt::format("is not modelled for the attention windows of {}", e.model.name));
+      }
     });
     check_memory(parallel, e.memory);
     e.slo = read_slo(reader.child_or("slo", Json::object()));

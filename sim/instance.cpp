@@ -12,11 +12,13 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       requests_(requests),
       model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
              experiment.charges),
-      ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
-      loads_(ranks_.size()),
+      loads_(static_cast<std::size_t>(experiment.parallel.dp)),
       placement_(experiment.placement),
       rules_(experiment.rules) {
-  for (Rank& rank : ranks_) rank.free_blocks = experiment.memory.kv_blocks;
+  for (std::size_t r = 0; r < loads_.size(); ++r) {
+    ranks_.push_back({.kv = KvCache(experiment.kv_layout, experiment.memory.kv_blocks,
+                                    experiment.prefix_caching)});
+  }
   batch_.ranks.resize(ranks_.size());
 }
 
@@ -26,7 +28,7 @@ std::int64_t Instance::total_blocks() const {
 
 std::int64_t Instance::used_blocks() const {
   std::int64_t used = total_blocks();
-  for (const Rank& rank : ranks_) used -= rank.free_blocks;
+  for (const Rank& rank : ranks_) used -= rank.kv.free_blocks();
   return used;
 }
 
@@ -45,6 +47,10 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   }
   Rank& rank = ranks_[index];
   rank.waiting.push_back({id, request.prompt_tokens, 0, request.prompt_tokens, 0});
+  if (experiment_.prefix_caching) {
+    rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
+                                     experiment_.kv_layout.block_tokens));
+  }
   rank.kv_tokens += request.prompt_tokens;
 }
 
@@ -56,18 +62,33 @@ std::span<const RankLoad> Instance::loads() {
   return loads_;
 }
 
+// What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
+// which no block is left, cannot be admitted in it.
+void Instance::show_waiting(Rank& rank) const {
+  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
+  const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
+  rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+  if (!experiment_.prefix_caching) return;
+  const KvLayout& layout = experiment_.kv_layout;
+  for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
+    const CacheHit hit = rank.kv.find(*sequence);
+    sequence->computed = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
+    sequence->blocks = hit.in_use;
+    if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
+      rank.waiting_view.erase(sequence, rank.waiting_view.end());
+      break;
+    }
+  }
+}
+
 // Plans every rank for one turn; whether anybody has something to do in it.
 bool Instance::plan_turn(Turn turn) {
-  // A waiting sequence beyond the seats of a step cannot be admitted in it: the view need not show
-  // it.
-  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
   bool any = false;
   for (Rank& rank : ranks_) {
-    const auto visible = std::min(seats, rank.waiting.size());
-    rank.waiting_view.assign(rank.waiting.begin(),
-                             rank.waiting.begin() + static_cast<std::ptrdiff_t>(visible));
+    show_waiting(rank);
+    for (Sequence& sequence : rank.running) sequence.shared = rank.kv.shared_blocks(sequence);
     experiment_.scheduler->plan(
-        {rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout}, turn,
+        {rank.running, rank.waiting_view, rank.kv.free_blocks(), experiment_.kv_layout}, turn,
         rank.plan);
     any = any || !rank.plan.empty();
   }
@@ -104,35 +125,45 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   }
 }
 
+// Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
+// took blocks in this step, or more, when others computed the same: it asks for no more blocks than
+// planned either way.
+void Instance::admit(Rank& rank, Sequence& sequence) {
+  rank.kv.take_cached(sequence);
+  RequestRecord& request = requests_[sequence.request];
+  request.state = RequestRecord::State::running;
+  if (request.preemptions > 0) return;
+  request.cached_tokens = sequence.computed;
+  summary_.prefix_queried += sequence.tokens;
+  summary_.prefix_hit += sequence.computed;
+}
+
 void Instance::apply_plan(Rank& rank, std::int32_t index,
                           std::array<RoutingCoverage, 2>& coverage) {
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
-    rank.free_blocks += sequence.blocks;
-    sequence.blocks = 0;
-    sequence.computed = 0;
+    rank.kv.preempt(sequence);
     rank.waiting.push_front(sequence);
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
   }
+  const std::size_t stay = rank.running.size();
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
     rank.plan.running_tokens.push_back(tokens);
-    requests_[rank.running.back().request].state = RequestRecord::State::running;
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
     Sequence& sequence = rank.running[i];
-    const std::int32_t tokens = rank.plan.running_tokens[i];
+    std::int32_t& tokens = rank.plan.running_tokens[i];
+    if (i >= stay) admit(rank, sequence);
+    tokens = std::min(tokens, sequence.need());
     if (tokens == 0) continue;
     compute(sequence, tokens, index, coverage);
-    const std::int64_t blocks = experiment_.kv_layout.blocks_for(sequence.computed + tokens);
-    rank.free_blocks -= blocks - sequence.blocks;
-    sequence.blocks = blocks;
+    rank.kv.grow(sequence, sequence.computed + tokens);
   }
-  check(rank.free_blocks >= 0, "a scheduler took more KV blocks than were free");
 }
 
 void Instance::classify_step() {
@@ -192,8 +223,8 @@ const StepOutcome& Instance::end_step(Time now) {
       ++rank.kv_tokens;
       if (!last) continue;
       request.state = RequestRecord::State::finished;
-      rank.free_blocks += sequence.blocks;
       rank.kv_tokens -= sequence.tokens;
+      rank.kv.finish(sequence);
     }
     std::erase_if(rank.running, [&](const Sequence& sequence) {
       return requests_[sequence.request].state == RequestRecord::State::finished;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/experiment.hpp"
+#include "sim/kv_cache.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -22,8 +23,10 @@ struct RequestRecord {
   std::int32_t generated = 0;
   std::int32_t rank = -1;
   std::int32_t preemptions = 0;
+  std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   Time arrival{}, first_token{}, last_token{};
   Binding binding;
+  std::shared_ptr<const PromptIds> prompt_ids{};
 };
 
 /// What the last step was, beside its cost.
@@ -35,6 +38,8 @@ struct StepSummary {
   std::int32_t decode_tokens = 0;
   std::int32_t dummy_ranks = 0;
   std::int32_t preemptions = 0;
+  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
+  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
   std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
 };
 
@@ -75,16 +80,18 @@ class Instance {
 
  private:
   struct Rank {
-    std::vector<Sequence> running;
-    std::deque<Sequence> waiting;
-    std::vector<Sequence> waiting_view;
-    std::int64_t free_blocks = 0;
+    std::vector<Sequence> running{};
+    std::deque<Sequence> waiting{};
+    std::vector<Sequence> waiting_view{};
+    KvCache kv;
     std::int64_t kv_tokens = 0;
-    StepPlan plan;
+    StepPlan plan{};
   };
 
+  void show_waiting(Rank& rank) const;
   bool plan_step();
   bool plan_turn(Turn turn);
+  void admit(Rank& rank, Sequence& sequence);
   void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);

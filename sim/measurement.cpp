@@ -131,6 +131,8 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
+  totals.prefix_queried += step.prefix_queried;
+  totals.prefix_hit += step.prefix_hit;
   add_layers(kind.experts, totals, instance, now);
 }
 

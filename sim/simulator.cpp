@@ -48,6 +48,7 @@ class Simulation {
     RequestRecord& request = requests_.emplace_back();
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
+    request.prompt_ids = due_->request.prompt_ids;
     request.arrival = queue_.now();
     request.binding = rows_.bind();
     measurement_.request_arrived(queue_.now());
