@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "sim/frontend.hpp"
+
 namespace moesim {
 
 namespace {
@@ -272,7 +274,6 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     read_rules(reader, e);
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
-    policies.request_routing.make(e.request_routing, e.seed);
     read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
       constexpr std::array<std::string_view, 1> types{"none"};
       rebalancing.choice("type", types);
@@ -289,6 +290,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       }
     });
     check_memory(parallel, e.memory);
+    policies.request_routing.make(e.request_routing, router_context(e));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
       e.warmup = measurement.number_or("warmup", 0, {0, 0.9});

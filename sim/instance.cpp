@@ -12,10 +12,9 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       requests_(requests),
       model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
              experiment.charges),
-      loads_(static_cast<std::size_t>(experiment.parallel.dp)),
       placement_(experiment.placement),
       rules_(experiment.rules) {
-  for (std::size_t r = 0; r < loads_.size(); ++r) {
+  for (int r = 0; r < experiment.parallel.dp; ++r) {
     ranks_.push_back({.kv = KvCache(experiment.kv_layout, experiment.memory.kv_blocks,
                                     experiment.prefix_caching)});
   }
@@ -41,10 +40,7 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
 void Instance::submit(std::uint32_t id, std::size_t index) {
   RequestRecord& request = requests_[id];
   request.rank = static_cast<std::int32_t>(index);
-  if (!can_ever_hold(request)) {
-    request.state = RequestRecord::State::rejected;
-    return;
-  }
+  check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
   rank.waiting.push_back({id, request.prompt_tokens, 0, request.prompt_tokens, 0});
   if (experiment_.prefix_caching) {
@@ -52,14 +48,40 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
                                      experiment_.kv_layout.block_tokens));
   }
   rank.kv_tokens += request.prompt_tokens;
+  rank.waiting_blocks += experiment_.kv_layout.blocks_for(request.prompt_tokens);
 }
 
-std::span<const RankLoad> Instance::loads() {
+void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
+  loads.resize(ranks_.size());
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
-    loads_[r] = {ranks_[r].kv_tokens, static_cast<std::int64_t>(ranks_[r].waiting.size()),
-                 static_cast<std::int64_t>(ranks_[r].running.size())};
+    Rank& rank = ranks_[r];
+    RankLoad& load = loads[r];
+    load = {rank.kv_tokens, std::ssize(rank.waiting), std::ssize(rank.running)};
+    load.rank = static_cast<std::int32_t>(r);
+    load.seats = experiment_.scheduler->max_num_seqs() - load.waiting - load.running;
+    load.total_blocks = rank.kv.blocks();
+    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
+    if (!requests) continue;
+    rank.shown.clear();
+    for (const Sequence& s : rank.running) rank.shown.push_back(show_request(s));
+    for (const Sequence& s : rank.waiting) rank.shown.push_back(show_request(s));
+    load.requests = rank.shown;
   }
-  return loads_;
+}
+
+RankRequest Instance::show_request(const Sequence& sequence) const {
+  const RequestRecord& request = requests_[sequence.request];
+  // Of one that waits, what the router found cached counts as good as computed.
+  const auto expected =
+      static_cast<std::int32_t>(request.routing.hit_share * request.prompt_tokens + .5);
+  const std::int32_t computed = std::max(sequence.computed, expected);
+  return {sequence.request, request.prompt_tokens, request.generated, request.output_tokens,
+          std::max(request.prompt_tokens - computed, 0)};
+}
+
+CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
+                        std::int32_t tokens) const {
+  return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
 }
 
 // What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
@@ -144,6 +166,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
     rank.kv.preempt(sequence);
+    rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
@@ -153,6 +176,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
+    rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {

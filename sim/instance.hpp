@@ -16,6 +16,14 @@
 
 namespace moesim {
 
+/// How a request came to its rank. Zero where the router does not look.
+struct RoutingRecord {
+  double score = 0;       ///< what the router went by
+  double hit_share = 0;   ///< of the prompt, cached on the rank at that moment
+  double locality = 0;    ///< of the experts predicted, on the rank's GPUs
+  std::int64_t load = 0;  ///< KV tokens on the rank before it came
+};
+
 /// The life of one request. Times are those of the simulated clock.
 struct RequestRecord {
   enum class State : std::uint8_t { waiting, running, finished, rejected } state = State::waiting;
@@ -26,6 +34,7 @@ struct RequestRecord {
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   Time arrival{}, first_token{}, last_token{};
   Binding binding;
+  RoutingRecord routing;
   std::shared_ptr<const PromptIds> prompt_ids{};
 };
 
@@ -59,9 +68,8 @@ class Instance {
  public:
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
 
-  /// Queues a request on a rank, or rejects one that could never fit.
+  /// Queues a request on a rank, which must be able to hold it.
   void submit(std::uint32_t request, std::size_t rank);
-  /// Whether submit() would reject it.
   bool can_ever_hold(const RequestRecord&) const;
 
   /// Composes and prices the next step; nothing when no rank has work.
@@ -69,7 +77,12 @@ class Instance {
   /// Ends the step that began: tokens are emitted, finished requests free their blocks.
   const StepOutcome& end_step(Time now);
 
-  std::span<const RankLoad> loads();
+  /// What routers see of every rank; with the requests on them only if asked. What `loads` refers
+  /// to is good until the next call.
+  void loads(bool requests, std::vector<RankLoad>& loads);
+  /// What a prompt would find in a rank's KV cache.
+  CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
+  const ExpertPlacement& placement() const { return placement_; }
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
   const StepBatch& batch() const { return batch_; }
@@ -85,9 +98,12 @@ class Instance {
     std::vector<Sequence> waiting_view{};
     KvCache kv;
     std::int64_t kv_tokens = 0;
+    std::int64_t waiting_blocks = 0;  // that the waiting need
+    std::vector<RankRequest> shown{};
     StepPlan plan{};
   };
 
+  RankRequest show_request(const Sequence& sequence) const;
   void show_waiting(Rank& rank) const;
   bool plan_step();
   bool plan_turn(Turn turn);
@@ -102,7 +118,6 @@ class Instance {
   std::vector<RequestRecord>& requests_;
   StepModel model_;
   std::vector<Rank> ranks_;
-  std::vector<RankLoad> loads_;
   StepBatch batch_;
   StepCost cost_;
   StepSummary summary_;

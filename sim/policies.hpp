@@ -19,7 +19,7 @@ struct Policies {
   Registry<TokenRouter, const RoutingContext&> token_routing = token_routers();
   Registry<Dispatch> dispatch = dispatches();
   Registry<Scheduler> scheduling = schedulers();
-  Registry<RequestRouter, std::uint64_t> request_routing = request_routers();
+  Registry<RequestRouter, const RouterContext&> request_routing = request_routers();
 };
 
 }  // namespace moesim

@@ -2,6 +2,7 @@
 #include "sim/simulator.hpp"
 
 #include "sim/event_queue.hpp"
+#include "sim/frontend.hpp"
 #include "sim/instance.hpp"
 
 namespace moesim {
@@ -17,11 +18,10 @@ class Simulation {
       : experiment_(experiment),
         progress_(progress),
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
-        router_(
-            experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
               experiment.seed),
         instance_(experiment, rows_, requests_),
+        frontend_(experiment, rows_, requests_),
         measurement_(experiment, instance_.total_blocks()) {}
 
   Report run() {
@@ -29,6 +29,7 @@ class Simulation {
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
     }
+    check(frontend_.empty(), "a request was left without a rank");
     return write_report(experiment_, measurement_, std::move(requests_), queue_.now());
   }
 
@@ -55,24 +56,36 @@ class Simulation {
     if (std::ssize(requests_) == experiment_.workload.requests) {
       measurement_.no_more_arrivals(queue_.now());
     }
-    instance_.submit(id, router_->pick(due_->request, instance_.loads()));
-    if (request.state == RequestRecord::State::rejected) request_left();
+    frontend_.publish(queue_.now(), instance_);
+    if (instance_.can_ever_hold(request)) {
+      frontend_.arrive(id);
+    } else {
+      request.state = RequestRecord::State::rejected;
+      request_left();
+    }
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (!step_running_ && !more_now) begin_step();
+    if (more_now) return;
+    frontend_.place(queue_.now(), instance_);
+    if (!step_running_) begin_step();
   }
 
   void handle(const StepEnds&) {
     step_running_ = false;
+    frontend_.publish(queue_.now(), instance_);
     const StepOutcome& outcome = instance_.end_step(queue_.now());
     measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
     for (const StepOutcome::Emitted& token : outcome.tokens) {
-      if (token.last) request_left();
+      if (!token.last) continue;
+      frontend_.finished(token.request);
+      request_left();
     }
     schedule_arrival();
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (!more_now) begin_step();
+    if (more_now) return;
+    frontend_.place(queue_.now(), instance_);
+    begin_step();
   }
 
   void begin_step() {
@@ -95,10 +108,10 @@ class Simulation {
   const Progress& progress_;
   EventQueue queue_;
   std::unique_ptr<RequestSource> source_;
-  std::unique_ptr<RequestRouter> router_;
   std::vector<RequestRecord> requests_;
   RowSource rows_;
   Instance instance_;
+  Frontend frontend_;
   Measurement measurement_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;

@@ -84,7 +84,9 @@ Json random_experiment(std::uint64_t seed) {
       {"dispatch",
        {{"prefill", pick(rng, {"all_to_all", "low_latency", "auto"})},
         {"decode", decode_dispatch}}},
-      {"request_routing", pick(rng, {"round_robin", "least_kv", "jsq", "random"})},
+      {"request_routing", pick(rng, {"random", "round_robin", "power_of_two", "jsq", "vllm", "least_kv",
+                                    "br0", "brh", "bfio", "overflow", "fast_phi", "cache_aware",
+                                    "dynamo_kv", "joint"})},
       {"kv_cache",
        {{"block_size", 16}, {"gpu_memory_utilization", 0.9}, {"prefix_caching", seed % 3 == 0}}},
       {"seed", seed}};

@@ -106,7 +106,7 @@ std::string summary(const OrderedJson& report) {
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
   std::string csv =
       "request,arrival_s,rank,state,prompt_tokens,output_tokens,generated,ttft_ms,e2el_ms,"
-      "preemptions\n";
+      "preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens\n";
   constexpr std::array<std::string_view, 4> states{"waiting", "running", "finished",
                                                    "rejected: exceeds_kv_capacity"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -115,10 +115,11 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
     const auto ms = [&](Time t) {
       return finished ? fmt::format("{:.6f}", to_seconds(t - r.arrival).count() * 1e3) : "";
     };
-    csv +=
-        fmt::format("{},{:.9f},{},{},{},{},{},{},{},{}\n", i, to_seconds(r.arrival).count(), r.rank,
-                    states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
-                    r.generated, ms(r.first_token), ms(r.last_token), r.preemptions);
+    csv += fmt::format(
+        "{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i, to_seconds(r.arrival).count(),
+        r.rank, states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
+        r.generated, ms(r.first_token), ms(r.last_token), r.preemptions, r.cached_tokens,
+        r.routing.score, r.routing.hit_share, r.routing.locality, r.routing.load);
   }
   return csv;
 }
