@@ -228,8 +228,9 @@ std::vector<std::size_t> subset_of(std::span<const std::int64_t> sizes, std::siz
   }
   std::vector<std::size_t> chosen;
   std::size_t j = count;
-  for (std::size_t i = sizes.size(); i-- > 0;) {
-    if (reach[i][j].at(sum)) continue;
+  for (std::size_t i = sizes.size(); j > 0;) {
+    --i;
+    if (sum < sizes[i] || !reach[i][j - 1].at(sum - sizes[i])) continue;
     chosen.push_back(i);
     sum -= sizes[i];
     --j;

@@ -48,14 +48,14 @@ class PoolGain {
 ///      from its free seats down to 1: the one of largest sum within the margin, or of smallest sum
 ///      beyond it; of these the largest F, ending at the first within the margin. Is F <= 0 the
 ///      best single request goes instead.
-/// Ties go to the request that came first. A request that does not find the blocks for its prompt
-/// on the rank is passed over.
+/// Of equal requests the first goes, of subsets of equal sum the one that takes the last. A request
+/// that does not find the blocks for its prompt on the rank is passed over.
 void select_from_pool(const PoolRules&, PoolRanks, std::span<const PendingRequest> pending,
                       std::span<const RankLoad> ranks, double lambda, std::vector<Assignment>&);
 
 /// The requests (ascending) of the subset of exactly `count` of `sizes` whose sum is the largest up
-/// to `margin`, else the smallest above it; of equal sums one of early requests. Empty when there
-/// are fewer.
+/// to `margin`, else the smallest above it; of equal sums the one of late requests. Empty when
+/// there are fewer.
 std::vector<std::size_t> subset_of(std::span<const std::int64_t> sizes, std::size_t count,
                                    std::int64_t margin);
 
