@@ -89,7 +89,9 @@ CollectiveCost Fabric::cost(Collective kind, int gpus, int network_passes,
   return {.time = alpha + transfer,
           .bound = alpha > transfer ? Resource::latency : slower,
           .nvlink = Bytes(volume.nvlink_all),
-          .network = Bytes(volume.network_all)};
+          .network = Bytes(volume.network_all),
+          .extrapolated =
+              !constants.calibration || volume.nvlink_rank > constants.calibration->bytes.max};
 }
 
 // A domain receives what other domains contribute once, spread over the NICs of its GPUs, and
@@ -129,7 +131,7 @@ CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) cons
   return cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
 }
 
-CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
+CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, Collective kind) const {
   check(gpus <= cluster_.gpus(), "an all-reduce is wider than the cluster");
   if (gpus <= 1) return {};
   const std::vector<double> slices(static_cast<std::size_t>(gpus), bytes.value() / gpus);
@@ -138,9 +140,13 @@ CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
        {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {
     *bytes_moved *= 2;
   }
-  const CollectiveCost ring = cost(Collective::all_reduce, gpus, 2, volume);
+  return cost(kind, gpus, 2, volume);
+}
+
+CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
+  const CollectiveCost ring = all_reduce(gpus, bytes, Collective::all_reduce);
   if (gpus > cluster_.scale_up_domain) return ring;
-  const CollectiveCost one_shot = cost(Collective::one_shot_all_reduce, gpus, 2, volume);
+  const CollectiveCost one_shot = all_reduce(gpus, bytes, Collective::one_shot_all_reduce);
   return one_shot.time < ring.time ? one_shot : ring;
 }
 

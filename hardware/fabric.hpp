@@ -43,6 +43,7 @@ struct CollectiveCost {
       Resource::latency;  ///< nvlink, network or latency (when alpha is more than half of it)
   Bytes nvlink{};
   Bytes network{};
+  bool extrapolated = false;  ///< its constants were not fitted on transfers like this
 };
 
 /// The network as a GPU sees it: one direction of one GPU's link, and what crossing it adds to a
@@ -91,6 +92,8 @@ class Fabric {
   /// Every GPU holds `bytes` and ends with the sum: a reduce-scatter and an all-gather,
   /// hierarchical across domains (a GPU's NIC carries its share of its domain's sum).
   CollectiveCost all_reduce(int gpus, Bytes bytes) const;
+  /// The same by one algorithm: Collective::all_reduce (NCCL) or one_shot_all_reduce.
+  CollectiveCost all_reduce(int gpus, Bytes bytes, Collective kind) const;
   /// GPU i contributes contribution[i]; every GPU ends with all.
   CollectiveCost all_gather(std::span<const double> contribution) const;
   /// The reverse of all_gather: GPU i ends with contribution[i] bytes, summed over all.

@@ -19,12 +19,14 @@ Q positive(ConfigReader& reader, std::string_view key) {
   return quantity;
 }
 
-/// Every name of `names` must be there: `read(reader, index)` is given its object.
+/// `read(reader, index)` is given the object of every name that is there.
 template <std::size_t N, class Read>
 void read_table(const ConfigNode& node, const std::array<std::string_view, N>& names, Read read) {
   read_object(node, [&](ConfigReader& table) {
-    for (std::size_t i = 0; i < N; ++i)
-      read_object(table.child(names[i]), [&](ConfigReader& row) { read(row, i); });
+    for (std::size_t i = 0; i < N; ++i) {
+      if (table.optional(names[i]))
+        read_object(table.child(names[i]), [&](ConfigReader& row) { read(row, i); });
+    }
   });
 }
 
@@ -40,13 +42,53 @@ std::map<Precision, FlopsPerSecond> read_peaks(const ConfigNode& node) {
   });
 }
 
+PeakShares read_peak_shares(const ConfigNode& node) {
+  if (!node.json().is_object()) return {{Precision::bf16, node.number(share)}};
+  return read_object(node, [&](ConfigReader& reader) {
+    PeakShares shares;
+    for (std::size_t i = 0; i < precision_names.size(); ++i) {
+      if (reader.optional(precision_names[i]))
+        shares[static_cast<Precision>(i)] = reader.number(precision_names[i], share);
+    }
+    if (shares.empty()) node.fail("names no precision; expected e.g. {\"bf16\": 0.5}");
+    return shares;
+  });
+}
+
+Interval read_interval(const ConfigNode& node) {
+  if (!node.json().is_array() || node.json().size() != 2) node.fail("expected [smallest, largest]");
+  return {node.element(0).number(non_negative), node.element(1).number(non_negative)};
+}
+
+std::optional<Calibration> read_calibration(ConfigReader& reader) {
+  if (!reader.optional("calibration")) return std::nullopt;
+  return read_object(reader.child("calibration"), [](ConfigReader& row) {
+    Calibration c;
+    c.points = static_cast<int>(row.integer("points", positive_count));
+    c.median_error = row.number("median_error", non_negative);
+    c.bytes = read_interval(row.child("bytes"));
+    if (row.optional("flops")) c.flops = read_interval(row.child("flops"));
+    if (row.optional("precisions")) {
+      for (const ConfigNode& name : row.child("precisions").list()) {
+        const auto found = std::find(precision_names.begin(), precision_names.end(), name.text());
+        if (found == precision_names.end())
+          name.fail(fmt::format("unknown precision; one of: {}", join_names(precision_names)));
+        c.precisions.push_back(static_cast<Precision>(found - precision_names.begin()));
+      }
+    }
+    return c;
+  });
+}
+
 KernelConstants read_kernel(ConfigReader& reader) {
   return {.launch = reader.quantity<Seconds>("launch"),
           .bandwidth_share = reader.number("bandwidth_share", share),
-          .peak_share = reader.number("peak_share", share),
+          .peak_share = read_peak_shares(reader.child("peak_share")),
+          .overlap = reader.number_or("overlap", 16, {1, 64}),
           .tile_m = static_cast<int>(reader.integer("tile_m", tile)),
           .tile_n = static_cast<int>(reader.integer("tile_n", tile)),
-          .source = reader.text("source")};
+          .source = reader.text("source"),
+          .calibration = read_calibration(reader)};
 }
 
 CollectiveConstants read_collective(ConfigReader& reader) {
@@ -54,7 +96,14 @@ CollectiveConstants read_collective(ConfigReader& reader) {
           .per_gpu = reader.quantity<Seconds>("per_gpu"),
           .bandwidth_share = reader.number("bandwidth_share", share),
           .ramp = reader.quantity<Seconds>("ramp"),
-          .source = reader.text("source")};
+          .source = reader.text("source"),
+          .calibration = read_calibration(reader)};
+}
+
+Price read_price(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    return Price{reader.number("dollars_per_hour", non_negative), reader.text("source")};
+  });
 }
 
 /// Bits that a multiplication must carry for values stored like this.
@@ -98,10 +147,94 @@ FlopsPerSecond GpuSpec::peak(Precision weights, Precision activations) const {
   return dense_peak.at(Precision::bf16);
 }
 
+double KernelConstants::peak_share_of(Precision weights) const {
+  const auto share_of = [&](Precision precision) {
+    const auto found = peak_share.find(precision);
+    return found == peak_share.end() ? 0.0 : found->second;
+  };
+  const bool eight_bits = weights == Precision::fp8 || weights == Precision::fp8_block;
+  const Precision sibling = weights == Precision::fp8 ? Precision::fp8_block : Precision::fp8;
+  for (const double found :
+       {share_of(weights), eight_bits ? share_of(sibling) : 0.0, share_of(Precision::bf16)})
+    if (found > 0) return found;
+  return peak_share.begin()->second;
+}
+
+bool KernelConstants::calibrated_for(double bytes, double flops, Precision weights) const {
+  if (!calibration || bytes > calibration->bytes.max || flops > calibration->flops.max)
+    return false;
+  const std::vector<Precision>& known = calibration->precisions;
+  return std::find(known.begin(), known.end(), weights) != known.end();
+}
+
 const KernelConstants& GpuSpec::kernel(KernelFamily family) const { return kernels.at(family); }
 
 const CollectiveConstants& GpuSpec::collective(Collective kind) const {
   return collectives[static_cast<std::size_t>(kind)];
+}
+
+KernelConstants family_default(KernelFamily family) {
+  struct Row {
+    KernelFamily family;
+    double launch_us, bandwidth_share;
+    PeakShares peak_share;
+    double overlap;
+    int tile_m, tile_n;
+    const char* of;
+  };
+  using enum Precision;
+  const std::array<Row, kernel_family_names.size()> rows{{
+      {KernelFamily::grouped_gemm,
+       27,
+       0.95,
+       {{bf16, 0.5}, {fp8, 0.4}, {fp8_block, 0.29}, {mxfp4, 0.15}, {nvfp4, 0.23}, {int4, 0.07}},
+       1.25,
+       64,
+       128,
+       "H100 SXM"},
+      {KernelFamily::masked_grouped_gemm, 26, 0.84, {{fp8_block, 0.67}}, 2.6, 128, 128, "H100 SXM"},
+      {KernelFamily::gemm, 4.3, 0.84, {{bf16, 0.83}, {fp8_block, 0.64}}, 7, 128, 256, "H100 SXM"},
+      {KernelFamily::attention_decode, 10.4, 0.9, {{bf16, 0.6}}, 6, 1, 1, "H100 SXM"},
+      {KernelFamily::attention_prefill, 5.6, 0.6, {{bf16, 0.62}}, 1, 1, 1, "H100 SXM"},
+      {KernelFamily::mla_decode, 18, 0.91, {{bf16, 0.98}}, 2, 1, 1, "H100 SXM"},
+      {KernelFamily::memory,
+       3,
+       0.8,
+       {{bf16, 1}},
+       16,
+       1,
+       1,
+       "every GPU (ai-dynamo/aiconfigurator@095f58a times memory operations at 3 us and 0.8 HBM)"},
+  }};
+  const Row& row = rows[static_cast<std::size_t>(family)];
+  return {.launch = Seconds(row.launch_us * 1e-6),
+          .bandwidth_share = row.bandwidth_share,
+          .peak_share = row.peak_share,
+          .overlap = row.overlap,
+          .tile_m = row.tile_m,
+          .tile_n = row.tile_n,
+          .source = fmt::format("family default, as {}; not measured on this GPU", row.of)};
+}
+
+CollectiveConstants family_default(Collective kind) {
+  struct Row {
+    double launch_us, per_gpu_us, bandwidth_share, ramp_us;
+  };
+  constexpr std::array<Row, collective_names.size()> rows{{
+      {4.8, 1.52, 0.853, 12.5},
+      {4.8, 0.78, 0.784, 12.6},
+      {4.9, 0.76, 0.732, 5.9},
+      {7.2, 0.08, 0.776, 11.9},
+      {13.4, 0, 0.52, 0},
+      {13.4, 0, 0.52, 0},
+      {2.4, 0.175, 0.456, 0.26},
+  }};
+  const Row& row = rows[static_cast<std::size_t>(kind)];
+  return {.launch = Seconds(row.launch_us * 1e-6),
+          .per_gpu = Seconds(row.per_gpu_us * 1e-6),
+          .bandwidth_share = row.bandwidth_share,
+          .ramp = Seconds(row.ramp_us * 1e-6),
+          .source = "family default, as H100 SXM; not measured on this GPU"};
 }
 
 GpuSpec read_gpu(const ConfigNode& node) {
@@ -119,12 +252,23 @@ GpuSpec read_gpu(const ConfigNode& node) {
     gpu.scale_up_bandwidth = positive<BytesPerSecond>(reader, "scale_up_bandwidth");
     gpu.host_bandwidth = positive<BytesPerSecond>(reader, "host_bandwidth");
     gpu.dense_peak = read_peaks(reader.child("dense_peak"));
-    read_table(reader.child("kernels"), kernel_family_names, [&](ConfigReader& row, std::size_t i) {
-      gpu.kernels[static_cast<KernelFamily>(i)] = read_kernel(row);
-    });
+    for (std::size_t i = 0; i < kernel_family_names.size(); ++i) {
+      const auto family = static_cast<KernelFamily>(i);
+      gpu.kernels[family] = family_default(family);
+    }
+    for (std::size_t i = 0; i < collective_names.size(); ++i)
+      gpu.collectives[i] = family_default(static_cast<Collective>(i));
+    read_table(reader.child_or("kernels", Json::object()), kernel_family_names,
+               [&](ConfigReader& row, std::size_t i) {
+                 KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
+                 PeakShares defaults = std::move(constants.peak_share);
+                 constants = read_kernel(row);
+                 constants.peak_share.merge(defaults);
+               });
     read_table(
-        reader.child("collectives"), collective_names,
+        reader.child_or("collectives", Json::object()), collective_names,
         [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
+    if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     return gpu;
   });
 }

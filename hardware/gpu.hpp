@@ -4,8 +4,10 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
@@ -20,43 +22,82 @@ inline constexpr std::array<std::string_view, 6> precision_names{"bf16",  "fp8",
 /// Stored bytes of one element, scales included: 2, 1, 1 + 4/16384, 0.53125, 0.5625, 0.515625.
 double bytes_per_element(Precision);
 
-/// Kernels that share their constants.
+/// Kernels that share their constants. `grouped_gemm` is the fused MoE layer of the engines;
+/// `masked_grouped_gemm` is DeepGEMM's layout for low-latency dispatch.
 enum class KernelFamily {
   grouped_gemm,
+  masked_grouped_gemm,
   gemm,
   attention_decode,
   attention_prefill,
   mla_decode,
   memory
 };
-inline constexpr std::array<std::string_view, 6> kernel_family_names{
-    "grouped_gemm", "gemm", "attention_decode", "attention_prefill", "mla_decode", "memory"};
+inline constexpr std::array<std::string_view, 7> kernel_family_names{
+    "grouped_gemm",      "masked_grouped_gemm", "gemm",  "attention_decode",
+    "attention_prefill", "mla_decode",          "memory"};
 
-/// The few constants of a kernel family on one GPU: time = launch +
-/// max(bytes/(bandwidth_share*HBM), flops/(peak_share*peak), ...).
+/// Smallest and largest, both included.
+struct Interval {
+  double min = 0, max = 0;
+  bool holds(double x) const { return min <= x && x <= max; }
+};
+
+/// The measurements that constants were fitted on. A prediction for more bytes or flops than any of
+/// them is an extrapolation.
+struct Calibration {
+  int points = 0;
+  double median_error = 0;  ///< |predicted / measured - 1| over the points
+  Interval bytes;           ///< HBM of a kernel, or what the busiest rank of a collective moves
+  Interval flops;           ///< 0 to 0 for collectives
+  std::vector<Precision> precisions;  ///< of the weights; none for collectives
+};
+
+/// Shares of the data-sheet peak by the precision of the weights. What is not listed multiplies at
+/// the share of the nearest that is: fp8 and fp8_block for each other, else bf16. A GPU file's
+/// shares stand beside the family's default ones.
+using PeakShares = std::map<Precision, double>;
+
+/// The few constants of a kernel family on one GPU:
+///   time = launch + max((x^overlap + y^overlap)^(1/overlap), L2, shared memory)
+///   x = bytes/(bandwidth_share*HBM), y = flops/(peak_share*peak)
 struct KernelConstants {
   Seconds launch;          ///< t0: launch and drain of the kernels of this operation
   double bandwidth_share;  ///< f, of the data-sheet HBM bandwidth, in (0, 1]
-  double peak_share;       ///< g, of the dense data-sheet peak, in (0, 1]
-  int tile_m = 1;          ///< rows to which a GEMM pads its tokens, see padded_rows()
-  int tile_n = 1;          ///< columns of one output tile
-  std::string source;      ///< where the numbers come from
+  PeakShares peak_share;   ///< g, of the dense data-sheet peak, each in (0, 1]
+  /// How well loads hide behind arithmetic: 1 not at all, 2 about half, 16 and more completely.
+  double overlap = 16;
+  int tile_m = 1;      ///< rows to which a GEMM pads its tokens, see padded_rows()
+  int tile_n = 1;      ///< columns of one output tile
+  std::string source;  ///< where the numbers come from
+  /// Nothing where the numbers are not a fit: a data sheet's, or of a family on other GPUs.
+  std::optional<Calibration> calibration{};
+
+  double peak_share_of(Precision weights) const;
+  /// Whether this much work in this precision is inside what was measured.
+  bool calibrated_for(double bytes, double flops, Precision weights) const;
 };
 
-/// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert
-/// (small batches); `one_shot_all_reduce` is the engines' own kernel for small sums inside an
-/// NVLink domain, which Fabric::all_reduce takes where it is faster than the ring.
+/// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert (small
+/// batches), and `low_latency_combine` brings the results back; `one_shot_all_reduce` is the
+/// engines' own kernel for small sums inside an NVLink domain, which Fabric::all_reduce takes where
+/// it is faster than the ring.
 enum class Collective {
   all_reduce,
   all_gather,
   reduce_scatter,
   all_to_all,
   low_latency_all_to_all,
+  low_latency_combine,
   one_shot_all_reduce
 };
-inline constexpr std::array<std::string_view, 6> collective_names{
-    "all_reduce",         "all_gather", "reduce_scatter", "all_to_all", "low_latency_all_to_all",
-    "one_shot_all_reduce"};
+inline constexpr std::array<std::string_view, 7> collective_names{"all_reduce",
+                                                                  "all_gather",
+                                                                  "reduce_scatter",
+                                                                  "all_to_all",
+                                                                  "low_latency_all_to_all",
+                                                                  "low_latency_combine",
+                                                                  "one_shot_all_reduce"};
 
 /// The few constants of a collective over NVLink: alpha = launch + per_gpu (n - 1), and a transfer
 /// that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x = ramp.
@@ -66,7 +107,19 @@ struct CollectiveConstants {
   double bandwidth_share;  ///< of the data-sheet NVLink bandwidth, large messages, in (0, 1]
   Seconds ramp;            ///< filling the pipeline of chunks
   std::string source;
+  std::optional<Calibration> calibration{};
 };
+
+/// What a GPU costs to rent.
+struct Price {
+  double dollars_per_hour = 0;
+  std::string source;
+};
+
+/// Constants for a GPU on which a family was never measured, to go with its data sheet: what the
+/// family reaches on the GPUs where it was. Their source says so.
+KernelConstants family_default(KernelFamily);
+CollectiveConstants family_default(Collective);
 
 /// One GPU as its data sheet and measurements describe it. Facts have no defaults.
 struct GpuSpec {
@@ -85,6 +138,7 @@ struct GpuSpec {
       dense_peak;  ///< by the precision of the multiplication: bf16, fp8, nvfp4
   std::map<KernelFamily, KernelConstants> kernels;
   std::array<CollectiveConstants, collective_names.size()> collectives;  ///< by Collective
+  std::optional<Price> price{};
 
   /// The peak at which weights and activations of these precisions multiply: narrow weights without
   /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
@@ -94,7 +148,8 @@ struct GpuSpec {
   const CollectiveConstants& collective(Collective) const;
 };
 
-/// Throws ConfigError if a fact is missing or impossible.
+/// Kernel families and collectives that the file leaves out take the family's default. Throws
+/// ConfigError if a fact is missing or impossible.
 GpuSpec read_gpu(const ConfigNode&);
 
 }  // namespace moesim

@@ -67,29 +67,41 @@ void add_projection(TiledWork& total, const Rows& rows, const Projection& p,
   total.work.smem += Bytes(2 * column_tiles * (rows.padded * inputs + rows.tiles * staged_weights));
 }
 
-Cost tiled_cost(const TiledWork& tiled, FlopsPerSecond peak, KernelFamily family,
+Cost tiled_cost(const TiledWork& tiled, Operands operands, KernelFamily family,
                 const GpuSpec& gpu) {
   Work timed = tiled.work;
   timed.flops = Flops(tiled.busy_flops);
-  Cost cost = roofline(timed, peak, family, gpu);
+  Cost cost = roofline(timed, operands, family, gpu);
   cost.work = tiled.work;
   return cost;
 }
 
+/// (x^p + y^p)^(1/p), as the greater times (1 + (smaller/greater)^p)^(1/p).
+Seconds overlapped(Seconds x, Seconds y, double p) {
+  const auto [less, more] = std::minmax(x, y);
+  const double ratio = more > Seconds{} ? less / more : 0;
+  if (ratio == 0 || p > 15) return more;
+  return more * std::pow(1 + std::pow(ratio, p), 1 / p);
+}
+
 }  // namespace
 
-Cost roofline(const Work& work, FlopsPerSecond peak, KernelFamily family, const GpuSpec& gpu) {
+Cost roofline(const Work& work, Operands operands, KernelFamily family, const GpuSpec& gpu) {
   if (work.flops.value() + work.hbm.value() + work.l2.value() + work.smem.value() <= 0) return {};
   const KernelConstants& kernel = gpu.kernel(family);
-  Cost cost{.time = work.hbm / (gpu.hbm_bandwidth * kernel.bandwidth_share),
-            .bound = Resource::hbm,
-            .work = work};
+  const Seconds loads = work.hbm / (gpu.hbm_bandwidth * kernel.bandwidth_share);
+  const Seconds arithmetic = work.flops / (gpu.peak(operands.weights, operands.activations) *
+                                           kernel.peak_share_of(operands.weights));
+  Cost cost{.time = overlapped(loads, arithmetic, kernel.overlap),
+            .bound = loads > arithmetic ? Resource::hbm : Resource::tensor_core,
+            .work = work,
+            .extrapolated =
+                !kernel.calibrated_for(work.hbm.value(), work.flops.value(), operands.weights)};
   const auto at_least = [&cost](Seconds time, Resource resource) {
     if (time <= cost.time) return;
     cost.time = time;
     cost.bound = resource;
   };
-  at_least(work.flops / (peak * kernel.peak_share), Resource::tensor_core);
   at_least(work.l2 / gpu.l2_bandwidth, Resource::l2);
   at_least(work.smem / gpu.smem_bandwidth, Resource::smem);
   if (kernel.launch > cost.time) cost.bound = Resource::launch;
@@ -104,7 +116,7 @@ std::int64_t padded_rows(std::int64_t tokens, int tile_m) {
 }
 
 Cost grouped_gemm(const GroupedGemm& experts, const GpuSpec& gpu) {
-  const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
+  const KernelConstants& kernel = gpu.kernel(experts.kernel);
   Rows rows;
   for (const std::int32_t tokens : experts.tokens_per_slot)
     if (tokens > 0) add_slot(rows, tokens, kernel.tile_m);
@@ -119,8 +131,7 @@ Cost grouped_gemm(const GroupedGemm& experts, const GpuSpec& gpu) {
   TiledWork total;
   add_projection(total, rows, gate_up, kernel, gpu.sms);
   add_projection(total, rows, down, kernel, gpu.sms);
-  return tiled_cost(total, gpu.peak(experts.weights, experts.activations),
-                    KernelFamily::grouped_gemm, gpu);
+  return tiled_cost(total, {experts.weights, experts.activations}, experts.kernel, gpu);
 }
 
 Cost gemm(double m, double n, double k, Precision weights, Precision activations,
@@ -132,11 +143,11 @@ Cost gemm(double m, double n, double k, Precision weights, Precision activations
   TiledWork total;
   const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
   add_projection(total, rows, projection, kernel, gpu.sms);
-  return tiled_cost(total, gpu.peak(weights, activations), KernelFamily::gemm, gpu);
+  return tiled_cost(total, {weights, activations}, KernelFamily::gemm, gpu);
 }
 
 Cost memory_op(Bytes moved, const GpuSpec& gpu) {
-  return roofline({.hbm = moved}, gpu.dense_peak.at(Precision::bf16), KernelFamily::memory, gpu);
+  return roofline({.hbm = moved}, {}, KernelFamily::memory, gpu);
 }
 
 }  // namespace moesim

@@ -11,9 +11,9 @@
 namespace moesim {
 
 /// What can bound an operation.
-enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch };
-inline constexpr std::array<std::string_view, 8> resource_names{
-    "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch"};
+enum class Resource { tensor_core, hbm, l2, smem, nvlink, network, latency, launch, host_link };
+inline constexpr std::array<std::string_view, 9> resource_names{
+    "tensor_core", "hbm", "l2", "smem", "nvlink", "network", "latency", "launch", "host_link"};
 
 /// What an operation asks of one GPU.
 struct Work {
@@ -29,11 +29,17 @@ struct Cost {
   Seconds time{};
   Resource bound = Resource::launch;
   Work work{};
+  bool extrapolated = false;  ///< its constants were not fitted on work like this
 };
 
-/// time = t0 + max(hbm/(f BW), flops/(g peak), l2/BW_l2, smem/BW_smem). No work at all costs
-/// nothing.
-Cost roofline(const Work&, FlopsPerSecond peak, KernelFamily, const GpuSpec&);
+/// The operands of a multiplication, as they are stored.
+struct Operands {
+  Precision weights = Precision::bf16;
+  Precision activations = Precision::bf16;
+};
+
+/// What KernelConstants says. No work at all costs nothing.
+Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
 
 /// Rows that a GEMM computes for `tokens` rows of input: a multiple of tile_m, or of the smallest
 /// power of two (16 at least) that holds them when that is less, because kernels pick a smaller
@@ -47,6 +53,7 @@ struct GroupedGemm {
   double width = 0;  ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
+  KernelFamily kernel = KernelFamily::grouped_gemm;
 };
 
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*

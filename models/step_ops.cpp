@@ -38,9 +38,13 @@ class OperationList {
       : part_(part), precision_(precision), gpu_(gpu), out_(out) {}
 
   // [m, k] x [k, n] with weights in the precision of everything outside the routed experts.
+  // Narrow activations are quantised by a kernel of their own: read in bf16, written as multiplied.
   void gemm(std::string_view name, double m, double n, double k) {
-    if (m > 0)
-      append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
+    if (m <= 0) return;
+    const double stored = bytes_per_element(precision_.activations);
+    if (precision_.attention != Precision::bf16 && stored < bf16_bytes)
+      memory("quantise", m * k * (bf16_bytes + stored));
+    append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
     if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
@@ -48,12 +52,10 @@ class OperationList {
   void memory(std::string_view name, double bytes) {
     if (bytes > 0) append(name, memory_op(Bytes(bytes), gpu_));
   }
-  // Queries against keys and values: multiplied as the cache is stored, queries and outputs in
-  // bf16.
-  void attention(std::string_view name, KernelFamily family, Precision stored, double flops,
-                 double bytes) {
-    const Work work{.flops = Flops(flops), .hbm = Bytes(bytes)};
-    append(name, roofline(work, gpu_.peak(stored, stored), family, gpu_));
+  // Queries against keys and values. Queries stay in bf16, and with them the product, however the
+  // cache is stored: FlashMLA and FlashInfer widen an fp8 cache on the way in.
+  void attention(std::string_view name, KernelFamily family, double flops, double bytes) {
+    append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }
 
  private:
@@ -77,16 +79,18 @@ AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   return {static_cast<double>(a.query_heads) / tp, elements, elements * bytes_per_element(cache)};
 }
 
-// Two fused residual-add RMSNorms (each reads and writes both streams), RoPE in place on the
-// rotated part of queries and keys, and the write of the new keys and values.
-double norm_and_rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
+// A fused residual-add RMSNorm reads and writes both streams.
+double norm_bytes(const MoeModel& m) { return 4.0 * m.hidden * bf16_bytes; }
+
+// RoPE in place on the rotated part of queries and keys.
+double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   const AttentionSpec& a = m.attention;
   const double rotated =
       a.is_mla() ? (slice.heads + 1) * a.qk_rope : slice.heads * a.head_dim + slice.kv_elements / 2;
-  return (8.0 * m.hidden + 2 * rotated) * bf16_bytes + slice.kv_bytes;
+  return 2 * rotated * bf16_bytes;
 }
 
-void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
                     const AttentionWork& work, OperationList& ops) {
   const double query = slice.heads * m.attention.head_dim;
   ops.gemm("qkv_proj", tokens, query + slice.kv_elements, m.hidden);
@@ -94,13 +98,12 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, cache,
-        4 * query * work.decode_kv_tokens,
+        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_kv_tokens,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
   if (work.prefill_tokens > 0) {
     ops.attention(
-        "attention_prefill", KernelFamily::attention_prefill, cache, 4 * query * work.prefill_pairs,
+        "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
   ops.gemm("o_proj", tokens, m.hidden, query);
@@ -109,7 +112,7 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
 // latent: kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
-void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision cache, double tokens,
+void mla_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
                     const AttentionWork& work, OperationList& ops) {
   const AttentionSpec& a = m.attention;
   const double heads = slice.heads;
@@ -122,9 +125,11 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   }
   const double expanded = heads * (a.qk_nope + a.v_dim);
   if (work.decode_sequences > 0) {
-    ops.gemm("kv_b_absorbed", work.decode_sequences, expanded, a.kv_lora);
+    // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
+    ops.bf16_gemm("k_b_absorbed", work.decode_sequences, heads * a.qk_nope, a.kv_lora);
+    ops.bf16_gemm("v_b_absorbed", work.decode_sequences, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
-    ops.attention("attention_decode", KernelFamily::mla_decode, cache,
+    ops.attention("attention_decode", KernelFamily::mla_decode,
                   2 * query_and_output * work.decode_kv_tokens,
                   work.decode_kv_tokens * slice.kv_bytes +
                       work.decode_sequences * query_and_output * bf16_bytes);
@@ -132,7 +137,7 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, Precision ca
   if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", KernelFamily::attention_prefill, Precision::bf16,
+    ops.attention("attention_prefill", KernelFamily::attention_prefill,
                   2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
@@ -214,12 +219,16 @@ void attention_operations(const MoeModel& model, const ParallelPlan& plan,
                           const GpuSpec& gpu, std::vector<Operation>& out) {
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
-  ops.memory("norm_rope", tokens * norm_and_rope_bytes(model, slice));
+  // Four kernels, each with its own launch.
+  ops.memory("input_norm", tokens * norm_bytes(model));
+  ops.memory("rope", tokens * rope_bytes(model, slice));
+  ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   if (model.attention.is_mla()) {
-    mla_operations(model, slice, precision.kv_cache, tokens, work, ops);
+    mla_operations(model, slice, tokens, work, ops);
   } else {
-    gqa_operations(model, slice, precision.kv_cache, tokens, work, ops);
+    gqa_operations(model, slice, tokens, work, ops);
   }
+  ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
 void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,

@@ -70,11 +70,12 @@ enum class Part {
   shared_experts,
   combine,
   dense_ffn,
+  rebalancing,  ///< weights of experts on the move: of no operation
   other
 };
-inline constexpr std::array<std::string_view, 11> part_names{
-    "attention", "all_reduce",     "gate",    "token_routing", "permute", "dispatch",
-    "experts",   "shared_experts", "combine", "dense_ffn",     "other"};
+inline constexpr std::array<std::string_view, 12> part_names{
+    "attention", "all_reduce",     "gate",    "token_routing", "permute",     "dispatch",
+    "experts",   "shared_experts", "combine", "dense_ffn",     "rebalancing", "other"};
 
 /// One operation of one GPU in one layer (or once per step), as `explain` shows it.
 struct Operation {

@@ -42,16 +42,19 @@ void CopyCounter::next_slot(const LayerPlacement& placement,
 }
 
 // The tokens of one source: which ranks, and which domains, each of them goes to, as bits.
-template <std::size_t words, class RankOf>
+// visit_rank(i, visit) calls visit(rank) for a selection that goes somewhere.
+template <std::size_t words, class VisitRank>
 void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k,
-                               RankOf&& rank_of) {
+                               VisitRank&& visit_rank) {
   for (std::size_t token = first; token < end; ++token) {
     std::array<std::uint64_t, words> ranks{};
     std::uint64_t domains = 0;
     for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
-      const auto rank = static_cast<std::uint32_t>(rank_of(i));
-      ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
-      domains |= domains_of_rank_[rank];
+      visit_rank(i, [&](std::int32_t chosen) {
+        const auto rank = static_cast<std::uint32_t>(chosen);
+        ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
+        domains |= domains_of_rank_[rank];
+      });
     }
     for (std::size_t word = 0; word < words; ++word) {
       for_each_bit(ranks[word], [&](std::size_t bit) { ++to_rank_[word * 64 + bit]; });
@@ -60,9 +63,11 @@ void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k
   }
 }
 
-template <class RankOf>
-void CopyCounter::count_selections(std::size_t first, std::size_t end, RankOf&& rank_of) {
-  for (std::size_t i = first; i < end; ++i) ++to_rank_[static_cast<std::uint32_t>(rank_of(i))];
+template <class VisitRank>
+void CopyCounter::count_selections(std::size_t first, std::size_t end, VisitRank&& visit_rank) {
+  for (std::size_t i = first; i < end; ++i) {
+    visit_rank(i, [&](std::int32_t rank) { ++to_rank_[static_cast<std::uint32_t>(rank)]; });
+  }
 }
 
 // From counts per expert rank and domain to links.
@@ -91,12 +96,13 @@ void CopyCounter::count(const LayerPlacement& placement,
                         CopyRule rule, TrafficMatrix& copies) {
   start(placement, tokens_of_slot);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+  const auto visit_rank = [&](std::size_t i, auto&& visit) {
     Expert& expert = experts_[ids[i]];
     if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
     --expert.left;
-    return expert.rank;
-  });
+    visit(expert.rank);
+  };
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, visit_rank);
 }
 
 void CopyCounter::count(const LayerPlacement& placement,
@@ -104,14 +110,17 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
                         CopyRule rule, TrafficMatrix& copies) {
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies,
-                [&](std::size_t i) { return placement.gpu_of_slot(slot_of_selection[i]); });
+  const auto visit_rank = [&](std::size_t i, auto&& visit) {
+    const std::int32_t slot = slot_of_selection[i];
+    if (slot >= 0) visit(placement.gpu_of_slot(slot));
+  };
+  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, visit_rank);
 }
 
-template <class RankOf>
+template <class VisitRank>
 void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu,
                                 int moe_tp, int domain, CopyRule rule, TrafficMatrix& copies,
-                                RankOf&& rank_of) {
+                                VisitRank&& visit_rank) {
   const int gpus = ranks * moe_tp;
   const int domains = (gpus - 1) / domain + 1;
   check(domains <= 64 && ranks <= 1024, "an EP group spans at most 64 domains and 1,024 ranks");
@@ -131,15 +140,31 @@ void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::i
     to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
     to_domain_.assign(64, 0);
     if (rule == CopyRule::per_selection) {
-      count_selections(first * k, end * k, rank_of);
+      count_selections(first * k, end * k, visit_rank);
     } else if (ranks <= 64) {
-      count_source<1>(first, end, k, rank_of);
+      count_source<1>(first, end, k, visit_rank);
     } else {
-      count_source<16>(first, end, k, rank_of);
+      count_source<16>(first, end, k, visit_rank);
     }
     // Straight to the expert: as if all GPUs stood in one domain.
     expand(source, moe_tp, rule == CopyRule::per_selection ? gpus : domain, copies);
     first = end;
+  }
+}
+
+void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                    std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
+                    std::vector<std::int32_t>& slot_of_selection) {
+  std::vector<std::int32_t> left(tokens_of_slot.begin(), tokens_of_slot.end());
+  std::vector<std::size_t> place(at(placement.experts()));
+  slot_of_selection.assign(ids.size(), -1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (dropped[i] != 0) continue;
+    const auto slots = placement.slots_of(ids[i]);
+    std::size_t& p = place[ids[i]];
+    while (left[at(slots[p])] == 0) ++p;
+    --left[at(slots[p])];
+    slot_of_selection[i] = slots[p];
   }
 }
 

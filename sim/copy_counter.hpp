@@ -29,7 +29,7 @@ class CopyCounter {
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
              int moe_tp, int domain, CopyRule, TrafficMatrix& copies);
-  /// The same where every selection has its own slot, [tokens, k].
+  /// The same where every selection has its own slot, [tokens, k], or -1: it goes nowhere.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
              std::span<const std::int32_t> source_gpu, int moe_tp, int domain, CopyRule,
              TrafficMatrix& copies);
@@ -43,18 +43,24 @@ class CopyCounter {
 
   void start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   void next_slot(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, int expert);
-  template <class RankOf>
+  template <class VisitRank>
   void count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
-                     int domain, CopyRule, TrafficMatrix& copies, RankOf&& rank_of);
-  template <std::size_t words, class RankOf>
-  void count_source(std::size_t first, std::size_t end, std::size_t k, RankOf&& rank_of);
-  template <class RankOf>
-  void count_selections(std::size_t first, std::size_t end, RankOf&& rank_of);
+                     int domain, CopyRule, TrafficMatrix& copies, VisitRank&& visit_rank);
+  template <std::size_t words, class VisitRank>
+  void count_source(std::size_t first, std::size_t end, std::size_t k, VisitRank&& visit_rank);
+  template <class VisitRank>
+  void count_selections(std::size_t first, std::size_t end, VisitRank&& visit_rank);
   void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
 
   std::vector<Expert> experts_;
   std::vector<std::uint64_t> domains_of_rank_;  // one bit per domain
   std::vector<std::int32_t> to_rank_, to_domain_;
 };
+
+/// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of
+/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k].
+void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
+                    std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
+                    std::vector<std::int32_t>& slot_of_selection);
 
 }  // namespace moesim

@@ -14,13 +14,24 @@ namespace moesim {
 
 /// The next request of the workload is due.
 struct RequestArrives {};
-/// An EP group finished a forward step.
+/// An EP group finished a forward step, or stands ready again after a stop.
 struct StepEnds {
   int instance = 0;
+  std::int64_t serial = 0;  ///< of the step; stale when an outage has ended it
+};
+struct EngineReady {
+  std::int64_t serial = 0;
+};
+/// GPUs stop, or come back: which, the failure plan says.
+struct OutageBegins {
+  std::size_t outage = 0;
+};
+struct OutageEnds {
+  std::size_t outage = 0;
 };
 
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening = std::variant<RequestArrives, StepEnds>;
+using Happening = std::variant<RequestArrives, StepEnds, EngineReady, OutageBegins, OutageEnds>;
 
 struct Event {
   Time at;

@@ -17,6 +17,26 @@ ConfigNode file_or_inline(const ConfigNode& node) {
   return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
 }
 
+std::vector<std::string> texts(const ConfigNode& node) {
+  std::vector<std::string> texts;
+  for (const ConfigNode& text : node.list()) texts.push_back(text.text());
+  return texts;
+}
+
+// "random" or {"type": "by_workload", "phases": [[tags], ...]}
+BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
+  return read_object(node.as_policy(), [&](ConfigReader& reader) {
+    constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
+    BindingOrder order;
+    if (reader.choice("type", types) == 0) return order;
+    order.requests = requests;
+    const ConfigNode phases = reader.child("phases");
+    for (const ConfigNode& tags : phases.list()) order.phases.push_back(texts(tags));
+    if (order.phases.empty()) phases.fail("needs at least one list of workload tags");
+    return order;
+  });
+}
+
 void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
@@ -44,18 +64,24 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     std::vector<const RoutingTrace*> seen{&experiment.trace};
     if (experiment.prefill_trace) seen.push_back(&*experiment.prefill_trace);
     bool from_trace = true;
+    std::vector<std::string> workloads;
     if (reader.has("load")) {
       read_object(reader.child("load"), [&](ConfigReader& load) {
         constexpr std::array<std::string_view, 2> sources{"trace", "none"};
         from_trace = load.choice_or("from", sources, 0) == 0;
         experiment.bind_odd_only = load.flag_or("disjoint", false);
+        if (load.has("workloads")) workloads = texts(load.child("workloads"));
       });
     }
     const auto placer = experiment.policies->placement.make_from(reader);
-    experiment.placement =
-        from_trace ? place_all(*placer, problem,
-                               observe(seen, experiment.bind_odd_only, placer->uses_coactivation()))
-                   : place_unseen(*placer, problem, experiment.model.moe_layers());
+    if (!from_trace) {
+      experiment.placement = place_unseen(*placer, problem, experiment.model.moe_layers());
+      return;
+    }
+    ExpertStatistics statistics =
+        observe(seen, experiment.bind_odd_only, placer->uses_coactivation(), workloads);
+    experiment.placement = place_all(*placer, problem, statistics);
+    experiment.seen = std::move(statistics.load);
   });
 }
 
@@ -67,7 +93,9 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
   const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
   return {
       (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
-      (token / (gpu.peak(precision.experts, precision.activations) * kernel.peak_share)).count()};
+      (token / (gpu.peak(precision.experts, precision.activations) *
+                kernel.peak_share_of(precision.experts)))
+          .count()};
 }
 
 std::shared_ptr<const TokenRouter> make_router(const Experiment& e, const ConfigNode& routing,
@@ -92,6 +120,28 @@ PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> 
         rule.router_name));
   }
   return rule;
+}
+
+// A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
+// the group uses; what one such token adds to all of them is the time of one link over their
+// number.
+double token_seconds(const Experiment& e) {
+  const bool by_choice = e.parallel.dp > 1 && e.rules.of(StepKind::decode).dispatch->needs_copies();
+  if (!by_choice) return 0;
+  const bool far = e.parallel.gpus() > e.cluster.scale_up_domain;
+  const BytesPerSecond link = far ? e.cluster.network.bandwidth * e.cluster.network.bandwidth_share
+                                  : e.cluster.gpu.scale_up_bandwidth;
+  return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.gpus();
+}
+
+RebalancingContext rebalancing_context(const Experiment& e, const Mover& mover) {
+  return {e.policies->placement,
+          e.placement_problem,
+          e.model.moe_layers(),
+          mover,
+          expert_time(e.model, e.parallel, e.precision, e.cluster.gpu),
+          token_seconds(e),
+          e.parallel.dp};
 }
 
 void read_rules(ConfigReader& reader, Experiment& experiment) {
@@ -134,6 +184,15 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
   }
 }
 
+// Options of the policy beside those of how weights move.
+void read_rebalancing(Experiment& e) {
+  read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+    e.movement = read_movement(reader);
+    const Mover mover = mover_of(e);
+    e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
+  });
+}
+
 // Slots of the GPU that has the most over all layers, per layer. A placement from a file may fill
 // GPUs and layers unequally.
 double slots_of_fullest_gpu(const ExpertPlacement& placement) {
@@ -149,25 +208,50 @@ double slots_of_fullest_gpu(const ExpertPlacement& placement) {
   return double(most) / double(placement.size());
 }
 
+// The most tokens of one rank in a step under a rule. A decode step has one per sequence.
+double most_tokens(const Experiment& e, StepKind rule) {
+  const double seats = e.scheduler->max_num_seqs();
+  const bool prompts = rule != StepKind::decode || e.mixed.kind == MixedRule::Kind::decode;
+  const double few = e.mixed.kind == MixedRule::Kind::decode_if_few
+                         ? static_cast<double>(e.mixed.prefill_tokens_at_most)
+                         : 0;
+  return std::min<double>(e.buffer_tokens, prompts ? e.buffer_tokens : seats + few);
+}
+
+// Rows that a GPU's expert buffers hold: those of the rule whose dispatch needs most.
+double buffer_rows(const Experiment& e) {
+  double most = 0;
+  for (std::size_t kind = 0; kind < e.rules.by_kind.size(); ++kind) {
+    const double tokens = most_tokens(e, static_cast<StepKind>(kind));
+    most = std::max(
+        most, e.rules.by_kind[kind].dispatch->buffer_rows(tokens, e.parallel.dp, e.model.experts));
+  }
+  return most;
+}
+
 // policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
-// activations of the whole group's tokens on their way out and back (the most that can reach one
-// GPU), the rank's own working activations, and the logits of its sampled tokens in fp32.
+// activations of the group's tokens on their way out and back (the most that can reach one GPU, or
+// for which low-latency kernels keep room), the rank's own working activations, and the logits of
+// its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   const double layers = e.model.moe_layers();
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  const double slots = slots_of_fullest_gpu(e.placement);
-  const double base_slots = double(e.model.experts) / e.parallel.ep;
+  const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
+  double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
+  if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
+  const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
   const double rank_tokens = e.scheduler->max_num_batched_tokens();
-  const double group_tokens = rank_tokens * e.parallel.dp;
   memory.capacity = e.cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;
   memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
   memory.experts = expert * (layers * base_slots);
   memory.replicas = expert * (layers * (slots - base_slots));
   memory.buffers =
-      Bytes(2 * group_tokens * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
+      Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
             4.0 * e.scheduler->max_num_seqs() * e.model.vocabulary / e.parallel.tp);
+  memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+  memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
   return memory;
@@ -183,6 +267,53 @@ void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
       "precision",
       -gb(memory.kv), gb(memory.usable), gb(memory.weights), gb(memory.experts),
       gb(memory.replicas), gb(memory.buffers)));
+}
+
+// What other tenants take of the links: {"nvlink": 0.2, "network": 0.5}.
+void take_background(const ConfigNode& node, ClusterSpec& cluster) {
+  read_object(node, [&](ConfigReader& reader) {
+    const auto left = [&](const char* level) { return 1 - reader.number_or(level, 0, {0, 0.99}); };
+    cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
+    cluster.network.bandwidth = cluster.network.bandwidth * left("network");
+  });
+}
+
+// {"sizes": "powers_of_two" | [1, 2, 4, ...], "max": 512}: decode batches for which graphs were
+// captured. Larger batches run without padding.
+std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    std::vector<std::int32_t> sizes;
+    const Range range{1, 1 << 20};
+    if (reader.child("sizes").json().is_array()) {
+      for (const ConfigNode& size : reader.child("sizes").list()) {
+        sizes.push_back(static_cast<std::int32_t>(size.integer(range)));
+      }
+      if (sizes.empty()) reader.child("sizes").fail("no size; leave \"cuda_graph\" out for none");
+      std::sort(sizes.begin(), sizes.end());
+      return sizes;
+    }
+    constexpr std::array<std::string_view, 1> names{"powers_of_two"};
+    reader.choice("sizes", names);
+    const auto largest = static_cast<std::int32_t>(reader.integer_or("max", 512, range));
+    for (std::int32_t size = 1; size <= largest; size *= 2) sizes.push_back(size);
+    return sizes;
+  });
+}
+
+void read_capacity(const ConfigNode& node, Experiment& experiment) {
+  read_object(node.as_policy(), [&](ConfigReader& reader) {
+    experiment.capacity = experiment.policies->capacity.make_from(reader);
+    experiment.capacity_type = reader.text("type");
+  });
+}
+
+// A cache below HBM knows slots by their number: they must stay where they are.
+void refuse_moving_cached_experts(const Experiment& e) {
+  if (!e.expert_memory) return;
+  const bool fails = !e.failures.outages.empty();
+  if (fails || e.rebalancing.as_policy().json().at("type") != "none") {
+    e.rebalancing.fail("experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
+  }
 }
 
 Slo read_slo(const ConfigNode& node) {
@@ -228,12 +359,35 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
   return StepKind::mixed;
 }
 
+StepModel step_model(const Experiment& e) {
+  std::vector<RankMemory> memories;
+  for (int rank = 0; e.expert_memory && rank < e.parallel.ep; ++rank) {
+    memories.emplace_back(*e.expert_memory, e.placement, rank, e.seen,
+                          expert_bytes(e.model, e.parallel, e.precision),
+                          e.seed ^ static_cast<std::uint64_t>(rank));
+  }
+  return {e.cluster, e.model, e.parallel, e.precision, e.charges, e.overlap, e.capacity,
+          std::move(memories)};
+}
+
 PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& placement) {
   PhaseRules rules = experiment.rules;
   for (PhaseRule& rule : rules.by_kind) {
     rule.router = make_router(experiment, rule.routing, placement);
   }
   return rules;
+}
+
+Mover mover_of(const Experiment& e) {
+  return {e.cluster, e.parallel, expert_bytes(e.model, e.parallel, e.precision),
+          e.movement.sources};
+}
+
+std::unique_ptr<Rebalancer> make_rebalancer(const Experiment& e, const Mover& mover) {
+  return read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+    read_movement(reader);
+    return e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
+  });
 }
 
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
@@ -252,6 +406,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     if (workload_reader.has("prefill_gating")) {
       prefill_trace = library.get(workload_reader.child("prefill_gating"), model, seed);
     }
+    const BindingOrder binding =
+        read_binding(workload_reader.child_or("binding", "random"), workload.requests);
     workload_reader.finish();
 
     Experiment e{.cluster = std::move(cluster),
@@ -260,9 +416,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                  .workload = std::move(workload),
                  .trace = std::move(trace),
                  .prefill_trace = std::move(prefill_trace),
-                 .request_routing = reader.child_or("request_routing", "least_kv")};
+                 .binding = binding,
+                 .request_routing = reader.child_or("request_routing", "least_kv"),
+                 .rebalancing = reader.child_or("rebalancing", "none")};
     e.seed = seed;
     e.policies = std::make_shared<const Policies>(policies);
+    take_background(reader.child_or("background", Json::object()), e.cluster);
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
@@ -274,10 +433,18 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     read_rules(reader, e);
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
-    read_object(reader.child_or("rebalancing", "none").as_policy(), [](ConfigReader& rebalancing) {
-      constexpr std::array<std::string_view, 1> types{"none"};
-      rebalancing.choice("type", types);
+    read_capacity(reader.child_or("capacity", "dropless"), e);
+    e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
+                                         policies.expert_memory, policies.prefetch);
+    read_object(reader.child_or("expert_buffers", Json::object()), [&](ConfigReader& buffers) {
+      const std::int32_t most = e.scheduler->max_num_batched_tokens();
+      e.buffer_tokens =
+          static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
     });
+    read_rebalancing(e);
+    e.failures = read_failures(reader.child_or("failures", Json::array()), policies.placement,
+                               e.cluster, e.parallel, e.placement_problem);
+    refuse_moving_cached_experts(e);
     read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
@@ -291,6 +458,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     });
     check_memory(parallel, e.memory);
     policies.request_routing.make(e.request_routing, router_context(e));
+    const ConfigNode overlap = reader.child_or("overlap", "none");
+    e.overlap = read_overlap(overlap);
+    if (e.overlap.two_batch && e.expert_memory) {
+      overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
+    }
+    if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
       e.warmup = measurement.number_or("warmup", 0, {0, 0.9});

@@ -12,6 +12,7 @@
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
 #include "sim/charges.hpp"
+#include "sim/failures/failures.hpp"
 #include "sim/policies.hpp"
 #include "sim/step_model.hpp"
 #include "traces/gating/gating.hpp"
@@ -37,7 +38,8 @@ struct MemoryBudget {
   Bytes weights;               ///< everything but routed experts
   Bytes experts;               ///< routed experts, one copy of each over the group
   Bytes replicas;              ///< redundant slots
-  Bytes buffers;               ///< exchange buffers, activations, logits
+  Bytes buffers;               ///< exchange buffers, activations, logits, rebalance buffer
+  Bytes rebalance_buffer;      ///< of them
   Bytes kv;                    ///< what is left
   std::int64_t kv_blocks = 0;  ///< per DP rank
 };
@@ -76,14 +78,25 @@ struct Experiment {
   RoutingTrace trace;                           ///< of both phases, unless ...
   std::optional<RoutingTrace> prefill_trace{};  ///< ... prefill has its own
   bool bind_odd_only = false;                   ///< the placement was fitted on even requests
+  BindingOrder binding{};
   PlacementProblem placement_problem{};
   ExpertPlacement placement{};  ///< as the run starts
   std::string placement_type{};
   double replication = 1, replication_effective = 1;
+  std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
   PhaseRules rules{};
   MixedRule mixed{};
   Charges charges{};
-  ConfigNode request_routing;  ///< routers have state: built by each run
+  Overlap overlap{};
+  std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
+  std::shared_ptr<const CapacityRule> capacity{};
+  std::string capacity_type{};
+  std::optional<ExpertMemoryPlan> expert_memory{};  ///< none: every expert stands in HBM
+  std::int32_t buffer_tokens = 0;  ///< per rank and step, for which expert buffers have room
+  ConfigNode request_routing;      ///< routers have state: built by each run
+  ConfigNode rebalancing;          ///< likewise
+  MovementOptions movement{};
+  FailurePlan failures{};
   MemoryBudget memory{};
   KvLayout kv_layout{};
   bool prefix_caching = false;
@@ -100,8 +113,15 @@ struct Experiment {
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
 
+/// The prices of its steps, as a run starts.
+StepModel step_model(const Experiment&);
+
 /// The experiment's rules over another placement than its first: routers make their fixed choices
 /// anew.
 PhaseRules rules_over(const Experiment&, const ExpertPlacement&);
+
+/// How the experiment's weights move, and who decides that they do.
+Mover mover_of(const Experiment&);
+std::unique_ptr<Rebalancer> make_rebalancer(const Experiment&, const Mover&);
 
 }  // namespace moesim

@@ -19,7 +19,7 @@ RouterContext router_context(const Experiment& e) {
   const KernelConstants& gemm = gpu.kernel(KernelFamily::grouped_gemm);
   const Flops token(2 * count_parameters(e.model).active);
   const FlopsPerSecond peak = gpu.peak(e.precision.experts, e.precision.activations);
-  context.prefill_token_s = (token / (peak * gemm.peak_share)).count() / tp;
+  context.prefill_token_s = (token / (peak * gemm.peak_share_of(e.precision.experts))).count() / tp;
   // A copy of the hidden state to each of k experts and one back, bf16, over one GPU's NVLink.
   const Bytes copies(2.0 * 2 * e.model.hidden * e.model.experts_per_token * e.model.moe_layers());
   context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
@@ -44,7 +44,8 @@ void Frontend::publish(Time now, Instance& instance) {
   const std::int64_t due = now.time_since_epoch() / *needs_.statistics_interval;
   if (due == publication_) return;
   publication_ = due;
-  instance.loads(false, published_);
+  instance.loads(false, ranks_);
+  for (const RankLoad& rank : ranks_) published_[static_cast<std::size_t>(rank.rank)] = rank;
 }
 
 void Frontend::arrive(std::uint32_t request) {
@@ -70,12 +71,13 @@ void Frontend::finished(std::uint32_t request) {
 
 void Frontend::show(Instance& instance) {
   instance.loads(needs_.requests, ranks_);
-  for (std::size_t g = 0; g < ranks_.size(); ++g) {
-    ranks_[g].published_waiting = published_[g].waiting;
-    ranks_[g].published_running = published_[g].running;
+  for (RankLoad& rank : ranks_) {
+    const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
+    rank.published_waiting = published.waiting;
+    rank.published_running = published.running;
   }
   const std::size_t shown = std::min(needs_.window, waiting_.size());
-  const std::size_t count = ranks_.size();
+  const std::size_t count = published_.size();  // of all ranks, those that are down included
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
   pending_.clear();
@@ -84,14 +86,15 @@ void Frontend::show(Instance& instance) {
     const RequestRecord& record = requests_[waiting.request];
     PendingRequest& pending = pending_.emplace_back();
     pending.id = waiting.request;
-    pending.prompt_tokens = record.prompt_tokens;
-    pending.output_tokens = record.output_tokens;
-    pending.blocks = experiment_.kv_layout.blocks_for(record.prompt_tokens);
+    // What was generated on a rank that failed is computed again, as if it were of the prompt.
+    pending.prompt_tokens = record.prompt_tokens + record.generated;
+    pending.output_tokens = record.output_tokens - record.generated;
+    pending.blocks = experiment_.kv_layout.blocks_for(pending.prompt_tokens);
     pending.hashes = waiting.hashes;
     if (needs_.prefixes) {
       pending.hits = std::span(hits_).subspan(i * count, count);
       for (std::size_t g = 0; g < count; ++g)
-        hits_[i * count + g] = instance.find(g, waiting.hashes, record.prompt_tokens);
+        hits_[i * count + g] = instance.find(g, waiting.hashes, pending.prompt_tokens);
     }
     if (needs_.locality) {
       pending.locality = std::span(localities_).subspan(i * count, count);
@@ -109,7 +112,7 @@ void Frontend::carry_out(const Assignment& assignment, Instance& instance) {
   const auto rank = static_cast<std::size_t>(assignment.rank);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
-  routing.load = ranks_[rank].kv_tokens;
+  routing.load = std::ranges::find(ranks_, assignment.rank, &RankLoad::rank)->kv_tokens;
   if (needs_.prefixes) {
     routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
                         experiment_.kv_layout.block_tokens / pending.prompt_tokens;
@@ -121,6 +124,7 @@ void Frontend::carry_out(const Assignment& assignment, Instance& instance) {
 void Frontend::place(Time now, Instance& instance) {
   while (!waiting_.empty()) {
     show(instance);
+    if (ranks_.empty()) return;
     assignments_.clear();
     router_->route({now, pending_, ranks_, publication_, finished_outputs_}, assignments_);
     if (assignments_.empty()) return;

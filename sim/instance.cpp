@@ -10,15 +10,23 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
     : experiment_(experiment),
       rows_(rows),
       requests_(requests),
-      model_(experiment.cluster, experiment.model, experiment.parallel, experiment.precision,
-             experiment.charges),
+      model_(step_model(experiment)),
       placement_(experiment.placement),
-      rules_(experiment.rules) {
-  for (int r = 0; r < experiment.parallel.dp; ++r) {
-    ranks_.push_back({.kv = KvCache(experiment.kv_layout, experiment.memory.kv_blocks,
-                                    experiment.prefix_caching)});
+      rules_(experiment.rules),
+      mover_(mover_of(experiment)),
+      rebalancer_(make_rebalancer(experiment, mover_)),
+      relocation_(experiment.movement.link_share),
+      live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
+  for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
+  if (experiment.failures.placer) {
+    constexpr std::size_t steps = 1000;  // vLLM's window
+    recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
   }
   batch_.ranks.resize(ranks_.size());
+}
+
+KvCache Instance::empty_cache() const {
+  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching};
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -42,21 +50,29 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   request.rank = static_cast<std::int32_t>(index);
   check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
-  rank.waiting.push_back({id, request.prompt_tokens, 0, request.prompt_tokens, 0});
+  // Of a prompt that arrives computed the last token is left: its step emits the first output
+  // token. What was generated before a failure is lost with the KV cache.
+  const bool computed = experiment_.scheduler->prompts_arrive_computed() && request.generated == 0;
+  const std::int32_t prompt = request.prompt_tokens - (computed ? 1 : 0);
+  const std::int32_t tokens = request.prompt_tokens + request.generated;
+  rank.waiting.push_back({id, tokens, computed ? prompt : 0, prompt, 0});
   if (experiment_.prefix_caching) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                      experiment_.kv_layout.block_tokens));
   }
-  rank.kv_tokens += request.prompt_tokens;
-  rank.waiting_blocks += experiment_.kv_layout.blocks_for(request.prompt_tokens);
+  rank.kv_tokens += tokens;
+  rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
 }
 
 void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
-  loads.resize(ranks_.size());
+  loads.clear();
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    RankLoad& load = loads[r];
-    load = {rank.kv_tokens, std::ssize(rank.waiting), std::ssize(rank.running)};
+    if (rank.down) continue;
+    RankLoad& load = loads.emplace_back();
+    load.kv_tokens = rank.kv_tokens;
+    load.waiting = std::ssize(rank.waiting);
+    load.running = std::ssize(rank.running);
     load.rank = static_cast<std::int32_t>(r);
     load.seats = experiment_.scheduler->max_num_seqs() - load.waiting - load.running;
     load.total_blocks = rank.kv.blocks();
@@ -94,7 +110,8 @@ void Instance::show_waiting(Rank& rank) const {
   const KvLayout& layout = experiment_.kv_layout;
   for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
     const CacheHit hit = rank.kv.find(*sequence);
-    sequence->computed = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
+    const auto cached = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
+    sequence->computed = std::max(sequence->computed, cached);
     sequence->blocks = hit.in_use;
     if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
       rank.waiting_view.erase(sequence, rank.waiting_view.end());
@@ -103,15 +120,28 @@ void Instance::show_waiting(Rank& rank) const {
   }
 }
 
+// Within the room of the expert buffers; whoever fills it is planned without them too, to see
+// whether they made the step smaller.
+void Instance::plan_rank(Rank& rank, Turn turn) {
+  const Scheduler& scheduler = *experiment_.scheduler;
+  RankView view{rank.running, rank.waiting_view, rank.kv.free_blocks(), experiment_.kv_layout,
+                experiment_.buffer_tokens};
+  scheduler.plan(view, turn, rank.plan);
+  rank.cut_by_buffers = false;
+  if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
+  StepPlan unbounded;
+  view.token_room = std::numeric_limits<std::int32_t>::max();
+  scheduler.plan(view, turn, unbounded);
+  rank.cut_by_buffers = unbounded.new_tokens() > rank.plan.new_tokens();
+}
+
 // Plans every rank for one turn; whether anybody has something to do in it.
 bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
     show_waiting(rank);
     for (Sequence& sequence : rank.running) sequence.shared = rank.kv.shared_blocks(sequence);
-    experiment_.scheduler->plan(
-        {rank.running, rank.waiting_view, rank.kv.free_blocks(), experiment_.kv_layout}, turn,
-        rank.plan);
+    plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
   return any;
@@ -145,16 +175,18 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
     rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
                  tokens - of_prompt, index, batch_.rows, coverage[1]);
   }
+  request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
 
 // Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
 // took blocks in this step, or more, when others computed the same: it asks for no more blocks than
 // planned either way.
 void Instance::admit(Rank& rank, Sequence& sequence) {
+  const bool arrived_computed = sequence.computed > 0;
   rank.kv.take_cached(sequence);
   RequestRecord& request = requests_[sequence.request];
   request.state = RequestRecord::State::running;
-  if (request.preemptions > 0) return;
+  if (request.preemptions > 0 || arrived_computed) return;
   request.cached_tokens = sequence.computed;
   summary_.prefix_queried += sequence.tokens;
   summary_.prefix_hit += sequence.computed;
@@ -162,6 +194,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
 
 void Instance::apply_plan(Rank& rank, std::int32_t index,
                           std::array<RoutingCoverage, 2>& coverage) {
+  summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
@@ -197,6 +230,20 @@ void Instance::classify_step() {
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
 }
 
+// policies.md 6.4: with CUDA graphs all ranks pad a decode step to the captured size that holds the
+// largest of them. The padding computes; it is not routed, and sends nothing.
+void Instance::pad_to_graph() {
+  if (summary_.kind != StepKind::decode) return;
+  std::int32_t largest = 0;
+  for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
+  const std::vector<std::int32_t>& sizes = experiment_.graph_sizes;
+  const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
+  if (size == sizes.end()) return;
+  for (RankStep& rank : batch_.ranks) {
+    if (rank.tokens > 0) rank.padding = *size - rank.tokens;
+  }
+}
+
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
@@ -204,31 +251,192 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     }
     return std::nullopt;
   }
+  relocation_.pass(to_seconds(now - busy_until_));
+  switch_layers(relocation_.take_arrived());
   summary_ = {};
   summary_.start = now;
+  batch_.start = to_seconds(now);
   batch_.rows.clear();
+  request_of_range_.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();
-    step.tokens = step.sampled = 0;
+    step.tokens = step.sampled = step.padding = 0;
     step.dummy = false;
   }
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const auto index = static_cast<std::int32_t>(r);
     RankStep& step = batch_.ranks[r];
     apply_plan(ranks_[r], index, coverage);
-    if (step.tokens > 0) continue;
+    if (step.tokens > 0 || ranks_[r].down) continue;
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
-    step = {{{1, 0}}, 1, 0, true};
+    step = {{{1, 0}}, 1, 0, 0, true};
     batch_.rows.push_back(rows_.dummy(index));
+    request_of_range_.push_back(StepSeen::no_request);
     ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
   classify_step();
+  pad_to_graph();
   model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+  rebalance(now);
+  stepping_ = true;
   return cost_.total;
 }
 
+// policies.md 1.5: dummy tokens are not recorded.
+void Instance::forget_dummies() {
+  const auto tokens = model_.tokens_of_expert();
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
+  real_tokens_.assign(tokens.begin(), tokens.end());
+  for (std::size_t i = 0; i < batch_.rows.size(); ++i) {
+    if (request_of_range_[i] != StepSeen::no_request) continue;
+    const RoutingTrace& trace = rows_.trace(batch_.rows[i].phase);
+    const std::int64_t first = batch_.rows[i].first_row * trace.row_ids();
+    trace.visit([&](auto ids) {
+      const auto* row = ids.data() + first;
+      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
+        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
+      }
+    });
+  }
+}
+
+// What is decided after this step, and what moves, is part of its time.
+void Instance::rebalance(Time now) {
+  relocation_.beside(cost_);
+  forget_dummies();
+  if (recent_) recent_->add(real_tokens_);
+  const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
+                      real_tokens_,      batch_.rows,
+                      request_of_range_, rows_,
+                      placement_,        live_,
+                      relocation_.busy()};
+  if (auto plan = rebalancer_->after_step(seen)) {
+    relocation_.start(std::move(*plan), seen, mover_);
+  }
+  relocation_.stall(cost_);
+}
+
+void Instance::switch_layers(std::vector<RebalancePlan::Change> layers) {
+  if (layers.empty()) return;
+  for (RebalancePlan::Change& change : layers) {
+    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+  }
+  rules_ = rules_over(experiment_, placement_);
+}
+
+void Instance::set_live(const Outage& outage, bool live) {
+  for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = !live;
+  for (const int rank : outage.ep_ranks) live_[static_cast<std::size_t>(rank)] = live ? 1 : 0;
+}
+
+// All layers over the ranks that are live, by the load of the last steps; before there is any, and
+// without a placer, what survives of the map serves.
+ExpertPlacement Instance::placed_anew() const {
+  ExpertPlacement placement;
+  const std::vector<ExpertLoad> loads = recent_ ? recent_->loads() : std::vector<ExpertLoad>{};
+  for (std::size_t layer = 0; layer < whole_.size(); ++layer) {
+    const bool seen = recent_ && std::any_of(loads[layer].begin(), loads[layer].end(),
+                                             [](double tokens) { return tokens > 0; });
+    placement.push_back(seen ? place_on_live(*experiment_.failures.placer,
+                                             experiment_.placement_problem, loads[layer],
+                                             static_cast<int>(layer), live_)
+                             : on_survivors(whole_[layer], live_));
+  }
+  return placement;
+}
+
+// Layer after layer, and what has no copy left from outside, every GPU for itself.
+MoveCost Instance::move_all(ExpertPlacement to, std::span<const char> sources) {
+  MoveCost all;
+  all.reloaded.resize(live_.size());
+  for (std::size_t layer = 0; layer < to.size(); ++layer) {
+    to[layer] = mover_.arranged(placement_[layer], std::move(to[layer]));
+    const MoveCost cost = mover_.cost(placement_[layer], to[layer], sources);
+    all.time += cost.time;
+    all.nvlink += cost.nvlink;
+    all.network += cost.network;
+    for (std::size_t rank = 0; rank < all.reloaded.size(); ++rank) {
+      all.reloaded[rank] += cost.reloaded[rank];
+    }
+  }
+  placement_ = std::move(to);
+  rules_ = rules_over(experiment_, placement_);
+  return all;
+}
+
+Instance::Stopped Instance::fail(const Outage& outage, Time now) {
+  OutageRecord& record = outages_.emplace_back();
+  record.what = outage.what;
+  record.gpus = outage.gpus;
+  record.at = now;
+  if (stepping_) record.step_lost = to_seconds(now - summary_.start);
+  stepping_ = false;
+  relocation_.cancel();
+  if (std::count(live_.begin(), live_.end(), 0) == 0) whole_ = placement_;
+  set_live(outage, false);
+
+  Stopped stopped;
+  for (const int index : outage.dp_ranks) {
+    Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    for (const Sequence& sequence : rank.running) {
+      stopped.requests.push_back(sequence.request);
+      record.tokens_lost += sequence.computed;
+    }
+    for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
+    rank.running.clear();
+    rank.waiting.clear();
+    rank.plan.clear();
+    rank.kv = empty_cache();
+    rank.kv_tokens = 0;
+    rank.waiting_blocks = 0;
+  }
+  std::sort(stopped.requests.begin(), stopped.requests.end());
+  for (const std::uint32_t id : stopped.requests)
+    requests_[id].state = RequestRecord::State::waiting;
+  record.requests = std::ssize(stopped.requests);
+
+  for (const LayerPlacement& layer : placement_) {
+    for (int expert = 0; expert < layer.experts(); ++expert) {
+      const auto hosts = layer.hosts_of(expert);
+      const bool survives = std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
+        return live_[static_cast<std::size_t>(layer.gpu_of_slot(slot))] != 0;
+      });
+      record.experts_lost += survives ? 0 : 1;
+    }
+  }
+  const MoveCost moved = move_all(placed_anew(), live_);
+  record.moved = moved.nvlink + moved.network;
+  Bytes most{};
+  for (const Bytes bytes : moved.reloaded) {
+    record.reloaded += bytes * experiment_.parallel.moe_tp();
+    most = std::max(most, bytes);
+  }
+  record.stopped = experiment_.failures.detection + moved.time + most / experiment_.failures.reload;
+  stopped.time = record.stopped;
+  return stopped;
+}
+
+Seconds Instance::recover(const Outage& outage, Time now) {
+  const auto record = std::find_if(outages_.rbegin(), outages_.rend(), [&](const OutageRecord& r) {
+    return r.what == outage.what && !r.recovered;
+  });
+  check(record != outages_.rend(), "GPUs came back that had not stopped");
+  relocation_.cancel();
+  const std::vector<char> sources = live_;
+  set_live(outage, true);
+  const MoveCost moved = move_all(placed_anew(), sources);
+  record->recovered = now;
+  record->moved_back = moved.nvlink + moved.network;
+  record->stopped_again = moved.time;
+  return moved.time;
+}
+
 const StepOutcome& Instance::end_step(Time now) {
+  busy_until_ = now;
+  stepping_ = false;
+  switch_layers(relocation_.take_arrived());
   outcome_.tokens.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;

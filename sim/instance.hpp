@@ -9,6 +9,8 @@
 
 #include "sim/experiment.hpp"
 #include "sim/kv_cache.hpp"
+#include "sim/rebalancing/load_window.hpp"
+#include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
@@ -49,6 +51,7 @@ struct StepSummary {
   std::int32_t preemptions = 0;
   std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
   std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
+  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
   std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
 };
 
@@ -68,7 +71,8 @@ class Instance {
  public:
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
 
-  /// Queues a request on a rank, which must be able to hold it.
+  /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
+  /// that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
   bool can_ever_hold(const RequestRecord&) const;
 
@@ -77,8 +81,19 @@ class Instance {
   /// Ends the step that began: tokens are emitted, finished requests free their blocks.
   const StepOutcome& end_step(Time now);
 
-  /// What routers see of every rank; with the requests on them only if asked. What `loads` refers
-  /// to is good until the next call.
+  /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
+  /// order of arrival, and how long the engine stands still.
+  struct Stopped {
+    std::vector<std::uint32_t> requests;
+    Seconds time{};
+  };
+  Stopped fail(const Outage&, Time now);
+  /// The last outage of these GPUs ends, between two steps. Answers how long the engine stands
+  /// still while experts move back.
+  Seconds recover(const Outage&, Time now);
+
+  /// What routers see of the ranks that are up; with the requests on them only if asked. What
+  /// `loads` refers to is good until the next call.
   void loads(bool requests, std::vector<RankLoad>& loads);
   /// What a prompt would find in a rank's KV cache.
   CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
@@ -90,6 +105,9 @@ class Instance {
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
+  const std::vector<OutageRecord>& outages() const { return outages_; }
+  /// Of the whole run so far.
+  const RebalancingLog& rebalancing() const { return relocation_.log(); }
 
  private:
   struct Rank {
@@ -101,17 +119,28 @@ class Instance {
     std::int64_t waiting_blocks = 0;  // that the waiting need
     std::vector<RankRequest> shown{};
     StepPlan plan{};
+    bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
+    bool down = false;
   };
 
   RankRequest show_request(const Sequence& sequence) const;
+  KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
   bool plan_step();
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
+  void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
                std::array<RoutingCoverage, 2>& coverage);
   void classify_step();
+  void pad_to_graph();
+  void forget_dummies();
+  void rebalance(Time now);
+  void switch_layers(std::vector<RebalancePlan::Change> layers);
+  void set_live(const Outage&, bool live);
+  ExpertPlacement placed_anew() const;
+  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
   RowSource& rows_;
@@ -124,6 +153,18 @@ class Instance {
   StepOutcome outcome_;
   ExpertPlacement placement_;  // as it stands
   PhaseRules rules_;           // over that placement
+  Mover mover_;
+  std::unique_ptr<Rebalancer> rebalancer_;
+  Relocation relocation_;
+  std::vector<char> live_;  // by EP rank
+  std::int64_t steps_ = 0;
+  Time busy_until_{};
+  bool stepping_ = false;
+  std::vector<OutageRecord> outages_;
+  ExpertPlacement whole_;                        // as it stood when all ranks were last up
+  std::optional<LoadWindow> recent_;             // what experts are placed by after an outage
+  std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
+  std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
 };
 
 }  // namespace moesim

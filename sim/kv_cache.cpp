@@ -85,7 +85,8 @@ void KvCache::take_cached(Sequence& sequence) {
   }
   holding.filled = holding.blocks.size();
   sequence.blocks = hit.blocks;
-  sequence.computed = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
+  const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
+  sequence.computed = std::max(sequence.computed, cached);
 }
 
 void KvCache::grow(Sequence& sequence, std::int32_t tokens) {

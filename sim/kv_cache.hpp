@@ -54,8 +54,8 @@ class KvCache {
   CacheHit find(const Sequence&) const;
   std::int64_t shared_blocks(const Sequence&) const;
 
-  /// Takes the blocks that are here of a sequence that holds none and has computed nothing:
-  /// `computed` and `blocks` say how far they reach.
+  /// Takes the blocks that are here of a sequence that holds none: `blocks` says how many, and
+  /// `computed` reaches at least as far.
   void take_cached(Sequence&);
   /// Holds blocks for `tokens` tokens, more than it has. There must be enough free ones.
   void grow(Sequence&, std::int32_t tokens);

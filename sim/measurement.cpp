@@ -10,6 +10,7 @@ namespace {
 
 void add(Traffic& sum, const Traffic& step) {
   sum.seconds += step.seconds;
+  sum.hidden += step.hidden;
   sum.nvlink_bytes += step.nvlink_bytes;
   sum.network_bytes += step.network_bytes;
 }
@@ -74,6 +75,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
   add_step(running_, instance, now);
+  over_time_.add(instance, outcome, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
     running_.coverage[phase].recorded += coverage[phase].recorded;
     running_.coverage[phase].borrowed += coverage[phase].borrowed;
@@ -119,6 +121,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   for (std::size_t part = 0; part < totals.parts.size(); ++part) {
     for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
       totals.parts[part][resource] += cost.parts[part][resource];
+      kind.parts[part] += cost.parts[part][resource];
     }
   }
   add(totals.dispatch, cost.dispatch);
@@ -133,6 +136,9 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.preemptions += step.preemptions;
   totals.prefix_queried += step.prefix_queried;
   totals.prefix_hit += step.prefix_hit;
+  totals.cut_rank_steps += step.cut_ranks;
+  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
+  totals.expert_memory += cost.expert_memory;
   add_layers(kind.experts, totals, instance, now);
 }
 
@@ -147,6 +153,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
     const auto ranks = static_cast<double>(load.tokens.size());
+    layer.tokens_of_rank.resize(load.tokens.size());
+    layer.activated_of_rank.resize(load.tokens.size());
     double activated = 0, tokens = 0, squares = 0;
     for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
       activated += load.activated[rank];
@@ -154,6 +162,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
       squares += double(load.tokens[rank]) * load.tokens[rank];
       layer.rank_tokens.add(load.tokens[rank]);
       layer.rank_activated.add(load.activated[rank]);
+      layer.tokens_of_rank[rank] += load.tokens[rank];
+      layer.activated_of_rank[rank] += load.activated[rank];
     }
     for (std::size_t e = 0; e < experts; ++e) {
       layer.expert_tokens.add(tokens_of_expert[l * experts + e]);
@@ -169,6 +179,7 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
     totals.active_experts += outcome.active_experts;
     totals.useful_rows += static_cast<double>(outcome.useful_rows);
     totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    totals.capacity += outcome.capacity;
     totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
     totals.hottest = std::max(totals.hottest, ratio);
     if (ratio > experiment_.hot_rank_threshold) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/instance.hpp"
+#include "sim/over_time.hpp"
 #include "sim/statistics.hpp"
 
 namespace moesim {
@@ -16,6 +17,7 @@ namespace moesim {
 struct ExpertTotals {
   struct Layer {
     CountHistogram rank_tokens, rank_activated, expert_tokens;
+    std::vector<std::int64_t> tokens_of_rank, activated_of_rank;  ///< sums over steps, [ep]
   };
   double layer_steps = 0;  ///< (layer, step) pairs
   double max_activated = 0, mean_activated = 0;
@@ -23,6 +25,7 @@ struct ExpertTotals {
   double cv = 0;              ///< of tokens over ranks, summed over (layer, step)
   double active_experts = 0;  ///< logical
   double useful_rows = 0, padded_rows = 0;
+  CapacityTally capacity;
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio
   std::vector<Layer> layers;
@@ -40,6 +43,7 @@ struct HotRank {
 struct StepTotals {
   std::int64_t steps = 0;
   double seconds = 0;
+  std::array<double, part_names.size()> parts{};  ///< seconds of the critical path
   double prefill_tokens = 0, decode_tokens = 0;
   double dummy_ranks = 0;
   ExpertTotals experts;
@@ -63,6 +67,8 @@ struct Totals {
   std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
   std::int64_t preemptions = 0;
   std::int64_t prefix_queried = 0, prefix_hit = 0;
+  std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
+  ExpertMemoryTally expert_memory;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
   std::vector<Weighted> gaps;  ///< between tokens of one request, ms
   double busy_seconds() const;
@@ -89,6 +95,9 @@ class Measurement {
   std::int64_t routed_ids() const { return routed_ids_; }
   std::int64_t total_blocks() const { return total_blocks_; }
 
+  /// The whole run, measured or not.
+  const OverTime& over_time() const { return over_time_; }
+
   /// What was measured, for a run that ended at `now`.
   Totals finish(Time now);
 
@@ -104,6 +113,7 @@ class Measurement {
   bool measuring_ = false;
   Totals running_;
   std::optional<Totals> before_drain_;
+  OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;
 };
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -18,8 +21,12 @@ struct Policies {
   Registry<Placer> placement = placers();
   Registry<TokenRouter, const RoutingContext&> token_routing = token_routers();
   Registry<Dispatch> dispatch = dispatches();
+  Registry<CapacityRule> capacity = capacity_rules();
+  Registry<ExpertMemory> expert_memory = expert_memories();
+  Registry<Prefetch> prefetch = prefetches();
   Registry<Scheduler> scheduling = schedulers();
   Registry<RequestRouter, const RouterContext&> request_routing = request_routers();
+  Registry<Rebalancer, const RebalancingContext&> rebalancing = rebalancers();
 };
 
 }  // namespace moesim

@@ -114,6 +114,15 @@ OrderedJson distribution(const CountHistogram& histogram) {
           {"max", histogram.max()}};
 }
 
+// Of what ranks do in each step of one layer: over (rank, step), and each rank's sum over the
+// steps.
+OrderedJson rank_distribution(const CountHistogram& histogram,
+                              const std::vector<std::int64_t>& total_by_rank) {
+  OrderedJson json = distribution(histogram);
+  json["total_by_rank"] = total_by_rank;
+  return json;
+}
+
 OrderedJson expert_summary(const ExpertTotals& totals) {
   const double n = totals.layer_steps;
   return {
@@ -142,6 +151,7 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.active_experts += part.active_experts;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
+    all.capacity += part.capacity;
     all.hot_layer_steps += part.hot_layer_steps;
     all.hottest = std::max(all.hottest, part.hottest);
   }
@@ -178,13 +188,42 @@ OrderedJson expert_counts(const Experiment& e, const Measurement& measurement) {
   return counts;
 }
 
+// Shares of the selections that the gate made.
+void add_capacity(OrderedJson& experts, const CapacityTally& tally) {
+  const auto share = [&](std::int64_t selections) {
+    return ratio(double(selections), double(tally.selections));
+  };
+  experts["dropped"] = share(tally.dropped);
+  experts["rerouted"] = share(tally.rerouted);
+  experts["delayed"] = share(tally.delayed);
+}
+
+OrderedJson expert_memory_of(const Experiment& e, const ExpertMemoryTally& tally) {
+  if (!e.expert_memory) return {{"type", "resident"}};
+  const auto runs = double(tally.hits + tally.misses);
+  return {{"type", e.expert_memory->type},
+          {"hits", tally.hits},
+          {"misses", tally.misses},
+          {"hit_rate", ratio(double(tally.hits), runs)},
+          {"streamed", tally.streamed},
+          {"prefetch",
+           {{"issued", tally.prefetches},
+            {"used", tally.prefetches_used},
+            {"late", tally.late},
+            {"wasted", tally.prefetches_wasted}}},
+          {"host_bytes", tally.host_bytes},
+          {"nvme_bytes", tally.nvme_bytes},
+          {"stall_seconds", tally.stall_seconds},
+          {"host_source", e.expert_memory->host.source}};
+}
+
 OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
   OrderedJson experts = expert_summary(sum(totals.by_kind));
   experts["by_step_kind"] = OrderedJson::object();
   experts["replicas"] =
       e.placement.empty() ? 0 : e.placement.front().slots() - e.placement.front().experts();
   experts["replication_effective"] = e.replication_effective;
-  experts["dropped"] = 0;
+  add_capacity(experts, sum(totals.by_kind).capacity);
   experts["hot_rank_threshold"] = e.hot_rank_threshold;
   for (const HotRank& hot : totals.hot_ranks) {
     experts["hottest_ranks"].push_back(
@@ -199,10 +238,12 @@ OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurem
     OrderedJson& by_kind = experts["by_step_kind"][std::string(step_kind_names[kind])];
     by_kind = expert_summary(part);
     for (std::size_t l = 0; l < part.layers.size(); ++l) {
-      by_kind["layers"].push_back({{"layer", e.trace.meta().layer_ids[l]},
-                                   {"rank_activated", distribution(part.layers[l].rank_activated)},
-                                   {"rank_tokens", distribution(part.layers[l].rank_tokens)},
-                                   {"expert_tokens", distribution(part.layers[l].expert_tokens)}});
+      const ExpertTotals::Layer& layer = part.layers[l];
+      by_kind["layers"].push_back(
+          {{"layer", e.trace.meta().layer_ids[l]},
+           {"rank_activated", rank_distribution(layer.rank_activated, layer.activated_of_rank)},
+           {"rank_tokens", rank_distribution(layer.rank_tokens, layer.tokens_of_rank)},
+           {"expert_tokens", distribution(layer.expert_tokens)}});
     }
   }
   if (e.expert_counts) experts["tokens_per_expert_by_workload"] = expert_counts(e, measurement);
@@ -211,6 +252,7 @@ OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurem
 
 OrderedJson traffic_of(const Traffic& traffic, double seconds) {
   return {{"seconds", traffic.seconds},
+          {"hidden_seconds", traffic.hidden},
           {"share_of_busy_time", ratio(traffic.seconds, seconds)},
           {"nvlink_bytes", traffic.nvlink_bytes},
           {"network_bytes", traffic.network_bytes}};
@@ -251,8 +293,9 @@ OrderedJson breakdown_of(const Totals& totals) {
     by_resource[std::string(resource_names[r])] = seconds;
   }
   const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
-  const double exposed =
-      totals.dispatch.seconds + totals.combine.seconds + totals.all_reduce.seconds;
+  const double exposed = totals.dispatch.seconds + totals.combine.seconds +
+                         totals.all_reduce.seconds - totals.dispatch.hidden -
+                         totals.combine.hidden - totals.all_reduce.hidden;
   return {{"busy_seconds", busy},
           {"parts", by_part},
           {"bound_by", by_resource},
@@ -277,7 +320,12 @@ OrderedJson steps_of(const Experiment& e, const Totals& totals) {
                    {"mean_prefill_tokens", ratio(part.prefill_tokens, n)},
                    {"mean_decode_tokens", ratio(part.decode_tokens, n)},
                    {"mean_decode_tokens_per_rank", ratio(part.decode_tokens, n * e.parallel.dp)},
-                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)}};
+                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)},
+                   {"decode_tokens_per_s_per_gpu",
+                    ratio(part.decode_tokens, part.seconds * e.parallel.gpus())}};
+    for (std::size_t p = 0; p < part_names.size(); ++p) {
+      steps[name]["parts_mean_ms"][std::string(part_names[p])] = ratio(part.parts[p] * 1e3, n);
+    }
   }
   for (std::size_t rule = 0; rule < 3; ++rule) {
     steps["by_rule"][std::string(step_kind_names[rule])] = {
@@ -294,6 +342,7 @@ OrderedJson memory_of(const MemoryBudget& memory) {
           {"experts_bytes", memory.experts.value()},
           {"replicas_bytes", memory.replicas.value()},
           {"buffers_bytes", memory.buffers.value()},
+          {"rebalance_buffer_bytes", memory.rebalance_buffer.value()},
           {"kv_bytes", memory.kv.value()}};
 }
 
@@ -339,7 +388,7 @@ OrderedJson charges_of(const Charges& charges) {
 
 }  // namespace
 
-Report write_report(const Experiment& e, Measurement& measurement,
+Report write_report(const Experiment& e, Measurement& measurement, const Instance& instance,
                     std::vector<RequestRecord> requests, Time now) {
   const Totals totals = measurement.finish(now);
   Report report;
@@ -347,12 +396,19 @@ Report write_report(const Experiment& e, Measurement& measurement,
   report.document["metrics"] = metrics_of(e, totals, requests);
   report.document["steps"] = steps_of(e, totals);
   report.document["experts"] = experts_of(e, totals, measurement);
+  report.document["expert_memory"] = expert_memory_of(e, totals.expert_memory);
+  report.document["expert_buffers"] = {{"tokens_per_rank", e.buffer_tokens},
+                                       {"steps_cut", totals.cut_steps},
+                                       {"rank_steps_cut", totals.cut_rank_steps}};
   report.document["communication"] = communication_of(totals);
   report.document["breakdown"] = breakdown_of(totals);
   report.document["charges"] = charges_of(e.charges);
   report.document["memory"] = memory_of(e.memory);
   report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
   report.document["routing_coverage"] = coverage_of(totals);
+  report.document["rebalancing"] = to_json(instance.rebalancing());
+  report.document["failures"] = to_json(instance.outages(), now);
+  report.document["over_time"] = measurement.over_time().report();
   report.work = {measurement.steps(), measurement.routed_ids(), 0};
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
   report.requests = std::move(requests);

@@ -23,6 +23,7 @@ struct Report {
 };
 
 /// Writes up a run that ended at `now`.
-Report write_report(const Experiment&, Measurement&, std::vector<RequestRecord> requests, Time now);
+Report write_report(const Experiment&, Measurement&, const Instance&,
+                    std::vector<RequestRecord> requests, Time now);
 
 }  // namespace moesim

@@ -4,14 +4,16 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
 
-RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool odd_only) {
-  PhaseRows rows{std::move(trace), false, {}, {}, {}};
+RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool odd_only,
+                                           const BindingOrder& order) {
+  PhaseRows rows{std::move(trace), false, {}, {}, {}, {}};
   rows.borrowed = !rows.trace.recorded(phase_names[index(phase)]);
   rows.workloads.resize(rows.trace.workloads().size());
   for (std::uint32_t i = 0; i < rows.trace.requests().size(); ++i) {
@@ -35,21 +37,40 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
     throw ConfigError(fmt::format("routing trace of {} has no request to replay in {}",
                                   rows.trace.meta().model, phase_names[index(phase)]));
   }
+  for (const std::vector<std::string>& tags : order.phases) {
+    std::vector<std::uint32_t>& chosen = rows.bindable_in_turn.emplace_back();
+    for (const std::uint32_t request : rows.bindable) {
+      const std::string& tag = rows.trace.workloads()[rows.requests[request].workload];
+      if (std::find(tags.begin(), tags.end(), tag) != tags.end()) chosen.push_back(request);
+    }
+    if (chosen.empty()) {
+      throw ConfigError(
+          fmt::format("routing trace of {} has no request of \"{}\" to replay in {}; it has: {}",
+                      rows.trace.meta().model, fmt::join(tags, "\", \""), phase_names[index(phase)],
+                      fmt::join(rows.trace.workloads(), ", ")));
+    }
+  }
   return rows;
 }
 
 RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
-                     std::uint64_t seed)
-    : phases_{phase_rows(prefill ? *prefill : trace, Phase::prefill, odd_only),
-              phase_rows(trace, Phase::decode, odd_only)},
+                     std::uint64_t seed, const BindingOrder& order)
+    : phases_{phase_rows(prefill ? *prefill : trace, Phase::prefill, odd_only, order),
+              phase_rows(trace, Phase::decode, odd_only, order)},
       one_trace_(!prefill),
+      requests_(std::max<std::int64_t>(1, order.requests)),
       binding_rng_(seed, "row_source/binding"),
       dummy_rng_(seed, "row_source/dummy") {}
 
 Binding RowSource::bind() {
   Binding binding;
+  const std::int64_t place = std::min(bound_++, requests_ - 1);
   for (const Phase phase : {Phase::decode, Phase::prefill}) {
-    const std::vector<std::uint32_t>& bindable = phases_[index(phase)].bindable;
+    const PhaseRows& source = phases_[index(phase)];
+    const std::int64_t turns = std::ssize(source.bindable_in_turn);
+    const std::vector<std::uint32_t>& bindable =
+        turns == 0 ? source.bindable
+                   : source.bindable_in_turn[static_cast<std::size_t>(place * turns / requests_)];
     binding.request[index(phase)] = bindable[binding_rng_.below(bindable.size())];
   }
   // One recording serves both phases when it holds both.

@@ -27,6 +27,13 @@ struct Binding {
   std::array<std::uint32_t, 2> request{};
 };
 
+/// Which recordings simulated requests replay, in order of arrival: any of them at random or, phase
+/// after phase of as many requests, only those of the phase's workload tags.
+struct BindingOrder {
+  std::vector<std::vector<std::string>> phases;  ///< empty: no phases
+  std::int64_t requests = 0;                     ///< over all phases
+};
+
 /// How many routed tokens stand on which ground.
 struct RoutingCoverage {
   std::int64_t recorded = 0;  ///< rows of the bound request, of the phase they were recorded in
@@ -43,13 +50,14 @@ struct RoutingCoverage {
 class RowSource {
  public:
   /// One trace for both phases, or another one for prefill. `odd_only` binds to requests of odd
-  /// index alone, so that what was fitted on even ones is tested on others.
+  /// index alone, so that what was fitted on even ones is tested on others. Throws ConfigError if a
+  /// trace has nothing to replay, in all or in a phase of `order`.
   RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
-            std::uint64_t seed);
+            std::uint64_t seed, const BindingOrder& order = {});
 
   const RoutingTrace& trace(Phase phase) const { return phases_[index(phase)].trace; }
 
-  /// Binds a new simulated request to recorded ones, at random.
+  /// Binds a new simulated request to recorded ones, at random among those whose turn it is.
   Binding bind();
   /// Rows for tokens first..first+count-1 of `phase`, appended to `out`.
   void append(const Binding&, Phase, std::int64_t first, std::int32_t count, std::int32_t rank,
@@ -74,12 +82,15 @@ class RowSource {
     std::vector<Rows> requests;
     std::vector<Workload> workloads;
     std::vector<std::uint32_t> bindable;
+    std::vector<std::vector<std::uint32_t>> bindable_in_turn;  // by BindingOrder's phases
   };
   static std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
-  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool odd_only);
+  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool odd_only,
+                              const BindingOrder& order);
 
   std::array<PhaseRows, 2> phases_;
   bool one_trace_;
+  std::int64_t requests_, bound_ = 0;
   Rng binding_rng_, dummy_rng_;
 };
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <functional>
+#include <span>
 
+#include "sim/observer.hpp"
 #include "sim/report.hpp"
 
 namespace moesim {
@@ -11,11 +13,11 @@ namespace moesim {
 using Progress = std::function<void(std::int64_t, std::int64_t)>;
 
 /// Simulates an experiment to its last request. Same experiment, same report, byte for byte, on any
-/// number of threads.
-Report run(const Experiment&, const Progress& progress = {});
+/// number of threads. The observers are called in the order given.
+Report run(const Experiment&, const Progress& progress = {},
+           std::span<RunObserver* const> observers = {});
 
 /// One step, taken apart operation by operation.
-/// operation.
 struct ExplainedStep {
   StepSummary summary;
   StepCost cost;

@@ -35,9 +35,7 @@ struct RankCost {
 // Collects `explain` rows: equal names with equal bounds are one row.
 class Explainer {
  public:
-  explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {
-    if (rows_ != nullptr) rows_->clear();
-  }
+  explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {}
   void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
     if (rows_ == nullptr || cost.time.count() == 0) return;
     const auto same = [&](const ExplainedOperation& row) {
@@ -69,6 +67,7 @@ struct StepModel::Scratch {
     std::vector<std::int32_t> tokens_of_slot;
     CopyCounter counter;
     TrafficMatrix copies, selections;
+    LayerChoices choices;
   };
 
   std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
@@ -79,18 +78,25 @@ struct StepModel::Scratch {
   std::int64_t tokens = 0;
   bool has_ids = false;
   std::vector<std::vector<RankCost>> before;  // [class][rank]: attention .. gate and packing
-  std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking and shared experts
+  std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking, dense parts
+  std::vector<std::vector<RankCost>> shared;  // [class][rank]: shared experts
   std::vector<RankCost> head;                 // [rank]
+  std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
   tbb::enumerable_thread_specific<Worker> workers;
+  StepCost second_half;
 };
 
 StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
-                     const PrecisionPlan& precision, Charges charges)
+                     const PrecisionPlan& precision, Charges charges, Overlap overlap,
+                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
       model_(model),
       plan_(plan),
       precision_(precision),
       charges_(std::move(charges)),
+      overlap_(overlap),
+      capacity_(capacity && capacity->limits() ? std::move(capacity) : nullptr),
+      memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>()) {
   for (const LayerSpec& layer : model_.layers) {
     const auto found =
@@ -103,6 +109,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       ++found->layers;
     }
   }
+  scratch_->backlog.resize(at(model_.moe_layers()));
 }
 
 StepModel::~StepModel() = default;
@@ -163,20 +170,38 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
   }
 }
 
+Cost StepModel::expert_ffn(std::span<const std::int32_t> tokens_of_slot) const {
+  return grouped_gemm({tokens_of_slot, static_cast<double>(model_.hidden),
+                       static_cast<double>(model_.expert_width) / plan_.moe_tp(),
+                       precision_.experts, precision_.activations},
+                      fabric_.cluster().gpu);
+}
+
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 const LayerPlacement& placement, std::uint64_t step,
                                 LayerOutcome& outcome) {
   Scratch& s = *scratch_;
   Scratch::Worker& worker = s.workers.local();
   const auto experts = at(model_.experts);
-  const std::span<const std::int32_t> tokens =
+  const std::span<std::int32_t> tokens =
       std::span(s.tokens_of_expert).subspan(at(moe_layer) * experts, experts);
+  std::span<const std::int32_t> source_gpu(s.source_gpu);
 
   worker.tokens_of_slot.resize(at(placement.slots()));
   RoutingProblem problem{placement, tokens, moe_layer, step, {}};
   if (s.has_ids) {
     const std::size_t layer_ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
     problem.rows = {std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids), s.source_rank};
+  }
+  outcome.capacity = {};
+  if (capacity_) {
+    LayerChoices& choices = worker.choices;
+    choices.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
+    choices.source_rank = s.source_rank;
+    choices.source_gpu = s.source_gpu;
+    limit_choices(*capacity_, choices, s.backlog[at(moe_layer)], tokens, outcome.capacity);
+    problem.rows = {choices.ids, choices.source_rank, choices.dropped};
+    source_gpu = choices.source_gpu;
   }
   rule.router->route(problem, worker.routing, worker.tokens_of_slot);
   layer_load(placement, worker.tokens_of_slot, outcome.load);
@@ -194,12 +219,17 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
+    const bool has_slots = rule.router->needs_token_rows();
+    if (capacity_ && !has_slots) {
+      slots_in_order(placement, worker.tokens_of_slot, problem.rows.ids, problem.rows.dropped,
+                     worker.routing.slot_of_selection);
+    }
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
-      if (rule.router->needs_token_rows()) {
-        worker.counter.count(placement, worker.routing.slot_of_selection, s.source_gpu,
+      if (has_slots || capacity_) {
+        worker.counter.count(placement, worker.routing.slot_of_selection, source_gpu,
                              plan_.moe_tp(), domain, copies, matrix);
       } else {
-        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, s.source_gpu,
+        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, source_gpu,
                              plan_.moe_tp(), domain, copies, matrix);
       }
       return &matrix;
@@ -219,24 +249,48 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
         fabric_.all_reduce(plan_.gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
   }
 
-  const GpuSpec& gpu = fabric_.cluster().gpu;
-  const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
+  const int tile = fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
     const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    outcome.experts[at(rank)] =
-        grouped_gemm({slots, static_cast<double>(model_.hidden),
-                      static_cast<double>(model_.expert_width) / plan_.moe_tp(), precision_.experts,
-                      precision_.activations},
-                     gpu);
+    outcome.experts[at(rank)] = expert_ffn(slots);
     for (const std::int32_t t : slots) {
       outcome.useful_rows += t;
       outcome.padded_rows += padded_rows(t, tile);
     }
   }
+  if (!memories_.empty()) outcome.tokens_of_slot = worker.tokens_of_slot;
+}
+
+// The experts' times with the weights that they wait for, layers in order of time: `now` is when
+// this one's tokens have arrived.
+void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement& placements,
+                                 StepCost& result) {
+  std::vector<Cost>& experts = result.layers[at(moe_layer)].experts;
+  const auto longest = [&] {
+    Seconds time{};
+    for (const Cost& cost : experts) time = std::max(time, cost.time);
+    return time;
+  };
+  const auto gemm = [&](std::span<const std::int32_t> tokens) { return expert_ffn(tokens).time; };
+  const Seconds in_hbm = longest();
+  for (int rank = 0; rank < plan_.ep; ++rank) {
+    const auto tokens_of = [&](int layer) {
+      const LayerPlacement& placement = placements[at(layer)];
+      const auto first = at(placement.first_slot(rank));
+      return std::span<const std::int32_t>(result.layers[at(layer)].tokens_of_slot)
+          .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    };
+    Cost& cost = experts[at(rank)];
+    const Seconds time =
+        memories_[at(rank)].run(moe_layer, now, tokens_of, gemm, result.expert_memory);
+    if (time > 2 * cost.time) cost.bound = Resource::host_link;
+    cost.time = time;
+  }
+  result.expert_memory.stall_seconds += (longest() - in_hbm).count();
 }
 
 namespace {
@@ -245,7 +299,9 @@ namespace {
 class CriticalPath {
  public:
   CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
-      : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {}
+      : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {
+    cost_.segments.clear();
+  }
 
   /// Every rank does its own work; nobody waits yet.
   void add(const std::vector<RankCost>& ranks) {
@@ -267,25 +323,36 @@ class CriticalPath {
     for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
       cost_.idle[at(gpu)] += (longest - since_barrier_[at(gpu / plan_.tp)]).count();
     }
-    cost_.total += longest;
+    spend(false, longest);
+    finish_transfer(longest);
     pending_.clear();
     std::fill(since_barrier_.begin(), since_barrier_.end(), Seconds{});
   }
 
-  /// Something that holds up everybody for the same time.
-  void everybody(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
+  /// Something that every GPU computes for the same time.
+  void everybody(std::string_view name, Part part, const Cost& cost) {
     charge(part, cost);
-    explainer_.add(name, part, cost, link_bytes);
-    cost_.total += cost.time;
+    explainer_.add(name, part, cost);
+    spend(false, cost.time);
   }
 
+  /// A transfer that everybody waits for. One that is still under way ends before it.
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
                   Traffic& traffic, double copies = 1) {
+    start_transfer(name, part, collective, traffic, copies);
+    finish_transfer({});
+  }
+
+  /// A transfer beside what is computed up to the next barrier, which it then must have reached.
+  void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
+                      Traffic& traffic, double copies = 1) {
+    finish_transfer({});
     traffic.seconds += collective.time.count();
     traffic.nvlink_bytes += collective.nvlink.value() * copies;
     traffic.network_bytes += collective.network.value() * copies;
-    everybody(name, part, {collective.time, collective.bound, {}},
-              (collective.nvlink + collective.network).value() * copies);
+    transfer_ = {part, {collective.time, collective.bound, {}}, &traffic};
+    explainer_.add(name, part, transfer_.cost,
+                   (collective.nvlink + collective.network).value() * copies);
   }
 
   /// Expert ranks work beside each other and wait for the slowest.
@@ -297,7 +364,7 @@ class CriticalPath {
     for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
       cost_.idle[at(gpu)] += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
     }
-    cost_.total += slowest.time;
+    spend(false, slowest.time);
     for (const Cost& rank : ranks) {
       cost_.flops += rank.work.flops.value() * plan_.moe_tp();
       cost_.hbm_bytes += rank.work.hbm.value() * plan_.moe_tp();
@@ -305,8 +372,32 @@ class CriticalPath {
   }
 
  private:
+  struct Transfer {
+    Part part = Part::dispatch;
+    Cost cost;
+    Traffic* traffic = nullptr;  // none under way: nullptr
+  };
+
+  // The transfer under way has run beside `computed`; the rest is waited for.
+  void finish_transfer(Seconds computed) {
+    if (transfer_.traffic == nullptr) return;
+    const Seconds hidden = std::min(computed, transfer_.cost.time);
+    transfer_.traffic->hidden += hidden.count();
+    transfer_.cost.time -= hidden;
+    charge(transfer_.part, transfer_.cost);
+    spend(true, transfer_.cost.time);
+    transfer_.traffic = nullptr;
+  }
+
   void charge(Part part, const Cost& cost) {
     cost_.parts[row_of(part)][column_of(cost.bound)] += cost.time.count();
+  }
+
+  void spend(bool on_link, Seconds time) {
+    cost_.total += time;
+    std::vector<Segment>& segments = cost_.segments;
+    if (segments.empty() || segments.back().on_link != on_link) segments.push_back({on_link, 0});
+    segments.back().seconds += time.count();
   }
 
   const ParallelPlan& plan_;
@@ -314,21 +405,148 @@ class CriticalPath {
   Explainer explainer_;
   std::vector<Seconds> since_barrier_;
   std::vector<const std::vector<RankCost>*> pending_;
+  Transfer transfer_;
 };
+
+// The step's sequences in two halves: on every rank the first half of its tokens, and the others. A
+// prompt chunk may be cut in two; its second piece then has the first in its context.
+std::array<StepBatch, 2> halves(const StepBatch& batch) {
+  std::array<StepBatch, 2> two;
+  std::vector<std::int32_t> first_tokens;
+  for (const RankStep& rank : batch.ranks) {
+    const std::int32_t in_first = (rank.tokens + 1) / 2;
+    first_tokens.push_back(in_first);
+    RankStep& a = two[0].ranks.emplace_back();
+    RankStep& b = two[1].ranks.emplace_back();
+    for (const SequenceWork& work : rank.sequences) {
+      const std::int32_t here = std::clamp(in_first - a.tokens, 0, work.new_tokens);
+      if (here > 0) a.sequences.push_back({here, work.context_tokens});
+      if (here < work.new_tokens) {
+        b.sequences.push_back({work.new_tokens - here, work.context_tokens + here});
+      }
+      a.tokens += here;
+      b.tokens += work.new_tokens - here;
+    }
+    a.sampled = static_cast<std::int32_t>(std::int64_t{rank.sampled} * a.tokens / rank.tokens);
+    b.sampled = rank.sampled - a.sampled;
+    a.padding = (rank.padding + 1) / 2;
+    b.padding = rank.padding / 2;
+  }
+  for (const RowRange& range : batch.rows) {
+    std::int32_t& left = first_tokens[at(range.rank)];
+    const std::int32_t here = std::min(left, range.count);
+    left -= here;
+    if (here > 0) two[0].rows.push_back({range.phase, range.rank, here, range.first_row});
+    if (here < range.count) {
+      two[1].rows.push_back({range.phase, range.rank, range.count - here, range.first_row + here});
+    }
+  }
+  return two;
+}
+
+bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
+  return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
+    const bool decode = rank.tokens == std::ssize(rank.sequences);
+    return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
+  });
+}
+
+void add(Traffic& sum, const Traffic& other) {
+  sum.seconds += other.seconds;
+  sum.hidden += other.hidden;
+  sum.nvlink_bytes += other.nvlink_bytes;
+  sum.network_bytes += other.network_bytes;
+}
+
+void add(CollectiveCost& sum, const CollectiveCost& other) {
+  sum.time += other.time;
+  sum.nvlink += other.nvlink;
+  sum.network += other.network;
+}
+
+// An expert that both micro-batches activate is read twice, hence counted twice.
+void add(LayerOutcome& sum, const LayerOutcome& other) {
+  sum.load.max_activated = sum.load.max_tokens = 0;
+  for (std::size_t rank = 0; rank < sum.load.tokens.size(); ++rank) {
+    sum.load.activated[rank] += other.load.activated[rank];
+    sum.load.tokens[rank] += other.load.tokens[rank];
+    sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
+    sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
+    sum.experts[rank].time += other.experts[rank].time;
+  }
+  sum.active_experts += other.active_experts;
+  sum.routing += other.routing;
+  add(sum.exchange.dispatch, other.exchange.dispatch);
+  add(sum.exchange.combine, other.exchange.combine);
+  sum.useful_rows += other.useful_rows;
+  sum.padded_rows += other.padded_rows;
+}
+
+// Two micro-batches that share a compute and a link stream. All that computes is on the critical
+// path; of the links what remains of the total is exposed, dispatch, combine and all-reduce in
+// proportion to their times.
+void join(StepCost& sum, const StepCost& other) {
+  double computed = 0, on_links = 0;
+  for (const StepCost* half : {&std::as_const(sum), &other}) {
+    for (const Segment& segment : half->segments) {
+      (segment.on_link ? on_links : computed) += segment.seconds;
+    }
+  }
+  const double total = interleaved_seconds(sum.segments, other.segments);
+  const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
+  for (std::size_t part = 0; part < sum.parts.size(); ++part) {
+    const bool link = part == row_of(Part::dispatch) || part == row_of(Part::combine) ||
+                      part == row_of(Part::all_reduce);
+    for (std::size_t resource = 0; resource < sum.parts[part].size(); ++resource) {
+      double& seconds = sum.parts[part][resource];
+      seconds += other.parts[part][resource];
+      if (link) seconds *= exposed;
+    }
+  }
+  for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
+    Traffic& traffic = sum.*kind;
+    add(traffic, other.*kind);
+    traffic.hidden += (traffic.seconds - traffic.hidden) * (1 - exposed);
+  }
+  for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += other.idle[gpu];
+  sum.flops += other.flops;
+  sum.hbm_bytes += other.hbm_bytes;
+  for (std::size_t l = 0; l < sum.layers.size(); ++l) add(sum.layers[l], other.layers[l]);
+  sum.total = Seconds(total);
+  sum.two_batches = true;
+}
 
 }  // namespace
 
 void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
                       const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
                       std::vector<ExplainedOperation>* explain) {
+  if (explain != nullptr) explain->clear();
+  const std::uint64_t step = steps_;
+  steps_ += 2;
+  if (!overlap_.two_batch || !worth_two_batches(batch, *overlap_.two_batch)) {
+    price_batch(batch, rule, placements, rows, step, result, explain);
+    return;
+  }
+  const std::array<StepBatch, 2> two = halves(batch);
+  price_batch(two[0], rule, placements, rows, step, result, explain);
+  const std::vector<std::int32_t> of_first = scratch_->tokens_of_expert;
+  price_batch(two[1], rule, placements, rows, step + 1, scratch_->second_half, explain);
+  for (std::size_t i = 0; i < of_first.size(); ++i) scratch_->tokens_of_expert[i] += of_first[i];
+  join(result, scratch_->second_half);
+}
+
+void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
+                            const ExpertPlacement& placements, const RowSource& rows,
+                            std::uint64_t step, StepCost& result,
+                            std::vector<ExplainedOperation>* explain) {
   Scratch& s = *scratch_;
   const GpuSpec& gpu = fabric_.cluster().gpu;
-  const std::uint64_t step = steps_++;
   const int moe_layers = model_.moe_layers();
 
+  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   gather(batch, rows,
-         rule.router->needs_token_rows() || (plan_.dp > 1 && (rule.dispatch->needs_copies() ||
-                                                              rule.dispatch->needs_selections())));
+         capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
   result.layers.resize(at(moe_layers));
   const auto price_layer = [&](int layer) {
     price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
@@ -342,6 +560,7 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   // What every rank does by itself, per class of layer.
   s.before.resize(classes_.size());
   s.after.resize(classes_.size());
+  s.shared.resize(classes_.size());
   s.head.resize(batch.ranks.size());
   std::int32_t most_tokens = 0;
   for (const RankStep& rank : batch.ranks) most_tokens = std::max(most_tokens, rank.tokens);
@@ -349,14 +568,17 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
     const LayerSpec& layer = classes_[c].spec;
     s.before[c].resize(batch.ranks.size());
     s.after[c].resize(batch.ranks.size());
+    s.shared[c].resize(batch.ranks.size());
     for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
       const RankStep& rank = batch.ranks[r];
-      const double tokens = rank.tokens;
+      const double tokens = rank.tokens + rank.padding;
       const double selections = tokens * model_.experts_per_token / plan_.tp;
       RankCost& before = s.before[c][r];
       RankCost& after = s.after[c][r];
+      RankCost& shared = s.shared[c][r];
       before.operations.clear();
       after.operations.clear();
+      shared.operations.clear();
       attention_operations(model_, plan_, precision_, tokens, attention_work(rank.sequences, layer),
                            gpu, before.operations);
       if (layer.moe) {
@@ -367,7 +589,7 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
         }
         if (model_.shared_width > 0) {
           dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
-                               Part::shared_experts, gpu, after.operations);
+                               Part::shared_experts, gpu, shared.operations);
         }
       }
       if (!layer.moe || model_.dense_residual) {
@@ -376,18 +598,21 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
       }
       before.add_up();
       after.add_up();
+      shared.add_up();
     }
   }
   for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
     s.head[r].operations.clear();
-    head_operations(model_, plan_, precision_, batch.ranks[r].tokens, batch.ranks[r].sampled, gpu,
-                    s.head[r].operations);
+    head_operations(model_, plan_, precision_, batch.ranks[r].tokens + batch.ranks[r].padding,
+                    batch.ranks[r].sampled, gpu, s.head[r].operations);
     s.head[r].add_up();
   }
 
   result.total = {};
+  result.two_batches = false;
   result.parts = {};
   result.dispatch = result.combine = result.all_reduce = {};
+  result.expert_memory = {};
   result.idle.assign(at(plan_.gpus()), 0.0);
   result.flops = result.hbm_bytes = 0;
   CriticalPath path(plan_, result, Explainer(explain));
@@ -414,13 +639,28 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
     if (classes_[c].spec.moe) {
-      const LayerOutcome& outcome = result.layers[at(moe_layer++)];
+      const LayerOutcome& outcome = result.layers[at(moe_layer)];
       path.barrier();
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
-      path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+      if (overlap_.shared_expert) {
+        path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+        path.add(s.shared[c]);
+        path.barrier();
+      } else {
+        path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+      }
+      if (!memories_.empty()) {
+        wait_for_experts(moe_layer, batch.start + result.total, placements, result);
+      }
       path.experts(outcome.experts);
-      path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+      if (overlap_.combine_attention) {
+        path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine);
+      } else {
+        path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+      }
+      ++moe_layer;
       path.add(s.after[c]);
+      if (!overlap_.shared_expert) path.add(s.shared[c]);
       rejoin();
     } else {
       path.add(s.after[c]);
@@ -444,6 +684,7 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     add_work(s.before[c], classes_[c].layers);
     add_work(s.after[c], classes_[c].layers);
+    add_work(s.shared[c], classes_[c].layers);
   }
   add_work(s.head, 1);
 }

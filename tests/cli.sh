@@ -59,6 +59,19 @@ for key in """completed request_throughput request_goodput output_throughput tot
 for key in "wall_s cpu_s peak_rss_mb steps steps_per_s routed_ids_per_s generated_tokens_per_s".split(): profile[key]
 assert report["metrics"]["completed"] == 60 and report["experts"]["replication_effective"] == 1.5
 PY
+run --steps "$work/s.csv" --timeline "$work/t.json" --json >"$work/d" 2>/dev/null || fail "run --steps --timeline"
+cmp "$work/a" "$work/d" || fail "watching a run changes its report"
+python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" <<'PY' || fail "steps and timeline"
+import csv, json, sys
+steps = list(csv.DictReader(open(sys.argv[2])))
+trace = json.load(open(sys.argv[3]))["traceEvents"]
+profile = json.load(open(sys.argv[4]))
+assert len(steps) == profile["steps"] == sum(e["ph"] == "X" and e["pid"] == 1 for e in trace)
+assert sum(e["ph"] == "b" and e["name"] == "request" for e in trace) == 60
+lanes = [e["args"]["name"] for e in trace if e["name"] == "thread_name"]
+assert lanes == ["steps"] + [f"GPU {g}" for g in range(8)]
+PY
+head -1 "$work/r.csv" | grep -q 'arrival_s,.*ttft_ms,tpot_ms,e2el_ms' || fail "--requests: no units in the header"
 # The report's own config runs again, to the same bytes.
 python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"]["config"], open(sys.argv[2], "w"))' \
   "$work/r.json" "$work/again.json"
@@ -144,6 +157,10 @@ damaged 'open("meta.json", "w").write("{}")' "an empty meta" 'meta.json'
 
 # Nothing half-written.
 refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"
+refuses "an unwritable timeline" 'cannot be written' run "$config" --timeline "$work/none/t.json"
+refuses "unwritable steps" 'cannot be written' run "$config" --steps "$work/none/s.csv"
+refuses "a page of no store" 'there is no such store' report "$work/none.sqlite" -o "$work/page.html"
+refuses "an unwritable page" 'cannot be written' report "$work/none.sqlite" -o "$work/none/page.html"
 [[ -e $work/none ]] && fail "a folder appeared"
 ls "$work"/*.tmp >/dev/null 2>&1 && fail "a temporary file stayed"
 

@@ -48,7 +48,7 @@ GpuSpec round_gpu() {
   for (std::size_t i = 0; i < kernel_family_names.size(); ++i) {
     gpu.kernels[static_cast<KernelFamily>(i)] = {.launch = Seconds(10e-6),
                                                  .bandwidth_share = 0.5,
-                                                 .peak_share = 0.25,
+                                                 .peak_share = {{Precision::bf16, 0.25}},
                                                  .tile_m = 64,
                                                  .tile_n = 128,
                                                  .source = "test"};
@@ -104,7 +104,7 @@ TrafficMatrix random_traffic(int gpus, Rng& rng) {
 
 TEST_CASE("every shipped GPU loads, and each of its numbers has a source") {
   const auto files = shipped("hardware/gpus");
-  CHECK(files.size() == 7);
+  CHECK(files.size() == 8);
   for (const auto& file : files) {
     INFO(file);
     const GpuSpec gpu = read_gpu(ConfigNode::from_file(file));
@@ -114,7 +114,7 @@ TEST_CASE("every shipped GPU loads, and each of its numbers has a source") {
     CHECK(gpu.l2_bandwidth > gpu.hbm_bandwidth);
     CHECK(gpu.smem_bandwidth > gpu.l2_bandwidth);
     CHECK(gpu.hbm_bandwidth > gpu.scale_up_bandwidth);
-    CHECK(gpu.scale_up_bandwidth > gpu.host_bandwidth);
+    CHECK(gpu.scale_up_bandwidth >= gpu.host_bandwidth);  // equal over PCIe
   }
 }
 
@@ -153,11 +153,69 @@ TEST_CASE("a GPU file with a fact missing, misspelt or impossible is refused at 
   CHECK_THAT(error("/hbm_bandwidth", "0 TB/s"), Contains("/hbm_bandwidth: must be more than zero"));
   CHECK_THAT(error("/dense_peak/fp9", "1 TFLOP/s"), Contains("did you mean \"fp8\"?"));
   CHECK_THAT(error("/kernels/gemm/peak_share", 1.2), Contains("/kernels/gemm/peak_share: 1.2"));
+  CHECK_THAT(error("/kernels/gemm/peak_share", Json{{"bf16", 0.5}, {"fp9", 0.5}}), Contains("fp9"));
+  CHECK_THAT(error("/kernels/gemm/calibration/bytes", 3), Contains("[smallest, largest]"));
   CHECK_THAT(error("/collectives/all_reduce/ramp", "-1 us"), Contains("negative"));
-  Json incomplete = good;
-  incomplete["kernels"].erase("gemm");
-  CHECK_THAT(config_error([&] { read_gpu(ConfigNode(incomplete, file)); }),
-             Contains("h100.json:/kernels: \"gemm\" is missing"));
+}
+
+TEST_CASE(
+    "a GPU that nobody measured works from its data sheet, with family defaults, and says so") {
+  const auto file = test::source_dir() / "hardware/gpus/h100.json";
+  Json sheet = ConfigNode::from_file(file).json();
+  sheet.erase("kernels");
+  sheet.erase("collectives");
+  const GpuSpec gpu = read_gpu(ConfigNode(sheet, file));
+  CHECK_THAT(gpu.kernel(KernelFamily::gemm).source, Contains("not measured on this GPU"));
+  CHECK_THAT(gpu.collective(Collective::all_gather).source, Contains("not measured on this GPU"));
+  CHECK(gemm(64, 4096, 4096, Precision::bf16, Precision::bf16, gpu).extrapolated);
+}
+
+TEST_CASE("a prediction outside what was measured is marked") {
+  // H100's dense GEMMs were fitted in bf16 and fp8_block, up to about 1 GB and 4 TFLOP.
+  const GpuSpec gpu = gpu_named("h100");
+  const auto extrapolated = [&](double m, Precision p) {
+    return gemm(m, 8192, 8192, p, p, gpu).extrapolated;
+  };
+  CHECK_FALSE(extrapolated(64, Precision::bf16));
+  CHECK(extrapolated(1e6, Precision::bf16));
+  CHECK(extrapolated(64, Precision::nvfp4));
+}
+
+TEST_CASE("loads hide behind arithmetic as far as the family's overlap says") {
+  GpuSpec gpu = round_gpu();
+  // 50 MB at half of 1 TB/s: 100 us. 2.5 GFLOP at a quarter of 100 TFLOP/s: 100 us. Launch 10 us.
+  const auto time = [&](double overlap) {
+    gpu.kernels[KernelFamily::gemm].overlap = overlap;
+    return us(
+        roofline({.flops = Flops(2.5e9), .hbm = Bytes(50e6)}, {}, KernelFamily::gemm, gpu).time);
+  };
+  CHECK_THAT(time(1), WithinRel(210.0, 1e-9));                      // one after the other
+  CHECK_THAT(time(2), WithinRel(10 + 100 * std::sqrt(2.0), 1e-9));  // in quadrature
+  CHECK_THAT(time(16), WithinRel(110.0, 1e-9));                     // together
+}
+
+TEST_CASE("no prediction is faster than its bytes and flops at the data sheet's peaks") {
+  Rng rng(7, "roofline law");
+  for (const char* name : {"a100_80g", "h100", "h200", "h800", "b200", "gb200", "rtx_pro_6000"}) {
+    const GpuSpec gpu = gpu_named(name);
+    const auto bounded = [&](const Cost& cost, Precision weights, Precision activations) {
+      CHECK(cost.time >= cost.work.hbm / gpu.hbm_bandwidth);
+      CHECK(cost.time >= cost.work.flops / gpu.peak(weights, activations));
+    };
+    for (int i = 0; i < 200; ++i) {
+      const auto precision = static_cast<Precision>(rng.below(precision_names.size()));
+      const auto size = [&](double most) {
+        return std::floor(std::exp(rng.uniform() * std::log(most)));
+      };
+      bounded(gemm(size(16384), size(32768), size(16384), precision, precision, gpu), precision,
+              precision);
+      std::vector<std::int32_t> slots(1 + rng.below(64));
+      for (auto& tokens : slots) tokens = static_cast<std::int32_t>(size(4096)) - 1;
+      const GroupedGemm experts{slots, 64 * size(128), 64 * size(64), precision, precision};
+      bounded(grouped_gemm(experts, gpu), precision, precision);
+      bounded(memory_op(Bytes(size(1e9)), gpu), Precision::bf16, Precision::bf16);
+    }
+  }
 }
 
 TEST_CASE("a cluster's GPU may be inline, and its domains must divide it") {
@@ -200,9 +258,7 @@ TEST_CASE("stored elements count their scales") {
 
 TEST_CASE("the roofline is the launch and the slowest resource") {
   GpuSpec gpu = round_gpu();
-  const auto cost = [&](Work work) {
-    return roofline(work, FlopsPerSecond(100e12), KernelFamily::gemm, gpu);
-  };
+  const auto cost = [&](Work work) { return roofline(work, {}, KernelFamily::gemm, gpu); };
   // 50 MB at half of 1 TB/s: 100 us. 1 GFLOP at a quarter of 100 TFLOP/s: 40 us.
   const Cost memory_bound = cost({.flops = Flops(1e9), .hbm = Bytes(50e6)});
   CHECK_THAT(us(memory_bound.time), WithinRel(110.0, 1e-9));
@@ -219,8 +275,7 @@ TEST_CASE("the roofline is the launch and the slowest resource") {
 
 TEST_CASE("no work takes no time") {
   const GpuSpec gpu = gpu_named("h100");
-  CHECK(roofline({}, gpu.dense_peak.at(Precision::bf16), KernelFamily::memory, gpu).time.count() ==
-        0);
+  CHECK(roofline({}, {}, KernelFamily::memory, gpu).time.count() == 0);
   CHECK(expert_ffn({}, gpu).time.count() == 0);
   CHECK(expert_ffn({0, 0, 0}, gpu).time.count() == 0);
   CHECK(gemm(0, 4096, 4096, Precision::bf16, Precision::bf16, gpu).time.count() == 0);
@@ -314,10 +369,11 @@ TEST_CASE("more work is never faster, and more bandwidth never slower") {
 
 TEST_CASE("in decode one more activated expert costs its weights, one more token next to nothing") {
   const GpuSpec gpu = gpu_named("h100");
-  // W = 3 * 7168 * 2048 * 2 B = 88.1 MB at 0.87 * 3.35 TB/s: 30.2 us.
+  // W = 3 * 7168 * 2048 * 2 B = 88.1 MB at 3.35 TB/s and the fitted share, 26 to 31 us, and what
+  // its padded tile of 16 rows does not hide behind them.
   const Seconds eight = expert_ffn(std::vector<std::int32_t>(8, 4), gpu).time;
   CHECK_THAT(us(expert_ffn(std::vector<std::int32_t>(9, 4), gpu).time - eight),
-             WithinRel(30.2, 0.01));
+             WithinRel(28.5, 0.09));
   CHECK(us(expert_ffn(std::vector<std::int32_t>(8, 5), gpu).time - eight) < 0.2);
 }
 

@@ -42,7 +42,7 @@ GpuSpec plain_gpu() {
        {KernelFamily::grouped_gemm, KernelFamily::gemm, KernelFamily::attention_decode,
         KernelFamily::attention_prefill, KernelFamily::mla_decode, KernelFamily::memory}) {
     gpu.kernels[family] = {
-        .launch = Seconds(0), .bandwidth_share = 1, .peak_share = 1, .source = ""};
+        .launch = Seconds(0), .bandwidth_share = 1, .peak_share = {{Precision::bf16, 1.0}}, .source = ""};
   }
   return gpu;
 }

@@ -8,6 +8,7 @@
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
+#include "sim/simulator.hpp"
 #include "sim/statistics.hpp"
 #include "tests/support.hpp"
 
@@ -228,6 +229,29 @@ TEST_CASE("rows of a generator are counted as synthetic") {
 TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
   RowSource source(small_trace({"prefill", "decode"}), std::nullopt, true, 1);
   for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
+}
+
+TEST_CASE("decode_only computes one token per sequence and step, the first output token included") {
+  const auto file = test::source_dir() / "configs/quick.json";
+  Json json = ConfigNode::from_file(file).json();
+  json["scheduling"] = {{"type", "decode_only"}, {"max_num_seqs", 4}};
+  json["workload"]["arrivals"]["concurrency_per_rank"] = 4;
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 100}, {"output", 10}};
+  json["workload"]["requests"] = 32;  // 8 ranks x 4: one batch
+  json["measurement"]["warmup"] = 0;
+  TraceLibrary traces;
+  const Report report = run(load_experiment(ConfigNode(json, file), traces));
+  const OrderedJson& steps = report.document.at("steps");
+  CHECK(steps.at("prefill").at("steps") == 0);
+  CHECK(steps.at("mixed").at("steps") == 0);
+  CHECK(steps.at("decode").at("steps") == 10);
+  CHECK(steps.at("decode").at("mean_decode_tokens") == 32);
+  const OrderedJson& metrics = report.document.at("metrics");
+  CHECK(metrics.at("completed") == 32);
+  // Nine gaps of a step each follow the first token: TPOT is their mean.
+  const double first = metrics.at("median_ttft_ms").get<double>();
+  const double mean = steps.at("decode").at("mean_ms").get<double>();
+  CHECK_THAT(metrics.at("median_tpot_ms").get<double>(), WithinRel((10 * mean - first) / 9, 1e-6));
 }
 
 ClusterSpec two_nodes() {

@@ -10,6 +10,7 @@
 #include "tests/support.hpp"
 #include "tools/compare.hpp"
 #include "tools/pareto.hpp"
+#include "tools/pareto_gain.hpp"
 #include "tools/sweep.hpp"
 
 namespace moesim {
@@ -352,6 +353,62 @@ TEST_CASE("the frontier of a store holds its best points, and its CSV all") {
         "2 of 4 points are on a frontier (least median_tpot_ms, most tokens_per_s_per_gpu)\n");
 }
 
+TEST_CASE("a frontier's gain over another is that of the best points, and that of straight lines") {
+  // By hand, between 2 and 6: the baseline's steps are 10, from 4 on 20, at 6 40; the candidate's
+  // 20, from 5 on 30. The lines: the baseline rises by 5 from 2 to 4, by 10 from 4 to 6, the
+  // candidate by 5 from 1 to 3 and from 3 to 5, then by 10.
+  const Frontier baseline{{2, 10}, {4, 20}, {6, 40}};
+  const Frontier candidate{{1, 10}, {3, 20}, {5, 30}, {7, 50}};
+  CHECK(!step_value(baseline, 1.9));
+  CHECK(step_value(baseline, 2) == 10.0);
+  CHECK(step_value(baseline, 5.9) == 20.0);
+  CHECK(interpolated_value(baseline, 5) == 30.0);
+  CHECK(interpolated_value(baseline, 100) == 40.0);
+  const std::vector<double> places{1, 2, 3, 5, 7};
+  const GroupGain gain = frontier_gain(baseline, candidate, places);
+  CHECK(gain.first == 2);
+  CHECK(gain.last == 6);
+  REQUIRE(gain.at.size() == 3);  // 1 and 7 are not covered by both
+  CHECK(gain.at[0].step == 1.0);
+  CHECK(gain.at[0].interpolated == 1.5);
+  CHECK(gain.at[1].step == 2.0);
+  CHECK_THAT(gain.at[1].interpolated, test::WithinRel(20. / 15, 1e-12));
+  CHECK(gain.at[2].step == 1.5);
+  CHECK(gain.best_step.x == 3);
+  CHECK(gain.best_step.step == 2.0);
+  CHECK(gain.best_interpolated.x == 2);
+  // Steps: 1 on [2, 3), 2 on [3, 4), 1 on [4, 5), 1.5 on [5, 6), .75 at 6.
+  CHECK(gain.median.step == 1.0);
+  // No x is covered by both.
+  CHECK(frontier_gain({{1, 1}, {2, 2}}, {{3, 1}}, {}).at.empty());
+}
+
+TEST_CASE("a gain is given for each group that has both sides") {
+  const std::vector<Setting> even{parse_setting("/routing=even")};
+  const std::vector<Setting> metro{parse_setting("/routing=metro")};
+  // metro's (8, 125), (20, 160) over even's (10, 100), (16, 200): both from 10 to 16.
+  const std::vector<double> places{10};
+  const ParetoGain all = pareto_gain(four_points(), {}, even, metro, places);
+  REQUIRE(all.groups.size() == 1);
+  CHECK(all.groups[0].first == 10);
+  CHECK(all.groups[0].last == 16);
+  CHECK(all.groups[0].at[0].step == 1.25);
+  // One point each: they have no TPOT in common, or only just.
+  const ParetoGain by_load =
+      pareto_gain(four_points(), {.by = {"/load", "/routing"}}, even, metro, {});
+  REQUIRE(by_load.group_names == std::vector<std::string>{"load"});
+  CHECK(by_load.groups[0].first > by_load.groups[0].last);
+}
+
+TEST_CASE("a cost is minimised beside the latency") {
+  // (8, 125) and (10, 100): neither is both faster and cheaper; (20, 160) and (16, 200) are slower
+  // and dearer than (10, 100).
+  const Pareto cost = pareto(four_points(), {.least_y = true});
+  std::vector<bool> best;
+  for (const ParetoPoint& point : cost.points) best.push_back(point.on_frontier);
+  CHECK(best == std::vector<bool>{true, true, false, false});
+}
+
 TEST_CASE("a frontier is drawn for each group") {
   const Pareto grouped = pareto(four_points(), {.by = {"/routing"}});
   REQUIRE(grouped.group_names == std::vector<std::string>{"routing"});
@@ -390,6 +447,51 @@ TEST_CASE("a comparison pairs points that are equal in everything else") {
   const OrderedJson json = comparison_json(result);
   CHECK(json["pairs"][1]["settings"]["/load"] == 2);
   CHECK(json["summary"]["median_ttft_ms"]["ratio"].is_null());
+}
+
+TEST_CASE("a sign test counts how unequally a fair coin would fall") {
+  // 5 to 0: 2 * 1/32. 4 to 1: 2 * (1 + 5)/32. 2 to 2: certain.
+  CHECK_THAT(sign_test(5, 0), test::WithinRel(2. / 32, 1e-12));
+  CHECK_THAT(sign_test(1, 4), test::WithinRel(12. / 32, 1e-12));
+  CHECK(sign_test(2, 2) == 1);
+  CHECK(sign_test(3000, 3000) == 1);
+  CHECK(sign_test(0, 0) == 1);
+}
+
+TEST_CASE("an interval over seeds tells a difference from noise") {
+  // Three seeds of two loads: metro's throughput is 0.9 to 1.1 times even's, its TPOT 0.8 to 0.82.
+  const auto compared = [](std::vector<int> seeds) {
+    StoredSweep sweep;
+    sweep.axes = named_axes({"/load", "/routing", "/seed"});
+    for (const int load : {1, 2}) {
+      for (const int seed : seeds) {
+        const Json even{{"load", load}, {"routing", "even"}, {"seed", seed}};
+        const Json metro{{"load", load}, {"routing", "metro"}, {"seed", seed}};
+        sweep.points.push_back(stored_point(even, metrics(10, 100)));
+        sweep.points.push_back(stored_point(metro, metrics(8 + .1 * seed, 90 + 10 * seed)));
+      }
+    }
+    return even_against_metro(sweep);
+  };
+  const Comparison three = compared({0, 1, 2});
+  REQUIRE(three.pairs.size() == 6);
+  CHECK(three.pairs[0].point == three.pairs[2].point);
+  CHECK(three.pairs[0].point != three.pairs[3].point);
+  const RatioSummary& throughput = three.summary[0];
+  REQUIRE(throughput.interval);
+  CHECK(throughput.within_noise());
+  CHECK(throughput.interval->first >= .9);
+  CHECK(throughput.interval->second <= 1.1);
+  const RatioSummary& tpot = three.summary[2];
+  CHECK(!tpot.within_noise());
+  CHECK(tpot.interval->first >= .8);
+  CHECK(tpot.interval->second <= .82);
+  CHECK(tpot.interval->first < *tpot.ratio);
+  CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 64, 1e-12));
+  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("within the noise"));
+  // One seed says nothing about others.
+  CHECK(!compared({1}).summary[2].interval);
+  CHECK_THAT(comparison_text(compared({1})), Catch::Matchers::Contains("several seeds"));
 }
 
 TEST_CASE("a point without a partner is counted, not compared") {

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <numbers>
 #include <set>
 
 #include <fmt/format.h>
 
+#include "hardware/rng.hpp"
 #include "tools/table.hpp"
 
 namespace moesim {
@@ -137,7 +139,7 @@ const StoredPoint& only(const std::vector<const StoredPoint*>& points, Settings 
 }
 
 PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
-  PointPair pair{baseline.config_hash, candidate.config_hash, {}, {}};
+  PointPair pair{baseline.config_hash, candidate.config_hash, {}, 0, {}};
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const std::string pointer(compared_metrics[m].pointer);
     const auto before = report_number(baseline, pointer);
@@ -147,19 +149,50 @@ PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
   return pair;
 }
 
+// Logarithms of one metric's ratios, those of one point together.
+using Samples = std::map<std::size_t, std::vector<double>>;
+
+// Percentile bootstrap (Efron 1979), stratified by point.
+std::optional<std::pair<double, double>> bootstrap(const Samples& samples) {
+  constexpr std::size_t resamples = 2000;
+  constexpr double tail = .025;
+  const bool several = std::all_of(samples.begin(), samples.end(),
+                                   [](const auto& point) { return point.second.size() > 1; });
+  if (samples.empty() || !several) return std::nullopt;
+  Rng rng(1, "compare: bootstrap");
+  std::vector<double> means(resamples);
+  for (double& mean : means) {
+    double sum = 0;
+    std::size_t n = 0;
+    for (const auto& [point, seeds] : samples) {
+      for (std::size_t i = 0; i < seeds.size(); ++i)
+        sum += seeds[static_cast<std::size_t>(rng.below(seeds.size()))];
+      n += seeds.size();
+    }
+    mean = std::exp(sum / double(n));
+  }
+  std::sort(means.begin(), means.end());
+  const auto cut = static_cast<std::size_t>(tail * double(resamples));
+  return std::pair(means[cut], means[resamples - 1 - cut]);
+}
+
 RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) {
   RatioSummary summary;
+  Samples samples;
   double logarithms = 0;
   for (const PointPair& pair : pairs) {
     const auto& ratio = pair.ratios[metric];
     if (!ratio) continue;
     ++summary.pairs;
     logarithms += std::log(*ratio);
+    samples[pair.point].push_back(std::log(*ratio));
     const bool more = *ratio > 1;
     if (*ratio != 1)
       ++(more == compared_metrics[metric].more_is_better ? summary.wins : summary.losses);
   }
   if (summary.pairs > 0) summary.ratio = std::exp(logarithms / double(summary.pairs));
+  summary.interval = bootstrap(samples);
+  summary.sign_test = sign_test(summary.wins, summary.losses);
   return summary;
 }
 
@@ -210,6 +243,28 @@ Setting parse_setting(std::string_view text) {
       fmt::format("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text));
 }
 
+double sign_test(std::size_t wins, std::size_t losses) {
+  const auto n = double(wins + losses);
+  double outcomes = 0;  // P(at most the fewer of both), binomial with p = 1/2
+  for (std::size_t k = 0; k <= std::min(wins, losses); ++k) {
+    const double ways =
+        std::lgamma(n + 1) - std::lgamma(double(k) + 1) - std::lgamma(n - double(k) + 1);
+    outcomes += std::exp(ways - n * std::numbers::ln2);
+  }
+  return std::min(1., 2 * outcomes);
+}
+
+StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
+  const ComparedPointers pointers = compared_pointers(settings, {});
+  StoredSweep found{sweep.axes, {}};
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status == PointStatus::done && matches(point, settings, pointers))
+      found.points.push_back(point);
+  }
+  if (found.points.empty()) fail_without_match(sweep, settings);
+  return found;
+}
+
 Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candidate) {
   const ComparedPointers pointers = compared_pointers(baseline, candidate);
   Comparison comparison;
@@ -237,6 +292,7 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
   if (matched[1] == 0) fail_without_match(sweep, candidate);
 
   std::vector<const Json*> rests;
+  std::map<std::string, std::size_t> point_of;
   for (const Group& group : groups) {
     if (group.baseline.empty() || group.candidate.empty()) {
       comparison.unpaired += group.baseline.size() + group.candidate.size();
@@ -245,6 +301,10 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
     comparison.pairs.push_back(
         pair_of(only(group.baseline, baseline), only(group.candidate, candidate)));
     rests.push_back(&group.rest);
+    Json seedless = group.rest;
+    seedless.erase("seed");
+    comparison.pairs.back().point =
+        point_of.emplace(seedless.dump(), point_of.size()).first->second;
   }
   if (rests.empty()) {
     throw ConfigError(fmt::format(
@@ -269,14 +329,27 @@ std::string comparison_text(const Comparison& comparison) {
       row.push_back(value.is_null() ? "-" : setting_text(value));
     for (const auto& ratio : pair.ratios) row.push_back(ratio_text(ratio));
   }
-  Table summary({"candidate / baseline", "geometric mean", "better", "worse", "pairs"});
+  bool seeds = false;
+  Table summary({"candidate / baseline", "geometric mean", "95 % interval", "better", "worse",
+                 "pairs", "sign test", ""});
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const RatioSummary& of = comparison.summary[m];
     summary.add({std::string(compared_metrics[m].name), ratio_text(of.ratio),
-                 std::to_string(of.wins), std::to_string(of.losses), std::to_string(of.pairs)});
+                 of.interval
+                     ? fmt::format("{:.3f} to {:.3f}", of.interval->first, of.interval->second)
+                     : "-",
+                 std::to_string(of.wins), std::to_string(of.losses), std::to_string(of.pairs),
+                 of.pairs == 0 ? "-" : fmt::format("{:.2g}", of.sign_test),
+                 of.within_noise() ? "within the noise" : ""});
+    seeds = seeds || of.interval;
   }
   std::string text = narrow_table(std::move(head), std::move(rows), comparison.axes.size()) + "\n" +
                      summary.text();
+  if (!seeds) {
+    text +=
+        "no intervals: that takes several seeds of every point, \"seeds\": [1, 2, 3] in the "
+        "sweep\n";
+  }
   if (comparison.unpaired > 0)
     text += fmt::format("{} points have no partner on the other side\n", comparison.unpaired);
   if (comparison.not_done > 0)
@@ -299,10 +372,15 @@ OrderedJson comparison_json(const Comparison& comparison) {
   }
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const RatioSummary& of = comparison.summary[m];
+    const OrderedJson interval =
+        of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
     json["summary"][std::string(compared_metrics[m].name)] = {{"ratio", ratio_json(of.ratio)},
                                                               {"pairs", of.pairs},
                                                               {"wins", of.wins},
-                                                              {"losses", of.losses}};
+                                                              {"losses", of.losses},
+                                                              {"interval", interval},
+                                                              {"sign_test", of.sign_test},
+                                                              {"within_noise", of.within_noise()}};
   }
   json["unpaired"] = comparison.unpaired;
   json["not_done"] = comparison.not_done;

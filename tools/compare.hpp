@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tools/store.hpp"
@@ -41,10 +42,15 @@ struct Setting {
 /// Throws ConfigError.
 Setting parse_setting(std::string_view text);
 
+/// The finished points of a sweep that match all settings, as compare() understands them. Throws
+/// ConfigError if there is none.
+StoredSweep points_with(const StoredSweep&, std::span<const Setting> settings);
+
 /// A baseline point and a candidate point that are equal in everything else.
 struct PointPair {
   std::string baseline, candidate;  ///< config hashes
   std::vector<Json> settings;       ///< what tells the pair from others, null where it has none
+  std::size_t point = 0;            ///< the same for pairs that differ in the seed alone
   /// Candidate over baseline; nothing where one of them lacks the metric or the baseline is 0.
   std::array<std::optional<double>, compared_metrics.size()> ratios;
 };
@@ -52,7 +58,18 @@ struct PointPair {
 struct RatioSummary {
   std::optional<double> ratio;                  ///< geometric mean; nothing without pairs
   std::size_t pairs = 0, wins = 0, losses = 0;  ///< of the candidate
+  /// Where 95 % of the means lie that other seeds would have given: bootstrap, the seeds of each
+  /// point drawn anew with replacement. Nothing unless every point has several seeds.
+  std::optional<std::pair<double, double>> interval;
+  /// How likely as unequal a count of wins and losses is where both are equally likely: two-sided
+  /// sign test. Ties are left out.
+  double sign_test = 1;
+  /// Whether the interval holds 1: the difference is no more than seeds make.
+  bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
 };
+
+/// P(a fair coin falls at least as unequally as `wins` to `losses`).
+double sign_test(std::size_t wins, std::size_t losses);
 
 struct Comparison {
   std::vector<Axis> axes;  ///< of the pairs' settings
@@ -73,7 +90,8 @@ Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
 /// Pairs and summary, for a terminal.
 std::string comparison_text(const Comparison&);
 /// {"pairs": [{"baseline", "candidate", "settings": {pointer: value}, "ratios": {metric: ratio}}],
-///  "summary": {metric: {"ratio", "pairs", "wins", "losses"}}, "unpaired", "not_done"}
+///  "summary": {metric: {"ratio", "pairs", "wins", "losses", "interval": [low, high] or null,
+///  "sign_test", "within_noise"}}, "unpaired", "not_done"}
 OrderedJson comparison_json(const Comparison&);
 
 /// What must not be: "total_token_throughput < 0.98", on the geometric mean of the ratios.

@@ -15,8 +15,12 @@ std::span<const Verb> verbs() {
   static constexpr std::array table{
       Verb{"run", "simulate one experiment", setup_run},
       Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
+      Verb{"merge", "the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
+      Verb{"report", "one HTML page of a store that opens offline", setup_report},
+      Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
+      Verb{"tune", "the best point of a sweep under an SLO, without running all", setup_tune},
       Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
            setup_replay},
       Verb{"place", "make an expert placement from observed loads", setup_place},
@@ -25,7 +29,10 @@ std::span<const Verb> verbs() {
       Verb{"trace", "look at, check or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
       Verb{"check", "read an experiment and everything it names, and say what is wrong",
-           setup_check}};
+           setup_check},
+      Verb{"validate", "predicted beside measured, with the error of every category",
+           setup_validate},
+      Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate}};
   return table;
 }
 

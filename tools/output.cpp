@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -17,6 +16,13 @@ namespace {
 [[noreturn]] void cannot_write(const std::filesystem::path& file, std::string_view why) {
   throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
                                 file.string(), why));
+}
+
+// What a link names: renaming onto the link would replace it.
+std::filesystem::path through_link(const std::filesystem::path& file) {
+  std::error_code error;
+  std::filesystem::path target = std::filesystem::canonical(file, error);
+  return error ? file : target;
 }
 
 }  // namespace
@@ -56,24 +62,35 @@ std::string wrapped(std::string_view text, std::size_t columns, std::size_t inde
   return lines;
 }
 
-void write_file(const std::filesystem::path& named, std::string_view content) {
-  require_writable(named);
-  // Through a link to what it names: renaming onto the link would replace it.
+OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
+  require_writable(file);
+  temporary_ = through_link(file);
+  temporary_ += fmt::format(".{}.tmp", ::getpid());
+  stream_.open(temporary_, std::ios::binary | std::ios::trunc);
+}
+
+OutputFile::~OutputFile() {
   std::error_code error;
-  std::filesystem::path file = std::filesystem::canonical(named, error);
-  if (error) file = named;
-  std::filesystem::path temporary = file;
-  temporary += fmt::format(".{}.tmp", ::getpid());
-  std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-  stream.write(content.data(), static_cast<std::streamsize>(content.size()));
-  stream.close();
-  error.clear();
-  if (stream) std::filesystem::rename(temporary, file, error);
-  if (!stream || error) {
-    const std::string why = error ? error.message() : std::strerror(errno);
-    std::filesystem::remove(temporary, error);
-    cannot_write(file, why);
-  }
+  if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+}
+
+void OutputFile::write(std::string_view text) {
+  stream_.write(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+void OutputFile::commit() {
+  stream_.close();
+  if (!stream_) cannot_write(named_, std::strerror(errno));
+  std::error_code error;
+  std::filesystem::rename(temporary_, through_link(named_), error);
+  if (error) cannot_write(named_, error.message());
+  temporary_.clear();
+}
+
+void write_file(const std::filesystem::path& named, std::string_view content) {
+  OutputFile file(named);
+  file.write(content);
+  file.commit();
 }
 
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
+#include <fstream>
 #include <string_view>
 
 #include "hardware/config.hpp"
@@ -12,6 +12,25 @@ namespace moesim {
 /// Writes a file whole or not at all: to a temporary name beside it, then renamed. Throws
 /// ConfigError if the folder is missing or not writable.
 void write_file(const std::filesystem::path& file, std::string_view content);
+
+/// A file that is written piece by piece and appears under its name, whole, at commit(). Without
+/// commit() nothing is left of it.
+class OutputFile {
+ public:
+  /// Throws ConfigError if the folder is missing or not writable.
+  explicit OutputFile(const std::filesystem::path& file);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  ~OutputFile();
+
+  void write(std::string_view text);
+  /// Throws ConfigError if anything could not be written.
+  void commit();
+
+ private:
+  std::filesystem::path named_, temporary_;
+  std::ofstream stream_;
+};
 
 /// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. An empty
 /// name is none.

@@ -85,12 +85,12 @@ std::vector<std::string> names_of(const std::vector<Axis>& axes) {
 }
 
 // Marks the frontier of points of one group.
-void mark_frontier(std::span<ParetoPoint> group) {
+void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
   std::vector<std::pair<double, double>> places;
   std::vector<ParetoPoint*> placed;
   for (ParetoPoint& point : group) {
     if (!point.x || !point.y) continue;
-    places.emplace_back(*point.x, *point.y);
+    places.emplace_back(*point.x, least_y ? -*point.y : *point.y);
     placed.push_back(&point);
   }
   const std::vector<bool> best = frontier(places);
@@ -161,6 +161,7 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
                 {first_setting, names.end() - 2},
                 names[names.size() - 2],
                 names.back(),
+                axes.least_y,
                 {}};
   for (const StoredPoint* point : done) {
     result.points.push_back({point->config_hash, values_at(*point, axes.by),
@@ -168,9 +169,9 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
                              number_at(*point, axes.y)});
   }
   // By group, then x; points without x last.
-  const auto key = [](const ParetoPoint& point) {
+  const auto key = [&](const ParetoPoint& point) {
     return std::tuple(point.group, point.x.value_or(std::numeric_limits<double>::infinity()),
-                      -point.y.value_or(0));
+                      (axes.least_y ? 1 : -1) * point.y.value_or(0));
   };
   std::stable_sort(result.points.begin(), result.points.end(),
                    [&](const ParetoPoint& a, const ParetoPoint& b) { return key(a) < key(b); });
@@ -178,10 +179,32 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
     const auto end = std::find_if(begin, result.points.end(), [&](const ParetoPoint& point) {
       return point.group != begin->group;
     });
-    mark_frontier({begin, end});
+    mark_frontier({begin, end}, axes.least_y);
     begin = end;
   }
   return result;
+}
+
+std::string group_text(const Pareto& pareto, const ParetoPoint& point) {
+  std::string text;
+  for (std::size_t i = 0; i < point.group.size(); ++i) {
+    const Json& value = point.group[i];
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", pareto.group_names[i],
+                        value.is_null() ? "-" : setting_text(value));
+  }
+  return text.empty() ? "all points" : text;
+}
+
+std::vector<std::span<const ParetoPoint>> groups_of(const Pareto& pareto) {
+  std::vector<std::span<const ParetoPoint>> groups;
+  for (auto begin = pareto.points.begin(); begin != pareto.points.end();) {
+    const auto end = std::find_if(begin, pareto.points.end(), [&](const ParetoPoint& point) {
+      return point.group != begin->group;
+    });
+    groups.emplace_back(begin, end);
+    begin = end;
+  }
+  return groups;
 }
 
 std::string pareto_text(const Pareto& pareto) {
@@ -200,9 +223,10 @@ std::string pareto_text(const Pareto& pareto) {
     row.push_back(number_text(*point.y));
   }
   const std::size_t shown = rows.size();
-  return fmt::format("{}\n{} of {} points are on a frontier (least {}, most {})\n",
+  return fmt::format("{}\n{} of {} points are on a frontier (least {}, {} {})\n",
                      narrow_table(std::move(head), std::move(rows), settings), shown,
-                     pareto.points.size(), pareto.x_name, pareto.y_name);
+                     pareto.points.size(), pareto.x_name, pareto.least_y ? "least" : "most",
+                     pareto.y_name);
 }
 
 std::string pareto_csv(const Pareto& pareto) {

@@ -19,7 +19,8 @@ std::vector<bool> frontier(std::span<const std::pair<double, double>> points);
 /// "/context/config/.."), or, where that has none, into the config ("/token_routing/decode").
 struct ParetoAxes {
   std::string x = "/metrics/median_tpot_ms";        ///< to minimise
-  std::string y = "/metrics/tokens_per_s_per_gpu";  ///< to maximise
+  std::string y = "/metrics/tokens_per_s_per_gpu";  ///< to maximise, unless ...
+  bool least_y = false;                             ///< ... it is to be minimised: a cost
   std::vector<std::string> by = {};                 ///< a frontier for each of their values
 };
 
@@ -35,11 +36,17 @@ struct ParetoPoint {
 struct Pareto {
   std::vector<std::string> group_names, setting_names;
   std::string x_name, y_name;
+  bool least_y = false;
   std::vector<ParetoPoint> points;
 };
 
 /// Throws ConfigError if the store has no done point, or a pointer is found in none of them.
 Pareto pareto(const StoredSweep&, const ParetoAxes&);
+
+/// "replication=1.5, decode=metro", or "all points".
+std::string group_text(const Pareto&, const ParetoPoint&);
+/// Its points, group after group.
+std::vector<std::span<const ParetoPoint>> groups_of(const Pareto&);
 
 /// The points on the frontiers, for a terminal.
 std::string pareto_text(const Pareto&);

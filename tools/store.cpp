@@ -267,20 +267,35 @@ void Store::execute(const std::string& sql) const {
   if (code != SQLITE_OK) fail(file_, database_.get(), code);
 }
 
+std::vector<StoreRow> Store::rows() const {
+  std::vector<StoreRow> rows;
+  Statement statement(file_, database_.get(),
+                      "SELECT config_hash, config, status, error, report FROM points"
+                      " ORDER BY rowid");
+  while (statement.step()) {
+    rows.push_back({statement.text(0), statement.text(1), status_of(statement.text(2)),
+                    statement.text(3), statement.text(4)});
+  }
+  return rows;
+}
+
+std::string Store::sweep() const {
+  Statement meta(file_, database_.get(), "SELECT sweep FROM meta");
+  meta.step();
+  return meta.text(0);
+}
+
 StoredSweep Store::read() const {
   StoredSweep sweep;
-  Statement meta(file_, database_.get(), "SELECT sweep FROM meta");
-  Statement rows(file_, database_.get(),
-                 "SELECT config_hash, config, status, error, report FROM points ORDER BY rowid");
   try {
-    while (rows.step()) {
+    for (StoreRow& row : rows()) {
       StoredPoint point{
-          rows.text(0), Json::parse(rows.text(1)), status_of(rows.text(2)), rows.text(3), {}};
-      if (point.status == PointStatus::done) point.report = Json::parse(rows.text(4));
+          row.config_hash, Json::parse(row.config), row.status, std::move(row.error), {}};
+      if (point.status == PointStatus::done) point.report = Json::parse(row.report);
       sweep.points.push_back(std::move(point));
     }
-    meta.step();
-    sweep.axes = varied(axes_of(Json::parse(meta.text(0))), sweep.points);
+    sweep.document = Json::parse(this->sweep());
+    sweep.axes = varied(axes_of(sweep.document), sweep.points);
   } catch (const Json::exception& error) {
     throw ConfigError(fmt::format("{}: holds text that is not JSON ({}); name another file",
                                   file_.string(), error.what()));
@@ -318,6 +333,12 @@ void Store::record(const std::string& config_hash, PointStatus status, std::stri
   error.empty() ? update.bind_null(3) : update.bind(3, error);
   report.empty() ? update.bind_null(4) : update.bind(4, report);
   update.step();
+}
+
+void Store::record(std::span<const StoreRow> rows) {
+  execute("BEGIN IMMEDIATE");
+  for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
+  execute("COMMIT");
 }
 
 std::optional<double> report_number(const StoredPoint& point, const std::string& pointer) {

@@ -43,8 +43,16 @@ struct StoredPoint {
   Json report;        ///< of a done point, else null
 };
 
+/// The same, its JSON as the store holds it: unparsed, empty where there is none.
+struct StoreRow {
+  std::string config_hash, config;
+  PointStatus status = PointStatus::pending;
+  std::string error, report;
+};
+
 /// Everything in a store: what verbs that evaluate it work on.
 struct StoredSweep {
+  Json document;                    ///< the sweep file
   std::vector<Axis> axes;           ///< what differs between the points
   std::vector<StoredPoint> points;  ///< in the order of the sweep
 };
@@ -77,12 +85,18 @@ class Store {
                         std::span<const SweepPoint> points);
 
   StoredSweep read() const;
+  /// The points alone, in the order of the sweep.
+  std::vector<StoreRow> rows() const;
+  /// The sweep file, as JSON text with sorted keys.
+  std::string sweep() const;
   /// The status of each of these points that the store holds, by hash. Throws ConfigError if it
   /// holds others.
   std::map<std::string, PointStatus> statuses_of(std::span<const SweepPoint> points) const;
   /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
   void record(const std::string& config_hash, PointStatus, std::string_view error,
               std::string_view report);
+  /// The same for many points, all or none of them.
+  void record(std::span<const StoreRow> rows);
 
  private:
   struct Close {

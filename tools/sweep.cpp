@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -249,12 +250,16 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
                                                      const PointRunner& runner,
                                                      const SweepOptions& options) {
   std::vector<std::optional<std::string>> errors(points.size());
+  std::mutex mutex;
+  std::size_t checked = 0;
   for_each_point(points.size(), options, [&](std::size_t i) {
     try {
       runner.check(points[i]->config);
     } catch (const ConfigError& error) {
       errors[i] = error.what();
     }
+    const std::lock_guard lock(mutex);
+    options.checked(++checked, points.size());
   });
   return errors;
 }
@@ -306,6 +311,30 @@ Sweep expand_sweep(const ConfigNode& file) {
   });
 }
 
+Shard parse_shard(std::string_view text) {
+  std::size_t place = 0, count = 0;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, place);
+  const bool slash = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
+  const auto second = slash ? std::from_chars(first.ptr + 1, end, count) : first;
+  if (!slash || second.ec != std::errc() || second.ptr != end || place < 1 || place > count) {
+    throw ConfigError(fmt::format("--shard {}: expected I/N with I from 1 to N, e.g. 2/8", text));
+  }
+  return {place - 1, count};
+}
+
+Sweep shard_of(Sweep sweep, Shard shard) {
+  std::vector<SweepPoint> points;
+  for (std::size_t i = shard.index; i < sweep.points.size(); i += shard.count)
+    points.push_back(std::move(sweep.points[i]));
+  if (points.empty()) {
+    throw ConfigError(fmt::format("--shard {}/{}: the sweep has {} points; use no more shards",
+                                  shard.index + 1, shard.count, sweep.points.size()));
+  }
+  sweep.points = std::move(points);
+  return sweep;
+}
+
 SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
                        const PointRunner& runner, const SweepOptions& options) {
   std::map<std::string, PointStatus> known;
@@ -323,7 +352,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   if (options.stop()) return outcome;
   const auto infeasible = static_cast<std::size_t>(std::count_if(
       errors.begin(), errors.end(), [](const auto& error) { return error.has_value(); }));
-  if (infeasible == sweep.points.size()) {
+  if (options.refuse_infeasible && infeasible == sweep.points.size()) {
     throw ConfigError(infeasible == 1
                           ? *errors.front()
                           : fmt::format("{} (none of the {} points can be run; this is the first)",
@@ -339,6 +368,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
       to_run.push_back(open[i]);
     }
   }
+  options.progress(0, to_run.size());
   std::mutex mutex;
   for_each_point(to_run.size(), options, [&](std::size_t i) {
     const Result result = run_point(runner, to_run[i]->config);

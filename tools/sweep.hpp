@@ -47,10 +47,24 @@ struct PointRunner {
   std::function<std::string(const Json& config)> run;
 };
 
+/// Every `count`th point from the `index`th on, counted from 0: what one of several machines runs.
+struct Shard {
+  std::size_t index = 0, count = 1;
+};
+/// Reads "2/8", counted from 1. Throws ConfigError.
+Shard parse_shard(std::string_view text);
+/// The sweep with this shard's points alone. Throws ConfigError if it has none.
+Sweep shard_of(Sweep, Shard);
+
 struct SweepOptions {
   int threads = 1;
-  /// Called, by one thread at a time, whenever a point is finished: (finished, to run this time).
+  /// Whether a sweep of which no point can be run is refused; a shard may be so by chance.
+  bool refuse_infeasible = true;
+  /// Called, by one thread at a time, before the first point is run and whenever one is finished:
+  /// (finished, to run this time).
   std::function<void(std::size_t, std::size_t)> progress = [](std::size_t, std::size_t) {};
+  /// The same for the checks before.
+  std::function<void(std::size_t, std::size_t)> checked = [](std::size_t, std::size_t) {};
   /// Asked before each point: true ends the sweep after the points in flight.
   std::function<bool()> stop = [] { return false; };
 };
@@ -64,9 +78,18 @@ struct SweepOutcome {
 /// Runs the points that the store does not have as done, and records each as it finishes. All are
 /// checked before the first is run: one that cannot be run is recorded as infeasible. Throws
 /// ConfigError, with the store untouched, if no point of the sweep can be run (the first one's
-/// error) or the store is not this sweep's (see Store).
+/// error, see SweepOptions) or the store is not this sweep's (see Store).
 SweepOutcome run_sweep(const Sweep&, const std::filesystem::path& store, const PointRunner&,
                        const SweepOptions&);
+
+/// Merges stores of one sweep, such as those of its shards, into `output`, which may be there
+/// already and may be among them. The rows are taken in turn, so that all shards, in order, give
+/// the order of the sweep. Of the same point in two stores a done one replaces one that is not;
+/// merging again changes nothing. Throws ConfigError, with `output` untouched, if a file is no
+/// store of this schema, the stores are not of one sweep, or two of them contradict each other: a
+/// point with two configs or two reports.
+void merge_stores(const std::vector<std::filesystem::path>& stores,
+                  const std::filesystem::path& output);
 
 /// What a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);

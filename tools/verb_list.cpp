@@ -4,8 +4,11 @@
 
 #include <fmt/format.h>
 
+#include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -33,8 +36,9 @@ Kind kind_of(const R& registry) {
 
 std::vector<Kind> all_kinds() {
   return {kind_of(placers()),          kind_of(token_routers()),   kind_of(dispatches()),
-          kind_of(schedulers()),       kind_of(request_routers()), kind_of(gatings()),
-          kind_of(request_arrivals()), kind_of(request_lengths())};
+          kind_of(rebalancers()),      kind_of(capacity_rules()),  kind_of(expert_memories()),
+          kind_of(prefetches()),       kind_of(schedulers()),      kind_of(request_routers()),
+          kind_of(gatings()),          kind_of(request_arrivals()), kind_of(request_lengths())};
 }
 
 }  // namespace

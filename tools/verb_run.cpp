@@ -10,7 +10,10 @@
 #include "sim/simulator.hpp"
 #include "tools/experiment_options.hpp"
 #include "tools/output.hpp"
+#include "tools/progress.hpp"
+#include "tools/run_csv.hpp"
 #include "tools/table.hpp"
+#include "tools/timeline.hpp"
 #include "tools/verbs.hpp"
 
 namespace moesim {
@@ -19,28 +22,9 @@ namespace {
 
 struct Options {
   ExperimentOptions experiment;
-  std::string report, profile, requests;
+  std::string report, profile, requests, steps, timeline;
   bool json = false;
   int threads = 0;
-};
-
-// Says how far a long run is: nothing in the first second, then a line every two.
-class ProgressLines {
- public:
-  void operator()(std::int64_t finished, std::int64_t expected) {
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_ < std::chrono::seconds(2)) return;
-    last_ = now;
-    if (expected > 0) {
-      spdlog::info("{} of {} requests finished ({} %)", finished, expected,
-                   100 * finished / expected);
-    } else {
-      spdlog::info("{} requests finished", finished);
-    }
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 std::string number(const OrderedJson& value, int digits = 1) {
@@ -103,27 +87,6 @@ std::string summary(const OrderedJson& report) {
   return text;
 }
 
-std::string requests_csv(const std::vector<RequestRecord>& requests) {
-  std::string csv =
-      "request,arrival_s,rank,state,prompt_tokens,output_tokens,generated,ttft_ms,e2el_ms,"
-      "preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens\n";
-  constexpr std::array<std::string_view, 4> states{"waiting", "running", "finished",
-                                                   "rejected: exceeds_kv_capacity"};
-  for (std::size_t i = 0; i < requests.size(); ++i) {
-    const RequestRecord& r = requests[i];
-    const bool finished = r.state == RequestRecord::State::finished;
-    const auto ms = [&](Time t) {
-      return finished ? fmt::format("{:.6f}", to_seconds(t - r.arrival).count() * 1e3) : "";
-    };
-    csv += fmt::format(
-        "{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i, to_seconds(r.arrival).count(),
-        r.rank, states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
-        r.generated, ms(r.first_token), ms(r.last_token), r.preemptions, r.cached_tokens,
-        r.routing.score, r.routing.hit_share, r.routing.locality, r.routing.load);
-  }
-  return csv;
-}
-
 OrderedJson profile_of(const SimulatorWork& work, double wall) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -147,8 +110,20 @@ int run_experiment(const Options& options) {
   }
   TraceLibrary traces;
   const Experiment experiment = load_experiment(options.experiment.read(), traces);
+  std::optional<Timeline> timeline;
+  std::optional<StepsCsv> steps;
+  std::vector<RunObserver*> observers;
+  if (!options.timeline.empty()) {
+    observers.push_back(&timeline.emplace(options.timeline, experiment));
+  }
+  if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
   const auto start = std::chrono::steady_clock::now();
-  const Report report = run(experiment, ProgressLines());
+  ProgressBar progress("requests");
+  const Report report = run(
+      experiment,
+      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
+      observers);
+  progress.finish();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
 
   const OrderedJson profile = profile_of(report.work, wall.count());
@@ -158,6 +133,8 @@ int run_experiment(const Options& options) {
   const std::string document = report.document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
   if (!options.requests.empty()) write_file(options.requests, requests_csv(report.requests));
+  if (timeline) timeline->finish();
+  if (steps) steps->finish();
   if (!options.report.empty()) write_file(options.report, document);
   print(options.json ? document : summary(report.document));
   return 0;
@@ -175,6 +152,9 @@ Action setup_run(CLI::App& command) {
   command.add_option("--profile", options->profile,
                      "write the simulator's own time, memory and speed, JSON");
   command.add_option("--requests", options->requests, "write a line per request, CSV");
+  command.add_option("--steps", options->steps, "write a line per step, CSV");
+  command.add_option("--timeline", options->timeline,
+                     "write steps, GPU lanes and requests as a trace that Perfetto opens, JSON");
   return [options] { return run_experiment(*options); };
 }
 

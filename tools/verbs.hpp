@@ -26,8 +26,12 @@ std::span<const Verb> verbs();
 
 Action setup_run(CLI::App&);
 Action setup_sweep(CLI::App&);
+Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);
 Action setup_compare(CLI::App&);
+Action setup_report(CLI::App&);
+Action setup_best(CLI::App&);
+Action setup_tune(CLI::App&);
 Action setup_replay(CLI::App&);
 Action setup_place(CLI::App&);
 Action setup_route(CLI::App&);
@@ -35,5 +39,7 @@ Action setup_explain(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
 Action setup_check(CLI::App&);
+Action setup_validate(CLI::App&);
+Action setup_calibrate(CLI::App&);
 
 }  // namespace moesim

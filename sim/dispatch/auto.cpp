@@ -28,6 +28,13 @@ class Auto final : public Dispatch {
   bool gives_global_counts() const override { return true; }
   bool needs_copies() const override { return true; }
   bool needs_selections() const override { return true; }
+  double buffer_rows(double tokens, double ranks, double experts) const override {
+    double most = 0;
+    for (const auto& candidate : candidates_) {
+      most = std::max(most, candidate->buffer_rows(tokens, ranks, experts));
+    }
+    return most;
+  }
 
  private:
   std::array<std::unique_ptr<Dispatch>, 5> candidates_;

@@ -44,6 +44,11 @@ class Dispatch {
   virtual bool gives_global_counts() const = 0;
   virtual bool needs_copies() const { return false; }
   virtual bool needs_selections() const { return false; }
+  /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
+  /// token.
+  virtual double buffer_rows(double tokens, double ranks, double /*experts*/) const {
+    return tokens * ranks;
+  }
 };
 
 /// The table: all_to_all, low_latency, all_gather, ids_all_gather, auto.

@@ -138,12 +138,18 @@ LayerStatistics ExpertStatistics::layer(std::size_t i) const {
 }
 
 ExpertStatistics observe(std::span<const RoutingTrace* const> traces, bool even_requests_only,
-                         bool coactivation) {
+                         bool coactivation, std::span<const std::string> workloads) {
   ExpertStatistics seen;
   for (const RoutingTrace* trace : traces) {
-    std::vector<std::size_t> requests;  // empty: all
-    for (std::size_t i = 0; even_requests_only && i < trace->requests().size(); i += 2) {
-      requests.push_back(i);
+    std::vector<std::size_t> requests;
+    for (std::size_t i = 0; i < trace->requests().size(); i += even_requests_only ? 2 : 1) {
+      const std::string& tag = trace->workloads()[at(trace->requests()[i].workload)];
+      const bool wanted = std::find(workloads.begin(), workloads.end(), tag) != workloads.end();
+      if (workloads.empty() || wanted) requests.push_back(i);
+    }
+    if (requests.empty()) {
+      throw ConfigError(fmt::format("no request of the trace of {} has tokens to place experts by",
+                                    trace->meta().model));
     }
     const std::vector<std::int64_t> counts = trace->expert_counts(requests);
     const std::size_t experts = at(trace->num_experts());

@@ -78,10 +78,11 @@ struct ExpertStatistics {
   LayerStatistics layer(std::size_t i) const;
 };
 
-/// Counts the tokens of traces of one shape, all their requests or the even-numbered ones alone;
-/// co-activation costs a pass of its own and is counted when asked for.
+/// Counts the tokens of traces of one shape, all their requests or the even-numbered ones alone, of
+/// these workload tags or, when there are none, of all; co-activation costs a pass of its own and
+/// is counted when asked for. Throws ConfigError if no request is left.
 ExpertStatistics observe(std::span<const RoutingTrace* const>, bool even_requests_only,
-                         bool coactivation);
+                         bool coactivation, std::span<const std::string> workloads = {});
 
 /// What a placement is made for.
 struct PlacementProblem {

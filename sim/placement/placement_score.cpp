@@ -8,10 +8,8 @@
 
 namespace moesim {
 
-namespace {
-
-// max over mean of the GPUs' loads, load(g) = sum over slots of g of load(expert) / copies(expert).
-double imbalance(const LayerPlacement& layer, const ExpertLoad& load) {
+// load(g) = sum over slots of g of load(expert) / copies(expert).
+double imbalance(const LayerPlacement& layer, std::span<const double> load) {
   std::vector<double> gpu_load(static_cast<std::size_t>(layer.gpus()));
   for (int slot = 0; slot < layer.slots(); ++slot) {
     const int expert = layer.expert_of_slot(slot);
@@ -22,8 +20,6 @@ double imbalance(const LayerPlacement& layer, const ExpertLoad& load) {
   if (total == 0) return 1;
   return *std::max_element(gpu_load.begin(), gpu_load.end()) * layer.gpus() / total;
 }
-
-}  // namespace
 
 PlacementScore score_placement(const ExpertPlacement& placement, std::span<const ExpertLoad> load) {
   if (load.size() != placement.size()) {

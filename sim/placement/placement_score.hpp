@@ -9,6 +9,10 @@
 
 namespace moesim {
 
+/// Tokens of the fullest GPU over those of the mean GPU if the copies of an expert get equal shares
+/// of its load; 1 without any.
+double imbalance(const LayerPlacement&, std::span<const double> load);
+
 /// How good a placement is for a load, if the copies of an expert get equal shares of its tokens.
 struct PlacementScore {
   struct Layer {

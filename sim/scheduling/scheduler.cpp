@@ -2,6 +2,7 @@
 #include "sim/scheduling/scheduler.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "sim/scheduling/schedulers.hpp"
 
@@ -10,6 +11,13 @@ namespace moesim {
 bool StepPlan::empty() const {
   return admitted_tokens.empty() &&
          std::all_of(running_tokens.begin(), running_tokens.end(), [](auto n) { return n == 0; });
+}
+
+std::int64_t StepPlan::new_tokens() const {
+  const auto sum = [](const std::vector<std::int32_t>& tokens) {
+    return std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+  };
+  return sum(running_tokens) + sum(admitted_tokens);
 }
 
 void StepPlan::clear() {
@@ -55,7 +63,9 @@ const Registry<Scheduler>& schedulers() {
         make_chunked_prefill},
        {"prefill_first",
         "prefill chunks and decode batches in separate steps, prefill first (METRO's setting)",
-        make_prefill_first}});
+        make_prefill_first},
+       {"decode_only", "decodes alone: prompts arrive computed, as from a prefill pool",
+        make_decode_only}});
   return table;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct RankView {
   std::span<const Sequence> waiting;  ///< first come, first served
   std::int64_t free_blocks = 0;
   const KvLayout& layout;
+  /// New tokens that the group's expert buffers take from this rank in one step.
+  std::int32_t token_room = std::numeric_limits<std::int32_t>::max();
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -39,6 +42,8 @@ struct StepPlan {
   /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
   std::size_t preempted = 0;
   bool empty() const;
+  /// Over all sequences.
+  std::int64_t new_tokens() const;
   void clear();
 };
 
@@ -53,16 +58,18 @@ enum class Turn {
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
-  /// Never takes more than the budget, max_num_seqs or the free blocks allow; keeps the order of
-  /// arrival. `plan` is overwritten.
+  /// Never takes more than the budget, the token room, max_num_seqs or the free blocks allow; keeps
+  /// the order of arrival. `plan` is overwritten.
   virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
   /// Whether the ranks must agree on prefill or decode before each step.
   virtual bool separates_phases() const = 0;
+  /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
+  virtual bool prompts_arrive_computed() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
 };
 
-/// The table: chunked_prefill, prefill_first.
+/// The table: chunked_prefill, prefill_first, decode_only.
 const Registry<Scheduler>& schedulers();
 
 /// The limits that every scheduler reads: per DP rank, as in vLLM.
@@ -91,7 +98,7 @@ struct Leftover {
 template <class Takes>
 Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBlocks out_of_blocks,
                       Takes&& takes, StepPlan& plan) {
-  Leftover left{limits.max_num_batched_tokens, rank.free_blocks};
+  Leftover left{std::min(limits.max_num_batched_tokens, rank.token_room), rank.free_blocks};
   std::size_t end = rank.running.size();
   plan.running_tokens.assign(end, 0);
   for (std::size_t i = 0; i < end && left.budget > 0; ++i) {

@@ -20,9 +20,12 @@ class RowRouter : public TokenRouter {
           "a routing that needs token rows was given counts alone");
     scratch.slot_of_selection.resize(problem.rows.ids.size());
     choose(problem, scratch, scratch.slot_of_selection);
+    for (std::size_t i = 0; i < problem.rows.dropped.size(); ++i) {
+      if (problem.rows.dropped[i] != 0) scratch.slot_of_selection[i] = -1;
+    }
     std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
     for (const std::int32_t slot : scratch.slot_of_selection) {
-      ++tokens_of_slot[static_cast<std::size_t>(slot)];
+      if (slot >= 0) ++tokens_of_slot[static_cast<std::size_t>(slot)];
     }
   }
   bool needs_global_counts() const final { return false; }

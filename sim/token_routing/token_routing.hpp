@@ -19,6 +19,9 @@ struct TokenRows {
   std::span<const std::uint16_t> ids;         ///< top-k choices, [tokens, k]
   std::span<const std::int32_t> source_rank;  ///< EP rank that holds the token, [tokens]; never
                                               ///< decreases, and rows are counted anew on each
+  /// Selections that do not run, [tokens, k]; empty when all do. They count in nobody's tokens, but
+  /// a routing of rows numbers them like the others.
+  std::span<const std::uint8_t> dropped{};
   std::size_t k() const { return source_rank.empty() ? 0 : ids.size() / source_rank.size(); }
 };
 
@@ -43,7 +46,8 @@ struct RoutingScratch {
   std::vector<std::int32_t> tokens_on_gpu;                ///< [gpus]
   std::vector<std::int32_t> candidate, saved, is_usable;  ///< [slots]
   std::vector<std::int32_t> seen_of_expert;               ///< [experts]
-  /// Written by routers that need token rows: the slot of every selection, [tokens, k].
+  /// Written by routers that need token rows: the slot of every selection, [tokens, k]; -1
+  /// for those that do not run.
   std::vector<std::int32_t> slot_of_selection;
 };
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "sim/expert_memory/expert_memory.hpp"
+#include "sim/placement/placement.hpp"
+
+namespace moesim {
+
+/// What expert memories did.
+struct ExpertMemoryTally {
+  std::int64_t hits = 0;        ///< experts that ran and stood in HBM when their layer began
+  std::int64_t misses = 0;      ///< experts that ran and did not
+  std::int64_t streamed = 0;    ///< of those, fetched without staying: nobody could make room
+  std::int64_t late = 0;        ///< of those, waited for the rest of their prefetch
+  std::int64_t prefetches = 0;  ///< begun
+  std::int64_t prefetches_used = 0, prefetches_wasted = 0;  ///< when their layer next ran
+  double host_bytes = 0, nvme_bytes = 0;
+  /// Seconds by which layers took longer than with every expert in HBM, each layer's slowest rank.
+  double stall_seconds = 0;
+  ExpertMemoryTally& operator+=(const ExpertMemoryTally&);
+};
+
+/// The expert slots of one EP rank in HBM, DRAM and NVMe, through time (policies.md 4.5, A.6).
+///
+/// A layer's residents run together at once; every other expert runs when it has arrived:
+///   t = now + gemm(residents); for each arrival: t = max(t, arrival) + gemm(expert)
+/// Transfers are FIFO on one host link: first those in DRAM, then those on NVMe; more tokens first,
+/// then the lower slot. Experts of the running layer, and those fetched or kept for a layer that
+/// has not run yet, make no room. Who finds no room streams through one bounce slot, so a layer may
+/// need more experts than fit. When a layer has run, the foreseen experts of the next layers queue
+/// for the link; a transfer that has begun ends, one that has not when the next layer begins is
+/// dropped.
+class RankMemory {
+ public:
+  /// Rank `rank` of a placement, whose shape must not change. At the start the memories are full of
+  /// the slots with the highest load seen: [layers][experts], or empty when nothing was.
+  RankMemory(const ExpertMemoryPlan&, const ExpertPlacement&, int rank,
+             std::span<const ExpertLoad> seen, Bytes expert, std::uint64_t seed);
+
+  /// Time of the grouped GEMM over a rank's slots.
+  using GemmTime = std::function<Seconds(std::span<const std::int32_t> tokens)>;
+  /// Tokens of the rank's slots in a layer of the step under way.
+  using TokensOf = std::function<std::span<const std::int32_t>(int layer)>;
+
+  /// Runs a layer that begins at `now`, not before the last one ended: how long it takes. Adds to
+  /// `tally`.
+  Seconds run(int layer, Seconds now, const TokensOf&, const GemmTime&, ExpertMemoryTally& tally);
+
+ private:
+  struct Partition {
+    std::unique_ptr<ExpertCache> cache;
+    int first = 0, keys = 0;
+  };
+  struct Queued {
+    int key;
+    Seconds since;
+  };
+
+  std::span<std::uint8_t> of_layer(std::vector<std::uint8_t>& flags, int layer) const;
+  Partition& partition_of(int key);
+  bool holds(int key);
+  void use(int key);
+  bool admit(int key, ExpertMemoryTally&);
+  void load_hottest(const ExpertPlacement&, int rank, std::span<const ExpertLoad> seen);
+  /// When an expert asked for at `issue` has arrived.
+  Seconds fetch(int key, Seconds issue, ExpertMemoryTally&);
+  void begin_prefetches(Seconds now, ExpertMemoryTally&);
+  void queue_prefetches(int after_layer, Seconds now, const TokensOf&);
+  void sort_misses(std::span<const std::int32_t> tokens, int first);
+
+  ExpertMemoryPlan plan_;
+  Bytes expert_;
+  std::vector<int> first_key_;         // [layers + 1]
+  std::vector<Partition> partitions_;  // one, or [layers]
+  std::unique_ptr<ExpertCache> dram_;  // null: DRAM holds all
+  std::unique_ptr<Predictor> predictor_;
+  Seconds host_free_{}, nvme_free_{};
+  std::vector<Seconds> arrival_;                   // [keys], of those in HBM
+  std::vector<std::uint8_t> pinned_, prefetched_;  // [keys]
+  std::vector<Queued> queue_;
+  std::vector<int> misses_, late_, foreseen_;
+  std::vector<std::int32_t> running_;  // [slots of a layer]
+};
+
+}  // namespace moesim

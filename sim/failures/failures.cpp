@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/failures/failures.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// The ranks behind each of these GPUs, ascending, each once.
+std::vector<int> ranks_of(const std::vector<int>& gpus, int gpus_per_rank) {
+  std::vector<int> ranks;
+  for (const int gpu : gpus) {
+    if (ranks.empty() || ranks.back() != gpu / gpus_per_rank) ranks.push_back(gpu / gpus_per_rank);
+  }
+  return ranks;
+}
+
+Outage read_outage(const ConfigNode& node, const ClusterSpec& cluster, const ParallelPlan& plan) {
+  return read_object(node, [&](ConfigReader& reader) {
+    Outage outage;
+    const bool node_fails = reader.has("node");
+    const int width = node_fails ? cluster.gpus_per_node : 1;
+    const int count = (plan.gpus() + width - 1) / width;
+    const char* const key = node_fails ? "node" : "gpu";
+    const auto index = static_cast<int>(reader.integer(key, {0, double(count - 1)}));
+    outage.what = fmt::format("{} {}", node_fails ? "node" : "GPU", index);
+    outage.at = Time(to_duration(reader.quantity<Seconds>("at")));
+    if (reader.has("recovers_after")) {
+      outage.recovers_after = to_duration(reader.quantity<Seconds>("recovers_after"));
+    }
+    std::vector<int> failed;
+    for (int gpu = index * width; gpu < std::min((index + 1) * width, plan.gpus()); ++gpu) {
+      failed.push_back(gpu);
+    }
+    outage.dp_ranks = ranks_of(failed, plan.tp);
+    for (const int rank : outage.dp_ranks) {
+      for (int i = 0; i < plan.tp; ++i) outage.gpus.push_back(rank * plan.tp + i);
+    }
+    outage.ep_ranks = ranks_of(outage.gpus, plan.moe_tp());
+    return outage;
+  });
+}
+
+// What is down right after an outage began, itself included.
+void check_rest(const std::vector<Outage>& outages, const Outage& now, const ConfigNode& node,
+                const ParallelPlan& plan, const PlacementProblem& problem) {
+  std::vector<char> dp(at(plan.dp), 1), ep(at(plan.ep), 1);
+  for (const Outage& other : outages) {
+    const bool lasts = !other.recovers_after || other.at + *other.recovers_after > now.at;
+    if (other.at > now.at || !lasts) continue;
+    for (const int rank : other.dp_ranks) {
+      if (dp[at(rank)] == 0) node.fail(fmt::format("{} is down already", now.what));
+      dp[at(rank)] = 0;
+    }
+    for (const int rank : other.ep_ranks) ep[at(rank)] = 0;
+  }
+  if (std::count(dp.begin(), dp.end(), 1) == 0) {
+    node.fail(fmt::format("without {} no attention rank is left; use more DP ranks", now.what));
+  }
+  const auto live = std::count(ep.begin(), ep.end(), 1);
+  if (live * problem.slots_per_gpu < problem.experts) {
+    node.fail(fmt::format(
+        "without {} there are {} slots left for {} experts; the placement needs a replication of "
+        "at least {:.3g}",
+        now.what, live * problem.slots_per_gpu, problem.experts,
+        live == 0 ? problem.gpus : double(problem.gpus) / double(live)));
+  }
+}
+
+}  // namespace
+
+FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placers,
+                          const ClusterSpec& cluster, const ParallelPlan& parallel,
+                          const PlacementProblem& problem) {
+  FailurePlan plan;
+  const auto read_events = [&](const ConfigNode& events) {
+    for (const ConfigNode& event : events.list()) {
+      plan.outages.push_back(read_outage(event, cluster, parallel));
+    }
+    std::size_t i = 0;
+    for (const ConfigNode& event : events.list()) {
+      check_rest(plan.outages, plan.outages[i++], event, parallel, problem);
+    }
+  };
+  const bool bare = node.json().is_array();
+  if (bare) read_events(node);
+  const ConfigNode options = bare ? ConfigNode(Json::object(), node.file()) : node;
+  read_object(options, [&](ConfigReader& reader) {
+    if (!bare) read_events(reader.child_or("events", Json::array()));
+    plan.detection = reader.quantity_or<Seconds>("detection", "0 s");
+    plan.reload = reader.quantity_or<BytesPerSecond>("reload_bandwidth", "25 GB/s");
+    if (plan.reload <= BytesPerSecond(0)) {
+      reader.child("reload_bandwidth").fail("must be more than zero");
+    }
+    if (!reader.optional("placement")) return;
+    const ConfigNode placement = reader.child("placement");
+    plan.placer = placers.make(placement);
+    if (!plan.placer->uses_load() || plan.placer->uses_coactivation()) {
+      placement.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
+    }
+  });
+  return plan;
+}
+
+LayerPlacement on_survivors(const LayerPlacement& placement, std::span<const char> live) {
+  std::vector<std::vector<int>> experts_on_gpu(at(placement.gpus()));
+  std::vector<int> copies(at(placement.experts()));
+  for (int slot = 0; slot < placement.slots(); ++slot) {
+    const int gpu = placement.gpu_of_slot(slot);
+    if (live[at(gpu)] == 0) continue;
+    experts_on_gpu[at(gpu)].push_back(placement.expert_of_slot(slot));
+    ++copies[at(placement.expert_of_slot(slot))];
+  }
+  for (std::size_t lost = 0; lost < copies.size(); ++lost) {
+    if (copies[lost] > 0) continue;
+    const auto most = std::max_element(copies.begin(), copies.end());
+    check(*most > 1, "more experts than slots survived an outage");
+    const auto victim = static_cast<int>(most - copies.begin());
+    const auto gpu = std::find_if(
+        experts_on_gpu.rbegin(), experts_on_gpu.rend(), [&](const std::vector<int>& experts) {
+          return std::find(experts.begin(), experts.end(), victim) != experts.end();
+        });
+    *std::find(gpu->rbegin(), gpu->rend(), victim) = static_cast<int>(lost);
+    --*most;
+    ++copies[lost];
+  }
+  return {placement.experts(), experts_on_gpu};
+}
+
+OrderedJson to_json(const std::vector<OutageRecord>& outages, Time end) {
+  OrderedJson json = OrderedJson::array();
+  for (const OutageRecord& o : outages) {
+    const auto seconds = [](Time t) { return OrderedJson(to_seconds(t).count()); };
+    json.push_back({{"what", o.what},
+                    {"gpus", o.gpus},
+                    {"at_s", seconds(o.at)},
+                    {"step_lost_seconds", o.step_lost.count()},
+                    {"requests_moved", o.requests},
+                    {"kv_tokens_lost", o.tokens_lost},
+                    {"experts_lost", o.experts_lost},
+                    {"bytes_moved", o.moved.value()},
+                    {"bytes_reloaded", o.reloaded.value()},
+                    {"stopped_seconds", o.stopped.count()},
+                    {"recovered_at_s", o.recovered ? seconds(*o.recovered) : OrderedJson()},
+                    {"bytes_moved_back", o.moved_back.value()},
+                    {"stopped_again_seconds", o.stopped_again.count()},
+                    {"gpu_seconds_down", to_seconds(o.recovered.value_or(end) - o.at).count() *
+                                             double(o.gpus.size())}});
+  }
+  return json;
+}
+
+}  // namespace moesim

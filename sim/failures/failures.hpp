@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/step_ops.hpp"
+#include "sim/placement/placement.hpp"
+
+namespace moesim {
+
+/// GPUs that stop at one moment. A DP rank stops with any of its GPUs, and an EP rank with any GPU
+/// that it shares with such a rank.
+struct Outage {
+  std::string what;  ///< "GPU 3", "node 1"
+  std::vector<int> gpus, dp_ranks, ep_ranks;
+  Time at{};
+  std::optional<Duration> recovers_after{};
+};
+
+/// What happens when GPUs stop: see the README of this folder.
+struct FailurePlan {
+  std::vector<Outage> outages;
+  Seconds detection{};                     ///< between a GPU's end and anybody's notice
+  BytesPerSecond reload{};                 ///< per GPU, for weights of which no copy is left
+  std::shared_ptr<const Placer> placer{};  ///< places anew over live ranks; null: survivors serve
+};
+
+/// "failures": [outages], or {"events": [{"gpu": 3 | "node": 1, "at": "20 s", "recovers_after":
+/// "60 s"}], "detection": "0 s", "reload_bandwidth": "25 GB/s", "placement": placer}. Throws
+/// ConfigError if at any time no attention rank would be left, or too few slots for all experts.
+FailurePlan read_failures(const ConfigNode&, const Registry<Placer>&, const ClusterSpec&,
+                          const ParallelPlan&, const PlacementProblem&);
+
+/// The slots of live ranks as they stand. An expert that has none left takes, lowest id first, the
+/// last slot of the expert with the most copies (ties: lowest id).
+LayerPlacement on_survivors(const LayerPlacement&, std::span<const char> live);
+
+/// What an outage did.
+struct OutageRecord {
+  std::string what;
+  std::vector<int> gpus;
+  Time at{};
+  Seconds step_lost{};            ///< of the step in flight, which yields nothing
+  std::int64_t requests = 0;      ///< moved to other ranks
+  std::int64_t tokens_lost = 0;   ///< of their KV cache: computed again
+  std::int64_t experts_lost = 0;  ///< (layer, expert) pairs of which no copy was left
+  Bytes moved{}, reloaded{};      ///< weights: over links, from outside
+  Seconds stopped{};              ///< nobody computed: detection, movement, reloading
+  std::optional<Time> recovered{};
+  Bytes moved_back{};
+  Seconds stopped_again{};  ///< while experts moved back
+};
+/// [{keys named as the fields}]; `end` closes outages that last.
+OrderedJson to_json(const std::vector<OutageRecord>&, Time end);
+
+}  // namespace moesim

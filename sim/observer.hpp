@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "sim/instance.hpp"
+
+namespace moesim {
+
+/// Watches a run as it happens, e.g. to write a timeline. What it does changes nothing; what it is
+/// shown is valid during the call only. A new kind of happening is one more function here, which
+/// does nothing unless overridden.
+class RunObserver {
+ public:
+  virtual ~RunObserver() = default;
+  /// A step ended: instance.step() and instance.cost() say what it was and took. It lasted from
+  /// step().start to `now`.
+  virtual void step_ended(const Instance&, Time /*now*/) {}
+  /// A request finished or was rejected.
+  virtual void request_left(std::uint32_t /*id*/, const RequestRecord&) {}
+};
+
+}  // namespace moesim

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// Splitting a step into two micro-batches, one computing while the other is on the links. Each
+/// activates its own experts: in memory-bound decode that costs more weight reads than it hides.
+struct TwoBatch {
+  /// Every rank must hold more tokens than this (vLLM's DBO: 32 in a decode step, 512 in others).
+  std::int32_t decode_tokens = 32;
+  std::int32_t prefill_tokens = 512;
+};
+
+/// Which communication runs beside which computation.
+struct Overlap {
+  bool shared_expert = false;  ///< shared experts compute while tokens are dispatched
+  /// What follows a combine, up to the next barrier, computes while it runs. An upper bound: within
+  /// one batch attention needs what combine brings.
+  bool combine_attention = false;
+  std::optional<TwoBatch> two_batch;
+};
+
+/// "none", one name, or a list: "shared_expert", "combine_attention", "two_batch" or
+/// {"type": "two_batch", "decode_tokens": 32, "prefill_tokens": 512}. Throws ConfigError.
+Overlap read_overlap(const ConfigNode&);
+
+/// A stretch of a step's critical path.
+struct Segment {
+  bool on_link = false;
+  double seconds = 0;
+};
+
+/// When two chains of segments end that share one compute stream and one link stream, each of which
+/// serves one segment at a time; a segment starts after the one before it in its chain. Of two that
+/// could start, the earlier goes first; ties: the first chain.
+double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b);
+
+}  // namespace moesim

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/rebalancing/periodic.hpp"
+
+namespace moesim {
+
+// vLLM's use_async: layer by layer beside the steps.
+std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader& options,
+                                            const RebalancingContext& context) {
+  RebalancePlan how;
+  how.synchronous = false;
+  return std::make_unique<Periodic>(options, context, how);
+}
+
+}  // namespace moesim

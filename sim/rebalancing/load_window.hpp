@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/placement/placement.hpp"
+
+namespace moesim {
+
+/// Tokens per expert over the last steps, as vLLM's circular window keeps them (policies.md 1.5).
+class LoadWindow {
+ public:
+  /// `steps` >= 1 are remembered.
+  LoadWindow(std::size_t steps, int layers, int experts);
+
+  /// One step's tokens, [layers, experts]; the oldest step is forgotten when the window is full.
+  void add(std::span<const std::int32_t> tokens);
+  /// Sums over the window, [layers][experts].
+  std::vector<ExpertLoad> loads() const;
+
+ private:
+  std::size_t steps_, cells_, experts_;
+  std::vector<std::int32_t> ring_;  // [steps held, cells]
+  std::size_t next_ = 0;
+  std::vector<std::int64_t> sum_;  // [cells]
+};
+
+}  // namespace moesim

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/rebalancing/popularity.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::int64_t panes_per_window = 8;
+
+// Calls count(cell) for every id of a range, cells being [layers, experts].
+template <class Count>
+void for_each_id(const RowSource& rows, const RowRange& range, int experts, Count&& count) {
+  const RoutingTrace& trace = rows.trace(range.phase);
+  const auto row_ids = static_cast<std::size_t>(trace.row_ids());
+  const auto k = static_cast<std::size_t>(trace.experts_per_token());
+  trace.visit([&](auto ids) {
+    const auto* row = ids.data() + static_cast<std::size_t>(range.first_row) * row_ids;
+    for (std::int32_t i = 0; i < range.count; ++i) {
+      for (std::size_t j = 0; j < row_ids; ++j) {
+        count(j / k * static_cast<std::size_t>(experts) + static_cast<std::size_t>(*row++));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+PopularityOptions read_popularity(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& reader) {
+    constexpr std::array<std::string_view, 2> by{"rank", "request"};
+    PopularityOptions options;
+    options.by = static_cast<PopularityOptions::By>(reader.choice_or("by", by, 0));
+    options.decay = reader.number_or("decay", options.decay, {0.001, 1});
+    options.window = reader.integer_or("window_size", 0, {0, 1e6});
+    return options;
+  });
+}
+
+ExpertLoad LayerDemand::total() const {
+  ExpertLoad total(static_cast<std::size_t>(experts));
+  for (std::size_t i = 0; i < rates.size(); ++i) total[i % total.size()] += rates[i];
+  return total;
+}
+
+Popularity::Popularity(const PopularityOptions& options, int dp, int ep, int layers, int experts)
+    : options_(options),
+      dp_(dp),
+      ep_(ep),
+      layers_(layers),
+      experts_(experts),
+      cells_(static_cast<std::size_t>(layers) * static_cast<std::size_t>(experts)) {}
+
+void Popularity::add(const StepSeen& seen) {
+  if (options_.by == PopularityOptions::By::rank) {
+    add_to_ranks(seen);
+  } else {
+    add_to_profiles(seen);
+  }
+}
+
+// A decay of rho per step: instead of all counts by rho, the weight of new ones grows by 1 / rho.
+void Popularity::add_to_ranks(const StepSeen& seen) {
+  const bool window = options_.window > 0;
+  const std::int64_t pane_steps = std::max<std::int64_t>(1, options_.window / panes_per_window);
+  if (panes_.empty() || (window && panes_.back().steps >= pane_steps)) {
+    panes_.push_back({0, 0, std::vector<double>(static_cast<std::size_t>(dp_) * cells_)});
+    std::int64_t steps = 0;
+    for (const Pane& pane : panes_) steps += pane.steps;
+    while (window && steps - panes_.front().steps >= options_.window) {
+      steps -= panes_.front().steps;
+      panes_.pop_front();
+    }
+  }
+  Pane& pane = panes_.back();
+  if (!window) weight_ /= options_.decay;
+  if (weight_ > 1e100) {
+    for (double& count : pane.counts) count /= weight_;
+    pane.weight /= weight_;
+    weight_ = 1;
+  }
+  ++pane.steps;
+  pane.weight += weight_;
+  for (std::size_t i = 0; i < seen.ranges.size(); ++i) {
+    if (seen.request_of_range[i] == StepSeen::no_request) continue;
+    double* counts = pane.counts.data() + static_cast<std::size_t>(seen.ranges[i].rank) * cells_;
+    for_each_id(seen.rows, seen.ranges[i], experts_,
+                [&](std::size_t cell) { counts[cell] += weight_; });
+  }
+}
+
+void Popularity::add_to_profiles(const StepSeen& seen) {
+  for (std::size_t i = 0; i < seen.ranges.size(); ++i) {
+    if (seen.request_of_range[i] == StepSeen::no_request) continue;
+    Profile& profile = profiles_[seen.request_of_range[i]];
+    profile.counts.resize(cells_);
+    profile.rank = seen.ranges[i].rank;
+    profile.last_step = seen.step;
+    profile.tokens += seen.ranges[i].count;
+    for_each_id(seen.rows, seen.ranges[i], experts_,
+                [&](std::size_t cell) { profile.counts[cell] += 1; });
+  }
+  std::erase_if(profiles_, [&](const auto& entry) { return entry.second.last_step != seen.step; });
+}
+
+// DP rank r and EP rank g share GPUs: of r's tokens, g holds the share of r's GPUs that are g's. On
+// a line of dp * ep units, r covers [r ep, (r + 1) ep) and g [g dp, (g + 1) dp).
+std::vector<LayerDemand> Popularity::demand() const {
+  std::vector<double> by_dp(static_cast<std::size_t>(dp_) * cells_);
+  double weight = 0;
+  for (const Pane& pane : panes_) {
+    weight += pane.weight;
+    for (std::size_t i = 0; i < by_dp.size(); ++i) by_dp[i] += pane.counts[i];
+  }
+  for (double& rate : by_dp) rate /= std::max(weight, 1e-300);
+  for (const auto& [request, profile] : profiles_) {
+    double* rates = by_dp.data() + static_cast<std::size_t>(profile.rank) * cells_;
+    for (std::size_t i = 0; i < cells_; ++i) {
+      rates[i] += static_cast<double>(profile.counts[i]) / profile.tokens;
+    }
+  }
+  const auto experts = static_cast<std::size_t>(experts_);
+  std::vector<LayerDemand> demand(
+      static_cast<std::size_t>(layers_),
+      {ep_, experts_, std::vector<double>(static_cast<std::size_t>(ep_) * experts)});
+  for (int r = 0; r < dp_; ++r) {
+    for (int g = r * ep_ / dp_; g < ep_ && g * dp_ < (r + 1) * ep_; ++g) {
+      const int shared = std::min((r + 1) * ep_, (g + 1) * dp_) - std::max(r * ep_, g * dp_);
+      const double share = double(shared) / ep_;
+      for (std::size_t cell = 0; cell < cells_; ++cell) {
+        demand[cell / experts].rates[static_cast<std::size_t>(g) * experts + cell % experts] +=
+            share * by_dp[static_cast<std::size_t>(r) * cells_ + cell];
+      }
+    }
+  }
+  return demand;
+}
+
+}  // namespace moesim

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/rebalancing/rebalancer.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+class NoRebalancing final : public Rebalancer {
+ public:
+  std::optional<RebalancePlan> after_step(const StepSeen&) override { return std::nullopt; }
+  int buffer_slots() const override { return 0; }
+};
+
+}  // namespace
+
+std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
+  return std::make_unique<NoRebalancing>();
+}
+
+const Registry<Rebalancer, const RebalancingContext&>& rebalancers() {
+  static const Registry<Rebalancer, const RebalancingContext&> table(
+      "rebalancing",
+      {{"none", "experts stay where they were placed", make_no_rebalancing},
+       {"eplb_periodic",
+        "a new placement every so many steps, for which the engine stops (vLLM, SGLang)",
+        make_eplb_periodic},
+       {"eplb_async",
+        "the same beside the steps: weights share the links, layers switch as they arrive",
+        make_eplb_async},
+       {"migrate",
+        "single experts copied, swapped or dropped where that saves more seconds than it costs",
+        make_migrate}});
+  return table;
+}
+
+MovementOptions read_movement(ConfigReader& rebalancing) {
+  return read_object(rebalancing.child_or("movement", Json::object()), [](ConfigReader& reader) {
+    MovementOptions options;
+    options.sources = static_cast<SourceRule>(reader.choice_or("sources", source_rule_names, 0));
+    options.link_share = reader.number_or("link_share", options.link_share, {0.01, 0.99});
+    return options;
+  });
+}
+
+LayerPlacement place_on_live(const Placer& placer, const PlacementProblem& problem,
+                             const LayerStatistics& seen, int layer, std::span<const char> live) {
+  PlacementProblem rest = problem;
+  rest.gpus =
+      static_cast<int>(std::count_if(live.begin(), live.end(), [](char l) { return l != 0; }));
+  if (rest.gpus == problem.gpus) return placer.place(problem, seen, layer);
+  rest.nodes = rest.groups = 1;
+  const LayerPlacement placed = placer.place(rest, seen, layer);
+  std::vector<std::vector<int>> experts_on_gpu(live.size());
+  int gpu = 0;
+  for (std::size_t rank = 0; rank < live.size(); ++rank) {
+    if (live[rank] == 0) continue;
+    for (int slot = placed.first_slot(gpu); slot < placed.first_slot(gpu + 1); ++slot) {
+      experts_on_gpu[rank].push_back(placed.expert_of_slot(slot));
+    }
+    ++gpu;
+  }
+  return {problem.experts, experts_on_gpu};
+}
+
+}  // namespace moesim

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "hardware/registry.hpp"
+#include "sim/rebalancing/movement.hpp"
+#include "sim/row_source.hpp"
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+/// New maps for some layers, and how they come about.
+struct RebalancePlan {
+  struct Change {
+    int layer;
+    LayerPlacement placement;
+  };
+  std::vector<Change> changes;  ///< in the order in which weights travel; none: not worth moving
+  bool synchronous = true;      ///< the engine stands still meanwhile; else steps go on beside
+  int layers_per_chunk = 0;     ///< moved between two steps when synchronous; 0 = all
+  Seconds planning{};           ///< before the first weights leave
+  /// Tokens of the fullest rank over the mean rank's, mean over all layers, by what was seen.
+  double imbalance_before = 1, imbalance_after = 1;
+};
+
+/// A step that was computed and is about to end.
+struct StepSeen {
+  std::int64_t step = 0;                 ///< 0, 1, ...
+  Seconds now{};                         ///< when it ends
+  std::span<const std::int32_t> tokens;  ///< [MoE layers, experts], without dummy tokens
+  /// Where they came from: rows of the traces, whose `rank` is a DP rank, and the request that each
+  /// range is of; no_request for a dummy.
+  std::span<const RowRange> ranges;
+  std::span<const std::uint32_t> request_of_range;
+  static constexpr std::uint32_t no_request = 0xffffffff;
+  const RowSource& rows;
+  const ExpertPlacement& placement;  ///< as it stands
+  std::span<const char> live;        ///< by EP rank
+  bool moving = false;  ///< an earlier plan's weights are under way: a new plan has to wait
+};
+
+/// Decides when experts move, and where to. State per run; the simulator alone moves them.
+class Rebalancer {
+ public:
+  virtual ~Rebalancer() = default;
+  /// Called once per step. Answers nothing while `moving`. Ties: lowest id.
+  virtual std::optional<RebalancePlan> after_step(const StepSeen&) = 0;
+  /// Slots' weights that each GPU stages while they travel: memory that the KV cache does not get.
+  virtual int buffer_slots() const = 0;
+  /// Slots that each GPU keeps free in every layer.
+  virtual int free_slots() const { return 0; }
+};
+
+/// What rebalancers are built for.
+struct RebalancingContext {
+  const Registry<Placer>& placers;
+  PlacementProblem problem;
+  int layers = 0;
+  const Mover& mover;
+  RooflineTime expert{};  ///< seconds
+  /// Seconds of link time that a token spends if its expert stands elsewhere, both ways, shared by
+  /// all links; 0 where tokens travel whatever they picked.
+  double token_seconds = 0;
+  int dp = 1;
+};
+
+/// The table: none, eplb_periodic, eplb_async, migrate.
+const Registry<Rebalancer, const RebalancingContext&>& rebalancers();
+
+/// How weights move, whoever decides.
+struct MovementOptions {
+  SourceRule sources = SourceRule::sglang;
+  /// Of a link's bandwidth, while a step's communication wants it too.
+  double link_share = 0.5;
+};
+/// "movement": {"sources": "sglang" | "vllm", "link_share": 0.5}
+MovementOptions read_movement(ConfigReader& rebalancing);
+
+/// A layer placed over the ranks that are live; the others hold nothing. With all of them it is
+/// placer.place(); with less, nodes and expert groups no longer divide evenly and are ignored, as
+/// in SGLang's elasticity_aware algorithm.
+LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const LayerStatistics&,
+                             int layer, std::span<const char> live);
+
+std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&);
+std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
+std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
+std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
+
+}  // namespace moesim

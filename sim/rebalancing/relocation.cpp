@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/rebalancing/relocation.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+void charge(StepCost& step, Resource bound, Seconds time) {
+  step.parts[static_cast<std::size_t>(Part::rebalancing)][static_cast<std::size_t>(bound)] +=
+      time.count();
+  step.total += time;
+}
+
+// Seconds of a step in which a link that bounds a transfer was what its own communication waited
+// for.
+Seconds contended(const StepCost& step, Resource link) {
+  double seconds = 0;
+  if (link != Resource::nvlink && link != Resource::network) return Seconds{};
+  for (const Part part : {Part::all_reduce, Part::dispatch, Part::combine}) {
+    seconds += step.parts[static_cast<std::size_t>(part)][static_cast<std::size_t>(link)];
+  }
+  return Seconds(seconds);
+}
+
+}  // namespace
+
+void Relocation::start(RebalancePlan plan, const StepSeen& seen, const Mover& mover) {
+  check(!busy(), "a rebalancing began before the last one had ended");
+  synchronous_ = plan.synchronous;
+  planning_ = plan.planning;
+  log_.planning += plan.planning;
+  RebalancingLog::Event event{
+      seen.now, seen.step, plan.changes.size(), {}, plan.imbalance_before, plan.imbalance_after};
+  for (RebalancePlan::Change& change : plan.changes) {
+    MoveCost cost =
+        mover.cost(seen.placement[static_cast<std::size_t>(change.layer)], change.placement);
+    event.bytes += cost.nvlink + cost.network;
+    const Seconds time = cost.time;
+    layers_.push_back({std::move(change), std::move(cost), time});
+  }
+  chunk_ =
+      plan.layers_per_chunk > 0 ? static_cast<std::size_t>(plan.layers_per_chunk) : layers_.size();
+  ++(layers_.empty() ? log_.declined : log_.plans);
+  if (!layers_.empty() && log_.events.size() < RebalancingLog::most_events) {
+    log_.events.push_back(event);
+  }
+}
+
+void Relocation::front_arrives() {
+  Moving& front = layers_.front();
+  log_.nvlink += front.cost.nvlink;
+  log_.network += front.cost.network;
+  log_.copied += front.cost.copied;
+  log_.moving += front.cost.time;
+  ++log_.layers_switched;
+  arrived_.push_back(std::move(front.change));
+  layers_.pop_front();
+}
+
+void Relocation::pass(Seconds idle) {
+  if (synchronous_) return;
+  const Seconds planned = std::min(planning_, idle);
+  planning_ -= planned;
+  idle -= planned;
+  while (!layers_.empty() && layers_.front().left <= idle) {
+    idle -= layers_.front().left;
+    front_arrives();
+  }
+  if (!layers_.empty()) layers_.front().left -= idle;
+}
+
+// A step of T seconds, C of them on the transfer's link. With share s the C become C / (1 - s), of
+// which the transfer gets s: extra = C s / (1 - s), and as much progress besides T - C. A transfer
+// that needs only a part of that ends after that part of the step.
+void Relocation::beside(StepCost& step) {
+  if (synchronous_ || !busy()) return;
+  const Seconds length = step.total;
+  double rest = 1;  // of the step
+  const Seconds planned = std::min(planning_, length);
+  planning_ -= planned;
+  rest -= planned / length;
+  while (!layers_.empty() && rest > 0) {
+    const Resource link = layers_.front().cost.bound;
+    const Seconds shared = contended(step, link);
+    const Seconds extra = shared * (link_share_ / (1 - link_share_));
+    const Seconds progress = length - shared + extra;
+    const bool arrives = layers_.front().left <= progress * rest;
+    const double part = arrives ? layers_.front().left / progress : rest;
+    rest -= part;
+    log_.slowdown += extra * part;
+    charge(step, link, extra * part);
+    if (!arrives) {
+      layers_.front().left -= progress * part;
+      return;
+    }
+    front_arrives();
+  }
+}
+
+void Relocation::stall(StepCost& step) {
+  if (!synchronous_ || !busy()) return;
+  charge(step, Resource::launch, planning_);
+  log_.stalled += planning_;
+  planning_ = {};
+  for (std::size_t i = 0; i < chunk_ && !layers_.empty(); ++i) {
+    charge(step, layers_.front().cost.bound, layers_.front().cost.time);
+    log_.stalled += layers_.front().cost.time;
+    front_arrives();
+  }
+}
+
+std::vector<RebalancePlan::Change> Relocation::take_arrived() {
+  return std::exchange(arrived_, {});
+}
+
+void Relocation::cancel() {
+  layers_.clear();
+  arrived_.clear();
+  planning_ = {};
+}
+
+OrderedJson to_json(const RebalancingLog& log) {
+  OrderedJson events = OrderedJson::array();
+  for (const RebalancingLog::Event& event : log.events) {
+    events.push_back({{"at_s", event.at.count()},
+                      {"step", event.step},
+                      {"layers", event.layers},
+                      {"bytes", event.bytes.value()},
+                      {"imbalance_before", event.imbalance_before},
+                      {"imbalance_after", event.imbalance_after}});
+  }
+  return {{"count", log.plans},
+          {"declined", log.declined},
+          {"layers_switched", log.layers_switched},
+          {"bytes",
+           {{"nvlink", log.nvlink.value()},
+            {"network", log.network.value()},
+            {"within_gpus", log.copied.value()}}},
+          {"planning_seconds", log.planning.count()},
+          {"stall_seconds", log.stalled.count()},
+          {"transfer_seconds", log.moving.count()},
+          {"slowdown_seconds", log.slowdown.count()},
+          {"events", std::move(events)},
+          {"events_left_out", log.plans - std::ssize(log.events)}};
+}
+
+}  // namespace moesim

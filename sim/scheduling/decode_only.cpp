@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/scheduling/schedulers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// A batch of decodes alone, as large as seats and blocks allow: prompts arrive computed, as from a
+// prefill pool, all but their last token, whose step emits the first output token. With a closed
+// loop the batch stays constant and its step time is the TPOT. What is preempted is recomputed
+// here.
+class DecodeOnly final : public Scheduler {
+ public:
+  explicit DecodeOnly(BatchLimits limits) : limits_(limits) {}
+
+  void plan(const RankView& rank, Turn, StepPlan& plan) const override {
+    plan.clear();
+    const auto everybody = [](const Sequence&) { return true; };
+    const Leftover left = plan_running(rank, limits_, OutOfBlocks::gives_up, everybody, plan);
+    if (!left.out_of_blocks) plan_waiting(rank, limits_, left, plan);
+  }
+  bool separates_phases() const override { return false; }
+  bool prompts_arrive_computed() const override { return true; }
+  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
+  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
+
+ private:
+  BatchLimits limits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Scheduler> make_decode_only(ConfigReader& options) {
+  const Range range{1, 1 << 24};
+  BatchLimits limits;
+  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs", range));
+  limits.max_num_batched_tokens = static_cast<std::int32_t>(
+      options.integer_or("max_num_batched_tokens", limits.max_num_seqs, range));
+  return std::make_unique<DecodeOnly>(limits);
+}
+
+}  // namespace moesim

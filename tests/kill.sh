@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Does a sweep of 1,000 points that is killed twenty times end with the bytes of an undisturbed one?
+#   tests/kill.sh MOESIM
+set -euo pipefail
+moesim=$(realpath "$1")
+source_dir=$(realpath "$(dirname "$0")/..")
+# In memory where that is possible: each point is synced to the disk.
+work=$(mktemp -d -p /dev/shm moesim-kill.XXXXXX 2>/dev/null || mktemp -d)
+process=''
+trap '[[ -z $process ]] || kill -KILL "$process" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work"
+fail() { echo "FAILED: $*" >&2; exit 1; }
+milliseconds() { echo $((${EPOCHREALTIME/./} / 1000)); }
+
+cat >sweep.json <<JSON
+{"base": "$source_dir/tests/tiny.json",
+ "axes": {"/workload/lengths/prompt": [$(seq -s, 4 43)], "/workload/arrivals/concurrency": [$(seq -s, 1 25)]}}
+JSON
+start=$(milliseconds)
+"$moesim" sweep sweep.json -o whole.sqlite >/dev/null 2>&1
+took=$(($(milliseconds) - start))
+
+# A store that was killed is read as any other: what is half-written is rolled back.
+count() { sqlite3 killed.sqlite "SELECT count(*) FROM points $1" 2>/dev/null || echo 0; }
+kills=0 finished=0 moments=''
+while ((kills < 20)); do
+  "$moesim" sweep sweep.json -o killed.sqlite >/dev/null 2>&1 &
+  process=$!
+  # Random, and on average what leads to three fifths of the points by the twentieth kill, however fast the machine is.
+  behind=$(((kills + 1) * 30 - finished))
+  pause=$((RANDOM % (took / 20 + (behind > 0 ? 2 * behind * took / 1000 : 0) + 1)))
+  sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000)))"
+  kill -KILL "$process" || fail "the sweep was done after $kills kills"
+  wait "$process" 2>/dev/null || true
+  process=''
+  kills=$((kills + 1))
+  finished=$(count "WHERE status = 'done'")
+  moments+=" $finished"
+done
+echo "points done at each kill:$moments"
+((finished > 0 && finished < 1000)) || fail "no kill fell between the first and the last point"
+"$moesim" sweep sweep.json -o killed.sqlite >/dev/null 2>resumed || fail "the sweep cannot go on"
+grep -q "$finished of 1000 points were done before" resumed || fail "a finished point was run again"
+(($(count '') == 1000)) || fail "not 1,000 rows"
+rows() { sqlite3 "$1" "SELECT config, status, report FROM points ORDER BY config_hash"; }
+cmp <(rows whole.sqlite) <(rows killed.sqlite) || fail "killed and undisturbed sweeps differ"
+echo "all good"

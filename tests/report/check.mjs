@@ -1,0 +1,187 @@
+// Opens a report in headless Chromium, without a network, and uses it as its reader would.
+//   node check.mjs CHROMIUM REPORT.html PARETO.csv FOLDER    (the CSV of `moesim pareto`, for the folder of screenshots)
+import assert from 'node:assert/strict';
+import fs from 'node:fs';
+import path from 'node:path';
+import { createRequire } from 'node:module';
+import { pathToFileURL } from 'node:url';
+
+const { chromium } = createRequire(new URL('../../tools/report/package.json', import.meta.url))('playwright-core');
+const [executablePath, report, pareto_csv, folder] = process.argv.slice(2);
+fs.mkdirSync(folder, { recursive: true });
+
+const browser = await chromium.launch({
+  executablePath, args: ['--no-sandbox', '--disable-gpu', '--disable-background-networking', '--disable-component-update', '--disable-sync'],
+});
+
+// A page in which anything said on the console, thrown, or asked of a network is collected.
+async function open(width, options = {}) {
+  const context = await browser.newContext({ viewport: { width, height: 900 }, offline: true, ...options });
+  const complaints = [];
+  await context.route('**/*', route => {
+    if (/^(file|data):/.test(route.request().url())) return route.continue();
+    complaints.push(`asked for ${route.request().url()}`);
+    return route.abort();
+  });
+  const page = await context.newPage();
+  page.on('console', message => complaints.push(`${message.type()}: ${message.text()}`));
+  page.on('pageerror', error => complaints.push(`thrown: ${error}`));
+  await page.goto(pathToFileURL(report).href);
+  await page.waitForFunction(() => window.echarts && document.querySelector('#frontier-chart svg path'));
+  return { page, complaints };
+}
+
+const chart_at = (page, group, place) => page.evaluate(([g, i]) => {
+  const chart = echarts.getInstanceByDom(document.getElementById('frontier-chart'));
+  const series = chart.getOption().series;
+  const s = series.findIndex(one => one.type === 'line' && one.data[0].point.group === g);
+  const point = series[s].data.at(i).point;
+  const box = document.getElementById('frontier-chart').getBoundingClientRect();
+  const [x, y] = chart.convertToPixel({ seriesIndex: s }, series[s].data.at(i).value);
+  return { x: box.x + x, y: box.y + y, id: point.id, command: point.command, group: chart.getOption().series[s].name };
+}, [group, place]);
+const x_range = page => page.evaluate(() => {
+  const [from, to] = echarts.getInstanceByDom(document.getElementById('frontier-chart')).getModel().getComponent('xAxis', 0).axis.scale.getExtent();
+  return to - from;
+});
+const series_names = page => page.evaluate(() =>
+  [...new Set(echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption().series.map(s => s.name))].filter(n => n !== 'selected'));
+const tooltip_in = (page, chart, text) => page.locator(`${chart} > div`).filter({ hasText: text }).last();
+const fits = page => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
+
+try {
+  const { page, complaints } = await open(1280);
+  await page.screenshot({ path: path.join(folder, 'report-1280.png'), fullPage: true });
+  assert.equal(await page.title(), 'tiny on h100x8 · moesim');
+  assert.ok(await fits(page), 'wider than the window at 1280');
+
+  // The lines are what `moesim pareto` calls the frontiers.
+  const on_lines = await page.evaluate(() => echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption().series
+    .filter(s => s.type === 'line').flatMap(s => s.data.map(d => d.point.id)).sort());
+  const expected = fs.readFileSync(pareto_csv, 'utf8').trim().split('\n').slice(1).filter(line => line.endsWith(',1')).map(line => line.split(',')[0]).sort();
+  assert.ok(expected.length >= 4 && expected.length < 24);
+  assert.deepEqual(on_lines, expected);
+
+  // Hovering a point shows its settings.
+  const point = await chart_at(page, 3, -1);
+  await page.mouse.move(point.x + 60, point.y - 60);
+  await page.mouse.move(point.x, point.y, { steps: 4 });
+  const tip = tooltip_in(page, '#frontier-chart', 'Median TPOT');
+  await tip.waitFor({ state: 'visible', timeout: 5000 });
+  const text = await tip.innerText();
+  for (const part of ['replication', '1.5', 'decode', 'metro', 'concurrency_per_rank', 'max_num_seqs']) assert.ok(text.includes(part), `${part} in ${text}`);
+
+  // Clicking it shows all of it: command and resolved config.
+  await page.mouse.click(point.x, point.y);
+  await page.waitForFunction(id => location.hash === `#${id}`, point.id);
+  assert.equal(await page.locator('#command').innerText(), point.command);
+  const config = JSON.parse(await page.locator('pre.config').textContent());
+  assert.equal(config.placement.replication, 1.5);
+  assert.ok(JSON.stringify(config.token_routing.decode).includes('metro'));
+  assert.ok(!(await page.locator('#point').innerText()).includes('null'));
+
+  // A click on a legend entry hides its group, another shows it.
+  const names = await series_names(page);
+  assert.equal(names.length, 4);
+  const entry = page.locator('#frontier-legend button').nth(1);
+  await entry.click();
+  assert.equal(await entry.getAttribute('aria-pressed'), 'false');
+  assert.deepEqual(await series_names(page), names.filter((_, i) => i !== 1));
+  await entry.click();
+  assert.deepEqual(await series_names(page), names);
+
+  // Ctrl + wheel, the buttons and the keys zoom.
+  const whole = await x_range(page);
+  const box = await page.locator('#frontier-chart').boundingBox();
+  await page.mouse.move(box.x + box.width / 2, box.y + box.height / 2);
+  await page.keyboard.down('Control');
+  await page.mouse.wheel(0, -400);
+  await page.keyboard.up('Control');
+  await page.waitForFunction(whole => {
+    const [from, to] = echarts.getInstanceByDom(document.getElementById('frontier-chart')).getModel().getComponent('xAxis', 0).axis.scale.getExtent();
+    return to - from < whole * 0.95;
+  }, whole, { timeout: 5000 });
+  await page.locator('#zoom-reset').click();
+  assert.equal(await x_range(page), whole);
+  await page.locator('#zoom-in').click();
+  assert.ok(await x_range(page) < whole);
+  await page.locator('#zoom-out').click();
+  assert.ok(Math.abs(await x_range(page) - whole) < 1e-6 * whole);
+
+  // Without a mouse: the chart is reached by Tab; arrows walk, Enter selects, plus zooms.
+  await page.locator('#frontier-legend button').last().focus();
+  await page.keyboard.press('Tab');
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'frontier-chart');
+  const before = await page.evaluate(() => location.hash);
+  await page.keyboard.press('ArrowRight');
+  await tooltip_in(page, '#frontier-chart', 'Median TPOT').waitFor({ state: 'visible', timeout: 5000 });
+  await page.keyboard.press('Enter');
+  assert.notEqual(await page.evaluate(() => location.hash), before);
+  await page.keyboard.press('+');
+  assert.ok(await x_range(page) < whole);
+  await page.keyboard.press('0');
+  assert.equal(await x_range(page), whole);
+
+  // Other axes, the best within a limit, comparisons.
+  await page.locator('#x-metric').selectOption({ label: 'Median TTFT, ms' });
+  assert.match(await page.locator('#frontier-note').innerText(), /less “Median TTFT”/);
+  assert.match(await page.locator('#limit-label').innerText(), /Median TTFT at most/);
+  await page.locator('#limit').fill('1e9');
+  assert.equal(await page.locator('#best-table tbody tr').count(), 4);
+  assert.ok(!(await page.locator('#best-table').innerText()).includes('none keeps it'));
+  await page.locator('#limit').fill('0');
+  assert.match(await page.locator('#best-table').innerText(), /none keeps it/);
+  assert.match(await page.locator('#comparisons').innerText(), /decode: metro over even/);
+  assert.match(await page.locator('#comparisons').innerText(), /replication: 1.5 over 1.0/);
+
+  // Step parts: a hidden part leaves the bars.
+  const bars = () => page.evaluate(() => echarts.getInstanceByDom(document.getElementById('parts-chart')).getOption().series.map(s => s.name));
+  assert.ok((await bars()).includes('token_routing'));
+  await page.locator('#parts-legend button[data-key=token_routing]').click();
+  assert.ok(!(await bars()).includes('token_routing'));
+  await page.locator('#parts-kind').selectOption('prefill');
+  assert.ok((await bars()).includes('experts'));
+
+  // Heat maps: two points, activated experts and tokens of 4 layers on 8 GPUs, one scale.
+  for (const id of ['load-activated-0', 'load-activated-1', 'load-tokens-0', 'load-tokens-1']) {
+    const cells = await page.evaluate(id => echarts.getInstanceByDom(document.getElementById(id)).getOption().series[0].data.length, id);
+    assert.equal(cells, 32);
+  }
+  await page.locator('#load-tokens-1').scrollIntoViewIfNeeded();
+  const map = await page.locator('#load-tokens-1').boundingBox();
+  const cell = await page.evaluate(() => echarts.getInstanceByDom(document.getElementById('load-tokens-1')).convertToPixel({ seriesIndex: 0 }, [2, 5]));
+  await page.mouse.move(map.x + cell[0] - 5, map.y + cell[1]);
+  await page.mouse.move(map.x + cell[0], map.y + cell[1], { steps: 3 });
+  const map_tip = tooltip_in(page, '#load-tokens-1', 'layer 2, GPU 5');
+  await map_tip.waitFor({ state: 'visible', timeout: 5000 });
+
+  // The table sorts; the point that failed says why, its markup shown as text.
+  await page.locator('#points-table thead button').nth(3).click();
+  const column = await page.locator('#points-table tbody tr td:nth-child(5)').allInnerTexts();
+  assert.equal(column.length, 24);
+  assert.deepEqual(column, [...column].sort((a, b) => a - b));
+  assert.match(await page.locator('#unfinished').innerText(), /Without a result: 1[^]*<img src=x onerror=/);
+  assert.equal(await page.locator('img').count(), 0);
+  assert.deepEqual(complaints, []);
+
+  // A phone, the dark, and paper.
+  const phone = await open(390, { hasTouch: true, isMobile: true, deviceScaleFactor: 2 });
+  assert.ok(await fits(phone.page), 'wider than a phone');
+  await phone.page.screenshot({ path: path.join(folder, 'report-390.png'), fullPage: true });
+  const spot = await chart_at(phone.page, 3, -1);
+  await phone.page.touchscreen.tap(spot.x, spot.y);
+  await phone.page.waitForFunction(id => location.hash === `#${id}`, spot.id);
+  assert.deepEqual(phone.complaints, []);
+  const dark = await open(1280, { colorScheme: 'dark' });
+  assert.equal(await dark.page.evaluate(() => getComputedStyle(document.body).backgroundColor), 'rgb(18, 22, 27)');
+  await dark.page.emulateMedia({ media: 'print' });
+  assert.equal(await dark.page.evaluate(() => getComputedStyle(document.body).backgroundColor), 'rgb(255, 255, 255)');
+  await dark.page.setViewportSize({ width: 688, height: 900 });  // A4 between its margins
+  await dark.page.waitForFunction(() => document.querySelector('#frontier-chart svg').getBoundingClientRect().width <= 688);
+  assert.ok(await fits(dark.page), 'wider than paper');
+  await dark.page.screenshot({ path: path.join(folder, 'report-print.png'), fullPage: true });
+  assert.deepEqual(dark.complaints, []);
+  console.log('the page works');
+} finally {
+  await browser.close();
+}

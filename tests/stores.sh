@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# Is whatever can be wrong with a sweep and its stores said in one line, with nothing lost?
+#   tests/stores.sh MOESIM
+set -u
+moesim=$(realpath "$1")
+source_dir=$(realpath "$(dirname "$0")/..")
+work=$(mktemp -d)
+trap 'umount "$work/disk" 2>/dev/null; rm -rf "$work"' EXIT
+cd "$work" || exit 1
+failures=0
+
+fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
+
+# refuses WHAT PATTERN ARGS..: exit 2, nothing on stdout, one line on stderr that matches the pattern.
+refuses() {
+  local what=$1 pattern=$2
+  shift 2
+  "$moesim" "$@" >out 2>err
+  local code=$?
+  ((code == 2)) || fail "$what: exit $code, not 2: $(cat err)"
+  [[ -s out ]] && fail "$what: wrote to stdout"
+  (($(wc -l <err) == 1)) || fail "$what: not one line: $(cat err)"
+  grep -Eq -- "$pattern" err || fail "$what: \"$(cat err)\" does not match \"$pattern\""
+}
+# sweep_of FILE KEYS: a sweep of the tiny experiment.
+sweep_of() { echo "{\"base\": \"$source_dir/tests/tiny.json\", $2}" >"$1"; }
+rows() { sqlite3 "$1" "SELECT config, status, error, report FROM points ORDER BY config_hash"; }
+unchanged() { cmp -s "$1" "$1.before" || fail "$2: the store was changed"; }
+
+sweep_of six.json '"axes": {"/workload/lengths/prompt": [4, 5, 6], "/workload/lengths/output": [2, 3]}'
+"$moesim" sweep six.json -o six.sqlite >out 2>/dev/null || fail "a sweep"
+(($(rows six.sqlite | wc -l) == 6)) || fail "not six points"
+
+# Sweep files.
+sweep_of bad.json '"axes": {"/placment/replication": [1, 2]}'
+refuses "an unknown axis" 'base has no "/placment"' sweep bad.json -o bad.sqlite
+sweep_of bad.json '"axes": {"/placement/replicaton": [1, 2]}'
+refuses "an unknown key as an axis" 'unknown key "replicaton"; did you mean "replication"' sweep bad.json -o bad.sqlite
+sweep_of bad.json '"axes": {"/seed": []}'
+refuses "an empty axis" '"/seed" needs a list of at least one value' sweep bad.json -o bad.sqlite
+[[ -e bad.sqlite ]] && fail "a refused sweep left a store"
+sweep_of changed.json '"axes": {"/workload/lengths/prompt": [4, 5, 7]}'
+cp six.sqlite six.sqlite.before
+refuses "a changed sweep" 'six.sqlite: holds 4 points that this sweep does not have' sweep changed.json -o six.sqlite
+unchanged six.sqlite "a changed sweep"
+
+# Stores.
+cp six.sqlite other.sqlite
+sqlite3 other.sqlite "UPDATE meta SET schema_version = 99"
+cp other.sqlite other.sqlite.before
+for verb in "sweep six.json -o" "pareto" "merge six.sqlite -o"; do
+  # shellcheck disable=SC2086
+  refuses "$verb: another schema" 'other.sqlite: is a store of schema version 99, this moesim reads' $verb other.sqlite
+done
+unchanged other.sqlite "another schema"
+head -c 9000 six.sqlite >cut.sqlite
+cp cut.sqlite cut.sqlite.before
+refuses "a store cut short" 'cut.sqlite: is damaged or cut short' sweep six.json -o cut.sqlite
+refuses "a store cut short, read" 'cut.sqlite: is damaged or cut short' pareto cut.sqlite
+unchanged cut.sqlite "a store cut short"
+refuses "no store" 'none.sqlite: there is no such store' pareto none.sqlite
+refuses "a store in no folder" 'cannot be opened or written' sweep six.json -o none/six.sqlite
+refuses "a store that is a folder" 'cannot be opened or written' sweep six.json -o "$work"
+
+python3 - <<'PY' &
+import sqlite3, time
+database = sqlite3.connect("six.sqlite", isolation_level=None)
+database.execute("BEGIN EXCLUSIVE")
+open("is_locked", "w")
+time.sleep(7)
+PY
+locker=$!
+until [[ -e is_locked ]]; do sleep 0.05; done
+refuses "a locked store" 'six.sqlite: is locked by another program' sweep six.json -o six.sqlite
+kill "$locker" 2>/dev/null
+wait "$locker" 2>/dev/null
+unchanged six.sqlite "a locked store"
+
+# A full disk, which then grows.
+mkdir disk
+if mount -t tmpfs -o size=96k tmpfs disk 2>/dev/null; then
+  refuses "a full disk" 'disk/six.sqlite: cannot be written, is the disk full\? What was finished is kept' \
+    sweep six.json -j 1 -o disk/six.sqlite
+  kept=$(sqlite3 disk/six.sqlite "SELECT count(*) FROM points WHERE status = 'done'")
+  ((kept > 0 && kept < 6)) || fail "a full disk: $kept points are kept"
+  mount -o remount,size=4m disk
+  "$moesim" sweep six.json -o disk/six.sqlite >/dev/null 2>err || fail "the sweep does not go on: $(cat err)"
+  grep -q "$kept of 6 points were done before" err || fail "a finished point was run again"
+  cmp -s <(rows six.sqlite) <(rows disk/six.sqlite) || fail "a full disk: another result"
+  umount disk
+else
+  echo "skipped: no tmpfs can be mounted here, so no full disk"
+fi
+
+# Shards and their merge.
+refuses "shard 0" 'expected I/N' sweep six.json -o s.sqlite --shard 0/2
+refuses "not a shard" 'expected I/N' sweep six.json -o s.sqlite --shard 1-2
+refuses "more shards than points" 'has 6 points' sweep six.json -o s.sqlite --shard 7/7
+refuses "a shard on a cluster" 'excludes' sweep six.json -o s.sqlite --shard 1/2 --launcher slurm
+for i in 1 2 3 4; do
+  "$moesim" sweep six.json -o shard$i.sqlite --shard $i/4 >/dev/null 2>&1 || fail "shard $i"
+done
+"$moesim" merge shard{1,2,3,4}.sqlite -o merged.sqlite >out 2>&1 || fail "merge: $(cat out)"
+in_order() { sqlite3 "$1" "SELECT config_hash FROM points ORDER BY rowid"; }
+cmp -s <(in_order six.sqlite) <(in_order merged.sqlite) || fail "merged points are not in the order of the sweep"
+cmp -s <(rows six.sqlite) <(rows merged.sqlite) || fail "merged shards give another result"
+sqlite3 merged.sqlite .dump >merged.before
+"$moesim" merge shard{4,1}.sqlite -o merged.sqlite >/dev/null 2>&1 || fail "merging again"
+cmp -s <(sqlite3 merged.sqlite .dump) merged.before || fail "merging again changed the store"
+sqlite3 shard2.sqlite "UPDATE points SET report = '{}'"
+refuses "contradictory rows" 'merged.sqlite: point [0-9a-f]+ has another report than in shard2.sqlite' \
+  merge shard{1,2}.sqlite -o merged.sqlite
+cmp -s <(sqlite3 merged.sqlite .dump) merged.before || fail "a refused merge changed the store"
+"$moesim" sweep changed.json -o changed.sqlite >/dev/null 2>&1 || fail "the changed sweep"
+refuses "stores of two sweeps" 'changed.sqlite: holds another sweep than shard1.sqlite' \
+  merge shard1.sqlite changed.sqlite -o new.sqlite
+[[ -e new.sqlite ]] && fail "a refused merge left a store"
+(PATH=/nowhere && exec "$moesim" sweep six.json -o s.sqlite --launcher slurm) >out 2>err
+grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"
+
+# Plots, as files and as letters.
+if command -v gnuplot >/dev/null; then
+  for ending in svg png pdf; do
+    "$moesim" pareto six.sqlite --plot six.$ending >/dev/null || fail "pareto --plot six.$ending"
+    [[ -s six.$ending ]] || fail "six.$ending is empty"
+  done
+  refuses "a plot of no kind" 'ends in .svg, .png or .pdf' pareto six.sqlite --plot six.jpg
+  refuses "a plot in no folder" 'cannot be written' pareto six.sqlite --plot none/six.svg
+  python3 -c 'import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)' "$moesim" pareto six.sqlite \
+    --by /workload/lengths/output >plot || fail "pareto on a terminal"
+  grep -q 'output=2 *A' plot || fail "no plot on a terminal"
+  (($(tr -d '\r' <plot | wc -L) <= 100)) || fail "the plot is wider than 100 columns"
+else
+  echo "skipped: no gnuplot, so no plots"
+fi
+
+# Ctrl-C: the points in flight are finished, the rest waits.
+sweep_of long.json '"set": {"/workload/requests": 2500, "/workload/lengths/output": 40},
+  "axes": {"/workload/lengths/prompt": [4, 6, 8, 10, 12, 14]}'
+"$moesim" sweep long.json -o long.sqlite >/dev/null 2>err &
+process=$!
+until (($(sqlite3 long.sqlite "SELECT count(*) FROM points WHERE status = 'done'" 2>/dev/null || echo 0) > 0)); do
+  sleep 0.05
+done
+kill -INT $process
+wait $process
+(($? == 130)) || fail "Ctrl-C: not exit 130"
+grep -q 'points left; the same command runs them' err || fail "Ctrl-C: $(cat err)"
+grep -q $'\r' err && fail "a bar where there is no terminal"
+grep -q 'info: [0-9]* of 6 points' err || fail "no plain lines of progress"
+# The rest, on a terminal: a bar that is drawn over.
+python3 -c 'import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)' "$moesim" sweep long.json -o long.sqlite >bar ||
+  fail "the sweep does not go on"
+grep -q $'\r\[#*\.*\] [0-9]* of [0-9]* points, .* left' bar || fail "no bar on a terminal"
+
+if ((failures > 0)); then
+  echo "$failures failed" >&2
+  exit 1
+fi
+echo "all good"

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which value of an axis is best, on otherwise equal points?
+#include "tests/support.hpp"
+#include "tools/best.hpp"
+
+namespace moesim {
+namespace {
+
+const std::string over = "/placement/replication";
+const std::string throughput = "/metrics/total_token_throughput";
+
+void add(StoredSweep& sweep, Json replication, const char* routing, Json tokens_per_s) {
+  const Json config{{"placement", {{"replication", replication}}},
+                    {"token_routing", {{"decode", routing}}}};
+  StoredPoint point{sweep_point(config).config_hash, config, PointStatus::done, "", {}};
+  point.report = {{"metrics", {{"total_token_throughput", tokens_per_s}}},
+                  {"steps", {{"decode", {{"mean_ms", 10}, {"mean_decode_tokens", 64}}}}}};
+  if (tokens_per_s.is_null()) point.status = PointStatus::infeasible;
+  sweep.points.push_back(std::move(point));
+}
+
+StoredSweep sweep() {
+  StoredSweep sweep;
+  sweep.axes = named_axes({over, "/token_routing/decode"});
+  add(sweep, 1.0, "even", 100);
+  add(sweep, 1.5, "even", 90);
+  add(sweep, 1.0, "metro", 100);
+  add(sweep, 1.5, "metro", 120);
+  add(sweep, 2.0, "metro", Json());
+  return sweep;
+}
+
+std::vector<Json> best_values(const BestChoice& choice) {
+  std::vector<Json> best;
+  for (const Alternatives& group : choice.groups) {
+    for (const Alternative& value : group.values) {
+      if (value.best) best.push_back(value.value);
+    }
+  }
+  return best;
+}
+
+TEST_CASE("every group names one best value, no replication included") {
+  const BestChoice choice = best_choice(sweep(), over, throughput, false);
+  REQUIRE(choice.groups.size() == 2);
+  CHECK(best_values(choice) == std::vector<Json>{1.0, 1.5});
+  CHECK(choice.groups[1].settings == std::vector<Json>{"metro"});
+  CHECK(choice.groups[1].without == 1);
+  CHECK(best_values(best_choice(sweep(), over, throughput, true)) == std::vector<Json>{1.5, 1.0});
+}
+
+TEST_CASE("of equal values the first is best") {
+  StoredSweep equal;
+  equal.axes = named_axes({over});
+  for (const double ratio : {1.0, 1.25, 1.5}) add(equal, ratio, "even", 100);
+  CHECK(best_values(best_choice(equal, over, throughput, false)) == std::vector<Json>{1.0});
+}
+
+TEST_CASE("the table gives ratios to the first value, and dashes for what a report lacks") {
+  const std::string text = best_text(best_choice(sweep(), over, throughput, false));
+  CHECK_THAT(text, Catch::Matchers::Contains("decode metro"));
+  CHECK_THAT(text, Catch::Matchers::Contains("1.200"));             // 120 / 100
+  CHECK_THAT(text, Catch::Matchers::Contains("1.000      1.000"));  // sequences, step
+  CHECK_THAT(text, Catch::Matchers::Contains("1 of its points are not done or lack this number"));
+  const OrderedJson json = best_json(best_choice(sweep(), over, throughput, false));
+  CHECK(json["groups"][1]["best"] == 1.5);
+  CHECK(json["groups"][1]["values"][0]["kv_bytes"].is_null());
+}
+
+TEST_CASE("an axis that the sweep does not vary is refused, and a metric that nobody has") {
+  CHECK_THROWS_WITH(best_choice(sweep(), "/seed", throughput, false),
+                    "--over /seed: the sweep varies /placement/replication, /token_routing/decode");
+  CHECK_THROWS_WITH(best_choice(sweep(), over, "/metrics/nothing", false),
+                    Catch::Matchers::Contains("no finished point has this number"));
+}
+
+}  // namespace
+}  // namespace moesim

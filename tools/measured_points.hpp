@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace moesim {
+
+/// One measurement by somebody else: a row of a points file. Counts that the row leaves empty are
+/// 0.
+struct MeasuredPoint {
+  std::string id;
+  std::string category;  ///< moe_kernel, gemm, collective, e2e, ...
+  std::string gpu;       ///< as the source spells it
+  std::string interconnect, model, operation, precision, distribution, metric, unit, source, notes;
+  int gpus = 0, nodes = 0;
+  int tp = 0, ep = 0, dp = 0;
+  double tokens = 0;       ///< moe: of the whole EP group; gemm: M; all-to-all: over all ranks
+  double batch = 0;        ///< sequences or tokens per rank
+  double concurrency = 0;  ///< e2e, closed loop
+  double prompt = 0, output = 0, context = 0;
+  double bytes = 0;           ///< collective: the message as nccl-tests counts it
+  double active_experts = 0;  ///< on the measured rank, where it is known
+  double value = 0;
+};
+
+/// Reads a CSV file (RFC 4180) with one header line that names at least id, category, gpu, metric
+/// and value. Throws ConfigError "file:line: ...".
+std::vector<MeasuredPoint> read_points(const std::filesystem::path& file);
+
+}  // namespace moesim

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace moesim {
+
+/// Says on stderr how far long work is and how long it will take: on a terminal a bar that is drawn
+/// over, elsewhere a plain line for every tenth and every half minute. Work that takes less than a
+/// second goes unmentioned. Not for several threads at a time.
+class ProgressBar {
+ public:
+  /// `what` is counted: "points".
+  explicit ProgressBar(std::string what) : what_(std::move(what)) {}
+  ~ProgressBar() { finish(); }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  /// So many of `total` are done; a total of 0 is unknown.
+  void update(std::int64_t done, std::int64_t total);
+  /// Leaves the line of the bar, so that others can write.
+  void finish();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string what_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+  std::int64_t tenths_ = 0;
+  bool bar_open_ = false;
+};
+
+}  // namespace moesim

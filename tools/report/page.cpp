@@ -1,0 +1,458 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/report/page.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "sim/experiment.hpp"
+#include "tools/compare.hpp"
+#include "tools/report/assets.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view config_prefix = "/context/config";
+constexpr std::size_t most_groups = 12;
+constexpr std::size_t most_comparisons = 12;
+constexpr std::size_t most_load_cells = 400'000;  // about 2 MB of page
+
+// What a page lets its reader choose as an axis, sort by, and see of a point.
+struct PageMetric {
+  std::string_view pointer, label, unit;
+  bool less_is_better;
+};
+
+constexpr std::array<PageMetric, 27> page_metrics{{
+    {"/metrics/tokens_per_s_per_gpu", "Output throughput per GPU", "tokens/s", false},
+    {"/metrics/total_tokens_per_s_per_gpu", "Throughput per GPU, prompts too", "tokens/s", false},
+    {"/metrics/output_throughput", "Output throughput", "tokens/s", false},
+    {"/metrics/total_token_throughput", "Throughput, prompts too", "tokens/s", false},
+    {"/metrics/request_throughput", "Requests finished", "1/s", false},
+    {"/metrics/request_goodput", "Requests within their SLO", "1/s", false},
+    {"/metrics/tokens_per_s_per_user", "Speed for one user", "tokens/s", false},
+    {"/metrics/median_tpot_ms", "Median TPOT", "ms", true},
+    {"/metrics/mean_tpot_ms", "Mean TPOT", "ms", true},
+    {"/metrics/p99_tpot_ms", "p99 TPOT", "ms", true},
+    {"/metrics/median_ttft_ms", "Median TTFT", "ms", true},
+    {"/metrics/p99_ttft_ms", "p99 TTFT", "ms", true},
+    {"/metrics/p99_itl_ms", "p99 inter-token latency", "ms", true},
+    {"/metrics/median_e2el_ms", "Median request latency", "ms", true},
+    {"/metrics/p99_e2el_ms", "p99 request latency", "ms", true},
+    {"/steps/decode/decode_tokens_per_s_per_gpu", "Output per GPU in decode steps", "tokens/s",
+     false},
+    {"/steps/decode/mean_ms", "Decode step", "ms", true},
+    {"/steps/prefill/mean_ms", "Prefill step", "ms", true},
+    {"/experts/by_step_kind/decode/max_activated_mean", "Activated experts, busiest GPU, decode",
+     "", true},
+    {"/experts/by_step_kind/decode/max_tokens_mean", "Expert tokens, busiest GPU, decode", "",
+     true},
+    {"/experts/by_step_kind/decode/balancedness", "Balance of expert tokens, decode", "mean/max",
+     false},
+    {"/experts/replication_effective", "Replication", "", true},
+    {"/breakdown/exposed_communication_share", "Exposed communication", "share of time", true},
+    {"/breakdown/barrier_idle_share", "Waiting at barriers", "share of time", true},
+    {"/kv/peak_utilization", "KV cache, peak", "share", true},
+    {"/metrics/mfu", "Model flops utilisation", "share", false},
+    {"/metrics/mbu", "Memory bandwidth utilisation", "share", false},
+}};
+
+// A number in as many digits as a chart can show.
+OrderedJson rounded(double value, int digits) {
+  return std::stod(fmt::format("{:.{}g}", value, digits));
+}
+
+const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  return find_value(point.report, std::string(config_prefix) + pointer);
+}
+
+std::string text_of(const Json& value) { return value.is_null() ? "-" : setting_text(value); }
+
+std::vector<std::string> texts_of(const std::vector<Json>& values) {
+  std::vector<std::string> texts;
+  for (const Json& value : values) texts.push_back(text_of(value));
+  return texts;
+}
+
+std::size_t count_groups(const StoredSweep& sweep, const std::vector<std::string>& by) {
+  std::set<std::vector<std::string>> groups;
+  for (const StoredPoint& point : sweep.points) {
+    std::vector<std::string> group;
+    for (const std::string& pointer : by) {
+      const Json* value = setting_of(point, pointer);
+      group.push_back(value == nullptr ? "" : value->dump());
+    }
+    groups.insert(std::move(group));
+  }
+  return groups.size();
+}
+
+bool runs_along_a_curve(const std::string& pointer) {
+  constexpr std::array<std::string_view, 5> prefixes{"/workload/arrivals", "/workload/requests",
+                                                     "/scheduling/max_", "/parallel", "/seed"};
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](std::string_view prefix) { return pointer.starts_with(prefix); });
+}
+
+// ---- one point
+
+OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>& pointers) {
+  OrderedJson metrics = OrderedJson::array();
+  for (const std::string& pointer : pointers) {
+    const auto number = report_number(point, pointer);
+    metrics.push_back(number ? OrderedJson(*number) : OrderedJson());
+  }
+  return metrics;
+}
+
+// The mean step of each kind in ms by part, in the order of part_names.
+OrderedJson parts_of(const StoredPoint& point) {
+  OrderedJson kinds = OrderedJson::object();
+  for (const std::string_view kind : step_kind_names) {
+    const Json* parts = find_value(point.report, fmt::format("/steps/{}/parts_mean_ms", kind));
+    if (report_number(point, fmt::format("/steps/{}/steps", kind)).value_or(0) == 0) continue;
+    if (parts == nullptr) continue;
+    OrderedJson& row = kinds[std::string(kind)] = OrderedJson::array();
+    for (const std::string_view part : part_names) {
+      row.push_back(rounded(parts->value(std::string(part), 0.0), 5));
+    }
+  }
+  return kinds;
+}
+
+// Means per step of what one layer's ranks do, appended.
+void append_means(OrderedJson& cells, const Json& layer, const char* what, double steps) {
+  for (const Json& total : layer.at(what).at("total_by_rank")) {
+    cells.push_back(rounded(total.get<double>() / steps, 4));
+  }
+}
+
+// Of each kind of step: tokens and activated slots per step, [layer x rank], and their means over
+// steps and layers on the busiest and the average rank.
+OrderedJson loads_of(const StoredPoint& point) {
+  OrderedJson kinds = OrderedJson::object();
+  const Json* by_kind = find_value(point.report, "/experts/by_step_kind");
+  if (by_kind == nullptr) return kinds;
+  for (const auto& [kind, experts] : by_kind->items()) {
+    const Json* layers = find_value(experts, "/layers");
+    const double steps = report_number(point, fmt::format("/steps/{}/steps", kind)).value_or(0);
+    if (layers == nullptr || steps == 0) continue;
+    if (find_value(experts, "/layers/0/rank_tokens/total_by_rank") == nullptr) continue;
+    OrderedJson& load = kinds[kind];
+    load = {{"layers", OrderedJson::array()},
+            {"activated", OrderedJson::array()},
+            {"tokens", OrderedJson::array()}};
+    for (const Json& layer : *layers) {
+      load["layers"].push_back(layer.at("layer").get<int>());
+      append_means(load["activated"], layer, "rank_activated", steps);
+      append_means(load["tokens"], layer, "rank_tokens", steps);
+    }
+    for (const char* name :
+         {"max_activated_mean", "activated_mean", "max_tokens_mean", "tokens_mean"}) {
+      load[name] = rounded(experts.at(name).get<double>(), 5);
+    }
+  }
+  return kinds;
+}
+
+std::size_t cells_of(const OrderedJson& loads) {
+  std::size_t cells = 0;
+  for (const auto& load : loads) cells += load["activated"].size() + load["tokens"].size();
+  return cells;
+}
+
+std::string in_shell(const std::string& text) {
+  constexpr std::string_view plain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
+  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string(R"('\'')") : std::string(1, c);
+  return quoted + "'";
+}
+
+// As --set reads it: a text that is no JSON stands for itself.
+std::string override_text(const Json& value) {
+  if (!value.is_string()) return value.dump();
+  const auto text = value.get<std::string>();
+  return Json::accept(text) ? value.dump() : text;
+}
+
+// ---- comparisons
+
+using Done = std::vector<const StoredPoint*>;
+
+// The only value that points with `chosen` at `by` have at `pointer`, or nothing.
+std::optional<Json> implied(const Done& points, const std::string& by, const Json& chosen,
+                            const std::string& pointer) {
+  std::optional<Json> only;
+  for (const StoredPoint* point : points) {
+    const Json* value = setting_of(*point, by);
+    if (value == nullptr || *value != chosen) continue;
+    const Json* other = setting_of(*point, pointer);
+    if (other == nullptr || (only && *only != *other)) return std::nullopt;
+    only = *other;
+  }
+  return only;
+}
+
+// One value of an axis against another, with what else the sweep always changes along with it.
+std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& done,
+                                          const Axis& axis, const Json& baseline,
+                                          const Json& candidate) {
+  std::vector<Setting> before{{axis.pointer, baseline}}, after{{axis.pointer, candidate}};
+  for (const Axis& other : sweep.axes) {
+    if (other.pointer == axis.pointer) continue;
+    const auto with_baseline = implied(done, axis.pointer, baseline, other.pointer);
+    const auto with_candidate = implied(done, axis.pointer, candidate, other.pointer);
+    if (!with_baseline || !with_candidate || *with_baseline == *with_candidate) continue;
+    before.push_back({other.pointer, *with_baseline});
+    after.push_back({other.pointer, *with_candidate});
+  }
+  try {
+    const Comparison comparison = compare(sweep, before, after);
+    OrderedJson json = comparison_json(comparison);
+    OrderedJson names = OrderedJson::array();
+    for (const Axis& of_pairs : comparison.axes) names.push_back(of_pairs.name);
+    for (std::size_t i = 0; i < comparison.pairs.size(); ++i) {
+      json["pairs"][i]["settings"] = texts_of(comparison.pairs[i].settings);
+    }
+    json["settings"] = std::move(names);
+    json["axis"] = axis.name;
+    json["baseline"] = text_of(baseline);
+    json["candidate"] = text_of(candidate);
+    return json;
+  } catch (const ConfigError&) {
+    return std::nullopt;  // no two points are equal in everything else: nothing to say
+  }
+}
+
+// The first value of every grouping axis against each of its others.
+OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
+                           const std::vector<Axis>& by) {
+  OrderedJson comparisons = OrderedJson::array();
+  for (const Axis& axis : by) {
+    std::vector<Json> values;
+    for (const StoredPoint* point : done) {
+      const Json* value = find_value(point->config, axis.pointer);
+      if (value == nullptr) continue;
+      if (std::find(values.begin(), values.end(), *value) == values.end()) values.push_back(*value);
+    }
+    for (std::size_t v = 1; v < values.size() && comparisons.size() < most_comparisons; ++v) {
+      auto comparison = compare_values(sweep, done, axis, values.front(), values[v]);
+      if (comparison) comparisons.push_back(std::move(*comparison));
+    }
+  }
+  return comparisons;
+}
+
+OrderedJson compared_metrics_json() {
+  OrderedJson metrics = OrderedJson::array();
+  for (const ComparedMetric& metric : compared_metrics) {
+    metrics.push_back({{"name", metric.name}, {"more_is_better", metric.more_is_better}});
+  }
+  return metrics;
+}
+
+// ---- the page
+
+OrderedJson unfinished_of(const StoredSweep& sweep) {
+  OrderedJson unfinished = OrderedJson::array();
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status == PointStatus::done) continue;
+    OrderedJson settings = OrderedJson::array();
+    for (const Axis& axis : sweep.axes) {
+      const Json* value = find_value(point.config, axis.pointer);
+      settings.push_back(value == nullptr ? "-" : text_of(*value));
+    }
+    unfinished.push_back({{"id", point.config_hash},
+                          {"status", status_name(point.status)},
+                          {"error", point.error},
+                          {"settings", settings}});
+  }
+  return unfinished;
+}
+
+OrderedJson names_of(const std::vector<Axis>& axes) {
+  OrderedJson names = OrderedJson::array();
+  for (const Axis& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
+// The metrics that any point has, and the two asked for.
+std::vector<PageMetric> metrics_shown(const Done& done, const PageOptions& options,
+                                      const Pareto& pareto) {
+  std::vector<PageMetric> shown;
+  for (const PageMetric& metric : page_metrics) {
+    const bool there = std::any_of(done.begin(), done.end(), [&](const StoredPoint* point) {
+      return report_number(*point, std::string(metric.pointer)).has_value();
+    });
+    if (there) shown.push_back(metric);
+  }
+  const auto ensure = [&](const std::string& pointer, const std::string& name, bool less) {
+    const bool there = std::any_of(shown.begin(), shown.end(), [&](const PageMetric& metric) {
+      return metric.pointer == pointer;
+    });
+    if (!there) shown.push_back({pointer, name, "", less});
+  };
+  ensure(options.axes.x, pareto.x_name, true);
+  ensure(options.axes.y, pareto.y_name, false);
+  return shown;
+}
+
+}  // namespace
+
+std::vector<std::string> default_groups(const StoredSweep& sweep) {
+  std::vector<std::string> by;
+  for (const Axis& axis : sweep.axes) {
+    if (!runs_along_a_curve(axis.pointer)) by.push_back(axis.pointer);
+  }
+  // What a dispatch implies about a routing policy is the policy's doing: try it first.
+  std::vector<std::string> to_try = by;
+  std::stable_partition(to_try.begin(), to_try.end(), [](const std::string& pointer) {
+    return pointer.starts_with("/dispatch");
+  });
+  const auto without = [&](const std::string& pointer) {
+    std::vector<std::string> rest = by;
+    std::erase(rest, pointer);
+    return rest;
+  };
+  for (const std::string& pointer : to_try) {
+    if (count_groups(sweep, without(pointer)) == count_groups(sweep, by)) by = without(pointer);
+  }
+  while (count_groups(sweep, by) > most_groups) {
+    by = without(*std::max_element(by.begin(), by.end(), [&](const auto& a, const auto& b) {
+      return count_groups(sweep, {a}) < count_groups(sweep, {b});
+    }));
+  }
+  return by;
+}
+
+std::string reproduce_command(const StoredSweep& sweep, const StoredPoint& point,
+                              const std::string& base) {
+  const Json* named = find_value(sweep.document, "/base");
+  std::string file = base;
+  if (file.empty() && named != nullptr && named->is_string()) file = named->get<std::string>();
+  // An experiment that stands in the sweep itself has no file: the page shows it, to be saved.
+  if (file.empty()) return fmt::format("moesim run {}.json", point.config_hash);
+  std::string command = "moesim run " + in_shell(file);
+  std::vector<std::string> set;  // sorted by pointer: what holds others comes before them
+  for (const Axis& axis : axes_of(sweep.document)) {
+    const bool within_another = std::any_of(set.begin(), set.end(), [&](const std::string& outer) {
+      return axis.pointer.starts_with(outer + "/");
+    });
+    const Json* value = find_value(point.config, axis.pointer);
+    if (within_another || value == nullptr) continue;
+    set.push_back(axis.pointer);
+    command += " --set " + in_shell(axis.pointer + "=" + override_text(*value));
+  }
+  return command;
+}
+
+OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
+  const Pareto curves = pareto(sweep, options.axes);
+  std::map<std::string, const StoredPoint*> by_hash;
+  Done done;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) continue;
+    done.push_back(&point);
+    by_hash[point.config_hash] = &point;
+  }
+  const std::vector<PageMetric> metrics = metrics_shown(done, options, curves);
+  std::vector<std::string> pointers;
+  OrderedJson data{{"moesim", find_value(done.front()->report, "/context/moesim") != nullptr
+                                  ? *find_value(done.front()->report, "/context/moesim")
+                                  : Json()},
+                   {"store", options.store},
+                   {"x", options.axes.x},
+                   {"y", options.axes.y}};
+  for (const PageMetric& metric : metrics) {
+    pointers.emplace_back(metric.pointer);
+    data["metrics"].push_back({{"pointer", metric.pointer},
+                               {"label", metric.label},
+                               {"unit", metric.unit},
+                               {"less", metric.less_is_better}});
+  }
+  data["parts"] = part_names;
+  data["axes"] = names_of(sweep.axes);
+  data["by"] = curves.group_names;
+  data["settings"] = curves.setting_names;
+  data["commands_need_a_file"] =
+      options.base.empty() && !sweep.document.value("base", Json()).is_string();
+
+  const Json no_config = Json::object();
+  const auto config_of = [&](const StoredPoint& point) -> const Json& {
+    const Json* config = find_value(point.report, std::string(config_prefix));
+    return config == nullptr ? no_config : *config;
+  };
+  const Json& config = config_of(*by_hash.at(curves.points.front().config_hash));
+  data["config"] = config;
+  data["groups"] = OrderedJson::array();
+  const std::vector<Json>* group = nullptr;
+  for (const ParetoPoint& curve_point : curves.points) {
+    const StoredPoint& point = *by_hash.at(curve_point.config_hash);
+    if (group == nullptr || *group != curve_point.group) {
+      data["groups"].push_back(texts_of(curve_point.group));
+      group = &curve_point.group;
+    }
+    data["points"].push_back({{"id", point.config_hash},
+                              {"group", data["groups"].size() - 1},
+                              {"settings", texts_of(curve_point.settings)},
+                              {"metrics", metrics_of(point, pointers)},
+                              {"parts", parts_of(point)},
+                              {"command", reproduce_command(sweep, point, options.base)},
+                              {"patch", Json::diff(config, config_of(point))}});
+  }
+  std::size_t cells = 0, left_out = 0;
+  for (const bool on_frontier : {true, false}) {
+    for (std::size_t i = 0; i < curves.points.size(); ++i) {
+      if (curves.points[i].on_frontier != on_frontier) continue;
+      OrderedJson loads = loads_of(*by_hash.at(curves.points[i].config_hash));
+      if (loads.empty()) continue;
+      if (cells + cells_of(loads) > most_load_cells) {
+        ++left_out;
+        continue;
+      }
+      cells += cells_of(loads);
+      data["points"][i]["loads"] = std::move(loads);
+    }
+  }
+  data["loads_left_out"] = left_out;
+  data["compared"] = compared_metrics_json();
+  data["comparisons"] = comparisons_of(sweep, done, named_axes(options.axes.by));
+  data["unfinished"] = unfinished_of(sweep);
+  return data;
+}
+
+std::string report_page(const OrderedJson& data) {
+  if (assets::echarts_js().empty()) {
+    throw ConfigError(
+        "this moesim was built without Apache ECharts, which draws the page; install npm, run "
+        "`npm ci --omit=dev --ignore-scripts` in tools/report and build again");
+  }
+  // Nothing in the data may end its script: "<" is written as JSON's escape.
+  std::string json;
+  for (const char c : data.dump(-1, ' ', false, OrderedJson::error_handler_t::replace)) {
+    json += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  }
+  const std::map<std::string_view, std::string_view> parts{{"css", assets::page_css()},
+                                                           {"js", assets::page_js()},
+                                                           {"echarts", assets::echarts_js()},
+                                                           {"data", json}};
+  // The template's {{names}} stand for the parts.
+  std::string page;
+  std::string_view rest = assets::page_html();
+  for (auto begin = rest.find("{{"); begin != rest.npos; begin = rest.find("{{")) {
+    const auto end = rest.find("}}", begin);
+    page.append(rest.substr(0, begin)).append(parts.at(rest.substr(begin + 2, end - begin - 2)));
+    rest.remove_prefix(end + 2);
+  }
+  return page.append(rest);
+}
+
+}  // namespace moesim

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/pareto.hpp"
+
+namespace moesim {
+
+/// What tells the curves of a chart apart when nobody says: the axes whose values differ, but not
+/// those along which one curve runs (load, batch limits, parallel plan, seed), nor those that
+/// others imply, e.g. a dispatch that goes with a routing policy. While that makes more groups than
+/// colours and symbols tell apart, the axis with the most values is left out.
+std::vector<std::string> default_groups(const StoredSweep&);
+
+struct PageOptions {
+  ParetoAxes axes;    ///< shown first; the page has a choice of others. `by` is used as it is.
+  std::string store;  ///< the store's name, shown
+  std::string base;   ///< the experiment file that commands name; empty: as the sweep names it
+};
+
+/// What the page shows, as JSON: "metrics" to choose axes from; "groups"; "points" with their
+/// metrics, mean step by part, loads by layer and rank, command, and resolved config as a JSON
+/// patch on "config" (that of the first point); "comparisons" between the values of each grouping
+/// axis; "unfinished" points and why. Loads are left out of points off the frontiers once there are
+/// more than a page should carry. Throws ConfigError as pareto() does.
+OrderedJson page_data(const StoredSweep&, const PageOptions&);
+
+/// The command that runs one point: the base, and what the sweep sets in it.
+std::string reproduce_command(const StoredSweep&, const StoredPoint&, const std::string& base);
+
+/// One HTML file that needs no other and no network. Throws ConfigError if moesim was built without
+/// ECharts.
+std::string report_page(const OrderedJson& data);
+
+}  // namespace moesim

@@ -1,0 +1,616 @@
+// The page of `moesim report`: draws what stands in the JSON of #data (written by page.cpp).
+'use strict';
+
+const data = JSON.parse(document.getElementById('data').textContent);
+const by_id = id => document.getElementById(id);
+const coarse_pointer = matchMedia('(pointer: coarse)').matches;
+
+// What the reader chose.
+const state = {
+  on_paper: matchMedia('print').matches,
+  x: metric_at(data.x), y: metric_at(data.y), frontier_only: false, hidden: new Set(), hidden_parts: new Set(),
+  selected: null, sort: null, descending: false,
+};
+
+// ---- small things
+
+function metric_at(pointer) { return data.metrics.findIndex(m => m.pointer === pointer); }
+
+// As moesim's tables print numbers.
+function number(v) {
+  if (v === null || v === undefined) return '–';
+  const size = Math.abs(v);
+  const digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
+  return v.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+}
+const with_unit = metric => metric.unit ? `${metric.label}, ${metric.unit}` : metric.label;
+const escaped = text => echarts.format.encodeHTML(String(text));
+
+// element('td', {class: 'text'}, child, ...): children are elements or texts; functions are listeners.
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === 'function') made.addEventListener(name, value);
+    else if (value === true) made.setAttribute(name, '');
+    else if (value !== false && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children.flat().filter(c => c !== null));
+  return made;
+}
+
+function fill_select(id, options, chosen, changed) {
+  const select = by_id(id);
+  select.replaceChildren(...options.map(([value, text]) => element('option', { value, selected: value === chosen }, text)));
+  if (changed) select.onchange = () => changed(select.value);
+}
+
+// A copy of config with a JSON patch (RFC 6902: add, remove, replace) applied.
+function patched(config, patch) {
+  const copy = structuredClone(config);
+  for (const { op, path, value } of patch) {
+    const keys = path.split('/').slice(1).map(k => k.replaceAll('~1', '/').replaceAll('~0', '~'));
+    const last = keys.pop();
+    const holder = keys.reduce((at, key) => at[key], copy);
+    if (Array.isArray(holder)) {
+      const place = last === '-' ? holder.length : Number(last);
+      op === 'remove' ? holder.splice(place, 1) : op === 'add' ? holder.splice(place, 0, value) : holder[place] = value;
+    } else {
+      op === 'remove' ? delete holder[last] : holder[last] = value;
+    }
+  }
+  return copy;
+}
+
+// ---- groups and points
+
+const named = (names, values) => names.map((name, i) => [name, values[i]]);
+// A value says nothing where it is a bare number or could be of any axis.
+const say = (name, value) => /^[-\d.]+$/.test(value) || value === '-' || value === 'true' || value === 'false' ? `${name} ${value}` : value;
+const group_label = g => named(data.by, data.groups[g]).map(([n, v]) => say(n, v)).join(' · ') || 'all points';
+const settings_label = p => named(data.settings, p.settings).map(([n, v]) => say(n, v)).join(' · ');
+const values_label = p => [...data.groups[p.group], ...p.settings].join(' · ') || p.id;
+const point_label = p => [data.by.length ? group_label(p.group) : '', settings_label(p)].filter(Boolean).join(' · ') || p.id;
+
+// Okabe and Ito's colours, which colour-blind readers tell apart; symbols and dashes tell more groups.
+const palette = ['#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#7F7F7F'];
+const symbols = ['circle', 'triangle', 'rect', 'diamond', 'pin'];
+const dashes = ['solid', 'dashed', 'dotted'];
+const style_of = g => ({ color: palette[g % palette.length], symbol: symbols[g % symbols.length], dash: dashes[g % dashes.length] });
+
+const part_colours = {
+  attention: '#88CCEE', all_reduce: '#6699CC', gate: '#BBBBBB', token_routing: '#CC6677', permute: '#DDCC77', dispatch: '#117733',
+  experts: '#AA4499', shared_experts: '#882255', combine: '#44AA99', dense_ffn: '#999933', other: '#777777',
+};
+
+function swatch(g) {
+  const { color, symbol } = style_of(g);
+  const shapes = {
+    circle: '<circle cx="9" cy="7" r="5"/>', triangle: '<path d="M9 1l6 11H3z"/>', rect: '<rect x="4" y="2" width="10" height="10"/>',
+    diamond: '<path d="M9 0l6 7-6 7-6-7z"/>', pin: '<path d="M9 14L4 6a5 5 0 1 1 10 0z"/>',
+  };
+  const span = element('span', { class: 'swatch', 'aria-hidden': 'true' });
+  span.innerHTML = `<svg width="18" height="14" fill="${color}">${shapes[symbol]}</svg>`;
+  return span;
+}
+
+// Which of these points no other beats: less or more is better as the two metrics say. The same as `moesim pareto`.
+function frontier(points, x, y) {
+  const sign = m => data.metrics[m].less ? 1 : -1;
+  const at = p => [sign(x) * p.metrics[x], sign(y) * p.metrics[y]];
+  const order = points.filter(p => p.metrics[x] !== null && p.metrics[y] !== null)
+    .sort((a, b) => at(a)[0] - at(b)[0] || at(a)[1] - at(b)[1]);
+  const best = [];
+  for (const p of order) {
+    const last = best.at(-1);
+    if (!last || at(p)[1] < at(last)[1] || (at(p)[0] === at(last)[0] && at(p)[1] === at(last)[1])) best.push(p);
+  }
+  return best;
+}
+
+const groups = data.groups.map((_, g) => data.points.filter(p => p.group === g));
+const frontiers = () => groups.map(points => frontier(points, state.x, state.y));
+
+// ---- charts
+
+const paper_width = 680;  // between the margins of A4 and of Letter, in pixels of 1/96 inch
+const charts = new Map();  // element id -> chart
+function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
+
+function draw(box, option, height) {
+  if (height) box.style.height = `${height}px`;
+  let chart = charts.get(box.id);
+  if (!chart) {
+    // SVG is sharp on paper; a canvas is faster once there is much to draw.
+    const renderer = data.points.length > 2000 ? 'canvas' : 'svg';
+    chart = echarts.init(box, null, { renderer });
+    charts.set(box.id, chart);
+  }
+  chart.resize({ width: state.on_paper ? paper_width : 'auto', height: 'auto' });
+  chart.setOption({
+    animation: false,
+    textStyle: { fontFamily: getComputedStyle(document.body).fontFamily, color: colour('--ink') },
+    ...option,
+  }, { notMerge: true });
+  return chart;
+}
+
+const tooltip = () => ({
+  confine: true, transitionDuration: 0, showDelay: 0, hideDelay: 0, backgroundColor: colour('--panel'), borderColor: colour('--line'),
+  textStyle: { color: colour('--ink'), fontSize: 12 }, extraCssText: 'max-width: 340px; white-space: normal;',
+});
+const axis = extra => ({
+  nameTextStyle: { color: colour('--dim'), fontSize: 12 }, axisLabel: { color: colour('--dim'), hideOverlap: true },
+  axisLine: { lineStyle: { color: colour('--line') } }, splitLine: { lineStyle: { color: colour('--grid') } }, ...extra,
+});
+
+// Buttons that hide and show, one per item; `hidden` is a set of their keys.
+function legend(box, items, hidden, changed) {
+  box.replaceChildren(...items.map(({ key, label, mark }) => {
+    const button = element('button', { type: 'button', 'aria-pressed': String(!hidden.has(key)), 'data-key': key }, mark, label);
+    button.onclick = () => {
+      hidden.has(key) ? hidden.delete(key) : hidden.add(key);
+      button.setAttribute('aria-pressed', String(!hidden.has(key)));
+      changed();
+    };
+    return button;
+  }));
+}
+
+// ---- the frontier
+
+let zoom = null;  // [[x from, to], [y from, to]] in per cent of the axes; null: all of them
+
+function tooltip_of(p) {
+  const rows = [...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]
+    .map(([name, value]) => `<tr><td style="padding:0 12px 0 0;text-align:left">${escaped(name)}</td><td>${escaped(value)}</td></tr>`);
+  const values = [state.x, state.y].map(m => `${escaped(data.metrics[m].label)}: <b>${number(p.metrics[m])}</b> ${escaped(data.metrics[m].unit)}`);
+  return `${values.join('<br>')}<table style="margin-top:4px;font-size:12px">${rows.join('')}</table>`;
+}
+
+function draw_frontier() {
+  const x = data.metrics[state.x], y = data.metrics[state.y];
+  const best = frontiers();
+  const series = [];
+  groups.forEach((points, g) => {
+    if (state.hidden.has(String(g))) return;
+    const { color, symbol, dash } = style_of(g);
+    const item = p => ({ value: [p.metrics[state.x], p.metrics[state.y]], point: p });
+    const drawn = points.filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null && !best[g].includes(p));
+    if (!state.frontier_only && drawn.length) {
+      series.push({ name: group_label(g), type: 'scatter', symbol, symbolSize: 8, itemStyle: { color, opacity: 0.35 }, data: drawn.map(item), cursor: 'pointer' });
+    }
+    series.push({
+      name: group_label(g), type: 'line', symbol, symbolSize: 9, showSymbol: true, showAllSymbol: true, z: 3, triggerEvent: true,
+      lineStyle: { color, width: 2, type: dash }, itemStyle: { color }, data: best[g].map(item), cursor: 'pointer',
+      emphasis: { scale: 1.5 },
+    });
+  });
+  const chosen = state.selected;
+  if (chosen && !state.hidden.has(String(chosen.group)) && chosen.metrics[state.x] !== null && chosen.metrics[state.y] !== null) {
+    series.push({
+      name: 'selected', type: 'scatter', symbol: 'circle', symbolSize: 22, silent: true, z: 2,
+      itemStyle: { color: 'transparent', borderColor: colour('--ink'), borderWidth: 2 },
+      data: [[chosen.metrics[state.x], chosen.metrics[state.y]]],
+    });
+  }
+  const window_of = i => zoom ? { start: zoom[i][0], end: zoom[i][1] } : { start: 0, end: 100 };
+  // A finger on the chart scrolls the page; the slider and the buttons zoom.
+  const inside = coarse_pointer ? [] : [0, 1].map(i => ({
+    type: 'inside', [i ? 'yAxisIndex' : 'xAxisIndex']: 0, filterMode: 'none', zoomOnMouseWheel: 'ctrl', moveOnMouseWheel: false, ...window_of(i),
+  }));
+  const narrow = by_id('frontier-chart').clientWidth < 600;
+  const chart = draw(by_id('frontier-chart'), {
+    grid: { left: narrow ? 52 : 68, right: 18, top: 34, bottom: state.on_paper ? 48 : 92 },
+    tooltip: { ...tooltip(), trigger: 'item', formatter: i => i.data.point ? tooltip_of(i.data.point) : '' },
+    xAxis: axis({ type: 'value', scale: true, name: with_unit(x), nameLocation: 'middle', nameGap: 28 }),
+    yAxis: axis({ type: 'value', scale: true, name: with_unit(y), nameLocation: 'end', nameGap: 12, nameTextStyle: { align: 'left', color: colour('--dim'), fontSize: 12, padding: [0, 0, 0, narrow ? -44 : -60] } }),
+    dataZoom: state.on_paper ? [] : [...inside,
+      { type: 'slider', xAxisIndex: 0, filterMode: 'none', bottom: 8, height: 24, showDataShadow: false, brushSelect: false, borderColor: colour('--line'), textStyle: { color: colour('--dim') }, labelFormatter: v => number(v), ...window_of(0) },
+      { type: 'slider', yAxisIndex: 0, filterMode: 'none', show: false, ...window_of(1) }],
+    series,
+  });
+  chart.off('click');
+  chart.on('click', i => { if (i.data && i.data.point) select(i.data.point); });
+  chart.off('datazoom');
+  chart.on('datazoom', () => {
+    const zooms = chart.getOption().dataZoom.slice(-2);
+    zoom = zooms.map(z => [z.start, z.end]);
+  });
+  const shown = best.flat().length, all = data.points.length;
+  by_id('frontier-note').textContent =
+    `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
+    `${shown} of ${all} points.` + (shown < all ? ' Faint points are beaten.' : '');
+}
+
+function zoom_by(factor) {
+  const now = zoom || [[0, 100], [0, 100]];
+  const next = now.map(([from, to]) => {
+    const middle = (from + to) / 2, half = Math.min(50, (to - from) / 2 * factor);
+    const start = Math.min(Math.max(0, middle - half), 100 - 2 * half);
+    return [start, start + 2 * half];
+  });
+  set_zoom(next.every(([from, to]) => to - from > 99.9) ? null : next);
+}
+function set_zoom(next) { zoom = next; draw_frontier(); }
+
+// Arrow keys walk over the points on frontiers, group by group.
+function walk(step) {
+  const best = frontiers();
+  const points = best.flatMap((list, g) => state.hidden.has(String(g)) ? [] : list);
+  if (!points.length) return;
+  const place = points.indexOf(walk.at);
+  walk.at = points[(place + step + points.length) % points.length] || points[0];
+  const series = charts.get('frontier-chart').getOption().series;
+  const s = series.findIndex(one => one.type === 'line' && one.data.some(d => d.point && d.point.id === walk.at.id));
+  const d = series[s].data.findIndex(one => one.point.id === walk.at.id);
+  charts.get('frontier-chart').dispatchAction({ type: 'showTip', seriesIndex: s, dataIndex: d });
+}
+
+// ---- one point
+
+function copy_button(text) {
+  const button = element('button', { type: 'button' }, 'Copy');
+  button.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {  // from a file, some browsers have no clipboard
+      const area = element('textarea', {}, text);
+      document.body.append(area);
+      area.select();
+      document.execCommand('copy');
+      area.remove();
+    }
+    button.textContent = 'Copied';
+    setTimeout(() => { button.textContent = 'Copy'; }, 1500);
+  };
+  return button;
+}
+
+function show_point() {
+  const p = state.selected, box = by_id('point');
+  if (!p) return;
+  const shown = [state.x, state.y, ...['/metrics/median_ttft_ms', '/metrics/tokens_per_s_per_gpu', '/metrics/median_tpot_ms', '/steps/decode/mean_ms',
+    '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean', '/breakdown/exposed_communication_share',
+    '/breakdown/barrier_idle_share', '/metrics/mbu'].map(metric_at)].filter((m, i, all) => m >= 0 && all.indexOf(m) === i && p.metrics[m] !== null);
+  const rows = pairs => element('dl', {}, pairs.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
+  const config = JSON.stringify(patched(data.config, p.patch), null, 1);
+  box.replaceChildren(...[
+    element('h3', {}, swatch(p.group), group_label(p.group)),
+    rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
+    element('details', { open: true }, element('summary', {}, 'Results'), rows(shown.map(m => [with_unit(data.metrics[m]), number(p.metrics[m])]))),
+    element('div', { class: 'with-copy' }, 'Reproduce', copy_button(p.command)),
+    element('pre', { id: 'command' }, p.command),
+    data.commands_need_a_file ? element('p', { class: 'hint' }, 'Run where the sweep file lies.') : null,
+    element('details', {}, element('summary', {}, 'Resolved config'), element('div', { class: 'with-copy' }, `${p.id}.json`, copy_button(config)),
+      element('pre', { class: 'config', tabindex: 0 }, config)),
+  ].filter(Boolean));
+}
+
+function select(p) {
+  state.selected = p;
+  history.replaceState(null, '', `#${p.id}`);
+  show_point();
+  draw_frontier();
+  mark_selected();
+}
+
+// ---- best within a limit
+
+function show_best() {
+  const x = data.metrics[state.x], y = data.metrics[state.y];
+  by_id('limit-label').textContent = `${x.label} ${x.less ? 'at most' : 'at least'}`;
+  const limit = Number(by_id('limit').value), baseline = Number(by_id('best-baseline').value);
+  const best = groups.map(points => {
+    const allowed = points.filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
+      (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit));
+    return allowed.reduce((a, b) => !a || (y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a, null);
+  });
+  const head = element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'group'), element('th', {}, with_unit(y)),
+    element('th', {}, 'ratio'), element('th', {}, with_unit(x)), element('th', { class: 'text' }, 'at')));
+  const rows = groups.map((_, g) => {
+    const p = best[g];
+    if (!p) return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, '–'), element('td'), element('td'), element('td', { class: 'text' }, 'none keeps it'));
+    const ratio = best[baseline] ? p.metrics[state.y] / best[baseline].metrics[state.y] : null;
+    return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, number(p.metrics[state.y])),
+      ratio_cell(g === baseline ? null : ratio, !y.less), element('td', {}, number(p.metrics[state.x])),
+      element('td', { class: 'text' }, settings_label(p) || p.id));
+  });
+  by_id('best-table').replaceChildren(head, element('tbody', {}, rows));
+}
+
+// A ratio, with an arrow and a colour that say whether it is good.
+function ratio_cell(ratio, more_is_better) {
+  if (ratio === null || ratio === undefined) return element('td', {}, '–');
+  const near = Math.abs(ratio - 1) < 0.0005;
+  const good = ratio > 1 === more_is_better;
+  return element('td', { class: near ? '' : good ? 'better' : 'worse' }, `${near ? '' : good ? '✓ ' : '✗ '}${ratio.toFixed(3)}`);
+}
+
+function reset_limit() {
+  // Where every group has something to say: the middle of what all frontiers reach.
+  const values = frontiers().flat().map(p => p.metrics[state.x]).sort((a, b) => a - b);
+  if (values.length) by_id('limit').value = Number(values[Math.floor(values.length / 2)].toPrecision(4)) * 1;
+  const x = data.metrics[state.x];
+  const middle = values[Math.floor(values.length / 2)];
+  if (middle !== undefined) by_id('limit').value = (x.less ? Math.ceil : Math.floor)(middle * 100) / 100;
+}
+
+// ---- comparisons
+
+function show_comparisons() {
+  by_id('compare').hidden = !data.comparisons.length;
+  by_id('comparisons').replaceChildren(...data.comparisons.map(c => {
+    const names = data.compared.filter(m => c.summary[m.name].pairs > 0);
+    const summary = element('table', {},
+      element('thead', {}, element('tr', {}, ['', 'ratio', 'better', 'worse', 'pairs'].map((t, i) => element('th', { class: i ? '' : 'text' }, t)))),
+      element('tbody', {}, names.map(m => {
+        const s = c.summary[m.name];
+        return element('tr', {}, element('th', { class: 'text' }, m.name), ratio_cell(s.ratio, m.more_is_better),
+          element('td', {}, String(s.wins)), element('td', {}, String(s.losses)), element('td', {}, String(s.pairs)));
+      })));
+    const pairs = element('table', {},
+      element('thead', {}, element('tr', {}, [...c.settings, ...names.map(m => m.name)].map((t, i) => element('th', { class: i < c.settings.length ? 'text' : '' }, t)))),
+      element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
+        names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
+    return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
+      element('div', { class: 'scroll' }, summary),
+      element('details', {}, element('summary', {}, `${c.pairs.length} pairs`), element('div', { class: 'scroll' }, pairs)));
+  }));
+}
+
+// ---- where a step's time goes
+
+function draw_parts() {
+  const kind = by_id('parts-kind').value, share = by_id('parts-unit').value === 'share';
+  const most = 48;
+  let points = (by_id('parts-points').value === 'all' ? data.points : frontiers().flat()).filter(p => p.parts[kind]);
+  const all = points.length;
+  if (all > most) points = Array.from({ length: most }, (_, i) => points[Math.floor(i * all / most)]);
+  const total = p => p.parts[kind].reduce((a, b) => a + b, 0);
+  const used = data.parts.map((name, i) => ({ name, i })).filter(({ i }) => points.some(p => p.parts[kind][i] > 0));
+  legend(by_id('parts-legend'), used.map(({ name }) => {
+    const mark = element('span', { class: 'swatch', 'aria-hidden': 'true' });
+    mark.innerHTML = `<svg width="14" height="14"><rect width="14" height="14" rx="3" fill="${part_colours[name]}"/></svg>`;
+    return { key: name, label: name.replaceAll('_', ' '), mark };
+  }), state.hidden_parts, draw_parts);
+  const narrow = by_id('parts-chart').clientWidth < 600;
+  const terse = narrow || points.some(p => point_label(p).length > 56);
+  const labels = points.map(terse ? values_label : point_label);
+  const longest = Math.max(...labels.map(l => l.length), 1);
+  const label_width = narrow ? 106 : Math.min(0.42 * by_id('parts-chart').clientWidth, 8 + 6.8 * longest);
+  draw(by_id('parts-chart'), {
+    grid: { left: label_width + 12, right: 24, top: 8, bottom: 42 },
+    tooltip: {
+      ...tooltip(), trigger: 'axis', axisPointer: { type: 'shadow' },
+      formatter: items => {
+        const p = points[items[0].dataIndex];
+        const rows = used.map(({ name, i }) => `<tr><td style="padding:0 12px 0 0">${name.replaceAll('_', ' ')}</td><td style="text-align:right">${number(p.parts[kind][i])} ms</td><td style="text-align:right;padding-left:12px">${(100 * p.parts[kind][i] / total(p)).toFixed(1)} %</td></tr>`);
+        return `<b>${escaped(point_label(p))}</b><br>${kind} step: ${number(total(p))} ms<table style="font-size:12px">${rows.join('')}</table>`;
+      },
+    },
+    xAxis: axis({ type: 'value', name: share ? 'share of the step' : `mean ${kind} step, ms`, nameLocation: 'middle', nameGap: 26, max: share && !state.hidden_parts.size ? 1 : null }),
+    yAxis: axis({ type: 'category', inverse: true, data: labels, splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0, width: label_width, overflow: narrow ? 'break' : 'truncate', lineHeight: 12 } }),
+    series: used.filter(({ name }) => !state.hidden_parts.has(name)).map(({ name, i }) => ({
+      name, type: 'bar', stack: 'step', barCategoryGap: '22%', itemStyle: { color: part_colours[name], borderColor: colour('--back'), borderWidth: 0.8 },
+      data: points.map(p => share ? p.parts[kind][i] / total(p) : p.parts[kind][i]),
+    })),
+  }, 60 + points.length * Math.max(24, 10 + 13 * (narrow ? Math.ceil(longest / 14) : 1)));
+  by_id('parts-note').textContent = (terse ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
+    'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.';
+}
+
+// ---- experts by layer and GPU
+
+// Viridis: its lightness grows steadily, so it reads the same to colour-blind readers and in grey print.
+const heat_colours = ['#440154', '#414487', '#2a788e', '#22a884', '#7ad151', '#fde725'];
+
+function ranks_of(p) {
+  const plan = patched(data.config, p.patch).parallel || {};
+  return { per_rank: plan.ep ? (plan.dp ?? 1) * (plan.tp ?? 1) / plan.ep : 1 };
+}
+function rank_name(rank, per_rank) {
+  return per_rank > 1 ? `GPUs ${rank * per_rank}–${rank * per_rank + per_rank - 1}` : `GPU ${rank}`;
+}
+
+function draw_loads() {
+  const kind = by_id('loads-kind').value, box = by_id('load-charts');
+  const chosen = ['loads-a', 'loads-b'].map(id => data.points.find(p => p.id === by_id(id).value));
+  for (const [id, chart] of [...charts]) {
+    if (!id.startsWith('load-')) continue;
+    chart.dispose();
+    charts.delete(id);
+  }
+  const blocks = [];
+  const plots = [];
+  for (const [what, title] of [['activated', 'Activated experts per step'], ['tokens', 'Expert tokens per step']]) {
+    const loads = chosen.map(p => p && p.loads && p.loads[kind]);
+    const values = loads.flatMap(load => load ? load[what] : []);
+    if (!values.length) continue;
+    const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+    chosen.forEach((p, side) => {
+      const load = loads[side];
+      const chart_box = element('div', { class: 'chart', id: `load-${what}-${side}`, role: 'img' });
+      blocks.push(element('div', { class: 'load' },
+        element('h3', {}, title, element('br'), p ? swatch(p.group) : '', p ? point_label(p) : '–'),
+        load ? element('p', { class: 'hint' }, `Each step’s busiest GPU: ${number(load[what === 'tokens' ? 'max_tokens_mean' : 'max_activated_mean'])}; ` +
+          `all GPUs: ${number(load[what === 'tokens' ? 'tokens_mean' : 'activated_mean'])} (means over layers and steps)`)
+          : element('p', { class: 'hint' }, 'No such steps, or left out of this page.'),
+        load ? chart_box : ''));
+      if (load) plots.push({ chart_box, p, load, what, title, low, high });
+    });
+    const stops = heat_colours.join(', ');
+    blocks.push(element('div', { class: 'scale' }, element('span', {}, number(low)), element('i', { style: `background: linear-gradient(90deg, ${stops})` }),
+      element('span', {}, number(high)), element('span', {}, `${title.toLowerCase()}, mean`)));
+  }
+  box.replaceChildren(...blocks);
+  for (const { chart_box, p, load, what, title, low, high } of plots) {
+    const ranks = load[what].length / load.layers.length, { per_rank } = ranks_of(p);
+    const names = Array.from({ length: ranks }, (_, r) => rank_name(r, per_rank));
+    chart_box.setAttribute('aria-label', `${title} of ${point_label(p)} by layer and GPU, from ${number(low)} to ${number(high)}`);
+    const mean_of = layer => load[what].slice(layer * ranks, (layer + 1) * ranks).reduce((a, b) => a + b, 0) / ranks;
+    draw(chart_box, {
+      grid: { left: 62, right: 8, top: 6, bottom: 40 },
+      tooltip: { ...tooltip(), formatter: i => `layer ${load.layers[i.value[0]]}, ${names[i.value[1]]}<br><b>${number(i.value[2])}</b> ${title.toLowerCase()}<br>mean of the layer’s GPUs: ${number(mean_of(i.value[0]))}` },
+      xAxis: axis({ type: 'category', name: 'layer', nameLocation: 'middle', nameGap: 24, data: load.layers.map(String), axisTick: { show: false }, splitLine: { show: false } }),
+      yAxis: axis({ type: 'category', inverse: true, data: names, axisTick: { show: false }, splitLine: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, hideOverlap: true } }),
+      visualMap: { show: false, min: low, max: high > low ? high : low + 1, inRange: { color: heat_colours } },
+      series: [{ type: 'heatmap', data: load[what].map((v, i) => [Math.floor(i / ranks), i % ranks, v]), emphasis: { itemStyle: { borderColor: '#000', borderWidth: 1 } } }],
+    }, 60 + Math.min(640, Math.max(120, ranks * 19)));
+  }
+}
+
+function setup_loads() {
+  const with_loads = data.points.filter(p => p.loads);
+  by_id('loads').hidden = !with_loads.length;
+  if (!with_loads.length) return;
+  const kinds = ['decode', 'prefill', 'mixed'].filter(k => with_loads.some(p => p.loads[k]));
+  fill_select('loads-kind', kinds.map(k => [k, k]), kinds[0], draw_loads);
+  // A pair that differs in one thing tells most: the middle one of the comparison whose busiest GPU changes most.
+  const known = id => with_loads.some(p => p.id === id);
+  const change = c => Math.abs(Math.log((c.summary.max_activated_mean || {}).ratio || 1));
+  const telling = [...data.comparisons].sort((a, b) => change(b) - change(a))
+    .flatMap(c => c.pairs.slice(Math.floor(c.pairs.length / 2))).find(pair => known(pair.baseline) && known(pair.candidate));
+  const options = with_loads.map(p => [p.id, point_label(p)]);
+  fill_select('loads-a', options, telling ? telling.baseline : with_loads[0].id, draw_loads);
+  fill_select('loads-b', options, telling ? telling.candidate : with_loads.at(-1).id, draw_loads);
+  by_id('loads-note').textContent = 'Left and right share a scale. Means over all steps even out what differs from step to step; the line above each map does not.' +
+    (data.loads_left_out ? ` ${data.loads_left_out} points’ maps are left out to keep this page small.` : '');
+}
+
+// ---- all points
+
+// Paper is not wide enough for every metric.
+const on_paper_too = metric => metric === state.x || metric === state.y || ['/metrics/median_ttft_ms', '/steps/decode/mean_ms',
+  '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean'].includes(data.metrics[metric].pointer);
+
+function show_points() {
+  const texts = [...data.by, ...data.settings];
+  const columns = [...texts.map((name, i) => ({ name, text: p => (i < data.by.length ? data.groups[p.group][i] : p.settings[i - data.by.length]) })),
+    ...data.metrics.map((m, i) => ({ name: with_unit(m), value: p => p.metrics[i], kind: on_paper_too(i) ? '' : 'screen-only' }))];
+  const key = (c, p) => c.value ? c.value(p) : isNaN(c.text(p)) ? c.text(p) : Number(c.text(p));
+  const rows = [...data.points];
+  if (state.sort !== null) {
+    const c = columns[state.sort];
+    rows.sort((a, b) => {
+      const [u, v] = [key(c, a), key(c, b)];
+      if (u === null || v === null) return (u === null) - (v === null);  // the unknown last
+      return (typeof u === typeof v ? (u < v ? -1 : u > v ? 1 : 0) : typeof u === 'number' ? -1 : 1) * (state.descending ? -1 : 1);
+    });
+  }
+  const sort_by = i => () => {
+    state.descending = state.sort === i ? !state.descending : false;
+    state.sort = i;
+    show_points();
+    by_id('points-table').querySelectorAll('thead button')[i].focus();
+  };
+  const best = new Set(frontiers().flat().map(p => p.id));
+  by_id('points-table').replaceChildren(
+    element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'point'), columns.map((c, i) => element('th', {
+      class: c.value ? c.kind : 'text', 'aria-sort': state.sort === i ? (state.descending ? 'descending' : 'ascending') : 'none',
+    }, element('button', { type: 'button', click: sort_by(i) }, c.name + (state.sort === i ? (state.descending ? ' ▼' : ' ▲') : '')))))),
+    element('tbody', {}, rows.map(p => element('tr', { 'data-id': p.id },
+      element('td', { class: 'text' }, swatch(p.group), element('button', {
+        type: 'button', class: 'open', 'aria-label': `Show ${point_label(p)}`, click: () => { select(p); by_id('point').scrollIntoView({ block: 'nearest' }); },
+      }, best.has(p.id) ? 'show ★' : 'show')),
+      columns.map(c => element('td', { class: c.value ? c.kind : 'text' }, c.value ? number(c.value(p)) : c.text(p)))))));
+  mark_selected();
+}
+
+function mark_selected() {
+  for (const row of by_id('points-table').querySelectorAll('tbody tr')) {
+    row.classList.toggle('selected', state.selected !== null && row.dataset.id === state.selected.id);
+  }
+}
+
+function show_unfinished() {
+  if (!data.unfinished.length) return;
+  by_id('unfinished').replaceChildren(
+    element('h3', { style: 'margin-top: 16px' }, `Without a result: ${data.unfinished.length}`),
+    element('div', { class: 'scroll' }, element('table', {},
+      element('thead', {}, element('tr', {}, [...data.axes, 'status', 'why'].map(t => element('th', { class: 'text' }, t)))),
+      element('tbody', {}, data.unfinished.slice(0, 200).map(p => element('tr', {}, [...p.settings, p.status].map(t => element('td', { class: 'text' }, t)),
+        element('td', { class: 'text', style: 'white-space: normal; min-width: 200px' }, p.error)))))),
+    data.unfinished.length > 200 ? element('p', { class: 'hint' }, `and ${data.unfinished.length - 200} more`) : '');
+}
+
+// ---- the whole page
+
+const stem = path => typeof path === 'string' ? path.replace(/^.*\//, '').replace(/\.json$/, '') : path && path.name;
+
+function show_header() {
+  const model = stem(data.config.model), cluster = stem(data.config.cluster);
+  const title = [model, cluster].filter(Boolean).join(' on ') || data.store;
+  document.title = `${title} · moesim`;
+  by_id('title').textContent = title;
+  by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +
+    (data.settings.length ? `; along each curve: ${data.settings.join(', ')}` : '') + ` · ${data.store}`;
+  by_id('made-by').textContent = `Made by moesim ${data.moesim || ''}. Charts by Apache ECharts. This file is complete: it loads nothing from anywhere.`;
+}
+
+function draw_all() {
+  draw_frontier();
+  draw_parts();
+  if (!by_id('loads').hidden) draw_loads();
+}
+
+function axes_changed() {
+  zoom = null;
+  reset_limit();
+  show_best();
+  show_point();
+  show_points();
+  draw_all();
+}
+
+function start() {
+  show_header();
+  const metrics = data.metrics.map((m, i) => [String(i), with_unit(m)]);
+  fill_select('x-metric', metrics, String(state.x), v => { state.x = Number(v); axes_changed(); });
+  fill_select('y-metric', metrics, String(state.y), v => { state.y = Number(v); axes_changed(); });
+  by_id('frontier-only').onchange = event => { state.frontier_only = event.target.checked; draw_frontier(); };
+  by_id('zoom-in').onclick = () => zoom_by(0.6);
+  by_id('zoom-out').onclick = () => zoom_by(1 / 0.6);
+  by_id('zoom-reset').onclick = () => set_zoom(null);
+  const all_groups = data.groups.map((_, g) => ({ key: String(g), label: group_label(g), mark: swatch(g) }));
+  legend(by_id('frontier-legend'), all_groups, state.hidden, draw_frontier);
+  by_id('frontier-chart').addEventListener('keydown', event => {
+    const actions = {
+      ArrowRight: () => walk(1), ArrowLeft: () => walk(-1), ArrowDown: () => walk(1), ArrowUp: () => walk(-1),
+      Enter: () => walk.at && select(walk.at), '+': () => zoom_by(0.6), '-': () => zoom_by(1 / 0.6), 0: () => set_zoom(null),
+    };
+    if (!actions[event.key]) return;
+    event.preventDefault();
+    actions[event.key]();
+  });
+  fill_select('best-baseline', data.groups.map((_, g) => [String(g), group_label(g)]), '0', show_best);
+  by_id('limit').oninput = show_best;
+  reset_limit();
+  const kinds = ['decode', 'prefill', 'mixed'].filter(k => data.points.some(p => p.parts[k]));
+  by_id('breakdown').hidden = !kinds.length;
+  fill_select('parts-kind', kinds.map(k => [k, k]), kinds[0], draw_parts);
+  by_id('parts-unit').onchange = draw_parts;
+  by_id('parts-points').onchange = draw_parts;
+  setup_loads();
+  show_best();
+  show_comparisons();
+  show_unfinished();
+  const asked = data.points.find(p => `#${p.id}` === location.hash);
+  const last_curve = frontiers().filter(points => points.length).at(-1) || data.points;
+  state.selected = asked || last_curve[Math.floor(last_curve.length / 2)];
+  show_point();
+  show_points();
+  draw_all();
+  let waiting = 0;
+  addEventListener('resize', () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(draw_all, 100);
+  });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw_all);
+  // Paper has its own width, and no sliders.
+  const set_paper = on_paper => () => { state.on_paper = on_paper; draw_all(); };
+  addEventListener('beforeprint', set_paper(true));
+  addEventListener('afterprint', set_paper(false));
+  matchMedia('print').addEventListener('change', event => set_paper(event.matches)());
+}
+
+start();

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/observer.hpp"
+#include "tools/output.hpp"
+
+namespace moesim {
+
+/// Writes a line per step as CSV: when, what it held, its length and its parts along the critical
+/// path (they add up to it), what a GPU waited at barriers on average, and activated slots and
+/// tokens of the busiest and of the average rank, means over the MoE layers. Units stand in the
+/// header: _s, _ms; the others are counts.
+class StepsCsv : public RunObserver {
+ public:
+  /// Throws ConfigError if the file cannot be written.
+  explicit StepsCsv(const std::filesystem::path& file);
+
+  void step_ended(const Instance&, Time now) override;
+
+  /// Only now the file stands under its name.
+  void finish() { file_.commit(); }
+
+ private:
+  OutputFile file_;
+  std::int64_t steps_ = 0;
+};
+
+/// A line per request. Latencies of finished requests only; TPOT of those with two output tokens
+/// and more. Units as above.
+std::string requests_csv(const std::vector<RequestRecord>&);
+
+}  // namespace moesim

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/timeline.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+// No process or lane is 0, which viewers take for the idle one, and no two lanes have one number.
+constexpr Timeline::Lane steps_lane{1, 1};
+constexpr Timeline::Lane requests_lane{3, 3};
+Timeline::Lane gpu_lane(std::int64_t gpu) { return {2, 10 + gpu}; }
+
+// Picoseconds as the format's microseconds, exactly.
+std::string us(Duration duration) {
+  return fmt::format("{}.{:06}", duration.count() / 1'000'000, duration.count() % 1'000'000);
+}
+std::string us(Time time) { return us(time.time_since_epoch()); }
+
+double seconds_of(const StepCost& cost, Part part) {
+  const auto& row = cost.parts[static_cast<std::size_t>(part)];
+  return std::accumulate(row.begin(), row.end(), 0.0);
+}
+
+struct Slice {
+  std::string_view name;
+  double seconds;
+};
+
+// What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
+// barrier, or, where some are hidden beside others, what of them is exposed; what this GPU waited
+// there is its own work short of that.
+std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
+  const std::size_t expert_rank = gpu / static_cast<std::size_t>(plan.moe_tp());
+  double experts = 0;
+  for (const LayerOutcome& layer : cost.layers) experts += layer.experts[expert_rank].time.count();
+  experts = std::min(experts, seconds_of(cost, Part::experts));
+  const double waits_for_experts = seconds_of(cost, Part::experts) - experts;
+  double alone = 0;
+  for (const Part part : {Part::attention, Part::gate, Part::permute, Part::shared_experts,
+                          Part::dense_ffn, Part::other}) {
+    alone += seconds_of(cost, part);
+  }
+  const double waits_for_attention = std::clamp(cost.idle[gpu] - waits_for_experts, 0.0, alone);
+  alone -= waits_for_attention;
+  return {{{"attention", alone},
+           {"idle", waits_for_attention},
+           {"all_reduce", seconds_of(cost, Part::all_reduce)},
+           {"token_routing", seconds_of(cost, Part::token_routing)},
+           {"dispatch", seconds_of(cost, Part::dispatch)},
+           {"experts", experts},
+           {"idle", waits_for_experts},
+           {"combine", seconds_of(cost, Part::combine)}}};
+}
+
+}  // namespace
+
+Timeline::Timeline(const std::filesystem::path& file, const Experiment& experiment)
+    : experiment_(experiment), file_(file) {
+  file_.write(R"({"displayTimeUnit":"ms","traceEvents":[)");
+  name("process_name", steps_lane, "steps");
+  name("thread_name", steps_lane, "steps");
+  name("process_name", gpu_lane(0), "GPUs");
+  for (int gpu = 0; gpu < experiment.parallel.gpus(); ++gpu) {
+    name("thread_name", gpu_lane(gpu), fmt::format("GPU {}", gpu));
+  }
+  name("process_name", requests_lane, "requests");
+}
+
+void Timeline::write(std::string_view name, char phase, Lane lane, std::string_view more) {
+  file_.write(fmt::format(R"({}{{"name":"{}","ph":"{}","pid":{},"tid":{},{}}})",
+                          empty_ ? "\n" : ",\n", name, phase, lane.process, lane.thread, more));
+  empty_ = false;
+}
+
+void Timeline::name(std::string_view what, Lane lane, std::string_view name) {
+  write(what, 'M', lane, fmt::format(R"("args":{{"name":"{}"}})", name));
+}
+
+void Timeline::span(std::string_view name, Lane lane, Time begin, Time end, std::string_view more) {
+  write(name, 'X', lane, fmt::format(R"("ts":{},"dur":{}{})", us(begin), us(end - begin), more));
+}
+
+void Timeline::step_ended(const Instance& instance, Time now) {
+  const StepSummary& step = instance.step();
+  span(step_kind_names[static_cast<std::size_t>(step.kind)], steps_lane, step.start, now,
+       fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
+                   R"("dummy_ranks":{},"preemptions":{}}})",
+                   step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
+                   step.decode_tokens, step.dummy_ranks, step.preemptions));
+  write("KV blocks", 'C', steps_lane,
+        fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
+  for (int gpu = 0; gpu < experiment_.parallel.gpus(); ++gpu) {
+    add_lane(gpu, step.start, now, instance.cost());
+  }
+  add_alarm(step.start, instance.cost());
+}
+
+void Timeline::add_lane(int gpu, Time start, Time now, const StepCost& cost) {
+  const auto slices = slices_of(cost, static_cast<std::size_t>(gpu), experiment_.parallel);
+  double passed = 0;
+  Time begin = start;
+  for (const Slice& slice : slices) {
+    passed += slice.seconds;
+    // Sums of doubles: at the end of the step they may be off by a picosecond.
+    const bool last = &slice == &slices.back();
+    const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);
+    if (end > begin) span(slice.name, gpu_lane(gpu), begin, end);
+    begin = end;
+  }
+}
+
+void Timeline::add_alarm(Time start, const StepCost& cost) {
+  std::size_t worst = 0, hot_layers = 0;
+  double highest = 0;
+  for (std::size_t l = 0; l < cost.layers.size(); ++l) {
+    const LayerLoad& load = cost.layers[l].load;
+    const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
+    const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
+    hot_layers += ratio > experiment_.hot_rank_threshold ? 1 : 0;
+    if (ratio <= highest) continue;
+    highest = ratio;
+    worst = l;
+  }
+  if (hot_layers == 0) return;
+  const auto& tokens = cost.layers[worst].load.tokens;
+  const auto rank = std::max_element(tokens.begin(), tokens.end()) - tokens.begin();
+  write("hot rank", 'i', gpu_lane(rank * experiment_.parallel.moe_tp()),
+        fmt::format(R"("s":"t","ts":{},"args":{{"layer":{},"max_over_mean":{:.4f},)"
+                    R"("hot_layers":{}}})",
+                    us(start), experiment_.trace.meta().layer_ids[worst], highest, hot_layers));
+}
+
+void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {
+  const std::string what = fmt::format(
+      R"("args":{{"request":{},"rank":{},"prompt_tokens":{},"output_tokens":{},)"
+      R"("preemptions":{}}})",
+      id, request.rank, request.prompt_tokens, request.output_tokens, request.preemptions);
+  if (request.state == RequestRecord::State::rejected) {
+    write("rejected", 'i', requests_lane,
+          fmt::format(R"("s":"p","ts":{},{})", us(request.arrival), what));
+    return;
+  }
+  const auto mark = [&](char phase, std::string_view name, Time at, const std::string& more = "") {
+    write(name, phase, requests_lane,
+          fmt::format(R"("cat":"request","id":{},"ts":{}{})", id, us(at), more));
+  };
+  mark('b', "request", request.arrival, "," + what);
+  mark('b', "to first token", request.arrival);
+  mark('e', "to first token", request.first_token);
+  mark('b', "decode", request.first_token);
+  mark('e', "decode", request.last_token);
+  mark('e', "request", request.last_token);
+}
+
+void Timeline::finish() {
+  file_.write("\n]}\n");
+  file_.commit();
+}
+
+}  // namespace moesim
