@@ -131,6 +131,9 @@ Cost grouped_gemm(const GroupedGemm& experts, const GpuSpec& gpu) {
   TiledWork total;
   add_projection(total, rows, gate_up, kernel, gpu.sms);
   add_projection(total, rows, down, kernel, gpu.sms);
+  // Waves do not show in the fused layers that were measured: they are fitted better without (H200
+  // 1.6 against 2.3 % median error, A100 7.2 against 7.5 %).
+  if (experts.kernel == KernelFamily::grouped_gemm) total.busy_flops = total.work.flops.value();
   return tiled_cost(total, {experts.weights, experts.activations}, experts.kernel, gpu);
 }
 

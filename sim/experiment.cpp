@@ -300,19 +300,13 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
   });
 }
 
-void read_capacity(const ConfigNode& node, Experiment& experiment) {
-  read_object(node.as_policy(), [&](ConfigReader& reader) {
-    experiment.capacity = experiment.policies->capacity.make_from(reader);
-    experiment.capacity_type = reader.text("type");
-  });
-}
-
 // A cache below HBM knows slots by their number: they must stay where they are.
 void refuse_moving_cached_experts(const Experiment& e) {
   if (!e.expert_memory) return;
   const bool fails = !e.failures.outages.empty();
   if (fails || e.rebalancing.as_policy().json().at("type") != "none") {
-    e.rebalancing.fail("experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
+    e.rebalancing.fail(
+        "experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
   }
 }
 
@@ -366,8 +360,8 @@ StepModel step_model(const Experiment& e) {
                           expert_bytes(e.model, e.parallel, e.precision),
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
-  return {e.cluster, e.model, e.parallel, e.precision, e.charges, e.overlap, e.capacity,
-          std::move(memories)};
+  return {e.cluster, e.model,   e.parallel, e.precision,
+          e.charges, e.overlap, e.capacity, std::move(memories)};
 }
 
 PhaseRules rules_over(const Experiment& experiment, const ExpertPlacement& placement) {
@@ -433,7 +427,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     read_rules(reader, e);
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
-    read_capacity(reader.child_or("capacity", "dropless"), e);
+    e.capacity = policies.capacity.make(reader.child_or("capacity", "dropless"));
     e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
                                          policies.expert_memory, policies.prefetch);
     read_object(reader.child_or("expert_buffers", Json::object()), [&](ConfigReader& buffers) {

@@ -90,7 +90,6 @@ struct Experiment {
   Overlap overlap{};
   std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
   std::shared_ptr<const CapacityRule> capacity{};
-  std::string capacity_type{};
   std::optional<ExpertMemoryPlan> expert_memory{};  ///< none: every expert stands in HBM
   std::int32_t buffer_tokens = 0;  ///< per rank and step, for which expert buffers have room
   ConfigNode request_routing;      ///< routers have state: built by each run

@@ -9,6 +9,8 @@
 #include <tbb/parallel_for.h>
 
 #include "hardware/rng.hpp"
+#include "sim/capacity/capacity.hpp"
+#include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/token_routing/token_routing.hpp"
 
@@ -176,6 +178,8 @@ Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batc
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
   double time = 0;  // of one layer, and of layers in order
+  CapacityTally capacity{};
+  std::int64_t hits = 0, accesses = 0;  // of HBM
 
   Score& operator+=(const Score& other) {
     cases += other.cases;
@@ -184,6 +188,9 @@ struct Score {
     above_optimal += other.above_optimal;
     above_even += other.above_even;
     time += other.time;
+    capacity += other.capacity;
+    hits += other.hits;
+    accesses += other.accesses;
     return *this;
   }
 };
@@ -203,13 +210,74 @@ Routers make_routers(const std::vector<ConfigNode>& routings, const RoutingConte
   return routers;
 }
 
+// What limits a layer beside its placement.
+struct Limits {
+  std::unique_ptr<CapacityRule> capacity;
+  std::unique_ptr<ExpertMemory> memory;  // null: every slot stands in HBM
+  int slots_per_layer = 0;
+};
+
+Limits read_limits(const ReplayConfig& config) {
+  Limits limits{capacity_rules().make(config.capacity), nullptr, 0};
+  if (!config.expert_memory) return limits;
+  read_object(config.expert_memory->as_policy(), [&](ConfigReader& reader) {
+    limits.memory = expert_memories().make_from(reader);
+    limits.slots_per_layer = static_cast<int>(reader.integer("slots_per_layer", {1, 1 << 30}));
+  });
+  return limits;
+}
+
+// The HBM of every GPU in one layer, under one routing.
+class LayerMemory {
+ public:
+  LayerMemory(const LayerPlacement& placement, const Limits& limits) : placement_(placement) {
+    for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+      const int slots = placement.first_slot(gpu + 1) - placement.first_slot(gpu);
+      caches_.push_back(limits.memory->cache(slots, limits.slots_per_layer));
+    }
+  }
+
+  void run(std::span<const std::int32_t> tokens_of_slot, Score& score) {
+    for (int gpu = 0; gpu < placement_.gpus(); ++gpu) {
+      ExpertCache& cache = *caches_[at(gpu)];
+      const int first = placement_.first_slot(gpu);
+      pinned_.assign(at(placement_.first_slot(gpu + 1) - first), 0);
+      misses_.clear();
+      for (int slot = 0; at(slot) < pinned_.size(); ++slot) {
+        if (tokens_of_slot[at(first + slot)] == 0) continue;
+        ++score.accesses;
+        cache.use(slot);
+        pinned_[at(slot)] = 1;
+        if (!cache.holds(slot)) misses_.push_back(slot);
+      }
+      score.hits += std::count(pinned_.begin(), pinned_.end(), 1) - std::ssize(misses_);
+      for (const int slot : misses_) cache.admit(slot, pinned_);
+    }
+  }
+
+ private:
+  const LayerPlacement& placement_;
+  std::vector<std::unique_ptr<ExpertCache>> caches_;  // [gpus]
+  std::vector<std::uint8_t> pinned_;
+  std::vector<int> misses_;
+};
+
 std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
-                               const Routers& routers, const Batches& batches, RooflineTime time) {
+                               const Routers& routers, const Batches& batches, RooflineTime time,
+                               const Limits& limits) {
   RoutingScratch scratch;
   std::vector<std::uint16_t> ids;
-  const bool needs_rows = std::any_of(routers.begin(), routers.end(), [](const auto& router) {
-    return router->needs_token_rows();
-  });
+  const bool limited = limits.capacity->limits();
+  LayerChoices choices;
+  std::vector<DelayedSelection> backlog;
+  std::vector<std::int32_t> tokens;
+  std::vector<LayerMemory> memories;
+  for (std::size_t i = 0; limits.memory && i < routers.size(); ++i) {
+    memories.emplace_back(placement, limits);
+  }
+  const bool needs_rows =
+      limited || std::any_of(routers.begin(), routers.end(),
+                             [](const auto& router) { return router->needs_token_rows(); });
   std::vector<std::int32_t> tokens_of_slot(at(placement.slots()));
   std::vector<LayerLoad> loads(routers.size());
   std::vector<Score> scores(routers.size());
@@ -217,10 +285,22 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
     RoutingProblem problem{
         placement, batches.tokens(sample, layer), static_cast<int>(layer), sample, {}};
     if (needs_rows) problem.rows = batches.rows(sample, layer, ids);
+    CapacityTally tally;
+    if (limited) {
+      choices.ids = ids;
+      choices.source_rank.assign(problem.rows.source_rank.begin(), problem.rows.source_rank.end());
+      choices.source_gpu = choices.source_rank;
+      tokens.resize(problem.tokens.size());
+      limit_choices(*limits.capacity, choices, backlog, tokens, tally);
+      problem.tokens = tokens;
+      problem.rows = {choices.ids, choices.source_rank, choices.dropped};
+    }
     for (std::size_t i = 0; i < routers.size(); ++i) {
       routers[i]->route(problem, scratch, tokens_of_slot);
       layer_load(placement, tokens_of_slot, loads[i]);
       scores[i].time += time.busiest(placement, tokens_of_slot);
+      scores[i].capacity += tally;
+      if (limits.memory) memories[i].run(tokens_of_slot, scores[i]);
     }
     for (std::size_t i = 0; i < routers.size(); ++i) {
       const std::int32_t activated = loads[i].max_activated;
@@ -237,10 +317,10 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
 }
 
 std::vector<Score> score_all(const ExpertPlacement& placement, const Routers& routers,
-                             const Batches& batches, RooflineTime time) {
+                             const Batches& batches, RooflineTime time, const Limits& limits) {
   std::vector<std::vector<Score>> of_layer(placement.size());
   tbb::parallel_for(std::size_t{0}, placement.size(), [&](std::size_t layer) {
-    of_layer[layer] = score_layer(placement[layer], layer, routers, batches, time);
+    of_layer[layer] = score_layer(placement[layer], layer, routers, batches, time, limits);
   });
   std::vector<Score> total(routers.size());
   for (const auto& scores : of_layer) {
@@ -262,6 +342,10 @@ ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_o
   row.activated_vs_even = ratio(score.max_activated, of_even.max_activated);
   row.above_optimal = score.above_optimal;
   row.above_even = score.above_even;
+  if (score.capacity.dropped > 0) {
+    row.dropped = ratio(score.capacity.dropped, score.capacity.selections);
+  }
+  if (score.accesses > 0) row.hit_rate = ratio(score.hits, score.accesses);
   return row;
 }
 
@@ -288,6 +372,7 @@ void require_sound(const ReplayConfig& config) {
 
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
   require_sound(config);
+  const Limits limits = read_limits(config);
   const Usable usable = usable_requests(trace, config.fit);
   std::vector<Batches> batches;
   for (const int batch : config.batches) {
@@ -308,7 +393,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           *asked[p], {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, seen);
       const Routers routers = make_routers(config.routings, {placement, config.time});
       for (std::size_t b = 0; b < batches.size(); ++b) {
-        const std::vector<Score> scores = score_all(placement, routers, batches[b], config.time);
+        const std::vector<Score> scores =
+            score_all(placement, routers, batches[b], config.time, limits);
         for (std::size_t i = 0; i < config.routings.size(); ++i) {
           ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
           row.placement = label(config.placements[p]);
@@ -341,6 +427,8 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows) {
                     {"time_mean", row.time_mean},
                     {"activated_vs_optimal", row.activated_vs_optimal},
                     {"activated_vs_even", row.activated_vs_even},
+                    {"dropped", row.dropped},
+                    {"hit_rate", row.hit_rate ? OrderedJson(*row.hit_rate) : OrderedJson()},
                     {"above_optimal", row.above_optimal},
                     {"above_even", row.above_even}});
   }

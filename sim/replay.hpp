@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,10 @@ struct ReplayConfig {
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
   RooflineTime time{};
+  ConfigNode capacity{"dropless", "replay"};  ///< a policy of capacity_rules(); batches are steps
+  /// A policy of expert_memories() with "slots_per_layer", HBM slots of each GPU. Batches are
+  /// steps, in the order drawn: what one request picks again and again shows only in a run.
+  std::optional<ConfigNode> expert_memory{};
 };
 
 /// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
@@ -62,8 +67,10 @@ struct ReplayRow {
   double time_mean = 0;           ///< RooflineTime of the GPU that takes longest
   double activated_vs_optimal = 1;
   double activated_vs_even = 1;
-  std::int64_t above_optimal = 0;  ///< cases with more activated than the exact optimum
-  std::int64_t above_even = 0;     ///< cases with more activated than the even split: inversions
+  double dropped = 0;                ///< share of the selections
+  std::optional<double> hit_rate{};  ///< of active slots, in HBM when their layer begins
+  std::int64_t above_optimal = 0;    ///< cases with more activated than the exact optimum
+  std::int64_t above_even = 0;       ///< cases with more activated than the even split: inversions
 };
 
 /// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed

@@ -82,7 +82,27 @@ for verb in list "check good.json" "explain good.json" "trace info trace"; do
   (cd "$work" && "$moesim" $verb) >"$work/text" 2>/dev/null || fail "$verb"
   (($(wc -L <"$work/text") <= 100)) || fail "$verb is wider than 100 columns: $(wc -L <"$work/text")"
 done
+run --json --set '/capacity={"type":"delay","factor":1}' --set '/expert_buffers={"tokens_per_rank":40}' --set \
+  '/expert_memory={"type":"lru","slots_per_layer":4,"host":{"bandwidth":"52 GB/s","latency":"10 us","source":"a test"}}' \
+  >"$work/out" 2>/dev/null || fail "run with expert memory, capacity and small buffers"
+python3 - "$work/out" <<'PY' || fail "report keys of expert memory, capacity and buffers"
+import json, sys
+report = json.load(open(sys.argv[1]))
+memory = report["expert_memory"]
+assert memory["misses"] > 0 and 0 < memory["hit_rate"] < 1 and memory["stall_seconds"] > 0
+assert report["experts"]["delayed"] > 0 and report["expert_buffers"]["steps_cut"] > 0
+PY
+"$moesim" run "$work/good.json" --set '/rebalancing={"type":"eplb_async","step_interval":20}' \
+  --set '/failures=[{"gpu":3,"at":"1 ms","recovers_after":"1 ms"}]' -o "$work/moved.json" >"$work/text" 2>/dev/null ||
+  fail "run with experts on the move"
+grep -Eq 'rebalanced [0-9]+ times' "$work/text" || fail "run does not say that experts moved"
+grep -Eq 'GPU 3 stopped at 0.001 s, back at' "$work/text" || fail "run does not say that a GPU stopped"
+(($(wc -L <"$work/text") <= 100)) || fail "run is too wide: $(wc -L <"$work/text")"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
+"$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.5 --batch 8 --capacity drop:factor=1 --json \
+  --expert-memory lru:slots_per_layer=2 >"$work/out" || fail "replay with capacity and expert memory"
+(($(grep -c '"hit_rate": 0\.' "$work/out") == 3)) || fail "replay: no hit rates"
+(($(grep -c '"dropped": 0\.[0-9]*[1-9]' "$work/out") == 3)) || fail "replay: nothing dropped"
 (($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
 
 # A placement goes through every format and comes back; its file is scored, replayed and run.
@@ -127,6 +147,9 @@ set_refused '/placement/replication=0.5' "replication below 1" 'replication: 0.5
 set_refused '/placement={"type":"eplb","replication":1.3,"strict":true}' "replication that does not divide" 'next ratio that does is 1.5'
 set_refused '/dispatch/decode="all_to_all"' "metro without global counts" '"metro" needs .*ids_all_gather'
 set_refused '/dispatch/decode="alltoall"' "unknown dispatch" 'did you mean "all_to_all"'
+set_refused '/capacity="drop"' "a capacity without a factor" 'capacity: .*factor'
+set_refused '/expert_memory="lru"' "an expert memory without a size" 'expert_memory: expected one of "slots_per_gpu"'
+set_refused '/expert_buffers={"tokens_per_rank":4096}' "buffers beyond the scheduler's step" 'tokens_per_rank: 4096 is out of'
 set_refused '/parallel={"dp":16,"tp":1,"ep":16}' "more GPUs than there are" 'dp \* tp = 16 GPUs, but 8 x H100 has 8'
 set_refused "/model=\"$PWD/models/zoo/qwen3_30b_a3b.json\"" "a trace of another model" 'trace.*(128|experts|adapt)'
 set_refused '/kv_cache={"gpu_memory_utilization":0.02}' "a model that does not fit" 'does not fit: [0-9.]+ GB missing per GPU'

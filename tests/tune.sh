@@ -9,17 +9,19 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 fail() { echo "FAILED: $*" >&2; exit 1; }
 
-# Not the shipped example: another model, cluster and SLO, axes that depend on each other.
+# Not the shipped example: another model, cluster, scheduler and SLO. The time to the first token must be short beside
+# the length of a run (some 0.1 s), or an overloaded run ends before its queue shows; and steps mix phases, because with
+# prefill_first a backlog makes TPOT better: then attainment does not fall with the load, which is what tune relies on.
 cat >sweep.json <<JSON
 {"base": "$source_dir/tests/tiny.json",
- "set": {"/slo": {"ttft": "60 ms", "tpot": "4 ms"}, "/workload/requests": 80,
+ "set": {"/slo": {"ttft": "8 ms", "tpot": "4 ms"}, "/workload/requests": 400,
          "/workload/lengths": {"type": "fixed", "prompt": 16, "output": 12},
          "/workload/arrivals": {"type": "poisson", "rate": "1 /s"},
-         "/placement": {"type": "eplb"}},
+         "/placement": {"type": "eplb"}, "/scheduling/type": "chunked_prefill"},
  "axes": {"/scheduling/max_num_seqs": [4, 8, 16], "/placement/replication": [1.0, 1.5],
           "/token_routing/decode": ["even", "static_primary", "metro"],
-          "/workload/arrivals/rate": ["100 /s", "141 /s", "200 /s", "283 /s", "400 /s", "566 /s", "800 /s", "1131 /s",
-                                      "1600 /s", "2263 /s", "3200 /s", "4525 /s"]},
+          "/workload/arrivals/rate": ["250 /s", "354 /s", "500 /s", "707 /s", "1000 /s", "1414 /s", "2000 /s",
+                                      "2828 /s", "4000 /s", "5657 /s", "8000 /s", "11314 /s"]},
  "zip": {"/parallel": [{"dp": 2, "ep": 2}, {"dp": 4, "ep": 4}, {"dp": 8, "ep": 8}, {"dp": 4, "tp": 2, "ep": 8}],
          "/dispatch/decode": ["all_gather", "all_gather", "all_gather", "all_gather"]}}
 JSON
@@ -27,19 +29,30 @@ JSON
 "$moesim" tune sweep.json --json -o best.json >found.json 2>log || fail "$(tail -n 1 log)"
 "$moesim" tune sweep.json >text 2>/dev/null || fail "tune in letters"
 (($(grep -v '^moesim run' text | wc -L) <= 100)) || fail "tune is wider than 100 columns"
+eval "$(grep '^moesim run' text | sed 's/^moesim/"$moesim"/') --json" >again.json 2>/dev/null || fail "the command does not run"
 python3 - <<'PY'
 import json, sqlite3
+assert json.load(open("again.json"))["metrics"] == json.load(open("best.json"))["metrics"], "the command runs another point"
 found = json.load(open("found.json"))
-metrics = [json.loads(report)["metrics"] for report, in
-           sqlite3.connect("grid.sqlite").execute("SELECT report FROM points WHERE status = 'done'")]
-best = max(m["request_goodput"] for m in metrics if m["slo_attainment"] >= .9)
+metrics = []
+for config, report in sqlite3.connect("grid.sqlite").execute("SELECT config, report FROM points WHERE status = 'done'"):
+    rate = float(json.loads(config)["workload"]["arrivals"]["rate"].removesuffix(" /s"))
+    metrics.append((json.loads(report)["metrics"], rate))
+# No more than arrives: a short run that drains ends more requests than came while it was measured.
+goodput = lambda m, rate: min(m["request_throughput"], rate) * m["slo_attainment"]
+best, at = max((goodput(m, rate), rate) for m, rate in metrics if m["slo_attainment"] >= .9)
+rates = sorted({rate for _, rate in metrics})
+assert rates[0] < at < rates[-1], f"the best rate, {at}, is at the end of the grid: the SLO decides nothing"
+missed = sum(m["slo_attainment"] < .9 for m, _ in metrics)
+print(f"best rate {at}, {missed} points miss the SLO")
 print(f"{found['goodput']:.1f} of {best:.1f} requests/s, {found['runs']} runs of {len(metrics)} points, "
       f"{found['pruned']} places pruned")
 assert found["goodput"] >= .99 * best, "not within 1 %"
 assert found["runs"] * 10 <= len(metrics), "more than a tenth of the runs"
-assert json.load(open("best.json"))["metrics"]["request_goodput"] == found["goodput"]
+rate = float(found["config"]["workload"]["arrivals"]["rate"].removesuffix(" /s"))
+assert goodput(json.load(open("best.json"))["metrics"], rate) == found["goodput"]
 PY
-sed 's/"ttft": "60 ms"/"ttft": "1 ns"/' sweep.json >hopeless.json
+sed 's/"ttft": "8 ms"/"ttft": "1 ns"/' sweep.json >hopeless.json
 code=0
 "$moesim" tune hopeless.json >/dev/null 2>log || code=$?
 ((code == 3)) || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"

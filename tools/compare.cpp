@@ -256,7 +256,7 @@ double sign_test(std::size_t wins, std::size_t losses) {
 
 StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
   const ComparedPointers pointers = compared_pointers(settings, {});
-  StoredSweep found{sweep.axes, {}};
+  StoredSweep found{sweep.document, sweep.axes, {}};
   for (const StoredPoint& point : sweep.points) {
     if (point.status == PointStatus::done && matches(point, settings, pointers))
       found.points.push_back(point);

@@ -114,7 +114,7 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
   require_writable(file);
   const std::string settings = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
-      "set key outside right top Left reverse\n",
+      "set key below Left reverse\n",
       terminal);
   const std::string script = script_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";

@@ -17,7 +17,7 @@ struct Options {
   std::string trace;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
-  std::string sample = "distinct", fit = "self";
+  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory;
   ReplayConfig config;
   bool json = false;
 };
@@ -29,18 +29,28 @@ std::vector<ConfigNode> policies(const std::vector<std::string>& names, const ch
 }
 
 std::string to_text(const std::vector<ReplayRow>& rows) {
-  Table table({"placement", "replicas", "batch", "routing", "slots", "tokens", "time", "vs optimal",
-               "vs even", "inversions"});
+  const bool drops =
+      std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
+  const bool misses = !rows.empty() && rows.front().hit_rate;
+  std::vector<std::string> columns({"placement", "replicas", "batch", "routing", "slots", "tokens",
+                                    "time", "vs optimal", "vs even", "inversions"});
+  if (drops) columns.push_back("dropped");
+  if (misses) columns.push_back("in HBM");
+  Table table(columns);
   for (const ReplayRow& row : rows) {
-    table.add({row.placement, fmt::format("{:.4g}x", row.replication_effective),
-               row.tokens_per_request > 1
-                   ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
-                   : fmt::format("{}", row.batch),
-               row.routing, fmt::format("{:.3f}", row.max_activated_mean),
-               fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
-               fmt::format("{:.4f}", row.activated_vs_optimal),
-               fmt::format("{:.4f}", row.activated_vs_even),
-               fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
+    std::vector<std::string> cells(
+        {row.placement, fmt::format("{:.4g}x", row.replication_effective),
+         row.tokens_per_request > 1
+             ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
+             : fmt::format("{}", row.batch),
+         row.routing, fmt::format("{:.3f}", row.max_activated_mean),
+         fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
+         fmt::format("{:.4f}", row.activated_vs_optimal),
+         fmt::format("{:.4f}", row.activated_vs_even),
+         fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
+    if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
+    if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
+    table.add(cells);
   }
   return table.text() +
          "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; time: "
@@ -98,12 +108,20 @@ Action setup_replay(CLI::App& command) {
       .add_option("--token-time", config.time.token_time,
                   "time to compute one token, in the same unit (1/206: bf16 on an H200)")
       ->check(CLI::NonNegativeNumber);
+  command.add_option("--capacity", options->capacity,
+                     "what an expert takes: drop:factor=1.25 (dropless)");
+  command.add_option("--expert-memory", options->expert_memory,
+                     "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
   command.add_option("--seed", config.seed, "of the sampled batches (1)");
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     ReplayConfig asked = options->config;
     asked.placements = policies(options->placements, "--placement");
     asked.routings = policies(options->routings, "--routing");
+    asked.capacity = policy_node(options->capacity, "--capacity");
+    if (!options->expert_memory.empty()) {
+      asked.expert_memory = policy_node(options->expert_memory, "--expert-memory");
+    }
     const auto sample =
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());

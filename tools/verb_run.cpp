@@ -34,6 +34,38 @@ std::string percent(const OrderedJson& value) {
   return fmt::format("{:.1f} %", value.get<double>() * 100);
 }
 
+// What moved and what stopped, when anything did.
+std::string events_of(const OrderedJson& report) {
+  std::string text;
+  const OrderedJson& moved = report["rebalancing"];
+  if (moved["count"] > 0) {
+    const double bytes =
+        moved["bytes"]["nvlink"].get<double>() + moved["bytes"]["network"].get<double>();
+    text += wrapped(fmt::format("rebalanced {} times: {} layers, {:.1f} GB; engine stopped for "
+                                "{:.3f} s, steps slowed by {:.3f} s",
+                                moved["count"].get<std::int64_t>(),
+                                moved["layers_switched"].get<std::int64_t>(), bytes / 1e9,
+                                moved["stall_seconds"].get<double>(),
+                                moved["slowdown_seconds"].get<double>())) +
+            "\n";
+  }
+  for (const OrderedJson& outage : report["failures"]) {
+    text += wrapped(fmt::format(
+                "{} stopped at {:.3f} s{}: {} requests moved, {} experts lost, engine stopped for "
+                "{:.3f} s",
+                outage["what"].get<std::string>(), outage["at_s"].get<double>(),
+                outage["recovered_at_s"].is_null()
+                    ? ""
+                    : fmt::format(", back at {:.3f} s", outage["recovered_at_s"].get<double>()),
+                outage["requests_moved"].get<std::int64_t>(),
+                outage["experts_lost"].get<std::int64_t>(),
+                outage["stopped_seconds"].get<double>() +
+                    outage["stopped_again_seconds"].get<double>())) +
+            "\n";
+  }
+  return text;
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
   if (m["completed"] == 0) {
@@ -84,7 +116,21 @@ std::string summary(const OrderedJson& report) {
       percent(report["breakdown"]["barrier_idle_share"]), percent(report["kv"]["mean_utilization"]),
       percent(report["kv"]["peak_utilization"]),
       percent(report["routing_coverage"]["decode"]["recorded"]));
-  return text;
+  const OrderedJson& memory = report["expert_memory"];
+  if (memory["type"] != "resident") {
+    text +=
+        fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
+                    percent(memory["hit_rate"]), number(memory["stall_seconds"], 2));
+  }
+  const OrderedJson& experts = report["experts"];
+  if (experts["dropped"] != 0 || experts["rerouted"] != 0 || experts["delayed"] != 0) {
+    text +=
+        fmt::format("selections dropped {}, rerouted {}, delayed {}\n", percent(experts["dropped"]),
+                    percent(experts["rerouted"]), percent(experts["delayed"]));
+  }
+  const auto cut = report["expert_buffers"]["steps_cut"].get<std::int64_t>();
+  if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
+  return text + events_of(report);
 }
 
 OrderedJson profile_of(const SimulatorWork& work, double wall) {

@@ -72,8 +72,9 @@ LayerPlacement after(const LayerPlacement& placement, const Migration& m) {
       *std::find(target.begin(), target.end(), m.partner) = m.expert;
       break;
     }
-    case Migration::Kind::drop:
-      target.erase(std::find(target.begin(), target.end(), m.expert));
+    case Migration::Kind::drop:  // the last slot's expert fills the gap
+      *std::find(target.begin(), target.end(), m.expert) = target.back();
+      target.pop_back();
       break;
   }
   return {placement.experts(), experts};

@@ -60,21 +60,23 @@ void Popularity::add(const StepSeen& seen) {
   }
 }
 
+// Counts of a window stand in panes of equally many steps, so that forgetting is cheap; without a
+// window there is one.
+void Popularity::open_pane() {
+  const std::int64_t pane_steps = std::max<std::int64_t>(1, options_.window / panes_per_window);
+  const bool room = options_.window == 0 || (!panes_.empty() && panes_.back().steps < pane_steps);
+  if (!panes_.empty() && room) return;
+  while (!panes_.empty() && (std::ssize(panes_) + 1) * pane_steps > options_.window) {
+    panes_.pop_front();
+  }
+  panes_.push_back({0, 0, std::vector<double>(static_cast<std::size_t>(dp_) * cells_)});
+}
+
 // A decay of rho per step: instead of all counts by rho, the weight of new ones grows by 1 / rho.
 void Popularity::add_to_ranks(const StepSeen& seen) {
-  const bool window = options_.window > 0;
-  const std::int64_t pane_steps = std::max<std::int64_t>(1, options_.window / panes_per_window);
-  if (panes_.empty() || (window && panes_.back().steps >= pane_steps)) {
-    panes_.push_back({0, 0, std::vector<double>(static_cast<std::size_t>(dp_) * cells_)});
-    std::int64_t steps = 0;
-    for (const Pane& pane : panes_) steps += pane.steps;
-    while (window && steps - panes_.front().steps >= options_.window) {
-      steps -= panes_.front().steps;
-      panes_.pop_front();
-    }
-  }
+  open_pane();
   Pane& pane = panes_.back();
-  if (!window) weight_ /= options_.decay;
+  if (options_.window == 0) weight_ /= options_.decay;
   if (weight_ > 1e100) {
     for (double& count : pane.counts) count /= weight_;
     pane.weight /= weight_;

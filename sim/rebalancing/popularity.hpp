@@ -52,6 +52,7 @@ class Popularity {
     double tokens = 0;
     std::vector<float> counts;  // [layers, experts]
   };
+  void open_pane();
   void add_to_ranks(const StepSeen&);
   void add_to_profiles(const StepSeen&);
 

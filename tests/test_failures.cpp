@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// When GPUs stop, is nothing lost but what the report says?
+#include <numeric>
+
+#include "sim/simulator.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+using test::config_error;
+using test::WithinRel;
+
+Json experiment(const Json& failures) {
+  return {
+      {"cluster", "../hardware/clusters/h100x16.json"},
+      {"model",
+       {{"name", "tiny"},
+        {"source", "made for a test"},
+        {"hidden", 512},
+        {"vocabulary", 1024},
+        {"tied_embeddings", false},
+        {"attention", {{"query_heads", 8}, {"kv_heads", 4}, {"head_dim", 64}}},
+        {"experts", {{"count", 16}, {"per_token", 2}, {"width", 256}}},
+        {"layers", Json::array({{{"repeat", 3}, {"pattern", Json::array({{{"ffn", "moe"}}})}}})}}},
+      {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
+      {"parallel", {{"dp", 4}, {"tp", 1}, {"ep", 4}}},
+      {"scheduling",
+       {{"type", "chunked_prefill"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 8}}},
+      {"workload",
+       {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}},
+        {"lengths", {{"type", "fixed"}, {"prompt", 20}, {"output", 30}}},
+        {"gating",
+         {{"type", "topical"}, {"requests", 12}, {"prompt_rows", 20}, {"decode_rows", 30}}},
+        {"requests", 120}}},
+      {"placement", {{"type", "eplb_distinct"}, {"replication", 1.5}}},
+      {"token_routing", {{"prefill", "even"}, {"decode", "vllm"}}},
+      {"dispatch", {{"prefill", "all_to_all"}, {"decode", "all_to_all"}}},
+      {"request_routing", "least_kv"},
+      {"failures", failures},
+      {"seed", 1}};
+}
+
+Experiment load(const Json& failures) {
+  TraceLibrary traces;
+  return load_experiment(
+      ConfigNode(experiment(failures), test::source_dir() / "tests" / "failures.json"), traces);
+}
+
+std::string refused(const Json& failures) {
+  return config_error([&] { load(failures); });
+}
+
+TEST_CASE("survivors keep their slots, a lost expert takes the last slot of the most copied one") {
+  // GPU 2 goes, and with it the only copies of 4 and 5. Expert 0 has three copies left, 1 has two.
+  const LayerPlacement map(6, {{0, 1, 2}, {3, 0, 1}, {4, 5, 2}, {0, 1, 3}});
+  const std::vector<char> live{1, 1, 0, 1};
+  // 4 takes 0's slot on GPU 3; then 0, 1 and 3 have 2, 3 and 2 copies: 5 takes 1's on GPU 3.
+  CHECK(on_survivors(map, live) == LayerPlacement(6, {{0, 1, 2}, {3, 0, 1}, {}, {4, 5, 3}}));
+  const std::vector<char> all(4, 1);
+  CHECK(on_survivors(map, all) == map);
+}
+
+TEST_CASE("failures that leave nothing to serve with are refused") {
+  CHECK(refused(Json::array()).empty());
+  CHECK_THAT(refused(Json::array({{{"gpu", 4}, {"at", "1 s"}}})), Catch::Contains("gpu"));
+  CHECK_THAT(refused(Json::array({{{"node", 0}, {"at", "1 s"}}})),
+             Catch::Contains("no attention rank is left"));
+  // 2 GPUs with 6 slots each cannot hold 16 experts: twice as many slots as experts would do.
+  CHECK_THAT(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}}, {{"gpu", 1}, {"at", "2 s"}}})),
+             Catch::Contains("12 slots left for 16 experts") && Catch::Contains("at least 2"));
+  // One after the other is fine.
+  CHECK(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}, {"recovers_after", "1 s"}},
+                             {{"gpu", 1}, {"at", "2 s"}}}))
+            .empty());
+  CHECK_THAT(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}}, {{"gpu", 0}, {"at", "2 s"}}})),
+             Catch::Contains("down already"));
+  CHECK_THAT(refused({{"events", Json::array()}, {"placement", "linear"}}),
+             Catch::Contains("does not go by"));
+}
+
+TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {
+  const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
+  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  std::vector<RequestRecord> requests;
+  Instance instance(e, rows, requests);
+  for (std::uint32_t id = 0; id < 16; ++id) {
+    RequestRecord& r = requests.emplace_back();
+    r.prompt_tokens = 10;
+    r.output_tokens = 5;
+    r.binding = rows.bind();
+  }
+  for (std::uint32_t id = 0; id < 16; ++id) instance.submit(id, id % 4);
+  std::array<RoutingCoverage, 2> coverage{};
+  Time now{};
+  const auto step = [&] {
+    const auto length = instance.begin_step(now, coverage);
+    if (length) now += to_duration(*length);
+    return length.has_value();
+  };
+  REQUIRE(step());
+  instance.end_step(now);
+  REQUIRE(step());  // in flight when the GPU stops: nobody gets a token of it
+  const Instance::Stopped stopped = instance.fail(e.failures.outages[0], now);
+  CHECK(stopped.requests == std::vector<std::uint32_t>{2, 6, 10, 14});
+  CHECK(instance.outages().front().tokens_lost == 4 * 10);
+  CHECK(instance.outages().front().step_lost.count() > 0);
+  for (const RequestRecord& r : requests) CHECK(r.generated == 1);
+  CHECK(instance.loads().size() == 3);
+  for (const std::uint32_t id : stopped.requests) instance.submit(id, 2);
+  CHECK(requests[2].rank == 3);  // the third that is up
+  while (step()) {
+    CHECK(instance.batch().ranks[2].tokens == 0);
+    std::int64_t tokens = 0;
+    for (const RankStep& rank : instance.batch().ranks) tokens += rank.tokens;
+    for (const LayerOutcome& layer : instance.cost().layers) {
+      REQUIRE(layer.load.tokens[2] == 0);
+      REQUIRE(std::accumulate(layer.load.tokens.begin(), layer.load.tokens.end(), 0) ==
+              tokens * e.model.experts_per_token);
+    }
+    instance.end_step(now);
+  }
+  for (const RequestRecord& r : requests) {
+    CHECK(r.state == RequestRecord::State::finished);
+    CHECK(r.generated == 5);
+  }
+  CHECK(instance.used_blocks() == 0);
+}
+
+TEST_CASE(
+    "every request finishes through failures and returns, and the report says what was lost") {
+  const Json events = Json::array(
+      {{{"gpu", 1}, {"at", "10 ms"}, {"recovers_after", "15 ms"}}, {{"gpu", 3}, {"at", "30 ms"}}});
+  for (const Json& failures :
+       {Json(events), Json{{"events", events}, {"placement", "eplb"}, {"detection", "2 ms"}}}) {
+    CAPTURE(failures.dump());
+    const Report report = run(load(failures));
+    CHECK(report.document["metrics"]["completed"] == 120);
+    for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
+    const OrderedJson& out = report.document["failures"];
+    REQUIRE(out.size() == 2);
+    CHECK(out[0]["what"] == "GPU 1");
+    CHECK(out[0]["at_s"] == 0.01);
+    CHECK(out[0]["requests_moved"] > 0);
+    CHECK(out[0]["kv_tokens_lost"] > 0);
+    CHECK(out[0]["recovered_at_s"] >= 0.025);
+    CHECK(out[0]["bytes_moved_back"] > 0.0);
+    CHECK(out[1]["recovered_at_s"].is_null());
+    const double detection = failures.is_array() ? 0 : 2e-3;
+    for (const auto& outage : out) CHECK(outage["stopped_seconds"] >= detection);
+    const double busy = report.document["breakdown"]["busy_seconds"];
+    CHECK(busy < report.document["metrics"]["duration_s"]);
+    CHECK(run(load(failures)).document.dump() == report.document.dump());
+  }
+}
+
+TEST_CASE("without a copy left experts come from outside, at the rate that was given") {
+  // No replica at all of most experts: those of GPU 1 are lost.
+  Json json = experiment(Json{{"events", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})},
+                              {"reload_bandwidth", "1 MB/s"}});
+  json["placement"] = {{"type", "flat"}, {"replication", 1.5}};
+  TraceLibrary traces;
+  const Experiment e =
+      load_experiment(ConfigNode(json, test::source_dir() / "tests/failures.json"), traces);
+  const OrderedJson outage = run(e).document["failures"][0];
+  REQUIRE(outage["experts_lost"] > 0);
+  const double w = expert_bytes(e.model, e.parallel, e.precision).value();
+  const double lost = outage["experts_lost"];
+  CHECK_THAT(outage["bytes_reloaded"].get<double>(), WithinRel(lost * w, 1e-12));
+  // Three GPUs load side by side: at best a third of it each.
+  CHECK(outage["stopped_seconds"].get<double>() >= lost * w / 3 / 1e6);
+}
+
+TEST_CASE("an outage after the last request changes nothing") {
+  OrderedJson before = run(load(Json::array())).document;
+  OrderedJson after = run(load(Json::array({{{"gpu", 1}, {"at", "1000 s"}}}))).document;
+  for (OrderedJson* report : {&before, &after}) report->erase("context");
+  CHECK(before.dump() == after.dump());
+}
+
+TEST_CASE("periodic rebalancing places over the ranks that are up") {
+  Json json = experiment(Json::array({{{"gpu", 1}, {"at", "10 ms"}}}));
+  json["rebalancing"] = {{"type", "eplb_periodic"}, {"step_interval", 20}, {"window_size", 50}};
+  TraceLibrary traces;
+  const Experiment e =
+      load_experiment(ConfigNode(json, test::source_dir() / "tests/failures.json"), traces);
+  const OrderedJson report = run(e).document;
+  CHECK(report["metrics"]["completed"] == 120);
+  CHECK(report["rebalancing"]["count"] > 1);
+}
+
+}  // namespace
+}  // namespace moesim
