@@ -190,7 +190,7 @@ double step_seconds(const Experiment& e, const SteadyStep& step) {
                         : prompt_tokens == 0 ? StepKind::decode
                                              : StepKind::mixed;
   StepCost cost;
-  model.price(batch, e.rule(rule_kind(e.mixed, kind, prompt_tokens)), e.placement, rows, cost);
+  model.price(batch, e.rules.of(rule_kind(e.mixed, kind, prompt_tokens)), e.placement, rows, cost);
   const double communication = cost.dispatch.seconds + cost.combine.seconds;
   if (!step.two_batches) return cost.total.count();
   // DeepEP's kernels keep 24 SMs to themselves meanwhile (its README).
