@@ -46,7 +46,8 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const std::int64_t wanted = rank.layout.blocks_for(sequence.computed + tokens);
+    const std::int64_t wanted =
+        rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
     if (wanted > left.free_blocks) break;
     left.free_blocks -= wanted;
     left.budget -= tokens;
