@@ -109,8 +109,8 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
   std::vector<RankLoad> loads;
   instance.loads(false, loads);
   CHECK(loads.size() == 3);
-  for (const std::uint32_t id : stopped.requests) instance.submit(id, 2);
-  CHECK(requests[2].rank == 3);  // the third that is up
+  CHECK(loads[2].rank == 3);  // the third that is up
+  for (const std::uint32_t id : stopped.requests) instance.submit(id, 3);
   while (step()) {
     CHECK(instance.batch().ranks[2].tokens == 0);
     std::int64_t tokens = 0;
