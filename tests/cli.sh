@@ -59,6 +59,9 @@ for key in """completed request_throughput request_goodput output_throughput tot
 for key in "wall_s cpu_s peak_rss_mb steps steps_per_s routed_ids_per_s generated_tokens_per_s".split(): profile[key]
 assert report["metrics"]["completed"] == 60 and report["experts"]["replication_effective"] == 1.5
 PY
+run --intervals --json --threads 1 >"$work/i" 2>/dev/null || fail "run --intervals"
+run --intervals --json --threads 2 2>/dev/null | cmp - "$work/i" || fail "--intervals: one thread and two differ"
+run --intervals 2>/dev/null | grep -Eq 'mean_tpot_ms( +[0-9.]+){3}' || fail "--intervals: no band on TPOT"
 run --steps "$work/s.csv" --timeline "$work/t.json" --json >"$work/d" 2>/dev/null || fail "run --steps --timeline"
 cmp "$work/a" "$work/d" || fail "watching a run changes its report"
 python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" <<'PY' || fail "steps and timeline"
