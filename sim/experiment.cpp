@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "sim/frontend.hpp"
+
 namespace moesim {
 
 namespace {
@@ -425,7 +427,6 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     read_rules(reader, e);
     e.charges =
         read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
-    policies.request_routing.make(e.request_routing, e.seed);
     e.capacity = policies.capacity.make(reader.child_or("capacity", "dropless"));
     e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
                                          policies.expert_memory, policies.prefetch);
@@ -442,8 +443,15 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
+      e.prefix_caching = kv.flag_or("prefix_caching", false);
+      const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0;
+      if (e.prefix_caching && windows) {
+        kv.child("prefix_caching")
+            .fail(fmt::format("is not modelled for the attention windows of {}", e.model.name));
+      }
     });
     check_memory(parallel, e.memory);
+    policies.request_routing.make(e.request_routing, router_context(e));
     const ConfigNode overlap = reader.child_or("overlap", "none");
     e.overlap = read_overlap(overlap);
     if (e.overlap.two_batch && e.expert_memory) {

@@ -98,6 +98,7 @@ struct Experiment {
   FailurePlan failures{};
   MemoryBudget memory{};
   KvLayout kv_layout{};
+  bool prefix_caching = false;
   Slo slo{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;

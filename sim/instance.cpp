@@ -11,19 +11,22 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       rows_(rows),
       requests_(requests),
       model_(step_model(experiment)),
-      ranks_(static_cast<std::size_t>(experiment.parallel.dp)),
       placement_(experiment.placement),
       rules_(experiment.rules),
       mover_(mover_of(experiment)),
       rebalancer_(make_rebalancer(experiment, mover_)),
       relocation_(experiment.movement.link_share),
       live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
-  for (Rank& rank : ranks_) rank.free_blocks = experiment.memory.kv_blocks;
+  for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
   if (experiment.failures.placer) {
     constexpr std::size_t steps = 1000;  // vLLM's window
     recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
   }
   batch_.ranks.resize(ranks_.size());
+}
+
+KvCache Instance::empty_cache() const {
+  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching};
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -32,7 +35,7 @@ std::int64_t Instance::total_blocks() const {
 
 std::int64_t Instance::used_blocks() const {
   std::int64_t used = total_blocks();
-  for (const Rank& rank : ranks_) used -= rank.free_blocks;
+  for (const Rank& rank : ranks_) used -= rank.kv.free_blocks();
   return used;
 }
 
@@ -42,41 +45,86 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
   return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
 }
 
-void Instance::submit(std::uint32_t id, std::size_t choice) {
-  std::size_t index = 0;
-  while (ranks_[index].down || choice-- > 0) ++index;
+void Instance::submit(std::uint32_t id, std::size_t index) {
   RequestRecord& request = requests_[id];
   request.rank = static_cast<std::int32_t>(index);
-  if (!can_ever_hold(request)) {
-    request.state = RequestRecord::State::rejected;
-    return;
-  }
+  check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
   // Of a prompt that arrives computed the last token is left: its step emits the first output
   // token. What was generated before a failure is lost with the KV cache.
-  const bool computed =
-      experiment_.scheduler->prompts_arrive_computed() && request.generated == 0;
+  const bool computed = experiment_.scheduler->prompts_arrive_computed() && request.generated == 0;
   const std::int32_t prompt = request.prompt_tokens - (computed ? 1 : 0);
   const std::int32_t tokens = request.prompt_tokens + request.generated;
   rank.waiting.push_back({id, tokens, computed ? prompt : 0, prompt, 0});
+  if (experiment_.prefix_caching) {
+    rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
+                                     experiment_.kv_layout.block_tokens));
+  }
   rank.kv_tokens += tokens;
+  rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
 }
 
-std::span<const RankLoad> Instance::loads() {
-  loads_.clear();
-  for (const Rank& rank : ranks_) {
+void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
+  loads.clear();
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
     if (rank.down) continue;
-    loads_.push_back({rank.kv_tokens, static_cast<std::int64_t>(rank.waiting.size()),
-                      static_cast<std::int64_t>(rank.running.size())});
+    RankLoad& load = loads.emplace_back();
+    load.kv_tokens = rank.kv_tokens;
+    load.waiting = std::ssize(rank.waiting);
+    load.running = std::ssize(rank.running);
+    load.rank = static_cast<std::int32_t>(r);
+    load.seats = experiment_.scheduler->max_num_seqs() - load.waiting - load.running;
+    load.total_blocks = rank.kv.blocks();
+    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
+    if (!requests) continue;
+    rank.shown.clear();
+    for (const Sequence& s : rank.running) rank.shown.push_back(show_request(s));
+    for (const Sequence& s : rank.waiting) rank.shown.push_back(show_request(s));
+    load.requests = rank.shown;
   }
-  return loads_;
+}
+
+RankRequest Instance::show_request(const Sequence& sequence) const {
+  const RequestRecord& request = requests_[sequence.request];
+  // Of one that waits, what the router found cached counts as good as computed.
+  const auto expected =
+      static_cast<std::int32_t>(request.routing.hit_share * request.prompt_tokens + .5);
+  const std::int32_t computed = std::max(sequence.computed, expected);
+  return {sequence.request, request.prompt_tokens, request.generated, request.output_tokens,
+          std::max(request.prompt_tokens - computed, 0)};
+}
+
+CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
+                        std::int32_t tokens) const {
+  return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
+}
+
+// What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
+// which no block is left, cannot be admitted in it.
+void Instance::show_waiting(Rank& rank) const {
+  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
+  const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
+  rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+  if (!experiment_.prefix_caching) return;
+  const KvLayout& layout = experiment_.kv_layout;
+  for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
+    const CacheHit hit = rank.kv.find(*sequence);
+    const auto cached = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
+    sequence->computed = std::max(sequence->computed, cached);
+    sequence->blocks = hit.in_use;
+    if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
+      rank.waiting_view.erase(sequence, rank.waiting_view.end());
+      break;
+    }
+  }
 }
 
 // Within the room of the expert buffers; whoever fills it is planned without them too, to see
 // whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *experiment_.scheduler;
-  RankView view{rank.running, rank.waiting_view, rank.free_blocks, experiment_.kv_layout,
+  RankView view{rank.running, rank.waiting_view, rank.kv.free_blocks(), experiment_.kv_layout,
                 experiment_.buffer_tokens};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
@@ -89,14 +137,10 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
 
 // Plans every rank for one turn; whether anybody has something to do in it.
 bool Instance::plan_turn(Turn turn) {
-  // A waiting sequence beyond the seats of a step cannot be admitted in it: the view need not show
-  // it.
-  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
   bool any = false;
   for (Rank& rank : ranks_) {
-    const auto visible = std::min(seats, rank.waiting.size());
-    rank.waiting_view.assign(rank.waiting.begin(),
-                             rank.waiting.begin() + static_cast<std::ptrdiff_t>(visible));
+    show_waiting(rank);
+    for (Sequence& sequence : rank.running) sequence.shared = rank.kv.shared_blocks(sequence);
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
@@ -134,36 +178,49 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
 
+// Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
+// took blocks in this step, or more, when others computed the same: it asks for no more blocks than
+// planned either way.
+void Instance::admit(Rank& rank, Sequence& sequence) {
+  const bool arrived_computed = sequence.computed > 0;
+  rank.kv.take_cached(sequence);
+  RequestRecord& request = requests_[sequence.request];
+  request.state = RequestRecord::State::running;
+  if (request.preemptions > 0 || arrived_computed) return;
+  request.cached_tokens = sequence.computed;
+  summary_.prefix_queried += sequence.tokens;
+  summary_.prefix_hit += sequence.computed;
+}
+
 void Instance::apply_plan(Rank& rank, std::int32_t index,
                           std::array<RoutingCoverage, 2>& coverage) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
-    rank.free_blocks += sequence.blocks;
-    sequence.blocks = 0;
-    sequence.computed = 0;
+    rank.kv.preempt(sequence);
+    rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
   }
+  const std::size_t stay = rank.running.size();
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
+    rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
-    requests_[rank.running.back().request].state = RequestRecord::State::running;
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
     Sequence& sequence = rank.running[i];
-    const std::int32_t tokens = rank.plan.running_tokens[i];
+    std::int32_t& tokens = rank.plan.running_tokens[i];
+    if (i >= stay) admit(rank, sequence);
+    tokens = std::min(tokens, sequence.need());
     if (tokens == 0) continue;
     compute(sequence, tokens, index, coverage);
-    const std::int64_t blocks = experiment_.kv_layout.blocks_for(sequence.computed + tokens);
-    rank.free_blocks -= blocks - sequence.blocks;
-    sequence.blocks = blocks;
+    rank.kv.grow(sequence, sequence.computed + tokens);
   }
-  check(rank.free_blocks >= 0, "a scheduler took more KV blocks than were free");
 }
 
 void Instance::classify_step() {
@@ -331,8 +388,9 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
     rank.running.clear();
     rank.waiting.clear();
     rank.plan.clear();
-    rank.free_blocks = experiment_.memory.kv_blocks;
+    rank.kv = empty_cache();
     rank.kv_tokens = 0;
+    rank.waiting_blocks = 0;
   }
   std::sort(stopped.requests.begin(), stopped.requests.end());
   for (const std::uint32_t id : stopped.requests)
@@ -397,8 +455,8 @@ const StepOutcome& Instance::end_step(Time now) {
       ++rank.kv_tokens;
       if (!last) continue;
       request.state = RequestRecord::State::finished;
-      rank.free_blocks += sequence.blocks;
       rank.kv_tokens -= sequence.tokens;
+      rank.kv.finish(sequence);
     }
     std::erase_if(rank.running, [&](const Sequence& sequence) {
       return requests_[sequence.request].state == RequestRecord::State::finished;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "sim/experiment.hpp"
+#include "sim/kv_cache.hpp"
 #include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -17,6 +18,14 @@
 
 namespace moesim {
 
+/// How a request came to its rank. Zero where the router does not look.
+struct RoutingRecord {
+  double score = 0;       ///< what the router went by
+  double hit_share = 0;   ///< of the prompt, cached on the rank at that moment
+  double locality = 0;    ///< of the experts predicted, on the rank's GPUs
+  std::int64_t load = 0;  ///< KV tokens on the rank before it came
+};
+
 /// The life of one request. Times are those of the simulated clock.
 struct RequestRecord {
   enum class State : std::uint8_t { waiting, running, finished, rejected } state = State::waiting;
@@ -24,8 +33,11 @@ struct RequestRecord {
   std::int32_t generated = 0;
   std::int32_t rank = -1;
   std::int32_t preemptions = 0;
+  std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   Time arrival{}, first_token{}, last_token{};
   Binding binding;
+  RoutingRecord routing;
+  std::shared_ptr<const PromptIds> prompt_ids{};
 };
 
 /// What the last step was, beside its cost.
@@ -37,6 +49,8 @@ struct StepSummary {
   std::int32_t decode_tokens = 0;
   std::int32_t dummy_ranks = 0;
   std::int32_t preemptions = 0;
+  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
+  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
   std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
   std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
 };
@@ -57,10 +71,9 @@ class Instance {
  public:
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
 
-  /// Queues a request on a rank, by its place in loads(), or rejects one that could never fit. One
-  /// that comes from a rank that stopped computes again what it has generated.
+  /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
+  /// that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
-  /// Whether submit() would reject it.
   bool can_ever_hold(const RequestRecord&) const;
 
   /// Composes and prices the next step; nothing when no rank has work.
@@ -79,8 +92,12 @@ class Instance {
   /// still while experts move back.
   Seconds recover(const Outage&, Time now);
 
-  /// Of the ranks that are up.
-  std::span<const RankLoad> loads();
+  /// What routers see of the ranks that are up; with the requests on them only if asked. What
+  /// `loads` refers to is good until the next call.
+  void loads(bool requests, std::vector<RankLoad>& loads);
+  /// What a prompt would find in a rank's KV cache.
+  CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
+  const ExpertPlacement& placement() const { return placement_; }
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
   const StepBatch& batch() const { return batch_; }
@@ -94,18 +111,24 @@ class Instance {
 
  private:
   struct Rank {
-    std::vector<Sequence> running;
-    std::deque<Sequence> waiting;
-    std::vector<Sequence> waiting_view;
-    std::int64_t free_blocks = 0;
+    std::vector<Sequence> running{};
+    std::deque<Sequence> waiting{};
+    std::vector<Sequence> waiting_view{};
+    KvCache kv;
     std::int64_t kv_tokens = 0;
-    StepPlan plan;
+    std::int64_t waiting_blocks = 0;  // that the waiting need
+    std::vector<RankRequest> shown{};
+    StepPlan plan{};
     bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
     bool down = false;
   };
 
+  RankRequest show_request(const Sequence& sequence) const;
+  KvCache empty_cache() const;
+  void show_waiting(Rank& rank) const;
   bool plan_step();
   bool plan_turn(Turn turn);
+  void admit(Rank& rank, Sequence& sequence);
   void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
@@ -124,7 +147,6 @@ class Instance {
   std::vector<RequestRecord>& requests_;
   StepModel model_;
   std::vector<Rank> ranks_;
-  std::vector<RankLoad> loads_;
   StepBatch batch_;
   StepCost cost_;
   StepSummary summary_;

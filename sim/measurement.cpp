@@ -137,6 +137,8 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
   totals.preemptions += step.preemptions;
+  totals.prefix_queried += step.prefix_queried;
+  totals.prefix_hit += step.prefix_hit;
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;

@@ -25,7 +25,7 @@ struct Policies {
   Registry<ExpertMemory> expert_memory = expert_memories();
   Registry<Prefetch> prefetch = prefetches();
   Registry<Scheduler> scheduling = schedulers();
-  Registry<RequestRouter, std::uint64_t> request_routing = request_routers();
+  Registry<RequestRouter, const RouterContext&> request_routing = request_routers();
   Registry<Rebalancer, const RebalancingContext&> rebalancing = rebalancers();
 };
 

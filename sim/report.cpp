@@ -364,7 +364,11 @@ OrderedJson kv_of(const Experiment& e, const Totals& totals, std::int64_t total_
           {"blocks_per_rank", e.memory.kv_blocks},
           {"mean_utilization", ratio(used, double(total_blocks))},
           {"peak_utilization", ratio(double(totals.kv_blocks_peak), double(total_blocks))},
-          {"preemptions", totals.preemptions}};
+          {"preemptions", totals.preemptions},
+          {"prefix_caching", e.prefix_caching},
+          {"prefix_queried_tokens", totals.prefix_queried},
+          {"prefix_hit_tokens", totals.prefix_hit},
+          {"prefix_hit_rate", ratio(double(totals.prefix_hit), double(totals.prefix_queried))}};
 }
 
 OrderedJson coverage_of(const Totals& totals) {

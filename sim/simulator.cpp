@@ -2,6 +2,7 @@
 #include "sim/simulator.hpp"
 
 #include "sim/event_queue.hpp"
+#include "sim/frontend.hpp"
 #include "sim/instance.hpp"
 
 namespace moesim {
@@ -19,11 +20,10 @@ class Simulation {
         progress_(progress),
         observers_(observers),
         source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
-        router_(
-            experiment.policies->request_routing.make(experiment.request_routing, experiment.seed)),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
               experiment.binding),
         instance_(experiment, rows_, requests_),
+        frontend_(experiment, rows_, requests_),
         measurement_(experiment, instance_.total_blocks()) {}
 
   Report run() {
@@ -35,6 +35,7 @@ class Simulation {
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
     }
+    check(frontend_.empty(), "a request was left without a rank");
     return write_report(experiment_, measurement_, instance_, std::move(requests_), ended_);
   }
 
@@ -55,33 +56,46 @@ class Simulation {
     RequestRecord& request = requests_.emplace_back();
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
+    request.prompt_ids = due_->request.prompt_ids;
     request.arrival = queue_.now();
     request.binding = rows_.bind();
     measurement_.request_arrived(queue_.now());
     if (std::ssize(requests_) == experiment_.workload.requests) {
       measurement_.no_more_arrivals(queue_.now());
     }
-    instance_.submit(id, router_->pick(due_->request, instance_.loads()));
-    if (request.state == RequestRecord::State::rejected) request_left(id);
+    frontend_.publish(queue_.now(), instance_);
+    if (instance_.can_ever_hold(request)) {
+      frontend_.arrive(id);
+    } else {
+      request.state = RequestRecord::State::rejected;
+      request_left(id);
+    }
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (!step_running_ && !more_now) begin_step();
+    if (more_now) return;
+    frontend_.place(queue_.now(), instance_);
+    if (!step_running_) begin_step();
   }
 
   void handle(const StepEnds& step) {
     if (step.serial != serial_) return;
     step_running_ = false;
     ended_ = queue_.now();
+    frontend_.publish(queue_.now(), instance_);
     const StepOutcome& outcome = instance_.end_step(queue_.now());
     measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(instance_, queue_.now());
     for (const StepOutcome::Emitted& token : outcome.tokens) {
-      if (token.last) request_left(token.request);
+      if (!token.last) continue;
+      frontend_.finished(token.request);
+      request_left(token.request);
     }
     schedule_arrival();
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (!more_now) begin_step();
+    if (more_now) return;
+    frontend_.place(queue_.now(), instance_);
+    begin_step();
   }
 
   // Nothing has work or will have.
@@ -91,13 +105,10 @@ class Simulation {
   void handle(const OutageBegins& begins) {
     if (finished()) return;
     const Outage& outage = experiment_.failures.outages[begins.outage];
+    frontend_.publish(queue_.now(), instance_);
     const Instance::Stopped stopped = instance_.fail(outage, queue_.now());
-    for (const std::uint32_t id : stopped.requests) {
-      const RequestRecord& request = requests_[id];
-      const Request rest{request.prompt_tokens + request.generated,
-                         request.output_tokens - request.generated};
-      instance_.submit(id, router_->pick(rest, instance_.loads()));
-    }
+    for (const std::uint32_t id : stopped.requests) frontend_.arrive(id);
+    frontend_.place(queue_.now(), instance_);
     if (outage.recovers_after) {
       queue_.schedule(queue_.now() + *outage.recovers_after, OutageEnds{begins.outage});
     }
@@ -112,6 +123,7 @@ class Simulation {
   void handle(const EngineReady& ready) {
     if (ready.serial != serial_) return;
     step_running_ = false;
+    frontend_.place(queue_.now(), instance_);
     begin_step();
   }
 
@@ -155,10 +167,10 @@ class Simulation {
   std::span<RunObserver* const> observers_;
   EventQueue queue_;
   std::unique_ptr<RequestSource> source_;
-  std::unique_ptr<RequestRouter> router_;
   std::vector<RequestRecord> requests_;
   RowSource rows_;
   Instance instance_;
+  Frontend frontend_;
   Measurement measurement_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;

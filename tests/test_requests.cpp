@@ -158,9 +158,9 @@ TEST_CASE("every known file family is recognised from its first line") {
       "5,ChatGPT,472,18,490,Conversation log\n6,ChatGPT,99,0,99,Conversation log\n"
       "6.75,GPT-4,1087,230,1317,Conversation log\n");
   const TemporaryFile mooncake(
-      R"({"timestamp": 100, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]})"
+      R"({"timestamp": 100, "input_length": 758, "output_length": 500, "hash_ids": [0, 1]})"
       "\n"
-      R"({"timestamp": 1850, "input_length": 7322, "output_length": 490, "hash_ids": [0]})");
+      R"({"timestamp": 1850, "input_length": 322, "output_length": 490, "hash_ids": [0]})");
   // In each the second request that did not fail comes 1.75 s after the first.
   for (const TemporaryFile* file : {&azure, &azure_2024, &burst, &mooncake}) {
     const RequestTrace trace = read_request_trace(file->path());
@@ -170,7 +170,10 @@ TEST_CASE("every known file family is recognised from its first line") {
     CHECK(trace.rows[1].arrival == std::chrono::milliseconds(1750));
   }
   CHECK(read_request_trace(burst.path()).rows[1].request.prompt_tokens == 1087);
-  CHECK(read_request_trace(mooncake.path()).rows[0].request.output_tokens == 500);
+  const Request conversation = read_request_trace(mooncake.path()).rows[0].request;
+  CHECK(conversation.output_tokens == 500);
+  CHECK(conversation.prompt_ids->block_tokens == 512);
+  CHECK(conversation.prompt_ids->ids == std::vector<std::uint64_t>{0, 1});
 }
 
 TEST_CASE("rows out of order are sorted by time") {
@@ -222,6 +225,10 @@ TEST_CASE("a malformed row is refused with its line number") {
   const TemporaryFile moon(
       "{\"timestamp\": 1, \"input_length\": 2, \"output_length\": 3}\n{\"timestamp\": 1}\n");
   CHECK_THAT(config_error([&] { read_request_trace(moon.path()); }), Contains(":2: has no number"));
+  const TemporaryFile ids(
+      R"({"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [4]})");
+  CHECK_THAT(config_error([&] { read_request_trace(ids.path()); }),
+             Contains(":1: \"hash_ids\" are not 2 ids"));
   const TemporaryFile other("a,b,c\n1,2,3\n");
   CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
              Contains(":1: is no request trace"));

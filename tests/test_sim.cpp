@@ -160,9 +160,14 @@ TEST_CASE("prefill_first keeps prompts and decodes in steps of their own") {
 }
 
 TEST_CASE("routers choose by load, ties by lowest rank") {
-  const std::vector<RankLoad> ranks{{500, 0, 3}, {200, 4, 2}, {200, 0, 5}};
+  const std::vector<RankLoad> ranks{{500, 0, 3, 0}, {200, 4, 2, 1}, {200, 0, 5, 2}};
   const auto pick = [&](const char* name) {
-    return request_routers().make(config(fmt::format("\"{}\"", name)), 1)->pick({1, 1}, ranks);
+    const PendingRequest request{.prompt_tokens = 1};
+    std::vector<Assignment> assignments;
+    request_routers()
+        .make(config(fmt::format("\"{}\"", name)), {.ranks = 3})
+        ->route({{}, {&request, 1}, ranks}, assignments);
+    return assignments.at(0).rank;
   };
   CHECK(pick("least_kv") == 1);
   CHECK(pick("jsq") == 0);

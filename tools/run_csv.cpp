@@ -59,7 +59,7 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
   std::string csv =
       "request,arrival_s,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,tpot_ms,"
-      "e2el_ms,preemptions\n";
+      "e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens\n";
   constexpr std::array<std::string_view, 4> states{"waiting", "running", "finished",
                                                    "rejected: exceeds_kv_capacity"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -69,11 +69,13 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
       const double seconds = to_seconds(end - begin).count();
       return finished && tokens > 0 ? ms(seconds / tokens) : "";
     };
-    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{}\n", i, to_seconds(r.arrival).count(),
-                       r.rank, states[static_cast<std::size_t>(r.state)], r.prompt_tokens,
-                       r.output_tokens, r.generated, length(r.arrival, r.first_token, 1),
+    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i,
+                       to_seconds(r.arrival).count(), r.rank,
+                       states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
+                       r.generated, length(r.arrival, r.first_token, 1),
                        length(r.first_token, r.last_token, r.output_tokens - 1),
-                       length(r.arrival, r.last_token, 1), r.preemptions);
+                       length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
+                       r.routing.score, r.routing.hit_share, r.routing.locality, r.routing.load);
   }
   return csv;
 }

@@ -1,29 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
-#include "sim/request_routing/request_router.hpp"
+#include "sim/request_routing/routers.hpp"
 
 namespace moesim {
 
 namespace {
 
-// Join the shortest queue: argmin of waiting + running; ties fewest KV tokens, then lowest id.
-class ShortestQueue final : public RequestRouter {
+// Join the shortest queue: argmin of waiting + running; ties fewest KV tokens, then lowest rank.
+class ShortestQueue final : public OneByOneRouter {
  public:
-  std::size_t pick(const Request&, std::span<const RankLoad> ranks) override {
-    const auto shorter = [](const RankLoad& a, const RankLoad& b) {
-      return std::pair(a.waiting + a.running, a.kv_tokens) <
-             std::pair(b.waiting + b.running, b.kv_tokens);
-    };
-    return static_cast<std::size_t>(std::min_element(ranks.begin(), ranks.end(), shorter) -
-                                    ranks.begin());
+  using OneByOneRouter::OneByOneRouter;
+
+  Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    scores_.clear();
+    for (const RankLoad& r : ranks) scores_.push_back(static_cast<double>(r.waiting + r.running));
+    const std::size_t best = least(scores_, ranks);
+    return {best, scores_[best]};
   }
+
+ private:
+  std::vector<double> scores_;
 };
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_jsq_router(ConfigReader&, std::uint64_t) {
-  return std::make_unique<ShortestQueue>();
+std::unique_ptr<RequestRouter> make_jsq_router(ConfigReader& options, const RouterContext&) {
+  return std::make_unique<ShortestQueue>(options);
 }
 
 }  // namespace moesim

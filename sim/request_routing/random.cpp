@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/rng.hpp"
-#include "sim/request_routing/request_router.hpp"
+#include "sim/request_routing/routers.hpp"
 
 namespace moesim {
 
 namespace {
 
-class Random final : public RequestRouter {
+class Random final : public OneByOneRouter {
  public:
-  explicit Random(std::uint64_t seed) : rng_(seed, "request_routing/random") {}
+  Random(ConfigReader& options, std::uint64_t seed)
+      : OneByOneRouter(options), rng_(seed, "request_routing/random") {}
 
-  std::size_t pick(const Request&, std::span<const RankLoad> ranks) override {
-    return static_cast<std::size_t>(rng_.below(ranks.size()));
+  Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    return {rng_.below(ranks.size())};
   }
 
  private:
@@ -20,8 +22,9 @@ class Random final : public RequestRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_random_router(ConfigReader&, std::uint64_t seed) {
-  return std::make_unique<Random>(seed);
+std::unique_ptr<RequestRouter> make_random_router(ConfigReader& options,
+                                                  const RouterContext& context) {
+  return std::make_unique<Random>(options, context.seed);
 }
 
 }  // namespace moesim

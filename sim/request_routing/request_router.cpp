@@ -1,16 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/request_routing/request_router.hpp"
 
+#include <algorithm>
+#include <tuple>
+
+#include "sim/request_routing/routers.hpp"
+
 namespace moesim {
 
-const Registry<RequestRouter, std::uint64_t>& request_routers() {
-  static const Registry<RequestRouter, std::uint64_t> table(
+OneByOneRouter::OneByOneRouter(ConfigReader& options) {
+  constexpr std::array<std::string_view, 2> places{"rank", "central"};
+  central_ = options.choice_or("admission", places, 0) == 1;
+}
+
+void OneByOneRouter::route(const RoutingState& state, std::vector<Assignment>& assignments) {
+  const PendingRequest& request = state.pending.front();
+  offered_.clear();
+  for (const RankLoad& rank : state.ranks) {
+    const bool now = rank.seats > 0 && request.blocks <= rank.free_blocks();
+    if (central_ ? now : request.blocks <= rank.total_blocks) offered_.push_back(rank);
+  }
+  if (offered_.empty()) return;
+  const Choice choice = pick(request, offered_, state);
+  assignments.push_back({0, offered_[choice.index].rank, choice.score});
+}
+
+std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks) {
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    if (std::tuple(scores[i], ranks[i].kv_tokens) < std::tuple(scores[best], ranks[best].kv_tokens))
+      best = i;
+  }
+  return best;
+}
+
+const Registry<RequestRouter, const RouterContext&>& request_routers() {
+  static const Registry<RequestRouter, const RouterContext&> table(
       "request_routing",
-      {{"round_robin", "ranks in turn", make_round_robin_router},
-       {"random", "a rank at random", make_random_router},
+      {{"random", "a rank at random", make_random_router},
+       {"round_robin", "ranks in turn", make_round_robin_router},
+       {"power_of_two", "of two ranks at random the one with fewer KV tokens",
+        make_power_of_two_router},
        {"jsq", "the rank with the fewest requests, waiting and running", make_jsq_router},
+       {"vllm", "least 4 * waiting + running, by statistics up to 100 ms old", make_vllm_router},
        {"least_kv", "the rank with the fewest KV tokens, waiting and running",
-        make_least_kv_router}});
+        make_least_kv_router},
+       {"br0", "BalanceRoute: the least barrier idle now; one request at a time, or a pool",
+        make_br0_router},
+       {"brh", "BalanceRoute: the same over a horizon of predicted loads", make_brh_router},
+       {"bfio", "BF-IO: subsets of a pool that fill ranks up to the most loaded over a horizon",
+        make_bfio_router},
+       {"overflow", "least expected overflow over the life of a request, by observed survival",
+        make_overflow_router},
+       {"fast_phi", "the same at a few quantiles of the output lengths", make_fast_phi_router},
+       {"cache_aware", "SGLang: the longest known prefix, the shortest queue when unbalanced",
+        make_cache_aware_router},
+       {"dynamo_kv", "Dynamo: least prefill blocks after cache hits plus decode blocks",
+        make_dynamo_kv_router},
+       {"joint", "prefill saved, experts on the rank's GPUs and load, in seconds",
+        make_joint_router}});
   return table;
 }
 

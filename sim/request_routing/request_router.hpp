@@ -2,34 +2,127 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <vector>
 
 #include "hardware/registry.hpp"
-#include "traces/requests/request_source.hpp"
+#include "hardware/units.hpp"
+#include "sim/kv_cache.hpp"
 
 namespace moesim {
 
-/// One data-parallel rank as the router sees it.
+/// A request on a rank, waiting or running.
+struct RankRequest {
+  std::uint32_t id = 0;
+  std::int32_t prompt_tokens = 0;
+  std::int32_t generated = 0;
+  std::int32_t output_tokens = 0;  ///< the truth: for predictors of a stated error, nobody else
+  std::int32_t prefill_left = 0;   ///< prompt tokens still to compute, as far as is known
+};
+
+/// One data-parallel rank as routers see it.
 struct RankLoad {
   std::int64_t kv_tokens = 0;  ///< of running and waiting requests, a just-routed one included
   std::int64_t waiting = 0;
   std::int64_t running = 0;
+  std::int32_t rank = 0;
+  std::int64_t seats = 0;         ///< sequences it can take before max_num_seqs are on it
+  std::int64_t blocks = 0;        ///< KV blocks in use, and those the waiting will need
+  std::int64_t total_blocks = 0;  ///< KV blocks it has
+  std::int64_t published_waiting = 0, published_running = 0;  ///< RouterNeeds::statistics_interval
+  std::span<const RankRequest> requests{};                    ///< RouterNeeds::requests
+  std::int64_t free_blocks() const { return total_blocks - blocks; }
 };
 
-/// Chooses the DP rank of an arriving request, for its whole life.
+/// A request that waits for a rank.
+struct PendingRequest {
+  std::uint32_t id = 0;
+  std::int32_t prompt_tokens = 0;
+  std::int32_t output_tokens = 0;       ///< as in RankRequest
+  std::int64_t blocks = 0;              ///< KV blocks of its prompt
+  std::span<const BlockHash> hashes{};  ///< of its prompt's whole blocks; RouterNeeds::prefixes
+  std::span<const CacheHit> hits{};     ///< [rank]; RouterNeeds::prefixes
+  std::span<const double> locality{};   ///< [rank], share of the experts it will need that the
+                                        ///< rank's own GPUs host; RouterNeeds::locality
+};
+
+/// What a router decides from.
+struct RoutingState {
+  Time now{};
+  std::span<const PendingRequest> pending;   ///< in order of arrival, never empty
+  std::span<const RankLoad> ranks;           ///< ascending, never empty
+  std::int64_t publication = 0;              ///< counts the published statistics
+  std::span<const std::int32_t> finished{};  ///< output tokens of all that finished, in that order
+};
+
+/// Gives a pending request to a rank, for its whole life.
+struct Assignment {
+  std::size_t pending = 0;  ///< index into RoutingState::pending
+  std::int32_t rank = 0;
+  double score = 0;  ///< what the router went by, for the record
+};
+
+/// What a router looks at beside loads. What it does not need is not gathered.
+struct RouterNeeds {
+  std::size_t window = 1;  ///< pending requests that it chooses among
+  bool requests = false;
+  bool prefixes = false;
+  bool locality = false;
+  std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
+};
+
+/// Chooses DP ranks for requests. Asked when requests arrive and when a step has ended while some
+/// are pending, and again with what is then left and loaded until it assigns none.
 class RequestRouter {
  public:
   virtual ~RequestRouter() = default;
-  /// An index into `ranks`, which is never empty. Ties: lowest load, then lowest id.
-  virtual std::size_t pick(const Request&, std::span<const RankLoad> ranks) = 0;
+  /// Appends to `assignments`; whoever is not in them waits. Unless a policy says otherwise ties go
+  /// to the lowest load (KV tokens), then to the lowest rank. An idle group must be given work.
+  virtual void route(const RoutingState&, std::vector<Assignment>& assignments) = 0;
+  virtual RouterNeeds needs() const { return {}; }
 };
 
-/// The table: round_robin, random, jsq, least_kv. The seed names the policy's random stream.
-const Registry<RequestRouter, std::uint64_t>& request_routers();
+/// What routers are built with.
+struct RouterContext {
+  std::uint64_t seed = 1;  ///< names their random streams
+  int ranks = 1;
+  int experts = 1;             ///< routed, per layer
+  int block_tokens = 16;       ///< of a KV block
+  double prefill_token_s = 0;  ///< to compute a prompt token on one rank
+  double remote_token_s =
+      0;                  ///< to send a token to its experts and back in every layer, none local
+  double kv_token_s = 0;  ///< to read one token's KV cache in a step
+};
 
-std::unique_ptr<RequestRouter> make_round_robin_router(ConfigReader&, std::uint64_t seed);
-std::unique_ptr<RequestRouter> make_random_router(ConfigReader&, std::uint64_t seed);
-std::unique_ptr<RequestRouter> make_jsq_router(ConfigReader&, std::uint64_t seed);
-std::unique_ptr<RequestRouter> make_least_kv_router(ConfigReader&, std::uint64_t seed);
+/// Routers that place one request after the other, first come, first served. Reads the option
+/// "admission": "rank" (default) sends a request to a rank at once, there to wait; "central" keeps
+/// it until a rank has a seat and blocks for its prompt, and chooses among such ranks. A rank that
+/// could never hold the prompt is not offered.
+class OneByOneRouter : public RequestRouter {
+ public:
+  explicit OneByOneRouter(ConfigReader& options);
+  void route(const RoutingState&, std::vector<Assignment>&) final;
+
+ protected:
+  struct Choice {
+    std::size_t index = 0;  ///< into the ranks offered
+    double score = 0;
+  };
+  /// `ranks` are those offered, never none.
+  virtual Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
+                      const RoutingState&) = 0;
+
+ private:
+  bool central_;
+  std::vector<RankLoad> offered_;
+};
+
+/// The index of the smallest (score, KV tokens, place).
+std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks);
+
+/// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
+/// fast_phi, cache_aware, dynamo_kv, joint.
+const Registry<RequestRouter, const RouterContext&>& request_routers();
 
 }  // namespace moesim

@@ -1,24 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/request_routing/request_router.hpp"
+#include "sim/request_routing/routers.hpp"
 
 namespace moesim {
 
 namespace {
 
-class RoundRobin final : public RequestRouter {
+// The first rank offered from the one after the last choice on, round and round.
+class RoundRobin final : public OneByOneRouter {
  public:
-  std::size_t pick(const Request&, std::span<const RankLoad> ranks) override {
-    return next_++ % ranks.size();
+  using OneByOneRouter::OneByOneRouter;
+
+  Choice pick(const PendingRequest&, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    std::size_t index = 0;
+    while (index < ranks.size() && ranks[index].rank < next_) ++index;
+    if (index == ranks.size()) index = 0;
+    next_ = ranks[index].rank + 1;
+    return {index};
   }
 
  private:
-  std::size_t next_ = 0;
+  std::int32_t next_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_round_robin_router(ConfigReader&, std::uint64_t) {
-  return std::make_unique<RoundRobin>();
+std::unique_ptr<RequestRouter> make_round_robin_router(ConfigReader& options,
+                                                       const RouterContext&) {
+  return std::make_unique<RoundRobin>(options);
 }
 
 }  // namespace moesim

@@ -46,12 +46,20 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const std::int64_t wanted = rank.layout.blocks_for(sequence.computed + tokens);
+    const std::int64_t wanted =
+        rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
     if (wanted > left.free_blocks) break;
     left.free_blocks -= wanted;
     left.budget -= tokens;
     plan.admitted_tokens.push_back(tokens);
   }
+}
+
+void plan_first_come(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
+  plan.clear();
+  const auto everybody = [](const Sequence&) { return true; };
+  const Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, everybody, plan);
+  if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
 }
 
 const Registry<Scheduler>& schedulers() {

@@ -17,7 +17,8 @@ struct Sequence {
   std::int32_t tokens = 0;    ///< prompt and generated so far: what must be computed
   std::int32_t computed = 0;  ///< of those, how many are in the KV cache
   std::int32_t prompt_tokens = 0;
-  std::int64_t blocks = 0;  ///< KV blocks held
+  std::int64_t blocks = 0;  ///< KV blocks held; of a waiting one, in use by others and its to share
+  std::int64_t shared = 0;  ///< of those, how many preempting it would not free
   bool decoding() const { return tokens > prompt_tokens && tokens - computed == 1; }
   std::int32_t need() const { return tokens - computed; }
 };
@@ -112,7 +113,8 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
     const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
     while (wanted > left.free_blocks && end > keeps) {
       left.out_of_blocks = true;
-      left.free_blocks += rank.running[--end].blocks;
+      --end;
+      left.free_blocks += rank.running[end].blocks - rank.running[end].shared;
     }
     if (wanted > left.free_blocks) left.out_of_blocks = true;
     if (wanted > left.free_blocks || end <= i) continue;
@@ -128,5 +130,10 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// Admits waiting sequences in order while budget, seats and blocks last; the first that does not
 /// fit ends it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover, StepPlan&);
+
+/// A whole step of vLLM v1 (vllm/v1/core/sched/scheduler.py; policies.md 6.1). Running sequences
+/// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted
+/// only when nothing had to be preempted.
+void plan_first_come(const RankView&, const BatchLimits&, StepPlan&);
 
 }  // namespace moesim

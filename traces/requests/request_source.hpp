@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
@@ -13,10 +14,18 @@ namespace moesim {
 class Arrivals;
 class Lengths;
 
+/// Which prompts begin alike: an id names all tokens before the end of its block, so that prompts
+/// with equal ids at one place are equal up to there.
+struct PromptIds {
+  std::int32_t block_tokens = 0;
+  std::vector<std::uint64_t> ids;  ///< of ceil(prompt_tokens / block_tokens) blocks
+};
+
 /// What a client asks for: lengths are known to the simulator, not to the policies.
 struct Request {
-  std::int32_t prompt_tokens = 0;  ///< >= 1
-  std::int32_t output_tokens = 0;  ///< >= 1; the first is produced by the prefill
+  std::int32_t prompt_tokens = 0;                 ///< >= 1
+  std::int32_t output_tokens = 0;                 ///< >= 1; the first is produced by the prefill
+  std::shared_ptr<const PromptIds> prompt_ids{};  ///< null: the prompt begins like no other
 };
 
 struct TimedRequest {

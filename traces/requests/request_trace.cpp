@@ -29,6 +29,16 @@ std::int32_t checked_tokens(std::int64_t tokens, std::string_view what) {
   return static_cast<std::int32_t>(tokens);
 }
 
+Request request_of(RecordedRow& row) {
+  Request request{checked_tokens(row.prompt_tokens, "prompt"),
+                  checked_tokens(row.output_tokens, "output")};
+  if (row.id_block_tokens > 0) {
+    request.prompt_ids = std::make_shared<const PromptIds>(
+        PromptIds{row.id_block_tokens, std::move(row.prompt_ids)});
+  }
+  return request;
+}
+
 }  // namespace
 
 RequestTrace read_request_trace(const std::filesystem::path& file) {
@@ -41,11 +51,9 @@ RequestTrace read_request_trace(const std::filesystem::path& file) {
         reader = recognise(line);
         if (reader->first_line_is_header) return;
       }
-      const std::optional<RecordedRow> row = reader->read(line);
+      std::optional<RecordedRow> row = reader->read(line);
       if (!row) return;
-      trace.rows.push_back({row->time,
-                            {checked_tokens(row->prompt_tokens, "prompt"),
-                             checked_tokens(row->output_tokens, "output")}});
+      trace.rows.push_back({row->time, request_of(*row)});
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, error.what()));
     }

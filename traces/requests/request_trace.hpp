@@ -25,7 +25,8 @@ struct RequestTrace {
 ///   BurstGPT              CSV: Timestamp, Request tokens, Response tokens; rows with 0 response
 ///                         tokens are failed requests and left out
 ///   lengths               CSV: prompt_tokens, output_tokens
-///   Mooncake              JSON lines: timestamp (ms), input_length, output_length
+///   Mooncake              JSON lines: timestamp (ms), input_length, output_length and, if there,
+///                         hash_ids (one for each 512 tokens of the prompt, chained)
 /// Columns may stand in any order among others. Rows out of order are sorted by time, ties as in
 /// the file. Throws ConfigError with the line number at a row that is malformed or asks for no
 /// tokens.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace moesim {
 
@@ -15,6 +16,8 @@ struct RecordedRow {
   std::chrono::nanoseconds time{};  ///< since whatever moment the file counts from
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
+  std::int32_t id_block_tokens = 0;         ///< tokens that a prompt id covers; 0 = no ids
+  std::vector<std::uint64_t> prompt_ids{};  ///< see PromptIds
 };
 
 /// Reads the rows of one file family. nullopt is a row to leave out. Throws ConfigError, without a

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/frontend.hpp"
+
+#include <algorithm>
+#include <functional>
+
+namespace moesim {
+
+RouterContext router_context(const Experiment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  const double tp = e.parallel.tp;
+  RouterContext context;
+  context.seed = e.seed;
+  context.ranks = e.parallel.dp;
+  context.experts = e.model.experts;
+  context.block_tokens = e.kv_layout.block_tokens;
+  // Two flops for each active weight, at the rate of the grouped GEMM. With loads alike a rank's
+  // GPUs do as much for others' tokens as others do for its own.
+  const KernelConstants& gemm = gpu.kernel(KernelFamily::grouped_gemm);
+  const Flops token(2 * count_parameters(e.model).active);
+  const FlopsPerSecond peak = gpu.peak(e.precision.experts, e.precision.activations);
+  context.prefill_token_s = (token / (peak * gemm.peak_share_of(e.precision.experts))).count() / tp;
+  // A copy of the hidden state to each of k experts and one back, bf16, over one GPU's NVLink.
+  const Bytes copies(2.0 * 2 * e.model.hidden * e.model.experts_per_token * e.model.moe_layers());
+  context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
+  context.kv_token_s =
+      (kv_bytes_per_token(e.model, e.parallel, e.precision) / gpu.hbm_bandwidth).count();
+  return context;
+}
+
+Frontend::Frontend(const Experiment& experiment, const RowSource& rows,
+                   std::vector<RequestRecord>& requests)
+    : experiment_(experiment),
+      rows_(rows),
+      requests_(requests),
+      router_(experiment.policies->request_routing.make(experiment.request_routing,
+                                                        router_context(experiment))),
+      needs_(router_->needs()),
+      history_(experiment.model.moe_layers(), experiment.model.experts),
+      published_(static_cast<std::size_t>(experiment.parallel.dp)) {}
+
+void Frontend::publish(Time now, Instance& instance) {
+  if (!needs_.statistics_interval) return;
+  const std::int64_t due = now.time_since_epoch() / *needs_.statistics_interval;
+  if (due == publication_) return;
+  publication_ = due;
+  instance.loads(false, ranks_);
+  for (const RankLoad& rank : ranks_) published_[static_cast<std::size_t>(rank.rank)] = rank;
+}
+
+void Frontend::arrive(std::uint32_t request) {
+  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}});
+  if (needs_.prefixes || needs_.locality) {
+    waiting.hashes = prompt_of(request);
+  }
+}
+
+std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
+  const RequestRecord& record = requests_[request];
+  return prompt_hashes(record.prompt_ids.get(), request, record.prompt_tokens,
+                       experiment_.kv_layout.block_tokens);
+}
+
+void Frontend::finished(std::uint32_t request) {
+  const RequestRecord& record = requests_[request];
+  finished_outputs_.push_back(record.output_tokens);
+  if (needs_.locality) {
+    history_.record(record.binding, record.output_tokens, rows_, prompt_of(request));
+  }
+}
+
+void Frontend::show(Instance& instance) {
+  instance.loads(needs_.requests, ranks_);
+  for (RankLoad& rank : ranks_) {
+    const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
+    rank.published_waiting = published.waiting;
+    rank.published_running = published.running;
+  }
+  const std::size_t shown = std::min(needs_.window, waiting_.size());
+  const std::size_t count = published_.size();  // of all ranks, those that are down included
+  hits_.resize(needs_.prefixes ? shown * count : 0);
+  localities_.resize(needs_.locality ? shown * count : 0);
+  pending_.clear();
+  for (std::size_t i = 0; i < shown; ++i) {
+    const Waiting& waiting = waiting_[i];
+    const RequestRecord& record = requests_[waiting.request];
+    PendingRequest& pending = pending_.emplace_back();
+    pending.id = waiting.request;
+    // What was generated on a rank that failed is computed again, as if it were of the prompt.
+    pending.prompt_tokens = record.prompt_tokens + record.generated;
+    pending.output_tokens = record.output_tokens - record.generated;
+    pending.blocks = experiment_.kv_layout.blocks_for(pending.prompt_tokens);
+    pending.hashes = waiting.hashes;
+    if (needs_.prefixes) {
+      pending.hits = std::span(hits_).subspan(i * count, count);
+      for (std::size_t g = 0; g < count; ++g)
+        hits_[i * count + g] = instance.find(g, waiting.hashes, pending.prompt_tokens);
+    }
+    if (needs_.locality) {
+      pending.locality = std::span(localities_).subspan(i * count, count);
+      const auto experts = history_.predict(waiting.hashes);
+      for (std::size_t g = 0; g < count; ++g) {
+        localities_[i * count + g] = expert_locality(experts, instance.placement(),
+                                                     experiment_.parallel, static_cast<int>(g));
+      }
+    }
+  }
+}
+
+void Frontend::carry_out(const Assignment& assignment, Instance& instance) {
+  const PendingRequest& pending = pending_[assignment.pending];
+  const auto rank = static_cast<std::size_t>(assignment.rank);
+  RoutingRecord& routing = requests_[pending.id].routing;
+  routing.score = assignment.score;
+  routing.load = std::ranges::find(ranks_, assignment.rank, &RankLoad::rank)->kv_tokens;
+  if (needs_.prefixes) {
+    routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
+                        experiment_.kv_layout.block_tokens / pending.prompt_tokens;
+  }
+  if (needs_.locality) routing.locality = pending.locality[rank];
+  instance.submit(pending.id, rank);
+}
+
+void Frontend::place(Time now, Instance& instance) {
+  while (!waiting_.empty()) {
+    show(instance);
+    if (ranks_.empty()) return;
+    assignments_.clear();
+    router_->route({now, pending_, ranks_, publication_, finished_outputs_}, assignments_);
+    if (assignments_.empty()) return;
+    for (const Assignment& assignment : assignments_) carry_out(assignment, instance);
+    std::ranges::sort(assignments_, std::ranges::greater{}, &Assignment::pending);
+    for (const Assignment& assignment : assignments_) {
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(assignment.pending));
+    }
+  }
+}
+
+}  // namespace moesim

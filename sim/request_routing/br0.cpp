@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/pool.hpp"
+#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/scores.hpp"
+
+namespace moesim {
+
+namespace {
+
+// BalanceRoute without a horizon (arXiv:2605.06113; policies.md 3): the largest F = s - G max(s -
+// m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
+// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is the article's
+// bug.
+class Br0 final : public OneByOneRouter {
+ public:
+  explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
+    constexpr std::array<std::string_view, 2> breaks{"lightest", "lowest_rank"};
+    lightest_ = options.choice_or("tie_break", breaks, 0) == 0;
+  }
+
+  Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    const std::int64_t most = std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens;
+    Choice best{ranks.size()};
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      const double gain = barrier_gain(request.prompt_tokens, most - ranks[i].kv_tokens,
+                                       static_cast<std::int64_t>(ranks.size()));
+      const bool tie_won = lightest_ && best.index < i && gain == best.score &&
+                           ranks[i].kv_tokens < ranks[best.index].kv_tokens;
+      if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};
+    }
+    return best;
+  }
+
+ private:
+  bool lightest_;
+};
+
+// The same for sets: F(Q) = sum s - G max(sum s - m, 0), selected in two stages from those who
+// wait.
+class Br0Pool final : public RequestRouter {
+ public:
+  Br0Pool(ConfigReader& options, int ranks)
+      : window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))) {
+    rules_.beta = ranks;
+    rules_.weights = {1};
+    rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
+  }
+  void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
+    std::vector<double> loads;
+    for (const RankLoad& r : state.ranks) loads.push_back(static_cast<double>(r.kv_tokens));
+    select_from_pool(rules_, pool_ranks(state.ranks, std::move(loads)), state.pending, state.ranks,
+                     0, assignments);
+  }
+  RouterNeeds needs() const override { return {.window = window_}; }
+
+ private:
+  std::size_t window_;
+  PoolRules rules_;
+};
+
+}  // namespace
+
+std::unique_ptr<RequestRouter> make_br0_router(ConfigReader& options,
+                                               const RouterContext& context) {
+  constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
+  if (options.choice_or("form", forms, 0) == 1)
+    return std::make_unique<Br0Pool>(options, context.ranks);
+  return std::make_unique<Br0>(options);
+}
+
+}  // namespace moesim

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/expert_history.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::int32_t tokens_of_profile = 64;
+constexpr std::size_t profiles_kept = 1024;
+
+// How many leading blocks two prompts must share for the one of `blocks` to look alike.
+std::size_t alike(std::size_t blocks) { return (4 * blocks + 4) / 5; }
+
+}  // namespace
+
+ExpertHistory::ExpertHistory(int layers, int experts)
+    : layers_(static_cast<std::size_t>(layers)),
+      experts_(static_cast<std::size_t>(experts)),
+      all_(layers_ * experts_) {}
+
+std::vector<std::uint16_t> ExpertHistory::most_used(std::span<const std::int64_t> counts) const {
+  const std::size_t most = std::min<std::size_t>(top, experts_);
+  std::vector<std::uint16_t> used, order(experts_);
+  for (std::size_t l = 0; l < layers_; ++l) {
+    const auto of_layer = counts.subspan(l * experts_, experts_);
+    std::iota(order.begin(), order.end(), std::uint16_t{0});
+    const auto end = order.begin() + static_cast<std::ptrdiff_t>(most);
+    std::partial_sort(order.begin(), end, order.end(), [&](auto a, auto b) {
+      return std::pair(-of_layer[a], a) < std::pair(-of_layer[b], b);
+    });
+    used.insert(used.end(), order.begin(), end);
+  }
+  return used;
+}
+
+void ExpertHistory::record(const Binding& binding, std::int32_t output_tokens,
+                           const RowSource& source, std::vector<BlockHash> prompt) {
+  std::vector<RowRange> rows;
+  RoutingCoverage coverage;
+  source.append(binding, Phase::decode, 0, std::min(output_tokens, tokens_of_profile), 0, rows,
+                coverage);
+  const RoutingTrace& trace = source.trace(Phase::decode);
+  const auto k = static_cast<std::size_t>(trace.experts_per_token());
+  std::vector<std::int64_t> counts(all_.size());
+  trace.visit([&](auto ids) {
+    for (const RowRange& range : rows) {
+      const std::size_t first = static_cast<std::size_t>(range.first_row) * layers_ * k;
+      const std::size_t count = static_cast<std::size_t>(range.count) * layers_ * k;
+      for (std::size_t i = 0; i < count; ++i) {
+        ++counts[i / k % layers_ * experts_ + static_cast<std::size_t>(ids[first + i])];
+      }
+    }
+  });
+  for (std::size_t i = 0; i < all_.size(); ++i) all_[i] += counts[i];
+  most_used_of_all_ = most_used(all_);
+
+  if (prompt.empty()) return;
+  prompt.erase(prompt.begin(),
+               prompt.begin() + static_cast<std::ptrdiff_t>(alike(prompt.size())) - 1);
+  if (recent_.size() == profiles_kept) forget_oldest();
+  for (const BlockHash hash : prompt) profile_of_[hash] = forgotten_ + recent_.size();
+  recent_.push_back({most_used(counts), std::move(prompt)});
+}
+
+void ExpertHistory::forget_oldest() {
+  for (const BlockHash hash : recent_.front().prompt) {
+    const auto found = profile_of_.find(hash);
+    if (found != profile_of_.end() && found->second == forgotten_) profile_of_.erase(found);
+  }
+  recent_.pop_front();
+  ++forgotten_;
+}
+
+std::span<const std::uint16_t> ExpertHistory::predict(std::span<const BlockHash> prompt) const {
+  for (std::size_t b = prompt.size(); b > 0 && b >= alike(prompt.size()); --b) {
+    const auto found = profile_of_.find(prompt[b - 1]);
+    if (found != profile_of_.end()) return recent_[found->second - forgotten_].experts;
+  }
+  return most_used_of_all_;
+}
+
+double expert_locality(std::span<const std::uint16_t> experts, const ExpertPlacement& placement,
+                       const ParallelPlan& plan, int dp_rank) {
+  if (experts.empty() || placement.empty()) return 0;
+  // EP ranks that the DP rank's GPUs belong to.
+  const int first = dp_rank * plan.tp / plan.moe_tp();
+  const int last = (dp_rank * plan.tp + plan.tp - 1) / plan.moe_tp();
+  const std::size_t top = experts.size() / placement.size();
+  std::int64_t local = 0;
+  for (std::size_t i = 0; i < experts.size(); ++i) {
+    const LayerPlacement& layer = placement[i / top];
+    const auto hosts = layer.hosts_of(experts[i]);
+    local += std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
+      const int gpu = layer.gpu_of_slot(slot);
+      return first <= gpu && gpu <= last;
+    });
+  }
+  return static_cast<double>(local) / static_cast<double>(experts.size());
+}
+
+}  // namespace moesim

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/horizon.hpp"
+#include "sim/request_routing/routers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// The overflow integral at K points with trapezoid weights (Fast-Phi of the EP-barrier article,
+// which leaves points and weights unsaid; policies.md 3): now and these quantiles of the output
+// lengths, or the points that are given. drift > 0 adds the article's tie-break, drift * sum w S
+// (L_g
+// - mean L)(s + h).
+class FastPhi final : public OneByOneRouter {
+ public:
+  explicit FastPhi(ConfigReader& options) : OneByOneRouter(options) {
+    drift_ = options.number_or("drift", 0, non_negative);
+    if (options.optional("points")) {
+      for (const ConfigNode& h : options.child("points").list())
+        points_.push_back(static_cast<std::int32_t>(h.integer({0, 1e9})));
+      if (points_.empty() || !std::is_sorted(points_.begin(), points_.end()))
+        options.child("points").fail("must be one step ahead or more, in ascending order");
+    } else {
+      for (const ConfigNode& q : options.child_or("quantiles", Json{.25, .5, .75, .95}).list())
+        quantiles_.push_back(q.number({0, 1}));
+      std::sort(quantiles_.begin(), quantiles_.end());
+    }
+  }
+
+  Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
+              const RoutingState& state) override {
+    outputs_.catch_up(state.finished);
+    const HorizonPoints points = survived(trapezoid(steps()), outputs_);
+    const std::vector<double> loads = project_survivors(points.h, ranks, outputs_);
+    const double s = request.prompt_tokens;
+    std::vector<double> scores = overflow(points, loads, ranks.size(), s, true);
+    if (drift_ > 0) {
+      const std::vector<double> tie = drift(points, loads, ranks.size(), s);
+      for (std::size_t g = 0; g < scores.size(); ++g) scores[g] += drift_ * tie[g];
+    }
+    const std::size_t best = least(scores, loads);
+    return {best, scores[best]};
+  }
+  RouterNeeds needs() const override { return {.requests = true}; }
+
+ private:
+  std::vector<std::int32_t> steps() const {
+    if (!points_.empty()) return points_;
+    std::vector<std::int32_t> steps{0};
+    for (const double q : quantiles_) {
+      if (!outputs_.empty()) steps.push_back(outputs_.quantile(q));
+    }
+    return steps;
+  }
+
+  double drift_;
+  std::vector<std::int32_t> points_;
+  std::vector<double> quantiles_;
+  OutputLengths outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<RequestRouter> make_fast_phi_router(ConfigReader& options, const RouterContext&) {
+  return std::make_unique<FastPhi>(options);
+}
+
+}  // namespace moesim

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/horizon.hpp"
+
+#include <cmath>
+#include <numeric>
+
+namespace moesim {
+
+void OutputLengths::catch_up(std::span<const std::int32_t> finished) {
+  for (; seen_ < finished.size(); ++seen_) {
+    const auto output = static_cast<std::size_t>(finished[seen_]);
+    if (longer_.size() < output) longer_.resize(output);
+    for (std::size_t h = 0; h < output; ++h) ++longer_[h];
+  }
+}
+
+// E[O] = sum over h >= 0 of P(O > h).
+double OutputLengths::mean() const {
+  return static_cast<double>(std::accumulate(longer_.begin(), longer_.end(), std::int64_t{0})) /
+         count();
+}
+
+double OutputLengths::remaining(std::int32_t age, std::int32_t most) const {
+  double expected = 0;
+  for (std::int32_t h = 0; h < most && age + h < longest(); ++h) expected += survival(h, age);
+  return expected;
+}
+
+std::int32_t OutputLengths::quantile(double q) const {
+  const auto found = std::partition_point(longer_.begin(), longer_.end(), [&](std::int64_t longer) {
+    return static_cast<double>(longer) > (1 - q) * count() + 1e-9;
+  });
+  return static_cast<std::int32_t>(found - longer_.begin());
+}
+
+HorizonPoints trapezoid(std::vector<std::int32_t> h) {
+  h.erase(std::unique(h.begin(), h.end()), h.end());
+  std::vector<double> weight(h.size());
+  for (std::size_t k = 0; k < h.size(); ++k) {
+    const std::int32_t before = h[k == 0 ? 0 : k - 1], after = h[k + 1 == h.size() ? k : k + 1];
+    weight[k] = h.size() == 1 ? 1 : (after - before) / 2.0;
+  }
+  return {std::move(h), std::move(weight)};
+}
+
+std::vector<double> overflow(const HorizonPoints& points, std::span<const double> loads,
+                             std::size_t ranks, double s, bool grow) {
+  std::vector<double> scores(ranks);
+  for (std::size_t k = 0; k < points.h.size(); ++k) {
+    const auto at = loads.subspan(k * ranks, ranks);
+    const double envelope = *std::max_element(at.begin(), at.end());
+    const double size = s + (grow ? points.h[k] : 0);
+    for (std::size_t g = 0; g < ranks; ++g) {
+      scores[g] += points.weight[k] * std::max(size - (envelope - at[g]), 0.0);
+    }
+  }
+  return scores;
+}
+
+std::vector<double> drift(const HorizonPoints& points, std::span<const double> loads,
+                          std::size_t ranks, double s) {
+  std::vector<double> scores(ranks);
+  for (std::size_t k = 0; k < points.h.size(); ++k) {
+    const auto at = loads.subspan(k * ranks, ranks);
+    const double mean = std::accumulate(at.begin(), at.end(), 0.0) / static_cast<double>(ranks);
+    for (std::size_t g = 0; g < ranks; ++g) {
+      scores[g] += points.weight[k] * (at[g] - mean) * (s + points.h[k]);
+    }
+  }
+  return scores;
+}
+
+HorizonPoints survived(HorizonPoints points, const OutputLengths& outputs) {
+  for (std::size_t k = 0; k < points.h.size() && !outputs.empty(); ++k) {
+    points.weight[k] *= outputs.survival(points.h[k]);
+  }
+  return points;
+}
+
+std::vector<double> project_survivors(std::span<const std::int32_t> points,
+                                      std::span<const RankLoad> ranks,
+                                      const OutputLengths& outputs) {
+  return project(points, ranks, [&](const RankRequest& r) {
+    return [&outputs, age = r.generated](std::int32_t h) {
+      return outputs.empty() ? 1.0 : outputs.survival(h, age);
+    };
+  });
+}
+
+std::size_t least(std::span<const double> scores, std::span<const double> loads) {
+  std::size_t best = 0;
+  for (std::size_t g = 1; g < scores.size(); ++g) {
+    if (std::pair(scores[g], loads[g]) < std::pair(scores[best], loads[best])) best = g;
+  }
+  return best;
+}
+
+}  // namespace moesim

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/request_routing/request_router.hpp"
+
+namespace moesim {
+
+/// How long outputs were: S(h) = P(output > h), as observed.
+class OutputLengths {
+ public:
+  /// Reads the finished requests that it has not read yet.
+  void catch_up(std::span<const std::int32_t> finished);
+  bool empty() const { return seen_ == 0; }
+  std::int32_t longest() const { return static_cast<std::int32_t>(longer_.size()); }
+  double mean() const;
+  double survival(std::int32_t h) const { return h < longest() ? exceed(h) / count() : 0; }
+  /// P(output > age + h | output > age); 0 for an age that nobody survived.
+  double survival(std::int32_t h, std::int32_t age) const {
+    return age + h < longest() ? exceed(age + h) / exceed(age) : 0;
+  }
+  /// The expected number of further tokens, at most `most`, of a request of this age.
+  double remaining(std::int32_t age, std::int32_t most) const;
+  /// The smallest length that at least a share q of the outputs do not exceed.
+  std::int32_t quantile(double q) const;
+
+ private:
+  double exceed(std::int32_t h) const {
+    return static_cast<double>(longer_[static_cast<std::size_t>(h)]);
+  }
+  double count() const { return static_cast<double>(seen_); }
+
+  std::vector<std::int64_t> longer_;  // how many outputs exceed h: [longest]
+  std::size_t seen_ = 0;
+};
+
+/// Points h of a horizon in decode steps, ascending, and what each of them counts.
+struct HorizonPoints {
+  std::vector<std::int32_t> h;
+  std::vector<double> weight;
+};
+/// Trapezoid weights: half the way to each neighbour; 1 for a single point. `h` ascending; equal
+/// ones count once.
+HorizonPoints trapezoid(std::vector<std::int32_t> h);
+
+/// Expected KV tokens of every rank at every point, [points, ranks]: the sum over its requests of
+/// presence_of(request)(h) * (prompt + generated + h).
+template <class PresenceOf>
+std::vector<double> project(std::span<const std::int32_t> points, std::span<const RankLoad> ranks,
+                            PresenceOf&& presence_of) {
+  std::vector<double> loads(points.size() * ranks.size());
+  for (std::size_t g = 0; g < ranks.size(); ++g) {
+    for (const RankRequest& r : ranks[g].requests) {
+      const auto presence = presence_of(r);
+      const double now = static_cast<double>(r.prompt_tokens) + r.generated;
+      for (std::size_t k = 0; k < points.size(); ++k) {
+        loads[k * ranks.size() + g] += presence(points[k]) * (now + points[k]);
+      }
+    }
+  }
+  return loads;
+}
+
+/// What a request of s tokens adds to the load above the envelope on each rank (policies.md A.5):
+/// sum_k weight_k * max(s + grow * h_k - (max_g' L_g'(h_k) - L_g(h_k)), 0), [ranks].
+std::vector<double> overflow(const HorizonPoints&, std::span<const double> loads, std::size_t ranks,
+                             double s, bool grow);
+
+/// The drift that breaks its ties, sum_k weight_k * (L_g(h_k) - mean L(h_k)) * (s + h_k), [ranks].
+std::vector<double> drift(const HorizonPoints&, std::span<const double> loads, std::size_t ranks,
+                          double s);
+
+/// Both by observed survival: the weights times P(output > h), and loads in which a request of age
+/// a is present with P(output > a + h | output > a). Before any output was seen nobody ever leaves.
+HorizonPoints survived(HorizonPoints, const OutputLengths&);
+std::vector<double> project_survivors(std::span<const std::int32_t> points,
+                                      std::span<const RankLoad> ranks, const OutputLengths&);
+
+/// The index of the smallest (score, projected load at the first point, place).
+std::size_t least(std::span<const double> scores, std::span<const double> loads);
+
+}  // namespace moesim

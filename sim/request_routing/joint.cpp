@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <limits>
+
+#include "sim/request_routing/horizon.hpp"
+#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/scores.hpp"
+
+namespace moesim {
+
+namespace {
+
+// KV hit, expert locality and load in one cost (policies.md 3.1), lower is better. Scale "seconds":
+//   kv * time to prefill what is not cached
+//   + expert * life * (1 - locality) * time to send a token to its experts and back
+//   + load * life * time to read what the rank's load exceeds the most loaded one's by
+// where life is the mean output seen so far. Scale "seed": the article's formula with its weights.
+// Requests that arrive together are consolidated: while a rank has more than twice the mean of the
+// batch, its last ones go to the rank with the fewest, until it has 1.5 times the mean.
+class Joint final : public RequestRouter {
+ public:
+  Joint(ConfigReader& options, const RouterContext& context) : context_(context) {
+    constexpr std::array<std::string_view, 2> scales{"seconds", "seed"};
+    seed_scale_ = options.choice_or("scale", scales, 0) == 1;
+    const JointWeights defaults = seed_scale_ ? JointWeights{} : JointWeights{1, 1, 1};
+    weights_.kv = options.number_or("kv", defaults.kv, non_negative);
+    weights_.expert = options.number_or("expert", defaults.expert, non_negative);
+    weights_.load = options.number_or("load", defaults.load, non_negative);
+    expected_output_ = options.number_or("expected_output", 256, {1, 1e9});
+    batch_ = static_cast<std::size_t>(options.integer_or("batch", 64, positive_count));
+  }
+
+  void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
+    outputs_.catch_up(state.finished);
+    std::vector<RankLoad> ranks(state.ranks.begin(), state.ranks.end());
+    std::vector<std::vector<std::size_t>> group(ranks.size());  // pending, in order
+    for (std::size_t i = 0; i < state.pending.size(); ++i) {
+      const std::size_t g = cheapest(state.pending[i], ranks);
+      group[g].push_back(i);
+      ranks[g].kv_tokens += state.pending[i].prompt_tokens;
+    }
+    consolidate(group, state.pending.size());
+    for (std::size_t g = 0; g < group.size(); ++g) {
+      for (const std::size_t i : group[g]) {
+        assignments.push_back({i, ranks[g].rank, cost(state.pending[i], state.ranks, g)});
+      }
+    }
+    std::ranges::sort(assignments, {}, &Assignment::pending);
+  }
+  RouterNeeds needs() const override {
+    return {.window = batch_, .prefixes = true, .locality = true};
+  }
+
+ private:
+  std::size_t cheapest(const PendingRequest& request, std::span<const RankLoad> ranks) const {
+    std::vector<double> costs(ranks.size());
+    for (std::size_t g = 0; g < ranks.size(); ++g) costs[g] = cost(request, ranks, g);
+    if (!seed_scale_) return least(costs, ranks);
+    return static_cast<std::size_t>(std::ranges::min_element(costs) - costs.begin());
+  }
+
+  double cost(const PendingRequest& request, std::span<const RankLoad> ranks, std::size_t g) const {
+    if (request.blocks > ranks[g].total_blocks) return std::numeric_limits<double>::infinity();
+    const auto rank = static_cast<std::size_t>(ranks[g].rank);
+    const double cached = static_cast<double>(request.hits[rank].blocks) * context_.block_tokens;
+    const auto most =
+        static_cast<double>(std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens);
+    const auto load = static_cast<double>(ranks[g].kv_tokens);
+    const JointTerms terms{static_cast<double>(request.prompt_tokens),
+                           cached / request.prompt_tokens, request.locality[rank], load, most};
+    if (seed_scale_) return joint_seed_cost(weights_, terms, context_.experts);
+    const double life = outputs_.empty() ? expected_output_ : outputs_.mean();
+    return weights_.kv * (request.prompt_tokens - cached) * context_.prefill_token_s +
+           weights_.expert * life * (1 - terms.locality) * context_.remote_token_s +
+           weights_.load * life * std::max(load + request.prompt_tokens - most, 0.0) *
+               context_.kv_token_s;
+  }
+
+  static void consolidate(std::vector<std::vector<std::size_t>>& group, std::size_t requests) {
+    const double mean = static_cast<double>(requests) / static_cast<double>(group.size());
+    const auto keeps = std::max(static_cast<std::size_t>(1.5 * mean), std::size_t{1});
+    for (auto& crowd : group) {
+      if (static_cast<double>(crowd.size()) <= 2 * mean) continue;
+      while (crowd.size() > keeps) {
+        auto& fewest = *std::ranges::min_element(group, {}, [](const auto& g) { return g.size(); });
+        fewest.push_back(crowd.back());
+        crowd.pop_back();
+      }
+    }
+  }
+
+  RouterContext context_;
+  bool seed_scale_;
+  JointWeights weights_;
+  double expected_output_;
+  std::size_t batch_;
+  OutputLengths outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<RequestRouter> make_joint_router(ConfigReader& options,
+                                                 const RouterContext& context) {
+  return std::make_unique<Joint>(options, context);
+}
+
+}  // namespace moesim
