@@ -181,6 +181,16 @@ damaged 'rewrite(ids[:-1] + bytes([200]))' "an expert out of range" 'topk_ids.np
 damaged 'open("requests.jsonl", "a").write("nonsense\n")' "a broken request line" 'requests.jsonl:25'
 damaged 'open("meta.json", "w").write("{}")' "an empty meta" 'meta.json'
 
+# Published figures: exit 3 when a verdict is not the one in the file.
+refuses "no figure" 'expected names of figures, or --all' reproduce
+refuses "an unknown figure" 'no such file' reproduce fig_0
+"$moesim" reproduce metro_fig04_toy >"$work/out" 2>/dev/null || fail "reproduce: exit $?"
+grep -q 'published 2, simulated 2.000x: within band' "$work/out" || fail "reproduce: $(cat "$work/out")"
+sed 's/"verdict": "within band"/"verdict": "not reproduced", "reason": "none"/' configs/reproduce/metro_fig04_toy.json \
+  >"$work/toy.json"
+"$moesim" reproduce --folder "$work" toy >/dev/null 2>&1
+(($? == 3)) || fail "reproduce: a changed verdict does not exit 3"
+
 # Nothing half-written.
 refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"
 refuses "an unwritable timeline" 'cannot be written' run "$config" --timeline "$work/none/t.json"

@@ -2,7 +2,6 @@
 #include "tools/reproduction.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <map>
 
 #include <fmt/format.h>
@@ -151,15 +150,16 @@ std::string markdown(const Reproduction& figure) {
 }
 
 std::string to_text(const Reproduction& figure) {
-  std::string text = fmt::format("{}: {}\n", figure.name, wrapped(figure.title, 80, 4));
+  std::string text;
+  const auto line = [&](std::size_t indent, const std::string& content) {
+    text += std::string(indent, ' ') + wrapped(content, 100 - indent, indent + 2) + "\n";
+  };
+  line(0, figure.name + ": " + figure.title);
   for (const ReproducedRow& row : figure.rows) {
-    text += wrapped(row.what, 96, 4).insert(0, "  ") + "\n";
-    text += wrapped(fmt::format("published {}, simulated {}: {}", row.published,
-                                simulated_text(row), verdict_text(row)),
-                    94, 6)
-                .insert(0, "    ") +
-            "\n";
-    if (!row.reason.empty()) text += wrapped(row.reason, 94, 4).insert(0, "    ") + "\n";
+    line(2, row.what);
+    line(4, fmt::format("published {}, simulated {}: {}", row.published, simulated_text(row),
+                        verdict_text(row)));
+    if (!row.reason.empty()) line(4, row.reason);
   }
   return text;
 }

@@ -71,11 +71,13 @@ Action setup_reproduce(CLI::App& command) {
     const std::filesystem::path output = options->folder / "RESULTS.md";
     if (options->all) require_writable(output);
 
+    std::vector<ConfigNode> nodes;
+    for (const std::filesystem::path& file : files) nodes.push_back(ConfigNode::from_file(file));
     std::vector<Reproduction> figures;
     bool hold = true;
-    for (const std::filesystem::path& file : files) {
-      spdlog::info("{}", file.stem().string());
-      figures.push_back(reproduce(ConfigNode::from_file(file)));
+    for (const ConfigNode& node : nodes) {
+      spdlog::info("{}", node.file().stem().string());
+      figures.push_back(reproduce(node));
       print((figures.size() > 1 ? "\n" : "") + to_text(figures.back()));
       hold = hold && verdicts_hold(figures.back());
     }
