@@ -90,8 +90,7 @@ CollectiveCost Fabric::cost(Collective kind, int gpus, int network_passes,
           .bound = alpha > transfer ? Resource::latency : slower,
           .nvlink = Bytes(volume.nvlink_all),
           .network = Bytes(volume.network_all),
-          .extrapolated =
-              !constants.calibration || volume.nvlink_rank > constants.calibration->bytes.max};
+          .evidence = constants.evidence_for(volume.nvlink_rank)};
 }
 
 // A domain receives what other domains contribute once, spread over the NICs of its GPUs, and

@@ -43,7 +43,7 @@ struct CollectiveCost {
       Resource::latency;  ///< nvlink, network or latency (when alpha is more than half of it)
   Bytes nvlink{};
   Bytes network{};
-  bool extrapolated = false;  ///< its constants were not fitted on transfers like this
+  Evidence evidence = Evidence::calibrated;  ///< what its constants were fitted on
 };
 
 /// The network as a GPU sees it: one direction of one GPU's link, and what crossing it adds to a

@@ -160,11 +160,17 @@ double KernelConstants::peak_share_of(Precision weights) const {
   return peak_share.begin()->second;
 }
 
-bool KernelConstants::calibrated_for(double bytes, double flops, Precision weights) const {
-  if (!calibration || bytes > calibration->bytes.max || flops > calibration->flops.max)
-    return false;
+Evidence KernelConstants::evidence_for(double bytes, double flops, Precision weights) const {
+  if (!calibration) return Evidence::unmeasured;
   const std::vector<Precision>& known = calibration->precisions;
-  return std::find(known.begin(), known.end(), weights) != known.end();
+  const bool inside = bytes <= calibration->bytes.max && flops <= calibration->flops.max &&
+                      std::find(known.begin(), known.end(), weights) != known.end();
+  return inside ? Evidence::calibrated : Evidence::extrapolated;
+}
+
+Evidence CollectiveConstants::evidence_for(double bytes) const {
+  if (!calibration) return Evidence::unmeasured;
+  return bytes <= calibration->bytes.max ? Evidence::calibrated : Evidence::extrapolated;
 }
 
 const KernelConstants& GpuSpec::kernel(KernelFamily family) const { return kernels.at(family); }

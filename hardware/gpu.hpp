@@ -43,6 +43,12 @@ struct Interval {
   bool holds(double x) const { return min <= x && x <= max; }
 };
 
+/// What a predicted time rests on: constants fitted on work like it, constants fitted on this GPU
+/// but on smaller work or other precisions, or constants that nobody measured on this GPU.
+enum class Evidence { calibrated, extrapolated, unmeasured };
+inline constexpr std::array<std::string_view, 3> evidence_names{"calibrated", "extrapolated",
+                                                                "unmeasured"};
+
 /// The measurements that constants were fitted on. A prediction for more bytes or flops than any of
 /// them is an extrapolation.
 struct Calibration {
@@ -75,7 +81,7 @@ struct KernelConstants {
 
   double peak_share_of(Precision weights) const;
   /// Whether this much work in this precision is inside what was measured.
-  bool calibrated_for(double bytes, double flops, Precision weights) const;
+  Evidence evidence_for(double bytes, double flops, Precision weights) const;
 };
 
 /// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert (small
@@ -108,6 +114,9 @@ struct CollectiveConstants {
   Seconds ramp;            ///< filling the pipeline of chunks
   std::string source;
   std::optional<Calibration> calibration{};
+
+  /// Likewise, when the busiest rank moves this many bytes.
+  Evidence evidence_for(double bytes) const;
 };
 
 /// What a GPU costs to rent.

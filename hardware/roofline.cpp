@@ -92,11 +92,11 @@ Cost roofline(const Work& work, Operands operands, KernelFamily family, const Gp
   const Seconds loads = work.hbm / (gpu.hbm_bandwidth * kernel.bandwidth_share);
   const Seconds arithmetic = work.flops / (gpu.peak(operands.weights, operands.activations) *
                                            kernel.peak_share_of(operands.weights));
-  Cost cost{.time = overlapped(loads, arithmetic, kernel.overlap),
-            .bound = loads > arithmetic ? Resource::hbm : Resource::tensor_core,
-            .work = work,
-            .extrapolated =
-                !kernel.calibrated_for(work.hbm.value(), work.flops.value(), operands.weights)};
+  Cost cost{
+      .time = overlapped(loads, arithmetic, kernel.overlap),
+      .bound = loads > arithmetic ? Resource::hbm : Resource::tensor_core,
+      .work = work,
+      .evidence = kernel.evidence_for(work.hbm.value(), work.flops.value(), operands.weights)};
   const auto at_least = [&cost](Seconds time, Resource resource) {
     if (time <= cost.time) return;
     cost.time = time;

@@ -29,7 +29,7 @@ struct Cost {
   Seconds time{};
   Resource bound = Resource::launch;
   Work work{};
-  bool extrapolated = false;  ///< its constants were not fitted on work like this
+  Evidence evidence = Evidence::calibrated;  ///< what its constants were fitted on
 };
 
 /// The operands of a multiplication, as they are stored.

@@ -123,6 +123,9 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
       totals.parts[part][resource] += cost.parts[part][resource];
       kind.parts[part] += cost.parts[part][resource];
     }
+    for (std::size_t ground = 0; ground < totals.grounds[part].size(); ++ground) {
+      totals.grounds[part][ground] += cost.grounds[part][ground];
+    }
   }
   add(totals.dispatch, cost.dispatch);
   add(totals.combine, cost.combine);

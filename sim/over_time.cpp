@@ -20,6 +20,8 @@ OverTime::Bucket& OverTime::Bucket::operator+=(const Bucket& later) {
   max_tokens += later.max_tokens;
   mean_tokens += later.mean_tokens;
   gaps_ms += later.gaps_ms;
+  sequence_seconds += later.sequence_seconds;
+  kv_block_seconds += later.kv_block_seconds;
   gaps += later.gaps;
   tokens += later.tokens;
   return *this;
@@ -32,6 +34,10 @@ void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time no
   step.end = now;
   step.steps = 1;
   step.seconds = cost.total.count();
+  for (const RankStep& rank : instance.batch().ranks) {
+    if (!rank.dummy) step.sequence_seconds += double(rank.sequences.size()) * step.seconds;
+  }
+  step.kv_block_seconds = double(instance.step().kv_blocks_used) * step.seconds;
   const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
   step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
   for (const LayerOutcome& layer : cost.layers) {
@@ -62,7 +68,7 @@ void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time no
   buckets_.push_back(step);
 }
 
-OrderedJson OverTime::report() const {
+OrderedJson OverTime::report(std::int64_t kv_blocks) const {
   OrderedJson json = OrderedJson::array();
   for (const Bucket& b : buckets_) {
     json.push_back(
@@ -74,7 +80,9 @@ OrderedJson OverTime::report() const {
          {"output_tokens", b.tokens},
          {"imbalance", ratio(b.max_tokens, b.mean_tokens)},
          {"balancedness", ratio(b.mean_tokens, b.max_tokens)},
-         {"rebalancing_seconds", b.rebalancing_seconds}});
+         {"rebalancing_seconds", b.rebalancing_seconds},
+         {"concurrency", ratio(b.sequence_seconds, b.seconds)},
+         {"kv_utilization", ratio(b.kv_block_seconds, b.seconds * double(kv_blocks))}});
   }
   return json;
 }

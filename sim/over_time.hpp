@@ -16,8 +16,10 @@ class OverTime {
   /// A step that ended at `now`.
   void add(const Instance&, const StepOutcome&, Time now);
   /// [{begin_s, end_s, steps, mean_step_ms, mean_itl_ms, output_tokens, imbalance, balancedness,
-  ///   rebalancing_seconds}]; mean_itl_ms is null where no second token fell.
-  OrderedJson report() const;
+  ///   rebalancing_seconds, concurrency, kv_utilization}]; mean_itl_ms is null where no second
+  /// token fell. Concurrency counts the requests that step, weighted with the time of the steps;
+  /// KV utilisation is of `kv_blocks` over all ranks.
+  OrderedJson report(std::int64_t kv_blocks) const;
 
  private:
   struct Bucket {
@@ -26,6 +28,7 @@ class OverTime {
     double seconds = 0, rebalancing_seconds = 0;
     double max_tokens = 0, mean_tokens = 0;
     double gaps_ms = 0;
+    double sequence_seconds = 0, kv_block_seconds = 0;
     std::int64_t gaps = 0, tokens = 0;
     Bucket& operator+=(const Bucket&);
   };

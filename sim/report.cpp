@@ -103,6 +103,13 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
   const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
   metrics["mfu"] = ratio(2 * count_parameters(e.model).active * computed, seconds * peak * gpus);
   metrics["mbu"] = ratio(totals.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
+  // All GPUs at the price of their hour; nothing where nobody gives one.
+  metrics["cost_per_million_output_tokens"] = nullptr;
+  if (gpu.price && output > 0) {
+    constexpr double seconds_per_hour = 3600;
+    metrics["cost_per_million_output_tokens"] =
+        gpu.price->dollars_per_hour * gpus / seconds_per_hour / output * 1e6;
+  }
   return metrics;
 }
 
@@ -278,6 +285,7 @@ OrderedJson communication_of(const Totals& totals) {
 OrderedJson breakdown_of(const Totals& totals) {
   const double busy = totals.busy_seconds();
   OrderedJson by_part, by_resource;
+  std::array<double, evidence_names.size()> by_ground{};
   for (std::size_t part = 0; part < part_names.size(); ++part) {
     const auto& row = totals.parts[part];
     const double seconds = std::accumulate(row.begin(), row.end(), 0.0);
@@ -286,6 +294,7 @@ OrderedJson breakdown_of(const Totals& totals) {
     for (std::size_t r = 0; r < row.size(); ++r) {
       if (row[r] > 0) entry["bound_by"][std::string(resource_names[r])] = row[r];
     }
+    for (std::size_t g = 0; g < evidence_names.size(); ++g) by_ground[g] += totals.grounds[part][g];
   }
   for (std::size_t r = 0; r < resource_names.size(); ++r) {
     double seconds = 0;
@@ -299,6 +308,8 @@ OrderedJson breakdown_of(const Totals& totals) {
   return {{"busy_seconds", busy},
           {"parts", by_part},
           {"bound_by", by_resource},
+          {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
+          {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
           {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
           {"barrier_idle_seconds_per_gpu", totals.idle},
           {"exposed_communication_share", ratio(exposed, busy)}};
@@ -408,7 +419,7 @@ Report write_report(const Experiment& e, Measurement& measurement, const Instanc
   report.document["routing_coverage"] = coverage_of(totals);
   report.document["rebalancing"] = to_json(instance.rebalancing());
   report.document["failures"] = to_json(instance.outages(), now);
-  report.document["over_time"] = measurement.over_time().report();
+  report.document["over_time"] = measurement.over_time().report(measurement.total_blocks());
   report.work = {measurement.steps(), measurement.routed_ids(), 0};
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
   report.requests = std::move(requests);

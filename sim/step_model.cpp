@@ -32,24 +32,27 @@ struct RankCost {
   }
 };
 
-// Collects `explain` rows: equal names with equal bounds are one row.
+// Collects `explain` rows: equal names with equal bounds and grounds are one row.
 class Explainer {
  public:
   explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {}
   void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
     if (rows_ == nullptr || cost.time.count() == 0) return;
     const auto same = [&](const ExplainedOperation& row) {
-      return row.name == name && row.part == part && row.bound == cost.bound;
+      return row.name == name && row.part == part && row.bound == cost.bound &&
+             row.evidence == cost.evidence;
     };
     auto row = std::find_if(rows_->begin(), rows_->end(), same);
     if (row == rows_->end()) {
-      rows_->push_back({name, part, cost.bound});
+      rows_->push_back({name, part, cost.bound, cost.evidence});
       row = rows_->end() - 1;
     }
     ++row->calls;
     row->seconds += cost.time.count();
     row->flops += cost.work.flops.value();
     row->hbm_bytes += cost.work.hbm.value();
+    row->l2_bytes += cost.work.l2.value();
+    row->smem_bytes += cost.work.smem.value();
     row->link_bytes += link_bytes;
   }
 
@@ -350,7 +353,7 @@ class CriticalPath {
     traffic.seconds += collective.time.count();
     traffic.nvlink_bytes += collective.nvlink.value() * copies;
     traffic.network_bytes += collective.network.value() * copies;
-    transfer_ = {part, {collective.time, collective.bound, {}}, &traffic};
+    transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic};
     explainer_.add(name, part, transfer_.cost,
                    (collective.nvlink + collective.network).value() * copies);
   }
@@ -391,6 +394,7 @@ class CriticalPath {
 
   void charge(Part part, const Cost& cost) {
     cost_.parts[row_of(part)][column_of(cost.bound)] += cost.time.count();
+    cost_.grounds[row_of(part)][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
   }
 
   void spend(bool on_link, Seconds time) {
@@ -502,6 +506,11 @@ void join(StepCost& sum, const StepCost& other) {
       seconds += other.parts[part][resource];
       if (link) seconds *= exposed;
     }
+    for (std::size_t ground = 0; ground < sum.grounds[part].size(); ++ground) {
+      double& seconds = sum.grounds[part][ground];
+      seconds += other.grounds[part][ground];
+      if (link) seconds *= exposed;
+    }
   }
   for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
     Traffic& traffic = sum.*kind;
@@ -611,6 +620,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   result.total = {};
   result.two_batches = false;
   result.parts = {};
+  result.grounds = {};
   result.dispatch = result.combine = result.all_reduce = {};
   result.expert_memory = {};
   result.idle.assign(at(plan_.gpus()), 0.0);

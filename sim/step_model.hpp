@@ -24,6 +24,9 @@ namespace moesim {
 /// Seconds of the critical path by part and by what bound them.
 using Breakdown = std::array<std::array<double, resource_names.size()>, part_names.size()>;
 
+/// Seconds of the critical path by part and by what their prediction rests on.
+using Grounds = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
+
 /// How the tokens of a step find replicas and travel: one rule for the whole group.
 struct PhaseRule {
   ConfigNode routing;  ///< what `router` was made from
@@ -73,14 +76,16 @@ struct ExplainedOperation {
   std::string_view name;
   Part part;
   Resource bound;
+  Evidence evidence;
   int calls = 0;
-  double seconds = 0, flops = 0, hbm_bytes = 0, link_bytes = 0;
+  double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
 };
 
 /// One forward step, taken apart.
 struct StepCost {
   Seconds total{};
   Breakdown parts{};
+  Grounds grounds{};
   Traffic dispatch, combine, all_reduce;
   std::vector<double> idle;          ///< seconds every GPU waited at barriers, [gpus]
   double flops = 0;                  ///< all GPUs

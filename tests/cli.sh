@@ -59,6 +59,9 @@ for key in """completed request_throughput request_goodput output_throughput tot
 for key in "wall_s cpu_s peak_rss_mb steps steps_per_s routed_ids_per_s generated_tokens_per_s".split(): profile[key]
 assert report["metrics"]["completed"] == 60 and report["experts"]["replication_effective"] == 1.5
 PY
+run --intervals --json --threads 1 >"$work/i" 2>/dev/null || fail "run --intervals"
+run --intervals --json --threads 2 2>/dev/null | cmp - "$work/i" || fail "--intervals: one thread and two differ"
+run --intervals 2>/dev/null | grep -Eq 'mean_tpot_ms( +[0-9.]+){3}' || fail "--intervals: no band on TPOT"
 run --steps "$work/s.csv" --timeline "$work/t.json" --json >"$work/d" 2>/dev/null || fail "run --steps --timeline"
 cmp "$work/a" "$work/d" || fail "watching a run changes its report"
 python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" <<'PY' || fail "steps and timeline"
@@ -177,6 +180,16 @@ damaged 'rewrite(ids.replace(b", 24, 4)", b", 4, 24)"))' "a wrong shape" 'topk_i
 damaged 'rewrite(ids[:-1] + bytes([200]))' "an expert out of range" 'topk_ids.npy: .*200'
 damaged 'open("requests.jsonl", "a").write("nonsense\n")' "a broken request line" 'requests.jsonl:25'
 damaged 'open("meta.json", "w").write("{}")' "an empty meta" 'meta.json'
+
+# Published figures: exit 3 when a verdict is not the one in the file.
+refuses "no figure" 'expected names of figures, or --all' reproduce
+refuses "an unknown figure" 'no such file' reproduce fig_0
+"$moesim" reproduce metro_fig04_toy >"$work/out" 2>/dev/null || fail "reproduce: exit $?"
+grep -q 'published 2, simulated 2.000x: within band' "$work/out" || fail "reproduce: $(cat "$work/out")"
+sed 's/"verdict": "within band"/"verdict": "not reproduced", "reason": "none"/' configs/reproduce/metro_fig04_toy.json \
+  >"$work/toy.json"
+"$moesim" reproduce --folder "$work" toy >/dev/null 2>&1
+(($? == 3)) || fail "reproduce: a changed verdict does not exit 3"
 
 # Nothing half-written.
 refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 #include <set>
 
+#include "sim/placement/placement.hpp"
 #include "tests/support.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
@@ -236,6 +238,84 @@ TEST_CASE("the deepseek_r1 preset has the per-layer skew of DeepSeek-R1 on GPQA"
   const PopularitySkew pooled = skew_of(trace);
   CHECK_THAT(pooled.top_eighth_share.mean, WithinRel(0.313, 0.08));
   CHECK_THAT(pooled.top_eighth_share.max, WithinAbs(0.45, 0.07));  // .497
+}
+
+TEST_CASE("the deepseek_r1 preset has the histogram of DeepSeek-R1's experts on GPQA") {
+  if (!has_shared()) {
+    WARN("skipped: no shared data");
+    return;
+  }
+  const Json stats =
+      ConfigNode::from_file(shared_dir() / "data/routing/deepseek-r1-stats/per_layer_stats.json")
+          .json();
+  // Experts per layer by their share of the selections, in bins of 0.519 %; mean over layers.
+  constexpr std::size_t bins = 10;
+  std::array<double, bins> recorded{}, made{};
+  const Json& layers = stats.at("gpqa_hist_10bins_of_width_0.519pct_counts");
+  for (const Json& layer : layers)
+    for (std::size_t i = 0; i < bins; ++i)
+      recorded[i] += layer.at(i).get<double>() / static_cast<double>(layers.size());
+  const std::vector<std::int64_t> counts =
+      generated(R"({"type": "topical", "preset": "deepseek_r1", "requests": 64, "prompt_rows": 0,
+                    "decode_rows": 100})",
+                model_of(58, 256, 8, 8, 4))
+          .expert_counts();
+  for (const std::int64_t count : counts) {
+    const double percent = 100 * static_cast<double>(count) / (6400 * 8);
+    made[std::min(bins - 1, static_cast<std::size_t>(percent / 0.519))] += 1.0 / 58;
+  }
+  CHECK_THAT(made[0], WithinRel(recorded[0], 0.03));
+  CHECK_THAT(made[1], WithinRel(recorded[1], 0.15));
+  const auto hot = [](const auto& histogram) {
+    return std::accumulate(histogram.begin() + 2, histogram.end(), 0.0);
+  };
+  CHECK_THAT(hot(made), WithinRel(hot(recorded), 0.15));
+}
+
+TEST_CASE("the deepseek_r1_translation preset predicts what EPLB does for DeepSeek-R1") {
+  // 1,024 requests; EPLB sees the even ones, and a step holds eight tokens of each odd one: 4,096.
+  const RoutingTrace trace = generated(
+      R"({"type": "topical", "preset": "deepseek_r1_translation", "requests": 1024,
+          "prompt_rows": 0, "decode_rows": 8})",
+      model_of(58, 256, 8, 8, 4));
+  const ExpertStatistics seen = observe(std::array{&trace}, true, false);
+  std::vector<std::size_t> odd;
+  for (std::size_t i = 1; i < 1024; i += 2) odd.push_back(i);
+  const std::vector<std::int64_t> step = trace.expert_counts(odd);
+  // Of the busiest rank and of the hottest slot over the mean, an expert's tokens split evenly over
+  // its slots; mean over layers.
+  struct Figures {
+    double rank = 0, slot = 0;
+  };
+  const auto figures = [&](const std::string& policy, int slots_per_gpu) {
+    const auto placer = placers().make(config('"' + policy + '"'));
+    Figures mean;
+    std::size_t expert_of_layer = 0;
+    for (const LayerPlacement& layer : place_all(*placer, {256, 32, slots_per_gpu}, seen)) {
+      std::vector<double> of_rank(32);
+      double hottest = 0;
+      for (int slot = 0; slot < layer.slots(); ++slot) {
+        const int expert = layer.expert_of_slot(slot);
+        const double tokens =
+            static_cast<double>(step[expert_of_layer + static_cast<std::size_t>(expert)]) /
+            static_cast<double>(layer.slots_of(expert).size());
+        of_rank[static_cast<std::size_t>(layer.gpu_of_slot(slot))] += tokens;
+        hottest = std::max(hottest, tokens);
+      }
+      expert_of_layer += 256;
+      mean.rank += *std::max_element(of_rank.begin(), of_rank.end()) / 1024 / 58;
+      mean.slot += hottest / (4096 * 8.0 / layer.slots()) / 58;
+    }
+    return mean;
+  };
+  // TensorRT-LLM, tech blog 4, table 1. Fitted on:
+  const Figures as_trained = figures("linear", 8);
+  CHECK_THAT(as_trained.rank, WithinRel(2.56, 0.05));
+  CHECK_THAT(as_trained.slot, WithinRel(11.9, 0.05));
+  // Predicted, with 32 redundant experts (TensorRT-LLM places without regard to expert groups):
+  const Figures balanced = figures("eplb", 9);
+  CHECK_THAT(balanced.rank, WithinRel(1.11, 0.10));
+  CHECK_THAT(balanced.slot, WithinRel(2.8, 0.20));
 }
 
 TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B") {

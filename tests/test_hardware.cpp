@@ -167,18 +167,19 @@ TEST_CASE(
   const GpuSpec gpu = read_gpu(ConfigNode(sheet, file));
   CHECK_THAT(gpu.kernel(KernelFamily::gemm).source, Contains("not measured on this GPU"));
   CHECK_THAT(gpu.collective(Collective::all_gather).source, Contains("not measured on this GPU"));
-  CHECK(gemm(64, 4096, 4096, Precision::bf16, Precision::bf16, gpu).extrapolated);
+  CHECK(gemm(64, 4096, 4096, Precision::bf16, Precision::bf16, gpu).evidence ==
+        Evidence::unmeasured);
 }
 
 TEST_CASE("a prediction outside what was measured is marked") {
   // H100's dense GEMMs were fitted in bf16 and fp8_block, up to about 1 GB and 4 TFLOP.
   const GpuSpec gpu = gpu_named("h100");
-  const auto extrapolated = [&](double m, Precision p) {
-    return gemm(m, 8192, 8192, p, p, gpu).extrapolated;
+  const auto evidence = [&](double m, Precision p) {
+    return gemm(m, 8192, 8192, p, p, gpu).evidence;
   };
-  CHECK_FALSE(extrapolated(64, Precision::bf16));
-  CHECK(extrapolated(1e6, Precision::bf16));
-  CHECK(extrapolated(64, Precision::nvfp4));
+  CHECK(evidence(64, Precision::bf16) == Evidence::calibrated);
+  CHECK(evidence(1e6, Precision::bf16) == Evidence::extrapolated);
+  CHECK(evidence(64, Precision::nvfp4) == Evidence::extrapolated);
 }
 
 TEST_CASE("loads hide behind arithmetic as far as the family's overlap says") {

@@ -11,6 +11,7 @@
 #include "sim/rebalancing/relocation.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 
 namespace moesim {
 namespace {
@@ -19,42 +20,11 @@ using test::config_error;
 using test::WithinAbs;
 using test::WithinRel;
 
-// Two slots on each of the GPUs, filled with experts in order of id.
-Json experiment(const Json& set) {
-  Json json = {
-      {"cluster", "../hardware/clusters/h100x16.json"},
-      {"model",
-       {{"name", "tiny"},
-        {"source", "made for a test"},
-        {"hidden", 512},
-        {"vocabulary", 1024},
-        {"tied_embeddings", false},
-        {"attention", {{"query_heads", 8}, {"kv_heads", 4}, {"head_dim", 64}}},
-        {"experts", {{"count", 16}, {"per_token", 2}, {"width", 256}}},
-        {"layers", Json::array({{{"repeat", 3}, {"pattern", Json::array({{{"ffn", "moe"}}})}}})}}},
-      {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
-      {"parallel", {{"dp", 4}, {"tp", 1}, {"ep", 4}}},
-      {"scheduling",
-       {{"type", "chunked_prefill"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 8}}},
-      {"workload",
-       {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}},
-        {"lengths", {{"type", "fixed"}, {"prompt", 20}, {"output", 30}}},
-        {"gating",
-         {{"type", "topical"}, {"requests", 12}, {"prompt_rows", 20}, {"decode_rows", 30}}},
-        {"requests", 120}}},
-      {"placement", {{"type", "linear"}, {"replication", 1.5}}},
-      {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
-      {"dispatch", {{"prefill", "all_to_all"}, {"decode", "all_to_all"}}},
-      {"request_routing", "round_robin"},
-      {"seed", 1}};
-  json.merge_patch(set);
-  return json;
-}
-
 Experiment load(const Json& set) {
   TraceLibrary traces;
   return load_experiment(
-      ConfigNode(experiment(set), test::source_dir() / "tests" / "rebalancing.json"), traces);
+      ConfigNode(test::tiny_experiment(set), test::source_dir() / "tests" / "rebalancing.json"),
+      traces);
 }
 
 OrderedJson report_of(const Json& set) { return run(load(set)).document; }
@@ -413,9 +383,10 @@ TEST_CASE("a program's own rebalancer decides like those that ship") {
                               return std::unique_ptr<Rebalancer>(std::make_unique<Rotate>());
                             }});
   TraceLibrary traces;
-  const Experiment e = load_experiment(
-      ConfigNode(experiment({{"rebalancing", "rotate"}}), test::source_dir() / "tests/own.json"),
-      traces, policies);
+  const Experiment e =
+      load_experiment(ConfigNode(test::tiny_experiment({{"rebalancing", "rotate"}}),
+                                 test::source_dir() / "tests/own.json"),
+                      traces, policies);
   const OrderedJson moved = run(e).document["rebalancing"];
   CHECK(moved["count"] == 1);
   CHECK(moved["layers_switched"] == 1);

@@ -19,6 +19,7 @@ struct Aspect {
   std::string_view key;
   std::string_view pointer;
 };
+constexpr const char* preemptions_pointer = "/kv/preemptions";
 constexpr std::array aspects{
     Aspect{"sequences", "decode_sequences", "/steps/decode/mean_decode_tokens"},
     Aspect{"step", "decode_step", "/steps/decode/mean_ms"},
@@ -112,6 +113,7 @@ std::string best_text(const BestChoice& choice) {
   for (const Alternatives& group : choice.groups) {
     std::vector<std::string> head{"", axis, metric, "x first"};
     for (const Aspect& aspect : aspects) head.emplace_back(aspect.head);
+    head.emplace_back("preempted");
     Table table(std::move(head));
     for (const Alternative& value : group.values) {
       std::vector<std::string> row{value.best ? "*" : "", setting_text(value.value),
@@ -122,6 +124,8 @@ std::string best_text(const BestChoice& choice) {
         row.push_back(ratio_text(report_number(*value.point, pointer),
                                  report_number(*group.values.front().point, pointer)));
       }
+      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      row.push_back(preemptions ? number_text(*preemptions) : "-");
       table.add(std::move(row));
     }
     text += fmt::format("{}\n{}", name_of(group, choice.axes), table.text());
@@ -132,8 +136,8 @@ std::string best_text(const BestChoice& choice) {
   text += fmt::format(
       "*: best {} at otherwise equal settings. Columns from \"x first\" on are ratios to the first "
       "row:\nof {}, sequences in a decode step, time of a decode and of a prefill step, median "
-      "TPOT, "
-      "KV cache.\n",
+      "TPOT, KV cache.\npreempted: how often a sequence gave up its KV cache, to compute it "
+      "again.\n",
       axis, metric);
   return text;
 }
@@ -153,6 +157,8 @@ OrderedJson best_json(const BestChoice& choice) {
         const auto number = report_number(*value.point, std::string(aspect.pointer));
         row[std::string(aspect.key)] = number ? OrderedJson(*number) : OrderedJson();
       }
+      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
       values.push_back(std::move(row));
       if (value.best) best = value.value;
     }

@@ -32,7 +32,9 @@ std::span<const Verb> verbs() {
            setup_check},
       Verb{"validate", "predicted beside measured, with the error of every category",
            setup_validate},
-      Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate}};
+      Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
+      Verb{"reproduce", "published figures beside simulated ones, with the verdict",
+           setup_reproduce}};
   return table;
 }
 

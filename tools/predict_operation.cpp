@@ -70,7 +70,7 @@ Prediction in_us(const Cost& cost) {
   return {cost.time.count() * microseconds,
           fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
                       cost.work.hbm.value() / 1e6),
-          cost.extrapolated, cost.work.hbm.value(), cost.work.flops.value()};
+          cost.evidence != Evidence::calibrated, cost.work.hbm.value(), cost.work.flops.value()};
 }
 
 // --- experts -------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ Prediction in_us(const CollectiveCost& cost, int gpus) {
   return {cost.time.count() * microseconds,
           fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name, cost.nvlink.value() / 1e6,
                       cost.network.value() / 1e6),
-          cost.extrapolated, cost.nvlink.value() / gpus};
+          cost.evidence != Evidence::calibrated, cost.nvlink.value() / gpus};
 }
 
 TrafficMatrix uniform_traffic(int gpus, double to_each) {

@@ -219,16 +219,19 @@ Prediction best_throughput(const Experiment& e, const MeasuredPoint& point, cons
   return best;
 }
 
-/// Prompt tokens per second and node of 8 GPUs, one prompt per rank and step. SGLang's and
-/// DeepSeek's deployments for prefill alone run two micro-batches in turns (LMSYS blog 2025-05-05;
-/// deepseek-ai/open-infra-index). DeepSeek gives no length of prompts: 4,096 is assumed.
+/// Prompt tokens per second and node of 8 GPUs, with the stated tokens per rank and step, or one
+/// prompt. SGLang's and DeepSeek's deployments for prefill alone run two micro-batches in turns
+/// (LMSYS blog 2025-05-05; deepseek-ai/open-infra-index). DeepSeek gives no length of prompts:
+/// 4,096 is assumed.
 Prediction prefill_rate(const Experiment& e, const MeasuredPoint& point) {
   const double prompt = point.prompt > 0 ? point.prompt : 4096;
+  const double tokens = point.tokens > 0 ? point.tokens : prompt;
   const double seconds =
-      step_seconds(e, {.prompt = prompt, .prompt_tokens = prompt, .two_batches = true});
+      step_seconds(e, {.prompt = prompt, .prompt_tokens = tokens, .two_batches = true});
   constexpr int gpus_per_node = 8;
-  return {prompt * e.parallel.dp / seconds / e.parallel.gpus() * gpus_per_node,
-          fmt::format("one prompt of {} tokens per GPU; step {:.2f} ms", prompt, seconds * 1e3)};
+  return {tokens * e.parallel.dp / seconds / e.parallel.gpus() * gpus_per_node,
+          fmt::format("{} tokens per GPU in prompts of {}; step {:.2f} ms", tokens, prompt,
+                      seconds * 1e3)};
 }
 
 }  // namespace

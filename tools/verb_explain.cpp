@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
+
 #include <fmt/format.h>
 
 #include "sim/simulator.hpp"
@@ -20,46 +22,96 @@ struct Options {
   bool json = false;
 };
 
-OrderedJson to_json(const ExplainedStep& step) {
+double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes : 0; }
+
+/// Flops per byte of HBM at which a GPU is busy with both, at its data-sheet peaks.
+double balance(const GpuSpec& gpu, Precision weights, Precision activations) {
+  return gpu.peak(weights, activations).value() / gpu.hbm_bandwidth.value();
+}
+
+/// Share of the step's time by what its prediction rests on.
+std::array<double, evidence_names.size()> shares(const StepCost& cost) {
+  std::array<double, evidence_names.size()> shares{};
+  for (const auto& part : cost.grounds)
+    for (std::size_t g = 0; g < shares.size(); ++g) shares[g] += part[g] / cost.total.count();
+  return shares;
+}
+
+OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  const auto share = shares(step.cost);
   OrderedJson json{{"kind", step_kind_names[static_cast<std::size_t>(step.summary.kind)]},
                    {"total_ms", step.cost.total.count() * 1e3},
+                   {"flops_per_byte", intensity(step.cost.flops, step.cost.hbm_bytes)},
+                   {"gpu_flops_per_byte",
+                    {{"bf16", balance(gpu, Precision::bf16, Precision::bf16)},
+                     {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
+                   {"extrapolated_share", share[static_cast<std::size_t>(Evidence::extrapolated)]},
+                   {"unmeasured_share", share[static_cast<std::size_t>(Evidence::unmeasured)]},
                    {"operations", OrderedJson::array()}};
   for (const ExplainedOperation& op : step.operations) {
-    json["operations"].push_back({{"operation", op.name},
-                                  {"part", part_names[static_cast<std::size_t>(op.part)]},
-                                  {"bound", resource_names[static_cast<std::size_t>(op.bound)]},
-                                  {"calls", op.calls},
-                                  {"seconds", op.seconds},
-                                  {"flops", op.flops},
-                                  {"hbm_bytes", op.hbm_bytes},
-                                  {"link_bytes", op.link_bytes}});
+    json["operations"].push_back(
+        {{"operation", op.name},
+         {"part", part_names[static_cast<std::size_t>(op.part)]},
+         {"bound", resource_names[static_cast<std::size_t>(op.bound)]},
+         {"evidence", evidence_names[static_cast<std::size_t>(op.evidence)]},
+         {"calls", op.calls},
+         {"seconds", op.seconds},
+         {"flops", op.flops},
+         {"flops_per_byte", intensity(op.flops, op.hbm_bytes)},
+         {"hbm_bytes", op.hbm_bytes},
+         {"l2_bytes", op.l2_bytes},
+         {"smem_bytes", op.smem_bytes},
+         {"link_bytes", op.link_bytes}});
   }
   return json;
 }
 
-std::string to_text(const ExplainedStep& step, const GpuSpec& gpu) {
+std::string marked(const ExplainedOperation& op) {
+  constexpr std::array<std::string_view, evidence_names.size()> marks{"", " *", " ?"};
+  return fmt::format("{}{}", op.name, marks[static_cast<std::size_t>(op.evidence)]);
+}
+
+/// What the marks mean, where there are any.
+std::string grounds_of(const StepCost& cost) {
+  const auto share = shares(cost);
+  const double beyond = share[static_cast<std::size_t>(Evidence::extrapolated)];
+  const double unmeasured = share[static_cast<std::size_t>(Evidence::unmeasured)];
+  std::string text;
+  if (beyond > 0)
+    text += fmt::format("* beyond what its constants were fitted on: {:.1f} % of the step\n",
+                        100 * beyond);
+  if (unmeasured > 0)
+    text += fmt::format("? never measured on this GPU, family defaults: {:.1f} % of the step\n",
+                        100 * unmeasured);
+  return text.empty() ? text : "\n" + text;
+}
+
+std::string to_text(const ExplainedStep& step, const Experiment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "calls", "ms", "share", "bound by", "GFLOP", "HBM MB", "link MB",
                "flop/B", "% HBM"});
   for (const ExplainedOperation& op : step.operations) {
     const auto or_dash = [](double value, const char* format) {
       return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
     };
-    table.add({std::string(op.name), fmt::format("{}", op.calls),
-               fmt::format("{:.3f}", op.seconds * 1e3),
+    table.add({marked(op), fmt::format("{}", op.calls), fmt::format("{:.3f}", op.seconds * 1e3),
                fmt::format("{:.1f} %", 100 * op.seconds / step.cost.total.count()),
                std::string(resource_names[static_cast<std::size_t>(op.bound)]),
                or_dash(op.flops * 1e-9, "{:.2f}"), or_dash(op.hbm_bytes * 1e-6, "{:.2f}"),
                or_dash(op.link_bytes * 1e-6, "{:.2f}"),
-               or_dash(op.hbm_bytes > 0 ? op.flops / op.hbm_bytes : 0, "{:.1f}"),
+               or_dash(intensity(op.flops, op.hbm_bytes), "{:.1f}"),
                or_dash(100 * op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value(), "{:.0f}")});
   }
-  const double machine_balance =
-      gpu.peak(Precision::bf16, Precision::bf16).value() / gpu.hbm_bandwidth.value();
   return fmt::format(
-      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{} balances at {:.0f} flop/B "
-      "(bf16)\n\n{}",
+      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"
+      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} in the experts' "
+      "precision\n\n{}{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
-      gpu.name, machine_balance, table.text());
+      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      balance(gpu, Precision::bf16, Precision::bf16),
+      balance(gpu, e.precision.experts, e.precision.activations), table.text(),
+      grounds_of(step.cost));
 }
 
 }  // namespace
@@ -91,7 +143,7 @@ Action setup_explain(CLI::App& command) {
                           : options->kind == "prefill" ? StepKind::prefill
                                                        : StepKind::mixed;
     const ExplainedStep step = explain_step(e, kind, sequences, options->context, tokens);
-    print(options->json ? to_json(step).dump(1) + "\n" : to_text(step, e.cluster.gpu));
+    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
     return 0;
   };
 }

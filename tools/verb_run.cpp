@@ -9,6 +9,7 @@
 
 #include "sim/simulator.hpp"
 #include "tools/experiment_options.hpp"
+#include "tools/intervals.hpp"
 #include "tools/output.hpp"
 #include "tools/progress.hpp"
 #include "tools/run_csv.hpp"
@@ -23,7 +24,7 @@ namespace {
 struct Options {
   ExperimentOptions experiment;
   std::string report, profile, requests, steps, timeline;
-  bool json = false;
+  bool json = false, intervals = false;
   int threads = 0;
 };
 
@@ -64,6 +65,20 @@ std::string events_of(const OrderedJson& report) {
             "\n";
   }
   return text;
+}
+
+// How far metrics vary between runs that could as well be true, when that was asked for.
+std::string bands_of(const OrderedJson& report) {
+  if (!report.contains("intervals")) return "";
+  const OrderedJson& intervals = report["intervals"];
+  Table table({fmt::format("{} of {} runs within", percent(intervals["share"]),
+                           intervals["runs"].get<int>()),
+               "low", "median", "high"});
+  for (const auto& [name, band] : intervals["metrics"].items()) {
+    if (band.is_null()) continue;
+    table.add({name, number(band["low"], 2), number(band["median"], 2), number(band["high"], 2)});
+  }
+  return "\n" + table.text();
 }
 
 std::string summary(const OrderedJson& report) {
@@ -130,7 +145,12 @@ std::string summary(const OrderedJson& report) {
   }
   const auto cut = report["expert_buffers"]["steps_cut"].get<std::int64_t>();
   if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
-  return text + events_of(report);
+  text += events_of(report);
+  if (!m["cost_per_million_output_tokens"].is_null()) {
+    text += fmt::format("a million output tokens cost {} dollars\n",
+                        number(m["cost_per_million_output_tokens"], 2));
+  }
+  return text + bands_of(report);
 }
 
 OrderedJson profile_of(const SimulatorWork& work, double wall) {
@@ -146,6 +166,12 @@ OrderedJson profile_of(const SimulatorWork& work, double wall) {
           {"generated_tokens_per_s", double(work.generated_tokens) / wall}};
 }
 
+OrderedJson intervals_of(const ConfigNode& config) {
+  constexpr int runs = 16;
+  ProgressBar progress("runs");
+  return intervals(config, runs, [&](int finished) { progress.update(finished, runs); });
+}
+
 int run_experiment(const Options& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
@@ -155,7 +181,8 @@ int run_experiment(const Options& options) {
     require_writable(file);
   }
   TraceLibrary traces;
-  const Experiment experiment = load_experiment(options.experiment.read(), traces);
+  const ConfigNode config = options.experiment.read();
+  const Experiment experiment = load_experiment(config, traces);
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   std::vector<RunObserver*> observers;
@@ -165,7 +192,7 @@ int run_experiment(const Options& options) {
   if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
   const auto start = std::chrono::steady_clock::now();
   ProgressBar progress("requests");
-  const Report report = run(
+  Report report = run(
       experiment,
       [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
       observers);
@@ -176,6 +203,7 @@ int run_experiment(const Options& options) {
   spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s, {:.3g} routed ids/s)",
                report.work.steps, wall.count(), profile["steps_per_s"].get<double>(),
                profile["routed_ids_per_s"].get<double>());
+  if (options.intervals) report.document["intervals"] = intervals_of(config);
   const std::string document = report.document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
   if (!options.requests.empty()) write_file(options.requests, requests_csv(report.requests));
@@ -193,6 +221,9 @@ Action setup_run(CLI::App& command) {
   options->experiment.add_to(command);
   command.add_option("-o,--output", options->report, "write the whole report, JSON");
   command.add_flag("--json", options->json, "print the report instead of tables");
+  command.add_flag("--intervals", options->intervals,
+                   "run 16 times more with constants, seeds and recorded requests drawn again, and "
+                   "say how far the results vary");
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
       ->check(CLI::PositiveNumber);
   command.add_option("--profile", options->profile,

@@ -41,5 +41,6 @@ Action setup_list(CLI::App&);
 Action setup_check(CLI::App&);
 Action setup_validate(CLI::App&);
 Action setup_calibrate(CLI::App&);
+Action setup_reproduce(CLI::App&);
 
 }  // namespace moesim

@@ -14,10 +14,7 @@ class DecodeOnly final : public Scheduler {
   explicit DecodeOnly(BatchLimits limits) : limits_(limits) {}
 
   void plan(const RankView& rank, Turn, StepPlan& plan) const override {
-    plan.clear();
-    const auto everybody = [](const Sequence&) { return true; };
-    const Leftover left = plan_running(rank, limits_, OutOfBlocks::gives_up, everybody, plan);
-    if (!left.out_of_blocks) plan_waiting(rank, limits_, left, plan);
+    plan_first_come(rank, limits_, plan);
   }
   bool separates_phases() const override { return false; }
   bool prompts_arrive_computed() const override { return true; }

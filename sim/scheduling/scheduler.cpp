@@ -55,6 +55,13 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left
   }
 }
 
+void plan_first_come(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
+  plan.clear();
+  const auto everybody = [](const Sequence&) { return true; };
+  const Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, everybody, plan);
+  if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
+}
+
 const Registry<Scheduler>& schedulers() {
   static const Registry<Scheduler> table(
       "scheduling",

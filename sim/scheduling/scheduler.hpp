@@ -131,4 +131,9 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// fit ends it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover, StepPlan&);
 
+/// A whole step of vLLM v1 (vllm/v1/core/sched/scheduler.py; policies.md 6.1). Running sequences
+/// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted
+/// only when nothing had to be preempted.
+void plan_first_come(const RankView&, const BatchLimits&, StepPlan&);
+
 }  // namespace moesim

@@ -45,6 +45,17 @@ constexpr std::array presets{
             .workload_sigma = 0.5,
             .request_sigma = 0.4,
             .reuse = 0.1}},
+    // DeepSeek-R1 on a translation set, as TensorRT-LLM measured it without EPLB (its blog04, table
+    // 1: EP32, 4,096 tokens a step): busiest rank 2.56 times the mean, hottest expert 11.9 times.
+    // Two figures, two constants: popularity_sigma and spike_height; the others are deepseek_r1's.
+    // One workload: what its requests share is popularity.
+    Preset{"deepseek_r1_translation",
+           {.popularity_sigma = 0.84,
+            .popularity_spread = 0.25,
+            .spikes = 2,
+            .spike_height = 2.36,
+            .request_sigma = 0.4,
+            .reuse = 0.1}},
     // Qwen3-30B-A3B, one batch of one workload in one layer each (STeP artifact): of 128 experts 60
     // active with 64 tokens, 83 with 1024; there max/mean 12.7, variation 2.1, top-12.5 % share
     // .71.

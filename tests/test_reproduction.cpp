@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do published figures still come out as their files record?
+#include <fmt/format.h>
+
+#include "tests/support.hpp"
+#include "tools/reproduction.hpp"
+
+namespace moesim {
+namespace {
+
+ConfigNode figure(const char* row) {
+  return test::config(fmt::format(
+      R"({{"title": "t", "source": "s", "assumed": [],
+          "measured": {{"m": {{"model": {{"model": "../models/zoo/mixtral_8x7b.json"}}}}}},
+          "rows": [{}]}})",
+      row));
+}
+
+TEST_CASE("a value is judged by its band, then by its sign") {
+  const auto verdict = [](const char* value) {
+    const Reproduction done = reproduce(
+        figure(fmt::format(R"({{"what": "w", "published": "9 to 11", "value": {}, "band": [9, 11],
+                         "sign": [0, null], "verdict": "sign only", "reason": "r"}})",
+                           value)
+                   .c_str()));
+    return done.rows.at(0).verdict;
+  };
+  CHECK(verdict("9") == Verdict::within_band);
+  CHECK(verdict("12") == Verdict::sign_only);
+  CHECK(verdict("-1") == Verdict::not_reproduced);
+  // 8 experts of which a token takes 2, against a number: +300 %.
+  CHECK(verdict(R"({"change": ["m:/experts", "m:/experts_per_token"]})") == Verdict::sign_only);
+  CHECK(verdict(R"({"sum": ["m:/experts", {"ratio": ["m:/experts_per_token", 2]}]})") ==
+        Verdict::within_band);
+}
+
+TEST_CASE("rows that cannot be computed, or do not say why they fail, are refused") {
+  const auto error = [](const char* row) {
+    return test::config_error([&] { reproduce(figure(row)); });
+  };
+  CHECK(error(R"({"what": "w", "published": "1", "value": "m:/none", "band": [1, 1],
+                  "verdict": "within band"})")
+            .find("leads to no number") != std::string::npos);
+  CHECK(error(R"({"what": "w", "published": "1", "value": 2, "band": [1, 1],
+                  "verdict": "not reproduced"})")
+            .find("needs a \"reason\"") != std::string::npos);
+}
+
+TEST_CASE("the quick figures of configs/reproduce keep their verdicts") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  int figures = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test::source_dir() / "configs/reproduce")) {
+    if (entry.path().extension() != ".json") continue;
+    const ConfigNode file = ConfigNode::from_file(entry.path());
+    if (!is_quick(file)) continue;
+    ++figures;
+    for (const ReproducedRow& row : reproduce(file).rows) {
+      CAPTURE(entry.path().stem().string(), row.what, row.simulated);
+      CHECK(row.verdict == row.recorded);
+    }
+  }
+  CHECK(figures > 0);
+}
+
+}  // namespace
+}  // namespace moesim

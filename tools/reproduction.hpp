@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// What became of a published number. In that order: each is worse than the one before.
+enum class Verdict { within_band, sign_only, not_reproduced };
+inline constexpr std::array<std::string_view, 3> verdict_names{"within band", "sign only",
+                                                               "not reproduced"};
+
+/// One published number and what the simulator says instead.
+struct ReproducedRow {
+  std::string what;
+  std::string published;  ///< as the source puts it
+  std::string unit;       ///< of `simulated`, with the space before it; may be empty
+  double simulated = 0;
+  Verdict verdict = Verdict::within_band;
+  Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
+  std::string reason;
+};
+
+/// One figure or table of a publication.
+struct Reproduction {
+  std::string name;  ///< of the file
+  std::string title, source;
+  std::vector<std::string> assumed;  ///< inputs the source leaves out, and how they were chosen
+  std::vector<ReproducedRow> rows;
+};
+
+/// Whether a file under configs/reproduce says that it takes a second or less.
+bool is_quick(const ConfigNode& file);
+
+/// Computes every row of a file (configs/reproduce/README.md):
+///
+///   {"title", "source", "quick": true, "assumed": [texts],
+///    "measured": {"name": {"<kind>": {...}}},          see measure()
+///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
+///              "sign": [low, high], "verdict", "reason"}]}
+///
+/// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
+/// without "sign" there is no such verdict. An expression is a number, "name:/pointer" into what
+/// was measured, or one operation on a list of expressions: sum, difference, product, ratio,
+/// change (a over b, in percent), min, max. Throws ConfigError.
+Reproduction reproduce(const ConfigNode& file);
+
+/// A Markdown section: a table of the rows, then what was assumed.
+std::string markdown(const Reproduction&);
+/// The same for a terminal.
+std::string to_text(const Reproduction&);
+
+/// Answers of the simulator for one {"kind": {...}}, as JSON that pointers lead into. Throws
+/// ConfigError.
+///
+///   run      a sweep file (tools/sweep.hpp): reports, by the values of its axes
+///   explain  the same with "step", "sequences", "context", "tokens": one step of each, by
+///            operation
+///   replay   ReplayConfig on "trace" or on "gating" with "model": by placement, replication,
+///            batch and routing
+///   route    "experts_on_gpu", "tokens", "routings": activated slots and tokens of the busiest GPU
+///   place    "load", "gpus", "slots", ...: imbalance, and slots that differ from "expected"
+///   model    a zoo file: sizes
+///   gpu      a GPU file: peaks and bandwidths
+///   exchange tokens that travel to uniformly drawn experts: copies, bytes, time on a cluster
+///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
+///   point    one operation, described like a row of a measured points file: microseconds
+Json measure(const ConfigNode&);
+
+}  // namespace moesim
