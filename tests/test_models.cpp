@@ -41,8 +41,10 @@ GpuSpec plain_gpu() {
   for (const KernelFamily family :
        {KernelFamily::grouped_gemm, KernelFamily::gemm, KernelFamily::attention_decode,
         KernelFamily::attention_prefill, KernelFamily::mla_decode, KernelFamily::memory}) {
-    gpu.kernels[family] = {
-        .launch = Seconds(0), .bandwidth_share = 1, .peak_share = {{Precision::bf16, 1.0}}, .source = ""};
+    gpu.kernels[family] = {.launch = Seconds(0),
+                           .bandwidth_share = 1,
+                           .peak_share = {{Precision::bf16, 1.0}},
+                           .source = ""};
   }
   return gpu;
 }

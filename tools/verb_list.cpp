@@ -35,10 +35,10 @@ Kind kind_of(const R& registry) {
 }
 
 std::vector<Kind> all_kinds() {
-  return {kind_of(placers()),          kind_of(token_routers()),   kind_of(dispatches()),
-          kind_of(rebalancers()),      kind_of(capacity_rules()),  kind_of(expert_memories()),
-          kind_of(prefetches()),       kind_of(schedulers()),      kind_of(request_routers()),
-          kind_of(gatings()),          kind_of(request_arrivals()), kind_of(request_lengths())};
+  return {kind_of(placers()),     kind_of(token_routers()),    kind_of(dispatches()),
+          kind_of(rebalancers()), kind_of(capacity_rules()),   kind_of(expert_memories()),
+          kind_of(prefetches()),  kind_of(schedulers()),       kind_of(request_routers()),
+          kind_of(gatings()),     kind_of(request_arrivals()), kind_of(request_lengths())};
 }
 
 }  // namespace
