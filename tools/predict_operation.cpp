@@ -2,8 +2,8 @@
 #include "tools/predict_operation.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <regex>
 
 #include <fmt/format.h>
 
@@ -30,8 +30,12 @@ bool contains(std::string_view text, std::string_view part) {
 
 /// The numbers behind the names in "q_heads=32 kv_heads=4 hd=128" or "M=64 N=2048 K=4096".
 double number_after(const std::string& text, const std::string& name) {
-  std::smatch match;
-  return std::regex_search(text, match, std::regex(name + "=([0-9]+)")) ? std::stod(match[1]) : 0;
+  const std::size_t place = text.find(name + "=");
+  if (place == std::string::npos) return 0;
+  const char* digits = text.data() + place + name.size() + 1;
+  long number = 0;
+  std::from_chars(digits, text.data() + text.size(), number);
+  return static_cast<double>(number);
 }
 
 /// The shape of the routed experts of the models whose layers were measured.
