@@ -104,7 +104,8 @@ TEST_CASE("oracle seed_math: how likely a batch touches a cold expert") {
   sampler.set_weights(std::vector<double>(experts, 1.0));
   Rng rng(2, "test/cold");
   std::vector<std::uint16_t> picks(k);
-  for (const Json& one : oracle()["cold_expert"]["cases"]) {
+  const Json cases = oracle()["cold_expert"]["cases"];
+  for (const Json& one : cases) {
     const int hot = one["n_hot"], batch = one["B"];
     // 1 - (C(hot, k) / C(experts, k))^B
     double all_hot = 1;
