@@ -116,7 +116,7 @@ slurmctld=$!
 slurmd -D -c >slurmd.out.log 2>&1 &
 slurmd=$!
 is_idle() { [[ $(timeout 3 sinfo -h -o %T) == idle ]]; }
-wait_for 20 "the node is not idle" is_idle
+wait_for 60 "the node is not idle" is_idle
 
 # Points of about a second and one that cannot be run; three tasks, one requeued when it has a point and not all.
 cat >sweep.json <<JSON
@@ -131,7 +131,7 @@ array=$(grep -o 'array [0-9]*' submitted | grep -o '[0-9]*')
 shard=slurm.sqlite.slurm/shard-2-of-3.sqlite
 count() { sqlite3 "file:$1?mode=ro" "SELECT count(*) FROM points WHERE status = '$2'"; }
 is_half_way() { (($(count "$shard" done) > 0)); }
-wait_for 20 "no point of the task finished" is_half_way
+wait_for 60 "no point of the task finished" is_half_way
 slurm scontrol requeue "${array}_2"
 (($(count "$shard" pending) > 0)) || { echo "FAILED: the task was done before it was requeued" >&2; exit 1; }
 is_merged() { [[ -z $(slurm squeue -h) && -s slurm.sqlite ]]; }
