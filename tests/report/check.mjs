@@ -24,6 +24,7 @@ async function open(width, options = {}) {
     return route.abort();
   });
   const page = await context.newPage();
+  page.setDefaultTimeout(120000);  // a loaded machine draws slowly
   page.on('console', message => complaints.push(`${message.type()}: ${message.text()}`));
   page.on('pageerror', error => complaints.push(`thrown: ${error}`));
   await page.goto(pathToFileURL(report).href);
@@ -67,7 +68,7 @@ try {
   await page.mouse.move(point.x + 60, point.y - 60);
   await page.mouse.move(point.x, point.y, { steps: 4 });
   const tip = tooltip_in(page, '#frontier-chart', 'Median TPOT');
-  await tip.waitFor({ state: 'visible', timeout: 5000 });
+  await tip.waitFor({ state: 'visible', timeout: 60000 });
   const text = await tip.innerText();
   for (const part of ['replication', '1.5', 'decode', 'metro', 'concurrency_per_rank', 'max_num_seqs']) assert.ok(text.includes(part), `${part} in ${text}`);
 
@@ -100,7 +101,7 @@ try {
   await page.waitForFunction(whole => {
     const [from, to] = echarts.getInstanceByDom(document.getElementById('frontier-chart')).getModel().getComponent('xAxis', 0).axis.scale.getExtent();
     return to - from < whole * 0.95;
-  }, whole, { timeout: 5000 });
+  }, whole, { timeout: 60000 });
   await page.locator('#zoom-reset').click();
   assert.equal(await x_range(page), whole);
   await page.locator('#zoom-in').click();
@@ -114,7 +115,7 @@ try {
   assert.equal(await page.evaluate(() => document.activeElement.id), 'frontier-chart');
   const before = await page.evaluate(() => location.hash);
   await page.keyboard.press('ArrowRight');
-  await tooltip_in(page, '#frontier-chart', 'Median TPOT').waitFor({ state: 'visible', timeout: 5000 });
+  await tooltip_in(page, '#frontier-chart', 'Median TPOT').waitFor({ state: 'visible', timeout: 60000 });
   await page.keyboard.press('Enter');
   assert.notEqual(await page.evaluate(() => location.hash), before);
   await page.keyboard.press('+');
@@ -153,7 +154,7 @@ try {
   await page.mouse.move(map.x + cell[0] - 5, map.y + cell[1]);
   await page.mouse.move(map.x + cell[0], map.y + cell[1], { steps: 3 });
   const map_tip = tooltip_in(page, '#load-tokens-1', 'layer 2, GPU 5');
-  await map_tip.waitFor({ state: 'visible', timeout: 5000 });
+  await map_tip.waitFor({ state: 'visible', timeout: 60000 });
 
   // The table sorts; the point that failed says why, its markup shown as text.
   await page.locator('#points-table thead button').nth(3).click();
