@@ -123,6 +123,18 @@ CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
   return cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
 }
 
+CollectiveCost Fabric::send(int from, int to, Bytes bytes) const {
+  check(std::max(from, to) < cluster_.gpus(), "a send goes beyond the cluster");
+  const bool near = domain_of(from) == domain_of(to);
+  Volume volume;
+  (near ? volume.nvlink_rank : volume.network_rank) =
+      bytes.value() * (near ? 1 : cluster_.oversubscription);
+  (near ? volume.nvlink_all : volume.network_all) = bytes.value();
+  CollectiveCost sent = cost(Collective::all_gather, 2, 0, volume);
+  if (!near) sent.time += cluster_.network.latency + cluster_.network.latency_per_doubling;
+  return sent;
+}
+
 CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) const {
   const int gpus = static_cast<int>(contribution.size());
   check(gpus <= cluster_.gpus(), "a reduce-scatter is wider than the cluster");

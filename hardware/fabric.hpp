@@ -102,6 +102,9 @@ class Fabric {
   /// caller's. `kind` chooses the constants: all_to_all or low_latency_all_to_all.
   CollectiveCost all_to_all(const TrafficMatrix& bytes,
                             Collective kind = Collective::all_to_all) const;
+  /// GPU `from` sends bytes to GPU `to` while the GPUs after them do likewise. With the constants
+  /// of an all-gather between two, in which one has nothing to give.
+  CollectiveCost send(int from, int to, Bytes bytes) const;
   /// Index of a GPU's NVLink domain.
   int domain_of(int gpu) const { return gpu / cluster_.scale_up_domain; }
 

@@ -37,7 +37,8 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 
   KvLayout layout;
   layout.block_tokens = block_tokens;
-  layout.block = kv_bytes_per_layer(model, plan, precision) * block_tokens * group_layers;
+  layout.block = kv_bytes_per_layer(model, plan, precision) * block_tokens *
+                 static_cast<double>(ceil_div(group_layers, plan.pp));
   for (const auto& [window, layers] : layers_of_window) {
     for (int i = 0; i < layers / group_layers; ++i)
       layout.groups.push_back({.layers = group_layers, .window = window});
@@ -47,7 +48,8 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
-  return kv_bytes_per_layer(model, plan, precision) * static_cast<double>(model.layers.size());
+  return kv_bytes_per_layer(model, plan, precision) *
+         static_cast<double>(ceil_div(std::ssize(model.layers), plan.pp));
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
@@ -58,22 +60,43 @@ Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
 
 Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision) {
-  double quantised = 0;
-  double kept = model.hidden;  // the final norm
-  for (const LayerSpec& layer : model.layers) {
-    quantised += attention_parameters(model.attention, model.hidden, plan.tp);
-    kept += norm_parameters(model.hidden);
+  const double table = static_cast<double>(model.vocabulary) * model.hidden / plan.tp;
+  const int layers = static_cast<int>(model.layers.size());
+  struct Stage {
+    double quantised = 0, kept = 0;
+  };
+  std::vector<Stage> stages(static_cast<std::size_t>(plan.pp));
+  for (int l = 0; l < layers; ++l) {
+    const LayerSpec& layer = model.layers[static_cast<std::size_t>(l)];
+    Stage& stage = stages[static_cast<std::size_t>(plan.stage_of(l, layers))];
+    stage.quantised += attention_parameters(model.attention, model.hidden, plan.tp);
+    stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
-      quantised += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
-      kept += static_cast<double>(model.hidden) * model.experts;  // the gate
+      stage.quantised += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
+      stage.kept += static_cast<double>(model.hidden) * model.experts;  // the gate
     }
     if (!layer.moe || model.dense_residual)
-      quantised += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
+      stage.quantised += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
   }
-  const int tables = model.tied_embeddings ? 1 : 2;
-  kept += static_cast<double>(tables) * model.vocabulary * model.hidden / plan.tp;
-  return Bytes(quantised * bytes_per_element(precision.attention) +
-               kept * bytes_per_element(Precision::bf16));
+  // Tied tables are one only where the first stage is the last.
+  if (!model.tied_embeddings || plan.pp > 1) stages.front().kept += table;
+  stages.back().kept += table + model.hidden;  // and the final norm
+  Bytes most{};
+  for (const Stage& stage : stages) {
+    most = std::max(most, Bytes(stage.quantised * bytes_per_element(precision.attention) +
+                                stage.kept * bytes_per_element(Precision::bf16)));
+  }
+  return most;
+}
+
+int moe_layers_of_stage(const MoeModel& model, const ParallelPlan& plan) {
+  const int layers = static_cast<int>(model.layers.size());
+  std::vector<int> of_stage(static_cast<std::size_t>(plan.pp));
+  for (int l = 0; l < layers; ++l) {
+    if (model.layers[static_cast<std::size_t>(l)].moe)
+      ++of_stage[static_cast<std::size_t>(plan.stage_of(l, layers))];
+  }
+  return *std::max_element(of_stage.begin(), of_stage.end());
 }
 
 }  // namespace moesim

@@ -23,17 +23,21 @@ struct KvLayout {
   std::int64_t blocks_for(std::int64_t tokens) const;
 };
 /// Windows that differ in layers are cut into groups of their greatest common divisor: 36 chunked
-/// and 12 full layers make four groups of 12.
+/// and 12 full layers make four groups of 12. Of a group's layers a GPU holds those of its pipeline
+/// stage, at most 1/pp rounded up.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens);
 
-/// Bytes of KV cache one token adds on one GPU over all layers, windows ignored. MLA is replicated,
-/// not sliced by tp.
+/// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
+/// ignored. MLA is replicated, not sliced by tp.
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// One routed expert in one layer on one GPU (its moe_tp slice).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// Every weight that is not a routed expert, on one GPU: attention, dense and shared FFNs sliced by
-/// tp, in the plan's `attention` precision; embeddings and LM head sliced by tp, norms and gates
-/// replicated, in bf16, as deployments leave them (DeepSeek-V3, arXiv:2412.19437 section 3.3).
+/// MoE layers of the stage that has most of them.
+int moe_layers_of_stage(const MoeModel&, const ParallelPlan&);
+/// Every weight that is not a routed expert, on one GPU of the stage that has most: attention,
+/// dense and shared FFNs sliced by tp, in the plan's `attention` precision; embeddings and LM head
+/// sliced by tp, norms and gates replicated, in bf16, as deployments leave them (DeepSeek-V3,
+/// arXiv:2412.19437 section 3.3).
 Bytes non_expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 }  // namespace moesim

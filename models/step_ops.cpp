@@ -172,12 +172,13 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     ParallelPlan plan;
     plan.dp = size("dp", 1);
     plan.tp = size("tp", 1);
-    plan.ep = size("ep", model.experts > 0 ? plan.gpus() : 1);
+    plan.ep = size("ep", model.experts > 0 ? plan.stage_gpus() : 1);
     plan.pp = size("pp", 1);
     const AttentionSpec& a = model.attention;
-    require(plan.pp == 1, "pipeline parallelism is not modelled yet; use \"pp\": 1");
-    require(plan.gpus() % plan.ep == 0,
-            fmt::format("ep {} does not divide dp * tp = {}", plan.ep, plan.gpus()));
+    require(plan.pp <= std::ssize(model.layers),
+            fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
+    require(plan.stage_gpus() % plan.ep == 0,
+            fmt::format("ep {} does not divide dp * tp = {}", plan.ep, plan.stage_gpus()));
     require(plan.ep <= std::max(1, model.experts),
             fmt::format("ep {} is more than the model's {} experts", plan.ep, model.experts));
     require(model.expert_width % plan.moe_tp() == 0,

@@ -25,16 +25,20 @@ struct PrecisionPlan {
 /// ConfigError.
 PrecisionPlan read_precision(const ConfigNode&);
 
-/// How a model is spread over a group of GPUs: attention dp x tp; experts ep x moe_tp with ep *
-/// moe_tp = dp * tp.
+/// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
+/// attention dp x tp and experts ep x moe_tp with ep * moe_tp = dp * tp.
 struct ParallelPlan {
   int dp = 1, tp = 1, ep = 1, pp = 1;
-  int gpus() const { return dp * tp; }
+  int gpus() const { return dp * tp * pp; }
+  int stage_gpus() const { return dp * tp; }
   int moe_tp() const { return dp * tp / ep; }
+  /// The stage that holds a layer: contiguous layers, as many to each as can be.
+  int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
 /// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
 /// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp
-/// divides the query heads and one of tp and the KV heads divides the other, and pp is 1.
+/// divides the query heads, one of tp and the KV heads divides the other, and every stage has a
+/// layer.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 
 /// One sequence in a step: how many tokens it computes and how many stand before them in the KV
@@ -71,11 +75,12 @@ enum class Part {
   combine,
   dense_ffn,
   rebalancing,  ///< weights of experts on the move: of no operation
+  pipeline,     ///< a stage of a pipeline waits for another, or for what travels between them
   other
 };
-inline constexpr std::array<std::string_view, 12> part_names{
-    "attention", "all_reduce",     "gate",    "token_routing", "permute",     "dispatch",
-    "experts",   "shared_experts", "combine", "dense_ffn",     "rebalancing", "other"};
+inline constexpr std::array<std::string_view, 13> part_names{
+    "attention",      "all_reduce", "gate",      "token_routing", "permute",  "dispatch", "experts",
+    "shared_experts", "combine",    "dense_ffn", "rebalancing",   "pipeline", "other"};
 
 /// One operation of one GPU in one layer (or once per step), as `explain` shows it.
 struct Operation {

@@ -51,7 +51,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     problem.slots_per_gpu = slots_for_replication(experts, ranks, experiment.replication);
     problem.groups = experiment.model.expert_groups;
     const int domain = experiment.cluster.scale_up_domain;
-    problem.nodes = (experiment.parallel.gpus() + domain - 1) / domain;
+    problem.nodes = (experiment.parallel.stage_gpus() + domain - 1) / domain;
     experiment.replication_effective = double(problem.slots_per_gpu) * ranks / experts;
     if (strict && std::abs(experiment.replication_effective - experiment.replication) > 1e-9) {
       reader.child("replication")
@@ -128,10 +128,10 @@ PhaseRule phase_rule(const ConfigNode& routing, std::shared_ptr<const Dispatch> 
 double token_seconds(const Experiment& e) {
   const bool by_choice = e.parallel.dp > 1 && e.rules.of(StepKind::decode).dispatch->needs_copies();
   if (!by_choice) return 0;
-  const bool far = e.parallel.gpus() > e.cluster.scale_up_domain;
+  const bool far = e.parallel.stage_gpus() > e.cluster.scale_up_domain;
   const BytesPerSecond link = far ? e.cluster.network.bandwidth * e.cluster.network.bandwidth_share
                                   : e.cluster.gpu.scale_up_bandwidth;
-  return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.gpus();
+  return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.stage_gpus();
 }
 
 RebalancingContext rebalancing_context(const Experiment& e, const Mover& mover) {
@@ -235,7 +235,7 @@ double buffer_rows(const Experiment& e) {
 // its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
-  const double layers = e.model.moe_layers();
+  const double layers = moe_layers_of_stage(e.model, e.parallel);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
   double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
@@ -255,6 +255,27 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
   return memory;
+}
+
+// What a pipeline is not modelled with.
+void check_pipeline(const ConfigNode& node, const Experiment& e) {
+  const ParallelPlan& plan = e.parallel;
+  if (plan.pp == 1) return;
+  const int domain = e.cluster.scale_up_domain, stage = plan.stage_gpus();
+  if (domain % stage != 0 && stage % domain != 0) {
+    node.fail(
+        fmt::format("pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
+                    "of {}; one must divide the other",
+                    stage, domain));
+  }
+  const auto refuse = [&](bool present, std::string_view what, std::string_view instead) {
+    if (present)
+      node.fail(fmt::format("{} is not modelled with pp {}; use {}", what, plan.pp, instead));
+  };
+  refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
+  refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
+  refuse(!e.failures.outages.empty(), "failures", "none");
+  refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing", R"("none")");
 }
 
 void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
@@ -419,7 +440,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
-      parallel.fail(fmt::format("dp * tp = {} GPUs, but {} has {}", e.parallel.gpus(),
+      parallel.fail(fmt::format("{} = {} GPUs, but {} has {}",
+                                e.parallel.pp > 1 ? "dp * tp * pp" : "dp * tp", e.parallel.gpus(),
                                 e.cluster.name, e.cluster.gpus()));
     }
     e.scheduler = policies.scheduling.make(reader.child("scheduling"));
@@ -457,6 +479,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     if (e.overlap.two_batch && e.expert_memory) {
       overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
     }
+    check_pipeline(parallel, e);
     if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {

@@ -8,57 +8,18 @@
 #include <tbb/parallel_for.h>
 
 #include "sim/copy_counter.hpp"
+#include "sim/critical_path.hpp"
+#include "sim/micro_batches.hpp"
 
 namespace moesim {
 
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
-std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
-std::size_t column_of(Resource resource) { return static_cast<std::size_t>(resource); }
 
 // Below this many routed ids a step is priced on one thread: handing out work would cost more than
 // it saves.
 constexpr std::int64_t ids_worth_threads = 1 << 16;
-
-// What stands between two barriers on one rank: its operations in one layer (or head), summed.
-struct RankCost {
-  std::vector<Operation> operations;
-  Seconds total{};
-
-  void add_up() {
-    total = Seconds{};
-    for (const Operation& operation : operations) total += operation.cost.time;
-  }
-};
-
-// Collects `explain` rows: equal names with equal bounds and grounds are one row.
-class Explainer {
- public:
-  explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {}
-  void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
-    if (rows_ == nullptr || cost.time.count() == 0) return;
-    const auto same = [&](const ExplainedOperation& row) {
-      return row.name == name && row.part == part && row.bound == cost.bound &&
-             row.evidence == cost.evidence;
-    };
-    auto row = std::find_if(rows_->begin(), rows_->end(), same);
-    if (row == rows_->end()) {
-      rows_->push_back({name, part, cost.bound, cost.evidence});
-      row = rows_->end() - 1;
-    }
-    ++row->calls;
-    row->seconds += cost.time.count();
-    row->flops += cost.work.flops.value();
-    row->hbm_bytes += cost.work.hbm.value();
-    row->l2_bytes += cost.work.l2.value();
-    row->smem_bytes += cost.work.smem.value();
-    row->link_bytes += link_bytes;
-  }
-
- private:
-  std::vector<ExplainedOperation>* rows_;
-};
 
 }  // namespace
 
@@ -135,7 +96,7 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
   const auto tokens = static_cast<std::size_t>(s.tokens);
   s.source_gpu.resize(tokens);
   s.source_rank.resize(tokens);
-  s.tokens_of_gpu.assign(at(plan_.gpus()), 0.0);
+  s.tokens_of_gpu.assign(at(plan_.stage_gpus()), 0.0);
   s.has_ids = keep_ids;
   if (keep_ids) s.ids.resize(layers * tokens * k);
 
@@ -245,11 +206,11 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     }
     outcome.exchange = rule.dispatch->exchange(exchange);
     outcome.routing += outcome.exchange.top_k;
-  } else if (plan_.gpus() > 1) {
+  } else if (plan_.stage_gpus() > 1) {
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
     // reduced.
-    outcome.exchange.combine =
-        fabric_.all_reduce(plan_.gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
+    outcome.exchange.combine = fabric_.all_reduce(
+        plan_.stage_gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
   }
 
   const int tile = fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m;
@@ -298,231 +259,11 @@ void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlaceme
 
 namespace {
 
-// Walks the layers of a step, adding up the critical path barrier by barrier.
-class CriticalPath {
- public:
-  CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
-      : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {
-    cost_.segments.clear();
-  }
-
-  /// Every rank does its own work; nobody waits yet.
-  void add(const std::vector<RankCost>& ranks) {
-    for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r].total;
-    pending_.push_back(&ranks);
-  }
-
-  /// All ranks wait for the slowest.
-  void barrier() {
-    const auto slowest = static_cast<std::size_t>(
-        std::max_element(since_barrier_.begin(), since_barrier_.end()) - since_barrier_.begin());
-    const Seconds longest = since_barrier_[slowest];
-    for (const auto* ranks : pending_) {
-      for (const Operation& operation : (*ranks)[slowest].operations) {
-        charge(operation.part, operation.cost);
-        explainer_.add(operation.name, operation.part, operation.cost);
-      }
-    }
-    for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
-      cost_.idle[at(gpu)] += (longest - since_barrier_[at(gpu / plan_.tp)]).count();
-    }
-    spend(false, longest);
-    finish_transfer(longest);
-    pending_.clear();
-    std::fill(since_barrier_.begin(), since_barrier_.end(), Seconds{});
-  }
-
-  /// Something that every GPU computes for the same time.
-  void everybody(std::string_view name, Part part, const Cost& cost) {
-    charge(part, cost);
-    explainer_.add(name, part, cost);
-    spend(false, cost.time);
-  }
-
-  /// A transfer that everybody waits for. One that is still under way ends before it.
-  void collective(std::string_view name, Part part, const CollectiveCost& collective,
-                  Traffic& traffic, double copies = 1) {
-    start_transfer(name, part, collective, traffic, copies);
-    finish_transfer({});
-  }
-
-  /// A transfer beside what is computed up to the next barrier, which it then must have reached.
-  void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
-                      Traffic& traffic, double copies = 1) {
-    finish_transfer({});
-    traffic.seconds += collective.time.count();
-    traffic.nvlink_bytes += collective.nvlink.value() * copies;
-    traffic.network_bytes += collective.network.value() * copies;
-    transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic};
-    explainer_.add(name, part, transfer_.cost,
-                   (collective.nvlink + collective.network).value() * copies);
-  }
-
-  /// Expert ranks work beside each other and wait for the slowest.
-  void experts(const std::vector<Cost>& ranks) {
-    const Cost& slowest = *std::max_element(
-        ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
-    charge(Part::experts, slowest);
-    explainer_.add("expert_ffn", Part::experts, slowest);
-    for (int gpu = 0; gpu < plan_.gpus(); ++gpu) {
-      cost_.idle[at(gpu)] += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
-    }
-    spend(false, slowest.time);
-    for (const Cost& rank : ranks) {
-      cost_.flops += rank.work.flops.value() * plan_.moe_tp();
-      cost_.hbm_bytes += rank.work.hbm.value() * plan_.moe_tp();
-    }
-  }
-
- private:
-  struct Transfer {
-    Part part = Part::dispatch;
-    Cost cost;
-    Traffic* traffic = nullptr;  // none under way: nullptr
-  };
-
-  // The transfer under way has run beside `computed`; the rest is waited for.
-  void finish_transfer(Seconds computed) {
-    if (transfer_.traffic == nullptr) return;
-    const Seconds hidden = std::min(computed, transfer_.cost.time);
-    transfer_.traffic->hidden += hidden.count();
-    transfer_.cost.time -= hidden;
-    charge(transfer_.part, transfer_.cost);
-    spend(true, transfer_.cost.time);
-    transfer_.traffic = nullptr;
-  }
-
-  void charge(Part part, const Cost& cost) {
-    cost_.parts[row_of(part)][column_of(cost.bound)] += cost.time.count();
-    cost_.grounds[row_of(part)][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
-  }
-
-  void spend(bool on_link, Seconds time) {
-    cost_.total += time;
-    std::vector<Segment>& segments = cost_.segments;
-    if (segments.empty() || segments.back().on_link != on_link) segments.push_back({on_link, 0});
-    segments.back().seconds += time.count();
-  }
-
-  const ParallelPlan& plan_;
-  StepCost& cost_;
-  Explainer explainer_;
-  std::vector<Seconds> since_barrier_;
-  std::vector<const std::vector<RankCost>*> pending_;
-  Transfer transfer_;
-};
-
-// The step's sequences in two halves: on every rank the first half of its tokens, and the others. A
-// prompt chunk may be cut in two; its second piece then has the first in its context.
-std::array<StepBatch, 2> halves(const StepBatch& batch) {
-  std::array<StepBatch, 2> two;
-  std::vector<std::int32_t> first_tokens;
-  for (const RankStep& rank : batch.ranks) {
-    const std::int32_t in_first = (rank.tokens + 1) / 2;
-    first_tokens.push_back(in_first);
-    RankStep& a = two[0].ranks.emplace_back();
-    RankStep& b = two[1].ranks.emplace_back();
-    for (const SequenceWork& work : rank.sequences) {
-      const std::int32_t here = std::clamp(in_first - a.tokens, 0, work.new_tokens);
-      if (here > 0) a.sequences.push_back({here, work.context_tokens});
-      if (here < work.new_tokens) {
-        b.sequences.push_back({work.new_tokens - here, work.context_tokens + here});
-      }
-      a.tokens += here;
-      b.tokens += work.new_tokens - here;
-    }
-    a.sampled = static_cast<std::int32_t>(std::int64_t{rank.sampled} * a.tokens / rank.tokens);
-    b.sampled = rank.sampled - a.sampled;
-    a.padding = (rank.padding + 1) / 2;
-    b.padding = rank.padding / 2;
-  }
-  for (const RowRange& range : batch.rows) {
-    std::int32_t& left = first_tokens[at(range.rank)];
-    const std::int32_t here = std::min(left, range.count);
-    left -= here;
-    if (here > 0) two[0].rows.push_back({range.phase, range.rank, here, range.first_row});
-    if (here < range.count) {
-      two[1].rows.push_back({range.phase, range.rank, range.count - here, range.first_row + here});
-    }
-  }
-  return two;
-}
-
 bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
     const bool decode = rank.tokens == std::ssize(rank.sequences);
     return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
   });
-}
-
-void add(Traffic& sum, const Traffic& other) {
-  sum.seconds += other.seconds;
-  sum.hidden += other.hidden;
-  sum.nvlink_bytes += other.nvlink_bytes;
-  sum.network_bytes += other.network_bytes;
-}
-
-void add(CollectiveCost& sum, const CollectiveCost& other) {
-  sum.time += other.time;
-  sum.nvlink += other.nvlink;
-  sum.network += other.network;
-}
-
-// An expert that both micro-batches activate is read twice, hence counted twice.
-void add(LayerOutcome& sum, const LayerOutcome& other) {
-  sum.load.max_activated = sum.load.max_tokens = 0;
-  for (std::size_t rank = 0; rank < sum.load.tokens.size(); ++rank) {
-    sum.load.activated[rank] += other.load.activated[rank];
-    sum.load.tokens[rank] += other.load.tokens[rank];
-    sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
-    sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
-    sum.experts[rank].time += other.experts[rank].time;
-  }
-  sum.active_experts += other.active_experts;
-  sum.routing += other.routing;
-  add(sum.exchange.dispatch, other.exchange.dispatch);
-  add(sum.exchange.combine, other.exchange.combine);
-  sum.useful_rows += other.useful_rows;
-  sum.padded_rows += other.padded_rows;
-}
-
-// Two micro-batches that share a compute and a link stream. All that computes is on the critical
-// path; of the links what remains of the total is exposed, dispatch, combine and all-reduce in
-// proportion to their times.
-void join(StepCost& sum, const StepCost& other) {
-  double computed = 0, on_links = 0;
-  for (const StepCost* half : {&std::as_const(sum), &other}) {
-    for (const Segment& segment : half->segments) {
-      (segment.on_link ? on_links : computed) += segment.seconds;
-    }
-  }
-  const double total = interleaved_seconds(sum.segments, other.segments);
-  const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
-  for (std::size_t part = 0; part < sum.parts.size(); ++part) {
-    const bool link = part == row_of(Part::dispatch) || part == row_of(Part::combine) ||
-                      part == row_of(Part::all_reduce);
-    for (std::size_t resource = 0; resource < sum.parts[part].size(); ++resource) {
-      double& seconds = sum.parts[part][resource];
-      seconds += other.parts[part][resource];
-      if (link) seconds *= exposed;
-    }
-    for (std::size_t ground = 0; ground < sum.grounds[part].size(); ++ground) {
-      double& seconds = sum.grounds[part][ground];
-      seconds += other.grounds[part][ground];
-      if (link) seconds *= exposed;
-    }
-  }
-  for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
-    Traffic& traffic = sum.*kind;
-    add(traffic, other.*kind);
-    traffic.hidden += (traffic.seconds - traffic.hidden) * (1 - exposed);
-  }
-  for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += other.idle[gpu];
-  sum.flops += other.flops;
-  sum.hbm_bytes += other.hbm_bytes;
-  for (std::size_t l = 0; l < sum.layers.size(); ++l) add(sum.layers[l], other.layers[l]);
-  sum.total = Seconds(total);
-  sum.two_batches = true;
 }
 
 }  // namespace
@@ -531,18 +272,62 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
                       const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
                       std::vector<ExplainedOperation>* explain) {
   if (explain != nullptr) explain->clear();
-  const std::uint64_t step = steps_;
-  steps_ += 2;
-  if (!overlap_.two_batch || !worth_two_batches(batch, *overlap_.two_batch)) {
-    price_batch(batch, rule, placements, rows, step, result, explain);
-    return;
+  if (plan_.pp > 1) {
+    price_pipeline(batch, rule, placements, rows, result, explain);
+  } else if (overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch)) {
+    price_two_batches(batch, rule, placements, rows, result, explain);
+  } else {
+    price_batch(batch, rule, placements, rows, steps_, result, explain);
   }
-  const std::array<StepBatch, 2> two = halves(batch);
-  price_batch(two[0], rule, placements, rows, step, result, explain);
+  steps_ += static_cast<std::uint64_t>(std::max(2, plan_.pp));
+}
+
+void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
+                                  const ExpertPlacement& placements, const RowSource& rows,
+                                  StepCost& result, std::vector<ExplainedOperation>* explain) {
+  const std::vector<StepBatch> two = micro_batches(batch, 2);
+  price_batch(two[0], rule, placements, rows, steps_, result, explain);
   const std::vector<std::int32_t> of_first = scratch_->tokens_of_expert;
-  price_batch(two[1], rule, placements, rows, step + 1, scratch_->second_half, explain);
+  price_batch(two[1], rule, placements, rows, steps_ + 1, scratch_->second_half, explain);
   for (std::size_t i = 0; i < of_first.size(); ++i) scratch_->tokens_of_expert[i] += of_first[i];
-  join(result, scratch_->second_half);
+  join_interleaved(result, scratch_->second_half);
+}
+
+void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
+                               const ExpertPlacement& placements, const RowSource& rows,
+                               StepCost& result, std::vector<ExplainedOperation>* explain) {
+  std::vector<StepCost> costs;
+  std::vector<std::vector<CollectiveCost>> hops;
+  std::vector<std::int32_t> tokens(scratch_->tokens_of_expert.size());
+  for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
+    if (part.rows.empty()) continue;
+    price_batch(part, rule, placements, rows, steps_ + costs.size(), costs.emplace_back(), explain);
+    tokens.resize(scratch_->tokens_of_expert.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += scratch_->tokens_of_expert[i];
+    auto& of_part = hops.emplace_back();
+    for (int stage = 0; stage < plan_.pp; ++stage) of_part.push_back(hop(part, stage));
+  }
+  scratch_->tokens_of_expert = std::move(tokens);
+  result = join_pipeline(costs, hops, plan_);
+  if (explain == nullptr) return;
+  for (ExplainedOperation& row : *explain) row.seconds /= plan_.pp;
+  const auto& pipeline = result.parts[static_cast<std::size_t>(Part::pipeline)];
+  Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
+  rest.evidence = Evidence::extrapolated;
+  Explainer(explain).add("other_stages", Part::pipeline, rest);
+}
+
+// From a stage to the next travel the hidden states and the residual, bf16, sliced by tp (vLLM
+// v0.11, GPUModelRunner with pipeline parallelism); from the last to the first the sampled ids.
+CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
+  const bool last = stage == plan_.pp - 1;
+  double bytes = 0;
+  for (const RankStep& rank : batch.ranks) {
+    bytes = std::max(bytes, last ? 4.0 * rank.sampled : 2.0 * 2 * rank.tokens * model_.hidden);
+  }
+  const int gpus = plan_.stage_gpus();
+  const int next = last ? 0 : (stage + 1) * gpus;
+  return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : plan_.tp)));
 }
 
 void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
@@ -643,7 +428,12 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
                     sliced ? all_reduce : all_gather, result.all_reduce, groups);
   };
   int moe_layer = 0;
-  for (const std::size_t c : class_of_layer_) {
+  const int layers = static_cast<int>(class_of_layer_.size());
+  for (int layer = 0; layer < layers; ++layer) {
+    const std::size_t c = class_of_layer_[at(layer)];
+    if (layer > 0 && plan_.stage_of(layer, layers) != plan_.stage_of(layer - 1, layers)) {
+      path.end_stage();
+    }
     path.add(s.before[c]);
     if (plan_.tp > 1) {
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
@@ -680,7 +470,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
     }
   }
   path.add(s.head);
-  path.barrier();
+  path.end_stage();
   path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
 
   const auto add_work = [&](const std::vector<RankCost>& ranks, int times) {

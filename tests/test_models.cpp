@@ -663,8 +663,9 @@ TEST_CASE("a parallel plan that the model cannot be cut into is refused with the
   CHECK(plan.gpus() == 8);
   CHECK(plan.moe_tp() == 2);
   CHECK(read_parallel(config(R"({"dp": 8})"), qwen).ep == 8);
-  CHECK_THAT(error_of(R"({"pp": 2})"),
-             Catch::Matchers::Contains("pipeline parallelism is not modelled yet; use \"pp\": 1"));
+  CHECK(read_parallel(config(R"({"dp": 2, "tp": 4, "ep": 4, "pp": 2})"), qwen).gpus() == 16);
+  CHECK_THAT(error_of(R"({"pp": 49})"),
+             Catch::Matchers::Contains("pp 49 is more than the model's 48 layers"));
   CHECK_THAT(error_of(R"({"dp": 8, "ep": 3})"),
              Catch::Matchers::Contains("ep 3 does not divide dp * tp = 8"));
   CHECK_THAT(error_of(R"({"dp": 256, "ep": 256})"),

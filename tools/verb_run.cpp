@@ -186,6 +186,11 @@ int run_experiment(const Options& options) {
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   std::vector<RunObserver*> observers;
+  if (!options.timeline.empty() && experiment.parallel.pp > 1) {
+    throw ConfigError(
+        "--timeline: a GPU of a pipeline has several micro-batches in a step, which "
+        "lanes do not show; use --steps, or \"pp\": 1");
+  }
   if (!options.timeline.empty()) {
     observers.push_back(&timeline.emplace(options.timeline, experiment));
   }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "models/step_ops.hpp"
+#include "sim/capacity/capacity.hpp"
+#include "sim/dispatch/dispatch.hpp"
+#include "sim/expert_memory/rank_memory.hpp"
+#include "sim/overlap.hpp"
+#include "sim/row_source.hpp"
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+/// Seconds of the critical path by part and by what bound them.
+using Breakdown = std::array<std::array<double, resource_names.size()>, part_names.size()>;
+
+/// Seconds of the critical path by part and by what their prediction rests on.
+using Grounds = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
+
+/// What one rank computes in a step. An idle rank runs one dummy token.
+struct RankStep {
+  std::vector<SequenceWork> sequences;
+  std::int32_t tokens = 0;   ///< new tokens over all sequences
+  std::int32_t sampled = 0;  ///< sequences that emit a token
+  std::int32_t padding = 0;  ///< rows that a captured CUDA graph computes beside the tokens
+  bool dummy = false;
+};
+
+/// One forward step of an EP group, all DP ranks in lockstep.
+struct StepBatch {
+  Seconds start{};              ///< on the simulated clock: memories below HBM know no other
+  std::vector<RankStep> ranks;  ///< [dp]
+  std::vector<RowRange> rows;   ///< in order of rank, as many rows as the rank has tokens
+};
+
+/// One kind of communication in one step.
+struct Traffic {
+  double seconds = 0;  ///< that the links were busy
+  double hidden = 0;   ///< of these, beside computation
+  double nvlink_bytes = 0;
+  double network_bytes = 0;
+};
+
+/// What the tokens did in one MoE layer.
+struct LayerOutcome {
+  LayerLoad load;                   ///< per EP rank
+  std::int32_t active_experts = 0;  ///< logical
+  Seconds routing{};                ///< the policy's own time
+  Exchange exchange;
+  std::vector<Cost> experts;                      ///< per EP rank
+  std::int64_t useful_rows = 0, padded_rows = 0;  ///< of the grouped GEMM
+  CapacityTally capacity;                         ///< where a rule limits it
+  std::vector<std::int32_t> tokens_of_slot;       ///< where experts stand in memories below HBM
+};
+
+/// One row of `explain`: an operation on the slowest rank, all its calls in a step.
+struct ExplainedOperation {
+  std::string_view name;
+  Part part;
+  Resource bound;
+  Evidence evidence;
+  int calls = 0;
+  double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
+};
+
+/// One forward step, taken apart.
+struct StepCost {
+  Seconds total{};
+  Breakdown parts{};
+  Grounds grounds{};
+  Traffic dispatch, combine, all_reduce;
+  std::vector<double> idle;          ///< seconds every GPU waited at barriers, [gpus]
+  double flops = 0;                  ///< all GPUs
+  double hbm_bytes = 0;              ///< all GPUs
+  std::vector<LayerOutcome> layers;  ///< MoE layers; of several micro-batches the sums
+  std::vector<Segment> segments;     ///< what `total` consists of, in order
+  std::vector<Seconds> stages;       ///< of it, by pipeline stage; the rest is the host's
+  bool two_batches = false;
+  ExpertMemoryTally expert_memory;
+};
+
+}  // namespace moesim
