@@ -58,7 +58,8 @@ struct LayerOutcome {
   std::vector<std::int32_t> tokens_of_slot;       ///< where experts stand in memories below HBM
 };
 
-/// One row of `explain`: an operation on the slowest rank, all its calls in a step.
+/// One row of `explain`: an operation on the slowest rank, all its calls in a step. Of a pipeline:
+/// on the mean stage.
 struct ExplainedOperation {
   std::string_view name;
   Part part;

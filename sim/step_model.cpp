@@ -310,7 +310,13 @@ void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
   scratch_->tokens_of_expert = std::move(tokens);
   result = join_pipeline(costs, hops, plan_);
   if (explain == nullptr) return;
-  for (ExplainedOperation& row : *explain) row.seconds /= plan_.pp;
+  for (ExplainedOperation& row : *explain) {
+    row.calls /= plan_.pp;
+    for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
+                        &row.link_bytes}) {
+      *sum /= plan_.pp;
+    }
+  }
   const auto& pipeline = result.parts[static_cast<std::size_t>(Part::pipeline)];
   Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
   rest.evidence = Evidence::extrapolated;

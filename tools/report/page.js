@@ -79,7 +79,8 @@ const style_of = g => ({ color: palette[g % palette.length], symbol: symbols[g %
 
 const part_colours = {
   attention: '#88CCEE', all_reduce: '#6699CC', gate: '#BBBBBB', token_routing: '#CC6677', permute: '#DDCC77', dispatch: '#117733',
-  experts: '#AA4499', shared_experts: '#882255', combine: '#44AA99', dense_ffn: '#999933', other: '#777777',
+  experts: '#AA4499', shared_experts: '#882255', combine: '#44AA99', dense_ffn: '#999933',
+  rebalancing: '#332288', pipeline: '#EECC66', other: '#777777',
 };
 
 function swatch(g) {
