@@ -144,6 +144,27 @@ TEST_CASE("a config hash is FNV-1a of the config with sorted keys") {
         sweep_point(Json::parse(R"({"b": 2, "a": 1})")).config_hash);
 }
 
+TEST_CASE("points are others once a file has changed that their config names, however far down") {
+  const auto folder = std::filesystem::temp_directory_path() / "moesim_sweep_files";
+  std::filesystem::create_directories(folder / "gpus");
+  const auto write = [&](const char* name, std::string_view text) {
+    std::ofstream(folder / name) << text;
+  };
+  write("sweep.json", R"({"base": {"cluster": "cluster.json", "a": 0}, "axes": {"/a": [1]}})");
+  write("cluster.json", R"({"gpu": "gpus/gpu.json"})");
+  write("gpus/gpu.json", R"({"memory": "80 GB"})");
+  const auto hash = [&] {
+    return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
+  };
+  const std::string before = hash();
+  CHECK(hash() == before);
+  write("gpus/gpu.json", R"({"memory": "96 GB"})");
+  CHECK(hash() != before);
+  write("gpus/gpu.json", R"({"memory": "80 GB"})");
+  CHECK(hash() == before);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("axes are named by their last key, or by as much of the pointer as tells them apart") {
   const auto axes = named_axes({"/dispatch/decode", "/p/type", "/routing/decode", "/seed"});
   CHECK(axes[0].name == "dispatch/decode");

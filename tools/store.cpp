@@ -173,8 +173,9 @@ std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> po
 
 }  // namespace
 
-SweepPoint sweep_point(Json config) {
-  const std::string canonical = config.dump();
+SweepPoint sweep_point(Json config, std::uint64_t files) {
+  std::string canonical = config.dump();
+  if (files != 0) canonical += fmt::format("{:016x}", files);
   return {fmt::format("{:016x}", fnv1a(canonical)), std::move(config)};
 }
 
@@ -318,8 +319,8 @@ std::map<std::string, PointStatus> Store::statuses_of(std::span<const SweepPoint
   }
   if (others > 0) {
     throw ConfigError(fmt::format(
-        "{}: holds {} points that this sweep does not have, so another sweep, or another version "
-        "of this one, wrote it; name another file with -o",
+        "{}: holds {} points that this sweep does not have: another sweep wrote it, or another "
+        "version of this one or of a file that it names; name another file with -o",
         file_.string(), others));
   }
   return statuses;

@@ -19,12 +19,13 @@ namespace moesim {
 
 /// One point of a sweep: a whole experiment config, before defaults.
 struct SweepPoint {
-  std::string config_hash;  ///< 16 hex digits: FNV-1a of the config as canonical JSON
+  std::string config_hash;  ///< 16 hex digits: FNV-1a of the config as canonical JSON, and of what
+                            ///< the files hold that it names
   Json config;
 };
 
-/// Makes a point of a config.
-SweepPoint sweep_point(Json config);
+/// Makes a point of a config that names files with these contents; none: 0.
+SweepPoint sweep_point(Json config, std::uint64_t files = 0);
 
 enum class PointStatus {
   pending,    ///< not run to its end yet

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <charconv>
 #include <exception>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "hardware/rng.hpp"
 #include "tools/output.hpp"
 
 namespace moesim {
@@ -274,6 +276,40 @@ std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
   return text.empty() ? point.config_hash : text;
 }
 
+// What the files hold that configs name, each read once. A JSON file's own files count too; of a
+// large file its size and first megabyte do.
+class FileFingerprints {
+ public:
+  /// 0 if the config names none. Every text that is the path of a file is taken for its name.
+  std::uint64_t of(const Json& config, const std::filesystem::path& folder) {
+    std::uint64_t all = 0;
+    if (config.is_string()) return of_file(folder / config.get<std::string>());
+    if (!config.is_structured()) return 0;
+    for (const Json& value : config) {
+      const std::uint64_t one = of(value, folder);
+      if (one != 0) all = fnv1a(fmt::format("{:016x}", one), all == 0 ? fnv1a("") : all);
+    }
+    return all;
+  }
+
+ private:
+  std::uint64_t of_file(const std::filesystem::path& file) {
+    const auto [known, is_new] = known_.try_emplace(file.string(), 0);
+    std::error_code none;
+    if (!is_new || !std::filesystem::is_regular_file(file, none)) return known->second;
+    std::ifstream stream(file, std::ios::binary);
+    std::string head(std::size_t{1} << 20, '\0');
+    head.resize(static_cast<std::size_t>(
+        stream.read(head.data(), static_cast<std::streamsize>(head.size())).gcount()));
+    std::uint64_t print = fnv1a(head) ^ std::filesystem::file_size(file, none);
+    const Json json = Json::parse(head, nullptr, false);
+    if (!json.is_discarded()) print ^= of(json, file.parent_path());
+    return known_[file.string()] = print;
+  }
+
+  std::map<std::string, std::uint64_t> known_;
+};
+
 }  // namespace
 
 Sweep expand_sweep(const ConfigNode& file) {
@@ -285,12 +321,14 @@ Sweep expand_sweep(const ConfigNode& file) {
     if (reader.optional("seeds")) seeds = read_seeds(reader.child("seeds"));
 
     std::map<std::string, Json> configs;
+    FileFingerprints files;
     const auto add_block = [&](ConfigReader& block) {
       for (const Assignment& assignment : read_block(block, seeds)) {
         Json config = base.json();
         for (const auto& [pointer, value] : assignment)
           assign(config, pointer, value, block.node());
-        SweepPoint point = sweep_point(std::move(config));
+        const std::uint64_t inputs = files.of(config, base.file().parent_path());
+        SweepPoint point = sweep_point(std::move(config), inputs);
         const auto [place, is_new] = configs.emplace(point.config_hash, point.config);
         check(place->second == point.config, "two configs have one hash");
         if (is_new) sweep.points.push_back(std::move(point));
