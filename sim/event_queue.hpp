@@ -20,18 +20,26 @@ struct StepEnds {
   std::int64_t serial = 0;  ///< of the step; stale when an outage has ended it
 };
 struct EngineReady {
+  int instance = 0;
   std::int64_t serial = 0;
 };
-/// GPUs stop, or come back: which, the failure plan says.
+/// GPUs of an EP group stop, or come back: which, its failure plan says.
 struct OutageBegins {
+  int instance = 0;
   std::size_t outage = 0;
 };
 struct OutageEnds {
+  int instance = 0;
   std::size_t outage = 0;
+};
+/// The KV cache of a prompt has come from the prefill pool to the decode pool.
+struct KvArrives {
+  std::uint32_t request = 0;
 };
 
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening = std::variant<RequestArrives, StepEnds, EngineReady, OutageBegins, OutageEnds>;
+using Happening =
+    std::variant<RequestArrives, StepEnds, EngineReady, OutageBegins, OutageEnds, KvArrives>;
 
 struct Event {
   Time at;

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "sim/frontend.hpp"
+#include "sim/pools.hpp"
 
 namespace moesim {
 
@@ -331,6 +332,25 @@ void refuse_moving_cached_experts(const Experiment& e) {
   }
 }
 
+// Groups alike: each in domains of its own, or with others of its kind in one.
+int read_instances(const ConfigNode& node, const Experiment& e) {
+  const int gpus = e.parallel.gpus();
+  const int domain = e.cluster.scale_up_domain;
+  const auto instances = static_cast<int>(node.integer({1, 1 << 16}));
+  if (instances * gpus > e.cluster.gpus()) {
+    node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances, gpus,
+                          instances * gpus, e.cluster.name, e.cluster.gpus(),
+                          e.cluster.gpus() / gpus));
+  }
+  if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
+    node.fail(fmt::format(
+        "instances of {} GPUs would not all lie alike in NVLink domains of {}; use a divisor or a "
+        "multiple of it",
+        gpus, domain));
+  }
+  return instances;
+}
+
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& reader) {
     Slo slo;
@@ -405,8 +425,27 @@ std::unique_ptr<Rebalancer> make_rebalancer(const Experiment& e, const Mover& mo
   });
 }
 
+std::vector<const Experiment*> groups_of(const Experiment& e) {
+  std::vector<const Experiment*> groups;
+  const auto add = [&](const Experiment& pool) {
+    groups.insert(groups.end(), static_cast<std::size_t>(pool.instances), &pool);
+  };
+  if (e.pools) add(e.pools->prefill);
+  add(e.pools ? e.pools->decode : e);
+  return groups;
+}
+
+int gpus_of(const Experiment& e) {
+  int gpus = 0;
+  for (const Experiment* group : groups_of(e)) gpus += group->parallel.gpus();
+  return gpus;
+}
+
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                            const Policies& policies) {
+  if (node.json().is_object() && node.json().contains("pools")) {
+    return load_pools(node, library, policies);
+  }
   return read_object(node, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
@@ -444,6 +483,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                                 e.parallel.pp > 1 ? "dp * tp * pp" : "dp * tp", e.parallel.gpus(),
                                 e.cluster.name, e.cluster.gpus()));
     }
+    if (reader.optional("instances")) e.instances = read_instances(reader.child("instances"), e);
     e.scheduler = policies.scheduling.make(reader.child("scheduling"));
     read_placement(reader.child_or("placement", "linear"), e);
     read_rules(reader, e);
@@ -459,7 +499,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     });
     read_rebalancing(e);
     e.failures = read_failures(reader.child_or("failures", Json::array()), policies.placement,
-                               e.cluster, e.parallel, e.placement_problem);
+                               e.cluster, e.parallel, e.placement_problem, e.instances);
     refuse_moving_cached_experts(e);
     read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
@@ -488,7 +528,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       e.expert_counts = measurement.flag_or("expert_counts", true);
     });
     reader.finish();
-    e.config = node.resolved();
+    e.config = node.resolved().at(Json::json_pointer(node.pointer()));
     return e;
   });
 }

@@ -63,6 +63,8 @@ struct PhaseRules {
 /// The rule of a step that holds `kind` with that many prompt tokens over the group.
 StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens);
 
+struct Pools;
+
 struct Slo {
   std::optional<Seconds> ttft, tpot, e2el;
 };
@@ -72,7 +74,8 @@ struct Experiment {
   ClusterSpec cluster;
   MoeModel model;
   PrecisionPlan precision;
-  ParallelPlan parallel{};
+  ParallelPlan parallel{};  ///< of one EP group
+  int instances = 1;        ///< EP groups alike behind one router, each with its own clock
   std::shared_ptr<const Scheduler> scheduler{};
   RequestWorkload workload;
   RoutingTrace trace;                           ///< of both phases, unless ...
@@ -105,9 +108,21 @@ struct Experiment {
   bool expert_counts = true;
   std::uint64_t seed = 1;
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
+  /// Of a prefill pool: a request leaves after its first token, with its KV cache.
+  bool prefill_only = false;
+  /// Prefill and decode apart; everything else here is then the decode pool's.
+  std::shared_ptr<const Pools> pools{};
 
   Json config{};  ///< resolved: every key, defaults included
+
+  /// Attention ranks behind the router.
+  int ranks() const { return instances * parallel.dp; }
 };
+
+/// What stands behind each EP group, by the group's number: all of the prefill pool come first.
+std::vector<const Experiment*> groups_of(const Experiment&);
+/// GPUs of all groups.
+int gpus_of(const Experiment&);
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});

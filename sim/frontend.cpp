@@ -11,7 +11,7 @@ RouterContext router_context(const Experiment& e) {
   const double tp = e.parallel.tp;
   RouterContext context;
   context.seed = e.seed;
-  context.ranks = e.parallel.dp;
+  context.ranks = e.ranks();
   context.experts = e.model.experts;
   context.block_tokens = e.kv_layout.block_tokens;
   // Two flops for each active weight, at the rate of the grouped GEMM. With loads alike a rank's
@@ -23,34 +23,53 @@ RouterContext router_context(const Experiment& e) {
   // A copy of the hidden state to each of k experts and one back, bf16, over one GPU's NVLink.
   const Bytes copies(2.0 * 2 * e.model.hidden * e.model.experts_per_token * e.model.moe_layers());
   context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
+  // One expert's weights are read by one rank of the group: the mean rank reads its share of them.
+  const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
+  context.expert_read_s =
+      (expert / (gpu.hbm_bandwidth * gemm.bandwidth_share)).count() / e.parallel.ep;
   context.kv_token_s =
       (kv_bytes_per_token(e.model, e.parallel, e.precision) / gpu.hbm_bandwidth).count();
   return context;
 }
 
-Frontend::Frontend(const Experiment& experiment, const RowSource& rows,
-                   std::vector<RequestRecord>& requests)
+Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instances,
+                   const RowSource& rows, std::vector<RequestRecord>& requests)
     : experiment_(experiment),
+      instances_(std::move(instances)),
       rows_(rows),
       requests_(requests),
       router_(experiment.policies->request_routing.make(experiment.request_routing,
                                                         router_context(experiment))),
       needs_(router_->needs()),
       history_(experiment.model.moe_layers(), experiment.model.experts),
-      published_(static_cast<std::size_t>(experiment.parallel.dp)) {}
+      active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts,
+                      experiment.model.experts_per_token),
+      published_(static_cast<std::size_t>(experiment.ranks())) {}
 
-void Frontend::publish(Time now, Instance& instance) {
+void Frontend::look_at_ranks(bool requests) {
+  ranks_.clear();
+  for (std::size_t i = 0; i < instances_.size(); ++i) {
+    instances_[i]->loads(requests, ranks_of_instance_);
+    for (RankLoad& rank : ranks_of_instance_) {
+      rank.rank += static_cast<std::int32_t>(i) * experiment_.parallel.dp;
+      ranks_.push_back(rank);
+    }
+  }
+}
+
+void Frontend::publish(Time now) {
   if (!needs_.statistics_interval) return;
   const std::int64_t due = now.time_since_epoch() / *needs_.statistics_interval;
   if (due == publication_) return;
   publication_ = due;
-  instance.loads(false, ranks_);
+  look_at_ranks(false);
   for (const RankLoad& rank : ranks_) published_[static_cast<std::size_t>(rank.rank)] = rank;
 }
 
 void Frontend::arrive(std::uint32_t request) {
+  left(request);
   Waiting& waiting = waiting_.emplace_back(Waiting{request, {}});
-  if (needs_.prefixes || needs_.locality) {
+  if (needs_.prefixes || needs_.locality || needs_.new_experts) {
     waiting.hashes = prompt_of(request);
   }
 }
@@ -62,15 +81,16 @@ std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
 }
 
 void Frontend::finished(std::uint32_t request) {
+  left(request);
   const RequestRecord& record = requests_[request];
   finished_outputs_.push_back(record.output_tokens);
-  if (needs_.locality) {
+  if (needs_.locality || needs_.new_experts) {
     history_.record(record.binding, record.output_tokens, rows_, prompt_of(request));
   }
 }
 
-void Frontend::show(Instance& instance) {
-  instance.loads(needs_.requests, ranks_);
+void Frontend::show() {
+  look_at_ranks(needs_.requests);
   for (RankLoad& rank : ranks_) {
     const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
     rank.published_waiting = published.waiting;
@@ -78,8 +98,10 @@ void Frontend::show(Instance& instance) {
   }
   const std::size_t shown = std::min(needs_.window, waiting_.size());
   const std::size_t count = published_.size();  // of all ranks, those that are down included
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
+  new_experts_.resize(needs_.new_experts ? shown * count : 0);
   pending_.clear();
   for (std::size_t i = 0; i < shown; ++i) {
     const Waiting& waiting = waiting_[i];
@@ -93,23 +115,39 @@ void Frontend::show(Instance& instance) {
     pending.hashes = waiting.hashes;
     if (needs_.prefixes) {
       pending.hits = std::span(hits_).subspan(i * count, count);
-      for (std::size_t g = 0; g < count; ++g)
-        hits_[i * count + g] = instance.find(g, waiting.hashes, pending.prompt_tokens);
-    }
-    if (needs_.locality) {
-      pending.locality = std::span(localities_).subspan(i * count, count);
-      const auto experts = history_.predict(waiting.hashes);
       for (std::size_t g = 0; g < count; ++g) {
-        localities_[i * count + g] = expert_locality(experts, instance.placement(),
-                                                     experiment_.parallel, static_cast<int>(g));
+        hits_[i * count + g] =
+            instances_[g / dp]->find(g % dp, waiting.hashes, pending.prompt_tokens);
       }
     }
+    if (needs_.locality || needs_.new_experts) show_experts(pending, i, count);
   }
 }
 
-void Frontend::carry_out(const Assignment& assignment, Instance& instance) {
+void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
+  const auto experts = history_.predict(pending.hashes);
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  if (needs_.locality) {
+    const auto localities = std::span(localities_).subspan(place * ranks, ranks);
+    for (std::size_t g = 0; g < ranks; ++g) {
+      localities[g] = expert_locality(experts, instances_[g / dp]->placement(),
+                                      experiment_.parallel, static_cast<int>(g % dp));
+    }
+    pending.locality = localities;
+  }
+  if (needs_.new_experts) {
+    const auto fresh = std::span(new_experts_).subspan(place * ranks, ranks);
+    for (std::size_t i = 0; i < instances_.size(); ++i) {
+      std::ranges::fill(fresh.subspan(i * dp, dp), active_experts_.expected_new(i, experts));
+    }
+    pending.new_experts = fresh;
+  }
+}
+
+void Frontend::carry_out(const Assignment& assignment) {
   const PendingRequest& pending = pending_[assignment.pending];
   const auto rank = static_cast<std::size_t>(assignment.rank);
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
   routing.load = std::ranges::find(ranks_, assignment.rank, &RankLoad::rank)->kv_tokens;
@@ -118,17 +156,20 @@ void Frontend::carry_out(const Assignment& assignment, Instance& instance) {
                         experiment_.kv_layout.block_tokens / pending.prompt_tokens;
   }
   if (needs_.locality) routing.locality = pending.locality[rank];
-  instance.submit(pending.id, rank);
+  if (needs_.new_experts) {
+    active_experts_.add(pending.id, rank / dp, history_.predict(pending.hashes));
+  }
+  instances_[rank / dp]->submit(pending.id, rank % dp);
 }
 
-void Frontend::place(Time now, Instance& instance) {
+void Frontend::place(Time now) {
   while (!waiting_.empty()) {
-    show(instance);
+    show();
     if (ranks_.empty()) return;
     assignments_.clear();
     router_->route({now, pending_, ranks_, publication_, finished_outputs_}, assignments_);
     if (assignments_.empty()) return;
-    for (const Assignment& assignment : assignments_) carry_out(assignment, instance);
+    for (const Assignment& assignment : assignments_) carry_out(assignment);
     std::ranges::sort(assignments_, std::ranges::greater{}, &Assignment::pending);
     for (const Assignment& assignment : assignments_) {
       waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(assignment.pending));

@@ -6,25 +6,30 @@
 #include <vector>
 
 #include "sim/instance.hpp"
+#include "sim/request_routing/active_experts.hpp"
 #include "sim/request_routing/expert_history.hpp"
 #include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 
 /// Where requests wait until a router has given them a rank: shows the router what it needs, and
-/// carries out what it decides.
+/// carries out what it decides. Of several EP groups the router sees all ranks, those of the first
+/// group first: its rank number is instance * dp + rank.
 class Frontend {
  public:
-  /// Routers have state: each run makes its own.
-  Frontend(const Experiment&, const RowSource&, std::vector<RequestRecord>& requests);
+  /// Routers have state: each run makes its own. The instances outlive this.
+  Frontend(const Experiment&, std::vector<Instance*> instances, const RowSource&,
+           std::vector<RequestRecord>& requests);
 
   /// Before anything changes at `now`: statistics that were due meanwhile are published as they
   /// stood.
-  void publish(Time now, Instance&);
+  void publish(Time now);
   void arrive(std::uint32_t request);
+  /// A request is on none of the ranks any more.
+  void left(std::uint32_t request) { active_experts_.remove(request); }
   void finished(std::uint32_t request);
   /// Lets the router place who waits, as long as it does.
-  void place(Time now, Instance&);
+  void place(Time now);
   bool empty() const { return waiting_.empty(); }
 
  private:
@@ -33,10 +38,13 @@ class Frontend {
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
-  void show(Instance&);
-  void carry_out(const Assignment&, Instance&);
+  void look_at_ranks(bool requests);
+  void show();
+  void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
+  void carry_out(const Assignment&);
 
   const Experiment& experiment_;
+  std::vector<Instance*> instances_;
   const RowSource& rows_;
   std::vector<RequestRecord>& requests_;
   std::unique_ptr<RequestRouter> router_;
@@ -44,14 +52,16 @@ class Frontend {
   std::deque<Waiting> waiting_;
   std::vector<std::int32_t> finished_outputs_;
   ExpertHistory history_;
+  ActiveExperts active_experts_;  // RouterNeeds::new_experts
   std::int64_t publication_ = 0;
   std::vector<RankLoad> published_;
 
   // What the router is shown, rebuilt for each call.
-  std::vector<RankLoad> ranks_;
+  std::vector<RankLoad> ranks_, ranks_of_instance_;
   std::vector<PendingRequest> pending_;
-  std::vector<CacheHit> hits_;      // [pending, ranks]
-  std::vector<double> localities_;  // [pending, ranks]
+  std::vector<CacheHit> hits_;       // [pending, ranks]
+  std::vector<double> localities_;   // [pending, ranks]
+  std::vector<double> new_experts_;  // [pending, ranks]
   std::vector<Assignment> assignments_;
 };
 

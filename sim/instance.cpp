@@ -6,10 +6,11 @@
 namespace moesim {
 
 Instance::Instance(const Experiment& experiment, RowSource& rows,
-                   std::vector<RequestRecord>& requests)
+                   std::vector<RequestRecord>& requests, int number)
     : experiment_(experiment),
       rows_(rows),
       requests_(requests),
+      number_(number),
       model_(step_model(experiment)),
       placement_(experiment.placement),
       rules_(experiment.rules),
@@ -41,21 +42,25 @@ std::int64_t Instance::used_blocks() const {
 
 bool Instance::can_ever_hold(const RequestRecord& request) const {
   // The last output token is never fed back, so it needs no room.
-  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + request.output_tokens - 1;
+  const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
+  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1;
   return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
   RequestRecord& request = requests_[id];
+  request.instance = number_;
   request.rank = static_cast<std::int32_t>(index);
   check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
-  // Of a prompt that arrives computed the last token is left: its step emits the first output
-  // token. What was generated before a failure is lost with the KV cache.
-  const bool computed = experiment_.scheduler->prompts_arrive_computed() && request.generated == 0;
-  const std::int32_t prompt = request.prompt_tokens - (computed ? 1 : 0);
+  // Of what arrives computed the last token is left, whose step emits the next one: of a prompt, or
+  // of a prompt and the first output token. What was generated before a failure is lost with the KV
+  // cache.
+  const bool computed = request.generated == 0 ? experiment_.scheduler->prompts_arrive_computed()
+                                               : request.kv_arrived;
   const std::int32_t tokens = request.prompt_tokens + request.generated;
-  rank.waiting.push_back({id, tokens, computed ? prompt : 0, prompt, 0});
+  rank.waiting.push_back(
+      {id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
   if (experiment_.prefix_caching) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                      experiment_.kv_layout.block_tokens));
@@ -186,6 +191,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
   rank.kv.take_cached(sequence);
   RequestRecord& request = requests_[sequence.request];
   request.state = RequestRecord::State::running;
+  if (request.generated == 0 && request.preemptions == 0) request.begun = summary_.start;
   if (request.preemptions > 0 || arrived_computed) return;
   request.cached_tokens = sequence.computed;
   summary_.prefix_queried += sequence.tokens;
@@ -247,7 +253,8 @@ void Instance::pad_to_graph() {
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
-      check(rank.running.empty() && rank.waiting.empty(), "a rank with work was left idle");
+      const bool idle = rank.running.empty() && rank.waiting.empty();
+      check(idle || !rank.sending.empty(), "a rank with work was left idle");
     }
     return std::nullopt;
   }
@@ -331,6 +338,8 @@ void Instance::set_live(const Outage& outage, bool live) {
   for (const int rank : outage.ep_ranks) live_[static_cast<std::size_t>(rank)] = live ? 1 : 0;
 }
 
+bool Instance::any_live() const { return std::count(live_.begin(), live_.end(), 1) > 0; }
+
 // All layers over the ranks that are live, by the load of the last steps; before there is any, and
 // without a placer, what survives of the map serves.
 ExpertPlacement Instance::placed_anew() const {
@@ -387,14 +396,17 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
     for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
     rank.running.clear();
     rank.waiting.clear();
+    rank.sending.clear();
     rank.plan.clear();
     rank.kv = empty_cache();
     rank.kv_tokens = 0;
     rank.waiting_blocks = 0;
   }
   std::sort(stopped.requests.begin(), stopped.requests.end());
-  for (const std::uint32_t id : stopped.requests)
+  for (const std::uint32_t id : stopped.requests) {
     requests_[id].state = RequestRecord::State::waiting;
+    requests_[id].kv_arrived = false;
+  }
   record.requests = std::ssize(stopped.requests);
 
   for (const LayerPlacement& layer : placement_) {
@@ -406,6 +418,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
       record.experts_lost += survives ? 0 : 1;
     }
   }
+  if (!any_live()) return stopped;
   const MoveCost moved = move_all(placed_anew(), live_);
   record.moved = moved.nvlink + moved.network;
   Bytes most{};
@@ -425,9 +438,20 @@ Seconds Instance::recover(const Outage& outage, Time now) {
   check(record != outages_.rend(), "GPUs came back that had not stopped");
   relocation_.cancel();
   const std::vector<char> sources = live_;
+  const bool starts_anew = !any_live();
   set_live(outage, true);
-  const MoveCost moved = move_all(placed_anew(), sources);
   record->recovered = now;
+  if (starts_anew) {
+    // Every GPU loads all its weights from outside.
+    const Bytes weights =
+        experiment_.memory.weights + experiment_.memory.experts + experiment_.memory.replicas;
+    record->reloaded = weights * experiment_.parallel.gpus();
+    record->stopped_again = weights / experiment_.failures.reload;
+    placement_ = placed_anew();
+    rules_ = rules_over(experiment_, placement_);
+    return record->stopped_again;
+  }
+  const MoveCost moved = move_all(placed_anew(), sources);
   record->moved_back = moved.nvlink + moved.network;
   record->stopped_again = moved.time;
   return moved.time;
@@ -453,16 +477,32 @@ const StepOutcome& Instance::end_step(Time now) {
       request.last_token = now;
       ++sequence.tokens;
       ++rank.kv_tokens;
-      if (!last) continue;
-      request.state = RequestRecord::State::finished;
+      if (!last && !experiment_.prefill_only) continue;
       rank.kv_tokens -= sequence.tokens;
-      rank.kv.finish(sequence);
+      if (last) {
+        request.state = RequestRecord::State::finished;
+        rank.kv.finish(sequence);
+      } else {
+        request.state = RequestRecord::State::waiting;
+        rank.sending.push_back(sequence);
+      }
     }
     std::erase_if(rank.running, [&](const Sequence& sequence) {
-      return requests_[sequence.request].state == RequestRecord::State::finished;
+      return requests_[sequence.request].state != RequestRecord::State::running;
     });
   }
   return outcome_;
+}
+
+bool Instance::sent(std::uint32_t id) {
+  for (Rank& rank : ranks_) {
+    const auto sequence = std::ranges::find(rank.sending, id, &Sequence::request);
+    if (sequence == rank.sending.end()) continue;
+    rank.kv.finish(*sequence);
+    rank.sending.erase(sequence);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace moesim

@@ -26,17 +26,27 @@ struct RoutingRecord {
   std::int64_t load = 0;  ///< KV tokens on the rank before it came
 };
 
+/// Where a request's prompt was computed, when that was in a pool of its own.
+struct PrefillRecord {
+  std::int32_t instance = -1, rank = -1;
+  RoutingRecord routing;
+  Duration kv_exposed{};  ///< from the first token until its KV cache had arrived
+};
+
 /// The life of one request. Times are those of the simulated clock.
 struct RequestRecord {
   enum class State : std::uint8_t { waiting, running, finished, rejected } state = State::waiting;
   std::int32_t prompt_tokens = 0, output_tokens = 0;
   std::int32_t generated = 0;
-  std::int32_t rank = -1;
+  std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
   std::int32_t preemptions = 0;
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   Time arrival{}, first_token{}, last_token{};
+  Time begun{};             ///< its prompt's first step
+  bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
   Binding binding;
   RoutingRecord routing;
+  std::optional<PrefillRecord> prefill{};  ///< by another pool
   std::shared_ptr<const PromptIds> prompt_ids{};
 };
 
@@ -69,7 +79,9 @@ struct StepOutcome {
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
-  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests);
+  /// `number` is what observers and requests know it by.
+  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests, int number = 0);
+  int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
   /// that stopped computes again what it has generated.
@@ -80,6 +92,10 @@ class Instance {
   std::optional<Seconds> begin_step(Time now, std::array<RoutingCoverage, 2>& coverage);
   /// Ends the step that began: tokens are emitted, finished requests free their blocks.
   const StepOutcome& end_step(Time now);
+
+  /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
+  /// free. False if its rank has stopped meanwhile, and the KV cache with it.
+  bool sent(std::uint32_t request);
 
   /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
   /// order of arrival, and how long the engine stands still.
@@ -114,6 +130,7 @@ class Instance {
     std::vector<Sequence> running{};
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
+    std::vector<Sequence> sending{};  // left after their first token; their blocks have not
     KvCache kv;
     std::int64_t kv_tokens = 0;
     std::int64_t waiting_blocks = 0;  // that the waiting need
@@ -139,12 +156,14 @@ class Instance {
   void rebalance(Time now);
   void switch_layers(std::vector<RebalancePlan::Change> layers);
   void set_live(const Outage&, bool live);
+  bool any_live() const;
   ExpertPlacement placed_anew() const;
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
   RowSource& rows_;
   std::vector<RequestRecord>& requests_;
+  int number_;
   StepModel model_;
   std::vector<Rank> ranks_;
   StepBatch batch_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace moesim {
 
@@ -91,6 +92,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
       ++uses[static_cast<std::size_t>(range.first_row + row)];
     }
   }
+  running_.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
   for (const StepOutcome::Emitted& token : outcome.tokens) {
     ++running_.output_tokens;
     if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
@@ -142,6 +144,17 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;
+  GroupTotals& group = totals.groups[instance.number()];
+  ++group.steps;
+  group.seconds += seconds;
+  group.idle += std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
+  group.prefill_tokens += step.prefill_tokens;
+  group.decode_tokens += step.decode_tokens;
+  group.preemptions += step.preemptions;
+  group.prefix_queried += step.prefix_queried;
+  group.prefix_hit += step.prefix_hit;
+  group.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
+  group.kv_blocks_peak = std::max(group.kv_blocks_peak, step.kv_blocks_used);
   add_layers(kind.experts, totals, instance, now);
 }
 
@@ -196,10 +209,13 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
   }
 }
 
-Totals Measurement::finish(Time now) {
+bool Measurement::steady() const {
+  return before_drain_ && before_drain_->end > before_drain_->begin &&
+         2 * before_drain_->completed >= before_drain_->arrived;
+}
+
+Totals Measurement::finish(Time now, bool steady) {
   running_.end = now;
-  const bool steady = before_drain_ && before_drain_->end > before_drain_->begin &&
-                      2 * before_drain_->completed >= before_drain_->arrived;
   return steady ? *before_drain_ : running_;
 }
 

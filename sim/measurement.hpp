@@ -49,7 +49,19 @@ struct StepTotals {
   ExpertTotals experts;
 };
 
-/// Everything that is summed while a run is measured.
+/// What one EP group did.
+struct GroupTotals {
+  std::int64_t steps = 0;
+  double seconds = 0;  ///< it computed
+  double idle = 0;     ///< GPU-seconds of them at barriers
+  std::int64_t output_tokens = 0, preemptions = 0;
+  double prefill_tokens = 0, decode_tokens = 0;  ///< computed
+  std::int64_t prefix_queried = 0, prefix_hit = 0;
+  double kv_block_seconds = 0;
+  std::int64_t kv_blocks_peak = 0;
+};
+
+/// Everything that is summed while a run is measured. Of several EP groups: over the steps of all.
 struct Totals {
   Time begin{}, end{};
   std::array<StepTotals, 3> by_kind;            ///< what the steps held
@@ -71,15 +83,18 @@ struct Totals {
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
-  std::vector<Weighted> gaps;  ///< between tokens of one request, ms
+  std::vector<Weighted> gaps;         ///< between tokens of one request, ms
+  std::map<int, GroupTotals> groups;  ///< by Instance::number()
   double busy_seconds() const;
 };
 
-/// Watches a run. Measuring starts once the warm-up's requests have arrived and as many have left,
-/// and ends with the last arrival. When less than half of the requests that arrive meanwhile would
-/// also leave meanwhile, there is no steady state to measure: all after the warm-up is.
+/// Watches the EP groups of a run that are alike. Measuring starts once the warm-up's requests have
+/// arrived and as many have left, and ends with the last arrival. When less than half of the
+/// requests that arrive meanwhile would also leave meanwhile, there is no steady state to measure:
+/// all after the warm-up is.
 class Measurement {
  public:
+  /// `total_blocks` are the KV blocks of one group.
   Measurement(const Experiment&, std::int64_t total_blocks);
 
   void request_arrived(Time now);
@@ -99,8 +114,11 @@ class Measurement {
   /// The whole run, measured or not.
   const OverTime& over_time() const { return over_time_; }
 
-  /// What was measured, for a run that ended at `now`.
-  Totals finish(Time now);
+  /// Whether enough requests left before the last one arrived.
+  bool steady() const;
+  /// What was measured, for a run that ended at `now`: up to the last arrival if that was a steady
+  /// state, else all.
+  Totals finish(Time now, bool steady);
 
  private:
   void start_if_warm(Time now);

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "sim/pools.hpp"
+
 namespace moesim {
 
 namespace {
@@ -52,14 +54,37 @@ bool meets(const Latency& latency, const Slo& slo) {
          within(latency.e2el, slo.e2el);
 }
 
-OrderedJson metrics_of(const Experiment& e, const Totals& totals,
+// What metrics are made of, over all pools.
+struct Sums {
+  std::int64_t output_tokens = 0, prompt_tokens = 0, completed = 0;
+  double computed = 0, hbm_bytes = 0;
+  std::vector<Weighted> gaps;
+};
+
+Sums sum(std::span<const Totals> pools) {
+  Sums all;
+  for (const Totals& totals : pools) {
+    all.output_tokens += totals.output_tokens;
+    all.prompt_tokens += totals.prompt_tokens;
+    all.completed += totals.completed;
+    for (const StepTotals& kind : totals.by_kind)
+      all.computed += kind.prefill_tokens + kind.decode_tokens;
+    all.hbm_bytes += totals.hbm_bytes;
+    all.gaps.insert(all.gaps.end(), totals.gaps.begin(), totals.gaps.end());
+  }
+  return all;
+}
+
+OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
                        const std::vector<RequestRecord>& requests) {
+  const Time begin = pools.front().begin, end = pools.front().end;  // all are measured alike
+  Sums totals = sum(pools);
   std::vector<double> ttft, tpot, e2el;
   std::int64_t finished = 0, rejected = 0, measured = 0, good = 0;
   for (const RequestRecord& request : requests) {
     finished += request.state == RequestRecord::State::finished ? 1 : 0;
     rejected += request.state == RequestRecord::State::rejected ? 1 : 0;
-    if (request.arrival < totals.begin || request.arrival > totals.end) continue;
+    if (request.arrival < begin || request.arrival > end) continue;
     ++measured;
     // A rejected request misses every objective and has no latency.
     if (request.state != RequestRecord::State::finished) continue;
@@ -69,8 +94,8 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
     e2el.push_back(latency.e2el);
     if (latency.has_tpot) tpot.push_back(latency.tpot);
   }
-  const double seconds = to_seconds(totals.end - totals.begin).count();
-  const double gpus = e.parallel.gpus();
+  const double seconds = to_seconds(end - begin).count();
+  const double gpus = gpus_of(e);
   const double output = ratio(double(totals.output_tokens), seconds);
   const double prompt = ratio(double(totals.prompt_tokens), seconds);
   const double request_rate = ratio(double(totals.completed), seconds);
@@ -89,19 +114,17 @@ OrderedJson metrics_of(const Experiment& e, const Totals& totals,
   metrics["total_token_throughput"] = output + prompt;
   add_summary(metrics, "ttft", summarize(std::move(ttft)));
   add_summary(metrics, "tpot", tpot_summary);
-  add_summary(metrics, "itl", summarize(totals.gaps));
+  add_summary(metrics, "itl", summarize(std::move(totals.gaps)));
   add_summary(metrics, "e2el", summarize(std::move(e2el)));
   metrics["tokens_per_s_per_gpu"] = output / gpus;
   metrics["tokens_per_s_per_user"] =
       tpot_summary.count == 0 ? OrderedJson() : OrderedJson(ratio(1000, tpot_summary.p50));
   metrics["total_tokens_per_s_per_gpu"] = (output + prompt) / gpus;
   // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
-  double computed = 0;
-  for (const StepTotals& kind : totals.by_kind)
-    computed += kind.prefill_tokens + kind.decode_tokens;
   const GpuSpec& gpu = e.cluster.gpu;
   const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
-  metrics["mfu"] = ratio(2 * count_parameters(e.model).active * computed, seconds * peak * gpus);
+  metrics["mfu"] =
+      ratio(2 * count_parameters(e.model).active * totals.computed, seconds * peak * gpus);
   metrics["mbu"] = ratio(totals.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
   // All GPUs at the price of their hour; nothing where nobody gives one.
   metrics["cost_per_million_output_tokens"] = nullptr;
@@ -397,30 +420,110 @@ OrderedJson charges_of(const Charges& charges) {
   return json;
 }
 
+// Each EP group by itself, while it was measured.
+OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
+  const double seconds = to_seconds(totals.end - totals.begin).count();
+  const auto blocks = double(pool.measurement.total_blocks());
+  OrderedJson json = OrderedJson::array();
+  for (const Instance* instance : pool.instances) {
+    const auto found = totals.groups.find(instance->number());
+    const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
+    const double gpus = pool.experiment.parallel.gpus();
+    json.push_back(
+        {{"instance", instance->number()},
+         {"steps", group.steps},
+         {"mean_step_ms", ratio(group.seconds * 1e3, double(group.steps))},
+         {"utilization", ratio(group.seconds, seconds)},
+         {"barrier_idle_share", ratio(group.idle, group.seconds * gpus)},
+         {"output_tokens", group.output_tokens},
+         {"prefill_tokens", group.prefill_tokens},
+         {"decode_tokens", group.decode_tokens},
+         {"kv_mean_utilization", ratio(group.kv_block_seconds, group.seconds * blocks)},
+         {"kv_peak_utilization", ratio(double(group.kv_blocks_peak), blocks)},
+         {"prefix_hit_rate", ratio(double(group.prefix_hit), double(group.prefix_queried))},
+         {"preemptions", group.preemptions}});
+  }
+  return json;
+}
+
+OrderedJson rebalancing_of(const PoolRun& pool) {
+  RebalancingLog log;
+  for (const Instance* instance : pool.instances) log += instance->rebalancing();
+  return to_json(log);
+}
+
+OrderedJson failures_of(const PoolRun& pool, Time now) {
+  OrderedJson failures = OrderedJson::array();
+  for (const Instance* instance : pool.instances) {
+    for (OrderedJson& outage : to_json(instance->outages(), now)) {
+      if (pool.instances.size() > 1) outage["instance"] = instance->number();
+      failures.push_back(std::move(outage));
+    }
+  }
+  return failures;
+}
+
+// What a pool did, section by section.
+void add_sections(OrderedJson& document, const PoolRun& pool, const Totals& totals, Time now) {
+  const Experiment& e = pool.experiment;
+  const Measurement& measurement = pool.measurement;
+  document["steps"] = steps_of(e, totals);
+  document["experts"] = experts_of(e, totals, measurement);
+  document["expert_memory"] = expert_memory_of(e, totals.expert_memory);
+  document["expert_buffers"] = {{"tokens_per_rank", e.buffer_tokens},
+                                {"steps_cut", totals.cut_steps},
+                                {"rank_steps_cut", totals.cut_rank_steps}};
+  document["communication"] = communication_of(totals);
+  document["breakdown"] = breakdown_of(totals);
+  document["charges"] = charges_of(e.charges);
+  document["memory"] = memory_of(e.memory);
+  document["kv"] = kv_of(e, totals, measurement.total_blocks());
+  document["routing_coverage"] = coverage_of(totals);
+  document["rebalancing"] = rebalancing_of(pool);
+  document["failures"] = failures_of(pool, now);
+  document["over_time"] = measurement.over_time().report(measurement.total_blocks());
+}
+
+OrderedJson transfers_of(const Pools& pools, const KvTransferTally& tally) {
+  const auto mean_ms = [&](Seconds sum) {
+    return ratio(sum.count() * 1e3, double(tally.transfers));
+  };
+  return {{"level", pools.network ? "network" : "nvlink"},
+          {"transfers", tally.transfers},
+          {"bytes", tally.bytes.value()},
+          {"mean_ms", mean_ms(tally.on_links)},
+          {"mean_wait_ms", mean_ms(tally.waited)},
+          {"mean_exposed_ms", mean_ms(tally.exposed)}};
+}
+
 }  // namespace
 
-Report write_report(const Experiment& e, Measurement& measurement, const Instance& instance,
-                    std::vector<RequestRecord> requests, Time now) {
-  const Totals totals = measurement.finish(now);
+Report write_report(const Experiment& e, std::span<const PoolRun> pools,
+                    const KvTransferTally& transfers, std::vector<RequestRecord> requests,
+                    Time now) {
+  const bool steady = pools.back().measurement.steady();
+  std::vector<Totals> totals;
+  for (const PoolRun& pool : pools) totals.push_back(pool.measurement.finish(now, steady));
   Report report;
-  report.document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
-  report.document["metrics"] = metrics_of(e, totals, requests);
-  report.document["steps"] = steps_of(e, totals);
-  report.document["experts"] = experts_of(e, totals, measurement);
-  report.document["expert_memory"] = expert_memory_of(e, totals.expert_memory);
-  report.document["expert_buffers"] = {{"tokens_per_rank", e.buffer_tokens},
-                                       {"steps_cut", totals.cut_steps},
-                                       {"rank_steps_cut", totals.cut_rank_steps}};
-  report.document["communication"] = communication_of(totals);
-  report.document["breakdown"] = breakdown_of(totals);
-  report.document["charges"] = charges_of(e.charges);
-  report.document["memory"] = memory_of(e.memory);
-  report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
-  report.document["routing_coverage"] = coverage_of(totals);
-  report.document["rebalancing"] = to_json(instance.rebalancing());
-  report.document["failures"] = to_json(instance.outages(), now);
-  report.document["over_time"] = measurement.over_time().report(measurement.total_blocks());
-  report.work = {measurement.steps(), measurement.routed_ids(), 0};
+  OrderedJson& document = report.document;
+  document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
+  document["metrics"] = metrics_of(e, totals, requests);
+  add_sections(document, pools.back(), totals.back(), now);
+  if (e.pools) {
+    OrderedJson& prefill = document["pools"]["prefill"];
+    prefill = {{"gpus", gpus_of(e.pools->prefill)},
+               {"instances", instances_of(pools.front(), totals.front())}};
+    add_sections(prefill, pools.front(), totals.front(), now);
+    document["pools"]["decode"] = {{"gpus", gpus_of(e.pools->decode)},
+                                   {"instances", instances_of(pools.back(), totals.back())}};
+    document["pools"]["kv_transfer"] = transfers_of(*e.pools, transfers);
+  } else if (e.instances > 1) {
+    document["instances"] = instances_of(pools.back(), totals.back());
+  }
+  for (const PoolRun& pool : pools) {
+    report.work.steps += pool.measurement.steps();
+    report.work.routed_ids += pool.measurement.routed_ids();
+  }
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
   report.requests = std::move(requests);
   return report;

@@ -22,8 +22,24 @@ struct Report {
   SimulatorWork work;
 };
 
-/// Writes up a run that ended at `now`.
-Report write_report(const Experiment&, Measurement&, const Instance&,
+/// EP groups alike that served behind one router, as a run leaves them.
+struct PoolRun {
+  const Experiment& experiment;
+  Measurement& measurement;
+  std::vector<const Instance*> instances;
+};
+
+/// What went from the prefill pool to the decode pool.
+struct KvTransferTally {
+  std::int64_t transfers = 0;
+  Bytes bytes{};
+  Seconds on_links{};
+  Seconds waited{};   ///< for a link that was taken
+  Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
+};
+
+/// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
+Report write_report(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
                     std::vector<RequestRecord> requests, Time now);
 
 }  // namespace moesim

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/simulator.hpp"
 
+#include <algorithm>
+
 #include "sim/event_queue.hpp"
 #include "sim/frontend.hpp"
 #include "sim/instance.hpp"
+#include "sim/pools.hpp"
 
 namespace moesim {
 
@@ -11,7 +14,56 @@ namespace {
 
 constexpr std::uint32_t finished_between_progress = 64;
 
-// The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends.
+struct Pool;
+
+// One EP group and its clock.
+struct Group {
+  Group(Pool& group_pool, const Experiment& experiment, RowSource& rows,
+        std::vector<RequestRecord>& requests, int number)
+      : pool(group_pool), instance(experiment, rows, requests, number) {}
+
+  Pool& pool;
+  Instance instance;
+  bool busy = false;        // a step runs, or the engine stands still
+  std::int64_t serial = 0;  // of the step or stop that is under way
+  std::array<RoutingCoverage, 2> coverage{};
+  std::vector<std::size_t> returning{};  // outages that have ended
+};
+
+// EP groups alike behind one router.
+struct Pool {
+  Pool(const Experiment& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int first)
+      : experiment(of_pool),
+        groups(make_groups(rows, requests, first)),
+        frontend(of_pool, instances(), rows, requests),
+        measurement(of_pool, groups.front()->instance.total_blocks()) {}
+
+  std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows,
+                                                  std::vector<RequestRecord>& requests, int first) {
+    std::vector<std::unique_ptr<Group>> made;
+    for (int i = 0; i < experiment.instances; ++i) {
+      made.push_back(std::make_unique<Group>(*this, experiment, rows, requests, first + i));
+    }
+    return made;
+  }
+  std::vector<Instance*> instances() const {
+    std::vector<Instance*> all;
+    for (const auto& group : groups) all.push_back(&group->instance);
+    return all;
+  }
+  PoolRun run() {
+    const std::vector<Instance*> all = instances();
+    return {experiment, measurement, {all.begin(), all.end()}};
+  }
+
+  const Experiment& experiment;
+  std::vector<std::unique_ptr<Group>> groups;
+  Frontend frontend;
+  Measurement measurement;
+};
+
+// The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
+// KV caches from the pool that prefills, if there is one, to the pool that decodes.
 class Simulation {
  public:
   Simulation(const Experiment& experiment, const Progress& progress,
@@ -19,27 +71,52 @@ class Simulation {
       : experiment_(experiment),
         progress_(progress),
         observers_(observers),
-        source_(experiment.workload.make(experiment.seed, experiment.parallel.dp)),
+        source_(experiment.workload.make(experiment.seed, experiment.ranks())),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
-              experiment.binding),
-        instance_(experiment, rows_, requests_),
-        frontend_(experiment, rows_, requests_),
-        measurement_(experiment, instance_.total_blocks()) {}
+              experiment.binding) {
+    if (experiment.pools) add_pool(experiment.pools->prefill);
+    add_pool(experiment.pools ? experiment.pools->decode : experiment);
+  }
 
   Report run() {
-    const std::vector<Outage>& outages = experiment_.failures.outages;
-    for (std::size_t i = 0; i < outages.size(); ++i) {
-      queue_.schedule(outages[i].at, OutageBegins{i});
+    for (const Group* group : groups_) {
+      const std::vector<Outage>& outages = outages_of(*group);
+      const int first = group->pool.groups.front()->instance.number();
+      for (std::size_t i = 0; i < outages.size(); ++i) {
+        if (first + outages[i].instance != group->instance.number()) continue;
+        queue_.schedule(outages[i].at, OutageBegins{group->instance.number(), i});
+      }
     }
     schedule_arrival();
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
     }
-    check(frontend_.empty(), "a request was left without a rank");
-    return write_report(experiment_, measurement_, instance_, std::move(requests_), ended_);
+    std::vector<PoolRun> runs;
+    for (const auto& pool : pools_) {
+      check(pool->frontend.empty(), "a request was left without a rank");
+      runs.push_back(pool->run());
+    }
+    for (const Group* group : groups_) {
+      check(group->instance.used_blocks() == 0, "KV blocks were left behind");
+    }
+    return write_report(experiment_, runs, transfers_, std::move(requests_), ended_);
   }
 
  private:
+  void add_pool(const Experiment& experiment) {
+    const int first = static_cast<int>(groups_.size());
+    Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(experiment, rows_, requests_, first));
+    for (const auto& group : pool.groups) groups_.push_back(group.get());
+    links_free_.resize(groups_.size());
+    for (std::vector<Time>& links : links_free_) {
+      links.resize(static_cast<std::size_t>(experiment.parallel.dp));
+    }
+  }
+  Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
+  static const std::vector<Outage>& outages_of(const Group& group) {
+    return group.pool.experiment.failures.outages;
+  }
+
   // One arrival is in the queue at a time; the source is asked for the next when it is due.
   void schedule_arrival() {
     if (arrival_pending_) return;
@@ -48,6 +125,7 @@ class Simulation {
     arrival_pending_ = true;
     queue_.schedule(std::max(due_->arrival, queue_.now()), RequestArrives{});
   }
+  bool more_arrive_now() const { return arrival_pending_ && due_->arrival <= queue_.now(); }
 
   void handle(const RequestArrives&) {
     arrival_pending_ = false;
@@ -59,43 +137,84 @@ class Simulation {
     request.prompt_ids = due_->request.prompt_ids;
     request.arrival = queue_.now();
     request.binding = rows_.bind();
-    measurement_.request_arrived(queue_.now());
-    if (std::ssize(requests_) == experiment_.workload.requests) {
-      measurement_.no_more_arrivals(queue_.now());
+    const bool last = std::ssize(requests_) == experiment_.workload.requests;
+    for (const auto& pool : pools_) {
+      pool->measurement.request_arrived(queue_.now());
+      if (last) pool->measurement.no_more_arrivals(queue_.now());
     }
-    frontend_.publish(queue_.now(), instance_);
-    if (instance_.can_ever_hold(request)) {
-      frontend_.arrive(id);
+    Pool& first = *pools_.front();
+    first.frontend.publish(queue_.now());
+    const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
+      return pool->groups.front()->instance.can_ever_hold(request);
+    });
+    if (fits) {
+      first.frontend.arrive(id);
     } else {
       request.state = RequestRecord::State::rejected;
       request_left(id);
     }
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
-    const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (more_now) return;
-    frontend_.place(queue_.now(), instance_);
-    if (!step_running_) begin_step();
+    if (!more_arrive_now()) go_on(first);
   }
 
   void handle(const StepEnds& step) {
-    if (step.serial != serial_) return;
-    step_running_ = false;
+    Group& ended = group(step.instance);
+    if (step.serial != ended.serial) return;
+    Pool& pool = ended.pool;
+    ended.busy = false;
     ended_ = queue_.now();
-    frontend_.publish(queue_.now(), instance_);
-    const StepOutcome& outcome = instance_.end_step(queue_.now());
-    measurement_.step_ended(instance_, outcome, requests_, coverage_, queue_.now());
-    for (RunObserver* observer : observers_) observer->step_ended(instance_, queue_.now());
+    pool.frontend.publish(queue_.now());
+    const StepOutcome& outcome = ended.instance.end_step(queue_.now());
+    pool.measurement.step_ended(ended.instance, outcome, requests_, ended.coverage, queue_.now());
+    for (RunObserver* observer : observers_) observer->step_ended(ended.instance, queue_.now());
     for (const StepOutcome::Emitted& token : outcome.tokens) {
-      if (!token.last) continue;
-      frontend_.finished(token.request);
+      if (!token.last) {
+        if (pool.experiment.prefill_only) send_kv(token.request);
+        continue;
+      }
+      for (const auto& any : pools_) any->frontend.finished(token.request);
       request_left(token.request);
     }
     schedule_arrival();
-    const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
-    if (more_now) return;
-    frontend_.place(queue_.now(), instance_);
-    begin_step();
+    if (&pool == pools_.front().get() && more_arrive_now()) return;
+    go_on(pool);
+  }
+
+  // A prompt's KV cache leaves over the links of the rank that computed it, one after the other: as
+  // layers are computed, or after the first token.
+  void send_kv(std::uint32_t id) {
+    const Pools& pools = *experiment_.pools;
+    RequestRecord& request = requests_[id];
+    const KvTransferCost cost = kv_transfer(pools, request.prompt_tokens);
+    Time& link_free = links_free_[static_cast<std::size_t>(request.instance)]
+                                 [static_cast<std::size_t>(request.rank)];
+    const Time ready = pools.overlap ? request.begun : queue_.now();
+    const Time begin = std::max(ready, link_free);
+    const Seconds exposed = pools.overlap ? cost.last_layer : cost.all;
+    link_free = std::max(queue_.now() + to_duration(exposed), begin + to_duration(cost.all));
+    request.prefill = {request.instance, request.rank, request.routing, link_free - queue_.now()};
+    ++transfers_.transfers;
+    transfers_.bytes += cost.bytes;
+    transfers_.on_links += cost.all;
+    transfers_.waited += to_seconds(begin - ready);
+    transfers_.exposed += to_seconds(link_free - queue_.now());
+    queue_.schedule(link_free, KvArrives{id});
+  }
+
+  void handle(const KvArrives& kv) {
+    Pool& prefill = *pools_.front();
+    Pool& decode = *pools_.back();
+    RequestRecord& request = requests_[kv.request];
+    prefill.frontend.publish(queue_.now());
+    decode.frontend.publish(queue_.now());
+    // If the rank has stopped on the way, the decode pool computes the prompt again.
+    request.kv_arrived = group(request.instance).instance.sent(kv.request);
+    request.routing = {};
+    prefill.frontend.left(kv.request);
+    decode.frontend.arrive(kv.request);
+    go_on(decode);
+    go_on(prefill);
   }
 
   // Nothing has work or will have.
@@ -104,58 +223,78 @@ class Simulation {
   // Whoever lost its rank arrives anew at another one, with all its tokens as a prompt.
   void handle(const OutageBegins& begins) {
     if (finished()) return;
-    const Outage& outage = experiment_.failures.outages[begins.outage];
-    frontend_.publish(queue_.now(), instance_);
-    const Instance::Stopped stopped = instance_.fail(outage, queue_.now());
-    for (const std::uint32_t id : stopped.requests) frontend_.arrive(id);
-    frontend_.place(queue_.now(), instance_);
+    Group& hit = group(begins.instance);
+    Pool& pool = hit.pool;
+    const Outage& outage = outages_of(hit)[begins.outage];
+    pool.frontend.publish(queue_.now());
+    const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
+    hit.busy = true;
+    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id);
+    pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
-      queue_.schedule(queue_.now() + *outage.recovers_after, OutageEnds{begins.outage});
+      queue_.schedule(queue_.now() + *outage.recovers_after,
+                      OutageEnds{begins.instance, begins.outage});
     }
-    stop_engine(stopped.time);
+    stop_engine(hit, stopped.time);
+    begin_steps(pool);
   }
 
   void handle(const OutageEnds& ends) {
-    returning_.push_back(ends.outage);
-    if (!step_running_) begin_step();
+    Group& back = group(ends.instance);
+    back.returning.push_back(ends.outage);
+    if (!back.busy) begin_step(back);
   }
 
   void handle(const EngineReady& ready) {
-    if (ready.serial != serial_) return;
-    step_running_ = false;
-    frontend_.place(queue_.now(), instance_);
-    begin_step();
+    Group& stopped = group(ready.instance);
+    if (ready.serial != stopped.serial) return;
+    stopped.busy = false;
+    go_on(stopped.pool);
   }
 
-  void stop_engine(Seconds time) {
-    step_running_ = true;
-    queue_.schedule(queue_.now() + to_duration(time), EngineReady{++serial_});
+  void stop_engine(Group& group, Seconds time) {
+    group.busy = true;
+    queue_.schedule(queue_.now() + to_duration(time),
+                    EngineReady{group.instance.number(), ++group.serial});
   }
 
   // Ranks that are back take up experts before the next step.
-  bool take_back() {
-    if (returning_.empty()) return false;
+  bool take_back(Group& group) {
+    if (group.returning.empty()) return false;
     Seconds time{};
-    for (const std::size_t outage : returning_) {
-      time += instance_.recover(experiment_.failures.outages[outage], queue_.now());
+    for (const std::size_t outage : group.returning) {
+      time += group.instance.recover(outages_of(group)[outage], queue_.now());
     }
-    returning_.clear();
-    stop_engine(time);
+    group.returning.clear();
+    stop_engine(group, time);
     return true;
   }
 
-  void begin_step() {
-    if (take_back()) return;
-    coverage_ = {};
-    const auto length = instance_.begin_step(queue_.now(), coverage_);
+  // Who waits may find a rank, and whoever has work begins a step.
+  void go_on(Pool& pool) {
+    pool.frontend.place(queue_.now());
+    begin_steps(pool);
+  }
+
+  void begin_steps(Pool& pool) {
+    for (const auto& group : pool.groups) {
+      if (!group->busy) begin_step(*group);
+    }
+  }
+
+  void begin_step(Group& group) {
+    if (take_back(group)) return;
+    group.coverage = {};
+    const auto length = group.instance.begin_step(queue_.now(), group.coverage);
     if (!length) return;
-    step_running_ = true;
-    queue_.schedule(queue_.now() + to_duration(*length), StepEnds{0, ++serial_});
+    group.busy = true;
+    queue_.schedule(queue_.now() + to_duration(*length),
+                    StepEnds{group.instance.number(), ++group.serial});
   }
 
   void request_left(std::uint32_t id) {
     source_->completed(queue_.now());
-    measurement_.request_left(queue_.now());
+    for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
     if (++left_ % finished_between_progress == 0 && progress_) {
       progress_(left_, experiment_.workload.requests);
@@ -169,16 +308,13 @@ class Simulation {
   std::unique_ptr<RequestSource> source_;
   std::vector<RequestRecord> requests_;
   RowSource rows_;
-  Instance instance_;
-  Frontend frontend_;
-  Measurement measurement_;
+  std::vector<std::unique_ptr<Pool>> pools_;   // that prefills first
+  std::vector<Group*> groups_;                 // by Instance::number()
+  std::vector<std::vector<Time>> links_free_;  // [group][rank], for KV caches
+  KvTransferTally transfers_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
-  bool step_running_ = false;  // or the engine stands still
-  std::int64_t serial_ = 0;    // of the step or stop that is under way
-  std::vector<std::size_t> returning_;
   Time ended_{};
-  std::array<RoutingCoverage, 2> coverage_{};
   std::int64_t left_ = 0;
 };
 

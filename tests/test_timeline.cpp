@@ -198,12 +198,12 @@ TEST_CASE("the table of steps has a line per step, whose parts add up") {
           "kv_blocks_used,preemptions,attention_ms,all_reduce_ms,gate_ms,token_routing_ms,"
           "permute_ms,dispatch_ms,experts_ms,shared_experts_ms,combine_ms,dense_ffn_ms,"
           "rebalancing_ms,pipeline_ms,other_ms,mean_idle_ms,max_activated,mean_activated,max_tokens,"
-          "mean_tokens");
+          "mean_tokens,instance");
   std::int64_t count = 0;
   while (std::getline(lines, line)) {
     std::vector<std::string> cells;
     for (std::istringstream row(line); std::getline(row, cell, ',');) cells.push_back(cell);
-    REQUIRE(cells.size() == 28);
+    REQUIRE(cells.size() == 29);
     REQUIRE(std::stoll(cells[0]) == count++);
     double parts = 0;
     for (std::size_t c = 10; c < 23; ++c) parts += std::stod(cells[c]);

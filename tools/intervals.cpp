@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "sim/pools.hpp"
 #include "sim/simulator.hpp"
 
 namespace moesim {
@@ -84,6 +85,11 @@ Experiment resampled(const Experiment& experiment, int draw) {
   }
   if (copy.prefill_trace && !copy.prefill_trace->meta().synthetic) {
     copy.prefill_trace = resampled_requests(*copy.prefill_trace, of_phase("prefill"));
+  }
+  if (copy.pools) {
+    copy.pools = std::make_shared<const Pools>(
+        Pools{resampled(copy.pools->prefill, draw), resampled(copy.pools->decode, draw),
+              copy.pools->fabric, copy.pools->network, copy.pools->overlap});
   }
   return copy;
 }

@@ -29,6 +29,18 @@ std::string expert_cells(const std::vector<LayerOutcome>& layers) {
                      mean(max_tokens, n), mean(tokens, n));
 }
 
+std::string decision_cells(const RoutingRecord& routing) {
+  return fmt::format("{},{},{},{}", routing.score, routing.hit_share, routing.locality,
+                     routing.load);
+}
+
+std::string prefill_cells(const RequestRecord& request) {
+  if (!request.prefill) return ",,,,,,";
+  const PrefillRecord& p = *request.prefill;
+  return fmt::format("{},{},{},{}", p.instance, p.rank, decision_cells(p.routing),
+                     ms(to_seconds(p.kv_exposed).count()));
+}
+
 }  // namespace
 
 StepsCsv::StepsCsv(const std::filesystem::path& file) : file_(file) {
@@ -36,7 +48,8 @@ StepsCsv::StepsCsv(const std::filesystem::path& file) : file_(file) {
       "step,start_s,step_ms,holds,rule,prefill_tokens,decode_tokens,dummy_ranks,kv_blocks_used,"
       "preemptions";
   for (const std::string_view part : part_names) head += fmt::format(",{}_ms", part);
-  file_.write(head + ",mean_idle_ms,max_activated,mean_activated,max_tokens,mean_tokens\n");
+  file_.write(head +
+              ",mean_idle_ms,max_activated,mean_activated,max_tokens,mean_tokens,instance\n");
 }
 
 void StepsCsv::step_ended(const Instance& instance, Time now) {
@@ -52,14 +65,17 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
     line += "," + ms(std::accumulate(part.begin(), part.end(), 0.0));
   }
   const double idle = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
-  file_.write(
-      fmt::format("{},{},{}\n", line, ms(mean(idle, cost.idle.size())), expert_cells(cost.layers)));
+  file_.write(fmt::format("{},{},{},{}\n", line, ms(mean(idle, cost.idle.size())),
+                          expert_cells(cost.layers), instance.number()));
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
   std::string csv =
-      "request,arrival_s,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,tpot_ms,"
-      "e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens\n";
+      "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
+      "tpot_ms,"
+      "e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
+      "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
+      "prefill_load_kv_tokens,kv_transfer_ms\n";
   constexpr std::array<std::string_view, 4> states{"waiting", "running", "finished",
                                                    "rejected: exceeds_kv_capacity"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -69,13 +85,13 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
       const double seconds = to_seconds(end - begin).count();
       return finished && tokens > 0 ? ms(seconds / tokens) : "";
     };
-    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i,
-                       to_seconds(r.arrival).count(), r.rank,
+    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i,
+                       to_seconds(r.arrival).count(), r.instance, r.rank,
                        states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
                        r.generated, length(r.arrival, r.first_token, 1),
                        length(r.first_token, r.last_token, r.output_tokens - 1),
                        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
-                       r.routing.score, r.routing.hit_share, r.routing.locality, r.routing.load);
+                       decision_cells(r.routing), prefill_cells(r));
   }
   return csv;
 }

@@ -28,8 +28,11 @@ class StepsCsv : public RunObserver {
   std::int64_t steps_ = 0;
 };
 
-/// A line per request. Latencies of finished requests only; TPOT of those with two output tokens
-/// and more. Units as above.
+/// A line per request, with where the router sent it (EP group, DP rank in it) and what it went by:
+/// its score, the share of the prompt cached there, the experts near by, KV tokens on the rank. The
+/// prefill_ columns say the same of a prefill pool, kv_transfer_ms what came between the first
+/// token and the decode pool; empty without pools. Latencies of finished requests only; TPOT of
+/// those with two output tokens and more. Units as above.
 std::string requests_csv(const std::vector<RequestRecord>&);
 
 }  // namespace moesim

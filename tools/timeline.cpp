@@ -12,6 +12,9 @@ namespace {
 
 // No process or lane is 0, which viewers take for the idle one, and no two lanes have one number.
 constexpr Timeline::Lane steps_lane{1, 1};
+Timeline::Lane steps_lane_of(std::int64_t group) {
+  return group == 0 ? steps_lane : Timeline::Lane{1, 1'000'000 + group};
+}
 constexpr Timeline::Lane requests_lane{3, 3};
 Timeline::Lane gpu_lane(std::int64_t gpu) { return {2, 10 + gpu}; }
 
@@ -60,13 +63,20 @@ std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const Para
 }  // namespace
 
 Timeline::Timeline(const std::filesystem::path& file, const Experiment& experiment)
-    : experiment_(experiment), file_(file) {
+    : experiment_(experiment), groups_(groups_of(experiment)), first_gpu_{0}, file_(file) {
   file_.write(R"({"displayTimeUnit":"ms","traceEvents":[)");
   name("process_name", steps_lane, "steps");
-  name("thread_name", steps_lane, "steps");
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    name("thread_name", steps_lane_of(std::int64_t(group)), of_group("steps", group));
+  }
   name("process_name", gpu_lane(0), "GPUs");
-  for (int gpu = 0; gpu < experiment.parallel.gpus(); ++gpu) {
-    name("thread_name", gpu_lane(gpu), fmt::format("GPU {}", gpu));
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const int gpus = groups_[group]->parallel.gpus();
+    for (int gpu = 0; gpu < gpus; ++gpu) {
+      name("thread_name", gpu_lane(first_gpu_.back() + gpu),
+           of_group(fmt::format("GPU {}", gpu), group));
+    }
+    first_gpu_.push_back(first_gpu_.back() + gpus);
   }
   name("process_name", requests_lane, "requests");
 }
@@ -85,23 +95,36 @@ void Timeline::span(std::string_view name, Lane lane, Time begin, Time end, std:
   write(name, 'X', lane, fmt::format(R"("ts":{},"dur":{}{})", us(begin), us(end - begin), more));
 }
 
+// "steps", or "steps, prefill 1" where there are several groups.
+std::string Timeline::of_group(std::string_view what, std::size_t group) const {
+  if (groups_.size() == 1) return std::string(what);
+  const char* kind = !experiment_.pools             ? "instance"
+                     : groups_[group]->prefill_only ? "prefill"
+                                                    : "decode";
+  return fmt::format("{}, {} {}", what, kind, group);
+}
+
 void Timeline::step_ended(const Instance& instance, Time now) {
   const StepSummary& step = instance.step();
-  span(step_kind_names[static_cast<std::size_t>(step.kind)], steps_lane, step.start, now,
+  const auto group = static_cast<std::size_t>(instance.number());
+  const ParallelPlan& plan = groups_[group]->parallel;
+  const Lane steps = steps_lane_of(instance.number());
+  span(step_kind_names[static_cast<std::size_t>(step.kind)], steps, step.start, now,
        fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
                    R"("dummy_ranks":{},"preemptions":{}}})",
                    step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
                    step.decode_tokens, step.dummy_ranks, step.preemptions));
-  write("KV blocks", 'C', steps_lane,
+  write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
-  for (int gpu = 0; gpu < experiment_.parallel.gpus(); ++gpu) {
-    add_lane(gpu, step.start, now, instance.cost());
+  for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
+    add_lane(gpu, plan, step.start, now, instance.cost(), first_gpu_[group] + gpu);
   }
-  add_alarm(step.start, instance.cost());
+  add_alarm(step.start, instance.cost(), plan, first_gpu_[group]);
 }
 
-void Timeline::add_lane(int gpu, Time start, Time now, const StepCost& cost) {
-  const auto slices = slices_of(cost, static_cast<std::size_t>(gpu), experiment_.parallel);
+void Timeline::add_lane(int gpu, const ParallelPlan& plan, Time start, Time now,
+                        const StepCost& cost, std::int64_t lane) {
+  const auto slices = slices_of(cost, static_cast<std::size_t>(gpu), plan);
   double passed = 0;
   Time begin = start;
   for (const Slice& slice : slices) {
@@ -109,12 +132,13 @@ void Timeline::add_lane(int gpu, Time start, Time now, const StepCost& cost) {
     // Sums of doubles: at the end of the step they may be off by a picosecond.
     const bool last = &slice == &slices.back();
     const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);
-    if (end > begin) span(slice.name, gpu_lane(gpu), begin, end);
+    if (end > begin) span(slice.name, gpu_lane(lane), begin, end);
     begin = end;
   }
 }
 
-void Timeline::add_alarm(Time start, const StepCost& cost) {
+void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& plan,
+                         std::int64_t first_gpu) {
   std::size_t worst = 0, hot_layers = 0;
   double highest = 0;
   for (std::size_t l = 0; l < cost.layers.size(); ++l) {
@@ -129,17 +153,18 @@ void Timeline::add_alarm(Time start, const StepCost& cost) {
   if (hot_layers == 0) return;
   const auto& tokens = cost.layers[worst].load.tokens;
   const auto rank = std::max_element(tokens.begin(), tokens.end()) - tokens.begin();
-  write("hot rank", 'i', gpu_lane(rank * experiment_.parallel.moe_tp()),
+  write("hot rank", 'i', gpu_lane(first_gpu + rank * plan.moe_tp()),
         fmt::format(R"("s":"t","ts":{},"args":{{"layer":{},"max_over_mean":{:.4f},)"
                     R"("hot_layers":{}}})",
                     us(start), experiment_.trace.meta().layer_ids[worst], highest, hot_layers));
 }
 
 void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {
-  const std::string what = fmt::format(
-      R"("args":{{"request":{},"rank":{},"prompt_tokens":{},"output_tokens":{},)"
-      R"("preemptions":{}}})",
-      id, request.rank, request.prompt_tokens, request.output_tokens, request.preemptions);
+  const std::string what =
+      fmt::format(R"("args":{{"request":{},{}"rank":{},"prompt_tokens":{},"output_tokens":{},)"
+                  R"("preemptions":{}}})",
+                  id, groups_.size() == 1 ? "" : fmt::format(R"("instance":{},)", request.instance),
+                  request.rank, request.prompt_tokens, request.output_tokens, request.preemptions);
   if (request.state == RequestRecord::State::rejected) {
     write("rejected", 'i', requests_lane,
           fmt::format(R"("s":"p","ts":{},{})", us(request.arrival), what));

@@ -13,6 +13,8 @@ namespace moesim {
 ///   GPUs      a lane per GPU: what it did in each step, part by part
 ///   requests  a span per request: to its first token, then decoding
 ///
+/// Of several EP groups each has a lane of steps, and lanes of its own GPUs.
+///
 /// The layers of a step are folded: all attention, up to the barrier, then all dispatch, all
 /// experts, up to the barrier, all combine. "attention" is everything that a GPU computes by itself
 /// outside the routed experts (gate, packing, shared and dense FFNs, LM head, ...). A lane fills
@@ -41,10 +43,14 @@ class Timeline : public RunObserver {
   void write(std::string_view name, char phase, Lane lane, std::string_view more);
   void name(std::string_view what, Lane lane, std::string_view name);
   void span(std::string_view name, Lane lane, Time begin, Time end, std::string_view more = "");
-  void add_lane(int gpu, Time start, Time now, const StepCost&);
-  void add_alarm(Time start, const StepCost&);
+  void add_lane(int gpu, const ParallelPlan&, Time start, Time now, const StepCost&,
+                std::int64_t lane);
+  void add_alarm(Time start, const StepCost&, const ParallelPlan&, std::int64_t first_gpu);
+  std::string of_group(std::string_view what, std::size_t group) const;
 
   const Experiment& experiment_;
+  std::vector<const Experiment*> groups_;
+  std::vector<std::int64_t> first_gpu_;  // of each group's lanes, and past the last
   OutputFile file_;
   bool empty_ = true;
 };

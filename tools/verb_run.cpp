@@ -81,6 +81,34 @@ std::string bands_of(const OrderedJson& report) {
   return "\n" + table.text();
 }
 
+// A line per EP group, where there are several.
+std::string groups_of(const OrderedJson& report) {
+  const bool pools = report.contains("pools");
+  if (!pools && !report.contains("instances")) return "";
+  Table table({"group", "steps", "mean ms", "busy", "output tokens", "KV mean", "peak", "hits"});
+  const auto add = [&](const std::string& name, const OrderedJson& instances) {
+    for (const OrderedJson& group : instances) {
+      table.add({fmt::format("{} {}", name, group["instance"].get<int>()),
+                 fmt::format("{}", group["steps"].get<std::int64_t>()),
+                 number(group["mean_step_ms"], 3), percent(group["utilization"]),
+                 fmt::format("{}", group["output_tokens"].get<std::int64_t>()),
+                 percent(group["kv_mean_utilization"]), percent(group["kv_peak_utilization"]),
+                 percent(group["prefix_hit_rate"])});
+    }
+  };
+  if (!pools) {
+    add("instance", report["instances"]);
+    return "\n" + table.text();
+  }
+  for (const char* pool : {"prefill", "decode"}) add(pool, report["pools"][pool]["instances"]);
+  const OrderedJson& kv = report["pools"]["kv_transfer"];
+  return fmt::format(
+      "what stands above this line is of the decode pool, but for throughput and latency\n\n{}"
+      "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first token\n",
+      table.text(), kv["level"].get<std::string>(), kv["transfers"].get<std::int64_t>(),
+      kv["bytes"].get<double>() / 1e9, number(kv["mean_ms"], 2), number(kv["mean_exposed_ms"], 2));
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
   if (m["completed"] == 0) {
@@ -145,6 +173,7 @@ std::string summary(const OrderedJson& report) {
   }
   const auto cut = report["expert_buffers"]["steps_cut"].get<std::int64_t>();
   if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
+  text += groups_of(report);
   text += events_of(report);
   if (!m["cost_per_million_output_tokens"].is_null()) {
     text += fmt::format("a million output tokens cost {} dollars\n",

@@ -110,7 +110,7 @@ struct MeanLengths {
 
 MeanLengths mean_lengths(const Experiment& e) {
   constexpr int sample = 512;
-  const auto source = e.workload.make(e.seed, e.parallel.dp);
+  const auto source = e.workload.make(e.seed, e.ranks());
   MeanLengths sum;
   int n = 0;
   for (; n < sample; ++n) {
@@ -135,13 +135,13 @@ double goodput_bound(const Experiment& e) {
   for (int b = 1; lengths.output > 1; b = std::min(2 * b, most)) {
     const Seconds step = explain_step(e, StepKind::decode, b, context, 0).cost.total;
     if (e.slo.tpot && step.count() > e.slo.tpot->count() * slack) break;
-    decode = std::max(decode, e.parallel.dp * b / (step.count() * (lengths.output - 1)));
+    decode = std::max(decode, e.ranks() * b / (step.count() * (lengths.output - 1)));
     if (b == most) break;
   }
   const auto chunk =
       std::min(static_cast<int>(e.scheduler->max_num_batched_tokens()), std::max(1, context));
   const Seconds step = explain_step(e, StepKind::prefill, 0, 0, chunk).cost.total;
-  const double prefill = e.parallel.dp * chunk / (step.count() * lengths.prompt);
+  const double prefill = e.ranks() * chunk / (step.count() * lengths.prompt);
   return slack * std::min(decode, prefill);
 }
 

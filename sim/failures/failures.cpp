@@ -20,15 +20,22 @@ std::vector<int> ranks_of(const std::vector<int>& gpus, int gpus_per_rank) {
   return ranks;
 }
 
-Outage read_outage(const ConfigNode& node, const ClusterSpec& cluster, const ParallelPlan& plan) {
+Outage read_outage(const ConfigNode& node, const ClusterSpec& cluster, const ParallelPlan& plan,
+                   int instances) {
   return read_object(node, [&](ConfigReader& reader) {
     Outage outage;
+    if (reader.optional("instance")) {
+      outage.instance = static_cast<int>(reader.integer("instance", {0, double(instances - 1)}));
+    }
+    const bool all_fails = reader.has("instance") && !reader.has("node") && !reader.has("gpu");
     const bool node_fails = reader.has("node");
-    const int width = node_fails ? cluster.gpus_per_node : 1;
+    const int width = all_fails ? plan.gpus() : node_fails ? cluster.gpus_per_node : 1;
     const int count = (plan.gpus() + width - 1) / width;
     const char* const key = node_fails ? "node" : "gpu";
-    const auto index = static_cast<int>(reader.integer(key, {0, double(count - 1)}));
+    const auto index =
+        all_fails ? 0 : static_cast<int>(reader.integer(key, {0, double(count - 1)}));
     outage.what = fmt::format("{} {}", node_fails ? "node" : "GPU", index);
+    if (all_fails) outage.what = fmt::format("instance {}", outage.instance);
     outage.at = Time(to_duration(reader.quantity<Seconds>("at")));
     if (reader.has("recovers_after")) {
       outage.recovers_after = to_duration(reader.quantity<Seconds>("recovers_after"));
@@ -46,13 +53,23 @@ Outage read_outage(const ConfigNode& node, const ClusterSpec& cluster, const Par
   });
 }
 
+// How many attention ranks of a group are down at that moment.
+std::size_t ranks_down(const std::vector<Outage>& outages, int instance, Time now) {
+  std::size_t down = 0;
+  for (const Outage& o : outages) {
+    const bool lasts = !o.recovers_after || o.at + *o.recovers_after > now;
+    if (o.instance == instance && o.at <= now && lasts) down += o.dp_ranks.size();
+  }
+  return down;
+}
+
 // What is down right after an outage began, itself included.
 void check_rest(const std::vector<Outage>& outages, const Outage& now, const ConfigNode& node,
-                const ParallelPlan& plan, const PlacementProblem& problem) {
+                const ParallelPlan& plan, const PlacementProblem& problem, int instances) {
   std::vector<char> dp(at(plan.dp), 1), ep(at(plan.ep), 1);
   for (const Outage& other : outages) {
     const bool lasts = !other.recovers_after || other.at + *other.recovers_after > now.at;
-    if (other.at > now.at || !lasts) continue;
+    if (other.instance != now.instance || other.at > now.at || !lasts) continue;
     for (const int rank : other.dp_ranks) {
       if (dp[at(rank)] == 0) node.fail(fmt::format("{} is down already", now.what));
       dp[at(rank)] = 0;
@@ -60,6 +77,9 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
     for (const int rank : other.ep_ranks) ep[at(rank)] = 0;
   }
   if (std::count(dp.begin(), dp.end(), 1) == 0) {
+    for (int i = 0; i < instances; ++i) {
+      if (ranks_down(outages, i, now.at) < dp.size()) return;  // others serve
+    }
     node.fail(fmt::format("without {} no attention rank is left; use more DP ranks", now.what));
   }
   const auto live = std::count(ep.begin(), ep.end(), 1);
@@ -76,15 +96,15 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
 
 FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placers,
                           const ClusterSpec& cluster, const ParallelPlan& parallel,
-                          const PlacementProblem& problem) {
+                          const PlacementProblem& problem, int instances) {
   FailurePlan plan;
   const auto read_events = [&](const ConfigNode& events) {
     for (const ConfigNode& event : events.list()) {
-      plan.outages.push_back(read_outage(event, cluster, parallel));
+      plan.outages.push_back(read_outage(event, cluster, parallel, instances));
     }
     std::size_t i = 0;
     for (const ConfigNode& event : events.list()) {
-      check_rest(plan.outages, plan.outages[i++], event, parallel, problem);
+      check_rest(plan.outages, plan.outages[i++], event, parallel, problem, instances);
     }
   };
   const bool bare = node.json().is_array();

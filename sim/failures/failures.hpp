@@ -15,6 +15,7 @@ namespace moesim {
 /// that it shares with such a rank.
 struct Outage {
   std::string what;  ///< "GPU 3", "node 1"
+  int instance = 0;  ///< the EP group; GPUs and ranks count from its first
   std::vector<int> gpus, dp_ranks, ep_ranks;
   Time at{};
   std::optional<Duration> recovers_after{};
@@ -29,10 +30,12 @@ struct FailurePlan {
 };
 
 /// "failures": [outages], or {"events": [{"gpu": 3 | "node": 1, "at": "20 s", "recovers_after":
-/// "60 s"}], "detection": "0 s", "reload_bandwidth": "25 GB/s", "placement": placer}. Throws
-/// ConfigError if at any time no attention rank would be left, or too few slots for all experts.
+/// "60 s"}], "detection": "0 s", "reload_bandwidth": "25 GB/s", "placement": placer}. Of several
+/// EP groups "instance" names one (0), and all of it where neither GPU nor node is named. Throws
+/// ConfigError if at any time no attention rank would be left, or too few slots for all experts of
+/// a group that has some.
 FailurePlan read_failures(const ConfigNode&, const Registry<Placer>&, const ClusterSpec&,
-                          const ParallelPlan&, const PlacementProblem&);
+                          const ParallelPlan&, const PlacementProblem&, int instances = 1);
 
 /// The slots of live ranks as they stand. An expert that has none left takes, lowest id first, the
 /// last slot of the expert with the most copies (ties: lowest id).

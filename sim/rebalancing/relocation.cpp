@@ -121,6 +121,23 @@ void Relocation::cancel() {
   planning_ = {};
 }
 
+RebalancingLog& RebalancingLog::operator+=(const RebalancingLog& other) {
+  plans += other.plans;
+  declined += other.declined;
+  layers_switched += other.layers_switched;
+  nvlink += other.nvlink;
+  network += other.network;
+  copied += other.copied;
+  planning += other.planning;
+  stalled += other.stalled;
+  moving += other.moving;
+  slowdown += other.slowdown;
+  const std::size_t room = most_events - std::min(most_events, events.size());
+  const auto taken = static_cast<std::ptrdiff_t>(std::min(room, other.events.size()));
+  events.insert(events.end(), other.events.begin(), other.events.begin() + taken);
+  return *this;
+}
+
 OrderedJson to_json(const RebalancingLog& log) {
   OrderedJson events = OrderedJson::array();
   for (const RebalancingLog::Event& event : log.events) {

@@ -29,6 +29,7 @@ struct RebalancingLog {
   Seconds moving{};           ///< weights were under way, by their time on free links
   Seconds slowdown{};         ///< steps took longer because weights travelled beside them
   std::vector<Event> events;  ///< the first ones
+  RebalancingLog& operator+=(const RebalancingLog& of_another_group);
 };
 /// Keys named as in the README of this folder.
 OrderedJson to_json(const RebalancingLog&);

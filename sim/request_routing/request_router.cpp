@@ -58,7 +58,10 @@ const Registry<RequestRouter, const RouterContext&>& request_routers() {
        {"dynamo_kv", "Dynamo: least prefill blocks after cache hits plus decode blocks",
         make_dynamo_kv_router},
        {"joint", "prefill saved, experts on the rank's GPUs and load, in seconds",
-        make_joint_router}});
+        make_joint_router},
+       {"activation_aware",
+        "KV to read plus experts that the rank's EP group does not read yet, in seconds",
+        make_activation_aware_router}});
   return table;
 }
 

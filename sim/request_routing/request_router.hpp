@@ -45,6 +45,9 @@ struct PendingRequest {
   std::span<const CacheHit> hits{};     ///< [rank]; RouterNeeds::prefixes
   std::span<const double> locality{};   ///< [rank], share of the experts it will need that the
                                         ///< rank's own GPUs host; RouterNeeds::locality
+  /// [rank], how many experts the rank's EP group would read for it in a decode step that it does
+  /// not read already, expected, over all layers; RouterNeeds::new_experts
+  std::span<const double> new_experts{};
 };
 
 /// What a router decides from.
@@ -69,6 +72,7 @@ struct RouterNeeds {
   bool requests = false;
   bool prefixes = false;
   bool locality = false;
+  bool new_experts = false;
   std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
 };
 
@@ -91,8 +95,9 @@ struct RouterContext {
   int block_tokens = 16;       ///< of a KV block
   double prefill_token_s = 0;  ///< to compute a prompt token on one rank
   double remote_token_s =
-      0;                  ///< to send a token to its experts and back in every layer, none local
-  double kv_token_s = 0;  ///< to read one token's KV cache in a step
+      0;                     ///< to send a token to its experts and back in every layer, none local
+  double kv_token_s = 0;     ///< to read one token's KV cache in a step
+  double expert_read_s = 0;  ///< that one more active expert of a layer adds to a step
 };
 
 /// Routers that place one request after the other, first come, first served. Reads the option
@@ -122,7 +127,7 @@ class OneByOneRouter : public RequestRouter {
 std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks);
 
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
-/// fast_phi, cache_aware, dynamo_kv, joint.
+/// fast_phi, cache_aware, dynamo_kv, joint, activation_aware.
 const Registry<RequestRouter, const RouterContext&>& request_routers();
 
 }  // namespace moesim

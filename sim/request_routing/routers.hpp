@@ -19,5 +19,6 @@ std::unique_ptr<RequestRouter> make_fast_phi_router(ConfigReader&, const RouterC
 std::unique_ptr<RequestRouter> make_cache_aware_router(ConfigReader&, const RouterContext&);
 std::unique_ptr<RequestRouter> make_dynamo_kv_router(ConfigReader&, const RouterContext&);
 std::unique_ptr<RequestRouter> make_joint_router(ConfigReader&, const RouterContext&);
+std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader&, const RouterContext&);
 
 }  // namespace moesim

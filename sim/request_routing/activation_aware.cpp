@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/routers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Requests of one topic share experts, so a group that already reads a request's experts takes it
+// for less (policies.md 9.4). Lower is better:
+//   time to read the rank's KV cache with the prompt in it
+//   + weight * time to read the experts that the rank's group does not read yet
+// Within one group the second term is the same for all ranks. Ties as usual.
+class ActivationAware final : public OneByOneRouter {
+ public:
+  ActivationAware(ConfigReader& options, const RouterContext& context)
+      : OneByOneRouter(options),
+        context_(context),
+        weight_(options.number_or("weight", 1, non_negative)) {}
+
+  RouterNeeds needs() const override { return {.new_experts = true}; }
+
+ private:
+  Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    std::vector<double> seconds;
+    for (const RankLoad& rank : ranks) {
+      const auto kv_tokens = static_cast<double>(rank.kv_tokens + request.prompt_tokens);
+      const double fresh = request.new_experts[static_cast<std::size_t>(rank.rank)];
+      seconds.push_back(kv_tokens * context_.kv_token_s + weight_ * fresh * context_.expert_read_s);
+    }
+    const std::size_t best = least(seconds, ranks);
+    return {best, seconds[best]};
+  }
+
+  RouterContext context_;
+  double weight_;
+};
+
+}  // namespace
+
+std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader& options,
+                                                            const RouterContext& context) {
+  return std::make_unique<ActivationAware>(options, context);
+}
+
+}  // namespace moesim
