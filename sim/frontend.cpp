@@ -69,6 +69,13 @@ void Frontend::finished(std::uint32_t request) {
   }
 }
 
+bool Frontend::withdraw(std::uint32_t request) {
+  const auto found = std::ranges::find(waiting_, request, &Waiting::request);
+  if (found == waiting_.end()) return false;
+  waiting_.erase(found);
+  return true;
+}
+
 void Frontend::show(Instance& instance) {
   instance.loads(needs_.requests, ranks_);
   for (RankLoad& rank : ranks_) {

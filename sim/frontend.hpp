@@ -23,6 +23,8 @@ class Frontend {
   void publish(Time now, Instance&);
   void arrive(std::uint32_t request);
   void finished(std::uint32_t request);
+  /// Takes a request back that waits here. Whether it did.
+  bool withdraw(std::uint32_t request);
   /// Lets the router place who waits, as long as it does.
   void place(Time now, Instance&);
   bool empty() const { return waiting_.empty(); }

@@ -198,8 +198,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
 
 Totals Measurement::finish(Time now) {
   running_.end = now;
-  const bool steady = before_drain_ && before_drain_->end > before_drain_->begin &&
-                      2 * before_drain_->completed >= before_drain_->arrived;
+  const bool steady =
+      before_drain_ && before_drain_->end > before_drain_->begin &&
+      2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
   return steady ? *before_drain_ : running_;
 }
 

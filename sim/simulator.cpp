@@ -24,7 +24,8 @@ class Simulation {
               experiment.binding),
         instance_(experiment, rows_, requests_),
         frontend_(experiment, rows_, requests_),
-        measurement_(experiment, instance_.total_blocks()) {}
+        measurement_(experiment, instance_.total_blocks()),
+        patience_rng_(experiment.seed, "workload/patience") {}
 
   Report run() {
     const std::vector<Outage>& outages = experiment_.failures.outages;
@@ -64,7 +65,9 @@ class Simulation {
       measurement_.no_more_arrivals(queue_.now());
     }
     frontend_.publish(queue_.now(), instance_);
+    const Patience patience = experiment_.workload.patience.draw(patience_rng_);
     if (instance_.can_ever_hold(request)) {
+      await(id, patience);
       frontend_.arrive(id);
     } else {
       request.state = RequestRecord::State::rejected;
@@ -72,6 +75,36 @@ class Simulation {
     }
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
+    const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
+    if (more_now) return;
+    frontend_.place(queue_.now(), instance_);
+    if (!step_running_) begin_step();
+  }
+
+  void await(std::uint32_t id, const Patience& patience) {
+    using Because = ClientLeaves::Because;
+    const auto leaves = [&](const std::optional<Duration>& after, Because because) {
+      if (after) queue_.schedule(queue_.now() + *after, ClientLeaves{id, because});
+    };
+    leaves(patience.first_token, Because::no_first_token);
+    leaves(patience.whole, Because::not_finished);
+    leaves(patience.cancels, Because::cancelled);
+  }
+
+  void handle(const ClientLeaves& client) {
+    using Because = ClientLeaves::Because;
+    RequestRecord& request = requests_[client.request];
+    const bool served = client.because == Because::no_first_token && request.generated > 0;
+    if (!request.open() || served) return;
+    ended_ = queue_.now();
+    frontend_.publish(queue_.now(), instance_);
+    request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
+                                                         : RequestRecord::State::timed_out;
+    request.abandoned_at = queue_.now();
+    if (!frontend_.withdraw(client.request)) instance_.abandon(client.request);
+    measurement_.request_abandoned();
+    request_left(client.request);
+    schedule_arrival();
     const bool more_now = arrival_pending_ && due_->arrival <= queue_.now();
     if (more_now) return;
     frontend_.place(queue_.now(), instance_);
@@ -172,6 +205,7 @@ class Simulation {
   Instance instance_;
   Frontend frontend_;
   Measurement measurement_;
+  Rng patience_rng_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
   bool step_running_ = false;  // or the engine stands still
