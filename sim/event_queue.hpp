@@ -14,6 +14,13 @@ namespace moesim {
 
 /// The next request of the workload is due.
 struct RequestArrives {};
+/// A client has waited as long as it wants to: for its first token, for its last one, or until it
+/// leaves whatever it has got. Stale when the request has left, or the token come, before.
+struct ClientLeaves {
+  enum class Because : std::uint8_t { no_first_token, not_finished, cancelled };
+  std::uint32_t request = 0;
+  Because because = Because::cancelled;
+};
 /// An EP group finished a forward step, or stands ready again after a stop.
 struct StepEnds {
   int instance = 0;
@@ -38,8 +45,8 @@ struct KvArrives {
 };
 
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening =
-    std::variant<RequestArrives, StepEnds, EngineReady, OutageBegins, OutageEnds, KvArrives>;
+using Happening = std::variant<RequestArrives, ClientLeaves, StepEnds, EngineReady, OutageBegins,
+                               OutageEnds, KvArrives>;
 
 struct Event {
   Time at;

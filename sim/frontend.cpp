@@ -89,6 +89,13 @@ void Frontend::finished(std::uint32_t request) {
   }
 }
 
+bool Frontend::withdraw(std::uint32_t request) {
+  const auto found = std::ranges::find(waiting_, request, &Waiting::request);
+  if (found == waiting_.end()) return false;
+  waiting_.erase(found);
+  return true;
+}
+
 void Frontend::show() {
   look_at_ranks(needs_.requests);
   for (RankLoad& rank : ranks_) {

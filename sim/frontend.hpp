@@ -28,6 +28,8 @@ class Frontend {
   /// A request is on none of the ranks any more.
   void left(std::uint32_t request) { active_experts_.remove(request); }
   void finished(std::uint32_t request);
+  /// Takes a request back that waits here. Whether it did.
+  bool withdraw(std::uint32_t request);
   /// Lets the router place who waits, as long as it does.
   void place(Time now);
   bool empty() const { return waiting_.empty(); }

@@ -2,6 +2,7 @@
 #include "sim/instance.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace moesim {
 
@@ -67,6 +68,32 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   }
   rank.kv_tokens += tokens;
   rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
+}
+
+void Instance::abandon(std::uint32_t id) {
+  ranks_[static_cast<std::size_t>(requests_[id].rank)].abandoned = true;
+  if (!stepping_) drop_abandoned();
+}
+
+void Instance::drop_abandoned() {
+  const auto gone = [&](const Sequence& s) { return requests_[s.request].abandoned(); };
+  for (Rank& rank : ranks_) {
+    if (!std::exchange(rank.abandoned, false)) continue;
+    const auto let_go = [&](Sequence& sequence) {
+      rank.kv_tokens -= sequence.tokens;
+      rank.kv.finish(sequence);
+    };
+    for (Sequence& sequence : rank.running) {
+      if (gone(sequence)) let_go(sequence);
+    }
+    for (Sequence& sequence : rank.waiting) {
+      if (!gone(sequence)) continue;
+      rank.waiting_blocks -= experiment_.kv_layout.blocks_for(sequence.tokens);
+      let_go(sequence);
+    }
+    std::erase_if(rank.running, gone);
+    std::erase_if(rank.waiting, gone);
+  }
 }
 
 void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
@@ -382,6 +409,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   record.at = now;
   if (stepping_) record.step_lost = to_seconds(now - summary_.start);
   stepping_ = false;
+  drop_abandoned();
   relocation_.cancel();
   if (std::count(live_.begin(), live_.end(), 0) == 0) whole_ = placement_;
   set_live(outage, false);
@@ -469,6 +497,7 @@ const StepOutcome& Instance::end_step(Time now) {
       sequence.computed += tokens[i];
       if (tokens[i] == 0 || sequence.need() > 0) continue;
       RequestRecord& request = requests_[sequence.request];
+      if (request.abandoned()) continue;
       const bool first = ++request.generated == 1;
       const bool last = request.generated == request.output_tokens;
       outcome_.tokens.push_back(
@@ -488,9 +517,11 @@ const StepOutcome& Instance::end_step(Time now) {
       }
     }
     std::erase_if(rank.running, [&](const Sequence& sequence) {
-      return requests_[sequence.request].state != RequestRecord::State::running;
+      const RequestRecord::State state = requests_[sequence.request].state;
+      return state == RequestRecord::State::finished || state == RequestRecord::State::waiting;
     });
   }
+  drop_abandoned();
   return outcome_;
 }
 

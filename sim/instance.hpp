@@ -35,7 +35,16 @@ struct PrefillRecord {
 
 /// The life of one request. Times are those of the simulated clock.
 struct RequestRecord {
-  enum class State : std::uint8_t { waiting, running, finished, rejected } state = State::waiting;
+  enum class State : std::uint8_t {
+    waiting,
+    running,
+    finished,
+    rejected,   ///< no rank can ever hold it
+    timed_out,  ///< its client gave up waiting
+    cancelled   ///< its client left for reasons of its own
+  } state = State::waiting;
+  bool abandoned() const { return state == State::timed_out || state == State::cancelled; }
+  bool open() const { return state == State::waiting || state == State::running; }
   std::int32_t prompt_tokens = 0, output_tokens = 0;
   std::int32_t generated = 0;
   std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
@@ -44,6 +53,7 @@ struct RequestRecord {
   Time arrival{}, first_token{}, last_token{};
   Time begun{};             ///< its prompt's first step
   bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
+  Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;
   std::optional<PrefillRecord> prefill{};  ///< by another pool
@@ -90,12 +100,16 @@ class Instance {
 
   /// Composes and prices the next step; nothing when no rank has work.
   std::optional<Seconds> begin_step(Time now, std::array<RoutingCoverage, 2>& coverage);
-  /// Ends the step that began: tokens are emitted, finished requests free their blocks.
+  /// Ends the step that began: tokens are emitted, requests that finished or were abandoned free
+  /// their blocks.
   const StepOutcome& end_step(Time now);
 
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
+  /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
+  /// step in flight ends.
+  void abandon(std::uint32_t request);
 
   /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
   /// order of arrival, and how long the engine stands still.
@@ -137,6 +151,7 @@ class Instance {
     std::vector<RankRequest> shown{};
     StepPlan plan{};
     bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
+    bool abandoned = false;       // somebody on it was
     bool down = false;
   };
 
@@ -153,6 +168,7 @@ class Instance {
   void classify_step();
   void pad_to_graph();
   void forget_dummies();
+  void drop_abandoned();
   void rebalance(Time now);
   void switch_layers(std::vector<RebalancePlan::Change> layers);
   void set_live(const Outage&, bool live);

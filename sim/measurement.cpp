@@ -211,7 +211,7 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
 
 bool Measurement::steady() const {
   return before_drain_ && before_drain_->end > before_drain_->begin &&
-         2 * before_drain_->completed >= before_drain_->arrived;
+         2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
 }
 
 Totals Measurement::finish(Time now, bool steady) {

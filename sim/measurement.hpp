@@ -82,7 +82,7 @@ struct Totals {
   std::int64_t prefix_queried = 0, prefix_hit = 0;
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
-  std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0;
+  std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0, abandoned = 0;
   std::vector<Weighted> gaps;         ///< between tokens of one request, ms
   std::map<int, GroupTotals> groups;  ///< by Instance::number()
   double busy_seconds() const;
@@ -98,6 +98,8 @@ class Measurement {
   Measurement(const Experiment&, std::int64_t total_blocks);
 
   void request_arrived(Time now);
+  /// Before request_left(), when its client gave up.
+  void request_abandoned() { ++running_.abandoned; }
   void request_left(Time now);
   void no_more_arrivals(Time now);
   /// A step that ended at `now`.

@@ -14,7 +14,7 @@ class RunObserver {
   /// A step ended: instance.step() and instance.cost() say what it was and took. It lasted from
   /// step().start to `now`.
   virtual void step_ended(const Instance&, Time /*now*/) {}
-  /// A request finished or was rejected.
+  /// A request finished, was rejected or abandoned.
   virtual void request_left(std::uint32_t /*id*/, const RequestRecord&) {}
 };
 

@@ -46,12 +46,40 @@ Latency latency_of(const RequestRecord& request) {
   return {ttft, has_tpot ? (e2el - ttft) / (request.output_tokens - 1) : 0, e2el, has_tpot};
 }
 
-bool meets(const Latency& latency, const Slo& slo) {
+// Which objectives a request met; those that nobody set, it met.
+struct Met {
+  bool ttft, tpot, e2el;
+  bool all() const { return ttft && tpot && e2el; }
+};
+
+Met objectives_met(const Latency& latency, const Slo& slo) {
   const auto within = [](double value, const std::optional<Seconds>& limit) {
     return !limit || value <= limit->count() * 1e3;
   };
-  return within(latency.ttft, slo.ttft) && within(latency.tpot, slo.tpot) &&
-         within(latency.e2el, slo.e2el);
+  return {within(latency.ttft, slo.ttft), within(latency.tpot, slo.tpot),
+          within(latency.e2el, slo.e2el)};
+}
+
+// Requests of the whole run, and of those that arrived while it was measured.
+struct RequestCounts {
+  using State = RequestRecord::State;
+  std::array<std::int64_t, 6> all{}, measured{};  // by state
+  std::int64_t arrived = 0;                       // while measured
+  std::int64_t ttft = 0, tpot = 0, e2el = 0, good = 0;
+
+  std::int64_t of(State state) const { return all[std::size_t(state)]; }
+  std::int64_t share_of(State state) const { return measured[std::size_t(state)]; }
+  // Who is owed its objectives: nobody knows what those who left by themselves would have got.
+  std::int64_t owed() const { return arrived - share_of(State::cancelled); }
+};
+
+void add_attainment(OrderedJson& metrics, const RequestCounts& counts, const Slo& slo) {
+  const auto add = [&](const char* name, const std::optional<Seconds>& limit, std::int64_t met) {
+    if (limit) metrics["attainment"][name] = ratio(double(met), double(counts.owed()));
+  };
+  add("ttft", slo.ttft, counts.ttft);
+  add("tpot", slo.tpot, counts.tpot);
+  add("e2el", slo.e2el, counts.e2el);
 }
 
 // What metrics are made of, over all pools.
@@ -77,19 +105,24 @@ Sums sum(std::span<const Totals> pools) {
 
 OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
                        const std::vector<RequestRecord>& requests) {
+  using State = RequestRecord::State;
   const Time begin = pools.front().begin, end = pools.front().end;  // all are measured alike
   Sums totals = sum(pools);
   std::vector<double> ttft, tpot, e2el;
-  std::int64_t finished = 0, rejected = 0, measured = 0, good = 0;
+  RequestCounts counts;
   for (const RequestRecord& request : requests) {
-    finished += request.state == RequestRecord::State::finished ? 1 : 0;
-    rejected += request.state == RequestRecord::State::rejected ? 1 : 0;
+    ++counts.all[std::size_t(request.state)];
     if (request.arrival < begin || request.arrival > end) continue;
-    ++measured;
-    // A rejected request misses every objective and has no latency.
-    if (request.state != RequestRecord::State::finished) continue;
+    ++counts.arrived;
+    ++counts.measured[std::size_t(request.state)];
+    // One that was rejected or timed out misses every objective and has no latency.
+    if (request.state != State::finished) continue;
     const Latency latency = latency_of(request);
-    good += meets(latency, e.slo) ? 1 : 0;
+    const Met met = objectives_met(latency, e.slo);
+    counts.ttft += met.ttft ? 1 : 0;
+    counts.tpot += met.tpot ? 1 : 0;
+    counts.e2el += met.e2el ? 1 : 0;
+    counts.good += met.all() ? 1 : 0;
     ttft.push_back(latency.ttft);
     e2el.push_back(latency.e2el);
     if (latency.has_tpot) tpot.push_back(latency.tpot);
@@ -102,14 +135,26 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
   const Summary tpot_summary = summarize(std::move(tpot));
 
   OrderedJson metrics;
-  metrics["completed"] = finished;
-  metrics["rejected"] = rejected;
-  metrics["measured_requests"] = measured;
+  metrics["completed"] = counts.of(State::finished);
+  metrics["rejected"] = counts.of(State::rejected);
+  if (!e.workload.patience.endless()) {
+    const auto share = [&](State state) {
+      return ratio(double(counts.share_of(state)), double(counts.arrived));
+    };
+    metrics["timed_out"] = counts.of(State::timed_out);
+    metrics["cancelled"] = counts.of(State::cancelled);
+    metrics["timeout_share"] = share(State::timed_out);
+    metrics["cancelled_share"] = share(State::cancelled);
+  }
+  metrics["measured_requests"] = counts.arrived;
   metrics["completed_while_measured"] = totals.completed;
   metrics["duration_s"] = seconds;
   metrics["request_throughput"] = request_rate;
-  metrics["request_goodput"] = request_rate * ratio(double(good), double(measured));
-  metrics["slo_attainment"] = ratio(double(good), double(measured));
+  // Of those that finish, the share that met every objective.
+  metrics["request_goodput"] =
+      request_rate * ratio(double(counts.good), double(counts.share_of(State::finished)));
+  metrics["slo_attainment"] = ratio(double(counts.good), double(counts.owed()));
+  add_attainment(metrics, counts, e.slo);
   metrics["output_throughput"] = output;
   metrics["total_token_throughput"] = output + prompt;
   add_summary(metrics, "ttft", summarize(std::move(ttft)));

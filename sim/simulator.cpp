@@ -73,7 +73,8 @@ class Simulation {
         observers_(observers),
         source_(experiment.workload.make(experiment.seed, experiment.ranks())),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
-              experiment.binding) {
+              experiment.binding),
+        patience_rng_(experiment.seed, "workload/patience") {
     if (experiment.pools) add_pool(experiment.pools->prefill);
     add_pool(experiment.pools ? experiment.pools->decode : experiment);
   }
@@ -142,12 +143,14 @@ class Simulation {
       pool->measurement.request_arrived(queue_.now());
       if (last) pool->measurement.no_more_arrivals(queue_.now());
     }
+    const Patience patience = experiment_.workload.patience.draw(patience_rng_);
     Pool& first = *pools_.front();
     first.frontend.publish(queue_.now());
     const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
       return pool->groups.front()->instance.can_ever_hold(request);
     });
     if (fits) {
+      await(id, patience);
       first.frontend.arrive(id);
     } else {
       request.state = RequestRecord::State::rejected;
@@ -156,6 +159,39 @@ class Simulation {
     schedule_arrival();
     // Requests that arrive at the same moment join the same step.
     if (!more_arrive_now()) go_on(first);
+  }
+
+  void await(std::uint32_t id, const Patience& patience) {
+    using Because = ClientLeaves::Because;
+    const auto leaves = [&](const std::optional<Duration>& after, Because because) {
+      if (after) queue_.schedule(queue_.now() + *after, ClientLeaves{id, because});
+    };
+    leaves(patience.first_token, Because::no_first_token);
+    leaves(patience.whole, Because::not_finished);
+    leaves(patience.cancels, Because::cancelled);
+  }
+
+  void handle(const ClientLeaves& client) {
+    using Because = ClientLeaves::Because;
+    RequestRecord& request = requests_[client.request];
+    const bool served = client.because == Because::no_first_token && request.generated > 0;
+    if (!request.open() || served) return;
+    ended_ = queue_.now();
+    for (const auto& pool : pools_) pool->frontend.publish(queue_.now());
+    request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
+                                                         : RequestRecord::State::timed_out;
+    request.abandoned_at = queue_.now();
+    const bool waited = std::ranges::any_of(
+        pools_, [&](const auto& pool) { return pool->frontend.withdraw(client.request); });
+    if (!waited) group(request.instance).instance.abandon(client.request);
+    for (const auto& pool : pools_) {
+      pool->frontend.left(client.request);
+      pool->measurement.request_abandoned();
+    }
+    request_left(client.request);
+    schedule_arrival();
+    if (more_arrive_now()) return;
+    for (const auto& pool : pools_) go_on(*pool);
   }
 
   void handle(const StepEnds& step) {
@@ -210,9 +246,11 @@ class Simulation {
     decode.frontend.publish(queue_.now());
     // If the rank has stopped on the way, the decode pool computes the prompt again.
     request.kv_arrived = group(request.instance).instance.sent(kv.request);
-    request.routing = {};
     prefill.frontend.left(kv.request);
-    decode.frontend.arrive(kv.request);
+    if (!request.abandoned()) {
+      request.routing = {};
+      decode.frontend.arrive(kv.request);
+    }
     go_on(decode);
     go_on(prefill);
   }
@@ -312,6 +350,7 @@ class Simulation {
   std::vector<Group*> groups_;                 // by Instance::number()
   std::vector<std::vector<Time>> links_free_;  // [group][rank], for KV caches
   KvTransferTally transfers_;
+  Rng patience_rng_;
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
   Time ended_{};

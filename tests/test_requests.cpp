@@ -103,6 +103,95 @@ TEST_CASE("equal seeds give equal requests, other seeds others") {
   CHECK(once.back().arrival != other.back().arrival);
 }
 
+TEST_CASE("burstiness is one over the squared coefficient of variation, as in vLLM") {
+  // 0.25 = 1/2^2
+  const auto by_burstiness =
+      all(workload(rated(R"({"type": "gamma", "rate": "4 /s", "burstiness": 0.25})", 50)));
+  const auto by_cv = all(workload(rated(R"({"type": "gamma", "rate": "4 /s", "cv": 2})", 50)));
+  CHECK(by_burstiness.back().arrival == by_cv.back().arrival);
+}
+
+TEST_CASE("a schedule's rates hold one after the other, and gaps go on across their borders") {
+  // 2 /s for 1.25 s: 0.5, 1.0; the third is halfway there at 1.25 s. Nothing until 3 s. Then half
+  // a gap at 10 /s: 3.05, and 0.1 s each.
+  const auto requests = all(workload(rated(
+      R"({"type": "constant", "rate": [{"rate": "2 /s", "until": "1.25 s"},
+          {"rate": "0 /s", "until": "3 s"}, {"rate": "10 /s"}]})",
+      5)));
+  REQUIRE(requests.size() == 5);
+  const std::vector<double> expected{0.5, 1.0, 3.05, 3.15, 3.25};
+  for (std::size_t i = 0; i < 5; ++i)
+    CHECK_THAT(to_seconds(requests[i].arrival).count(), WithinAbs(expected[i], 1e-9));
+}
+
+TEST_CASE("a Poisson schedule has each rate's number of arrivals") {
+  const auto requests = all(workload(rated(
+      R"({"type": "poisson", "rate": [{"rate": "100 /s", "until": "100 s"}, {"rate": "10 /s"}]})",
+      11'000)));
+  const auto before = std::count_if(requests.begin(), requests.end(), [](const TimedRequest& r) {
+    return to_seconds(r.arrival).count() < 100;
+  });
+  CHECK_THAT(double(before), WithinAbs(10'000, 400));  // four standard deviations
+  const double rest = to_seconds(requests.back().arrival).count() - 100;
+  CHECK_THAT(double(11'000 - before) / rest, WithinRel(10.0, 0.15));
+}
+
+TEST_CASE("a schedule of one rate is that rate") {
+  const auto plain = all(workload(rated(R"({"type": "poisson", "rate": "7 /s"})", 40)));
+  const auto listed =
+      all(workload(rated(R"({"type": "poisson", "rate": [{"rate": "7 /s"}]})", 40)));
+  for (std::size_t i = 0; i < plain.size(); ++i) CHECK(plain[i].arrival == listed[i].arrival);
+}
+
+TEST_CASE("a schedule that cannot be meant is refused") {
+  using Catch::Matchers::Contains;
+  const auto refused = [](const std::string& rate) {
+    return config_error(
+        [&] { workload(rated(R"({"type": "poisson", "rate": )" + rate + "}", 1)); });
+  };
+  CHECK_THAT(refused(R"([{"rate": "1 /s", "until": "5 s"}])"), Contains("without \"until\""));
+  CHECK_THAT(refused("[]"), Contains("without \"until\""));
+  CHECK_THAT(refused(R"([{"rate": "1 /s"}, {"rate": "2 /s"}])"), Contains("follows a rate"));
+  CHECK_THAT(refused(R"([{"rate": "1 /s", "until": "5 s"}, {"rate": "0 /s"}])"),
+             Contains("above zero"));
+  CHECK_THAT(refused(R"([{"rate": "1 /s", "until": "5 s"}, {"rate": "1 /s", "until": "4 s"},
+                         {"rate": "1 /s"}])"),
+             Contains("/1/until: must be after"));
+}
+
+TEST_CASE("clients wait as long as the workload says") {
+  const auto rule = [](const std::string& more) {
+    return workload(R"({"arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 1, )" +
+                    std::string(fixed_lengths) + more + "}")
+        .patience;
+  };
+  CHECK(rule("").endless());
+  Rng rng(1, "test");
+  const Patience both = rule(R"(, "timeout": "60 s", "ttft_timeout": "2 s")").draw(rng);
+  CHECK(to_seconds(*both.whole).count() == 60);
+  CHECK(to_seconds(*both.first_token).count() == 2);
+  CHECK_FALSE(both.cancels);
+
+  const PatienceRule cancelling = rule(R"(, "cancellation": {"share": 0.25, "mean_after": "4 s"})");
+  int cancelled = 0;
+  double after = 0;
+  for (int i = 0; i < 40'000; ++i) {
+    const Patience patience = cancelling.draw(rng);
+    if (!patience.cancels) continue;
+    ++cancelled;
+    after += to_seconds(*patience.cancels).count();
+  }
+  CHECK_THAT(cancelled / 40'000., WithinAbs(0.25, 0.01));
+  CHECK_THAT(after / cancelled, WithinRel(4.0, 0.04));
+
+  using Catch::Matchers::Contains;
+  CHECK_THAT(config_error([&] { rule(R"(, "timeout": "0 s")"); }), Contains("timeout: must be"));
+  CHECK_THAT(config_error([&] { rule(R"(, "cancellation": {"share": 2, "mean_after": "4 s"})"); }),
+             Contains("share: 2 is out of range"));
+  CHECK_THAT(config_error([&] { rule(R"(, "cancellation": {"share": 0.5})"); }),
+             Contains("mean_after"));
+}
+
 TEST_CASE("a closed loop keeps its concurrency until all requests are sent") {
   const RequestWorkload loop =
       workload(rated(R"({"type": "closed_loop", "concurrency_per_rank": 2})", 8));
@@ -161,8 +250,19 @@ TEST_CASE("every known file family is recognised from its first line") {
       R"({"timestamp": 100, "input_length": 758, "output_length": 500, "hash_ids": [0, 1]})"
       "\n"
       R"({"timestamp": 1850, "input_length": 322, "output_length": 490, "hash_ids": [0]})");
+  const TemporaryFile vidur(
+      "arrived_at,num_prefill_tokens,num_decode_tokens,session_id\n0.5,374,44,1\n2.25,396,109,2\n");
+  const TemporaryFile splitwise(
+      "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
+      "0,2,0,1.0,1,374,44\n1,2,0,2.75,1,396,109\n");
+  const TemporaryFile lines(
+      "{\"arrival_s\": 3, \"prompt_tokens\": 600, \"output_tokens\": 44, \"hash_ids\": [7, 8]}\n"
+      "{\"arrival_s\": 4.75, \"prompt_tokens\": 396, \"output_tokens\": 109}\n");
+  const TemporaryFile own(
+      "request,arrival_s,rank,prompt_tokens,output_tokens\n0,0.25,3,374,44\n1,2.0,1,396,109\n");
   // In each the second request that did not fail comes 1.75 s after the first.
-  for (const TemporaryFile* file : {&azure, &azure_2024, &burst, &mooncake}) {
+  for (const TemporaryFile* file :
+       {&azure, &azure_2024, &burst, &mooncake, &vidur, &splitwise, &lines, &own}) {
     const RequestTrace trace = read_request_trace(file->path());
     REQUIRE(trace.rows.size() == 2);
     CHECK(trace.has_arrivals);
@@ -174,6 +274,15 @@ TEST_CASE("every known file family is recognised from its first line") {
   CHECK(conversation.output_tokens == 500);
   CHECK(conversation.prompt_ids->block_tokens == 512);
   CHECK(conversation.prompt_ids->ids == std::vector<std::uint64_t>{0, 1});
+  for (const TemporaryFile* file : {&vidur, &splitwise, &lines, &own}) {
+    const Request second = read_request_trace(file->path()).rows[1].request;
+    CHECK(second.prompt_tokens == 396);
+    CHECK(second.output_tokens == 109);
+    CHECK(second.prompt_ids == nullptr);
+  }
+  CHECK(read_request_trace(lines.path()).rows[0].request.prompt_ids->ids.back() == 8);
+  const TemporaryFile lengths("num_prefill_tokens,num_decode_tokens,pd_ratio\n5,2,2.5\n");
+  CHECK_FALSE(read_request_trace(lengths.path()).has_arrivals);
 }
 
 TEST_CASE("rows out of order are sorted by time") {

@@ -72,12 +72,11 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
-      "tpot_ms,"
-      "e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
+      "tpot_ms,e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
       "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
       "prefill_load_kv_tokens,kv_transfer_ms\n";
-  constexpr std::array<std::string_view, 4> states{"waiting", "running", "finished",
-                                                   "rejected: exceeds_kv_capacity"};
+  constexpr std::array<std::string_view, 6> states{
+      "waiting", "running", "finished", "rejected: exceeds_kv_capacity", "timed_out", "cancelled"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const RequestRecord& r = requests[i];
     const bool finished = r.state == RequestRecord::State::finished;

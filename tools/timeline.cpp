@@ -175,6 +175,12 @@ void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {
           fmt::format(R"("cat":"request","id":{},"ts":{}{})", id, us(at), more));
   };
   mark('b', "request", request.arrival, "," + what);
+  if (request.abandoned()) {
+    const bool timed_out = request.state == RequestRecord::State::timed_out;
+    mark('n', timed_out ? "timed out" : "cancelled", request.abandoned_at);
+    mark('e', "request", request.abandoned_at);
+    return;
+  }
   mark('b', "to first token", request.arrival);
   mark('e', "to first token", request.first_token);
   mark('b', "decode", request.first_token);

@@ -109,8 +109,18 @@ std::string groups_of(const OrderedJson& report) {
       kv["bytes"].get<double>() / 1e9, number(kv["mean_ms"], 2), number(kv["mean_exposed_ms"], 2));
 }
 
+std::string abandoned(const OrderedJson& metrics) {
+  if (!metrics.contains("timed_out")) return "";
+  return fmt::format(", {} timed out, {} cancelled", metrics["timed_out"].get<std::int64_t>(),
+                     metrics["cancelled"].get<std::int64_t>());
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
+  if (m["completed"] == 0 && m.contains("timed_out")) {
+    return fmt::format("no request finished: {} rejected{}\n", m["rejected"].get<std::int64_t>(),
+                       abandoned(m));
+  }
   if (m["completed"] == 0) {
     return fmt::format(
         "no request finished: {} of {} were rejected, because they need more KV blocks than the {} "
@@ -119,10 +129,10 @@ std::string summary(const OrderedJson& report) {
         report["kv"]["blocks_per_rank"].get<std::int64_t>());
   }
   std::string text = fmt::format(
-      "{} requests finished, {} rejected; {:.1f} s measured\n"
+      "{} requests finished, {} rejected{}; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
       "requests/s\n\n",
-      m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(),
+      m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(), abandoned(m),
       m["duration_s"].get<double>(), m["total_token_throughput"].get<double>(),
       m["output_throughput"].get<double>(), m["tokens_per_s_per_gpu"].get<double>(),
       m["request_throughput"].get<double>());

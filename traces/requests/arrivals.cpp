@@ -2,6 +2,7 @@
 #include "traces/requests/arrivals.hpp"
 
 #include <cmath>
+#include <vector>
 
 #include "traces/requests/request_trace.hpp"
 
@@ -61,38 +62,93 @@ class ClosedLoop final : public Arrivals {
   std::int64_t concurrency_;
 };
 
+/// How often requests arrive: one rate, or one after the other.
+class RateSchedule {
+ public:
+  /// "5 /s", or [{"rate": "5 /s", "until": "60 s"}, .., {"rate": "2 /s"}], times from the start.
+  explicit RateSchedule(const ConfigNode& node) {
+    if (!node.json().is_array()) {
+      spans_.push_back({Time::max(), mean_gap(node)});
+    } else {
+      for (const ConfigNode& span : node.list()) read_span(span);
+    }
+    if (spans_.empty() || spans_.back().end != Time::max())
+      node.fail("must end with a rate without \"until\"");
+    if (!std::isfinite(spans_.back().mean_gap))
+      node.fail(spans_.size() == 1 ? "must be above zero" : "must end with a rate above zero");
+  }
+
+  /// When a stretch of `gaps` mean gaps ends that began at `now`. A gap that spans a change of rate
+  /// passes at each rate for as long as that holds: with exponential gaps a Poisson process of
+  /// varying rate (Cinlar, Introduction to Stochastic Processes, 1975, ch. 4.7).
+  Time after(Time now, double gaps) const {
+    auto span = spans_.begin();
+    while (span->end <= now) ++span;
+    for (; span->end != Time::max(); now = span++->end) {
+      const Seconds left = to_seconds(span->end - now);
+      if (gaps * span->mean_gap <= left.count()) break;
+      gaps -= left.count() / span->mean_gap;
+    }
+    return now + to_duration(Seconds(span->mean_gap * gaps));
+  }
+
+ private:
+  struct Span {
+    Time end;
+    double mean_gap;  ///< seconds; infinite at rate 0
+  };
+
+  static double mean_gap(const ConfigNode& rate) {
+    const double per_second = rate.quantity<PerSecond>().value();
+    if (per_second < 0) rate.fail("must not be below zero");
+    return 1 / per_second;
+  }
+
+  void read_span(const ConfigNode& node) {
+    read_object(node, [&](ConfigReader& span) {
+      const Time begin = spans_.empty() ? Time{} : spans_.back().end;
+      if (begin == Time::max()) node.fail("follows a rate without \"until\"");
+      Time end = Time::max();
+      if (span.has("until")) {
+        end = Time(to_duration(span.quantity<Seconds>("until")));
+        if (end <= begin) span.child("until").fail("must be after the span before it");
+      }
+      spans_.push_back({end, mean_gap(span.child("rate"))});
+    });
+  }
+
+  std::vector<Span> spans_;  ///< in order; the last one has no end
+};
+
 /// Requests a random gap apart, the first one gap after the start. Shape draws a gap of mean 1.
 template <class Shape>
 class Rated final : public Arrivals {
  public:
-  explicit Rated(ConfigReader& options)
-      : shape_(options), rate_(options.quantity<PerSecond>("rate")) {
-    if (!(rate_.value() > 0)) options.child("rate").fail("must be above zero");
-  }
+  explicit Rated(ConfigReader& options) : shape_(options), rate_(options.child("rate")) {}
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
-    return std::make_unique<Source>(start, shape_, 1 / rate_.value());
+    return std::make_unique<Source>(start, shape_, rate_);
   }
 
  private:
   class Source final : public Numbered {
    public:
-    Source(const SourceStart& start, const Shape& shape, double mean_gap)
-        : Numbered(start), rng_(start.seed, "arrivals"), shape_(shape), mean_gap_(mean_gap) {}
+    Source(const SourceStart& start, const Shape& shape, const RateSchedule& rate)
+        : Numbered(start), rng_(start.seed, "arrivals"), shape_(shape), rate_(rate) {}
     std::optional<TimedRequest> next() override {
       if (ended()) return std::nullopt;
-      now_ += to_duration(Seconds(mean_gap_ * shape_.gap(rng_)));
+      now_ = rate_.after(now_, shape_.gap(rng_));
       return send(now_);
     }
 
    private:
     Rng rng_;
     Shape shape_;
-    double mean_gap_;
+    RateSchedule rate_;
     Time now_{};
   };
 
   Shape shape_;
-  PerSecond rate_;
+  RateSchedule rate_;
 };
 
 struct ConstantGap {
@@ -103,11 +159,17 @@ struct PoissonGap {
   explicit PoissonGap(ConfigReader&) {}
   double gap(Rng& rng) const { return rng.exponential(); }
 };
-/// A gamma of shape 1/cv^2 has the coefficient of variation cv.
+/// A gamma of shape b has the coefficient of variation 1/sqrt(b). vLLM's `bench serve` calls the
+/// shape `--burstiness`: below 1 is bursty, 1 is Poisson.
 struct GammaGap {
   double shape;
-  explicit GammaGap(ConfigReader& options)
-      : shape(std::pow(options.number("cv", Range{1e-3, 100}), -2)) {}
+  explicit GammaGap(ConfigReader& options) : shape(read_shape(options)) {}
+  static double read_shape(ConfigReader& options) {
+    if (!options.optional("burstiness"))
+      return std::pow(options.number("cv", Range{1e-3, 100}), -2);
+    if (options.has("cv")) options.node().fail("says both cv and burstiness; say one");
+    return options.number("burstiness", Range{1e-4, 1e6});
+  }
   double gap(Rng& rng) const { return rng.gamma(shape) / shape; }
 };
 
@@ -170,11 +232,12 @@ const Registry<Arrivals>& request_arrivals() {
       "arrivals",
       {{"closed_loop", "a fixed number in flight: concurrency, or concurrency_per_rank",
         make<ClosedLoop>},
-       {"poisson", "independent arrivals at a rate", make<Rated<PoissonGap>>},
-       {"gamma", "gamma-distributed gaps: rate, cv (above 1 is bursty)", make<Rated<GammaGap>>},
+       {"poisson", "independent arrivals at a rate, or at rates one after the other",
+        make<Rated<PoissonGap>>},
+       {"gamma", "gamma-distributed gaps: rate, and cv or burstiness = 1/cv^2",
+        make<Rated<GammaGap>>},
        {"constant", "equal gaps at a rate", make<Rated<ConstantGap>>},
-       {"trace", "recorded times (Azure, BurstGPT, Mooncake), divided by speedup",
-        make<Recorded>}});
+       {"trace", "recorded times, divided by speedup; the format is recognised", make<Recorded>}});
   return table;
 }
 

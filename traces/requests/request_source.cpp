@@ -21,6 +21,7 @@ RequestWorkload read_workload(ConfigReader& workload) {
   if (available > 0 && read.requests > available)
     workload.child("requests")
         .fail(fmt::format("{} requests of a trace of {}", read.requests, available));
+  read.patience = read_patience(workload);
   return read;
 }
 

@@ -8,6 +8,7 @@
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
+#include "traces/requests/patience.hpp"
 
 namespace moesim {
 
@@ -40,24 +41,25 @@ class RequestSource {
   /// The next request that arrives whatever the system does; arrivals never decrease. nullopt is
   /// the end (for now: a closed loop answers again after completed()).
   virtual std::optional<TimedRequest> next() = 0;
-  /// A request finished at `now`: a closed loop sends the next one. Times never decrease.
+  /// A request left at `now`: a closed loop sends the next one. Times never decrease.
   virtual void completed(Time /*now*/) {}
 };
 
 /// What the "workload" object of an experiment says about requests: "arrivals", "lengths",
-/// "requests". Cheap to copy; every source made from it starts anew.
+/// "requests", and when clients leave. Cheap to copy; every source made from it starts anew.
 struct RequestWorkload {
   std::shared_ptr<const Arrivals> arrivals;
   std::shared_ptr<const Lengths> lengths;
   std::int64_t requests = 0;  ///< how many are sent
+  PatienceRule patience{};
 
   /// Same seed, same requests. `dp_ranks` is what "concurrency_per_rank" counts.
   std::unique_ptr<RequestSource> make(std::uint64_t seed, int dp_ranks) const;
 };
 
 /// Reads "arrivals", "lengths" (may be left out when the arrivals are a trace, which has lengths of
-/// its own) and "requests" (may be left out likewise: all of the trace). Other keys, such as
-/// "gating", are left for the caller. Throws ConfigError.
+/// its own) and "requests" (may be left out likewise: all of the trace), and read_patience()'s
+/// keys. Other keys, such as "gating", are left for the caller. Throws ConfigError.
 RequestWorkload read_workload(ConfigReader& workload);
 
 }  // namespace moesim

@@ -7,21 +7,12 @@
 
 #include "hardware/config.hpp"
 #include "traces/mapped_file.hpp"
-#include "traces/requests/row_readers.hpp"
+#include "traces/requests/formats.hpp"
 
 namespace moesim {
 namespace {
 
 constexpr std::int64_t max_tokens = 1'000'000'000;
-
-RowReader recognise(std::string_view first_line) {
-  if (auto reader = csv_reader(first_line)) return *reader;
-  if (auto reader = mooncake_reader(first_line)) return *reader;
-  throw ConfigError(
-      fmt::format("is no request trace; known: CSV of {}; JSON lines of Mooncake "
-                  "(timestamp, input_length, output_length)",
-                  csv_formats()));
-}
 
 std::int32_t checked_tokens(std::int64_t tokens, std::string_view what) {
   if (tokens < 1 || tokens > max_tokens)
@@ -48,7 +39,7 @@ RequestTrace read_request_trace(const std::filesystem::path& file) {
   for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
     try {
       if (!reader) {
-        reader = recognise(line);
+        reader = recognise_format(line);
         if (reader->first_line_is_header) return;
       }
       std::optional<RecordedRow> row = reader->read(line);

@@ -22,14 +22,17 @@ struct RequestTrace {
 
 /// Reads a request trace; the format is recognised from the first line:
 ///   Azure LLM inference   CSV: TIMESTAMP, ContextTokens, GeneratedTokens
-///   BurstGPT              CSV: Timestamp, Request tokens, Response tokens; rows with 0 response
+///   BurstGPT              CSV: Timestamp (s), Request tokens, Response tokens; rows with 0
+///   response
 ///                         tokens are failed requests and left out
-///   lengths               CSV: prompt_tokens, output_tokens
-///   Mooncake              JSON lines: timestamp (ms), input_length, output_length and, if there,
-///                         hash_ids (one for each 512 tokens of the prompt, chained)
-/// Columns may stand in any order among others. Rows out of order are sorted by time, ties as in
-/// the file. Throws ConfigError with the line number at a row that is malformed or asks for no
-/// tokens.
+///   Vidur                 CSV: arrived_at (s; may be absent), num_prefill_tokens,
+///   num_decode_tokens Splitwise             CSV: arrival_timestamp (s), prompt_size, token_size
+///   Mooncake              JSON lines: timestamp (ms), input_length, output_length
+///   moesim                JSON lines: arrival_s, prompt_tokens, output_tokens
+///                         CSV: the same columns (what `run --requests` writes), or lengths only
+/// JSON lines may have hash_ids, one for each 512 tokens of the prompt, chained. Columns may stand
+/// in any order among others. Rows out of order are sorted by time, ties as in the file. Throws
+/// ConfigError with the line number at a row that is malformed or asks for no tokens.
 RequestTrace read_request_trace(const std::filesystem::path& file);
 
 }  // namespace moesim

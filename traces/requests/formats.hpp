@@ -20,19 +20,17 @@ struct RecordedRow {
   std::vector<std::uint64_t> prompt_ids{};  ///< see PromptIds
 };
 
-/// Reads the rows of one file family. nullopt is a row to leave out. Throws ConfigError, without a
-/// place, at a malformed row.
+/// Reads the rows of one file. nullopt is a row to leave out. Throws ConfigError, without a place,
+/// at a malformed row.
 struct RowReader {
   std::function<std::optional<RecordedRow>(std::string_view line)> read;
   bool first_line_is_header = false;
   bool has_arrivals = false;
 };
 
-/// CSV files with a header that names the columns of a known format; nullopt when it names none.
-std::optional<RowReader> csv_reader(std::string_view header);
-/// The formats that csv_reader() knows, for messages: "Azure (TIMESTAMP, ..), ..".
-std::string csv_formats();
-/// Mooncake's JSON lines; nullopt when the first line is no such object.
-std::optional<RowReader> mooncake_reader(std::string_view first_line);
+/// The reader of the format that a file's first line belongs to: the first in the table all of
+/// whose columns it names, as the header of a CSV file or the keys of a JSON object. Throws
+/// ConfigError, without a place, naming the formats there are.
+RowReader recognise_format(std::string_view first_line);
 
 }  // namespace moesim

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/requests/formats.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+namespace {
+
+using std::chrono::nanoseconds;
+
+/// A whole text as a number. Throws ConfigError naming it otherwise.
+template <class Number>
+Number parse_number(std::string_view text, std::string_view what) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size())
+    throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  return number;
+}
+
+/// A time as a number of units.
+template <std::int64_t nanoseconds_per_unit>
+nanoseconds parse_time(std::string_view text) {
+  constexpr std::string_view what =
+      nanoseconds_per_unit == 1'000'000'000 ? "a time in seconds" : "a time in ms";
+  const double time = parse_number<double>(text, what) * double{nanoseconds_per_unit};
+  if (!(std::abs(time) < 9e18)) throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  return nanoseconds(std::llround(time));
+}
+constexpr auto parse_seconds = parse_time<1'000'000'000>;
+constexpr auto parse_milliseconds = parse_time<1'000'000>;
+
+/// "2023-11-16 18:15:46.6805900", up to nine decimals or none; a zone such as "+00:00" at the end
+/// is the same in every row and left out.
+nanoseconds parse_date_time(std::string_view text) {
+  const auto refuse = [whole = text] {
+    throw ConfigError(
+        fmt::format("\"{}\" is not a time; as in 2023-11-16 18:15:46.6805900", whole));
+  };
+  constexpr std::string_view shape = "dddd-dd-dd dd:dd:dd";
+  if (text.size() < shape.size()) refuse();
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    if (shape[i] == 'd' ? text[i] < '0' || text[i] > '9' : text[i] != shape[i]) refuse();
+  const auto digits = [&](std::size_t at, std::size_t count) {
+    return parse_number<int>(text.substr(at, count), "a number");
+  };
+  const std::chrono::year_month_day date{std::chrono::year(digits(0, 4)),
+                                         std::chrono::month(static_cast<unsigned>(digits(5, 2))),
+                                         std::chrono::day(static_cast<unsigned>(digits(8, 2)))};
+  const int hour = digits(11, 2), minute = digits(14, 2), second = digits(17, 2);
+  if (!date.ok() || hour > 23 || minute > 59 || second > 60) refuse();
+  nanoseconds time = std::chrono::sys_days(date).time_since_epoch() + std::chrono::hours(hour) +
+                     std::chrono::minutes(minute) + std::chrono::seconds(second);
+  text.remove_prefix(shape.size());
+  if (text.starts_with('.')) {
+    text.remove_prefix(1);
+    std::int64_t unit = 100'000'000;
+    for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; unit /= 10, text.remove_prefix(1))
+      time += nanoseconds((text[0] - '0') * unit);
+  }
+  if (!text.empty() && text != "Z" && text[0] != '+' && text[0] != '-') refuse();
+  return time;
+}
+
+enum class Encoding { csv, json_lines };
+
+/// Which columns of a known format hold what.
+struct Format {
+  std::string_view name;
+  Encoding encoding;
+  std::string_view time;  ///< empty: the format tells lengths only
+  nanoseconds (*parse_time)(std::string_view);
+  std::string_view prompt_tokens;
+  std::string_view output_tokens;
+  bool no_output_is_failure = false;  ///< such rows are left out rather than refused
+};
+
+/// The table. Sources: github.com/Azure/AzurePublicDataset; github.com/HPMLL/BurstGPT;
+/// github.com/microsoft/vidur (data/processed_traces); github.com/Mutinifni/splitwise-sim (traces);
+/// github.com/kvcache-ai/Mooncake (FAST25-release). Ours come last, as they ask for the fewest
+/// columns.
+constexpr std::array formats{
+    Format{"Azure", Encoding::csv, "TIMESTAMP", parse_date_time, "ContextTokens",
+           "GeneratedTokens"},
+    Format{"BurstGPT", Encoding::csv, "Timestamp", parse_seconds, "Request tokens",
+           "Response tokens", /*no_output_is_failure=*/true},
+    Format{"Vidur", Encoding::csv, "arrived_at", parse_seconds, "num_prefill_tokens",
+           "num_decode_tokens"},
+    Format{"Vidur lengths", Encoding::csv, "", nullptr, "num_prefill_tokens", "num_decode_tokens"},
+    Format{"Splitwise", Encoding::csv, "arrival_timestamp", parse_seconds, "prompt_size",
+           "token_size"},
+    Format{"Mooncake", Encoding::json_lines, "timestamp", parse_milliseconds, "input_length",
+           "output_length"},
+    Format{"moesim", Encoding::json_lines, "arrival_s", parse_seconds, "prompt_tokens",
+           "output_tokens"},
+    Format{"moesim", Encoding::csv, "arrival_s", parse_seconds, "prompt_tokens", "output_tokens"},
+    Format{"lengths", Encoding::csv, "", nullptr, "prompt_tokens", "output_tokens"},
+};
+
+std::string known_formats(Encoding encoding) {
+  std::string text;
+  for (const Format& format : formats) {
+    if (format.encoding != encoding) continue;
+    text +=
+        fmt::format("{}{} ({}{}{}, {})", text.empty() ? "" : ", ", format.name, format.time,
+                    format.time.empty() ? "" : ", ", format.prompt_tokens, format.output_tokens);
+  }
+  return text;
+}
+
+/// A count of tokens; some tools write it as "12.0".
+std::int64_t parse_tokens(std::string_view text) {
+  const auto value = parse_number<double>(text, "a number of tokens");
+  if (value != std::floor(value) || std::abs(value) > 1e15)
+    throw ConfigError(fmt::format("\"{}\" is not a number of tokens", text));
+  return static_cast<std::int64_t>(value);
+}
+
+/// `text_of` answers what a row says under a column.
+template <class TextOf>
+std::optional<RecordedRow> read_row(const Format& format, TextOf&& text_of) {
+  RecordedRow row;
+  if (!format.time.empty()) row.time = format.parse_time(text_of(format.time));
+  row.prompt_tokens = parse_tokens(text_of(format.prompt_tokens));
+  row.output_tokens = parse_tokens(text_of(format.output_tokens));
+  if (format.no_output_is_failure && row.output_tokens == 0) return std::nullopt;
+  return row;
+}
+
+std::vector<std::string_view> split(std::string_view line) {
+  std::vector<std::string_view> fields;
+  for (;;) {
+    const std::size_t end = line.find(',');
+    std::string_view field = line.substr(0, end);
+    while (field.starts_with(' ')) field.remove_prefix(1);
+    while (field.ends_with(' ')) field.remove_suffix(1);
+    fields.push_back(field);
+    if (end == std::string_view::npos) return fields;
+    line.remove_prefix(end + 1);
+  }
+}
+
+RowReader csv_reader(const Format& format, std::string_view header) {
+  std::vector<std::string> names;
+  for (const std::string_view name : split(header)) names.emplace_back(name);
+  const auto read = [&format, names = std::move(names)](std::string_view line) {
+    const std::vector<std::string_view> fields = split(line);
+    if (fields.size() != names.size())
+      throw ConfigError(
+          fmt::format("has {} fields; the header names {}", fields.size(), names.size()));
+    return read_row(format, [&](std::string_view column) {
+      const auto found = std::find(names.begin(), names.end(), column);
+      return fields[static_cast<std::size_t>(found - names.begin())];
+    });
+  };
+  return {read, /*first_line_is_header=*/true, !format.time.empty()};
+}
+
+// Each id of Mooncake's FAST'25 release stands for 512 tokens and all before them.
+constexpr std::int32_t hash_block_tokens = 512;
+
+std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens) {
+  const std::int64_t blocks = (prompt_tokens + hash_block_tokens - 1) / hash_block_tokens;
+  if (!ids.is_array() || std::ssize(ids) != blocks)
+    throw ConfigError(fmt::format("\"hash_ids\" are not {} ids, one for each {} tokens of {}",
+                                  blocks, hash_block_tokens, prompt_tokens));
+  std::vector<std::uint64_t> numbers;
+  for (const Json& id : ids) {
+    if (!id.is_number_integer()) throw ConfigError("\"hash_ids\" are not all whole numbers");
+    numbers.push_back(static_cast<std::uint64_t>(id.get<std::int64_t>()));
+  }
+  return numbers;
+}
+
+Json parse_object(std::string_view line) {
+  return Json::parse(line, nullptr, /*allow_exceptions=*/false);
+}
+
+RowReader json_reader(const Format& format) {
+  const auto read = [&format](std::string_view line) {
+    const Json object = parse_object(line);
+    if (!object.is_object()) throw ConfigError("is not a JSON object");
+    auto row = read_row(format, [&](std::string_view column) {
+      const auto found = object.find(column);
+      if (found == object.end() || !found->is_number())
+        throw ConfigError(fmt::format("has no number \"{}\"", column));
+      return found->dump();
+    });
+    if (const auto ids = object.find("hash_ids"); row && ids != object.end()) {
+      row->prompt_ids = hash_ids(*ids, row->prompt_tokens);
+      row->id_block_tokens = row->prompt_ids.empty() ? 0 : hash_block_tokens;
+    }
+    return row;
+  };
+  return {read, /*first_line_is_header=*/false, !format.time.empty()};
+}
+
+}  // namespace
+
+RowReader recognise_format(std::string_view first_line) {
+  if (first_line.starts_with("\xEF\xBB\xBF")) first_line.remove_prefix(3);  // UTF-8's order mark
+  const Json object = parse_object(first_line);
+  const std::vector<std::string_view> header = split(first_line);
+  const auto encoding = object.is_object() ? Encoding::json_lines : Encoding::csv;
+  const auto has = [&](std::string_view column) {
+    return column.empty() ||
+           (object.is_object() ? object.contains(column)
+                               : std::find(header.begin(), header.end(), column) != header.end());
+  };
+  for (const Format& format : formats) {
+    if (format.encoding != encoding) continue;
+    if (!has(format.time) || !has(format.prompt_tokens) || !has(format.output_tokens)) continue;
+    return encoding == Encoding::csv ? csv_reader(format, first_line) : json_reader(format);
+  }
+  throw ConfigError(fmt::format("is no request trace; known: CSV of {}; JSON lines of {}",
+                                known_formats(Encoding::csv), known_formats(Encoding::json_lines)));
+}
+
+}  // namespace moesim

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/requests/patience.hpp"
+
+namespace moesim {
+namespace {
+
+Seconds above_zero(const ConfigNode& time) {
+  const auto seconds = time.quantity<Seconds>();
+  if (!(seconds.count() > 0)) time.fail("must be above zero");
+  return seconds;
+}
+
+std::optional<Seconds> read_limit(ConfigReader& workload, std::string_view key) {
+  return workload.optional(key) ? std::optional(above_zero(workload.child(key))) : std::nullopt;
+}
+
+std::optional<Duration> on_the_clock(const std::optional<Seconds>& limit) {
+  return limit ? std::optional(to_duration(*limit)) : std::nullopt;
+}
+
+}  // namespace
+
+Patience PatienceRule::draw(Rng& rng) const {
+  const bool cancels = rng.uniform() < cancelling_share;
+  const Seconds after = cancels_after * rng.exponential();
+  return {on_the_clock(first_token), on_the_clock(whole),
+          cancels ? std::optional(to_duration(after)) : std::nullopt};
+}
+
+PatienceRule read_patience(ConfigReader& workload) {
+  PatienceRule rule{read_limit(workload, "ttft_timeout"), read_limit(workload, "timeout")};
+  if (workload.optional("cancellation")) {
+    read_object(workload.child("cancellation"), [&](ConfigReader& cancellation) {
+      rule.cancelling_share = cancellation.number("share", {0, 1});
+      rule.cancels_after = above_zero(cancellation.child("mean_after"));
+    });
+  }
+  return rule;
+}
+
+}  // namespace moesim
