@@ -131,11 +131,11 @@ array=$(grep -o 'array [0-9]*' submitted | grep -o '[0-9]*')
 shard=slurm.sqlite.slurm/shard-2-of-3.sqlite
 count() { sqlite3 "file:$1?mode=ro" "SELECT count(*) FROM points WHERE status = '$2'"; }
 is_half_way() { (($(count "$shard" done) > 0)); }
-wait_for 60 "no point of the task finished" is_half_way
+wait_for 240 "no point of the task finished" is_half_way
 slurm scontrol requeue "${array}_2"
 (($(count "$shard" pending) > 0)) || { echo "FAILED: the task was done before it was requeued" >&2; exit 1; }
 is_merged() { [[ -z $(slurm squeue -h) && -s slurm.sqlite ]]; }
-wait_for 60 "the merge job did not end" is_merged
+wait_for 240 "the merge job did not end" is_merged
 
 rows() { sqlite3 "$1" "SELECT config, status, error, report FROM points ORDER BY config_hash"; }
 cmp <(rows here.sqlite) <(rows slurm.sqlite) || { echo "FAILED: Slurm gives another result" >&2; exit 1; }
