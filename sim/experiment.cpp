@@ -258,6 +258,19 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   return memory;
 }
 
+// What needs the routing of the step's own tokens.
+void check_sampled(const ConfigNode& node, const Experiment& e) {
+  const auto refuse = [&](bool present, std::string_view what) {
+    if (present) node.fail(fmt::format("\"sampled\" is not modelled with {}; use \"exact\"", what));
+  };
+  refuse(e.overlap.two_batch.has_value(), "overlap two_batch");
+  refuse(e.parallel.pp > 1, "pipeline stages");
+  refuse(e.expert_memory.has_value(), "expert_memory");
+  refuse(!e.failures.outages.empty(), "failures");
+  refuse(e.capacity->limits(), "a capacity rule");
+  refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing");
+}
+
 // What a pipeline is not modelled with.
 void check_pipeline(const ConfigNode& node, const Experiment& e) {
   const ParallelPlan& plan = e.parallel;
@@ -520,6 +533,9 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
     }
     check_pipeline(parallel, e);
+    constexpr std::array<std::string_view, 2> fidelities{"exact", "sampled"};
+    e.sampled = reader.choice_or("fidelity", fidelities, 0) == 1;
+    if (e.sampled) check_sampled(reader.child("fidelity"), e);
     if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
     e.slo = read_slo(reader.child_or("slo", Json::object()));
     read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {

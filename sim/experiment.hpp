@@ -106,6 +106,7 @@ struct Experiment {
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;
+  bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
   std::uint64_t seed = 1;
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
   /// Of a prefill pool: a request leaves after its first token, with its KV cache.

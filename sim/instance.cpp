@@ -7,8 +7,9 @@
 namespace moesim {
 
 Instance::Instance(const Experiment& experiment, RowSource& rows,
-                   std::vector<RequestRecord>& requests, int number)
+                   std::vector<RequestRecord>& requests, int number, StepSampler* sampler)
     : experiment_(experiment),
+      sampler_(sampler),
       rows_(rows),
       requests_(requests),
       number_(number),
@@ -196,6 +197,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   } else {
     summary_.prefill_tokens += tokens;
   }
+  if (sampler_ != nullptr) return;
   // After a preemption generated tokens are prefilled again, but their rows stay those of decode.
   const Binding& binding = requests_[sequence.request].binding;
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
@@ -304,15 +306,23 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     if (step.tokens > 0 || ranks_[r].down) continue;
     // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
     step = {{{1, 0}}, 1, 0, 0, true};
+    ++summary_.dummy_ranks;
+    if (sampler_ != nullptr) continue;
     batch_.rows.push_back(rows_.dummy(index));
     request_of_range_.push_back(StepSeen::no_request);
-    ++summary_.dummy_ranks;
   }
   summary_.kv_blocks_used = used_blocks();
   classify_step();
   pad_to_graph();
-  model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
-  rebalance(now);
+  if (sampler_ != nullptr) {
+    model_.price(batch_,
+                 sampler_->draw(summary_.rule, summary_.decode_tokens + summary_.dummy_ranks,
+                                summary_.prefill_tokens),
+                 cost_);
+  } else {
+    model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+    rebalance(now);
+  }
   stepping_ = true;
   return cost_.total;
 }

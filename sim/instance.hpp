@@ -15,6 +15,7 @@
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/step_model.hpp"
+#include "sim/step_sampler.hpp"
 
 namespace moesim {
 
@@ -89,8 +90,10 @@ struct StepOutcome {
 /// requests; reads no clock but what it is given.
 class Instance {
  public:
-  /// `number` is what observers and requests know it by.
-  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests, int number = 0);
+  /// `number` is what observers and requests know it by. A sampler stands for the routing of the
+  /// requests' own tokens, which then take no rows.
+  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests, int number = 0,
+           StepSampler* sampler = nullptr);
   int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
@@ -177,6 +180,7 @@ class Instance {
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
+  StepSampler* sampler_;  // none: every token is routed
   RowSource& rows_;
   std::vector<RequestRecord>& requests_;
   int number_;

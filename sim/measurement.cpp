@@ -155,17 +155,25 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   group.prefix_hit += step.prefix_hit;
   group.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   group.kv_blocks_peak = std::max(group.kv_blocks_peak, step.kv_blocks_used);
-  add_layers(kind.experts, totals, instance, now);
+  if (cost.sample != nullptr) {
+    SampleUses& uses = kind.experts.samples[cost.sample->number];
+    uses.sample = cost.sample;
+    ++uses.steps;
+  } else {
+    add_layers(kind.experts, totals, cost.layers, instance.model().tokens_of_expert(), 1, now);
+  }
 }
 
-void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& instance,
-                             Time now) const {
-  const StepCost& cost = instance.cost();
-  const auto tokens_of_expert = instance.model().tokens_of_expert();
+// What so many steps did in their MoE layers; `now`, if it was one.
+void Measurement::add_layers(ExpertTotals& totals, Totals& all,
+                             std::span<const LayerOutcome> layers,
+                             std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
+                             std::optional<Time> now) const {
   const auto experts = static_cast<std::size_t>(experiment_.model.experts);
-  totals.layers.resize(cost.layers.size());
-  for (std::size_t l = 0; l < cost.layers.size(); ++l) {
-    const LayerOutcome& outcome = cost.layers[l];
+  const auto times = static_cast<double>(steps);
+  totals.layers.resize(layers.size());
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerOutcome& outcome = layers[l];
     const LayerLoad& load = outcome.load;
     ExpertTotals::Layer& layer = totals.layers[l];
     const auto ranks = static_cast<double>(load.tokens.size());
@@ -176,36 +184,37 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all, const Instance& 
       activated += load.activated[rank];
       tokens += load.tokens[rank];
       squares += double(load.tokens[rank]) * load.tokens[rank];
-      layer.rank_tokens.add(load.tokens[rank]);
-      layer.rank_activated.add(load.activated[rank]);
-      layer.tokens_of_rank[rank] += load.tokens[rank];
-      layer.activated_of_rank[rank] += load.activated[rank];
+      layer.rank_tokens.add(load.tokens[rank], steps);
+      layer.rank_activated.add(load.activated[rank], steps);
+      layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
+      layer.activated_of_rank[rank] += load.activated[rank] * steps;
     }
     for (std::size_t e = 0; e < experts; ++e) {
-      layer.expert_tokens.add(tokens_of_expert[l * experts + e]);
+      layer.expert_tokens.add(tokens_of_expert[l * experts + e], steps);
     }
     const double mean = tokens / ranks;
     const double ratio = load.max_tokens / mean;
-    totals.layer_steps += 1;
-    totals.max_activated += load.max_activated;
-    totals.mean_activated += activated / ranks;
-    totals.max_tokens += load.max_tokens;
-    totals.mean_tokens += mean;
-    totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean;
-    totals.active_experts += outcome.active_experts;
-    totals.useful_rows += static_cast<double>(outcome.useful_rows);
-    totals.padded_rows += static_cast<double>(outcome.padded_rows);
+    const bool hot = ratio > experiment_.hot_rank_threshold;
+    totals.layer_steps += times;
+    totals.max_activated += load.max_activated * times;
+    totals.mean_activated += activated / ranks * times;
+    totals.max_tokens += load.max_tokens * times;
+    totals.mean_tokens += mean * times;
+    totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean * times;
+    totals.active_experts += outcome.active_experts * times;
+    totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
+    totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
     totals.capacity += outcome.capacity;
-    totals.hot_layer_steps += ratio > experiment_.hot_rank_threshold ? 1 : 0;
+    totals.hot_layer_steps += hot ? steps : 0;
     totals.hottest = std::max(totals.hottest, ratio);
-    if (ratio > experiment_.hot_rank_threshold) {
+    if (hot && now) {
       const auto busiest = std::max_element(load.tokens.begin(), load.tokens.end());
-      keep_worst(all.hot_ranks, {now, static_cast<std::int32_t>(l),
+      keep_worst(all.hot_ranks, {*now, static_cast<std::int32_t>(l),
                                  static_cast<std::int32_t>(busiest - load.tokens.begin()), ratio});
     }
-    if (!outcome.exchange.name.empty()) ++all.layers_by_dispatch[outcome.exchange.name];
-    all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time));
-    all.combine_ns.add(nanoseconds(outcome.exchange.combine.time));
+    if (!outcome.exchange.name.empty()) all.layers_by_dispatch[outcome.exchange.name] += steps;
+    all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time), steps);
+    all.combine_ns.add(nanoseconds(outcome.exchange.combine.time), steps);
   }
 }
 
@@ -216,7 +225,14 @@ bool Measurement::steady() const {
 
 Totals Measurement::finish(Time now, bool steady) {
   running_.end = now;
-  return steady ? *before_drain_ : running_;
+  Totals totals = steady ? *before_drain_ : running_;
+  for (StepTotals& kind : totals.by_kind) {
+    for (const auto& [number, uses] : kind.experts.samples) {
+      add_layers(kind.experts, totals, uses.sample->layers, uses.sample->tokens_of_expert,
+                 uses.steps, std::nullopt);
+    }
+  }
+  return totals;
 }
 
 }  // namespace moesim

@@ -13,6 +13,12 @@
 
 namespace moesim {
 
+/// How many steps took their MoE layers from a sample.
+struct SampleUses {
+  const StepSample* sample = nullptr;
+  std::int64_t steps = 0;
+};
+
 /// What the expert layers did in steps of one kind.
 struct ExpertTotals {
   struct Layer {
@@ -29,6 +35,7 @@ struct ExpertTotals {
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio
   std::vector<Layer> layers;
+  std::map<std::size_t, SampleUses> samples;  ///< by number; layers come from them at the end
 };
 
 /// A layer of a step whose busiest rank held more tokens than the threshold allows.
@@ -125,7 +132,9 @@ class Measurement {
  private:
   void start_if_warm(Time now);
   void add_step(Totals&, const Instance&, Time now) const;
-  void add_layers(ExpertTotals&, Totals&, const Instance&, Time now) const;
+  void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
+                  std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
+                  std::optional<Time> now) const;
 
   const Experiment& experiment_;
   std::int64_t total_blocks_;

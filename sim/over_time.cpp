@@ -40,7 +40,7 @@ void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time no
   step.kv_block_seconds = double(instance.step().kv_blocks_used) * step.seconds;
   const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
   step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
-  for (const LayerOutcome& layer : cost.layers) {
+  for (const LayerOutcome& layer : cost.moe_layers()) {
     const std::vector<std::int32_t>& tokens = layer.load.tokens;
     step.max_tokens += layer.load.max_tokens;
     step.mean_tokens +=

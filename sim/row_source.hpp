@@ -62,6 +62,10 @@ class RowSource {
   /// Rows for tokens first..first+count-1 of `phase`, appended to `out`.
   void append(const Binding&, Phase, std::int64_t first, std::int32_t count, std::int32_t rank,
               std::vector<RowRange>& out, RoutingCoverage&) const;
+  /// Rows of the bound request in that phase: past them its tokens take another's.
+  std::int64_t recorded(const Binding& binding, Phase phase) const {
+    return phases_[index(phase)].requests[binding.request[index(phase)]].count;
+  }
   /// One row at random for the token that an idle rank runs to keep in step.
   RowRange dummy(std::int32_t rank);
 

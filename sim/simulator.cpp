@@ -19,8 +19,8 @@ struct Pool;
 // One EP group and its clock.
 struct Group {
   Group(Pool& group_pool, const Experiment& experiment, RowSource& rows,
-        std::vector<RequestRecord>& requests, int number)
-      : pool(group_pool), instance(experiment, rows, requests, number) {}
+        std::vector<RequestRecord>& requests, int number, StepSampler* sampler)
+      : pool(group_pool), instance(experiment, rows, requests, number, sampler) {}
 
   Pool& pool;
   Instance instance;
@@ -34,6 +34,7 @@ struct Group {
 struct Pool {
   Pool(const Experiment& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int first)
       : experiment(of_pool),
+        sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         groups(make_groups(rows, requests, first)),
         frontend(of_pool, instances(), rows, requests),
         measurement(of_pool, groups.front()->instance.total_blocks()) {}
@@ -42,7 +43,8 @@ struct Pool {
                                                   std::vector<RequestRecord>& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
     for (int i = 0; i < experiment.instances; ++i) {
-      made.push_back(std::make_unique<Group>(*this, experiment, rows, requests, first + i));
+      made.push_back(
+          std::make_unique<Group>(*this, experiment, rows, requests, first + i, sampler.get()));
     }
     return made;
   }
@@ -57,6 +59,7 @@ struct Pool {
   }
 
   const Experiment& experiment;
+  std::unique_ptr<StepSampler> sampler;  // none: exact
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
   Measurement measurement;

@@ -58,6 +58,13 @@ struct LayerOutcome {
   std::vector<std::int32_t> tokens_of_slot;       ///< where experts stand in memories below HBM
 };
 
+/// The MoE layers of a step that was priced exactly, for steps that are not.
+struct StepSample {
+  std::size_t number = 0;  ///< in order of their first use
+  std::vector<LayerOutcome> layers;
+  std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
+};
+
 /// One row of `explain`: an operation on the slowest rank, all its calls in a step. Of a pipeline:
 /// on the mean stage.
 struct ExplainedOperation {
@@ -75,14 +82,17 @@ struct StepCost {
   Breakdown parts{};
   Grounds grounds{};
   Traffic dispatch, combine, all_reduce;
-  std::vector<double> idle;          ///< seconds every GPU waited at barriers, [gpus]
-  double flops = 0;                  ///< all GPUs
-  double hbm_bytes = 0;              ///< all GPUs
-  std::vector<LayerOutcome> layers;  ///< MoE layers; of several micro-batches the sums
-  std::vector<Segment> segments;     ///< what `total` consists of, in order
-  std::vector<Seconds> stages;       ///< of it, by pipeline stage; the rest is the host's
+  std::vector<double> idle;            ///< seconds every GPU waited at barriers, [gpus]
+  double flops = 0;                    ///< all GPUs
+  double hbm_bytes = 0;                ///< all GPUs
+  std::vector<LayerOutcome> layers;    ///< MoE layers; of several micro-batches the sums
+  const StepSample* sample = nullptr;  ///< whose layers stand for the step's own, or none
+  std::vector<Segment> segments;       ///< what `total` consists of, in order
+  std::vector<Seconds> stages;         ///< of it, by pipeline stage; the rest is the host's
   bool two_batches = false;
   ExpertMemoryTally expert_memory;
+
+  const std::vector<LayerOutcome>& moe_layers() const { return sample ? sample->layers : layers; }
 };
 
 }  // namespace moesim

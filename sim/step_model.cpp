@@ -341,9 +341,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
                             std::uint64_t step, StepCost& result,
                             std::vector<ExplainedOperation>* explain) {
   Scratch& s = *scratch_;
-  const GpuSpec& gpu = fabric_.cluster().gpu;
   const int moe_layers = model_.moe_layers();
-
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   gather(batch, rows,
          capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
@@ -357,13 +355,31 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
     tbb::parallel_for(0, moe_layers, price_layer);
   }
 
-  // What every rank does by itself, per class of layer.
+  result.sample = nullptr;
+  add_up(batch, &placements, result, explain);
+}
+
+void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost& result) {
+  result.sample = &sample;
+  add_up(batch, nullptr, result, nullptr);
+}
+
+// The step's time from what its MoE layers took and what every rank computes by itself.
+void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
+                       std::vector<ExplainedOperation>* explain) {
+  Scratch& s = *scratch_;
+  const GpuSpec& gpu = fabric_.cluster().gpu;
+  // By class of layer.
   s.before.resize(classes_.size());
   s.after.resize(classes_.size());
   s.shared.resize(classes_.size());
   s.head.resize(batch.ranks.size());
   std::int32_t most_tokens = 0;
-  for (const RankStep& rank : batch.ranks) most_tokens = std::max(most_tokens, rank.tokens);
+  std::int64_t all_tokens = 0;
+  for (const RankStep& rank : batch.ranks) {
+    most_tokens = std::max(most_tokens, rank.tokens);
+    all_tokens += rank.tokens;
+  }
   for (std::size_t c = 0; c < classes_.size(); ++c) {
     const LayerSpec& layer = classes_[c].spec;
     s.before[c].resize(batch.ranks.size());
@@ -424,7 +440,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
   // What all groups move together, in multiples of what the largest does.
-  const double groups = static_cast<double>(s.tokens) / most_tokens;
+  const double groups = static_cast<double>(all_tokens) / most_tokens;
   // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
   // is sliced by tp.
   const auto rejoin = [&] {
@@ -445,7 +461,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
     if (classes_[c].spec.moe) {
-      const LayerOutcome& outcome = result.layers[at(moe_layer)];
+      const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
       path.barrier();
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
@@ -456,7 +472,7 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
         path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
       }
       if (!memories_.empty()) {
-        wait_for_experts(moe_layer, batch.start + result.total, placements, result);
+        wait_for_experts(moe_layer, batch.start + result.total, *placements, result);
       }
       path.experts(outcome.experts);
       if (overlap_.combine_attention) {

@@ -50,6 +50,10 @@ class StepModel {
   void price(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
              StepCost& result, std::vector<ExplainedOperation>* explain = nullptr);
 
+  /// The same with the MoE layers of another step. Not for two_batch, pipelines, and memories below
+  /// HBM.
+  void price(const StepBatch&, const StepSample&, StepCost& result);
+
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
   std::span<const std::int32_t> tokens_of_expert() const;
 
@@ -70,6 +74,8 @@ class StepModel {
   CollectiveCost hop(const StepBatch&, int stage) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
+  void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
+              std::vector<ExplainedOperation>* explain);
   Cost expert_ffn(std::span<const std::int32_t> tokens_of_slot) const;
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
   void gather(const StepBatch&, const RowSource&, bool keep_ids);

@@ -66,7 +66,7 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
   }
   const double idle = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
   file_.write(fmt::format("{},{},{},{}\n", line, ms(mean(idle, cost.idle.size())),
-                          expert_cells(cost.layers), instance.number()));
+                          expert_cells(cost.moe_layers()), instance.number()));
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests) {

@@ -40,7 +40,8 @@ struct Slice {
 std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
   const std::size_t expert_rank = gpu / static_cast<std::size_t>(plan.moe_tp());
   double experts = 0;
-  for (const LayerOutcome& layer : cost.layers) experts += layer.experts[expert_rank].time.count();
+  for (const LayerOutcome& layer : cost.moe_layers())
+    experts += layer.experts[expert_rank].time.count();
   experts = std::min(experts, seconds_of(cost, Part::experts));
   const double waits_for_experts = seconds_of(cost, Part::experts) - experts;
   double alone = 0;
@@ -141,8 +142,8 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
                          std::int64_t first_gpu) {
   std::size_t worst = 0, hot_layers = 0;
   double highest = 0;
-  for (std::size_t l = 0; l < cost.layers.size(); ++l) {
-    const LayerLoad& load = cost.layers[l].load;
+  for (std::size_t l = 0; l < cost.moe_layers().size(); ++l) {
+    const LayerLoad& load = cost.moe_layers()[l].load;
     const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
     const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
     hot_layers += ratio > experiment_.hot_rank_threshold ? 1 : 0;
@@ -151,7 +152,7 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
     worst = l;
   }
   if (hot_layers == 0) return;
-  const auto& tokens = cost.layers[worst].load.tokens;
+  const auto& tokens = cost.moe_layers()[worst].load.tokens;
   const auto rank = std::max_element(tokens.begin(), tokens.end()) - tokens.begin();
   write("hot rank", 'i', gpu_lane(first_gpu + rank * plan.moe_tp()),
         fmt::format(R"("s":"t","ts":{},"args":{{"layer":{},"max_over_mean":{:.4f},)"

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step_sampler.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::int64_t sizes_per_octave = 8;
+
+// Large steps differ little from each other and take long to price.
+std::size_t samples_of(std::int64_t tokens) {
+  constexpr std::int64_t tokens_of_all = 1 << 16;
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 4, 64));
+}
+
+std::int32_t share(std::int64_t tokens, int rank, int ranks) {
+  return static_cast<std::int32_t>(tokens * (rank + 1) / ranks - tokens * rank / ranks);
+}
+
+}  // namespace
+
+StepSampler::StepSampler(const Experiment& experiment)
+    : experiment_(experiment),
+      rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+            experiment.seed ^ fnv1a("sampled fidelity"), experiment.binding),
+      model_(step_model(experiment)),
+      rng_(experiment.seed, "sampled fidelity") {}
+
+const StepSample& StepSampler::draw(StepKind rule, std::int64_t decode_tokens,
+                                    std::int64_t prefill_tokens) {
+  const Key key{rule, on_grid(decode_tokens), on_grid(prefill_tokens)};
+  const std::size_t wanted = samples_of(key.decode_tokens + key.prefill_tokens);
+  std::vector<const StepSample*>& samples = by_key_[key];
+  const std::size_t which = rng_.below(wanted);
+  if (which < samples.size()) return *samples[which];
+  samples.push_back(&price(key));
+  return *samples.back();
+}
+
+std::int64_t StepSampler::on_grid(std::int64_t tokens) {
+  if (tokens < sizes_per_octave) return tokens;
+  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(tokens)));
+  const std::int64_t step = octave / sizes_per_octave;
+  const std::int64_t above = tokens % step;
+  const bool up = static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(step))) < above;
+  return tokens - above + (up ? step : 0);
+}
+
+const StepSample& StepSampler::price(const Key& key) {
+  StepBatch batch;
+  RoutingCoverage ignored;
+  const int ranks = experiment_.parallel.dp;
+  for (int r = 0; r < ranks; ++r) {
+    RankStep& rank = batch.ranks.emplace_back();
+    const std::int32_t prefill = share(key.prefill_tokens, r, ranks);
+    const std::int32_t decode = share(key.decode_tokens, r, ranks);
+    if (prefill > 0) {
+      rank.sequences.push_back({prefill, 0});
+      rows_.append(rows_.bind(), Phase::prefill, 0, prefill, r, batch.rows, ignored);
+    }
+    for (std::int32_t i = 0; i < decode; ++i) {
+      const Binding binding = rows_.bind();
+      const auto recorded = std::max<std::int64_t>(rows_.recorded(binding, Phase::decode), 1);
+      const auto place =
+          static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(recorded)));
+      rank.sequences.push_back({1, 0});
+      rows_.append(binding, Phase::decode, place, 1, r, batch.rows, ignored);
+    }
+    rank.tokens = prefill + decode;
+    rank.sampled = decode;
+    if (rank.tokens > 0) continue;
+    rank = {{{1, 0}}, 1, 0, 0, true};
+    batch.rows.push_back(rows_.dummy(r));
+  }
+  StepCost cost;
+  model_.price(batch, experiment_.rules.of(key.rule), experiment_.placement, rows_, cost);
+  const auto tokens = model_.tokens_of_expert();
+  samples_.push_back(std::make_unique<StepSample>(
+      StepSample{samples_.size(), std::move(cost.layers), {tokens.begin(), tokens.end()}}));
+  return *samples_.back();
+}
+
+}  // namespace moesim

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "sim/experiment.hpp"
+#include "sim/row_source.hpp"
+#include "sim/step_model.hpp"
+
+namespace moesim {
+
+/// `sampled` fidelity: what a step's MoE layers take is drawn from steps like it that were priced
+/// exactly once, instead of from the routing of its own tokens. Everything else of a step - its
+/// sequences' attention, KV cache and scheduling - stays exact.
+///
+/// Steps are alike that run under one rule with as many decode and as many prompt tokens over the
+/// group, on a grid of eight sizes to the octave (exact below eight); a size between two takes the
+/// lower or the upper one at random so that the mean comes out. The tokens of a sample are spread
+/// evenly over the ranks; decode tokens are of as many recorded requests, each at a random place,
+/// a rank's prompt tokens follow each other in the recording. How tokens are spread over unequal
+/// ranks, and that consecutive steps have their requests in common, is what a sample does not know.
+class StepSampler {
+ public:
+  explicit StepSampler(const Experiment&);
+
+  /// A step like this one; good as long as the sampler.
+  const StepSample& draw(StepKind rule, std::int64_t decode_tokens, std::int64_t prefill_tokens);
+  std::size_t samples() const { return samples_.size(); }
+
+ private:
+  struct Key {
+    StepKind rule;
+    std::int64_t decode_tokens, prefill_tokens;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::int64_t on_grid(std::int64_t tokens);
+  const StepSample& price(const Key&);
+
+  const Experiment& experiment_;
+  RowSource rows_;
+  StepModel model_;
+  Rng rng_;
+  std::map<Key, std::vector<const StepSample*>> by_key_;
+  std::vector<std::unique_ptr<StepSample>> samples_;
+};
+
+}  // namespace moesim
