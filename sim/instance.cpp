@@ -315,10 +315,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   classify_step();
   pad_to_graph();
   if (sampler_ != nullptr) {
-    model_.price(batch_,
-                 sampler_->draw(summary_.rule, summary_.decode_tokens + summary_.dummy_ranks,
-                                summary_.prefill_tokens),
-                 cost_);
+    model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
   } else {
     model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
     rebalance(now);

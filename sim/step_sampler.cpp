@@ -8,12 +8,10 @@ namespace moesim {
 
 namespace {
 
-constexpr std::int64_t sizes_per_octave = 8;
-
 // Large steps differ little from each other and take long to price.
 std::size_t samples_of(std::int64_t tokens) {
-  constexpr std::int64_t tokens_of_all = 1 << 16;
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 4, 64));
+  constexpr std::int64_t tokens_of_all = 1 << 14;
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 32));
 }
 
 std::int32_t share(std::int64_t tokens, int rank, int ranks) {
@@ -29,9 +27,18 @@ StepSampler::StepSampler(const Experiment& experiment)
       model_(step_model(experiment)),
       rng_(experiment.seed, "sampled fidelity") {}
 
-const StepSample& StepSampler::draw(StepKind rule, std::int64_t decode_tokens,
-                                    std::int64_t prefill_tokens) {
-  const Key key{rule, on_grid(decode_tokens), on_grid(prefill_tokens)};
+const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
+  std::int64_t decode = 0, prefill = 0, most = 0;
+  for (const RankStep& rank : batch.ranks) {
+    const std::int64_t before = prefill;
+    for (const SequenceWork& work : rank.sequences) {
+      (work.new_tokens == 1 ? decode : prefill) += work.new_tokens;
+    }
+    most = std::max(most, prefill - before);
+  }
+  const std::int64_t sizes_per_octave = prefill > 0 ? 2 : 8;
+  const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(prefill, sizes_per_octave),
+                on_grid(most, sizes_per_octave)};
   const std::size_t wanted = samples_of(key.decode_tokens + key.prefill_tokens);
   std::vector<const StepSample*>& samples = by_key_[key];
   const std::size_t which = rng_.below(wanted);
@@ -40,22 +47,25 @@ const StepSample& StepSampler::draw(StepKind rule, std::int64_t decode_tokens,
   return *samples.back();
 }
 
-std::int64_t StepSampler::on_grid(std::int64_t tokens) {
-  if (tokens < sizes_per_octave) return tokens;
-  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(tokens)));
+std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octave) {
+  if (size < sizes_per_octave) return size;
+  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size)));
   const std::int64_t step = octave / sizes_per_octave;
-  const std::int64_t above = tokens % step;
+  const std::int64_t above = size % step;
   const bool up = static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(step))) < above;
-  return tokens - above + (up ? step : 0);
+  return size - above + (up ? step : 0);
 }
 
 const StepSample& StepSampler::price(const Key& key) {
   StepBatch batch;
   RoutingCoverage ignored;
   const int ranks = experiment_.parallel.dp;
+  const std::int64_t most =
+      ranks == 1 ? key.prefill_tokens : std::min(key.most_prefill_tokens, key.prefill_tokens);
   for (int r = 0; r < ranks; ++r) {
     RankStep& rank = batch.ranks.emplace_back();
-    const std::int32_t prefill = share(key.prefill_tokens, r, ranks);
+    const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(most)
+                                        : share(key.prefill_tokens - most, r - 1, ranks - 1);
     const std::int32_t decode = share(key.decode_tokens, r, ranks);
     if (prefill > 0) {
       rank.sequences.push_back({prefill, 0});

@@ -17,27 +17,29 @@ namespace moesim {
 /// exactly once, instead of from the routing of its own tokens. Everything else of a step - its
 /// sequences' attention, KV cache and scheduling - stays exact.
 ///
-/// Steps are alike that run under one rule with as many decode and as many prompt tokens over the
-/// group, on a grid of eight sizes to the octave (exact below eight); a size between two takes the
-/// lower or the upper one at random so that the mean comes out. The tokens of a sample are spread
-/// evenly over the ranks; decode tokens are of as many recorded requests, each at a random place,
-/// a rank's prompt tokens follow each other in the recording. How tokens are spread over unequal
-/// ranks, and that consecutive steps have their requests in common, is what a sample does not know.
+/// Steps are alike that run under one rule with as many decode tokens over the group, as many
+/// prompt tokens, and as many of these on the rank that has most. Sizes are on a grid, of eight to
+/// the octave where all tokens decode, else of two (exact below that); a size between two takes the
+/// lower or the upper one at random so that the mean comes out. A sample's decode tokens, and the
+/// prompt tokens of the other ranks, are spread evenly; decode tokens are of as many recorded
+/// requests, each at a random place; a rank's prompt tokens follow each other in the recording. How
+/// tokens are spread over unequal ranks otherwise, and that consecutive steps have their requests
+/// in common, is what a sample does not know.
 class StepSampler {
  public:
   explicit StepSampler(const Experiment&);
 
   /// A step like this one; good as long as the sampler.
-  const StepSample& draw(StepKind rule, std::int64_t decode_tokens, std::int64_t prefill_tokens);
+  const StepSample& draw(StepKind rule, const StepBatch&);
   std::size_t samples() const { return samples_.size(); }
 
  private:
   struct Key {
     StepKind rule;
-    std::int64_t decode_tokens, prefill_tokens;
+    std::int64_t decode_tokens, prefill_tokens, most_prefill_tokens;
     auto operator<=>(const Key&) const = default;
   };
-  std::int64_t on_grid(std::int64_t tokens);
+  std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
   const StepSample& price(const Key&);
 
   const Experiment& experiment_;
