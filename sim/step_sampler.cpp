@@ -36,7 +36,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
     }
     most = std::max(most, prefill - before);
   }
-  const std::int64_t sizes_per_octave = prefill > 0 ? 2 : 8;
+  const std::int64_t sizes_per_octave = prefill > 0 ? 1 : 8;
   const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(prefill, sizes_per_octave),
                 on_grid(most, sizes_per_octave)};
   const std::size_t wanted = samples_of(key.decode_tokens + key.prefill_tokens);
