@@ -54,6 +54,7 @@ class Explainer {
     row->l2_bytes += cost.work.l2.value();
     row->smem_bytes += cost.work.smem.value();
     row->link_bytes += link_bytes;
+    row->peak_flops += cost.peak.value() * cost.time.count();
   }
 
  private:
