@@ -90,13 +90,13 @@ Cost roofline(const Work& work, Operands operands, KernelFamily family, const Gp
   if (work.flops.value() + work.hbm.value() + work.l2.value() + work.smem.value() <= 0) return {};
   const KernelConstants& kernel = gpu.kernel(family);
   const Seconds loads = work.hbm / (gpu.hbm_bandwidth * kernel.bandwidth_share);
-  const Seconds arithmetic = work.flops / (gpu.peak(operands.weights, operands.activations) *
-                                           kernel.peak_share_of(operands.weights));
-  Cost cost{
-      .time = overlapped(loads, arithmetic, kernel.overlap),
-      .bound = loads > arithmetic ? Resource::hbm : Resource::tensor_core,
-      .work = work,
-      .evidence = kernel.evidence_for(work.hbm.value(), work.flops.value(), operands.weights)};
+  const FlopsPerSecond peak = gpu.peak(operands.weights, operands.activations);
+  const Seconds arithmetic = work.flops / (peak * kernel.peak_share_of(operands.weights));
+  Cost cost{.time = overlapped(loads, arithmetic, kernel.overlap),
+            .bound = loads > arithmetic ? Resource::hbm : Resource::tensor_core,
+            .work = work,
+            .evidence = kernel.evidence_for(work.hbm.value(), work.flops.value(), operands.weights),
+            .peak = work.flops > Flops{} ? peak : FlopsPerSecond{}};
   const auto at_least = [&cost](Seconds time, Resource resource) {
     if (time <= cost.time) return;
     cost.time = time;

@@ -30,6 +30,7 @@ struct Cost {
   Resource bound = Resource::launch;
   Work work{};
   Evidence evidence = Evidence::calibrated;  ///< what its constants were fitted on
+  FlopsPerSecond peak{};  ///< the data sheet's, of its multiplications; 0: it only moves bytes
 };
 
 /// The operands of a multiplication, as they are stored.

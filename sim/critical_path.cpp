@@ -34,6 +34,7 @@ void Explainer::add(std::string_view name, Part part, const Cost& cost, double l
   row->l2_bytes += cost.work.l2.value();
   row->smem_bytes += cost.work.smem.value();
   row->link_bytes += link_bytes;
+  row->peak_flops += cost.peak.value() * cost.time.count();
 }
 
 CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)

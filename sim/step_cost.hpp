@@ -74,6 +74,7 @@ struct ExplainedOperation {
   Evidence evidence;
   int calls = 0;
   double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
+  double peak_flops = 0;  ///< what its calls could have done in their time at the data sheet's peak
 };
 
 /// One forward step, taken apart.

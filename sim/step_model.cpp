@@ -313,7 +313,7 @@ void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
   for (ExplainedOperation& row : *explain) {
     row.calls /= plan_.pp;
     for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
-                        &row.link_bytes}) {
+                        &row.link_bytes, &row.peak_flops}) {
       *sum /= plan_.pp;
     }
   }

@@ -62,6 +62,20 @@ TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it
   }
 }
 
+TEST_CASE("every operation is set against the peak of its own precision, and none exceeds it") {
+  Json json = tiny().json();
+  json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
+  const ExplainedStep step =
+      explain_step(experiment({json, source_dir() / "tests/tiny.json"}), StepKind::decode, 8, 1024,
+                   64);
+  for (const ExplainedOperation& op : step.operations) {
+    INFO(op.name);
+    CHECK(op.flops <= op.peak_flops);
+    if (op.flops > 0 && op.name != "expert_ffn")
+      CHECK_THAT(op.peak_flops / op.seconds, WithinRel(989.5e12, 1e-9));
+  }
+}
+
 TEST_CASE("tokens cost what all GPUs cost while they are made") {
   const Json metrics = run(experiment(tiny())).document.at("metrics");
   // H100: 3.99 dollars an hour, four of them.

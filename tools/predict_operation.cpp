@@ -114,6 +114,27 @@ std::vector<std::int32_t> power_law_counts(const ExpertShape& shape, double toke
   return counts;
 }
 
+/// Tokens per expert of one rank when aiconfigurator times SGLang's Triton layer, whose experts all
+/// stand on that rank (collector/helper.py, balanced_logits and build_rank0_local_workload): token
+/// t chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and
+/// what else they choose goes to expert 0, because the kernel needs some index
+/// (collector/sglang/collect_moe.py).
+std::vector<std::int32_t> lone_rank_counts(const ExpertShape& shape, std::int64_t tokens,
+                                           int ranks) {
+  const int stride = (shape.experts + shape.per_token - 1) / shape.per_token;
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.experts / ranks));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t first = tokens < stride ? t * stride / tokens : t;
+    std::int32_t elsewhere = 0;
+    for (int j = 0; j < shape.per_token; ++j) {
+      const auto expert = static_cast<std::size_t>((first + j * stride) % shape.experts);
+      expert < counts.size() ? ++counts[expert] : ++elsewhere;
+    }
+    if (elsewhere < shape.per_token) counts[0] += elsewhere;
+  }
+  return counts;
+}
+
 /// The rank with the most tokens is the one that was timed.
 std::span<const std::int32_t> hottest_rank(std::span<const std::int32_t> counts, int ranks) {
   const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
@@ -145,6 +166,10 @@ Cost repeated(const GroupedGemm& work, const GpuSpec& gpu) {
 }
 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
+
+bool is_lone_triton_rank(const MeasuredPoint& point) {
+  return contains(point.source, "moe/sglang") && point.ep > 1 && point.distribution == "balanced";
+}
 
 // --- attention -----------------------------------------------------------------------------------
 
@@ -340,6 +365,11 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     }
     mean.value /= routings;
     return mean;
+  }
+  if (is_lone_triton_rank(point)) {
+    const auto counts = lone_rank_counts(*shape, std::llround(point.tokens), ranks);
+    work.tokens_per_slot = counts;
+    return in_us(repeated(work, gpu));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
   const long long active = std::llround(point.active_experts);

@@ -24,6 +24,15 @@ struct Options {
 
 double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes : 0; }
 
+/// Of the data sheet's peak in the operation's own precision; padded rows count.
+double peak_share(const ExplainedOperation& op) {
+  return op.peak_flops > 0 ? op.flops / op.peak_flops : 0;
+}
+
+double bandwidth_share(const ExplainedOperation& op, const GpuSpec& gpu) {
+  return op.seconds > 0 ? op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value() : 0;
+}
+
 /// Flops per byte of HBM at which a GPU is busy with both, at its data-sheet peaks.
 double balance(const GpuSpec& gpu, Precision weights, Precision activations) {
   return gpu.peak(weights, activations).value() / gpu.hbm_bandwidth.value();
@@ -62,7 +71,9 @@ OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
          {"hbm_bytes", op.hbm_bytes},
          {"l2_bytes", op.l2_bytes},
          {"smem_bytes", op.smem_bytes},
-         {"link_bytes", op.link_bytes}});
+         {"link_bytes", op.link_bytes},
+         {"hbm_share", bandwidth_share(op, gpu)},
+         {"peak_share", peak_share(op)}});
   }
   return json;
 }
@@ -90,7 +101,7 @@ std::string grounds_of(const StepCost& cost) {
 std::string to_text(const ExplainedStep& step, const Experiment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "calls", "ms", "share", "bound by", "GFLOP", "HBM MB", "link MB",
-               "flop/B", "% HBM"});
+               "flop/B", "% HBM", "% peak"});
   for (const ExplainedOperation& op : step.operations) {
     const auto or_dash = [](double value, const char* format) {
       return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
@@ -101,7 +112,8 @@ std::string to_text(const ExplainedStep& step, const Experiment& e) {
                or_dash(op.flops * 1e-9, "{:.2f}"), or_dash(op.hbm_bytes * 1e-6, "{:.2f}"),
                or_dash(op.link_bytes * 1e-6, "{:.2f}"),
                or_dash(intensity(op.flops, op.hbm_bytes), "{:.1f}"),
-               or_dash(100 * op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value(), "{:.0f}")});
+               or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
+               or_dash(100 * peak_share(op), "{:.0f}")});
   }
   return fmt::format(
       "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"

@@ -48,7 +48,8 @@ constexpr std::array presets{
     // DeepSeek-R1 on a translation set, as TensorRT-LLM measured it without EPLB (its blog04, table
     // 1: EP32, 4,096 tokens a step): busiest rank 2.56 times the mean, hottest expert 11.9 times.
     // Two figures, two constants: popularity_sigma and spike_height; the others are deepseek_r1's.
-    // One workload: what its requests share is popularity.
+    // One workload: what its requests share is popularity. The slot figure with EPLB (2.8) had been
+    // seen when two spikes were chosen: that the preset meets it is a check, no blind prediction.
     Preset{"deepseek_r1_translation",
            {.popularity_sigma = 0.84,
             .popularity_spread = 0.25,
