@@ -416,6 +416,19 @@ OrderedJson kv_of(const Experiment& e, const Totals& totals, std::int64_t total_
           {"prefix_hit_rate", ratio(double(totals.prefix_hit), double(totals.prefix_queried))}};
 }
 
+// Keys as vLLM counts: the length is what a verification yields, its own token included.
+OrderedJson speculation_of(const SpeculationTally& tally, double busy) {
+  return {
+      {"num_drafts", tally.verifications},
+      {"num_draft_tokens", tally.drafted},
+      {"num_accepted_tokens", tally.accepted},
+      {"draft_acceptance_rate", ratio(double(tally.accepted), double(tally.drafted))},
+      {"mean_acceptance_length",
+       tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications)},
+      {"draft_seconds", tally.draft_seconds},
+      {"draft_share", ratio(tally.draft_seconds, busy)}};
+}
+
 OrderedJson coverage_of(const Totals& totals) {
   OrderedJson json;
   for (std::size_t phase = 0; phase < 2; ++phase) {
@@ -461,6 +474,9 @@ Report write_report(const Experiment& e, Measurement& measurement, const Instanc
   report.document["charges"] = charges_of(e.charges);
   report.document["memory"] = memory_of(e.memory);
   report.document["kv"] = kv_of(e, totals, measurement.total_blocks());
+  if (e.speculation.tokens > 0) {
+    report.document["speculative"] = speculation_of(totals.speculation, totals.busy_seconds());
+  }
   report.document["routing_coverage"] = coverage_of(totals);
   report.document["rebalancing"] = to_json(instance.rebalancing());
   report.document["failures"] = to_json(instance.outages(), now);

@@ -424,9 +424,9 @@ std::array<StepBatch, 2> halves(const StepBatch& batch) {
     RankStep& b = two[1].ranks.emplace_back();
     for (const SequenceWork& work : rank.sequences) {
       const std::int32_t here = std::clamp(in_first - a.tokens, 0, work.new_tokens);
-      if (here > 0) a.sequences.push_back({here, work.context_tokens});
+      if (here > 0) a.sequences.push_back({here, work.context_tokens, work.verifies});
       if (here < work.new_tokens) {
-        b.sequences.push_back({work.new_tokens - here, work.context_tokens + here});
+        b.sequences.push_back({work.new_tokens - here, work.context_tokens + here, work.verifies});
       }
       a.tokens += here;
       b.tokens += work.new_tokens - here;
@@ -450,7 +450,8 @@ std::array<StepBatch, 2> halves(const StepBatch& batch) {
 
 bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
-    const bool decode = rank.tokens == std::ssize(rank.sequences);
+    const bool decode = std::ranges::all_of(
+        rank.sequences, [](const SequenceWork& w) { return w.new_tokens == 1 || w.verifies; });
     return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
   });
 }
