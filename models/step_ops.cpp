@@ -98,7 +98,7 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double token
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_kv_tokens,
+        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_pairs,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
   if (work.prefill_tokens > 0) {
@@ -130,7 +130,7 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, double token
     ops.bf16_gemm("v_b_absorbed", work.decode_sequences, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
     ops.attention("attention_decode", KernelFamily::mla_decode,
-                  2 * query_and_output * work.decode_kv_tokens,
+                  2 * query_and_output * work.decode_pairs,
                   work.decode_kv_tokens * slice.kv_bytes +
                       work.decode_sequences * query_and_output * bf16_bytes);
   }
@@ -196,20 +196,22 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
   AttentionWork work;
-  for (const auto& [new_tokens, context] : sequences) {
+  for (const auto& [new_tokens, context, verifies] : sequences) {
     if (new_tokens == 0) continue;
     const std::int64_t first = context;
     const std::int64_t end = first + new_tokens;
     const auto keys = static_cast<double>(end - first_seen(first, layer));
+    const auto pairs =
+        static_cast<double>(keys_seen_before(end, layer) - keys_seen_before(first, layer));
     work.sequences += 1;
-    if (new_tokens == 1) {
-      work.decode_sequences += 1;
+    if (new_tokens == 1 || verifies) {
+      work.decode_sequences += new_tokens;
       work.decode_kv_tokens += keys;
+      work.decode_pairs += pairs;
     } else {
       work.prefill_tokens += new_tokens;
       work.prefill_kv_tokens += keys;
-      work.prefill_pairs +=
-          static_cast<double>(keys_seen_before(end, layer) - keys_seen_before(first, layer));
+      work.prefill_pairs += pairs;
     }
   }
   return work;

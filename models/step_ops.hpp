@@ -46,20 +46,24 @@ ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 struct SequenceWork {
   std::int32_t new_tokens;
   std::int32_t context_tokens;
+  /// The new tokens are one that is sampled and drafts behind it: a decode kernel computes them all
+  /// with one read of the keys.
+  bool verifies = false;
 };
 
 /// What attention must do on one rank, for layers of one kind: sums over its sequences.
 struct AttentionWork {
-  double decode_sequences = 0;
-  double decode_kv_tokens =
-      0;                      ///< keys read by sequences with one new token (the new one included)
-  double prefill_tokens = 0;  ///< queries of sequences with more than one new token
+  double decode_sequences = 0;   ///< queries of sequences that decode: one each, or those verified
+  double decode_kv_tokens = 0;   ///< keys read by them, once per sequence (new ones included)
+  double decode_pairs = 0;       ///< causal query-key pairs of theirs
+  double prefill_tokens = 0;     ///< queries of sequences with more than one new token
   double prefill_kv_tokens = 0;  ///< keys read by them, once per sequence
   double prefill_pairs = 0;      ///< causal query-key pairs
   double sequences = 0;
 };
 /// What a step asks of attention in layers like `layer`, whose window limits what each query sees.
-/// A sequence with one new token counts as decode, also when it is a prompt's last chunk.
+/// A sequence that verifies, or has one new token, counts as decode, also when it is a prompt's
+/// last chunk.
 AttentionWork attention_work(std::span<const SequenceWork>, const LayerSpec& layer);
 
 /// The parts of a step, as the report's breakdown names them.

@@ -209,9 +209,10 @@ double slots_of_fullest_gpu(const ExpertPlacement& placement) {
   return double(most) / double(placement.size());
 }
 
-// The most tokens of one rank in a step under a rule. A decode step has one per sequence.
+// The most tokens of one rank in a step under a rule. A decode step has one per sequence, and its
+// drafts.
 double most_tokens(const Experiment& e, StepKind rule) {
-  const double seats = e.scheduler->max_num_seqs();
+  const double seats = e.scheduler->max_num_seqs() * (1.0 + e.speculation.tokens);
   const bool prompts = rule != StepKind::decode || e.mixed.kind == MixedRule::Kind::decode;
   const double few = e.mixed.kind == MixedRule::Kind::decode_if_few
                          ? static_cast<double>(e.mixed.prefill_tokens_at_most)
@@ -230,13 +231,26 @@ double buffer_rows(const Experiment& e) {
   return most;
 }
 
+// What an MTP module adds beside routed experts: a layer like the last one, and the projection of
+// two hidden states to one.
+Bytes module_bytes(const Experiment& e) {
+  MoeModel larger = e.model;
+  larger.layers.push_back(larger.layers.back());
+  const double projection = 2.0 * e.model.hidden * e.model.hidden / e.parallel.tp;
+  return non_expert_bytes(larger, e.parallel, e.precision) -
+         non_expert_bytes(e.model, e.parallel, e.precision) +
+         Bytes(projection * bytes_per_element(e.precision.attention));
+}
+
 // policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
 // activations of the group's tokens on their way out and back (the most that can reach one GPU, or
 // for which low-latency kernels keep room), the rank's own working activations, and the logits of
 // its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
-  const double layers = moe_layers_of_stage(e.model, e.parallel);
+  // An MTP module is a layer more; what stands below HBM is of the model's own layers.
+  const bool moe_module = e.speculation.has_module() && e.model.layers.back().moe;
+  const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
   double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
@@ -246,11 +260,13 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.capacity = e.cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;
   memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
+  if (e.speculation.has_module()) memory.weights += module_bytes(e);
   memory.experts = expert * (layers * base_slots);
   memory.replicas = expert * (layers * (slots - base_slots));
   memory.buffers =
       Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
-            4.0 * e.scheduler->max_num_seqs() * e.model.vocabulary / e.parallel.tp);
+            4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary /
+                e.parallel.tp);
   memory.rebalance_buffer = expert * rebalancer->buffer_slots();
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
@@ -268,6 +284,7 @@ void check_sampled(const ConfigNode& node, const Experiment& e) {
   refuse(e.expert_memory.has_value(), "expert_memory");
   refuse(!e.failures.outages.empty(), "failures");
   refuse(e.capacity->limits(), "a capacity rule");
+  refuse(e.speculation.tokens > 0, "speculative");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing");
 }
 
@@ -289,6 +306,7 @@ void check_pipeline(const ConfigNode& node, const Experiment& e) {
   refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
   refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
   refuse(!e.failures.outages.empty(), "failures", "none");
+  refuse(e.speculation.tokens > 0, "speculative", "none");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing", R"("none")");
 }
 
@@ -362,6 +380,29 @@ int read_instances(const ConfigNode& node, const Experiment& e) {
         gpus, domain));
   }
   return instances;
+}
+
+// {"num_speculative_tokens": k, "acceptance_rate": a, "draft": "mtp" | {"type": "time",
+// "per_token": "1 ms"}}
+SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler) {
+  return read_object(node, [&](ConfigReader& reader) {
+    SpeculationPlan plan;
+    plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens", {0, 64}));
+    plan.acceptance = reader.number("acceptance_rate", {0, 1});
+    read_object(reader.child_or("draft", "mtp").as_policy(), [&](ConfigReader& draft) {
+      constexpr std::array<std::string_view, 2> types{"mtp", "time"};
+      plan.mtp = draft.choice("type", types) == 0;
+      if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
+    });
+    const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
+    if (plan.tokens > 0 && scheduler.max_num_batched_tokens() < verified) {
+      reader.child("num_speculative_tokens")
+          .fail(fmt::format("a step verifies up to max_num_seqs x {} = {} tokens, more than its "
+                            "max_num_batched_tokens of {}",
+                            1 + plan.tokens, verified, scheduler.max_num_batched_tokens()));
+    }
+    return plan;
+  });
 }
 
 Slo read_slo(const ConfigNode& node) {
@@ -498,6 +539,9 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     }
     if (reader.optional("instances")) e.instances = read_instances(reader.child("instances"), e);
     e.scheduler = policies.scheduling.make(reader.child("scheduling"));
+    if (reader.optional("speculative")) {
+      e.speculation = read_speculation(reader.child("speculative"), *e.scheduler);
+    }
     read_placement(reader.child_or("placement", "linear"), e);
     read_rules(reader, e);
     e.charges =
@@ -517,6 +561,10 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
       const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
+      if (e.speculation.has_module()) {
+        const double layers = double(e.model.layers.size());
+        e.kv_layout.block = e.kv_layout.block * ((layers + 1) / layers);
+      }
       e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
       e.prefix_caching = kv.flag_or("prefix_caching", false);
       const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0;

@@ -50,6 +50,16 @@ struct MixedRule {
   std::int64_t prefill_tokens_at_most = 0;  ///< decode_if_few
 };
 
+/// Speculative decoding: every sequence that decodes has `tokens` drafts verified with its last
+/// token, and emits those up to the first that is rejected and one more.
+struct SpeculationPlan {
+  std::int32_t tokens = 0;  ///< 0: none
+  double acceptance = 0;    ///< of a draft when all before it were accepted
+  bool mtp = true;          ///< a layer of the model drafts them, one pass for each; or ...
+  Seconds draft_time{};     ///< ... a pass takes this long
+  bool has_module() const { return tokens > 0 && mtp; }
+};
+
 /// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
 enum class StepKind { prefill, decode, mixed };
 inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
@@ -102,6 +112,7 @@ struct Experiment {
   MemoryBudget memory{};
   KvLayout kv_layout{};
   bool prefix_caching = false;
+  SpeculationPlan speculation{};
   Slo slo{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;

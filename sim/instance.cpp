@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "sim/step_price.hpp"
+
 namespace moesim {
 
 Instance::Instance(const Experiment& experiment, RowSource& rows,
@@ -14,12 +16,14 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       requests_(requests),
       number_(number),
       model_(step_model(experiment)),
+      speculation_(experiment),
       placement_(experiment.placement),
       rules_(experiment.rules),
       mover_(mover_of(experiment)),
       rebalancer_(make_rebalancer(experiment, mover_)),
       relocation_(experiment.movement.link_share),
       live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
+  if (experiment.scheduler->needs_price()) price_ = price_steps(experiment);
   for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
   if (experiment.failures.placer) {
     constexpr std::size_t steps = 1000;  // vLLM's window
@@ -43,9 +47,11 @@ std::int64_t Instance::used_blocks() const {
 }
 
 bool Instance::can_ever_hold(const RequestRecord& request) const {
-  // The last output token is never fed back, so it needs no room.
+  // The last output token is never fed back, so it needs no room, but drafts behind it do: that it
+  // is the last one is not known before.
   const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
-  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1;
+  const std::int32_t drafts = experiment_.prefill_only ? 0 : experiment_.speculation.tokens;
+  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
   return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
 }
 
@@ -61,8 +67,9 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   const bool computed = request.generated == 0 ? experiment_.scheduler->prompts_arrive_computed()
                                                : request.kv_arrived;
   const std::int32_t tokens = request.prompt_tokens + request.generated;
-  rank.waiting.push_back(
-      {id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
+  Sequence& sequence = rank.waiting.emplace_back(Sequence{
+      id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
+  if (request.routing.locality > 0) sequence.locality = request.routing.locality;
   if (experiment_.prefix_caching) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                      experiment_.kv_layout.block_tokens));
@@ -157,8 +164,8 @@ void Instance::show_waiting(Rank& rank) const {
 // whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *experiment_.scheduler;
-  RankView view{rank.running, rank.waiting_view, rank.kv.free_blocks(), experiment_.kv_layout,
-                experiment_.buffer_tokens};
+  RankView view{rank.running,          rank.waiting_view,         rank.kv.free_blocks(),
+                experiment_.kv_layout, experiment_.buffer_tokens, price_ ? &*price_ : nullptr};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
   if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
@@ -173,7 +180,10 @@ bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
     show_waiting(rank);
-    for (Sequence& sequence : rank.running) sequence.shared = rank.kv.shared_blocks(sequence);
+    for (Sequence& sequence : rank.running) {
+      sequence.shared = rank.kv.shared_blocks(sequence);
+      sequence.drafts = sequence.decoding() ? experiment_.speculation.tokens : 0;
+    }
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
@@ -189,9 +199,10 @@ bool Instance::plan_step() {
 void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index,
                        std::array<RoutingCoverage, 2>& coverage) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
-  step.sequences.push_back({tokens, sequence.computed});
+  step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
   step.tokens += tokens;
-  if (tokens == sequence.need()) ++step.sampled;
+  // Logits: of the last token that is due, and of every draft.
+  step.sampled += std::max(0, tokens - sequence.due() + 1);
   if (sequence.decoding()) {
     summary_.decode_tokens += tokens;
   } else {
@@ -234,6 +245,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
     rank.kv.preempt(sequence);
+    sequence.drafts = 0;
     rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
     ++requests_[sequence.request].preemptions;
@@ -252,9 +264,11 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     std::int32_t& tokens = rank.plan.running_tokens[i];
     if (i >= stay) admit(rank, sequence);
     tokens = std::min(tokens, sequence.need());
+    sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
     if (tokens == 0) continue;
     compute(sequence, tokens, index, coverage);
-    rank.kv.grow(sequence, sequence.computed + tokens);
+    rank.kv.grow(sequence, sequence.computed + tokens,
+                 sequence.computed + std::min(tokens, sequence.due()));
   }
 }
 
@@ -318,6 +332,8 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
   } else {
     model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+    speculation_.clear_tally();
+    speculation_.draft(batch_, rules_.of(StepKind::decode), placement_, rows_, cost_);
     rebalance(now);
   }
   stepping_ = true;
@@ -492,6 +508,40 @@ Seconds Instance::recover(const Outage& outage, Time now) {
   return moved.time;
 }
 
+// A step has computed all that was due of a sequence: its next token is known and, if it verified
+// drafts, those that hold before it. What was computed of the others is dropped.
+void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
+  RequestRecord& request = requests_[sequence.request];
+  const std::int32_t drafts = -sequence.due();
+  const std::int32_t known = 1 + (drafts > 0 ? speculation_.accept(drafts) : 0);
+  const std::int32_t tokens = std::min(known, request.output_tokens - request.generated);
+  // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
+  const Duration gap = (now - request.last_token) / tokens;
+  for (std::int32_t i = 0; i < tokens; ++i) {
+    const bool first = ++request.generated == 1;
+    const bool last = request.generated == request.output_tokens;
+    outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
+    if (first) request.first_token = now;
+    if (last) request.state = RequestRecord::State::finished;
+  }
+  request.last_token = now;
+  sequence.tokens += tokens;
+  rank.kv_tokens += tokens;
+  if (drafts > 0) {
+    sequence.computed = sequence.tokens - 1;
+    rank.kv.shrink(sequence);
+  }
+  const bool finished = request.state == RequestRecord::State::finished;
+  if (!finished && !experiment_.prefill_only) return;
+  rank.kv_tokens -= sequence.tokens;
+  if (finished) {
+    rank.kv.finish(sequence);
+  } else {
+    request.state = RequestRecord::State::waiting;
+    rank.sending.push_back(sequence);
+  }
+}
+
 const StepOutcome& Instance::end_step(Time now) {
   busy_until_ = now;
   stepping_ = false;
@@ -502,26 +552,8 @@ const StepOutcome& Instance::end_step(Time now) {
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       Sequence& sequence = rank.running[i];
       sequence.computed += tokens[i];
-      if (tokens[i] == 0 || sequence.need() > 0) continue;
-      RequestRecord& request = requests_[sequence.request];
-      if (request.abandoned()) continue;
-      const bool first = ++request.generated == 1;
-      const bool last = request.generated == request.output_tokens;
-      outcome_.tokens.push_back(
-          {sequence.request, first, last, first ? Duration{} : now - request.last_token});
-      if (first) request.first_token = now;
-      request.last_token = now;
-      ++sequence.tokens;
-      ++rank.kv_tokens;
-      if (!last && !experiment_.prefill_only) continue;
-      rank.kv_tokens -= sequence.tokens;
-      if (last) {
-        request.state = RequestRecord::State::finished;
-        rank.kv.finish(sequence);
-      } else {
-        request.state = RequestRecord::State::waiting;
-        rank.sending.push_back(sequence);
-      }
+      if (tokens[i] == 0 || sequence.due() > 0) continue;
+      if (!requests_[sequence.request].abandoned()) emit(rank, sequence, now);
     }
     std::erase_if(rank.running, [&](const Sequence& sequence) {
       const RequestRecord::State state = requests_[sequence.request].state;

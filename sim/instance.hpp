@@ -14,6 +14,7 @@
 #include "sim/request_routing/request_router.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
+#include "sim/speculation.hpp"
 #include "sim/step_model.hpp"
 #include "sim/step_sampler.hpp"
 
@@ -135,6 +136,8 @@ class Instance {
   const StepCost& cost() const { return cost_; }
   const StepBatch& batch() const { return batch_; }
   const StepModel& model() const { return model_; }
+  /// Of the last step.
+  const SpeculationTally& speculation() const { return speculation_.tally(); }
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
@@ -171,6 +174,7 @@ class Instance {
   void classify_step();
   void pad_to_graph();
   void forget_dummies();
+  void emit(Rank& rank, Sequence& sequence, Time now);
   void drop_abandoned();
   void rebalance(Time now);
   void switch_layers(std::vector<RebalancePlan::Change> layers);
@@ -185,6 +189,8 @@ class Instance {
   std::vector<RequestRecord>& requests_;
   int number_;
   StepModel model_;
+  Speculation speculation_;
+  std::optional<StepPrice> price_;  // if the scheduler needs it
   std::vector<Rank> ranks_;
   StepBatch batch_;
   StepCost cost_;

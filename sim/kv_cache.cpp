@@ -89,10 +89,10 @@ void KvCache::take_cached(Sequence& sequence) {
   sequence.computed = std::max(sequence.computed, cached);
 }
 
-void KvCache::grow(Sequence& sequence, std::int32_t tokens) {
+void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
   const std::int64_t wanted = layout_.blocks_for(tokens);
   check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
-  const auto full = static_cast<std::size_t>(tokens / layout_.block_tokens);
+  const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
   if (!caching_) {
     free_ -= wanted - sequence.blocks;
   } else if (wanted != sequence.blocks ||
@@ -100,6 +100,21 @@ void KvCache::grow(Sequence& sequence, std::int32_t tokens) {
     Holding& holding = holdings_.at(sequence.request);
     while (std::ssize(holding.blocks) < wanted) holding.blocks.push_back(take_oldest());
     fill(holding, sequence.request, full);
+  }
+  sequence.blocks = wanted;
+}
+
+void KvCache::shrink(Sequence& sequence) {
+  const std::int64_t wanted = layout_.blocks_for(sequence.computed);
+  if (!caching_) {
+    free_ += sequence.blocks - wanted;
+  } else {
+    Holding& holding = holdings_.at(sequence.request);
+    for (; std::ssize(holding.blocks) > wanted; holding.blocks.pop_back()) {
+      let_go(holding.blocks.back());
+    }
+    fill(holding, sequence.request,
+         static_cast<std::size_t>(sequence.computed / layout_.block_tokens));
   }
   sequence.blocks = wanted;
 }

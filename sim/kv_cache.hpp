@@ -57,8 +57,12 @@ class KvCache {
   /// Takes the blocks that are here of a sequence that holds none: `blocks` says how many, and
   /// `computed` reaches at least as far.
   void take_cached(Sequence&);
-  /// Holds blocks for `tokens` tokens, more than it has. There must be enough free ones.
-  void grow(Sequence&, std::int32_t tokens);
+  /// Holds blocks for `tokens` tokens, more than it has, of which the first `known` will stay,
+  /// drafts perhaps not. There must be enough free ones.
+  void grow(Sequence&, std::int32_t tokens, std::int32_t known);
+  void grow(Sequence& sequence, std::int32_t tokens) { grow(sequence, tokens, tokens); }
+  /// Lets go of blocks behind the computed tokens, which will all stay.
+  void shrink(Sequence&);
   /// Lets go of all blocks; `computed` is 0 again.
   void preempt(Sequence&);
   /// The same, and the request is expected no more.

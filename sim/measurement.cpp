@@ -144,6 +144,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;
+  totals.speculation += instance.speculation();
   GroupTotals& group = totals.groups[instance.number()];
   ++group.steps;
   group.seconds += seconds;

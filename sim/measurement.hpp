@@ -89,6 +89,7 @@ struct Totals {
   std::int64_t prefix_queried = 0, prefix_hit = 0;
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
+  SpeculationTally speculation;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0, abandoned = 0;
   std::vector<Weighted> gaps;         ///< between tokens of one request, ms
   std::map<int, GroupTotals> groups;  ///< by Instance::number()

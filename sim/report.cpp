@@ -439,6 +439,19 @@ OrderedJson kv_of(const Experiment& e, const Totals& totals, std::int64_t total_
           {"prefix_hit_rate", ratio(double(totals.prefix_hit), double(totals.prefix_queried))}};
 }
 
+// Keys as vLLM counts: the length is what a verification yields, its own token included.
+OrderedJson speculation_of(const SpeculationTally& tally, double busy) {
+  return {
+      {"num_drafts", tally.verifications},
+      {"num_draft_tokens", tally.drafted},
+      {"num_accepted_tokens", tally.accepted},
+      {"draft_acceptance_rate", ratio(double(tally.accepted), double(tally.drafted))},
+      {"mean_acceptance_length",
+       tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications)},
+      {"draft_seconds", tally.draft_seconds},
+      {"draft_share", ratio(tally.draft_seconds, busy)}};
+}
+
 OrderedJson coverage_of(const Totals& totals) {
   OrderedJson json;
   for (std::size_t phase = 0; phase < 2; ++phase) {
@@ -523,6 +536,9 @@ void add_sections(OrderedJson& document, const PoolRun& pool, const Totals& tota
   document["charges"] = charges_of(e.charges);
   document["memory"] = memory_of(e.memory);
   document["kv"] = kv_of(e, totals, measurement.total_blocks());
+  if (e.speculation.tokens > 0) {
+    document["speculative"] = speculation_of(totals.speculation, totals.busy_seconds());
+  }
   document["routing_coverage"] = coverage_of(totals);
   document["rebalancing"] = rebalancing_of(pool);
   document["failures"] = failures_of(pool, now);

@@ -261,7 +261,8 @@ namespace {
 
 bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
-    const bool decode = rank.tokens == std::ssize(rank.sequences);
+    const bool decode = std::ranges::all_of(
+        rank.sequences, [](const SequenceWork& w) { return w.new_tokens == 1 || w.verifies; });
     return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
   });
 }

@@ -95,6 +95,36 @@ memory = report["expert_memory"]
 assert memory["misses"] > 0 and 0 < memory["hit_rate"] < 1 and memory["stall_seconds"] > 0
 assert report["experts"]["delayed"] > 0 and report["expert_buffers"]["steps_cut"] > 0
 PY
+run --json --set '/workload/timeout="60 ms"' --set '/workload/ttft_timeout="20 ms"' --set \
+  '/workload/cancellation={"share":0.3,"mean_after":"10 ms"}' --set /slo='{"ttft":"10 ms","tpot":"5 ms"}' \
+  --requests "$work/left.csv" >"$work/out" 2>/dev/null || fail "run with clients that leave"
+python3 - "$work/out" "$work/left.csv" <<'PY' || fail "report keys of clients that leave"
+import csv, json, sys
+m = json.load(open(sys.argv[1]))["metrics"]
+assert m["completed"] + m["rejected"] + m["timed_out"] + m["cancelled"] == 60 and m["cancelled"] > 0
+assert 0 < m["cancelled_share"] < 1 and set(m["attainment"]) == {"ttft", "tpot"}
+assert sum(r["state"] == "cancelled" for r in csv.DictReader(open(sys.argv[2]))) == m["cancelled"]
+PY
+run --json --set '/scheduling={"type":"comm_aware","max_num_batched_tokens":512,"max_num_seqs":16,"target":"20 ms"}' --set \
+  '/speculative={"num_speculative_tokens":2,"acceptance_rate":0.7}' >"$work/out" 2>/dev/null ||
+  fail "run with drafts and a target time"
+python3 - "$work/out" <<'PY' || fail "report keys of drafts"
+import json, sys
+report = json.load(open(sys.argv[1]))
+assert report["metrics"]["completed"] == 60 and 1 < report["speculative"]["mean_acceptance_length"] < 3
+assert report["speculative"]["draft_seconds"] > 0
+PY
+# What --requests wrote is a request trace.
+python3 - "$work/good.json" "$work/replayed.json" <<'PY'
+import json, sys
+config = json.load(open(sys.argv[1]))
+config["workload"]["arrivals"] = {"type": "trace", "file": "r.csv"}
+del config["workload"]["lengths"], config["workload"]["requests"]
+json.dump(config, open(sys.argv[2], "w"))
+PY
+"$moesim" run "$work/replayed.json" --json >"$work/out" 2>/dev/null || fail "a run's own requests do not run"
+python3 -c 'import json, sys; assert json.load(open(sys.argv[1]))["metrics"]["completed"] == 60' "$work/out" ||
+  fail "a run's own requests are not as many"
 "$moesim" run "$work/good.json" --set '/rebalancing={"type":"eplb_async","step_interval":20}' \
   --set '/failures=[{"gpu":3,"at":"1 ms","recovers_after":"1 ms"}]' -o "$work/moved.json" >"$work/text" 2>/dev/null ||
   fail "run with experts on the move"
@@ -156,6 +186,9 @@ set_refused '/expert_buffers={"tokens_per_rank":4096}' "buffers beyond the sched
 set_refused '/parallel={"dp":16,"tp":1,"ep":16}' "more GPUs than there are" 'dp \* tp = 16 GPUs, but 8 x H100 has 8'
 set_refused "/model=\"$PWD/models/zoo/qwen3_30b_a3b.json\"" "a trace of another model" 'trace.*(128|experts|adapt)'
 set_refused '/kv_cache={"gpu_memory_utilization":0.02}' "a model that does not fit" 'does not fit: [0-9.]+ GB missing per GPU'
+set_refused '/workload/timeout="0 s"' "no patience at all" 'timeout: must be above zero'
+set_refused '/workload/arrivals/rate=[{"rate":"5 /s","until":"9 s"}]' "a schedule that ends" 'must end with a rate without "until"'
+set_refused '/speculative={"num_speculative_tokens":40,"acceptance_rate":0.5}' "more drafts than a step holds" '656 tokens, more than'
 set_refused '/workload/lengths/prompt=0' "an empty prompt" 'prompt: 0 is out of range'
 set_refused '/workload/requests=-1' "negative requests" 'requests: -1 is out of range'
 refuses "an override into nothing" 'nothing at "/no/such"' check "$config" --set /no/such/place=1

@@ -13,7 +13,7 @@ class PrefillFirst final : public Scheduler {
  public:
   explicit PrefillFirst(BatchLimits limits) : limits_(limits) {
     decode_limits_ = limits;
-    decode_limits_.max_num_batched_tokens = limits.max_num_seqs;
+    decode_limits_.max_num_batched_tokens = max_num_batched_tokens();
   }
 
   void plan(const RankView& rank, Turn turn, StepPlan& plan) const override {

@@ -2,6 +2,7 @@
 #include "sim/scheduling/scheduler.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "sim/scheduling/schedulers.hpp"
@@ -18,6 +19,17 @@ std::int64_t StepPlan::new_tokens() const {
     return std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
   };
   return sum(running_tokens) + sum(admitted_tokens);
+}
+
+Seconds StepPrice::time(std::int64_t tokens, std::int64_t context) const {
+  if (tokens < 1) return Seconds{};
+  const auto power = std::min<std::size_t>(
+      static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens))) - 1,
+      of_tokens.size() - 2);
+  const double size = static_cast<double>(std::uint64_t{1} << power);
+  const double place = (static_cast<double>(tokens) - size) / size;
+  const double low = of_tokens[power], high = of_tokens[power + 1];
+  return Seconds(low + (high - low) * place + of_context * static_cast<double>(context));
 }
 
 void StepPlan::clear() {
@@ -72,7 +84,9 @@ const Registry<Scheduler>& schedulers() {
         "prefill chunks and decode batches in separate steps, prefill first (METRO's setting)",
         make_prefill_first},
        {"decode_only", "decodes alone: prompts arrive computed, as from a prefill pool",
-        make_decode_only}});
+        make_decode_only},
+       {"comm_aware", "decodes by expert locality and age, as many as a step's target time allows",
+        make_comm_aware}});
   return table;
 }
 

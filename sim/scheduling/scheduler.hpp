@@ -19,8 +19,22 @@ struct Sequence {
   std::int32_t prompt_tokens = 0;
   std::int64_t blocks = 0;  ///< KV blocks held; of a waiting one, in use by others and its to share
   std::int64_t shared = 0;  ///< of those, how many preempting it would not free
-  bool decoding() const { return tokens > prompt_tokens && tokens - computed == 1; }
-  std::int32_t need() const { return tokens - computed; }
+  std::int32_t drafts = 0;  ///< tokens guessed to follow, to be verified with the last one
+  double locality = .5;     ///< share of its experts that are near, from 0 to 1; .5 = unknown
+  std::int32_t skipped = 0;  ///< steps since it last computed, though it runs
+  bool decoding() const { return tokens > prompt_tokens && due() == 1; }
+  /// Tokens that must be computed before the next one is known ...
+  std::int32_t due() const { return tokens - computed; }
+  /// ... and all that are computed if a step has room.
+  std::int32_t need() const { return due() + drafts; }
+};
+
+/// What a step costs that is alike on all ranks.
+struct StepPrice {
+  std::vector<double> of_tokens;  ///< seconds with 1, 2, 4, .. tokens per rank; at least two
+  double of_context = 0;  ///< more for each token in the KV cache that a rank's decodes read
+  /// In a straight line between two powers of two, and after the last.
+  Seconds time(std::int64_t tokens, std::int64_t context) const;
 };
 
 /// One data-parallel rank between two steps.
@@ -31,6 +45,7 @@ struct RankView {
   const KvLayout& layout;
   /// New tokens that the group's expert buffers take from this rank in one step.
   std::int32_t token_room = std::numeric_limits<std::int32_t>::max();
+  const StepPrice* price = nullptr;  ///< Scheduler::needs_price()
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -65,11 +80,13 @@ class Scheduler {
   virtual bool separates_phases() const = 0;
   /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
   virtual bool prompts_arrive_computed() const { return false; }
+  /// Whether it plans by the price of steps.
+  virtual bool needs_price() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
 };
 
-/// The table: chunked_prefill, prefill_first, decode_only.
+/// The table: chunked_prefill, prefill_first, decode_only, comm_aware.
 const Registry<Scheduler>& schedulers();
 
 /// The limits that every scheduler reads: per DP rank, as in vLLM.

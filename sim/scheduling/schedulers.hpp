@@ -8,5 +8,6 @@ namespace moesim {
 std::unique_ptr<Scheduler> make_chunked_prefill(ConfigReader&);
 std::unique_ptr<Scheduler> make_prefill_first(ConfigReader&);
 std::unique_ptr<Scheduler> make_decode_only(ConfigReader&);
+std::unique_ptr<Scheduler> make_comm_aware(ConfigReader&);
 
 }  // namespace moesim
