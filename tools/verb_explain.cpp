@@ -117,8 +117,8 @@ std::string to_text(const ExplainedStep& step, const Experiment& e) {
   }
   return fmt::format(
       "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"
-      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} in the experts' "
-      "precision\n\n{}{}",
+      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
+      "experts\n\n{}{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
