@@ -100,25 +100,25 @@ std::string grounds_of(const StepCost& cost) {
 
 std::string to_text(const ExplainedStep& step, const Experiment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
-  Table table({"operation", "calls", "ms", "share", "bound by", "GFLOP", "HBM MB", "link MB",
-               "flop/B", "% HBM", "% peak"});
+  Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
+               "% HBM", "% peak"});
   for (const ExplainedOperation& op : step.operations) {
     const auto or_dash = [](double value, const char* format) {
       return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
     };
-    table.add({marked(op), fmt::format("{}", op.calls), fmt::format("{:.3f}", op.seconds * 1e3),
-               fmt::format("{:.1f} %", 100 * op.seconds / step.cost.total.count()),
+    table.add({marked(op), fmt::format("{:.3f}", op.seconds * 1e3),
+               fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
                std::string(resource_names[static_cast<std::size_t>(op.bound)]),
-               or_dash(op.flops * 1e-9, "{:.2f}"), or_dash(op.hbm_bytes * 1e-6, "{:.2f}"),
-               or_dash(op.link_bytes * 1e-6, "{:.2f}"),
-               or_dash(intensity(op.flops, op.hbm_bytes), "{:.1f}"),
+               or_dash(op.flops * 1e-9, "{:.0f}"), or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
+               or_dash(op.link_bytes * 1e-6, "{:.0f}"),
+               or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
                or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                or_dash(100 * peak_share(op), "{:.0f}")});
   }
   return fmt::format(
       "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"
-      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} in the experts' "
-      "precision\n\n{}{}",
+      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
+      "experts\n\n{}{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
