@@ -96,7 +96,14 @@ Experiment load_pools(const ConfigNode& node, TraceLibrary& library, const Polic
       return std::pair(by_network, options.flag_or("overlap", true));
     });
     Experiment e = decode;
+    // As it is read: what is of both pools beside them, everything else in each.
     e.config = node.json();
+    for (const char* key : of_both_pools) {
+      if (!decode.config.contains(key)) continue;
+      e.config[key] = decode.config[key];
+      prefill.config.erase(key);
+      decode.config.erase(key);
+    }
     e.config["pools"] = {{"prefill", prefill.config}, {"decode", decode.config}};
     e.config["kv_transfer"] = {{"level", network ? "network" : "nvlink"}, {"overlap", overlap}};
     e.pools = std::make_shared<const Pools>(

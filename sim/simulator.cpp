@@ -107,14 +107,19 @@ class Simulation {
   }
 
  private:
+  // Over which a rank's KV caches leave.
+  struct Link {
+    Time idle{};       // from when on it carries nothing
+    Time delivered{};  // when the last KV cache was there
+  };
+
   void add_pool(const Experiment& experiment) {
     const int first = static_cast<int>(groups_.size());
     Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(experiment, rows_, requests_, first));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
-    links_free_.resize(groups_.size());
-    for (std::vector<Time>& links : links_free_) {
-      links.resize(static_cast<std::size_t>(experiment.parallel.dp));
-    }
+    if (!experiment.prefill_only) return;
+    links_.assign(groups_.size(),
+                  std::vector<Link>(static_cast<std::size_t>(experiment.parallel.dp)));
   }
   Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
   static const std::vector<Outage>& outages_of(const Group& group) {
@@ -220,25 +225,29 @@ class Simulation {
     go_on(pool);
   }
 
-  // A prompt's KV cache leaves over the links of the rank that computed it, one after the other: as
-  // layers are computed, or after the first token.
+  // A prompt's KV cache leaves over the links of the rank that computed it: as layers are computed,
+  // from the prompt's first step on, or after the first token. What a link carries it carries one
+  // after the other, and so do last layers follow each other.
   void send_kv(std::uint32_t id) {
     const Pools& pools = *experiment_.pools;
     RequestRecord& request = requests_[id];
     const KvTransferCost cost = kv_transfer(pools, request.prompt_tokens);
-    Time& link_free = links_free_[static_cast<std::size_t>(request.instance)]
-                                 [static_cast<std::size_t>(request.rank)];
-    const Time ready = pools.overlap ? request.begun : queue_.now();
-    const Time begin = std::max(ready, link_free);
-    const Seconds exposed = pools.overlap ? cost.last_layer : cost.all;
-    link_free = std::max(queue_.now() + to_duration(exposed), begin + to_duration(cost.all));
-    request.prefill = {request.instance, request.rank, request.routing, link_free - queue_.now()};
+    Link& link =
+        links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
+    const Time now = queue_.now();
+    const Time ready = pools.overlap ? request.begun : now;
+    const Duration all = to_duration(cost.all);
+    const Duration exposed = to_duration(pools.overlap ? cost.last_layer : cost.all);
+    link.idle = std::max(ready, link.idle) + all;
+    link.delivered = std::max(link.idle, std::max(now, link.delivered) + exposed);
+    const Time alone = std::max(ready + all, now + exposed);
+    request.prefill = {request.instance, request.rank, request.routing, link.delivered - now};
     ++transfers_.transfers;
     transfers_.bytes += cost.bytes;
     transfers_.on_links += cost.all;
-    transfers_.waited += to_seconds(begin - ready);
-    transfers_.exposed += to_seconds(link_free - queue_.now());
-    queue_.schedule(link_free, KvArrives{id});
+    transfers_.waited += to_seconds(link.delivered - alone);
+    transfers_.exposed += to_seconds(link.delivered - now);
+    queue_.schedule(link.delivered, KvArrives{id});
   }
 
   void handle(const KvArrives& kv) {
@@ -349,9 +358,9 @@ class Simulation {
   std::unique_ptr<RequestSource> source_;
   std::vector<RequestRecord> requests_;
   RowSource rows_;
-  std::vector<std::unique_ptr<Pool>> pools_;   // that prefills first
-  std::vector<Group*> groups_;                 // by Instance::number()
-  std::vector<std::vector<Time>> links_free_;  // [group][rank], for KV caches
+  std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
+  std::vector<Group*> groups_;                // by Instance::number()
+  std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
   KvTransferTally transfers_;
   Rng patience_rng_;
   std::optional<TimedRequest> due_;

@@ -102,8 +102,9 @@ SpeculationTally& SpeculationTally::operator+=(const SpeculationTally& other) {
   return *this;
 }
 
-Speculation::Speculation(const Experiment& experiment)
-    : experiment_(experiment), rng_(experiment.seed, "speculation/acceptance") {
+Speculation::Speculation(const Experiment& experiment, int instance)
+    : experiment_(experiment),
+      rng_(experiment.seed + static_cast<std::uint64_t>(instance), "speculation/acceptance") {
   if (experiment.speculation.has_module()) module_.emplace(module_of(experiment));
 }
 

@@ -19,7 +19,8 @@ struct SpeculationTally {
 /// Speculative decoding in one group: what drafting costs, and how many drafts hold.
 class Speculation {
  public:
-  explicit Speculation(const Experiment&);
+  /// `instance` tells the draws of EP groups apart.
+  explicit Speculation(const Experiment&, int instance = 0);
 
   /// How many of a sequence's drafts are accepted: each with the plan's rate until one is not.
   std::int32_t accept(std::int32_t drafts);

@@ -18,7 +18,7 @@ Action setup_check(CLI::App& command) {
     print(
         fmt::format("{}: good\n{} on {} GPUs of {}\n{} slots per layer ({:.4g}x)\n"
                     "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
-                    options->config, e.model.name, e.parallel.gpus(), e.cluster.name, slots,
+                    options->config, e.model.name, gpus_of(e), e.cluster.name, slots,
                     e.replication_effective, e.memory.kv.value() / 1e9, e.memory.kv_blocks,
                     e.kv_layout.block_tokens));
     return 0;
