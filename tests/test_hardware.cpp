@@ -120,7 +120,7 @@ TEST_CASE("every shipped GPU loads, and each of its numbers has a source") {
 
 TEST_CASE("every shipped cluster loads and counts its GPUs") {
   const auto files = shipped("hardware/clusters");
-  CHECK(files.size() == 10);
+  CHECK_FALSE(files.empty());
   for (const auto& file : files) {
     INFO(file);
     const ClusterSpec cluster = read_cluster(ConfigNode::from_file(file));
