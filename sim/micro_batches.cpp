@@ -79,7 +79,8 @@ std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
     for (SequenceWork work : rank.sequences) {
       while (work.new_tokens > 0) {
         const std::int32_t here = std::min(end_of(rank.tokens, i) - passed, work.new_tokens);
-        if (here > 0) parts[at(i)].ranks[r].sequences.push_back({here, work.context_tokens, work.verifies});
+        if (here > 0)
+          parts[at(i)].ranks[r].sequences.push_back({here, work.context_tokens, work.verifies});
         parts[at(i)].ranks[r].tokens += here;
         work.new_tokens -= here;
         work.context_tokens += here;

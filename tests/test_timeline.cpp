@@ -193,12 +193,13 @@ TEST_CASE("the table of steps has a line per step, whose parts add up") {
   std::filesystem::remove(file);
   std::string line, cell;
   std::getline(lines, line);
-  REQUIRE(line ==
-          "step,start_s,step_ms,holds,rule,prefill_tokens,decode_tokens,dummy_ranks,"
-          "kv_blocks_used,preemptions,attention_ms,all_reduce_ms,gate_ms,token_routing_ms,"
-          "permute_ms,dispatch_ms,experts_ms,shared_experts_ms,combine_ms,dense_ffn_ms,"
-          "rebalancing_ms,pipeline_ms,other_ms,mean_idle_ms,max_activated,mean_activated,max_tokens,"
-          "mean_tokens,instance");
+  REQUIRE(
+      line ==
+      "step,start_s,step_ms,holds,rule,prefill_tokens,decode_tokens,dummy_ranks,"
+      "kv_blocks_used,preemptions,attention_ms,all_reduce_ms,gate_ms,token_routing_ms,"
+      "permute_ms,dispatch_ms,experts_ms,shared_experts_ms,combine_ms,dense_ffn_ms,"
+      "rebalancing_ms,pipeline_ms,other_ms,mean_idle_ms,max_activated,mean_activated,max_tokens,"
+      "mean_tokens,instance");
   std::int64_t count = 0;
   while (std::getline(lines, line)) {
     std::vector<std::string> cells;

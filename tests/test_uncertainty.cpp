@@ -65,9 +65,8 @@ TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it
 TEST_CASE("every operation is set against the peak of its own precision, and none exceeds it") {
   Json json = tiny().json();
   json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
-  const ExplainedStep step =
-      explain_step(experiment({json, source_dir() / "tests/tiny.json"}), StepKind::decode, 8, 1024,
-                   64);
+  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
+                                          StepKind::decode, 8, 1024, 64);
   for (const ExplainedOperation& op : step.operations) {
     INFO(op.name);
     CHECK(op.flops <= op.peak_flops);
