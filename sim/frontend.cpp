@@ -44,17 +44,36 @@ Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instance
       history_(experiment.model.moe_layers(), experiment.model.experts),
       active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts,
                       experiment.model.experts_per_token),
-      published_(static_cast<std::size_t>(experiment.ranks())) {}
+      published_(static_cast<std::size_t>(experiment.ranks())),
+      seen_(instances_.size()) {}
 
-void Frontend::look_at_ranks(bool requests) {
-  ranks_.clear();
+// Looks again at the groups on which something has changed.
+void Frontend::look_at_ranks() {
+  auto place = ranks_.begin();
   for (std::size_t i = 0; i < instances_.size(); ++i) {
-    instances_[i]->loads(requests, ranks_of_instance_);
+    Seen& seen = seen_[i];
+    if (seen.changes == instances_[i]->changes()) {
+      place += seen.ranks;
+      continue;
+    }
+    instances_[i]->loads(needs_.requests, ranks_of_instance_);
     for (RankLoad& rank : ranks_of_instance_) {
       rank.rank += static_cast<std::int32_t>(i) * experiment_.parallel.dp;
-      ranks_.push_back(rank);
+      show_published(rank);
     }
+    if (std::ssize(ranks_of_instance_) != seen.ranks) {
+      place = ranks_.erase(place, place + seen.ranks);
+      place = ranks_.insert(place, ranks_of_instance_.size(), RankLoad{});
+    }
+    place = std::ranges::copy(ranks_of_instance_, place).out;
+    seen = {instances_[i]->changes(), std::ssize(ranks_of_instance_)};
   }
+}
+
+void Frontend::show_published(RankLoad& rank) const {
+  const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
+  rank.published_waiting = published.waiting;
+  rank.published_running = published.running;
 }
 
 void Frontend::publish(Time now) {
@@ -62,8 +81,11 @@ void Frontend::publish(Time now) {
   const std::int64_t due = now.time_since_epoch() / *needs_.statistics_interval;
   if (due == publication_) return;
   publication_ = due;
-  look_at_ranks(false);
-  for (const RankLoad& rank : ranks_) published_[static_cast<std::size_t>(rank.rank)] = rank;
+  look_at_ranks();
+  for (RankLoad& rank : ranks_) {
+    published_[static_cast<std::size_t>(rank.rank)] = rank;
+    show_published(rank);
+  }
 }
 
 void Frontend::arrive(std::uint32_t request) {
@@ -97,12 +119,7 @@ bool Frontend::withdraw(std::uint32_t request) {
 }
 
 void Frontend::show() {
-  look_at_ranks(needs_.requests);
-  for (RankLoad& rank : ranks_) {
-    const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
-    rank.published_waiting = published.waiting;
-    rank.published_running = published.running;
-  }
+  look_at_ranks();
   const std::size_t shown = std::min(needs_.window, waiting_.size());
   const std::size_t count = published_.size();  // of all ranks, those that are down included
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
@@ -157,7 +174,10 @@ void Frontend::carry_out(const Assignment& assignment) {
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
-  routing.load = std::ranges::find(ranks_, assignment.rank, &RankLoad::rank)->kv_tokens;
+  const bool all_up = ranks_.size() == published_.size();
+  const auto load = all_up ? ranks_.begin() + assignment.rank
+                           : std::ranges::find(ranks_, assignment.rank, &RankLoad::rank);
+  routing.load = load->kv_tokens;
   if (needs_.prefixes) {
     routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
                         experiment_.kv_layout.block_tokens / pending.prompt_tokens;

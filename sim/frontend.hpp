@@ -40,7 +40,8 @@ class Frontend {
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
-  void look_at_ranks(bool requests);
+  void look_at_ranks();
+  void show_published(RankLoad&) const;
   void show();
   void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
   void carry_out(const Assignment&);
@@ -58,7 +59,13 @@ class Frontend {
   std::int64_t publication_ = 0;
   std::vector<RankLoad> published_;
 
-  // What the router is shown, rebuilt for each call.
+  // What the router is shown: ranks are looked at again when something has changed on their group,
+  // the rest is rebuilt for each call.
+  struct Seen {
+    std::int64_t changes = -1;
+    std::ptrdiff_t ranks = 0;  // that were up
+  };
+  std::vector<Seen> seen_;  // [instances]
   std::vector<RankLoad> ranks_, ranks_of_instance_;
   std::vector<PendingRequest> pending_;
   std::vector<CacheHit> hits_;       // [pending, ranks]

@@ -56,6 +56,7 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
+  ++changes_;
   RequestRecord& request = requests_[id];
   request.instance = number_;
   request.rank = static_cast<std::int32_t>(index);
@@ -79,6 +80,7 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
 }
 
 void Instance::abandon(std::uint32_t id) {
+  ++changes_;
   ranks_[static_cast<std::size_t>(requests_[id].rank)].abandoned = true;
   if (!stepping_) drop_abandoned();
 }
@@ -294,6 +296,7 @@ void Instance::pad_to_graph() {
 }
 
 std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
+  ++changes_;
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
       const bool idle = rank.running.empty() && rank.waiting.empty();
@@ -426,6 +429,7 @@ MoveCost Instance::move_all(ExpertPlacement to, std::span<const char> sources) {
 }
 
 Instance::Stopped Instance::fail(const Outage& outage, Time now) {
+  ++changes_;
   OutageRecord& record = outages_.emplace_back();
   record.what = outage.what;
   record.gpus = outage.gpus;
@@ -483,6 +487,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
 }
 
 Seconds Instance::recover(const Outage& outage, Time now) {
+  ++changes_;
   const auto record = std::find_if(outages_.rbegin(), outages_.rend(), [&](const OutageRecord& r) {
     return r.what == outage.what && !r.recovered;
   });
@@ -543,6 +548,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
 }
 
 const StepOutcome& Instance::end_step(Time now) {
+  ++changes_;
   busy_until_ = now;
   stepping_ = false;
   switch_layers(relocation_.take_arrived());
@@ -565,6 +571,7 @@ const StepOutcome& Instance::end_step(Time now) {
 }
 
 bool Instance::sent(std::uint32_t id) {
+  ++changes_;
   for (Rank& rank : ranks_) {
     const auto sequence = std::ranges::find(rank.sending, id, &Sequence::request);
     if (sequence == rank.sending.end()) continue;

@@ -129,6 +129,8 @@ class Instance {
   /// What routers see of the ranks that are up; with the requests on them only if asked. What
   /// `loads` refers to is good until the next call.
   void loads(bool requests, std::vector<RankLoad>& loads);
+  /// Counts what may have changed the answer of `loads`.
+  std::int64_t changes() const { return changes_; }
   /// What a prompt would find in a rank's KV cache.
   CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
   const ExpertPlacement& placement() const { return placement_; }
@@ -185,6 +187,7 @@ class Instance {
 
   const Experiment& experiment_;
   StepSampler* sampler_;  // none: every token is routed
+  std::int64_t changes_ = 0;
   RowSource& rows_;
   std::vector<RequestRecord>& requests_;
   int number_;

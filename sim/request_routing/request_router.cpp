@@ -2,6 +2,7 @@
 #include "sim/request_routing/request_router.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <tuple>
 
 #include "sim/request_routing/routers.hpp"
@@ -15,14 +16,17 @@ OneByOneRouter::OneByOneRouter(ConfigReader& options) {
 
 void OneByOneRouter::route(const RoutingState& state, std::vector<Assignment>& assignments) {
   const PendingRequest& request = state.pending.front();
-  offered_.clear();
-  for (const RankLoad& rank : state.ranks) {
-    const bool now = rank.seats > 0 && request.blocks <= rank.free_blocks();
-    if (central_ ? now : request.blocks <= rank.total_blocks) offered_.push_back(rank);
+  std::span<const RankLoad> ranks = state.ranks;
+  if (central_) {
+    offered_.clear();
+    std::ranges::copy_if(ranks, std::back_inserter(offered_), [&](const RankLoad& rank) {
+      return rank.seats > 0 && request.blocks <= rank.free_blocks();
+    });
+    ranks = offered_;
   }
-  if (offered_.empty()) return;
-  const Choice choice = pick(request, offered_, state);
-  assignments.push_back({0, offered_[choice.index].rank, choice.score});
+  if (ranks.empty()) return;
+  const Choice choice = pick(request, ranks, state);
+  assignments.push_back({0, ranks[choice.index].rank, choice.score});
 }
 
 std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks) {

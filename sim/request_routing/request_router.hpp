@@ -102,8 +102,8 @@ struct RouterContext {
 
 /// Routers that place one request after the other, first come, first served. Reads the option
 /// "admission": "rank" (default) sends a request to a rank at once, there to wait; "central" keeps
-/// it until a rank has a seat and blocks for its prompt, and chooses among such ranks. A rank that
-/// could never hold the prompt is not offered.
+/// it until a rank has a seat and blocks for its prompt, and chooses among such ranks. Prompts that
+/// no rank could ever hold do not come here.
 class OneByOneRouter : public RequestRouter {
  public:
   explicit OneByOneRouter(ConfigReader& options);
