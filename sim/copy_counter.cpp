@@ -11,10 +11,31 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-template <class Visit>
-void for_each_bit(std::uint64_t bits, Visit&& visit) {
-  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::size_t>(std::countr_zero(bits)));
-}
+// How many of the words added have each bit set. Plane p holds the p-th binary digits of all 64
+// counts, so that adding a word is a ripple of carries that ends after two planes in the mean.
+class BitCounts {
+ public:
+  void add(std::uint64_t word) {
+    for (std::size_t p = 0; word != 0; ++p) {
+      const std::uint64_t carry = planes_[p] & word;
+      planes_[p] ^= word;
+      word = carry;
+      used_ = std::max(used_, p + 1);
+    }
+  }
+  void write(std::int32_t* counts) const {
+    std::fill_n(counts, 64, 0);
+    for (std::size_t p = 0; p < used_; ++p) {
+      for (std::uint64_t bits = planes_[p]; bits != 0; bits &= bits - 1) {
+        counts[std::countr_zero(bits)] += std::int32_t{1} << p;
+      }
+    }
+  }
+
+ private:
+  std::array<std::uint64_t, 31> planes_{};
+  std::size_t used_ = 0;
+};
 
 }  // namespace
 
@@ -46,6 +67,8 @@ void CopyCounter::next_slot(const LayerPlacement& placement,
 template <std::size_t words, class VisitRank>
 void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k,
                                VisitRank&& visit_rank) {
+  std::array<BitCounts, words> rank_counts;
+  BitCounts domain_counts;
   for (std::size_t token = first; token < end; ++token) {
     std::array<std::uint64_t, words> ranks{};
     std::uint64_t domains = 0;
@@ -56,11 +79,13 @@ void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k
         domains |= domains_of_rank_[rank];
       });
     }
-    for (std::size_t word = 0; word < words; ++word) {
-      for_each_bit(ranks[word], [&](std::size_t bit) { ++to_rank_[word * 64 + bit]; });
-    }
-    for_each_bit(domains, [&](std::size_t domain) { ++to_domain_[domain]; });
+    for (std::size_t word = 0; word < words; ++word) rank_counts[word].add(ranks[word]);
+    domain_counts.add(domains);
   }
+  for (std::size_t word = 0; word < words; ++word) {
+    rank_counts[word].write(to_rank_.data() + word * 64);
+  }
+  domain_counts.write(to_domain_.data());
 }
 
 template <class VisitRank>

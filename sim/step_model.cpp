@@ -120,14 +120,20 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
     trace.visit([&](auto ids) {
       const auto* row = ids.data() + static_cast<std::size_t>(range.first_row) * row_ids;
       for (std::size_t t = first_token; t < token; ++t) {
-        for (std::size_t layer = 0; layer < layers; ++layer) {
-          std::int32_t* counts = s.tokens_of_expert.data() + layer * experts;
-          std::uint16_t* kept = keep_ids ? s.ids.data() + (layer * tokens + t) * k : nullptr;
-          for (std::size_t j = 0; j < k; ++j) {
-            const auto id = static_cast<std::size_t>(*row++);
-            ++counts[id];
-            if (kept != nullptr) kept[j] = static_cast<std::uint16_t>(id);
+        std::int32_t* counts = s.tokens_of_expert.data();
+        if (!keep_ids) {
+          for (std::size_t layer = 0; layer < layers; ++layer, counts += experts, row += k) {
+            for (std::size_t j = 0; j < k; ++j) ++counts[row[j]];
           }
+          continue;
+        }
+        std::uint16_t* kept = s.ids.data() + t * k;
+        for (std::size_t layer = 0; layer < layers; ++layer, counts += experts, row += k) {
+          for (std::size_t j = 0; j < k; ++j) {
+            ++counts[row[j]];
+            kept[j] = static_cast<std::uint16_t>(row[j]);
+          }
+          kept += tokens * k;
         }
       }
     });

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <chrono>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "sim/simulator.hpp"
 #include "tools/output.hpp"
 #include "tools/source_tree.hpp"
 #include "tools/table.hpp"
@@ -13,7 +17,7 @@ namespace moesim {
 namespace {
 
 struct Options {
-  std::string points, csv;
+  std::string points, csv, fidelity;
   std::vector<std::string> only;
   std::filesystem::path root = source_tree();
   bool json = false;
@@ -89,16 +93,91 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
   return text;
 }
 
+// One experiment with exact and with sampled MoE layers, metric beside metric.
+struct BothFidelities {
+  struct Row {
+    std::string metric;
+    double exact, sampled;
+    double error_pct() const { return exact == 0 ? 0 : (sampled / exact - 1) * 100; }
+  };
+  std::vector<Row> rows;
+  double exact_s = 0, sampled_s = 0;
+};
+
+BothFidelities run_both(const std::filesystem::path& config) {
+  constexpr std::array metrics{"total_token_throughput",
+                               "tokens_per_s_per_gpu",
+                               "mean_tpot_ms",
+                               "median_tpot_ms",
+                               "p99_tpot_ms",
+                               "mean_ttft_ms",
+                               "p99_ttft_ms",
+                               "mean_e2el_ms"};
+  TraceLibrary traces;
+  const auto run_as = [&](const char* fidelity, double& seconds) {
+    const ConfigNode file = ConfigNode::from_file(config);
+    Json json = file.json();
+    json["fidelity"] = fidelity;
+    const Experiment experiment = load_experiment(ConfigNode(std::move(json), config), traces);
+    const auto start = std::chrono::steady_clock::now();
+    Report report = run(experiment);
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return report.document;
+  };
+  BothFidelities both;
+  const OrderedJson exact = run_as("exact", both.exact_s);
+  const OrderedJson sampled = run_as("sampled", both.sampled_s);
+  for (const char* metric : metrics) {
+    const OrderedJson &a = exact["metrics"][metric], &b = sampled["metrics"][metric];
+    if (a.is_number() && b.is_number()) {
+      both.rows.push_back({metric, a.get<double>(), b.get<double>()});
+    }
+  }
+  return both;
+}
+
+std::string to_text(const BothFidelities& both) {
+  Table table({"metric", "exact", "sampled", "error"});
+  for (const auto& row : both.rows) {
+    table.add({row.metric, fmt::format("{:.5g}", row.exact), fmt::format("{:.5g}", row.sampled),
+               fmt::format("{:+.2f} %", row.error_pct())});
+  }
+  return table.text() + fmt::format("\nsimulated in {:.2f} s exact, {:.2f} s sampled\n",
+                                    both.exact_s, both.sampled_s);
+}
+
+// Without the times: the same on every call.
+OrderedJson to_json(const BothFidelities& both) {
+  OrderedJson json;
+  for (const auto& row : both.rows) {
+    json["metrics"][row.metric] = {
+        {"exact", row.exact}, {"sampled", row.sampled}, {"error_pct", row.error_pct()}};
+  }
+  return json;
+}
+
 }  // namespace
 
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  command.add_option("--points", options->points, "measured points, CSV")->required();
+  CLI::Option* points = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* fidelity = command.add_option(
+      "--fidelity", options->fidelity,
+      "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
+  points->excludes(fidelity);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
+    if (!options->fidelity.empty()) {
+      const BothFidelities both = run_both(options->fidelity);
+      print(options->json ? to_json(both).dump(1) + "\n" : to_text(both));
+      return 0;
+    }
+    if (options->points.empty()) {
+      throw ConfigError("validate: give --points FILE.csv or --fidelity CONFIG.json");
+    }
     if (!options->csv.empty()) require_writable(options->csv);
     std::vector<MeasuredPoint> points = read_points(options->points);
     const auto unwanted = [&](const MeasuredPoint& point) {
