@@ -160,11 +160,11 @@ OrderedJson to_json(const BothFidelities& both) {
 
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  CLI::Option* points = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
       "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
-  points->excludes(fidelity);
+  csv_file->excludes(fidelity);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
