@@ -374,6 +374,16 @@ TEST_CASE("the frontier of a store holds its best points, and its CSV all") {
         "2 of 4 points are on a frontier (least median_tpot_ms, most tokens_per_s_per_gpu)\n");
 }
 
+TEST_CASE("what differs by a rounding error alone is no gain on a frontier") {
+  StoredSweep sweep = four_points();
+  // (8, 125) in another order of additions, and (10, 125) with one unit in the last place more.
+  sweep.points[0].report = metrics(8 * (1 + 2e-15), 125 * (1 - 1e-15));
+  sweep.points[2].report = metrics(10, 125 * (1 + 3e-16));
+  std::vector<bool> best;
+  for (const ParetoPoint& point : pareto(sweep, {}).points) best.push_back(point.on_frontier);
+  CHECK(best == std::vector<bool>{true, true, false, true});
+}
+
 TEST_CASE("a frontier's gain over another is that of the best points, and that of straight lines") {
   // By hand, between 2 and 6: the baseline's steps are 10, from 4 on 20, at 6 40; the candidate's
   // 20, from 5 on 30. The lines: the baseline rises by 5 from 2 to 4, by 10 from 4 to 6, the
