@@ -65,9 +65,8 @@ TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it
 TEST_CASE("every operation is set against the peak of its own precision, and none exceeds it") {
   Json json = tiny().json();
   json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
-  const ExplainedStep step =
-      explain_step(experiment({json, source_dir() / "tests/tiny.json"}), StepKind::decode, 8, 1024,
-                   64);
+  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
+                                          StepKind::decode, 8, 1024, 64);
   for (const ExplainedOperation& op : step.operations) {
     INFO(op.name);
     CHECK(op.flops <= op.peak_flops);
@@ -88,7 +87,7 @@ TEST_CASE("tokens cost what all GPUs cost while they are made") {
             .is_null());
 }
 
-TEST_CASE("intervals hold their median, and are the same on any number of threads") {
+TEST_CASE("intervals hold their median, and are the same on any number of threads", "[threads]") {
   const auto bands = [](std::size_t threads) {
     const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
     return intervals(tiny(), 6, [](int) {});
