@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/parse_json.hpp"
+
 namespace moesim {
 
 namespace {
@@ -33,6 +35,11 @@ std::string did_you_mean(std::string_view name, std::span<const std::string_view
   const std::string_view nearest = nearest_name(name, candidates);
   return nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
 }
+
+constexpr double largest_quantity = 1e30;
+constexpr std::uintmax_t largest_json = std::uintmax_t{1} << 30;
+// 30 days in seconds: three such times follow each other within the 106 days of the clock.
+constexpr double longest_time = 2.592e6;
 
 struct Prefix {
   std::string_view symbol;
@@ -93,6 +100,8 @@ double parse_with_base(std::string_view text, std::string_view base, std::string
   }
   if (number < 0)
     throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"{}\")", text, example));
+  if (number * factor > largest_quantity)
+    throw ConfigError(fmt::format("\"{}\" is too large to be true", text));
   return number * factor;
 }
 
@@ -119,6 +128,15 @@ std::string escape_pointer(std::string_view key) {
     }
   }
   return escaped;
+}
+
+// The value at a pointer; an object where nothing is yet. Throws Json::exception where it would
+// have to stand in something other than an object.
+Json& made_object(Json& config, const Json::json_pointer& place) {
+  if (place.empty()) return config;
+  Json& parent = made_object(config, place.parent_pointer());
+  if (!parent.is_object()) return config.at(place);
+  return *parent.emplace(place.back(), Json::object()).first;
 }
 
 std::string describe(Range range) {
@@ -179,6 +197,10 @@ Seconds parse_quantity<Seconds>(std::string_view text) {
   }
   if (number < 0)
     throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"50 ms\")", text));
+  if (number * scale > longest_time) {
+    throw ConfigError(
+        fmt::format("\"{}\" is longer than 720 h, too long for the simulated clock", text));
+  }
   return Seconds(number * scale);
 }
 
@@ -197,18 +219,17 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
     throw ConfigError(
         fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
   }
-  std::ifstream stream(file);
-  if (!stream)
+  const auto size = std::filesystem::file_size(file, ignored);
+  if (size > largest_json)
+    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no JSON file is", file.string()));
+  std::ifstream stream(file, std::ios::binary);
+  std::string text(size, '\0');
+  if (!stream || !stream.read(text.data(), static_cast<std::streamsize>(size)))
     throw ConfigError(fmt::format("{}: cannot be read (check its permissions)", file.string()));
   try {
-    return {Json::parse(stream), file};
-  } catch (const Json::exception& error) {
-    // A number such as 1e999 is refused with another type of exception than wrong syntax, and
-    // without a place.
-    std::string message = error.what();
-    if (const auto place = message.find("at line"); place != std::string::npos)
-      message = message.substr(place);
-    throw ConfigError(fmt::format("{}: not JSON {}", file.string(), message));
+    return {parse_json(text), file};
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", file.string(), error.what()));
   }
 }
 
@@ -382,22 +403,22 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
     throw ConfigError(fmt::format(
         "--set {}: expected /pointer=value, e.g. /placement/replication=1.25", pointer_and_value));
   }
-  const std::string value(pointer_and_value.substr(equals + 1));
-  Json parsed = Json::parse(value, nullptr, false);
-  if (parsed.is_discarded()) parsed = value;
-  std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
+  const std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
+  Json changed = config;
   try {
     const Json::json_pointer place(pointer);
-    const Json& parent = std::as_const(config).at(place.parent_pointer());
+    Json& parent = made_object(changed, place.parent_pointer());
     if (!parent.is_object() && !parent.is_array()) {
-      throw ConfigError(fmt::format("--set {}: {} is {}, not an object", pointer,
-                                    place.parent_pointer().to_string(), kind_of(parent)));
+      throw ConfigError(fmt::format("--set {}: {} is {}, not an object", pointer, parent_pointer,
+                                    kind_of(parent)));
     }
-    config[place] = std::move(parsed);
+    Json& value = parent.is_array() ? changed.at(place) : parent[place.back()];
+    value = json_or_text(pointer_and_value.substr(equals + 1));
   } catch (const Json::exception&) {
     throw ConfigError(
         fmt::format("--set {}: there is nothing at \"{}\" to set it in", pointer, parent_pointer));
   }
+  config = std::move(changed);
 }
 
 }  // namespace moesim

@@ -2,7 +2,6 @@
 #include "sim/kv_cache.hpp"
 
 #include <algorithm>
-#include <ranges>
 
 namespace moesim {
 
@@ -149,7 +148,8 @@ void KvCache::finish(Sequence& sequence) {
 void KvCache::release(Sequence& sequence) {
   if (caching_) {
     Holding& holding = holdings_.at(sequence.request);
-    for (const std::int32_t block : std::views::reverse(holding.blocks)) let_go(block);
+    std::for_each(holding.blocks.rbegin(), holding.blocks.rend(),
+                  [this](std::int32_t block) { let_go(block); });
     holding.blocks.clear();
     holding.filled = 0;
   } else {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/report.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -559,6 +561,13 @@ OrderedJson transfers_of(const Pools& pools, const KvTransferTally& tally) {
 
 }  // namespace
 
+bool all_numbers_finite(const OrderedJson& document) {
+  if (document.is_number_float()) return std::isfinite(document.get<double>());
+  return std::all_of(document.begin(), document.end(), [](const OrderedJson& value) {
+    return (!value.is_structured() && !value.is_number_float()) || all_numbers_finite(value);
+  });
+}
+
 Report write_report(const Experiment& e, std::span<const PoolRun> pools,
                     const KvTransferTally& transfers, std::vector<RequestRecord> requests,
                     Time now) {
@@ -585,6 +594,7 @@ Report write_report(const Experiment& e, std::span<const PoolRun> pools,
     report.work.steps += pool.measurement.steps();
     report.work.routed_ids += pool.measurement.routed_ids();
   }
+  check(all_numbers_finite(document), "a report holds a number that is none");
   for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
   report.requests = std::move(requests);
   return report;

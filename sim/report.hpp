@@ -38,7 +38,11 @@ struct KvTransferTally {
   Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
 };
 
+/// Whether every number in a document is one: JSON would write NaN and infinity as null.
+bool all_numbers_finite(const OrderedJson&);
+
 /// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
+/// Throws std::logic_error if a number in it is not finite.
 Report write_report(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
                     std::vector<RequestRecord> requests, Time now);
 

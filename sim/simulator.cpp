@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 #include "sim/event_queue.hpp"
 #include "sim/frontend.hpp"
 #include "sim/instance.hpp"
@@ -13,6 +15,7 @@ namespace moesim {
 namespace {
 
 constexpr std::uint32_t finished_between_progress = 64;
+constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
 
 struct Pool;
 
@@ -304,8 +307,17 @@ class Simulation {
 
   void stop_engine(Group& group, Seconds time) {
     group.busy = true;
-    queue_.schedule(queue_.now() + to_duration(time),
-                    EngineReady{group.instance.number(), ++group.serial});
+    queue_.schedule(end_of(time), EngineReady{group.instance.number(), ++group.serial});
+  }
+
+  // When something ends that begins now. A run may outlast the clock on hardware slow enough.
+  Time end_of(Seconds length) const {
+    if (to_seconds(queue_.now()) + length > last_end)
+      throw ConfigError(fmt::format(
+          "a step of {:.3g} s would end beyond the 100 days that can be simulated; give the "
+          "cluster higher rates, or fewer and shorter requests",
+          length.count()));
+    return queue_.now() + to_duration(length);
   }
 
   // Ranks that are back take up experts before the next step.
@@ -338,8 +350,7 @@ class Simulation {
     const auto length = group.instance.begin_step(queue_.now(), group.coverage);
     if (!length) return;
     group.busy = true;
-    queue_.schedule(queue_.now() + to_duration(*length),
-                    StepEnds{group.instance.number(), ++group.serial});
+    queue_.schedule(end_of(*length), StepEnds{group.instance.number(), ++group.serial});
   }
 
   void request_left(std::uint32_t id) {

@@ -191,7 +191,10 @@ set_refused '/workload/arrivals/rate=[{"rate":"5 /s","until":"9 s"}]' "a schedul
 set_refused '/speculative={"num_speculative_tokens":40,"acceptance_rate":0.5}' "more drafts than a step holds" '656 tokens, more than'
 set_refused '/workload/lengths/prompt=0' "an empty prompt" 'prompt: 0 is out of range'
 set_refused '/workload/requests=-1' "negative requests" 'requests: -1 is out of range'
-refuses "an override into nothing" 'nothing at "/no/such"' check "$config" --set /no/such/place=1
+refuses "an override into nothing" 'unknown key "no"' check "$config" --set /no/such/place=1
+refuses "an override into a list" 'nothing at "/workload/arrivals/rate"' check "$config" \
+  --set '/workload/arrivals/rate=[]' --set /workload/arrivals/rate/1=2
+"$moesim" check "$config" --set /kv_cache/block_size=8 >/dev/null || fail "an override into an absent object"
 refuses "an override without a value" 'expected /pointer=value' check "$config" --set /seed
 
 # Bad traces: each damages a copy.
@@ -213,6 +216,27 @@ damaged 'rewrite(ids.replace(b", 24, 4)", b", 4, 24)"))' "a wrong shape" 'topk_i
 damaged 'rewrite(ids[:-1] + bytes([200]))' "an expert out of range" 'topk_ids.npy: .*200'
 damaged 'open("requests.jsonl", "a").write("nonsense\n")' "a broken request line" 'requests.jsonl:25'
 damaged 'open("meta.json", "w").write("{}")' "an empty meta" 'meta.json'
+
+# Hostile input: one line and exit 2, whatever it is.
+python3 -c 'print("[" * 1000000)' >"$work/deep.json"
+mkfifo "$work/pipe"
+ln -s loop "$work/loop"
+: >"$work/empty"
+for verb in run check explain sweep "place --placement" "trace info" "report -o $work/page.html" pareto \
+  "route --policy even --placement $work/p.npy --tokens" "calibrate --gpu h100 -o $work/gpu.json --points"; do
+  for input in deep.json pipe loop empty none .; do
+    # shellcheck disable=SC2086
+    refuses "$verb $input" . $verb "$work/$input"
+  done
+done
+refuses "a directory with a trace in it" 'trace: exists already' trace generate --model models/zoo/gpt_oss_20b.json \
+  --gating uniform -o "$work/trace"
+refuses "more ids than fit" 'expert ids of gpt-oss-20b' trace generate --model models/zoo/gpt_oss_20b.json -o "$work/t2" \
+  --gating '{"type": "uniform", "requests": 1000000, "prompt_rows": 1000000}'
+printf '{"num_gpus": 2, "num_experts": 3, "experts_on_gpu": [[[0, 1], [2]]]}' >"$work/three.json"
+printf '{"topk_ids": [[[0, 1], [2, 2]]]}' >"$work/twice.json"
+refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' route --policy even --placement "$work/three.json" \
+  --tokens "$work/twice.json"
 
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce

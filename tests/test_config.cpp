@@ -209,15 +209,24 @@ TEST_CASE("an override sets JSON where it is JSON and a text where it is not") {
 }
 
 TEST_CASE("an override that leads nowhere is refused") {
-  Json json = Json::parse(R"({"placement": {"replication": 1.0}})");
+  const Json before = Json::parse(R"({"placement": {"replication": 1.0}, "axes": [1, 2]})");
+  Json json = before;
   const auto error = [&](std::string_view text) {
     return config_error([&] { apply_override(json, text); });
   };
   CHECK_THAT(error("/placement/replication"), Contains("/pointer=value"));
   CHECK_THAT(error("placement=1"), Contains("/pointer=value"));
-  CHECK_THAT(error("/placment/replication=2"), Contains("/placment"));
+  CHECK_THAT(error("/axes/2/x=1"), Contains("nothing at \"/axes/2\""));
+  CHECK_THAT(error("/axes/2=1"), Contains("nothing at \"/axes\""));
   CHECK_THAT(error("/placement/replication/deep=2"), Contains("not an object"));
-  CHECK(json == Json::parse(R"({"placement": {"replication": 1.0}})"));
+  CHECK(json == before);
+}
+
+TEST_CASE("an override makes the objects that it leads through") {
+  Json json = Json::object();
+  apply_override(json, "/kv_cache/block_size=8");
+  apply_override(json, "/a/b~1c/0=true");
+  CHECK(json == Json::parse(R"({"kv_cache": {"block_size": 8}, "a": {"b/c": {"0": true}}})"));
 }
 
 TEST_CASE("times enter the clock rounded, and only if they are times") {

@@ -310,7 +310,7 @@ TEST_CASE("fewer slots in HBM leave more for the KV cache and cost time") {
   }
 }
 
-TEST_CASE("a perfect prefetch stalls less than none, and threads change nothing") {
+TEST_CASE("a perfect prefetch stalls less than none, and threads change nothing", "[threads]") {
   const auto stall = [](const Json& prefetch) {
     return run(quick(memory_of(12, {{"prefetch", prefetch}}))).document;
   };

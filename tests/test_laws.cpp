@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do the invariants hold on random experiments, and do closed forms come out?
+#include <cstdlib>
 #include <numeric>
 
 #include <fmt/format.h>
 #include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
 
 #include "hardware/rng.hpp"
 #include "sim/simulator.hpp"
@@ -106,10 +108,20 @@ Experiment cramped(std::uint64_t seed, std::int64_t blocks) {
   return experiment;
 }
 
-constexpr int experiments = 24;
+// How many random worlds, and from which seed on: MOESIM_WORLDS and MOESIM_SEED ask for others than
+// the few that every run of the tests takes. A failing test prints its seed.
+std::uint64_t asked(const char* variable, std::uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::stoull(text);
+}
+std::vector<std::uint64_t> worlds(std::uint64_t otherwise) {
+  std::vector<std::uint64_t> seeds(asked("MOESIM_WORLDS", otherwise));
+  std::iota(seeds.begin(), seeds.end(), asked("MOESIM_SEED", 1));
+  return seeds;
+}
 
 TEST_CASE("every request ends in exactly one state and none is lost") {
-  for (std::uint64_t seed = 1; seed <= experiments; ++seed) {
+  for (const std::uint64_t seed : worlds(24)) {
     CAPTURE(seed);
     // 24 blocks hold 384 tokens: the longest request (380) fits, little else beside it.
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
@@ -138,7 +150,7 @@ TEST_CASE("a request larger than the KV cache is rejected, counted, and holds up
 }
 
 TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in every step") {
-  for (std::uint64_t seed = 1; seed <= experiments; ++seed) {
+  for (const std::uint64_t seed : worlds(24)) {
     CAPTURE(seed);
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
     RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
@@ -178,14 +190,14 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
 
 TEST_CASE("a cramped KV cache preempts, and says so") {
   std::int64_t preemptions = 0;
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+  for (const std::uint64_t seed : worlds(12)) {
     preemptions += run(cramped(seed, 24)).document["kv"]["preemptions"].get<std::int64_t>();
   }
   CHECK(preemptions > 0);
 }
 
-TEST_CASE("equal experiments give equal bytes, with one thread and with two") {
-  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+TEST_CASE("equal experiments give equal bytes, with one thread and with two", "[threads]") {
+  for (const std::uint64_t seed : worlds(6)) {
     CAPTURE(seed);
     const Json json = random_experiment(seed);
     std::string one, two;
@@ -199,6 +211,139 @@ TEST_CASE("equal experiments give equal bytes, with one thread and with two") {
     }
     REQUIRE(one == two);
   }
+}
+
+// The steps of a run: what was priced, and the price.
+struct StepLog : RunObserver {
+  struct Step {
+    StepKind rule;
+    StepBatch batch;
+    StepCost cost;
+    Time start, end;
+  };
+  std::vector<Step> steps;
+  void step_ended(const Instance& instance, Time now) override {
+    steps.push_back(
+        {instance.step().rule, instance.batch(), instance.cost(), instance.step().start, now});
+  }
+};
+
+StepLog log_of(const Experiment& experiment) {
+  StepLog log;
+  RunObserver* const observer = &log;
+  run(experiment, {}, std::span(&observer, 1));
+  return log;
+}
+
+TEST_CASE("a run is the replay of its own step log") {
+  for (const std::uint64_t seed : worlds(12)) {
+    CAPTURE(seed);
+    const Experiment e = load(random_experiment(seed));
+    const RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    StepModel model = step_model(e);
+    StepCost cost;
+    Time last_end{};
+    for (const StepLog::Step& step : log_of(e).steps) {
+      model.price(step.batch, e.rules.of(step.rule), e.placement, rows, cost);
+      REQUIRE(cost.total == step.cost.total);
+      REQUIRE(cost.flops == step.cost.flops);
+      REQUIRE(cost.hbm_bytes == step.cost.hbm_bytes);
+      REQUIRE(step.end - step.start == to_duration(cost.total));
+      REQUIRE(step.start >= last_end);
+      last_end = step.end;
+    }
+  }
+}
+
+TEST_CASE("what the GPUs of a domain are called does not matter") {
+  for (const std::uint64_t seed : worlds(12)) {
+    CAPTURE(seed);
+    Json json = random_experiment(seed);
+    const int gpus = json["parallel"]["dp"].get<int>();
+    json["parallel"] = {{"dp", gpus}, {"tp", 1}, {"ep", gpus}};
+    json["cluster"] = cluster("gb200_nvl72");
+    json["placement"]["replication"] = 1.0;  // replicas are told apart by their number
+    const Experiment e = load(json);
+    const RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    const auto renamed = [gpus](int gpu) { return (gpu + 1) % gpus; };
+    ExpertPlacement placement;
+    for (const LayerPlacement& layer : e.placement) {
+      std::vector<std::vector<int>> experts(static_cast<std::size_t>(gpus));
+      for (int slot = 0; slot < layer.slots(); ++slot)
+        experts[static_cast<std::size_t>(renamed(layer.gpu_of_slot(slot)))].push_back(
+            layer.expert_of_slot(slot));
+      placement.emplace_back(layer.experts(), experts);
+    }
+    const PhaseRules rules = rules_over(e, placement);
+    StepModel model = step_model(e);
+    StepCost cost;
+    for (const StepLog::Step& step : log_of(e).steps) {
+      StepBatch batch = step.batch;
+      std::rotate(batch.ranks.begin(), batch.ranks.end() - 1, batch.ranks.end());
+      for (RowRange& range : batch.rows) range.rank = renamed(range.rank);
+      std::stable_sort(batch.rows.begin(), batch.rows.end(),
+                       [](const RowRange& a, const RowRange& b) { return a.rank < b.rank; });
+      model.price(batch, rules.of(step.rule), placement, rows, cost);
+      REQUIRE_THAT(cost.total.count(), WithinRel(step.cost.total.count(), 1e-9));
+      for (std::size_t l = 0; l < cost.layers.size(); ++l) {
+        REQUIRE(cost.layers[l].load.max_tokens == step.cost.layers[l].load.max_tokens);
+        REQUIRE(cost.layers[l].load.max_activated == step.cost.layers[l].load.max_activated);
+      }
+    }
+  }
+}
+
+// The same world by a clock that runs at half the speed: every time is twice as long, every rate
+// half as high.
+Experiment at_half_speed(Experiment e) {
+  GpuSpec& gpu = e.cluster.gpu;
+  LinkSpec& network = e.cluster.network;
+  for (BytesPerSecond* rate : {&gpu.hbm_bandwidth, &gpu.l2_bandwidth, &gpu.smem_bandwidth,
+                               &gpu.scale_up_bandwidth, &gpu.host_bandwidth, &network.bandwidth})
+    *rate = *rate * 0.5;
+  for (auto& [precision, peak] : gpu.dense_peak) peak = peak * 0.5;
+  for (auto& [family, kernel] : gpu.kernels) kernel.launch *= 2;
+  for (CollectiveConstants& collective : gpu.collectives)
+    for (Seconds* time : {&collective.launch, &collective.per_gpu, &collective.ramp}) *time *= 2;
+  network.latency *= 2;
+  network.latency_per_doubling *= 2;
+  return e;
+}
+
+TEST_CASE("in a world at half the speed everything takes twice as long, and nothing else changes") {
+  for (const std::uint64_t seed : worlds(12)) {
+    CAPTURE(seed);
+    Json json = random_experiment(seed);
+    json["charges"] = {{"token_routing", "none"}};
+    // Times are rounded to picoseconds, which may turn the order of what happens at one moment; a
+    // closed loop has no moments but the ends of steps.
+    json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 8}};
+    json["request_routing"] = "round_robin";
+    const Experiment e = load(json);
+    const OrderedJson fast = run(e).document, slow = run(at_half_speed(e)).document;
+    REQUIRE(slow["experts"]["by_step_kind"] == fast["experts"]["by_step_kind"]);
+    REQUIRE(slow["kv"]["preemptions"] == fast["kv"]["preemptions"]);
+    for (const char* key :
+         {"duration_s", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "max_itl_ms"}) {
+      if (!fast["metrics"].contains(key) || fast["metrics"][key].is_null()) continue;
+      CAPTURE(key);
+      REQUIRE_THAT(slow["metrics"][key].get<double>(),
+                   WithinRel(2 * fast["metrics"][key].get<double>(), 1e-6));
+    }
+    REQUIRE_THAT(slow["metrics"]["output_throughput"].get<double>(),
+                 WithinRel(fast["metrics"]["output_throughput"].get<double>() / 2, 1e-6));
+  }
+}
+
+TEST_CASE("experiments that are loaded at once share a library's traces", "[threads]") {
+  const Json json = random_experiment(2);
+  TraceLibrary traces;
+  std::vector<std::string> documents(4);
+  tbb::parallel_for(std::size_t{0}, documents.size(), [&](std::size_t i) {
+    const ConfigNode node(json, test::source_dir() / "tests" / "laws.json");
+    documents[i] = document(load_experiment(node, traces));
+  });
+  for (const std::string& one : documents) CHECK(one == documents.front());
 }
 
 TEST_CASE("another seed gives another run") {
@@ -222,7 +367,7 @@ TEST_CASE("one GPU communicates nothing and never waits at a barrier") {
 }
 
 TEST_CASE("without replicas every token-routing policy is the same") {
-  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+  for (const std::uint64_t seed : worlds(6)) {
     Json json = random_experiment(seed);
     json["placement"]["replication"] = 1.0;
     // Gathered before the gate, every policy also pays the same for dispatch.
@@ -249,7 +394,7 @@ double length_of_run(const Json& json) {
 }
 
 TEST_CASE("more bandwidth is never slower") {
-  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+  for (const std::uint64_t seed : worlds(12)) {
     Json json = random_experiment(seed);
     // Everything at once, so that what is scheduled does not depend on how long steps take.
     json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 1000}};
@@ -266,7 +411,7 @@ TEST_CASE("more bandwidth is never slower") {
 }
 
 TEST_CASE("the breakdown adds up to the time that was spent") {
-  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+  for (const std::uint64_t seed : worlds(8)) {
     CAPTURE(seed);
     const OrderedJson breakdown = run(load(random_experiment(seed))).document["breakdown"];
     const double busy = breakdown["busy_seconds"];

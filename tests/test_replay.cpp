@@ -124,7 +124,8 @@ TEST_CASE("rows come in the order placement, replication, batch, routing, with t
   check_laws(rows);
 }
 
-TEST_CASE("replay gives the same bytes on any number of threads, and others for another seed") {
+TEST_CASE("replay gives the same bytes on any number of threads, and others for another seed",
+          "[threads]") {
   const RoutingTrace trace = random_trace(8, 4);
   ReplayConfig config = small_config();
   const std::string parallel = to_json(replay(trace, config)).dump();

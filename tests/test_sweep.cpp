@@ -184,7 +184,7 @@ TEST_CASE("a table stays within 100 columns however long the settings are") {
   }
 }
 
-TEST_CASE("a sweep stores the report of every point") {
+TEST_CASE("a sweep stores the report of every point", "[threads]") {
   const TemporaryFile file;
   FakeSimulator simulator;
   const SweepOutcome outcome =
@@ -200,7 +200,7 @@ TEST_CASE("a sweep stores the report of every point") {
   CHECK(report_number(stored.points[3], "/metrics/y") == 22);
 }
 
-TEST_CASE("a stopped sweep goes on with the points that are not done") {
+TEST_CASE("a stopped sweep goes on with the points that are not done", "[threads]") {
   const TemporaryFile file;
   FakeSimulator simulator;
   std::atomic<std::size_t> finished = 0;
@@ -251,7 +251,8 @@ TEST_CASE("a store of another sweep is refused and left as it was") {
   CHECK(Store::open(file.path()).read().points.size() == 6);
 }
 
-TEST_CASE("points that cannot be run, or break, are recorded and tried again the next time") {
+TEST_CASE("points that cannot be run, or break, are recorded and tried again the next time",
+          "[threads]") {
   const TemporaryFile file;
   FakeSimulator simulator;
   const Sweep sweep = expanded(R"({"base": {"a": 1, "b": 0}, "axes": {"/b": [-2, -1, 1]}})");
@@ -271,7 +272,8 @@ TEST_CASE("points that cannot be run, or break, are recorded and tried again the
   CHECK(again.ran == std::multiset<std::string>{R"({"a":1,"b":-2})"});
 }
 
-TEST_CASE("a sweep of which no point can be run ends with the error and writes no store") {
+TEST_CASE("a sweep of which no point can be run ends with the error and writes no store",
+          "[threads]") {
   const TemporaryFile file;
   FakeSimulator simulator;
   const std::string error = config_error([&] {
@@ -282,7 +284,7 @@ TEST_CASE("a sweep of which no point can be run ends with the error and writes n
   CHECK(!std::filesystem::exists(file.path()));
 }
 
-TEST_CASE("an error of the store ends the sweep") {
+TEST_CASE("an error of the store ends the sweep", "[threads]") {
   const TemporaryFile file;
   FakeSimulator simulator;
   PointRunner runner = simulator.runner();
@@ -372,6 +374,16 @@ TEST_CASE("the frontier of a store holds its best points, and its CSV all") {
         "   1  metro             8.000                 125.0\n"
         "   2  even              16.00                 200.0\n\n"
         "2 of 4 points are on a frontier (least median_tpot_ms, most tokens_per_s_per_gpu)\n");
+}
+
+TEST_CASE("what differs by a rounding error alone is no gain on a frontier") {
+  StoredSweep sweep = four_points();
+  // (8, 125) in another order of additions, and (10, 125) with one unit in the last place more.
+  sweep.points[0].report = metrics(8 * (1 + 2e-15), 125 * (1 - 1e-15));
+  sweep.points[2].report = metrics(10, 125 * (1 + 3e-16));
+  std::vector<bool> best;
+  for (const ParetoPoint& point : pareto(sweep, {}).points) best.push_back(point.on_frontier);
+  CHECK(best == std::vector<bool>{true, true, false, true});
 }
 
 TEST_CASE("a frontier's gain over another is that of the best points, and that of straight lines") {

@@ -87,7 +87,7 @@ TEST_CASE("tokens cost what all GPUs cost while they are made") {
             .is_null());
 }
 
-TEST_CASE("intervals hold their median, and are the same on any number of threads") {
+TEST_CASE("intervals hold their median, and are the same on any number of threads", "[threads]") {
   const auto bands = [](std::size_t threads) {
     const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
     return intervals(tiny(), 6, [](int) {});

@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 #include "tools/table.hpp"
 
@@ -231,11 +232,11 @@ Setting parse_setting(std::string_view text) {
   try {
     if (equals != std::string_view::npos && !Json::json_pointer(pointer).empty()) {
       const std::string value(text.substr(equals + 1));
-      const Json parsed = Json::parse(value, nullptr, false);
-      if (!parsed.is_discarded() && !parsed.is_string()) return {pointer, parsed};
+      Json parsed = json_or_text(value);
+      if (!parsed.is_string()) return {pointer, std::move(parsed)};
       // A text means the type of a policy anyway.
       if (pointer.ends_with("/type")) pointer.resize(pointer.size() - 5);
-      return {pointer, parsed.is_discarded() ? Json(value) : parsed};
+      return {pointer, std::move(parsed)};
     }
   } catch (const Json::exception&) {
   }

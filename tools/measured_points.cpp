@@ -2,12 +2,12 @@
 #include "tools/measured_points.hpp"
 
 #include <charconv>
-#include <fstream>
 #include <map>
 
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "traces/mapped_file.hpp"
 
 namespace moesim {
 
@@ -50,11 +50,17 @@ class Row {
     const std::string field = text(name);
     double value = 0;
     const char* end = field.data() + field.size();
-    if (!field.empty() && std::from_chars(field.data(), end, value).ptr != end)
-      throw ConfigError(fmt::format("{}: {} \"{}\" is not a number", place_, name, field));
+    const bool read = field.empty() || std::from_chars(field.data(), end, value).ptr == end;
+    if (!read || !(value >= 0 && value < 1e30))
+      throw ConfigError(
+          fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, name, field));
     return value;
   }
-  int count(std::string_view name) const { return static_cast<int>(number(name)); }
+  int count(std::string_view name) const {
+    const double value = number(name);
+    if (value > 1e6) throw ConfigError(fmt::format("{}: {} {} is too large", place_, name, value));
+    return static_cast<int>(value);
+  }
 
  private:
   const std::map<std::string, std::size_t, std::less<>>& columns_;
@@ -94,25 +100,24 @@ MeasuredPoint to_point(const Row& row) {
 }  // namespace
 
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
-  std::ifstream in(file);
-  if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
-  std::string line;
-  std::getline(in, line);
   std::map<std::string, std::size_t, std::less<>> columns;
-  for (const std::string& name : split(line)) columns.emplace(name, columns.size());
-  for (const char* needed : {"id", "category", "gpu", "metric", "value"}) {
-    if (!columns.contains(needed))
-      throw ConfigError(
-          fmt::format("{}:1: no column \"{}\"; see hardware/README.md", file.string(), needed));
-  }
   std::vector<MeasuredPoint> points;
-  for (int number = 2; std::getline(in, line); ++number) {
-    if (line.empty() || line == "\r") continue;
-    points.push_back(
-        to_point(Row(columns, split(line), fmt::format("{}:{}", file.string(), number))));
+  const MappedFile mapped(file);
+  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+    const std::string place = fmt::format("{}:{}", file.string(), number);
+    if (columns.empty()) {
+      for (const std::string& name : split(line)) columns.emplace(name, columns.size());
+      for (const char* needed : {"id", "category", "gpu", "metric", "value"}) {
+        if (!columns.contains(needed))
+          throw ConfigError(
+              fmt::format("{}: no column \"{}\"; see hardware/README.md", place, needed));
+      }
+      return;
+    }
+    points.push_back(to_point(Row(columns, split(line), place)));
     if (points.back().value <= 0)
-      throw ConfigError(fmt::format("{}:{}: the value must be more than 0", file.string(), number));
-  }
+      throw ConfigError(fmt::format("{}: the value must be more than 0", place));
+  });
   return points;
 }
 

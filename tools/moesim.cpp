@@ -78,6 +78,9 @@ int main(int argc, char** argv) {
   } catch (const moesim::ConfigError& error) {
     fmt::print(stderr, "moesim: {}\n", error.what());
     return 2;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "moesim: not enough memory for an input or a run of this size\n");
+    return 1;
   } catch (const std::exception& error) {
     fmt::print(stderr, "moesim: internal error: {}\n", error.what());
     return 1;

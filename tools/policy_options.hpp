@@ -9,14 +9,9 @@
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "hardware/parse_json.hpp"
 
 namespace moesim {
-
-/// The value of an option: JSON, or a string where it is not.
-inline Json option_value(const std::string& text) {
-  Json parsed = Json::parse(text, nullptr, false);
-  return parsed.is_discarded() ? Json(text) : parsed;
-}
 
 /// A policy in one word: name, or name:key=value:key=value. `flag` is where it stands, for
 /// messages. Throws ConfigError if an option is not key=value.
@@ -30,7 +25,7 @@ inline ConfigNode policy_node(const std::string& word, const std::string& flag) 
     if (equals == 0 || equals == std::string::npos) {
       throw ConfigError(fmt::format("{} {}: expected name:key=value", flag, word));
     }
-    policy[option.substr(0, equals)] = option_value(option.substr(equals + 1));
+    policy[option.substr(0, equals)] = json_or_text(option.substr(equals + 1));
     first = end;
   }
   return {std::move(policy), flag};
@@ -55,7 +50,7 @@ struct PolicyOptions {
       if (equals == 0 || equals == std::string::npos) {
         throw ConfigError(fmt::format("--option {}: expected key=value", option));
       }
-      policy[option.substr(0, equals)] = option_value(option.substr(equals + 1));
+      policy[option.substr(0, equals)] = json_or_text(option.substr(equals + 1));
     }
     return {std::move(policy), "--policy"};
   }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <sqlite3.h>
 
+#include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 
 namespace moesim {
@@ -201,7 +202,8 @@ Store::Store(const std::filesystem::path& file, bool create) : file_(file) {
 }
 
 Store Store::open(const std::filesystem::path& file) {
-  if (!std::filesystem::exists(file)) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) {
     throw ConfigError(
         fmt::format("{}: there is no such store; make one with `moesim sweep CONFIG -o {}`",
                     file.string(), file.filename().string()));
@@ -287,15 +289,22 @@ std::string Store::sweep() const {
 }
 
 StoredSweep Store::read() const {
+  const auto parsed = [&](std::string_view text) {
+    try {
+      return parse_json(text);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: holds text that is {}; name another file", file_.string(),
+                                    error.what()));
+    }
+  };
   StoredSweep sweep;
   try {
     for (StoreRow& row : rows()) {
-      StoredPoint point{
-          row.config_hash, Json::parse(row.config), row.status, std::move(row.error), {}};
-      if (point.status == PointStatus::done) point.report = Json::parse(row.report);
+      StoredPoint point{row.config_hash, parsed(row.config), row.status, std::move(row.error), {}};
+      if (point.status == PointStatus::done) point.report = parsed(row.report);
       sweep.points.push_back(std::move(point));
     }
-    sweep.document = Json::parse(this->sweep());
+    sweep.document = parsed(this->sweep());
     sweep.axes = varied(axes_of(sweep.document), sweep.points);
   } catch (const Json::exception& error) {
     throw ConfigError(fmt::format("{}: holds text that is not JSON ({}); name another file",

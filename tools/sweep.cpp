@@ -15,6 +15,7 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 #include "tools/output.hpp"
 
@@ -302,8 +303,8 @@ class FileFingerprints {
     head.resize(static_cast<std::size_t>(
         stream.read(head.data(), static_cast<std::streamsize>(head.size())).gcount()));
     std::uint64_t print = fnv1a(head) ^ std::filesystem::file_size(file, none);
-    const Json json = Json::parse(head, nullptr, false);
-    if (!json.is_discarded()) print ^= of(json, file.parent_path());
+    const Json json = json_or_text(head);
+    if (json.is_structured()) print ^= of(json, file.parent_path());
     return known_[file.string()] = print;
   }
 

@@ -81,10 +81,13 @@ LayerTokens tokens_of_ids(const ConfigNode& layer, int experts,
       rows[token].fail(
           fmt::format("{} choices, but the first token has {}", ids.size(), rows[0].list().size()));
     }
+    const auto first = std::ssize(tokens.ids);
     for (const ConfigNode& node : ids) {
-      const std::int64_t id = node.integer({0, experts - 1.0});
-      tokens.ids.push_back(static_cast<std::uint16_t>(id));
-      ++tokens.counts[static_cast<std::size_t>(id)];
+      const auto id = static_cast<std::uint16_t>(node.integer({0, experts - 1.0}));
+      if (std::find(tokens.ids.begin() + first, tokens.ids.end(), id) != tokens.ids.end())
+        node.fail(fmt::format("expert {} twice; a token picks distinct experts", id));
+      tokens.ids.push_back(id);
+      ++tokens.counts[id];
     }
   }
   return tokens;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/parse_json.hpp"
 #include "models/moe_model.hpp"
 #include "tools/output.hpp"
 #include "tools/table.hpp"
@@ -181,9 +182,10 @@ struct GenerateOptions {
 
 void generate(const GenerateOptions& options) {
   const MoeModel model = read_model(ConfigNode::from_file(options.model));
-  Json gating = Json::parse(options.gating, nullptr, false);
-  if (gating.is_discarded()) gating = options.gating;
-  const ConfigNode node(std::move(gating), std::filesystem::path("--gating"));
+  std::error_code nowhere;
+  if (!std::filesystem::is_empty(options.output, nowhere) && !nowhere)
+    throw ConfigError(fmt::format("{}: exists already; name a new directory", options.output));
+  const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
   const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
   write_trace(trace, options.output);
   print(fmt::format("{}: {} tokens of {} requests, {} layers, top-{} of {} experts\n",

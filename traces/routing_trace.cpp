@@ -13,6 +13,7 @@
 #include <fmt/ranges.h>
 
 #include "hardware/config.hpp"
+#include "hardware/parse_json.hpp"
 #include "traces/npy.hpp"
 
 namespace moesim {
@@ -57,7 +58,7 @@ TraceMeta read_meta(const std::filesystem::path& file) {
 }
 
 Json parse_line(const std::string& place, std::string_view line) {
-  Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  Json json = json_or_text(line);
   if (!json.is_object()) throw ConfigError(fmt::format("{}: is not a JSON object", place));
   return json;
 }
@@ -186,7 +187,8 @@ std::string requests_text(const RoutingTrace& trace) {
 }  // namespace
 
 RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
-  if (!std::filesystem::is_directory(directory))
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(directory, ignored))
     throw ConfigError(directory.string() +
                       ": is not a directory; a routing trace is a directory of topk_ids.npy, "
                       "requests.jsonl and meta.json");

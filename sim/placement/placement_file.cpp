@@ -20,6 +20,8 @@ namespace {
 
 constexpr Range count_range{1, 1 << 24};
 constexpr Range id_range{0, 65535};  // as in routing traces
+constexpr Range expert_range{1, 65536};
+constexpr Range token_range{0, 1e15};  // sums and ratios of these stay finite in a float
 
 using GpuSlots = std::vector<std::vector<int>>;  // [gpu][slot] -> expert
 
@@ -128,7 +130,7 @@ ExpertPlacement read_sglang(ConfigReader& reader, PlacementContext context) {
   }
   std::optional<int> experts;
   if (reader.optional("num_experts")) {
-    experts = static_cast<int>(reader.integer("num_experts", count_range));
+    experts = static_cast<int>(reader.integer("num_experts", expert_range));
   }
   return compile(layers, experts);
 }
@@ -224,6 +226,9 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
     refuse(fmt::format(
         "a placement is u1, i4 or i8 of shape [GPUs, layers, experts]; found {} [{}]",
         npy_type_names[static_cast<std::size_t>(array.type())], fmt::join(shape, ", ")));
+  }
+  if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
+    refuse(fmt::format("has {} experts; at most {} are expected", shape[2], expert_range.max));
   }
   if (context.gpus != 0 && shape[0] != context.gpus) {
     refuse(fmt::format("has {} GPUs; expected {}", shape[0], context.gpus));
@@ -357,7 +362,7 @@ std::vector<ExpertLoad> load_from_json(const std::filesystem::path& file) {
     std::vector<ExpertLoad> load;
     for (const ConfigNode& layer : node.list()) {
       ExpertLoad experts;
-      for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(non_negative));
+      for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(token_range));
       if (experts.empty() || (!load.empty() && experts.size() != load.front().size())) {
         layer.fail(fmt::format("has {} experts; expected {}", experts.size(),
                                load.empty() ? "at least 1" : std::to_string(load.front().size())));
@@ -383,9 +388,9 @@ std::vector<ExpertLoad> load_from_npy(const std::filesystem::path& file) {
   const std::vector<double> values = array.to_doubles();
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::size_t layer = i / experts % layers;
-    if (!std::isfinite(values[i]) || values[i] < 0) {
+    if (!(values[i] >= 0 && values[i] <= token_range.max)) {
       throw ConfigError(
-          fmt::format("{}: the load of expert {} in layer {} is {}; expected a finite number >= 0",
+          fmt::format("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
                       file.string(), i % experts, layer, values[i]));
     }
     load[layer][i % experts] += values[i];

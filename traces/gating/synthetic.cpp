@@ -12,6 +12,9 @@
 namespace moesim {
 namespace {
 
+// In one trace in memory: 20 GB.
+constexpr double most_ids = 1e10;
+
 /// Log-weights [layers, experts].
 using Logits = std::vector<double>;
 
@@ -102,6 +105,12 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
   const auto k = static_cast<std::size_t>(model.experts_per_token);
   const std::int64_t tokens = rows.prompt_rows + rows.decode_rows;
   const std::size_t request_ids = static_cast<std::size_t>(tokens) * layers * k;
+  const double ids_of_all = double(rows.requests) * double(request_ids);
+  if (ids_of_all > most_ids)
+    throw ConfigError(
+        fmt::format("gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
+                    "than {:.0g}; ask for fewer requests or rows",
+                    rows.requests, tokens, ids_of_all, model.name, most_ids));
 
   const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
   std::vector<Logits> of_workload;

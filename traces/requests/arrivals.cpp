@@ -9,6 +9,9 @@
 namespace moesim {
 namespace {
 
+// 60 days, so that the last requests and what follows them end within the clock's 106.
+constexpr Seconds last_arrival{5.184e6};
+
 /// Numbers the requests of a source and draws their lengths.
 class Numbered : public RequestSource {
  protected:
@@ -89,7 +92,12 @@ class RateSchedule {
       if (gaps * span->mean_gap <= left.count()) break;
       gaps -= left.count() / span->mean_gap;
     }
-    return now + to_duration(Seconds(span->mean_gap * gaps));
+    const Seconds gap(span->mean_gap * gaps);
+    if (to_seconds(now) + gap > last_arrival)
+      throw ConfigError(
+          "workload/arrivals: requests arrive for longer than the 60 days that can be "
+          "simulated; give a higher rate or fewer requests");
+    return now + to_duration(gap);
   }
 
  private:
@@ -185,8 +193,8 @@ class Recorded final : public Arrivals {
     auto rows = std::make_shared<Rows>();
     for (const RequestTrace::Row& row : trace.rows) {
       const double picoseconds = static_cast<double>(row.arrival.count()) * 1e3 / speedup;
-      if (picoseconds > 9e18)
-        file.fail("lasts longer than the simulated clock's 100 days; give a larger speedup");
+      if (picoseconds > last_arrival.count() * 1e12)
+        file.fail("lasts longer than the 60 days that can be simulated; give a larger speedup");
       rows->timed.push_back({Time(Duration(std::llround(picoseconds))), row.request});
     }
     rows_ = std::move(rows);

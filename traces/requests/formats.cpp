@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "hardware/parse_json.hpp"
 
 namespace moesim {
 namespace {
@@ -25,20 +26,25 @@ Number parse_number(std::string_view text, std::string_view what) {
   return number;
 }
 
+// Nanoseconds, 126 years: times of either sign are that far apart at most twice, which still fits.
+constexpr double latest_time = 4e18;
+
 /// A time as a number of units.
 template <std::int64_t nanoseconds_per_unit>
 nanoseconds parse_time(std::string_view text) {
   constexpr std::string_view what =
       nanoseconds_per_unit == 1'000'000'000 ? "a time in seconds" : "a time in ms";
   const double time = parse_number<double>(text, what) * double{nanoseconds_per_unit};
-  if (!(std::abs(time) < 9e18)) throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
+  if (!(std::abs(time) < latest_time))
+    throw ConfigError(fmt::format("\"{}\" is not {}", text, what));
   return nanoseconds(std::llround(time));
 }
 constexpr auto parse_seconds = parse_time<1'000'000'000>;
 constexpr auto parse_milliseconds = parse_time<1'000'000>;
 
 /// "2023-11-16 18:15:46.6805900", up to nine decimals or none; a zone such as "+00:00" at the end
-/// is the same in every row and left out.
+/// is the same in every row and left out. Years 1900 to 2100: nanoseconds do not count much
+/// further.
 nanoseconds parse_date_time(std::string_view text) {
   const auto refuse = [whole = text] {
     throw ConfigError(
@@ -55,7 +61,9 @@ nanoseconds parse_date_time(std::string_view text) {
                                          std::chrono::month(static_cast<unsigned>(digits(5, 2))),
                                          std::chrono::day(static_cast<unsigned>(digits(8, 2)))};
   const int hour = digits(11, 2), minute = digits(14, 2), second = digits(17, 2);
-  if (!date.ok() || hour > 23 || minute > 59 || second > 60) refuse();
+  const bool known_year =
+      date.year() >= std::chrono::year(1900) && date.year() <= std::chrono::year(2100);
+  if (!known_year || !date.ok() || hour > 23 || minute > 59 || second > 60) refuse();
   nanoseconds time = std::chrono::sys_days(date).time_since_epoch() + std::chrono::hours(hour) +
                      std::chrono::minutes(minute) + std::chrono::seconds(second);
   text.remove_prefix(shape.size());
@@ -179,13 +187,9 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens)
   return numbers;
 }
 
-Json parse_object(std::string_view line) {
-  return Json::parse(line, nullptr, /*allow_exceptions=*/false);
-}
-
 RowReader json_reader(const Format& format) {
   const auto read = [&format](std::string_view line) {
-    const Json object = parse_object(line);
+    const Json object = json_or_text(line);
     if (!object.is_object()) throw ConfigError("is not a JSON object");
     auto row = read_row(format, [&](std::string_view column) {
       const auto found = object.find(column);
@@ -206,7 +210,7 @@ RowReader json_reader(const Format& format) {
 
 RowReader recognise_format(std::string_view first_line) {
   if (first_line.starts_with("\xEF\xBB\xBF")) first_line.remove_prefix(3);  // UTF-8's order mark
-  const Json object = parse_object(first_line);
+  const Json object = json_or_text(first_line);
   const std::vector<std::string_view> header = split(first_line);
   const auto encoding = object.is_object() ? Encoding::json_lines : Encoding::csv;
   const auto has = [&](std::string_view column) {

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/requests/patience.hpp"
 
+#include <algorithm>
+
 namespace moesim {
 namespace {
+
+// 30 days: a client that stays longer stays to the end.
+constexpr Seconds longest{2.592e6};
 
 Seconds above_zero(const ConfigNode& time) {
   const auto seconds = time.quantity<Seconds>();
@@ -24,7 +29,7 @@ Patience PatienceRule::draw(Rng& rng) const {
   const bool cancels = rng.uniform() < cancelling_share;
   const Seconds after = cancels_after * rng.exponential();
   return {on_the_clock(first_token), on_the_clock(whole),
-          cancels ? std::optional(to_duration(after)) : std::nullopt};
+          cancels ? on_the_clock(std::min(after, longest)) : std::nullopt};
 }
 
 PatienceRule read_patience(ConfigReader& workload) {

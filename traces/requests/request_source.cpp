@@ -8,6 +8,12 @@
 
 namespace moesim {
 
+namespace {
+
+constexpr Range request_count{1, 1e9};
+
+}  // namespace
+
 RequestWorkload read_workload(ConfigReader& workload) {
   RequestWorkload read;
   read.arrivals = request_arrivals().make(workload.child("arrivals"));
@@ -16,8 +22,8 @@ RequestWorkload read_workload(ConfigReader& workload) {
                      ? read.arrivals->own_lengths()
                      : request_lengths().make(workload.child("lengths"));
   const std::int64_t available = read.arrivals->available();
-  read.requests = available > 0 ? workload.integer_or("requests", available, positive_count)
-                                : workload.integer("requests", positive_count);
+  read.requests = available > 0 ? workload.integer_or("requests", available, request_count)
+                                : workload.integer("requests", request_count);
   if (available > 0 && read.requests > available)
     workload.child("requests")
         .fail(fmt::format("{} requests of a trace of {}", read.requests, available));

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// Parses JSON that somebody else wrote. Throws ConfigError, without a place, if it is not JSON or
+/// nested deeper than 64 (values are copied by recursion, which a hostile text could make as deep
+/// as it is long).
+Json parse_json(std::string_view text);
+
+/// The same, or the text itself where it is not JSON: a value on the command line.
+Json json_or_text(std::string_view text);
+
+}  // namespace moesim

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// Observed loads of experts, as JSON.
+#include "sim/placement/placement_file.hpp"
+#include "tests/fuzz/fuzz.hpp"
+
+using namespace moesim;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  static const fuzz::File file;
+  return fuzz::reads([&] { read_load(file.holding(fuzz::text(data, size))); });
+}
