@@ -412,8 +412,8 @@ Json measure_trace(const ConfigNode& node) {
   });
 }
 
-/// Wall time is not the same twice, so only its class is told: the next power of ten.
-double power_of_ten_above(double value) { return std::pow(10, std::ceil(std::log10(value))); }
+/// Wall time is not the same twice, so only its class is told: the next power of ten from 10 us on.
+double time_class(double us) { return std::max(10.0, std::pow(10, std::ceil(std::log10(us)))); }
 
 Json measure_timing(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& r) {
@@ -442,7 +442,7 @@ Json measure_timing(const ConfigNode& node) {
             std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
                 .count());
       }
-      answer[policy.child("type").text()] = {{"us_below", power_of_ten_above(percentile(us, .5))}};
+      answer[policy.child("type").text()] = {{"us_below", time_class(percentile(us, .5))}};
     }
     return answer;
   });
@@ -453,8 +453,9 @@ Json read_workload(const std::filesystem::path& file) {
   return read_object(ConfigNode::from_file(file), [](ConfigReader& r) {
     r.text("dataset");
     const Json parts{{"lengths", r.child("lengths").json()}, {"gating", r.child("gating").json()}};
+    const Json numbers = parts.flatten();
     read_object(r.child("sources"), [&](ConfigReader& sources) {
-      for (const auto& [pointer, value] : parts.flatten().items()) sources.text(pointer);
+      for (const auto& [pointer, value] : numbers.items()) sources.text(pointer);
     });
     return Json{{"/workload/lengths", parts["lengths"]}, {"/workload/gating", parts["gating"]}};
   });

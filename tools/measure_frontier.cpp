@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include <tbb/parallel_for.h>
@@ -40,24 +41,33 @@ std::optional<PricedStep> price(const Json& config, const std::filesystem::path&
 bool matches(const Json& config, const Json& rule) {
   return std::all_of(rule.items().begin(), rule.items().end(), [&](const auto& setting) {
     const Json* value = find_value(config, setting.key());
-    return value != nullptr && same_setting(*value, setting.value());
+    return value == nullptr ? setting.value().is_null() : same_setting(*value, setting.value());
   });
 }
 
-/// The steps on the frontier of those that match any of the rules, the fastest first.
-std::vector<PricedStep> frontier_of(const std::vector<PricedStep>& steps, const ConfigNode& rules) {
+/// Points that match any of these rules.
+struct Rules {
+  explicit Rules(const ConfigNode& list) : node(list) {
+    for (const ConfigNode& rule : list.list()) any.push_back(rule.json());
+  }
+  bool hold(const Json& config) const {
+    return std::any_of(any.begin(), any.end(),
+                       [&](const Json& rule) { return matches(config, rule); });
+  }
+  ConfigNode node;
+  std::vector<Json> any{};
+};
+
+/// The steps on the frontier of those that match, the fastest first.
+std::vector<PricedStep> frontier_of(const std::vector<PricedStep>& steps, const Rules& rules) {
   std::vector<PricedStep> chosen;
   std::vector<std::pair<double, double>> places;
   for (const PricedStep& step : steps) {
-    const std::vector<ConfigNode> any = rules.list();
-    if (std::none_of(any.begin(), any.end(),
-                     [&](const ConfigNode& rule) { return matches(*step.config, rule.json()); })) {
-      continue;
-    }
+    if (!rules.hold(*step.config)) continue;
     chosen.push_back(step);
     places.emplace_back(step.ms, step.throughput);
   }
-  if (chosen.empty()) rules.fail("no point of the sweep that fits matches these");
+  if (chosen.empty()) rules.node.fail("no point of the sweep that fits matches these");
   const std::vector<bool> on = frontier(places);
   std::vector<PricedStep> best;
   for (std::size_t i = 0; i < chosen.size(); ++i) {
@@ -103,8 +113,16 @@ Json measure_frontier(const ConfigNode& node) {
     const Sweep sweep = expand_sweep(ConfigNode::from_file(r.path("sweep")));
     const int context = static_cast<int>(r.integer("context", {0, 1 << 24}));
     const Json set = r.child_or("set", Json::object()).json();
+    std::map<std::string, Rules, std::less<>> rules;
+    read_object(r.child("frontiers"), [&](ConfigReader& names) {
+      for (const std::string& name : names.all_keys()) rules.emplace(name, names.child(name));
+    });
     std::vector<Json> configs;
     for (const SweepPoint& point : sweep.points) {
+      if (std::none_of(rules.begin(), rules.end(),
+                       [&](const auto& of) { return of.second.hold(point.config); })) {
+        continue;
+      }
       configs.push_back(point.config);
       for (const auto& [pointer, value] : set.items()) {
         configs.back()[Json::json_pointer(pointer)] = value;
@@ -121,12 +139,10 @@ Json measure_frontier(const ConfigNode& node) {
     }
     Json answer{{"points", steps.size()}};
     std::map<std::string, std::vector<PricedStep>, std::less<>> frontiers;
-    read_object(r.child("frontiers"), [&](ConfigReader& names) {
-      for (const std::string& name : names.all_keys()) {
-        const auto& made = frontiers[name] = frontier_of(steps, names.child(name));
-        answer["frontiers"][name] = describe(made);
-      }
-    });
+    for (const auto& [name, of] : rules) {
+      frontiers[name] = frontier_of(steps, of);
+      answer["frontiers"][name] = describe(frontiers[name]);
+    }
     read_object(r.child("gains"), [&](ConfigReader& names) {
       for (const std::string& name : names.all_keys()) {
         const std::vector<ConfigNode> sides = names.child(name).list();

@@ -73,11 +73,12 @@ std::string to_text(const Reproduction&);
 ///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
 ///   point    one operation, described like a row of a measured points file: microseconds
 ///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
-///   timing   token routers at work on this machine: the power of ten that a layer stays below
-///   spells   "sweep", how long a "key" of the report's "over_time" was "above" a limit: seconds
-///   frontier a "sweep" file, one decode step of each point at "context" with "set" in all of them;
-///            "frontiers" {name: [settings, any of which a point matches]}, "gains" {name:
-///            [baseline frontier, candidate]}: throughput per GPU at equal step time
+///   timing   token routers at work on this machine: the power of ten, from 10 us, above a layer's
+///   time spells   "sweep", how long a "key" of the report's "over_time" was "above" a limit:
+///   seconds frontier a "sweep" file, one decode step of each point at "context" with "set" in all
+///   of them;
+///            "frontiers" {name: [settings, any of which a point matches, null: not set]}, "gains"
+///            {name: [baseline frontier, candidate]}: throughput per GPU at equal step time
 ///   article  "routers" {name: policy} in the EP-barrier article's world (tools/router_testbed.hpp)
 ///   bfio     the same in that of BF-IO's paper; its own are "bfio_fcfs" and "bfio_round_robin"
 Json measure(const ConfigNode&);
