@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do published figures still come out as their files record?
+#include <fstream>
+
 #include <fmt/format.h>
 
 #include "tests/support.hpp"
@@ -44,6 +46,21 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
   CHECK(error(R"({"what": "w", "published": "1", "value": 2, "band": [1, 1],
                   "verdict": "not reproduced"})")
             .find("needs a \"reason\"") != std::string::npos);
+}
+
+TEST_CASE("a workload without a source for each of its numbers is refused") {
+  const auto file = std::filesystem::temp_directory_path() / "moesim_test_workload.json";
+  const auto error = [&](const char* sources) {
+    std::ofstream(file) << R"({"dataset": "d", "lengths": {"prompt": 8}, "gating": {}, "sources": )"
+                        << sources << "}";
+    return test::config_error([&] {
+      measure(ConfigNode(Json{{"workload", file.string()}, {"run", {{"base", "none.json"}}}},
+                         file.parent_path() / "figure.json"));
+    });
+  };
+  CHECK(error("{}").find("/lengths/prompt") != std::string::npos);
+  CHECK(error(R"({"/lengths/prompt": "assumed"})").find("none.json") != std::string::npos);
+  std::filesystem::remove(file);
 }
 
 TEST_CASE("the quick figures of configs/reproduce keep their verdicts") {

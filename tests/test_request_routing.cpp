@@ -11,8 +11,8 @@
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
 #include "sim/simulator.hpp"
-#include "tests/router_testbed.hpp"
 #include "tests/support.hpp"
+#include "tools/router_testbed.hpp"
 
 namespace moesim {
 namespace {
@@ -97,7 +97,7 @@ TEST_CASE("router_01_step_time") {
   const Json o = oracle("router_01_step_time");
   if (o.empty()) return;
   for (const Json& c : o["cases"]) {
-    CHECK(test::step_time(c["a"], c["b"], c["L"].get<std::vector<double>>()) == c["t"]);
+    CHECK(step_time(c["a"], c["b"], c["L"].get<std::vector<double>>()) == c["t"]);
   }
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
@@ -14,11 +16,13 @@
 #include "sim/replay.hpp"
 #include "sim/simulator.hpp"
 #include "tools/axes.hpp"
+#include "tools/measure_kinds.hpp"
 #include "tools/predict_operation.hpp"
 #include "tools/reproduction.hpp"
 #include "tools/sweep.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
+#include "traces/trace_statistics.hpp"
 
 namespace moesim {
 
@@ -52,6 +56,26 @@ Json by_axes(const ConfigNode& file, Answer&& answer) {
 
 Json measure_run(const ConfigNode& node) {
   return by_axes(node, [](const Experiment& e) { return plain(run(e).document); });
+}
+
+/// How long a figure of the report's "over_time" stayed above a limit.
+Json measure_spells(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& r) {
+    const std::string key = r.text("key");
+    const double above = r.number("above");
+    return by_axes(r.child("sweep"), [&](const Experiment& e) {
+      double total = 0, spell = 0, longest = 0;
+      for (const OrderedJson& bucket : run(e).document.at("over_time")) {
+        const double seconds =
+            bucket.at("end_s").get<double>() - bucket.at("begin_s").get<double>();
+        const bool is_above = bucket.at(key).get<double>() > above;
+        spell = is_above ? spell + seconds : 0;
+        total += is_above ? seconds : 0;
+        longest = std::max(longest, spell);
+      }
+      return Json{{"seconds", total}, {"longest", longest}};
+    });
+  });
 }
 
 Json explained(const ExplainedStep& step) {
@@ -359,22 +383,117 @@ Json measure_point(const ConfigNode& node) {
   });
 }
 
+/// Share of a layer's selections that its `top` most wanted experts take, mean over layers.
+double top_share(std::vector<std::int64_t> counts, std::ptrdiff_t experts, std::ptrdiff_t top) {
+  double sum = 0;
+  int layers = 0;
+  for (auto layer = counts.begin(); layer != counts.end(); layer += experts, ++layers) {
+    std::sort(layer, layer + experts, std::greater<>());
+    const auto all = static_cast<double>(std::accumulate(layer, layer + experts, std::int64_t{0}));
+    sum += static_cast<double>(std::accumulate(layer, layer + top, std::int64_t{0})) / all;
+  }
+  return sum / layers;
+}
+
+Json measure_trace(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& r) {
+    const RoutingTrace trace = read_trace(r, 1);
+    const int experts = trace.num_experts();
+    Json answer;
+    for (const ConfigNode& top : r.child_or("top", Json::array()).list()) {
+      const std::int64_t hottest = top.integer({1, experts * 1.0});
+      answer["top"][std::to_string(hottest)] = top_share(trace.expert_counts(), experts, hottest);
+    }
+    const std::array lags{1};
+    if (const auto share = token_overlap(trace, lags, 1).lags.front().share) {
+      answer["overlap_at_lag_1"] = share->mean;
+    }
+    return answer;
+  });
+}
+
+/// Wall time is not the same twice, so only its class is told: the next power of ten from 10 us on.
+double time_class(double us) { return std::max(10.0, std::pow(10, std::ceil(std::log10(us)))); }
+
+Json measure_timing(const ConfigNode& node) {
+  return read_object(node, [](ConfigReader& r) {
+    TraceLibrary traces;
+    const Experiment e = load_experiment(ConfigNode::from_file(r.path("experiment")), traces);
+    const int tokens = static_cast<int>(r.integer("tokens", {1, 1 << 20}));
+    UniformBatches batches(e.model.experts, e.model.experts_per_token, 0, 1, "reproduce/timing");
+    std::vector<std::vector<std::int32_t>> counts(e.placement.size());
+    for (auto& layer : counts) {
+      layer.resize(at(e.model.experts));
+      for (const std::uint16_t id : batches.draw(tokens)) ++layer[id];
+    }
+    Json answer;
+    for (const ConfigNode& policy : policies(r.child("routings"))) {
+      const auto router = token_routers().make(policy, {.placement = e.placement});
+      RoutingScratch scratch;
+      std::vector<double> us;
+      for (std::size_t layer = 0; layer < counts.size(); ++layer) {
+        std::vector<std::int32_t> of_slot(at(e.placement[layer].slots()));
+        const auto begin = std::chrono::steady_clock::now();
+        router->route({.placement = e.placement[layer],
+                       .tokens = counts[layer],
+                       .layer = static_cast<int>(layer)},
+                      scratch, of_slot);
+        us.push_back(
+            std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
+                .count());
+      }
+      answer[policy.child("type").text()] = {{"us_below", time_class(percentile(us, .5))}};
+    }
+    return answer;
+  });
+}
+
+/// What a file of configs/reproduce/workloads sets. Every number in it says where it is from.
+Json read_workload(const std::filesystem::path& file) {
+  return read_object(ConfigNode::from_file(file), [](ConfigReader& r) {
+    r.text("dataset");
+    const Json parts{{"lengths", r.child("lengths").json()}, {"gating", r.child("gating").json()}};
+    const Json numbers = parts.flatten();
+    read_object(r.child("sources"), [&](ConfigReader& sources) {
+      for (const auto& [pointer, value] : numbers.items()) sources.text(pointer);
+    });
+    return Json{{"/workload/lengths", parts["lengths"]}, {"/workload/gating", parts["gating"]}};
+  });
+}
+
+/// A kind's object with a workload's settings in its sweep, which may still set over them.
+ConfigNode with_workload(const ConfigNode& node, const Json& settings) {
+  Json json = node.json();
+  Json& set = (json.contains("sweep") ? json["sweep"] : json)["set"];
+  Json all = settings;
+  if (set.is_object()) all.update(set);
+  set = all;
+  return {json, node.file(), node.pointer()};
+}
+
 struct Kind {
   std::string_view name;
   Json (*measure)(const ConfigNode&);
 };
-constexpr std::array kinds{Kind{"run", measure_run},       Kind{"explain", measure_explain},
-                           Kind{"replay", measure_replay}, Kind{"route", measure_route},
-                           Kind{"place", measure_place},   Kind{"model", measure_model},
-                           Kind{"gpu", measure_gpu},       Kind{"exchange", measure_exchange},
-                           Kind{"draws", measure_draws},   Kind{"point", measure_point}};
+constexpr std::array kinds{Kind{"run", measure_run},         Kind{"explain", measure_explain},
+                           Kind{"replay", measure_replay},   Kind{"route", measure_route},
+                           Kind{"place", measure_place},     Kind{"model", measure_model},
+                           Kind{"gpu", measure_gpu},         Kind{"exchange", measure_exchange},
+                           Kind{"draws", measure_draws},     Kind{"point", measure_point},
+                           Kind{"trace", measure_trace},     Kind{"timing", measure_timing},
+                           Kind{"spells", measure_spells},   Kind{"frontier", measure_frontier},
+                           Kind{"article", measure_article}, Kind{"bfio", measure_bfio}};
 
 }  // namespace
 
 Json measure(const ConfigNode& node) {
   return read_object(node, [&](ConfigReader& r) {
+    std::optional<Json> workload;
+    if (r.optional("workload")) workload = read_workload(r.path("workload"));
     for (const Kind& kind : kinds) {
-      if (r.optional(kind.name)) return kind.measure(r.child(kind.name));
+      if (!r.optional(kind.name)) continue;
+      const ConfigNode asked = r.child(kind.name);
+      return kind.measure(workload ? with_workload(asked, *workload) : asked);
     }
     std::array<std::string_view, kinds.size()> names;
     for (std::size_t i = 0; i < kinds.size(); ++i) names[i] = kinds[i].name;

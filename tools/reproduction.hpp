@@ -56,8 +56,9 @@ std::string markdown(const Reproduction&);
 /// The same for a terminal.
 std::string to_text(const Reproduction&);
 
-/// Answers of the simulator for one {"kind": {...}}, as JSON that pointers lead into. Throws
-/// ConfigError.
+/// Answers of the simulator for one {"kind": {...}}, as JSON that pointers lead into. With
+/// "workload", a file {"dataset", "lengths", "gating", "sources": {"/lengths/..": text}} beside the
+/// kind, runs and explained steps take lengths and gating from there. Throws ConfigError.
 ///
 ///   run      a sweep file (tools/sweep.hpp): reports, by the values of its axes
 ///   explain  the same with "step", "sequences", "context", "tokens": one step of each, by
@@ -71,6 +72,15 @@ std::string to_text(const Reproduction&);
 ///   exchange tokens that travel to uniformly drawn experts: copies, bytes, time on a cluster
 ///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
 ///   point    one operation, described like a row of a measured points file: microseconds
+///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
+///   timing   token routers at work on this machine: the power of ten, from 10 us, above a layer's
+///   time spells   "sweep", how long a "key" of the report's "over_time" was "above" a limit:
+///   seconds frontier a "sweep" file, one decode step of each point at "context" with "set" in all
+///   of them;
+///            "frontiers" {name: [settings, any of which a point matches, null: not set]}, "gains"
+///            {name: [baseline frontier, candidate]}: throughput per GPU at equal step time
+///   article  "routers" {name: policy} in the EP-barrier article's world (tools/router_testbed.hpp)
+///   bfio     the same in that of BF-IO's paper; its own are "bfio_fcfs" and "bfio_round_robin"
 Json measure(const ConfigNode&);
 
 }  // namespace moesim

@@ -76,7 +76,7 @@ Action setup_reproduce(CLI::App& command) {
     std::vector<Reproduction> figures;
     bool hold = true;
     for (const ConfigNode& node : nodes) {
-      spdlog::info("{}", node.file().stem().string());
+      spdlog::info("{} of {}: {}", figures.size() + 1, nodes.size(), node.file().stem().string());
       figures.push_back(reproduce(node));
       print((figures.size() > 1 ? "\n" : "") + to_text(figures.back()));
       hold = hold && verdicts_hold(figures.back());

@@ -2,15 +2,17 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
+#include <filesystem>
+#include <memory>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "sim/request_routing/request_router.hpp"
 
-namespace moesim::test {
+namespace moesim {
 
-/// The step of the EP-barrier article: t = a max L + b mean L (policies.md 7).
+/// The step of the EP-barrier article: t = a max L + b mean L.
 inline double step_time(double a, double b, const std::vector<double>& loads) {
   const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
   return a * *std::max_element(loads.begin(), loads.end()) +
@@ -131,4 +133,37 @@ class RouterTestbed {
   std::vector<std::vector<RankRequest>> shown_;
 };
 
-}  // namespace moesim::test
+/// What the simulator of BF-IO's paper gives (arXiv:2601.17855; request-routing-testbeds.md 1b
+/// states it): 16 workers of 72 slots, 64 requests on show, step = C + t_length max L before the
+/// step, cut at the last assignment.
+struct BfIoResult {
+  double throughput = 0;  ///< tokens/s
+  double imbalance = 0;   ///< mean over steps of G max L - sum L, in tokens
+  std::int64_t steps = 0;
+};
+/// `requests` is its list of 8,000, prompt and output tokens in a line. One of them has no output,
+/// and there never leaves its worker. Throws ConfigError if it cannot be read.
+BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requests);
+
+/// BF-IO's own baselines. "FCFS" fills the seats of rank 0, then of rank 1, ...; "RR" goes in turn
+/// over ranks with seats, from rank 0 whenever there is something to place.
+std::unique_ptr<RequestRouter> bfio_fcfs();
+std::unique_ptr<RequestRouter> bfio_round_robin();
+
+/// The EP-barrier article's world as request-routing-testbeds.md 1.4 rebuilds it: lognormal
+/// lengths, Poisson arrivals at 70 % of the slots, routed as they arrive, first come, first served
+/// on a rank; step = max L + b mean L.
+struct ArticleWorld {
+  int ranks = 8;
+  std::int64_t slots = 64;
+  int requests = 5000;
+};
+struct ArticleResult {
+  std::vector<double> throughput{};  ///< tokens per unit of time, by b
+  double imbalance = 0;              ///< mean over steps of max L - min L, in tokens
+};
+/// `router` is a policy of request_routers().
+ArticleResult article_testbed(const ArticleWorld&, const ConfigNode& router,
+                              std::span<const double> bs, std::uint64_t seed);
+
+}  // namespace moesim
