@@ -65,7 +65,8 @@ Json measure_spells(const ConfigNode& node) {
     const double above = r.number("above");
     return by_axes(r.child("sweep"), [&](const Experiment& e) {
       double total = 0, spell = 0, longest = 0;
-      for (const OrderedJson& bucket : run(e).document.at("over_time")) {
+      const Report report = run(e);
+      for (const OrderedJson& bucket : report.document.at("over_time")) {
         const double seconds =
             bucket.at("end_s").get<double>() - bucket.at("begin_s").get<double>();
         const bool is_above = bucket.at(key).get<double>() > above;
