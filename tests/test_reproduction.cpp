@@ -51,15 +51,17 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
 TEST_CASE("a workload without a source for each of its numbers is refused") {
   const auto file = std::filesystem::temp_directory_path() / "moesim_test_workload.json";
   const auto error = [&](const char* sources) {
-    std::ofstream(file) << R"({"dataset": "d", "lengths": {"prompt": 8}, "gating": {}, "sources": )"
-                        << sources << "}";
+    std::ofstream(file)
+        << R"({"dataset": "d", "lengths": {"prompt": 8}, "gating": {"type": "uniform"}, "sources": )"
+        << sources << "}";
     return test::config_error([&] {
       measure(ConfigNode(Json{{"workload", file.string()}, {"run", {{"base", "none.json"}}}},
                          file.parent_path() / "figure.json"));
     });
   };
-  CHECK(error("{}").find("/lengths/prompt") != std::string::npos);
-  CHECK(error(R"({"/lengths/prompt": "assumed"})").find("none.json") != std::string::npos);
+  CHECK(error(R"({"/gating/type": "assumed"})").find("/lengths/prompt") != std::string::npos);
+  CHECK(error(R"({"/lengths/prompt": "assumed", "/gating/type": "assumed"})").find("none.json") !=
+        std::string::npos);
   std::filesystem::remove(file);
 }
 
