@@ -86,11 +86,11 @@ std::vector<std::string> names_of(const std::vector<Axis>& axes) {
 }
 
 // To 40 of a double's 53 bits, one part in 10^12: what differs only by how a sum was rounded is
-// equal.
+// equal. The page (report/page.js) does the same.
 double without_rounding_errors(double number) {
   int exponent = 0;
   const double fraction = std::frexp(number, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(fraction, 40)), exponent - 40);
+  return std::ldexp(std::round(std::ldexp(fraction, 40)), exponent - 40);
 }
 
 // Marks the frontier of points of one group.

@@ -94,10 +94,17 @@ function swatch(g) {
   return span;
 }
 
+// To 40 of a double's 53 bits: what differs only by how a sum was rounded is equal.
+function without_rounding_errors(number) {
+  const bits = new BigInt64Array(new Float64Array([number]).buffer);
+  bits[0] = (bits[0] + 0x1000n) & ~0x1fffn;
+  return new Float64Array(bits.buffer)[0];
+}
+
 // Which of these points no other beats: less or more is better as the two metrics say. The same as `moesim pareto`.
 function frontier(points, x, y) {
   const sign = m => data.metrics[m].less ? 1 : -1;
-  const at = p => [sign(x) * p.metrics[x], sign(y) * p.metrics[y]];
+  const at = p => [x, y].map(m => sign(m) * without_rounding_errors(p.metrics[m]));
   const order = points.filter(p => p.metrics[x] !== null && p.metrics[y] !== null)
     .sort((a, b) => at(a)[0] - at(b)[0] || at(a)[1] - at(b)[1]);
   const best = [];
@@ -330,7 +337,6 @@ function ratio_cell(ratio, more_is_better) {
 function reset_limit() {
   // Where every group has something to say: the middle of what all frontiers reach.
   const values = frontiers().flat().map(p => p.metrics[state.x]).sort((a, b) => a - b);
-  if (values.length) by_id('limit').value = Number(values[Math.floor(values.length / 2)].toPrecision(4)) * 1;
   const x = data.metrics[state.x];
   const middle = values[Math.floor(values.length / 2)];
   if (middle !== undefined) by_id('limit').value = (x.less ? Math.ceil : Math.floor)(middle * 100) / 100;
