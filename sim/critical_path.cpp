@@ -54,7 +54,7 @@ void CriticalPath::barrier() {
   const Seconds longest = since_barrier_[slowest];
   for (const auto* ranks : pending_) {
     for (const Operation& operation : (*ranks)[slowest].operations) {
-      charge(operation.part, operation.cost);
+      charge(cost_, operation.part, operation.cost);
       explainer_.add(operation.name, operation.part, operation.cost);
     }
   }
@@ -68,7 +68,7 @@ void CriticalPath::barrier() {
 }
 
 void CriticalPath::everybody(std::string_view name, Part part, const Cost& cost) {
-  charge(part, cost);
+  charge(cost_, part, cost);
   explainer_.add(name, part, cost);
   spend(false, cost.time);
 }
@@ -94,7 +94,7 @@ void CriticalPath::start_transfer(std::string_view name, Part part,
 void CriticalPath::experts(const std::vector<Cost>& ranks) {
   const Cost& slowest = *std::max_element(
       ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
-  charge(Part::experts, slowest);
+  charge(cost_, Part::experts, slowest);
   explainer_.add("expert_ffn", Part::experts, slowest);
   for (int gpu = 0; gpu < plan_.stage_gpus(); ++gpu) {
     idle(gpu) += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
@@ -119,15 +119,9 @@ void CriticalPath::finish_transfer(Seconds computed) {
   const Seconds hidden = std::min(computed, transfer_.cost.time);
   transfer_.traffic->hidden += hidden.count();
   transfer_.cost.time -= hidden;
-  charge(transfer_.part, transfer_.cost);
+  charge(cost_, transfer_.part, transfer_.cost);
   spend(true, transfer_.cost.time);
   transfer_.traffic = nullptr;
-}
-
-void CriticalPath::charge(Part part, const Cost& cost) {
-  const auto row = static_cast<std::size_t>(part);
-  cost_.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
-  cost_.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
 }
 
 void CriticalPath::spend(bool on_link, Seconds time) {

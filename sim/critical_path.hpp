@@ -58,7 +58,6 @@ class CriticalPath {
   };
 
   void finish_transfer(Seconds computed);
-  void charge(Part part, const Cost& cost);
   void spend(bool on_link, Seconds time);
   double& idle(int gpu) { return cost_.idle[static_cast<std::size_t>(first_gpu_ + gpu)]; }
 

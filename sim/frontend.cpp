@@ -174,10 +174,7 @@ void Frontend::carry_out(const Assignment& assignment) {
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
-  const bool all_up = ranks_.size() == published_.size();
-  const auto load = all_up ? ranks_.begin() + assignment.rank
-                           : std::ranges::find(ranks_, assignment.rank, &RankLoad::rank);
-  routing.load = load->kv_tokens;
+  routing.load = std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank)->kv_tokens;
   if (needs_.prefixes) {
     routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
                         experiment_.kv_layout.block_tokens / pending.prompt_tokens;

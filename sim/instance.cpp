@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "sim/step_price.hpp"
-
 namespace moesim {
 
 Instance::Instance(const Experiment& experiment, RowSource& rows,
-                   std::vector<RequestRecord>& requests, int number, StepSampler* sampler)
+                   std::vector<RequestRecord>& requests, int number, StepSampler* sampler,
+                   const StepPrice* price)
     : experiment_(experiment),
       sampler_(sampler),
+      price_(price),
       rows_(rows),
       requests_(requests),
       number_(number),
@@ -23,7 +23,6 @@ Instance::Instance(const Experiment& experiment, RowSource& rows,
       rebalancer_(make_rebalancer(experiment, mover_)),
       relocation_(experiment.movement.link_share),
       live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
-  if (experiment.scheduler->needs_price()) price_ = price_steps(experiment);
   for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
   if (experiment.failures.placer) {
     constexpr std::size_t steps = 1000;  // vLLM's window
@@ -167,7 +166,7 @@ void Instance::show_waiting(Rank& rank) const {
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *experiment_.scheduler;
   RankView view{rank.running,          rank.waiting_view,         rank.kv.free_blocks(),
-                experiment_.kv_layout, experiment_.buffer_tokens, price_ ? &*price_ : nullptr};
+                experiment_.kv_layout, experiment_.buffer_tokens, price_};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
   if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;

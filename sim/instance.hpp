@@ -92,9 +92,9 @@ struct StepOutcome {
 class Instance {
  public:
   /// `number` is what observers and requests know it by. A sampler stands for the routing of the
-  /// requests' own tokens, which then take no rows.
+  /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
   Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests, int number = 0,
-           StepSampler* sampler = nullptr);
+           StepSampler* sampler = nullptr, const StepPrice* price = nullptr);
   int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
@@ -186,14 +186,14 @@ class Instance {
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
   const Experiment& experiment_;
-  StepSampler* sampler_;  // none: every token is routed
+  StepSampler* sampler_;    // none: every token is routed
+  const StepPrice* price_;  // if the scheduler needs it
   std::int64_t changes_ = 0;
   RowSource& rows_;
   std::vector<RequestRecord>& requests_;
   int number_;
   StepModel model_;
   Speculation speculation_;
-  std::optional<StepPrice> price_;  // if the scheduler needs it
   std::vector<Rank> ranks_;
   StepBatch batch_;
   StepCost cost_;

@@ -9,13 +9,6 @@ namespace moesim {
 
 namespace {
 
-void add(Traffic& sum, const Traffic& step) {
-  sum.seconds += step.seconds;
-  sum.hidden += step.hidden;
-  sum.nvlink_bytes += step.nvlink_bytes;
-  sum.network_bytes += step.network_bytes;
-}
-
 constexpr std::size_t hot_ranks_kept = 20;
 
 // Into a list in order of ratio; of equals the earlier one stays first.
@@ -129,9 +122,9 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
       totals.grounds[part][ground] += cost.grounds[part][ground];
     }
   }
-  add(totals.dispatch, cost.dispatch);
-  add(totals.combine, cost.combine);
-  add(totals.all_reduce, cost.all_reduce);
+  totals.dispatch += cost.dispatch;
+  totals.combine += cost.combine;
+  totals.all_reduce += cost.all_reduce;
   totals.idle.resize(cost.idle.size());
   for (std::size_t gpu = 0; gpu < cost.idle.size(); ++gpu) totals.idle[gpu] += cost.idle[gpu];
   totals.flops += cost.flops;

@@ -12,13 +12,6 @@ namespace {
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
 
-void add(Traffic& sum, const Traffic& other) {
-  sum.seconds += other.seconds;
-  sum.hidden += other.hidden;
-  sum.nvlink_bytes += other.nvlink_bytes;
-  sum.network_bytes += other.network_bytes;
-}
-
 void add(CollectiveCost& sum, const CollectiveCost& other) {
   sum.time += other.time;
   sum.nvlink += other.nvlink;
@@ -43,19 +36,8 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
   sum.padded_rows += other.padded_rows;
 }
 
-// What does not depend on how micro-batches share a step's time.
-void add_work(StepCost& sum, const StepCost& other) {
-  sum.flops += other.flops;
-  sum.hbm_bytes += other.hbm_bytes;
-  for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += other.idle[gpu];
+void add_layers(StepCost& sum, const StepCost& other) {
   for (std::size_t l = 0; l < sum.layers.size(); ++l) add(sum.layers[l], other.layers[l]);
-}
-
-template <typename Table>
-void add_scaled(Table& sum, const Table& other, double scale) {
-  for (std::size_t row = 0; row < sum.size(); ++row) {
-    for (std::size_t i = 0; i < sum[row].size(); ++i) sum[row][i] += other[row][i] * scale;
-  }
 }
 
 std::int32_t share(std::int32_t all, std::int32_t tokens, std::int32_t of) {
@@ -139,10 +121,11 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
   }
   for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
     Traffic& traffic = sum.*kind;
-    add(traffic, other.*kind);
+    traffic += other.*kind;
     traffic.hidden += (traffic.seconds - traffic.hidden) * (1 - exposed);
   }
   add_work(sum, other);
+  add_layers(sum, other);
   sum.total = Seconds(total);
   sum.two_batches = true;
 }
@@ -183,9 +166,8 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   step.total = pipeline_period(stages, ways);
   for (const StepCost& other : micro_batches.subspan(1)) {
     add_work(step, other);
-    for (auto kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
-      add(step.*kind, other.*kind);
-    }
+    add_layers(step, other);
+    add_traffic(step, other);
   }
   for (auto kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
     (step.*kind).seconds /= plan.pp;
@@ -198,8 +180,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   Seconds charged{};
   auto& pipeline = step.parts[row_of(Part::pipeline)];
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-    add_scaled(step.parts, micro_batches[m].parts, mean);
-    add_scaled(step.grounds, micro_batches[m].grounds, mean);
+    add_times(step, micro_batches[m], mean);
     charged += micro_batches[m].total * mean;
     for (const CollectiveCost& hop : hops[m]) {
       pipeline[static_cast<std::size_t>(hop.bound)] += hop.time.count() * mean;

@@ -9,6 +9,7 @@
 #include "sim/frontend.hpp"
 #include "sim/instance.hpp"
 #include "sim/pools.hpp"
+#include "sim/step_price.hpp"
 
 namespace moesim {
 
@@ -21,9 +22,7 @@ struct Pool;
 
 // One EP group and its clock.
 struct Group {
-  Group(Pool& group_pool, const Experiment& experiment, RowSource& rows,
-        std::vector<RequestRecord>& requests, int number, StepSampler* sampler)
-      : pool(group_pool), instance(experiment, rows, requests, number, sampler) {}
+  Group(Pool& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int number);
 
   Pool& pool;
   Instance instance;
@@ -38,6 +37,8 @@ struct Pool {
   Pool(const Experiment& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int first)
       : experiment(of_pool),
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
+        price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
+                                               : std::nullopt),
         groups(make_groups(rows, requests, first)),
         frontend(of_pool, instances(), rows, requests),
         measurement(of_pool, groups.front()->instance.total_blocks()) {}
@@ -46,8 +47,7 @@ struct Pool {
                                                   std::vector<RequestRecord>& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
     for (int i = 0; i < experiment.instances; ++i) {
-      made.push_back(
-          std::make_unique<Group>(*this, experiment, rows, requests, first + i, sampler.get()));
+      made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
     }
     return made;
   }
@@ -63,10 +63,16 @@ struct Pool {
 
   const Experiment& experiment;
   std::unique_ptr<StepSampler> sampler;  // none: exact
+  std::optional<StepPrice> price;        // if the scheduler needs it
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
   Measurement measurement;
 };
+
+Group::Group(Pool& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int number)
+    : pool(of_pool),
+      instance(of_pool.experiment, rows, requests, number, of_pool.sampler.get(),
+               of_pool.price ? &*of_pool.price : nullptr) {}
 
 // The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
 // KV caches from the pool that prefills, if there is one, to the pool that decodes.
@@ -393,22 +399,15 @@ ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequ
                  experiment.seed);
   StepModel model = step_model(experiment);
   StepBatch batch;
-  RoutingCoverage coverage;
   ExplainedStep step;
   for (int r = 0; r < experiment.parallel.dp; ++r) {
-    RankStep& rank = batch.ranks.emplace_back();
+    batch.ranks.emplace_back();
     if (kind != StepKind::decode) {
-      rank.sequences.push_back({prefill_tokens, 0});
-      rank.tokens += prefill_tokens;
-      rank.sampled += 1;
-      rows.append(rows.bind(), Phase::prefill, 0, prefill_tokens, r, batch.rows, coverage);
+      add_sequence(batch, rows, rows.bind(), Phase::prefill, {prefill_tokens, 0}, 0);
       step.summary.prefill_tokens += prefill_tokens;
     }
     for (int i = 0; i < sequences_per_rank && kind != StepKind::prefill; ++i) {
-      rank.sequences.push_back({1, context});
-      rows.append(rows.bind(), Phase::decode, i, 1, r, batch.rows, coverage);
-      ++rank.tokens;
-      ++rank.sampled;
+      add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
       ++step.summary.decode_tokens;
     }
   }

@@ -15,38 +15,19 @@ StepModel module_of(const Experiment& e) {
   return {e.cluster, layer, e.parallel, e.precision, e.charges, e.overlap};
 }
 
-void add(Traffic& sum, const Traffic& more) {
-  sum.seconds += more.seconds;
-  sum.hidden += more.hidden;
-  sum.nvlink_bytes += more.nvlink_bytes;
-  sum.network_bytes += more.network_bytes;
-}
-
-void charge(StepCost& sum, Part part, const Cost& cost) {
-  const auto row = static_cast<std::size_t>(part);
+// What every GPU computes after the step.
+void follow(StepCost& sum, Part part, const Cost& cost) {
+  charge(sum, part, cost);
   sum.total += cost.time;
-  sum.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
-  sum.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
   sum.segments.push_back({false, cost.time.count()});
 }
 
 // A forward pass after another one. What the layers did is told of the first.
 void append(StepCost& sum, const StepCost& pass) {
   sum.total += pass.total;
-  for (std::size_t part = 0; part < sum.parts.size(); ++part) {
-    for (std::size_t r = 0; r < sum.parts[part].size(); ++r) {
-      sum.parts[part][r] += pass.parts[part][r];
-    }
-    for (std::size_t g = 0; g < sum.grounds[part].size(); ++g) {
-      sum.grounds[part][g] += pass.grounds[part][g];
-    }
-  }
-  add(sum.dispatch, pass.dispatch);
-  add(sum.combine, pass.combine);
-  add(sum.all_reduce, pass.all_reduce);
-  for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += pass.idle[gpu];
-  sum.flops += pass.flops;
-  sum.hbm_bytes += pass.hbm_bytes;
+  add_times(sum, pass);
+  add_traffic(sum, pass);
+  add_work(sum, pass);
   sum.segments.insert(sum.segments.end(), pass.segments.begin(), pass.segments.end());
 }
 
@@ -130,7 +111,7 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
     if (module_) {
       pass(index, step, rule, placement, rows, cost);
     } else {
-      charge(cost, Part::other, {experiment_.speculation.draft_time, Resource::launch, {}});
+      follow(cost, Part::other, {experiment_.speculation.draft_time, Resource::launch, {}});
     }
   }
   tally_.draft_seconds += (cost.total - before).count();
@@ -147,7 +128,7 @@ void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRul
   const double hidden = e.model.hidden;
   const Cost projection = gemm(most, hidden / e.parallel.tp, 2 * hidden, e.precision.attention,
                                e.precision.activations, e.cluster.gpu);
-  charge(cost, Part::dense_ffn, projection);
+  follow(cost, Part::dense_ffn, projection);
   cost.flops += projection.work.flops.value() * e.parallel.gpus();
   cost.hbm_bytes += projection.work.hbm.value() * e.parallel.gpus();
   module_->price(batch_, rule, placement, rows, cost_);

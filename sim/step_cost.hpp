@@ -38,12 +38,18 @@ struct StepBatch {
   std::vector<RowRange> rows;   ///< in order of rank, as many rows as the rank has tokens
 };
 
+/// Adds a sequence that emits a token to the last rank of a batch, its rows from `first_row` on of
+/// what the request is bound to.
+void add_sequence(StepBatch&, const RowSource&, const Binding&, Phase, SequenceWork,
+                  std::int64_t first_row);
+
 /// One kind of communication in one step.
 struct Traffic {
   double seconds = 0;  ///< that the links were busy
   double hidden = 0;   ///< of these, beside computation
   double nvlink_bytes = 0;
   double network_bytes = 0;
+  Traffic& operator+=(const Traffic&);
 };
 
 /// What the tokens did in one MoE layer.
@@ -95,5 +101,15 @@ struct StepCost {
 
   const std::vector<LayerOutcome>& moe_layers() const { return sample ? sample->layers : layers; }
 };
+
+/// Counts a cost that nothing hides as time of a part, by what bound it and what it rests on.
+void charge(StepCost&, Part, const Cost&);
+
+/// Sums over steps or micro-batches, each of some fields: parts and grounds, `scale` times ...
+void add_times(StepCost& sum, const StepCost& more, double scale = 1);
+/// ... communication ...
+void add_traffic(StepCost& sum, const StepCost& more);
+/// ... flops, HBM bytes and idle times.
+void add_work(StepCost& sum, const StepCost& more);
 
 }  // namespace moesim

@@ -6,16 +6,13 @@ namespace moesim {
 StepPrice price_steps(const Experiment& e) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
   StepModel model = step_model(e);
-  RoutingCoverage coverage;
   StepCost cost;
   const auto seconds = [&](std::int32_t sequences, std::int32_t context) {
     StepBatch batch;
     for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
-      RankStep& rank = batch.ranks.emplace_back();
-      rank.tokens = rank.sampled = sequences;
+      batch.ranks.emplace_back();
       for (std::int32_t i = 0; i < sequences; ++i) {
-        rank.sequences.push_back({1, context});
-        rows.append(rows.bind(), Phase::decode, i, 1, r, batch.rows, coverage);
+        add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
       }
     }
     model.price(batch, e.rules.of(StepKind::decode), e.placement, rows, cost);

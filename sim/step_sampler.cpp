@@ -58,7 +58,6 @@ std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octa
 
 const StepSample& StepSampler::price(const Key& key) {
   StepBatch batch;
-  RoutingCoverage ignored;
   const int ranks = experiment_.parallel.dp;
   const std::int64_t most =
       ranks == 1 ? key.prefill_tokens : std::min(key.most_prefill_tokens, key.prefill_tokens);
@@ -68,19 +67,15 @@ const StepSample& StepSampler::price(const Key& key) {
                                         : share(key.prefill_tokens - most, r - 1, ranks - 1);
     const std::int32_t decode = share(key.decode_tokens, r, ranks);
     if (prefill > 0) {
-      rank.sequences.push_back({prefill, 0});
-      rows_.append(rows_.bind(), Phase::prefill, 0, prefill, r, batch.rows, ignored);
+      add_sequence(batch, rows_, rows_.bind(), Phase::prefill, {prefill, 0}, 0);
     }
     for (std::int32_t i = 0; i < decode; ++i) {
       const Binding binding = rows_.bind();
       const auto recorded = std::max<std::int64_t>(rows_.recorded(binding, Phase::decode), 1);
       const auto place =
           static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(recorded)));
-      rank.sequences.push_back({1, 0});
-      rows_.append(binding, Phase::decode, place, 1, r, batch.rows, ignored);
+      add_sequence(batch, rows_, binding, Phase::decode, {1, 0}, place);
     }
-    rank.tokens = prefill + decode;
-    rank.sampled = decode;
     if (rank.tokens > 0) continue;
     rank = {{{1, 0}}, 1, 0, 0, true};
     batch.rows.push_back(rows_.dummy(r));

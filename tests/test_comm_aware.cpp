@@ -11,6 +11,7 @@
 namespace moesim {
 namespace {
 
+using test::load_tiny;
 using test::WithinRel;
 
 const KvLayout layout{16, Bytes(1), {{1, 0}}};
@@ -34,12 +35,6 @@ Sequence decode(double locality, std::int32_t skipped = 0, std::int32_t context 
   sequence.locality = locality;
   sequence.skipped = skipped;
   return sequence;
-}
-
-Experiment load(const Json& set) {
-  TraceLibrary traces;
-  return load_experiment(
-      ConfigNode(test::tiny_experiment(set), test::source_dir() / "tests/comm_aware.json"), traces);
 }
 
 TEST_CASE("prices between and beyond powers of two lie on straight lines") {
@@ -92,23 +87,23 @@ TEST_CASE("when only the last in line may run and finds no block, the others go 
 
 TEST_CASE("a target beyond reach of any step is chunked prefill") {
   OrderedJson wide =
-      run(load({{"scheduling", {{"type", "comm_aware"}, {"target", "100 s"}}}})).document;
-  OrderedJson chunked = run(load(Json::object())).document;
+      run(load_tiny({{"scheduling", {{"type", "comm_aware"}, {"target", "100 s"}}}})).document;
+  OrderedJson chunked = run(load_tiny(Json::object())).document;
   wide.erase("context");
   chunked.erase("context");
   CHECK(wide.dump() == chunked.dump());
 }
 
 TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
-  const auto slow = run(load(Json::object()));
-  const StepPrice model = price_steps(load({{"scheduling", {{"type", "comm_aware"}}}}));
+  const auto slow = run(load_tiny(Json::object()));
+  const StepPrice model = price_steps(load_tiny({{"scheduling", {{"type", "comm_aware"}}}}));
   CHECK(model.time(4, 100) > model.time(1, 100));
   const std::string target = fmt::format("{} s", model.time(3, 150).count());
   for (const char* router : {"round_robin", "joint"}) {
     for (const char* limit : {target.c_str(), "1 us"}) {
       CAPTURE(router, limit);
-      Experiment e = load({{"scheduling", {{"type", "comm_aware"}, {"target", limit}}},
-                           {"request_routing", router}});
+      Experiment e = load_tiny({{"scheduling", {{"type", "comm_aware"}, {"target", limit}}},
+                                {"request_routing", router}});
       e.memory.kv_blocks = 12;
       const Report report = run(e);
       CHECK(report.document["metrics"]["completed"] == 120);

@@ -9,13 +9,8 @@ namespace moesim {
 namespace {
 
 using test::config_error;
+using test::load_tiny;
 using test::WithinRel;
-
-Experiment experiment(Json set) {
-  TraceLibrary traces;
-  const Json json = test::tiny_experiment(set);
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests/tiny.json"), traces);
-}
 
 Json poisson(const char* fidelity) {
   return {{"fidelity", fidelity},
@@ -31,8 +26,8 @@ double metric(const Report& report, const char* name) {
 }
 
 TEST_CASE("sampled layers give the means of exact ones") {
-  const Report exact = run(experiment(poisson("exact")));
-  const Report sampled = run(experiment(poisson("sampled")));
+  const Report exact = run(load_tiny(poisson("exact")));
+  const Report sampled = run(load_tiny(poisson("sampled")));
   for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
     INFO(name);
     CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .02));
@@ -46,12 +41,12 @@ TEST_CASE("sampled layers give the means of exact ones") {
 }
 
 TEST_CASE("a sampled run is the same on every call") {
-  const Experiment e = experiment(poisson("sampled"));
+  const Experiment e = load_tiny(poisson("sampled"));
   CHECK(run(e).document.dump() == run(e).document.dump());
 }
 
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
-  const Experiment e = experiment(Json::object());
+  const Experiment e = load_tiny(Json::object());
   StepSampler sampler(e);
   StepBatch batch;
   batch.ranks.resize(4);
@@ -74,12 +69,12 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
 
 TEST_CASE("what needs every token's routing is refused with sampled fidelity") {
   CHECK_THAT(config_error([] {
-               experiment({{"fidelity", "sampled"},
-                           {"rebalancing", {{"type", "eplb_periodic"}, {"step_interval", 100}}}});
+               load_tiny({{"fidelity", "sampled"},
+                          {"rebalancing", {{"type", "eplb_periodic"}, {"step_interval", 100}}}});
              }),
              Catch::Matchers::Contains("\"sampled\" is not modelled with rebalancing"));
   CHECK_THAT(config_error([] {
-               experiment({{"fidelity", "sample"}});
+               load_tiny({{"fidelity", "sample"}});
              }),
              Catch::Matchers::Contains("sampled"));
 }

@@ -16,22 +16,10 @@
 namespace moesim {
 namespace {
 
+using test::load;
+using test::refused;
 using test::WithinAbs;
 using test::WithinRel;
-
-Experiment load(const Json& json) {
-  TraceLibrary traces;
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests/fleet.json"), traces);
-}
-
-std::string refused(const Json& json) {
-  try {
-    load(json);
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-}
 
 // `instances` groups of 4 GPUs on 16.
 Json fleet(int instances, const Json& set = Json::object()) {

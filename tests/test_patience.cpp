@@ -11,13 +11,8 @@ namespace moesim {
 namespace {
 
 using State = RequestRecord::State;
+using test::load_tiny;
 using test::WithinAbs;
-
-Experiment load(const Json& set) {
-  TraceLibrary traces;
-  return load_experiment(
-      ConfigNode(test::tiny_experiment(set), test::source_dir() / "tests/patience.json"), traces);
-}
 
 std::int64_t in_state(const Report& report, State state) {
   return std::count_if(report.requests.begin(), report.requests.end(),
@@ -47,7 +42,7 @@ TEST_CASE("every client that arrives finishes, is rejected, times out or cancels
   std::int64_t timed_out = 0, cancelled = 0, finished = 0;
   for (std::uint64_t seed = 1; seed <= 16; ++seed) {
     CAPTURE(seed);
-    Experiment e = load(hurried(seed));
+    Experiment e = load_tiny(hurried(seed));
     if (seed % 3 == 0) e.memory.kv_blocks = 8;  // of 16 tokens: two requests of 49 fit at once
     const Report report = run(e);
     REQUIRE(std::ssize(report.requests) == 120);
@@ -76,7 +71,7 @@ TEST_CASE("every client that arrives finishes, is rejected, times out or cancels
 
 TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") {
   for (const bool caching : {false, true}) {
-    Experiment e = load({{"kv_cache", {{"prefix_caching", caching}}}});
+    Experiment e = load_tiny({{"kv_cache", {{"prefix_caching", caching}}}});
     e.memory.kv_blocks = 12;
     RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
     std::vector<RequestRecord> requests;
@@ -119,12 +114,12 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
 }
 
 TEST_CASE("clients with more patience than they need change nothing") {
-  OrderedJson plain = run(load(Json::object())).document;
+  OrderedJson plain = run(load_tiny(Json::object())).document;
   OrderedJson patient =
-      run(load({{"workload",
-                 {{"timeout", "5000 s"},
-                  {"ttft_timeout", "5000 s"},
-                  {"cancellation", {{"share", 1}, {"mean_after", "100000 s"}}}}}}))
+      run(load_tiny({{"workload",
+                      {{"timeout", "5000 s"},
+                       {"ttft_timeout", "5000 s"},
+                       {"cancellation", {{"share", 1}, {"mean_after", "100000 s"}}}}}}))
           .document;
   CHECK(patient["metrics"]["timeout_share"] == 0.0);
   for (const char* key : {"timed_out", "cancelled", "timeout_share", "cancelled_share"}) {
@@ -139,19 +134,19 @@ TEST_CASE("clients with more patience than they need change nothing") {
 TEST_CASE("a time-out for the first token spares those who have it") {
   // All 24 clients of the closed loop are seated at once: the first token comes after a few steps,
   // the last after 30 more.
-  const Report calm = run(load(Json::object()));
+  const Report calm = run(load_tiny(Json::object()));
   double slowest = 0;
   for (const RequestRecord& r : calm.requests)
     slowest = std::max(slowest, seconds(r.first_token - r.arrival));
   const std::string limit = fmt::format("{} s", slowest * 1.0001);
-  const Report report = run(load({{"workload", {{"ttft_timeout", limit}}}}));
+  const Report report = run(load_tiny({{"workload", {{"ttft_timeout", limit}}}}));
   CHECK(in_state(report, State::finished) == 120);
-  CHECK(in_state(run(load({{"workload", {{"timeout", limit}}}})), State::timed_out) == 120);
+  CHECK(in_state(run(load_tiny({{"workload", {{"timeout", limit}}}})), State::timed_out) == 120);
 }
 
 TEST_CASE("who times out misses every objective, who cancels counts for none") {
   const auto metrics = [](Json workload) {
-    return run(load({{"workload", std::move(workload)}, {"slo", {{"ttft", "100 s"}}}}))
+    return run(load_tiny({{"workload", std::move(workload)}, {"slo", {{"ttft", "100 s"}}}}))
         .document["metrics"];
   };
   const OrderedJson late = metrics({{"timeout", "1 us"}});
@@ -172,7 +167,7 @@ TEST_CASE("clients leave while their rank is down, and none is lost") {
   Json json = hurried(4);
   json["failures"] = Json::array({{{"gpu", 1}, {"at", "1 ms"}, {"recovers_after", "4 ms"}}});
   json["scheduling"]["type"] = "chunked_prefill";
-  const Report report = run(load(json));
+  const Report report = run(load_tiny(json));
   CHECK(in_state(report, State::finished) + in_state(report, State::timed_out) +
             in_state(report, State::cancelled) ==
         120);

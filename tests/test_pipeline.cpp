@@ -21,8 +21,7 @@ Experiment experiment(int dp, int tp, int pp, Json set = Json::object()) {
   json["model"]["layers"][0]["repeat"] = 6;
   json["parallel"]["pp"] = pp;
   json.merge_patch(set);
-  TraceLibrary traces;
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests/tiny.json"), traces);
+  return test::load(json);
 }
 
 double sum(const Breakdown& parts) {

@@ -11,22 +11,10 @@
 namespace moesim {
 namespace {
 
+using test::load;
+using test::refused;
 using test::WithinAbs;
 using test::WithinRel;
-
-Experiment load(const Json& json) {
-  TraceLibrary traces;
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests/pools.json"), traces);
-}
-
-std::string refused(const Json& json) {
-  try {
-    load(json);
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-}
 
 // A prefill group of 4 GPUs and one of decode.
 Json apart(const Json& set = Json::object()) {

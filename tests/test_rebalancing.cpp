@@ -17,17 +17,11 @@ namespace moesim {
 namespace {
 
 using test::config_error;
+using test::load_tiny;
 using test::WithinAbs;
 using test::WithinRel;
 
-Experiment load(const Json& set) {
-  TraceLibrary traces;
-  return load_experiment(
-      ConfigNode(test::tiny_experiment(set), test::source_dir() / "tests" / "rebalancing.json"),
-      traces);
-}
-
-OrderedJson report_of(const Json& set) { return run(load(set)).document; }
+OrderedJson report_of(const Json& set) { return run(load_tiny(set)).document; }
 
 std::vector<std::vector<double>> slots_sent(const LayerMovement& moved) {
   std::vector<std::vector<double>> rows;
@@ -127,7 +121,7 @@ TEST_CASE("experts that stay keep their slots, newcomers fill the rest in order"
 }
 
 TEST_CASE("moving takes the busiest rank's bytes over the link and twice over HBM") {
-  const Experiment e = load(Json::object());
+  const Experiment e = load_tiny(Json::object());
   const Bytes w(8e6);
   const Mover mover(e.cluster, e.parallel, w, SourceRule::sglang);
   const LayerPlacement from(4, {{0}, {1}, {2}, {3}});
@@ -158,7 +152,7 @@ TEST_CASE("a window forgets its oldest step") {
 // A relocation that has taken up one layer's swap of two 80 MB experts between four GPUs.
 struct Underway {
   explicit Underway(bool synchronous, double link_share = 0.5) : relocation(link_share) {
-    const Experiment e = load(Json::object());
+    const Experiment e = load_tiny(Json::object());
     const Mover mover(e.cluster, e.parallel, Bytes(80e6), SourceRule::sglang);
     const ExpertPlacement now{LayerPlacement(4, {{0}, {1}, {2}, {3}})};
     const LayerPlacement next(4, {{1}, {0}, {2}, {3}});
@@ -335,10 +329,10 @@ TEST_CASE("moving layer by layer stalls as long in all as moving at once, but no
 }
 
 TEST_CASE("the rebalance buffer and free slots come out of the KV cache") {
-  const Experiment none = load(Json::object());
-  const Experiment periodic = load({{"rebalancing", {{"type", "eplb_periodic"}}}});
+  const Experiment none = load_tiny(Json::object());
+  const Experiment periodic = load_tiny({{"rebalancing", {{"type", "eplb_periodic"}}}});
   const Experiment migrate =
-      load({{"rebalancing", {{"type", "migrate"}, {"free_slots", 3}, {"max_actions", 5}}}});
+      load_tiny({{"rebalancing", {{"type", "migrate"}, {"free_slots", 3}, {"max_actions", 5}}}});
   const Bytes w = expert_bytes(none.model, none.parallel, none.precision);
   // 16 experts x 1.5 on 4 GPUs are 6 slots, one layer of which is staged; 3 layers.
   CHECK(periodic.memory.rebalance_buffer == w * 6);
@@ -349,7 +343,7 @@ TEST_CASE("the rebalance buffer and free slots come out of the KV cache") {
 
 TEST_CASE("rebalancing options that make no sense are refused") {
   const auto refused = [](const Json& policy) {
-    return config_error([&] { load({{"rebalancing", policy}}); });
+    return config_error([&] { load_tiny({{"rebalancing", policy}}); });
   };
   CHECK_THAT(refused({{"type", "eplb_periodic"}, {"placement", "linear"}}),
              Catch::Contains("does not go by the tokens per expert"));

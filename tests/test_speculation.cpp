@@ -10,16 +10,10 @@
 namespace moesim {
 namespace {
 
+using test::load_tiny;
 using test::WithinRel;
 
-Experiment load(const Json& set) {
-  TraceLibrary traces;
-  return load_experiment(
-      ConfigNode(test::tiny_experiment(set), test::source_dir() / "tests/speculation.json"),
-      traces);
-}
-
-OrderedJson document(const Json& set) { return run(load(set)).document; }
+OrderedJson document(const Json& set) { return run(load_tiny(set)).document; }
 
 Json speculative(int tokens, double acceptance, Json draft = "mtp") {
   return {{"num_speculative_tokens", tokens},
@@ -73,9 +67,9 @@ TEST_CASE("tokens and KV blocks are conserved, also when sequences are preempted
   for (const char* scheduler : {"chunked_prefill", "prefill_first", "decode_only", "comm_aware"}) {
     for (const bool caching : {false, true}) {
       CAPTURE(scheduler, caching);
-      Experiment e = load({{"speculative", speculative(3, .6)},
-                           {"scheduling", {{"type", scheduler}}},
-                           {"kv_cache", {{"prefix_caching", caching}}}});
+      Experiment e = load_tiny({{"speculative", speculative(3, .6)},
+                                {"scheduling", {{"type", scheduler}}},
+                                {"kv_cache", {{"prefix_caching", caching}}}});
       e.memory.kv_blocks = 9;  // of 16 tokens; a request needs four
       BlockWatch watch;
       RunObserver* const observers[] = {&watch};
@@ -126,8 +120,8 @@ TEST_CASE("a given draft time is charged for every draft token, and the parts st
 
 TEST_CASE("an MTP module takes the memory of a layer more, and the time of a pass through it") {
   const Json timed{{"type", "time"}, {"per_token", "0 ms"}};
-  const MemoryBudget without = load({{"speculative", speculative(2, .5, timed)}}).memory;
-  const MemoryBudget with = load({{"speculative", speculative(2, .5)}}).memory;
+  const MemoryBudget without = load_tiny({{"speculative", speculative(2, .5, timed)}}).memory;
+  const MemoryBudget with = load_tiny({{"speculative", speculative(2, .5)}}).memory;
   CHECK_THAT(with.experts.value(), WithinRel(without.experts.value() * 4 / 3, 1e-9));  // 3 layers
   CHECK(with.weights > without.weights);
   CHECK(with.kv_blocks < without.kv_blocks);
@@ -167,7 +161,7 @@ TEST_CASE("tokens of one step share the gap before it") {
 
 TEST_CASE("a step too small for its drafts is refused") {
   CHECK_THAT(test::config_error([] {
-               load({{"speculative", speculative(8, .5)}});
+               load_tiny({{"speculative", speculative(8, .5)}});
              }),
              Catch::Matchers::Contains("max_num_seqs x 9 = 72 tokens"));
 }

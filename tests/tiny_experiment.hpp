@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/config.hpp"
+#include "sim/experiment.hpp"
+#include "tests/support.hpp"
 
 namespace moesim::test {
 
@@ -36,6 +37,18 @@ inline Json tiny_experiment(const Json& set) {
       {"seed", 1}};
   json.merge_patch(set);
   return json;
+}
+
+/// An experiment written in a test, loaded.
+inline Experiment load(const Json& json) {
+  TraceLibrary traces;
+  return load_experiment(ConfigNode(json, source_dir() / "tests" / "tiny.json"), traces);
+}
+inline Experiment load_tiny(const Json& set) { return load(tiny_experiment(set)); }
+
+/// Why it is refused, or "".
+inline std::string refused(const Json& json) {
+  return config_error([&] { load(json); });
 }
 
 }  // namespace moesim::test

@@ -205,35 +205,24 @@ struct SteadyStep {
   double prompt_tokens = 0;  ///< per rank
 };
 
-void add_prompts(RankStep& rank, const SteadyStep& step) {
-  for (double left = step.prompt_tokens; left >= 1; left -= step.prompt) {
-    const double chunk = std::min(left, step.prompt);
-    // A chunk stands halfway into its prompt, on average.
-    rank.sequences.push_back({static_cast<std::int32_t>(std::llround(std::max(2.0, chunk))),
-                              static_cast<std::int32_t>(step.cached + (step.prompt - chunk) / 2)});
-  }
-}
-
 double step_seconds(const Experiment& e, const SteadyStep& step) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
   StepModel model = step_model(e);
   StepBatch batch;
-  RoutingCoverage coverage;
   std::int64_t prompt_tokens = 0;
   for (int r = 0; r < e.parallel.dp; ++r) {
-    RankStep& rank = batch.ranks.emplace_back();
-    add_prompts(rank, step);
-    for (const SequenceWork& prompt : rank.sequences) {
-      rank.tokens += prompt.new_tokens;
-      rank.sampled += 1;
-      prompt_tokens += prompt.new_tokens;
-      rows.append(rows.bind(), Phase::prefill, 0, prompt.new_tokens, r, batch.rows, coverage);
+    batch.ranks.emplace_back();
+    for (double left = step.prompt_tokens; left >= 1; left -= step.prompt) {
+      const double chunk = std::min(left, step.prompt);
+      const auto tokens = static_cast<std::int32_t>(std::llround(std::max(2.0, chunk)));
+      // A chunk stands halfway into its prompt, on average.
+      const auto before = static_cast<std::int32_t>(step.cached + (step.prompt - chunk) / 2);
+      add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, before}, 0);
+      prompt_tokens += tokens;
     }
     for (int i = 0; i < step.sequences; ++i) {
-      rank.sequences.push_back({1, static_cast<std::int32_t>(step.context)});
-      rows.append(rows.bind(), Phase::decode, i, 1, r, batch.rows, coverage);
-      ++rank.tokens;
-      ++rank.sampled;
+      const auto context = static_cast<std::int32_t>(step.context);
+      add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
     }
   }
   const StepKind kind = step.sequences == 0  ? StepKind::prefill

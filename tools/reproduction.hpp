@@ -73,10 +73,9 @@ std::string to_text(const Reproduction&);
 ///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
 ///   point    one operation, described like a row of a measured points file: microseconds
 ///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
-///   timing   token routers at work on this machine: the power of ten, from 10 us, above a layer's
-///   time spells   "sweep", how long a "key" of the report's "over_time" was "above" a limit:
-///   seconds frontier a "sweep" file, one decode step of each point at "context" with "set" in all
-///   of them;
+///   timing   token routers on this machine: the power of ten, from 10 us, above a layer's time
+///   spells   "sweep", how many seconds a "key" of the report's "over_time" was "above" a limit
+///   frontier a "sweep" file, one decode step of each point at "context", with "set" in all;
 ///            "frontiers" {name: [settings, any of which a point matches, null: not set]}, "gains"
 ///            {name: [baseline frontier, candidate]}: throughput per GPU at equal step time
 ///   article  "routers" {name: policy} in the EP-barrier article's world (tools/router_testbed.hpp)

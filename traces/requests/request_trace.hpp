@@ -22,11 +22,10 @@ struct RequestTrace {
 
 /// Reads a request trace; the format is recognised from the first line:
 ///   Azure LLM inference   CSV: TIMESTAMP, ContextTokens, GeneratedTokens
-///   BurstGPT              CSV: Timestamp (s), Request tokens, Response tokens; rows with 0
-///   response
-///                         tokens are failed requests and left out
-///   Vidur                 CSV: arrived_at (s; may be absent), num_prefill_tokens,
-///   num_decode_tokens Splitwise             CSV: arrival_timestamp (s), prompt_size, token_size
+///   BurstGPT              CSV: Timestamp (s), Request tokens, Response tokens; rows without
+///                         response tokens are failed requests and left out
+///   Vidur                 CSV: num_prefill_tokens, num_decode_tokens and, if there, arrived_at (s)
+///   Splitwise             CSV: arrival_timestamp (s), prompt_size, token_size
 ///   Mooncake              JSON lines: timestamp (ms), input_length, output_length
 ///   moesim                JSON lines: arrival_s, prompt_tokens, output_tokens
 ///                         CSV: the same columns (what `run --requests` writes), or lengths only
