@@ -47,14 +47,23 @@ Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
 /// tile for few tokens.
 std::int64_t padded_rows(std::int64_t tokens, int tile_m);
 
+/// The rows that one GPU's grouped GEMM computes, summed over its active slots.
+struct GroupedRows {
+  std::int64_t slots = 0;   ///< with at least one token: each reads its weights
+  std::int64_t tokens = 0;  ///< useful rows
+  std::int64_t padded = 0;  ///< see padded_rows()
+  std::int64_t tiles = 0;   ///< of up to tile_m rows
+};
+GroupedRows grouped_rows(std::span<const std::int32_t> tokens_per_slot, int tile_m);
+
 /// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
 struct GroupedGemm {
-  std::span<const std::int32_t> tokens_per_slot;  ///< slots without tokens read no weights
+  GroupedRows rows;
   double hidden = 0;                              ///< d
   double width = 0;  ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
-  KernelFamily kernel = KernelFamily::grouped_gemm;
+  KernelFamily kernel = KernelFamily::grouped_gemm;  ///< whose tile_m `rows` was padded to
 };
 
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*

@@ -12,15 +12,16 @@ namespace {
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // How many of the words added have each bit set. Plane p holds the p-th binary digits of all 64
-// counts, so that adding a word is a ripple of carries that ends after two planes in the mean.
+// counts, so that adding a word is a ripple of carries without a branch.
 class BitCounts {
  public:
+  // Up to `most` words will be added.
+  explicit BitCounts(std::size_t most) : used_(at(std::bit_width(most))) {}
   void add(std::uint64_t word) {
-    for (std::size_t p = 0; word != 0; ++p) {
+    for (std::size_t p = 0; p < used_; ++p) {
       const std::uint64_t carry = planes_[p] & word;
       planes_[p] ^= word;
       word = carry;
-      used_ = std::max(used_, p + 1);
     }
   }
   void write(std::int32_t* counts) const {
@@ -33,84 +34,111 @@ class BitCounts {
   }
 
  private:
-  std::array<std::uint64_t, 31> planes_{};
-  std::size_t used_ = 0;
+  std::array<std::uint64_t, 32> planes_{};
+  std::size_t used_;
 };
+
+int domains_of(int gpus, int domain) { return (gpus - 1) / domain + 1; }
 
 }  // namespace
 
-void CopyCounter::start(const LayerPlacement& placement,
-                        std::span<const std::int32_t> tokens_of_slot) {
-  experts_.assign(at(placement.experts()), {0, -1, 0});
-  for (int expert = 0; expert < placement.experts(); ++expert) {
-    for (const std::int32_t slot : placement.slots_of(expert)) {
-      if (tokens_of_slot[at(slot)] == 0) continue;
-      next_slot(placement, tokens_of_slot, expert);
-      break;
+void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
+  const std::array<int, 3> shape{ranks, moe_tp, domain};
+  if (shape == shape_) return;
+  shape_ = shape;
+  const int gpus = ranks * moe_tp;
+  // One domain alone needs no forwarding, hence no bits.
+  const int domains = domains_of(gpus, domain) > 1 ? domains_of(gpus, domain) : 0;
+  words_ = at(ranks + domains + 63) / 64;
+  bits_.assign(at(ranks) * words_, 0);
+  targets_.clear();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto set = [&](int bit) {
+      bits_[at(rank) * words_ + at(bit) / 64] |= std::uint64_t{1} << (bit % 64);
+    };
+    set(rank);
+    if (domains > 0) {
+      for (int gpu = rank * moe_tp; gpu < (rank + 1) * moe_tp; ++gpu) set(ranks + gpu / domain);
     }
+    targets_.push_back({bits_[at(rank) * words_], rank});
   }
+  counts_.resize(words_ * 64);
+}
+
+// Every expert's first slot; whether some expert has several.
+bool CopyCounter::start(const LayerPlacement& placement,
+                        std::span<const std::int32_t> tokens_of_slot) {
+  experts_.assign(at(placement.experts()), {{}, -1, 0});
+  bool several = false;
+  for (int slot = placement.slots() - 1; slot >= 0; --slot) {
+    const std::int32_t tokens = tokens_of_slot[at(slot)];
+    if (tokens == 0) continue;
+    Expert& expert = experts_[at(placement.expert_of_slot(slot))];
+    several = several || expert.slot >= 0;
+    expert = {targets_[at(placement.gpu_of_slot(slot))], slot, tokens};
+  }
+  return several;
 }
 
 void CopyCounter::next_slot(const LayerPlacement& placement,
                             std::span<const std::int32_t> tokens_of_slot, int expert) {
   Expert& e = experts_[at(expert)];
-  const auto slots = placement.slots_of(expert);
-  while (e.left == 0) {
-    const std::int32_t slot = slots[at(++e.place)];
-    e.left = tokens_of_slot[at(slot)];
-    e.rank = placement.gpu_of_slot(slot);
+  for (const std::int32_t slot : placement.slots_of(expert)) {
+    if (slot <= e.slot || tokens_of_slot[at(slot)] == 0) continue;
+    e = {targets_[at(placement.gpu_of_slot(slot))], slot, tokens_of_slot[at(slot)]};
+    return;
   }
 }
 
-// The tokens of one source: which ranks, and which domains, each of them goes to, as bits.
-// visit_rank(i, visit) calls visit(rank) for a selection that goes somewhere.
-template <std::size_t words, class VisitRank>
-void CopyCounter::count_source(std::size_t first, std::size_t end, std::size_t k,
-                               VisitRank&& visit_rank) {
-  std::array<BitCounts, words> rank_counts;
-  BitCounts domain_counts;
-  for (std::size_t token = first; token < end; ++token) {
-    std::array<std::uint64_t, words> ranks{};
-    std::uint64_t domains = 0;
-    for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
-      visit_rank(i, [&](std::int32_t chosen) {
-        const auto rank = static_cast<std::uint32_t>(chosen);
-        ranks[words == 1 ? 0 : rank / 64] |= std::uint64_t{1} << (rank % 64);
-        domains |= domains_of_rank_[rank];
-      });
+// The tokens of one source: how many of them go to each rank and domain.
+template <class TargetOf>
+void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
+                               TargetOf&& target_of) {
+  if (words_ == 1) {
+    BitCounts counts(end - first);
+    for (std::size_t i = first * k; i < end * k;) {
+      std::uint64_t bits = 0;
+      for (const std::size_t next = i + k; i < next; ++i) bits |= target_of(i).bits;
+      counts.add(bits);
     }
-    for (std::size_t word = 0; word < words; ++word) rank_counts[word].add(ranks[word]);
-    domain_counts.add(domains);
+    counts.write(counts_.data());
+    return;
   }
-  for (std::size_t word = 0; word < words; ++word) {
-    rank_counts[word].write(to_rank_.data() + word * 64);
+  std::vector<BitCounts> counts(words_, BitCounts(end - first));
+  std::vector<std::uint64_t> bits(words_);
+  for (std::size_t token = first; token < end; ++token) {
+    std::fill(bits.begin(), bits.end(), 0);
+    for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
+      const std::int32_t rank = target_of(i).rank;
+      if (rank < 0) continue;
+      for (std::size_t w = 0; w < words_; ++w) bits[w] |= bits_[at(rank) * words_ + w];
+    }
+    for (std::size_t w = 0; w < words_; ++w) counts[w].add(bits[w]);
   }
-  domain_counts.write(to_domain_.data());
-}
-
-template <class VisitRank>
-void CopyCounter::count_selections(std::size_t first, std::size_t end, VisitRank&& visit_rank) {
-  for (std::size_t i = first; i < end; ++i) {
-    visit_rank(i, [&](std::int32_t rank) { ++to_rank_[static_cast<std::uint32_t>(rank)]; });
-  }
+  for (std::size_t w = 0; w < words_; ++w) counts[w].write(counts_.data() + w * 64);
 }
 
 // From counts per expert rank and domain to links.
 void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
   const int gpus = copies.gpus();
+  if (domains_of(gpus, domain) == 1) {
+    for (int target = 0; target < gpus; ++target) {
+      copies.at(source, target) += counts_[at(target / moe_tp)];
+    }
+    return;
+  }
   const int own = source / domain;
   const auto relay = [&](int there) {
     return std::min(there * domain + source % domain, gpus - 1);
   };
   for (int target = 0; target < gpus; ++target) {
-    const std::int32_t tokens = to_rank_[at(target / moe_tp)];
+    const std::int32_t tokens = counts_[at(target / moe_tp)];
     const int from = target / domain == own ? source : relay(target / domain);
     if (tokens > 0 && (from == source || from != target)) copies.at(from, target) += tokens;
   }
-  for (int there = 0; there * domain < gpus; ++there) {
-    if (there != own && to_domain_[at(there)] > 0) {
-      copies.at(source, relay(there)) += to_domain_[at(there)];
-    }
+  const std::int32_t* to_domain = counts_.data() + gpus / moe_tp;
+  for (int there = 0; there < domains_of(gpus, domain); ++there) {
+    if (there != own && to_domain[there] > 0) copies.at(source, relay(there)) += to_domain[there];
   }
 }
 
@@ -119,60 +147,57 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
                         CopyRule rule, TrafficMatrix& copies) {
-  start(placement, tokens_of_slot);
+  name_targets(placement.gpus(), moe_tp, domain);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  const auto visit_rank = [&](std::size_t i, auto&& visit) {
-    Expert& expert = experts_[ids[i]];
-    if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
-    --expert.left;
-    visit(expert.rank);
-  };
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, visit_rank);
+  if (start(placement, tokens_of_slot)) {
+    count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+      Expert& expert = experts_[ids[i]];
+      if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
+      --expert.left;
+      return expert.target;
+    });
+  } else {
+    count_sources(k, source_gpu, moe_tp, domain, rule, copies,
+                  [&](std::size_t i) { return experts_[ids[i]].target; });
+  }
 }
 
 void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> slot_of_selection,
                         std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
                         CopyRule rule, TrafficMatrix& copies) {
+  name_targets(placement.gpus(), moe_tp, domain);
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  const auto visit_rank = [&](std::size_t i, auto&& visit) {
+  count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
     const std::int32_t slot = slot_of_selection[i];
-    if (slot >= 0) visit(placement.gpu_of_slot(slot));
-  };
-  count_sources(placement.gpus(), k, source_gpu, moe_tp, domain, rule, copies, visit_rank);
+    return slot < 0 ? Target{0, -1} : targets_[at(placement.gpu_of_slot(slot))];
+  });
 }
 
-template <class VisitRank>
-void CopyCounter::count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu,
-                                int moe_tp, int domain, CopyRule rule, TrafficMatrix& copies,
-                                VisitRank&& visit_rank) {
-  const int gpus = ranks * moe_tp;
-  const int domains = (gpus - 1) / domain + 1;
-  check(domains <= 64 && ranks <= 1024, "an EP group spans at most 64 domains and 1,024 ranks");
-  domains_of_rank_.assign(at(ranks), 0);
-  for (int gpu = 0; gpu < gpus; ++gpu) {
-    // One domain alone needs no forwarding, hence no bits.
-    if (domains > 1) domains_of_rank_[at(gpu / moe_tp)] |= std::uint64_t{1} << (gpu / domain);
-  }
+// target_of(i) is called once for every selection, in order.
+template <class TargetOf>
+void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
+                                int domain, CopyRule rule, TrafficMatrix& copies,
+                                TargetOf&& target_of) {
+  const int gpus = static_cast<int>(targets_.size()) * moe_tp;
   if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
   copies.clear();
-
   const std::size_t tokens = source_gpu.size();
   for (std::size_t first = 0; first < tokens;) {
     const std::int32_t source = source_gpu[first];
     std::size_t end = first;
     while (end < tokens && source_gpu[end] == source) ++end;
-    to_rank_.assign(ranks <= 64 ? 64 : 1024, 0);
-    to_domain_.assign(64, 0);
-    if (rule == CopyRule::per_selection) {
-      count_selections(first * k, end * k, visit_rank);
-    } else if (ranks <= 64) {
-      count_source<1>(first, end, k, visit_rank);
+    if (rule == CopyRule::per_gpu) {
+      count_copies(first, end, k, target_of);
+      expand(source, moe_tp, domain, copies);
     } else {
-      count_source<16>(first, end, k, visit_rank);
+      std::fill(counts_.begin(), counts_.end(), 0);
+      for (std::size_t i = first * k; i < end * k; ++i) {
+        if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
+      }
+      // Straight to the expert: as if all GPUs stood in one domain.
+      expand(source, moe_tp, gpus, copies);
     }
-    // Straight to the expert: as if all GPUs stood in one domain.
-    expand(source, moe_tp, rule == CopyRule::per_selection ? gpus : domain, copies);
     first = end;
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -25,7 +26,7 @@ class CopyCounter {
  public:
   /// `ids` are the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases; an expert
   /// rank is `moe_tp` GPUs, all of which need its tokens. `copies` is overwritten: [from, to],
-  /// local ones on the diagonal. At most 64 domains.
+  /// local ones on the diagonal.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
              int moe_tp, int domain, CopyRule, TrafficMatrix& copies);
@@ -35,26 +36,34 @@ class CopyCounter {
              TrafficMatrix& copies);
 
  private:
+  struct Target {
+    std::uint64_t bits;  // the first word of the rank's bits
+    std::int32_t rank;   // nowhere: -1
+  };
   struct Expert {
-    std::int32_t left;   // tokens that its current slot still takes
-    std::int32_t place;  // of that slot among the expert's slots
-    std::int32_t rank;   // of that slot
+    Target target;      // of its current slot
+    std::int32_t slot;  // none yet: -1
+    std::int32_t left;  // tokens that this slot still takes
   };
 
-  void start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  void name_targets(int ranks, int moe_tp, int domain);
+  bool start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   void next_slot(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, int expert);
-  template <class VisitRank>
-  void count_sources(int ranks, std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
-                     int domain, CopyRule, TrafficMatrix& copies, VisitRank&& visit_rank);
-  template <std::size_t words, class VisitRank>
-  void count_source(std::size_t first, std::size_t end, std::size_t k, VisitRank&& visit_rank);
-  template <class VisitRank>
-  void count_selections(std::size_t first, std::size_t end, VisitRank&& visit_rank);
+  template <class TargetOf>
+  void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
+                     int domain, CopyRule, TrafficMatrix& copies, TargetOf&& target_of);
+  template <class TargetOf>
+  void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
 
+  // A rank's bits: its own and, where there are several domains, those of its GPUs' domains behind
+  // the bits of all ranks.
+  std::array<int, 3> shape_{};  // ranks, moe_tp, domain
+  std::size_t words_ = 1;
+  std::vector<std::uint64_t> bits_;  // [ranks, words]
+  std::vector<Target> targets_;      // [ranks]
   std::vector<Expert> experts_;
-  std::vector<std::uint64_t> domains_of_rank_;  // one bit per domain
-  std::vector<std::int32_t> to_rank_, to_domain_;
+  std::vector<std::int32_t> counts_;  // by bit
 };
 
 /// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of

@@ -178,14 +178,12 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
       activated += load.activated[rank];
       tokens += load.tokens[rank];
       squares += double(load.tokens[rank]) * load.tokens[rank];
-      layer.rank_tokens.add(load.tokens[rank], steps);
-      layer.rank_activated.add(load.activated[rank], steps);
       layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
       layer.activated_of_rank[rank] += load.activated[rank] * steps;
     }
-    for (std::size_t e = 0; e < experts; ++e) {
-      layer.expert_tokens.add(tokens_of_expert[l * experts + e], steps);
-    }
+    layer.rank_tokens.add(load.tokens, steps);
+    layer.rank_activated.add(load.activated, steps);
+    layer.expert_tokens.add(tokens_of_expert.subspan(l * experts, experts), steps);
     const double mean = tokens / ranks;
     const double ratio = load.max_tokens / mean;
     const bool hot = ratio > experiment_.hot_rank_threshold;

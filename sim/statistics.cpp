@@ -94,6 +94,19 @@ void CountHistogram::add(std::int64_t value, std::int64_t times) {
   max_ = std::max(max_, value);
 }
 
+void CountHistogram::add(std::span<const std::int32_t> values, std::int64_t times) {
+  std::int64_t sum = 0, most = 0;
+  for (const std::int32_t value : values) {
+    sum += value;
+    most = std::max<std::int64_t>(most, value);
+  }
+  if (bucket_of(most) >= buckets_.size()) buckets_.resize(bucket_of(most) + 1);
+  for (const std::int32_t value : values) buckets_[bucket_of(value)] += times;
+  count_ += std::ssize(values) * times;
+  sum_ += static_cast<double>(sum) * static_cast<double>(times);
+  max_ = std::max(max_, most);
+}
+
 std::int64_t CountHistogram::quantile(double q) const {
   const auto wanted = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(count_)));
   std::int64_t seen = 0;

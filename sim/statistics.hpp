@@ -28,6 +28,8 @@ Summary summarize(std::vector<Weighted> samples);
 class CountHistogram {
  public:
   void add(std::int64_t value, std::int64_t times = 1);
+  /// Each of the values so many times.
+  void add(std::span<const std::int32_t> values, std::int64_t times);
   std::int64_t count() const { return count_; }
   double mean() const { return count_ == 0 ? 0 : sum_ / static_cast<double>(count_); }
   std::int64_t max() const { return max_; }

@@ -140,8 +140,13 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
   }
 }
 
-Cost StepModel::expert_ffn(std::span<const std::int32_t> tokens_of_slot) const {
-  return grouped_gemm({tokens_of_slot, static_cast<double>(model_.hidden),
+GroupedRows StepModel::expert_rows(std::span<const std::int32_t> tokens_of_slot) const {
+  return grouped_rows(tokens_of_slot,
+                      fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m);
+}
+
+Cost StepModel::expert_ffn(const GroupedRows& rows) const {
+  return grouped_gemm({rows, static_cast<double>(model_.hidden),
                        static_cast<double>(model_.expert_width) / plan_.moe_tp(),
                        precision_.experts, precision_.activations},
                       fabric_.cluster().gpu);
@@ -219,18 +224,16 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
         plan_.stage_gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
   }
 
-  const int tile = fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
     const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    outcome.experts[at(rank)] = expert_ffn(slots);
-    for (const std::int32_t t : slots) {
-      outcome.useful_rows += t;
-      outcome.padded_rows += padded_rows(t, tile);
-    }
+    const GroupedRows rows = expert_rows(slots);
+    outcome.experts[at(rank)] = expert_ffn(rows);
+    outcome.useful_rows += rows.tokens;
+    outcome.padded_rows += rows.padded;
   }
   if (!memories_.empty()) outcome.tokens_of_slot = worker.tokens_of_slot;
 }
@@ -245,7 +248,9 @@ void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlaceme
     for (const Cost& cost : experts) time = std::max(time, cost.time);
     return time;
   };
-  const auto gemm = [&](std::span<const std::int32_t> tokens) { return expert_ffn(tokens).time; };
+  const auto gemm = [&](std::span<const std::int32_t> tokens) {
+    return expert_ffn(expert_rows(tokens)).time;
+  };
   const Seconds in_hbm = longest();
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto tokens_of = [&](int layer) {

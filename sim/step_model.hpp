@@ -76,7 +76,8 @@ class StepModel {
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
-  Cost expert_ffn(std::span<const std::int32_t> tokens_of_slot) const;
+  GroupedRows expert_rows(std::span<const std::int32_t> tokens_of_slot) const;
+  Cost expert_ffn(const GroupedRows&) const;
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
   void gather(const StepBatch&, const RowSource&, bool keep_ids);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,

@@ -344,12 +344,13 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   if (!shape || !stored) return Skipped{"unknown expert shape or precision"};
   const int ranks = std::max(1, point.ep);
   GroupedGemm work{
-      .tokens_per_slot = {},
+      .rows = {},
       .hidden = shape->hidden,
       .width = shape->width / std::max(1, point.tp),
       .weights = stored->weights,
       .activations = stored->activations,
       .kernel = is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm};
+  const int tile = gpu.kernel(work.kernel).tile_m;
   if (point.distribution.starts_with("power_law_")) {
     // The benchmark averages five routings.
     constexpr int routings = 5;
@@ -358,7 +359,7 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     Prediction mean;
     for (int i = 0; i < routings; ++i) {
       const auto counts = power_law_counts(*shape, point.tokens, ranks, alpha, rng);
-      work.tokens_per_slot = hottest_rank(counts, ranks);
+      work.rows = grouped_rows(hottest_rank(counts, ranks), tile);
       const double sum = mean.value;
       mean = in_us(repeated(work, gpu));
       mean.value += sum;
@@ -367,8 +368,8 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     return mean;
   }
   if (is_lone_triton_rank(point)) {
-    const auto counts = lone_rank_counts(*shape, std::llround(point.tokens), ranks);
-    work.tokens_per_slot = counts;
+    work.rows =
+        grouped_rows(lone_rank_counts(*shape, std::llround(point.tokens), ranks), tile);
     return in_us(repeated(work, gpu));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
@@ -377,7 +378,7 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   std::vector<std::int32_t> slots;
   for (long long i = 0; i < active; ++i)
     slots.push_back(static_cast<std::int32_t>((i + 1) * tokens / active - i * tokens / active));
-  work.tokens_per_slot = slots;
+  work.rows = grouped_rows(slots, tile);
   return in_us(repeated(work, gpu));
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <limits>
 
 #include "hardware/rng.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -14,14 +16,15 @@ namespace moesim {
 inline std::int32_t least_active_host(const LayerPlacement& placement, std::int32_t expert,
                                       std::span<const std::int32_t> active_on_gpu) {
   const auto hosts = placement.hosts_of(expert);
-  const auto active = [&](std::int32_t slot) {
-    return active_on_gpu[static_cast<std::size_t>(placement.gpu_of_slot(slot))];
-  };
-  std::int32_t best = hosts[0];
-  for (const std::int32_t slot : hosts.subspan(1)) {
-    if (active(slot) < active(best)) best = slot;
+  if (hosts.size() == 1) return hosts[0];
+  // Load above slot in one number, so that finding the least takes no branch that is hard to guess.
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (const std::int32_t slot : hosts) {
+    const auto active = static_cast<std::uint64_t>(
+        active_on_gpu[static_cast<std::size_t>(placement.gpu_of_slot(slot))]);
+    least = std::min(least, active << 32 | static_cast<std::uint64_t>(slot));
   }
-  return best;
+  return static_cast<std::int32_t>(least & 0xffffffff);
 }
 
 /// A stream of its own for every layer of every step, so that what is drawn does not depend on who
