@@ -73,7 +73,7 @@ struct KernelConstants {
   PeakShares peak_share;   ///< g, of the dense data-sheet peak, each in (0, 1]
   /// How well loads hide behind arithmetic: 1 not at all, 2 about half, 16 and more completely.
   double overlap = 16;
-  int tile_m = 1;      ///< rows to which a GEMM pads its tokens, see padded_rows()
+  int tile_m = 1;      ///< rows to which a GEMM pads its tokens, see GroupedRows
   int tile_n = 1;      ///< columns of one output tile
   std::string source;  ///< where the numbers come from
   /// Nothing where the numbers are not a fit: a data sheet's, or of a family on other GPUs.

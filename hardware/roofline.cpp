@@ -9,19 +9,27 @@ namespace moesim {
 
 namespace {
 
-// A full tile, or the smallest power of two, 16 at least, that holds fewer tokens.
-std::int64_t row_tile(std::int64_t tokens, std::int64_t tile_m) {
-  if (tokens >= tile_m) return tile_m;
-  const auto fitting = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(tokens)));
-  return std::min(tile_m, std::max<std::int64_t>(16, fitting));
+// The smallest power of two, 16 at least, that holds the tokens, of which a tile has no more than
+// tile_m.
+std::int64_t rows_of_tile(std::int64_t tokens, std::int64_t tile_m) {
+  const auto at_least_16 = static_cast<std::uint64_t>(std::max<std::int64_t>(16, tokens));
+  return std::min(tile_m, static_cast<std::int64_t>(std::bit_ceil(at_least_16)));
 }
 
 void add_slot(GroupedRows& rows, std::int64_t tokens, std::int64_t tile_m) {
-  const std::int64_t tiles = tokens <= tile_m ? 1 : (tokens + tile_m - 1) / tile_m;
-  rows.slots += 1;
   rows.tokens += tokens;
-  rows.tiles += tiles;
-  rows.padded += tiles * row_tile(tokens, tile_m);
+  if (tokens > tile_m) {
+    const std::int64_t tiles = (tokens + tile_m - 1) / tile_m;
+    rows.slots += 1;
+    rows.tiles += tiles;
+    rows.padded += tiles * tile_m;
+    return;
+  }
+  // In decode slots have few tokens or none, as it happens: no branch would be guessed.
+  const std::int64_t active = tokens > 0 ? 1 : 0;
+  rows.slots += active;
+  rows.tiles += active;
+  rows.padded += active * rows_of_tile(tokens, tile_m);
 }
 
 /// A multiplication by weights [n, k] with element sizes in bytes.
@@ -104,17 +112,9 @@ Cost roofline(const Work& work, Operands operands, KernelFamily family, const Gp
   return cost;
 }
 
-std::int64_t padded_rows(std::int64_t tokens, int tile_m) {
-  if (tokens <= 0) return 0;
-  const std::int64_t tile = row_tile(tokens, tile_m);
-  return (tokens + tile - 1) / tile * tile;
-}
-
 GroupedRows grouped_rows(std::span<const std::int32_t> tokens_per_slot, int tile_m) {
   GroupedRows rows;
-  for (const std::int32_t tokens : tokens_per_slot) {
-    if (tokens > 0) add_slot(rows, tokens, tile_m);
-  }
+  for (const std::int32_t tokens : tokens_per_slot) add_slot(rows, tokens, tile_m);
   return rows;
 }
 

@@ -42,16 +42,13 @@ struct Operands {
 /// What KernelConstants says. No work at all costs nothing.
 Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
 
-/// Rows that a GEMM computes for `tokens` rows of input: a multiple of tile_m, or of the smallest
-/// power of two (16 at least) that holds them when that is less, because kernels pick a smaller
-/// tile for few tokens.
-std::int64_t padded_rows(std::int64_t tokens, int tile_m);
-
-/// The rows that one GPU's grouped GEMM computes, summed over its active slots.
+/// The rows that one GPU's grouped GEMM computes, summed over its active slots. A slot's rows are
+/// padded to a multiple of tile_m, or to the smallest power of two (16 at least) that holds them
+/// when that is less, because kernels pick a smaller tile for few tokens.
 struct GroupedRows {
   std::int64_t slots = 0;   ///< with at least one token: each reads its weights
   std::int64_t tokens = 0;  ///< useful rows
-  std::int64_t padded = 0;  ///< see padded_rows()
+  std::int64_t padded = 0;
   std::int64_t tiles = 0;   ///< of up to tile_m rows
 };
 GroupedRows grouped_rows(std::span<const std::int32_t> tokens_per_slot, int tile_m);
@@ -67,7 +64,7 @@ struct GroupedGemm {
 };
 
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
-/// padded_rows(n_e); weights cross L2 once per M tile and activations once per N tile; tiles that
+/// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
 /// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
 /// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
 Cost grouped_gemm(const GroupedGemm&, const GpuSpec&);

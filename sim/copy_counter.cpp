@@ -65,16 +65,18 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   counts_.resize(words_ * 64);
 }
 
-// Every expert's first slot; whether some expert has several.
+// Every expert's first slot; whether some expert has several. What is of no use goes to an expert
+// too many, so that no branch is needed.
 bool CopyCounter::start(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot) {
-  experts_.assign(at(placement.experts()), {{}, -1, 0});
+  const int nobody = placement.experts();
+  experts_.assign(at(nobody) + 1, {{}, -1, 0});
   bool several = false;
   for (int slot = placement.slots() - 1; slot >= 0; --slot) {
     const std::int32_t tokens = tokens_of_slot[at(slot)];
-    if (tokens == 0) continue;
-    Expert& expert = experts_[at(placement.expert_of_slot(slot))];
-    several = several || expert.slot >= 0;
+    const int owner = tokens > 0 ? placement.expert_of_slot(slot) : nobody;
+    Expert& expert = experts_[at(owner)];
+    several |= (owner != nobody) & (expert.slot >= 0);
     expert = {targets_[at(placement.gpu_of_slot(slot))], slot, tokens};
   }
   return several;

@@ -8,10 +8,10 @@ namespace moesim {
 
 namespace {
 
-// Large steps differ little from each other and take long to price.
+// Each has many layers; large steps differ little from each other and take long to price.
 std::size_t samples_of(std::int64_t tokens) {
-  constexpr std::int64_t tokens_of_all = 1 << 14;
-  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 32));
+  constexpr std::int64_t tokens_of_all = 1 << 13;
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
 }
 
 std::int32_t share(std::int64_t tokens, int rank, int ranks) {

@@ -286,13 +286,16 @@ TEST_CASE("no work takes no time") {
 }
 
 TEST_CASE("tokens are padded to the tile, or to the smaller tile that few tokens take") {
-  CHECK(padded_rows(0, 64) == 0);
-  CHECK(padded_rows(1, 64) == 16);
-  CHECK(padded_rows(17, 64) == 32);
-  CHECK(padded_rows(40, 64) == 64);
-  CHECK(padded_rows(64, 64) == 64);
-  CHECK(padded_rows(65, 64) == 128);
-  CHECK(padded_rows(5, 1) == 5);
+  const auto padded = [](std::int32_t tokens, int tile_m) {
+    return grouped_rows(std::vector{tokens}, tile_m).padded;
+  };
+  CHECK(padded(0, 64) == 0);
+  CHECK(padded(1, 64) == 16);
+  CHECK(padded(17, 64) == 32);
+  CHECK(padded(40, 64) == 64);
+  CHECK(padded(64, 64) == 64);
+  CHECK(padded(65, 64) == 128);
+  CHECK(padded(5, 1) == 5);
 }
 
 TEST_CASE("a grouped GEMM reads the weights of active slots only, once each") {

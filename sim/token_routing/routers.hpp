@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 
 #include "hardware/rng.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -16,14 +15,15 @@ namespace moesim {
 inline std::int32_t least_active_host(const LayerPlacement& placement, std::int32_t expert,
                                       std::span<const std::int32_t> active_on_gpu) {
   const auto hosts = placement.hosts_of(expert);
-  if (hosts.size() == 1) return hosts[0];
-  // Load above slot in one number, so that finding the least takes no branch that is hard to guess.
-  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
-  for (const std::int32_t slot : hosts) {
+  // Load above slot in one number: the least of two is found without a branch, which nobody could
+  // guess. Most experts have one host or two.
+  const auto key = [&](std::int32_t slot) {
     const auto active = static_cast<std::uint64_t>(
         active_on_gpu[static_cast<std::size_t>(placement.gpu_of_slot(slot))]);
-    least = std::min(least, active << 32 | static_cast<std::uint64_t>(slot));
-  }
+    return active << 32 | static_cast<std::uint64_t>(slot);
+  };
+  std::uint64_t least = std::min(key(hosts[0]), key(hosts[hosts.size() > 1 ? 1 : 0]));
+  for (std::size_t i = 2; i < hosts.size(); ++i) least = std::min(least, key(hosts[i]));
   return static_cast<std::int32_t>(least & 0xffffffff);
 }
 
