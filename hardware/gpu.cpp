@@ -318,7 +318,7 @@ std::span<const Key> gpu_keys() {
       {"name", form::text, required, "of the GPU, in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
-      {"hbm_capacity", form::bytes, required, "HBM"},
+      {"hbm_capacity", form::bytes, required, "of its HBM"},
       {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
       {"l2_capacity", form::bytes, required, "L2 cache"},
       {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},

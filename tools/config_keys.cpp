@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/config_keys.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -34,7 +35,7 @@ std::string form_text(const Form& form) {
     case Kind::time: text = "time: \"50 ms\""; break;
     case Kind::choice: text = fmt::format("{}", fmt::join(form.names, " | ")); break;
     case Kind::list: text = fmt::format("list of {}", form_text(*form.element)); break;
-    case Kind::object: text = "object"; break;
+    case Kind::object: text = form.bare ? "its type | object" : "object"; break;
     case Kind::policy: text = fmt::format("a policy of {}", form.registry); break;
     case Kind::foreign: text = fmt::format("object with {}", fmt::join(form.names, " or ")); break;
   }
@@ -50,8 +51,8 @@ std::string standard_text(const Standard& standard) {
   return "";
 }
 
-// "name   what may stand there; default: meaning", and the keys below it.
-std::string tree(std::span<const Key> keys, std::size_t depth) {
+// "name   what may stand there; default: meaning", and the keys below it, of each table once.
+std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTable>& shown) {
   std::string text;
   for (const Key& key : keys) {
     std::string name(key.name);
@@ -64,9 +65,12 @@ std::string tree(std::span<const Key> keys, std::size_t depth) {
                     100, 33) +
             '\n';
     for (const Form* form = &key.form; form != nullptr; form = form->or_else) {
-      const Form& shown = form->kind == Form::Kind::list ? *form->element : *form;
+      const Form& inner = form->kind == Form::Kind::list ? *form->element : *form;
       // A pool's keys are the experiment's own.
-      if (shown.keys != nullptr && !shown.partial) text += tree(shown.keys(), depth + 1);
+      if (inner.keys == nullptr || inner.partial || std::ranges::count(shown, inner.keys) > 0)
+        continue;
+      if (inner.keys != no_keys) shown.push_back(inner.keys);
+      text += tree(inner.keys(), depth + 1, shown);
     }
   }
   return text;
@@ -76,7 +80,8 @@ std::string policies_text(std::string_view registry, const std::vector<PolicyRow
   std::string text = fmt::format("policies of {}\n", registry);
   for (const PolicyRow& row : rows) {
     text += wrapped(fmt::format("  {:<28} {}", row.name, row.summary), 100, 33) + '\n';
-    text += tree(row.keys(), 2);
+    std::vector<KeyTable> shown;
+    text += tree(row.keys(), 2, shown);
   }
   return text + '\n';
 }
@@ -88,7 +93,8 @@ std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
   std::vector<std::string_view> names;
   for (const Key& key : experiment_keys()) {
     names.push_back(key.name);
-    if (wanted.empty() || wanted == key.name) trees += tree({&key, 1}, 0);
+    std::vector<KeyTable> shown;
+    if (wanted.empty() || wanted == key.name) trees += tree({&key, 1}, 0, shown);
   }
   if (!trees.empty()) text += trees + '\n';
   for (const auto& [registry, rows] : policies) {
