@@ -243,9 +243,10 @@ std::filesystem::path ConfigNode::relative(std::string_view path) const {
   return written.is_absolute() ? written : (file_.parent_path() / written).lexically_normal();
 }
 
-ConfigNode ConfigNode::at(Json value, std::string pointer) const {
+ConfigNode ConfigNode::at(Json value, std::string pointer, const Form* form) const {
   ConfigNode node(std::move(value), file_, std::move(pointer));
   node.resolved_ = resolved_;
+  node.form_ = form;
   return node;
 }
 
@@ -254,24 +255,50 @@ ConfigNode ConfigNode::child(std::string_view key) const {
 }
 
 ConfigNode ConfigNode::element(std::size_t index) const {
-  return at(value_.at(index), pointer_ + "/" + std::to_string(index));
+  const Form* const list = read_as({Form::Kind::list});
+  return at(value_.at(index), pointer_ + "/" + std::to_string(index),
+            list == nullptr ? nullptr : list->element);
 }
 
 ConfigNode ConfigNode::as_policy() const {
-  return value_.is_string() ? at(Json{{"type", value_}}, pointer_) : *this;
+  return value_.is_string() ? at(Json{{"type", value_}}, pointer_, form_) : *this;
 }
 
 void ConfigNode::resolve(Json value) const {
   (*resolved_)[Json::json_pointer(pointer_)] = std::move(value);
 }
 
+// Whether a form of this node is such; true where no table says one.
+template <class Predicate>
+bool ConfigNode::is_form(Predicate such) const {
+  if (form_ == nullptr) return true;
+  for (const Form* form = form_; form != nullptr; form = form->or_else) {
+    if (such(*form)) return true;
+  }
+  return false;
+}
+
+// The form of this node as which it is read; null where no table says one.
+const Form* ConfigNode::read_as(std::initializer_list<Form::Kind> kinds) const {
+  if (form_ == nullptr) return nullptr;
+  for (const Form* form = form_; form != nullptr; form = form->or_else) {
+    if (std::find(kinds.begin(), kinds.end(), form->kind) != kinds.end()) return form;
+  }
+  throw std::logic_error(
+      fmt::format("{} is read as something that its table of keys does not say", pointer_));
+}
+
 std::string ConfigNode::text() const {
+  read_as({Form::Kind::text, Form::Kind::file, Form::Kind::choice, Form::Kind::policy});
   if (!value_.is_string()) fail(fmt::format("expected a text, found {}", kind_of(value_)));
   resolve(value_);
   return value_.get<std::string>();
 }
 
-double ConfigNode::number(Range range) const {
+double ConfigNode::number_as(Form::Kind kind, Range range) const {
+  if (const Form* form = read_as({kind})) {
+    range = {std::max(range.min, form->range.min), std::min(range.max, form->range.max)};
+  }
   if (!value_.is_number()) fail(fmt::format("expected a number, found {}", kind_of(value_)));
   const double number = value_.get<double>();
   if (!std::isfinite(number) || number < range.min || number > range.max) {
@@ -281,21 +308,41 @@ double ConfigNode::number(Range range) const {
   return number;
 }
 
+double ConfigNode::number(Range range) const { return number_as(Form::Kind::number, range); }
+
 std::int64_t ConfigNode::integer(Range range) const {
-  const double value = number(range);
+  const double value = number_as(Form::Kind::integer, range);
   if (value != std::floor(value) || std::abs(value) > 9e15) {
     fail(fmt::format("{} is not a whole number", value_.dump()));
   }
   return static_cast<std::int64_t>(value);
 }
 
+std::size_t ConfigNode::choice() const {
+  const Form* const form = read_as({Form::Kind::choice});
+  check(form != nullptr, "a choice is read without its table of keys");
+  return index_in(form->names);
+}
+
+std::size_t ConfigNode::index_in(std::span<const std::string_view> names) const {
+  const std::string name = text();
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    fail(fmt::format("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names),
+                     join_names(names)));
+  }
+  return static_cast<std::size_t>(found - names.begin());
+}
+
 bool ConfigNode::flag() const {
+  read_as({Form::Kind::flag});
   if (!value_.is_boolean()) fail(fmt::format("expected true or false, found {}", kind_of(value_)));
   resolve(value_);
   return value_.get<bool>();
 }
 
 std::vector<ConfigNode> ConfigNode::list() const {
+  read_as({Form::Kind::list});
   if (!value_.is_array()) fail(fmt::format("expected a list, found {}", kind_of(value_)));
   resolve(value_);
   std::vector<ConfigNode> elements;
@@ -303,8 +350,24 @@ std::vector<ConfigNode> ConfigNode::list() const {
   return elements;
 }
 
+namespace {
+
+template <class Q>
+constexpr Form::Kind kind_of_quantity = Form::Kind::time;
+template <>
+constexpr Form::Kind kind_of_quantity<Bytes> = Form::Kind::bytes;
+template <>
+constexpr Form::Kind kind_of_quantity<BytesPerSecond> = Form::Kind::bytes_per_second;
+template <>
+constexpr Form::Kind kind_of_quantity<FlopsPerSecond> = Form::Kind::flops_per_second;
+template <>
+constexpr Form::Kind kind_of_quantity<PerSecond> = Form::Kind::per_second;
+
+}  // namespace
+
 template <class Q>
 Q ConfigNode::quantity() const {
+  read_as({kind_of_quantity<Q>});
   if (!value_.is_string()) {
     fail(fmt::format("expected a number with its unit in quotes, found {}", value_.dump()));
   }
@@ -321,7 +384,10 @@ template FlopsPerSecond ConfigNode::quantity<FlopsPerSecond>() const;
 template PerSecond ConfigNode::quantity<PerSecond>() const;
 template Seconds ConfigNode::quantity<Seconds>() const;
 
-ConfigReader::ConfigReader(ConfigNode node) : node_(std::move(node)) {
+ConfigReader::ConfigReader(ConfigNode node, KeyTable keys) : node_(std::move(node)) {
+  if (keys != nullptr) tables_.push_back(keys);
+  check(node_.is_form([&](const Form& form) { return form.is_object() && form.keys == keys; }),
+        "an object is read by another table than its key's row says");
   if (!node_.json().is_object())
     node_.fail(fmt::format("expected an object, found {}", kind_of(node_.json())));
   if (node_.pointer().empty()) return;
@@ -330,23 +396,49 @@ ConfigReader::ConfigReader(ConfigNode node) : node_(std::move(node)) {
   if (!place.is_object()) place = Json::object();
 }
 
+// Null without a table, and for the "type" of a policy, which stands in the table of policies.
+const Key* ConfigReader::row(std::string_view key) const {
+  if (tables_.empty()) return nullptr;
+  for (const KeyTable table : tables_) {
+    for (const Key& row : table()) {
+      if (row.name == key || row.name == "*") return &row;
+    }
+  }
+  if (key == "type") return nullptr;
+  throw std::logic_error(fmt::format("{}: no table of keys has a row for \"{}\"",
+                                     node_.pointer().empty() ? "/" : node_.pointer(), key));
+}
+
 bool ConfigReader::has(std::string_view key) const { return node_.json().contains(key); }
 
 bool ConfigReader::optional(std::string_view key) {
+  row(key);
   known_.emplace(key);
   return has(key);
 }
 
+ConfigNode ConfigReader::value(std::string_view key, const Key* row, Json fallback) {
+  known_.emplace(key);
+  return node_.at(has(key) ? node_.json().at(std::string(key)) : std::move(fallback),
+                  node_.pointer() + "/" + escape_pointer(key),
+                  row == nullptr ? nullptr : &row->form);
+}
+
 ConfigNode ConfigReader::child(std::string_view key) {
+  const Key* const found = row(key);
+  if (found != nullptr && found->standard.kind == Standard::Kind::literal) {
+    return value(key, found, json_or_text(found->standard.text));
+  }
   known_.emplace(key);
   if (!has(key)) node_.fail(fmt::format("\"{}\" is missing", key));
-  return node_.child(key);
+  return value(key, found, {});
 }
 
 ConfigNode ConfigReader::child_or(std::string_view key, Json fallback) {
-  known_.emplace(key);
-  return has(key) ? node_.child(key)
-                  : node_.at(std::move(fallback), node_.pointer() + "/" + escape_pointer(key));
+  const Key* const found = row(key);
+  check(found == nullptr || found->standard.kind == Standard::Kind::words,
+        "a default in code stands beside one in the table of keys");
+  return value(key, found, std::move(fallback));
 }
 
 std::string ConfigReader::text_or(std::string_view key, std::string_view fallback) {
@@ -363,21 +455,19 @@ bool ConfigReader::flag_or(std::string_view key, bool fallback) {
 }
 
 std::size_t ConfigReader::choice(std::string_view key, std::span<const std::string_view> names) {
-  const ConfigNode node = child(key);
-  const std::string name = node.text();
-  const auto found = std::find(names.begin(), names.end(), name);
-  if (found == names.end()) {
-    node.fail(fmt::format("unknown \"{}\"; {}one of: {}", name, did_you_mean(name, names),
-                          join_names(names)));
-  }
-  return static_cast<std::size_t>(found - names.begin());
+  return child(key).index_in(names);
 }
 
 std::size_t ConfigReader::choice_or(std::string_view key, std::span<const std::string_view> names,
                                     std::size_t fallback) {
-  if (has(key)) return choice(key, names);
-  child_or(key, std::string(names[fallback])).text();
-  return fallback;
+  return child_or(key, std::string(names[fallback])).index_in(names);
+}
+
+std::size_t ConfigReader::policy(std::string_view registry,
+                                 std::span<const std::string_view> names) {
+  check(node_.is_form([&](const Form& form) { return form.registry == registry; }),
+        "a policy is read from another table than its key's row says");
+  return choice("type", names);
 }
 
 std::vector<std::string> ConfigReader::all_keys() {

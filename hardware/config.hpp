@@ -3,7 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <limits>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <set>
@@ -15,6 +15,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hardware/keys.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
@@ -36,14 +37,6 @@ std::string_view nearest_name(std::string_view name, std::span<const std::string
 
 /// "a, b, c"
 std::string join_names(std::span<const std::string_view> names);
-
-/// What a number may be. Bounds are inclusive.
-struct Range {
-  double min = -std::numeric_limits<double>::infinity();
-  double max = std::numeric_limits<double>::infinity();
-};
-inline constexpr Range positive_count{1, 9e15};
-inline constexpr Range non_negative{0, std::numeric_limits<double>::infinity()};
 
 /// Parses a number with its unit: "3.35 TB/s", "989.5 TFLOP/s", "16 us", "12 /s", "40 GiB", "400
 /// Gb/s" (bits). SI prefixes are powers of ten, Ki Mi Gi Ti powers of two. Throws ConfigError
@@ -89,6 +82,8 @@ class ConfigNode {
   std::int64_t integer(Range range = {}) const;
   bool flag() const;
   std::vector<ConfigNode> list() const;
+  /// Which of the names that its table gives. Anything else is an error that lists them.
+  std::size_t choice() const;
   /// A policy may be written as a bare string: "metro" reads as {"type": "metro"}.
   ConfigNode as_policy() const;
   template <class Q>
@@ -97,20 +92,28 @@ class ConfigNode {
  private:
   friend class ConfigReader;
   void resolve(Json value) const;
-  ConfigNode at(Json value, std::string pointer) const;
+  ConfigNode at(Json value, std::string pointer, const Form* form = nullptr) const;
+  template <class Predicate>
+  bool is_form(Predicate such) const;
+  const Form* read_as(std::initializer_list<Form::Kind>) const;
+  double number_as(Form::Kind, Range) const;
+  std::size_t index_in(std::span<const std::string_view> names) const;
 
   Json value_;
   std::filesystem::path file_;
   std::string pointer_;
+  const Form* form_ = nullptr;  // what the key's table says of it, if it was read through one
   std::shared_ptr<Json> resolved_;
 };
 
-/// Reads one JSON object key by key and knows which keys nobody asked for. Every getter throws
-/// ConfigError if the key is missing, of another type or out of range; the `_or` forms answer the
-/// fallback when the key is missing.
+/// Reads one JSON object key by key and knows which keys nobody asked for. With a table every key
+/// that is asked for must have a row, whose form its value is held to and whose literal default
+/// stands in for it when it is missing; asking for anything else is a bug (std::logic_error).
+/// Without one (formats that are not an experiment's) the caller says both. Getters throw
+/// ConfigError if the key is missing, of another type or out of range.
 class ConfigReader {
  public:
-  explicit ConfigReader(ConfigNode node);
+  explicit ConfigReader(ConfigNode node, KeyTable keys = nullptr);
 
   const ConfigNode& node() const { return node_; }
   bool has(std::string_view key) const;
@@ -118,7 +121,7 @@ class ConfigReader {
   bool optional(std::string_view key);
   /// The value under a key, marked as read, for the caller to take apart.
   ConfigNode child(std::string_view key);
-  /// The same, or `fallback` as if it stood there.
+  /// The same, or `fallback` as if it stood there; its row gives the default in words.
   ConfigNode child_or(std::string_view key, Json fallback);
 
   std::string text(std::string_view key) { return child(key).text(); }
@@ -130,21 +133,21 @@ class ConfigReader {
   Q quantity(std::string_view key) {
     return child(key).template quantity<Q>();
   }
+  /// One of the names that the key's row gives, by index.
+  std::size_t choice(std::string_view key) { return child(key).choice(); }
+  /// One of `names`, where there is no table.
+  std::size_t choice(std::string_view key, std::span<const std::string_view> names);
 
   std::string text_or(std::string_view key, std::string_view fallback);
   double number_or(std::string_view key, double fallback, Range range = {});
   std::int64_t integer_or(std::string_view key, std::int64_t fallback, Range range = {});
   bool flag_or(std::string_view key, bool fallback);
-  /// The fallback is written as in a config file ("16 us"), so that the resolved config can be read
-  /// again.
-  template <class Q>
-  Q quantity_or(std::string_view key, std::string_view fallback) {
-    return child_or(key, std::string(fallback)).template quantity<Q>();
-  }
-  /// One of `names`, by index. Anything else is an error that lists them.
-  std::size_t choice(std::string_view key, std::span<const std::string_view> names);
   std::size_t choice_or(std::string_view key, std::span<const std::string_view> names,
                         std::size_t fallback);
+
+  /// Which row of a table of policies its "type" names. The rows' own keys are then added.
+  std::size_t policy(std::string_view registry, std::span<const std::string_view> names);
+  void add(KeyTable keys) { tables_.push_back(keys); }
 
   /// Marks every remaining key as read (free-form objects such as tables keyed by name).
   std::vector<std::string> all_keys();
@@ -152,15 +155,19 @@ class ConfigReader {
   void finish() const;
 
  private:
+  const Key* row(std::string_view key) const;
+  ConfigNode value(std::string_view key, const Key* row, Json fallback);
+
   ConfigNode node_;
+  std::vector<KeyTable> tables_;
   std::set<std::string, std::less<>> known_;
 };
 
 /// Reads an object with `read(reader)` and refuses unread keys, so that strictness cannot be
 /// forgotten.
 template <class Read>
-auto read_object(const ConfigNode& node, Read&& read) {
-  ConfigReader reader(node);
+auto read_object(const ConfigNode& node, KeyTable keys, Read&& read) {
+  ConfigReader reader(node, keys);
   if constexpr (std::is_void_v<decltype(read(reader))>) {
     read(reader);
     reader.finish();
@@ -169,6 +176,11 @@ auto read_object(const ConfigNode& node, Read&& read) {
     reader.finish();
     return result;
   }
+}
+/// The same without a table.
+template <class Read>
+auto read_object(const ConfigNode& node, Read&& read) {
+  return read_object(node, nullptr, std::forward<Read>(read));
 }
 
 /// Applies "/pointer=value" to a config: value is JSON, or a string where it is not. The parent

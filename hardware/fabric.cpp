@@ -11,16 +11,23 @@ namespace moesim {
 
 namespace {
 
-constexpr Range count{1, 1e6};
+std::span<const Key> network_keys() {
+  static constexpr Key keys[] = {
+      {"latency", form::time, required, "of a message between two nodes"},
+      {"latency_per_doubling", form::time, "0 us", "more of it for each doubling of the GPUs"},
+      {"bandwidth", form::bytes_per_second, required, "per GPU and direction"},
+      {"bandwidth_share", form::number(0.001, 1), "1", "of it that large messages reach"},
+      {"source", form::text, required, "where these numbers come from"}};
+  return keys;
+}
 
 LinkSpec read_network(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
-    LinkSpec link{
-        .latency = reader.quantity<Seconds>("latency"),
-        .latency_per_doubling = reader.quantity_or<Seconds>("latency_per_doubling", "0 us"),
-        .bandwidth = reader.quantity<BytesPerSecond>("bandwidth"),
-        .bandwidth_share = reader.number_or("bandwidth_share", 1, {0.001, 1}),
-        .source = reader.text("source")};
+  return read_object(node, network_keys, [](ConfigReader& reader) {
+    LinkSpec link{.latency = reader.quantity<Seconds>("latency"),
+                  .latency_per_doubling = reader.quantity<Seconds>("latency_per_doubling"),
+                  .bandwidth = reader.quantity<BytesPerSecond>("bandwidth"),
+                  .bandwidth_share = reader.number("bandwidth_share"),
+                  .source = reader.text("source")};
     if (link.bandwidth <= BytesPerSecond(0))
       reader.child("bandwidth").fail("must be more than zero");
     return link;
@@ -50,17 +57,32 @@ Seconds transfer_time(double bytes, BytesPerSecond rate, Seconds ramp) {
 
 }  // namespace
 
+std::span<const Key> cluster_keys() {
+  static constexpr Form count = form::integer(1, 1e6);
+  static constexpr Form inline_gpu = form::object(gpu_keys);
+  static constexpr Key keys[] = {
+      {"name", form::text, required, "of the cluster, in reports"},
+      {"source", form::text, required, "where these numbers come from"},
+      {"gpu", form::file.or_a(inline_gpu), required, "its GPU: hardware/gpus/*.json"},
+      {"gpus_per_node", count, required, "GPUs of one host"},
+      {"nodes", count, required, "hosts"},
+      {"scale_up_domain", count, required, "GPUs that NVLink joins"},
+      {"network", form::object(network_keys), required, "between NVLink domains"},
+      {"oversubscription", form::number(1, 1000), "1", "of the network above a node"}};
+  return keys;
+}
+
 ClusterSpec read_cluster(const ConfigNode& node) {
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, cluster_keys, [&](ConfigReader& reader) {
     ClusterSpec cluster;
     cluster.name = reader.text("name");
     cluster.source = reader.text("source");
     cluster.gpu = read_gpu_of(reader.child("gpu"));
-    cluster.gpus_per_node = static_cast<int>(reader.integer("gpus_per_node", count));
-    cluster.nodes = static_cast<int>(reader.integer("nodes", count));
-    cluster.scale_up_domain = static_cast<int>(reader.integer("scale_up_domain", count));
+    cluster.gpus_per_node = static_cast<int>(reader.integer("gpus_per_node"));
+    cluster.nodes = static_cast<int>(reader.integer("nodes"));
+    cluster.scale_up_domain = static_cast<int>(reader.integer("scale_up_domain"));
     cluster.network = read_network(reader.child("network"));
-    cluster.oversubscription = reader.number_or("oversubscription", 1, {1, 1000});
+    cluster.oversubscription = reader.number("oversubscription");
     check_domain(cluster, node);
     return cluster;
   });

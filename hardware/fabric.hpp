@@ -73,6 +73,7 @@ struct ClusterSpec {
 
 /// Reads a cluster file; its "gpu" is a path to a GPU file or an inline object. Throws ConfigError.
 ClusterSpec read_cluster(const ConfigNode&);
+std::span<const Key> cluster_keys();
 
 /// Times collectives between the first n GPUs of a cluster.
 ///

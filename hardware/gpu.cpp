@@ -9,8 +9,8 @@ namespace moesim {
 
 namespace {
 
-constexpr Range share{0.001, 1};
-constexpr Range tile{1, 4096};
+constexpr Form share = form::number(0.001, 1);
+constexpr Form tile = form::integer(1, 4096);
 
 template <class Q>
 Q positive(ConfigReader& reader, std::string_view key) {
@@ -19,19 +19,17 @@ Q positive(ConfigReader& reader, std::string_view key) {
   return quantity;
 }
 
-/// `read(reader, index)` is given the object of every name that is there.
-template <std::size_t N, class Read>
-void read_table(const ConfigNode& node, const std::array<std::string_view, N>& names, Read read) {
-  read_object(node, [&](ConfigReader& table) {
-    for (std::size_t i = 0; i < N; ++i) {
-      if (table.optional(names[i]))
-        read_object(table.child(names[i]), [&](ConfigReader& row) { read(row, i); });
-    }
-  });
+std::span<const Key> peak_keys() {
+  static constexpr Standard absent = otherwise("not multiplied in it");
+  static constexpr Key keys[] = {
+      {"bf16", form::flops_per_second, required, "dense peak of the data sheet"},
+      {"fp8", form::flops_per_second, absent, "the same"},
+      {"nvfp4", form::flops_per_second, absent, "the same"}};
+  return keys;
 }
 
 std::map<Precision, FlopsPerSecond> read_peaks(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+  return read_object(node, peak_keys, [](ConfigReader& reader) {
     std::map<Precision, FlopsPerSecond> peaks;
     peaks[Precision::bf16] = positive<FlopsPerSecond>(reader, "bf16");
     // Absent where the GPU does not multiply in this precision. Asking makes the key known.
@@ -42,13 +40,19 @@ std::map<Precision, FlopsPerSecond> read_peaks(const ConfigNode& node) {
   });
 }
 
+std::span<const Key> peak_share_keys() {
+  static constexpr Key keys[] = {{"*", share, otherwise("that of the nearest precision"),
+                                  "of the peak, by the precision of the weights", precision_names}};
+  return keys;
+}
+
 PeakShares read_peak_shares(const ConfigNode& node) {
-  if (!node.json().is_object()) return {{Precision::bf16, node.number(share)}};
-  return read_object(node, [&](ConfigReader& reader) {
+  if (!node.json().is_object()) return {{Precision::bf16, node.number()}};
+  return read_object(node, peak_share_keys, [&](ConfigReader& reader) {
     PeakShares shares;
     for (std::size_t i = 0; i < precision_names.size(); ++i) {
       if (reader.optional(precision_names[i]))
-        shares[static_cast<Precision>(i)] = reader.number(precision_names[i], share);
+        shares[static_cast<Precision>(i)] = reader.number(precision_names[i]);
     }
     if (shares.empty()) node.fail("names no precision; expected e.g. {\"bf16\": 0.5}");
     return shares;
@@ -57,52 +61,118 @@ PeakShares read_peak_shares(const ConfigNode& node) {
 
 Interval read_interval(const ConfigNode& node) {
   if (!node.json().is_array() || node.json().size() != 2) node.fail("expected [smallest, largest]");
-  return {node.element(0).number(non_negative), node.element(1).number(non_negative)};
+  return {node.element(0).number(), node.element(1).number()};
+}
+
+std::span<const Key> calibration_keys() {
+  static constexpr Form bound = form::number(non_negative);
+  static constexpr Form precision = form::choice(precision_names);
+  static constexpr Key keys[] = {
+      {"points", form::integer(positive_count), required, "measurements fitted on"},
+      {"median_error", bound, required, "of |predicted / measured - 1| over them"},
+      {"bytes", form::list(bound), required, "[smallest, largest]: HBM, or the busiest rank's"},
+      {"flops", form::list(bound), otherwise("[0, 0]"), "[smallest, largest]"},
+      {"precisions", form::list(precision), otherwise("none"), "of the weights"}};
+  return keys;
 }
 
 std::optional<Calibration> read_calibration(ConfigReader& reader) {
   if (!reader.optional("calibration")) return std::nullopt;
-  return read_object(reader.child("calibration"), [](ConfigReader& row) {
+  return read_object(reader.child("calibration"), calibration_keys, [](ConfigReader& row) {
     Calibration c;
-    c.points = static_cast<int>(row.integer("points", positive_count));
-    c.median_error = row.number("median_error", non_negative);
+    c.points = static_cast<int>(row.integer("points"));
+    c.median_error = row.number("median_error");
     c.bytes = read_interval(row.child("bytes"));
     if (row.optional("flops")) c.flops = read_interval(row.child("flops"));
     if (row.optional("precisions")) {
       for (const ConfigNode& name : row.child("precisions").list()) {
-        const auto found = std::find(precision_names.begin(), precision_names.end(), name.text());
-        if (found == precision_names.end())
-          name.fail(fmt::format("unknown precision; one of: {}", join_names(precision_names)));
-        c.precisions.push_back(static_cast<Precision>(found - precision_names.begin()));
+        c.precisions.push_back(static_cast<Precision>(name.choice()));
       }
     }
     return c;
   });
 }
 
+std::span<const Key> kernel_keys() {
+  static constexpr Form by_precision = form::object(peak_share_keys);
+  static constexpr Key keys[] = {
+      {"launch", form::time, required, "launch and drain of the operation's kernels"},
+      {"bandwidth_share", share, required, "of the HBM bandwidth that it reaches"},
+      {"peak_share", share.or_a(by_precision), required, "of the dense peak that it reaches"},
+      {"overlap", form::number(1, 64), "16", "of loads and arithmetic: 1 none, 16 nearly all"},
+      {"tile_m", tile, required, "rows to which a GEMM pads its tokens"},
+      {"tile_n", tile, required, "columns of an output tile"},
+      {"source", form::text, required, "where these numbers come from"},
+      {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
+  return keys;
+}
+
 KernelConstants read_kernel(ConfigReader& reader) {
   return {.launch = reader.quantity<Seconds>("launch"),
-          .bandwidth_share = reader.number("bandwidth_share", share),
+          .bandwidth_share = reader.number("bandwidth_share"),
           .peak_share = read_peak_shares(reader.child("peak_share")),
-          .overlap = reader.number_or("overlap", 16, {1, 64}),
-          .tile_m = static_cast<int>(reader.integer("tile_m", tile)),
-          .tile_n = static_cast<int>(reader.integer("tile_n", tile)),
+          .overlap = reader.number("overlap"),
+          .tile_m = static_cast<int>(reader.integer("tile_m")),
+          .tile_n = static_cast<int>(reader.integer("tile_n")),
           .source = reader.text("source"),
           .calibration = read_calibration(reader)};
+}
+
+std::span<const Key> collective_keys() {
+  static constexpr Key keys[] = {
+      {"launch", form::time, required, "what it would take with one GPU"},
+      {"per_gpu", form::time, required, "what each further GPU of the NVLink domain adds"},
+      {"bandwidth_share", share, required, "of NVLink that large messages reach"},
+      {"ramp", form::time, required, "filling the pipeline of chunks"},
+      {"source", form::text, required, "where these numbers come from"},
+      {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
+  return keys;
 }
 
 CollectiveConstants read_collective(ConfigReader& reader) {
   return {.launch = reader.quantity<Seconds>("launch"),
           .per_gpu = reader.quantity<Seconds>("per_gpu"),
-          .bandwidth_share = reader.number("bandwidth_share", share),
+          .bandwidth_share = reader.number("bandwidth_share"),
           .ramp = reader.quantity<Seconds>("ramp"),
           .source = reader.text("source"),
           .calibration = read_calibration(reader)};
 }
 
+std::span<const Key> price_keys() {
+  static constexpr Key keys[] = {
+      {"dollars_per_hour", form::number(non_negative), required, "of one GPU, rented"},
+      {"source", form::text, required, "where it comes from"}};
+  return keys;
+}
+
 Price read_price(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
-    return Price{reader.number("dollars_per_hour", non_negative), reader.text("source")};
+  return read_object(node, price_keys, [](ConfigReader& reader) {
+    return Price{reader.number("dollars_per_hour"), reader.text("source")};
+  });
+}
+
+std::span<const Key> kernel_table_keys() {
+  static constexpr Key keys[] = {{"*", form::object(kernel_keys), otherwise("the family's default"),
+                                  "constants of one kernel family", kernel_family_names}};
+  return keys;
+}
+
+std::span<const Key> collective_table_keys() {
+  static constexpr Key keys[] = {{"*", form::object(collective_keys),
+                                  otherwise("the family's default"), "constants of one collective",
+                                  collective_names}};
+  return keys;
+}
+
+/// `read(row, index)` is given the object of every name that is there.
+template <std::size_t N, class Read>
+void read_table(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
+                const std::array<std::string_view, N>& names, Read read) {
+  read_object(node, keys, [&](ConfigReader& table) {
+    for (std::size_t i = 0; i < N; ++i) {
+      if (table.optional(names[i]))
+        read_object(table.child(names[i]), row_keys, [&](ConfigReader& row) { read(row, i); });
+    }
   });
 }
 
@@ -243,12 +313,32 @@ CollectiveConstants family_default(Collective kind) {
           .source = "family default, as H100 SXM; not measured on this GPU"};
 }
 
+std::span<const Key> gpu_keys() {
+  static constexpr Key keys[] = {
+      {"name", form::text, required, "of the GPU, in reports"},
+      {"source", form::text, required, "where these numbers come from"},
+      {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
+      {"hbm_capacity", form::bytes, required, "of its HBM"},
+      {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
+      {"l2_capacity", form::bytes, required, "L2 cache"},
+      {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},
+      {"smem_per_sm", form::bytes, required, "shared memory of one SM"},
+      {"smem_bandwidth", form::bytes_per_second, required, "of all SMs' shared memory together"},
+      {"scale_up_bandwidth", form::bytes_per_second, required, "of NVLink, one direction"},
+      {"host_bandwidth", form::bytes_per_second, required, "to the host's memory, one direction"},
+      {"dense_peak", form::object(peak_keys), required, "tensor-core peaks by precision"},
+      {"kernels", form::object(kernel_table_keys), "{}", "kernel families measured on it"},
+      {"collectives", form::object(collective_table_keys), "{}", "collectives measured on it"},
+      {"price", form::object(price_keys), otherwise("no cost in reports"), "what it costs"}};
+  return keys;
+}
+
 GpuSpec read_gpu(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+  return read_object(node, gpu_keys, [](ConfigReader& reader) {
     GpuSpec gpu;
     gpu.name = reader.text("name");
     gpu.source = reader.text("source");
-    gpu.sms = static_cast<int>(reader.integer("sms", {1, 100000}));
+    gpu.sms = static_cast<int>(reader.integer("sms"));
     gpu.hbm_capacity = positive<Bytes>(reader, "hbm_capacity");
     gpu.hbm_bandwidth = positive<BytesPerSecond>(reader, "hbm_bandwidth");
     gpu.l2_capacity = positive<Bytes>(reader, "l2_capacity");
@@ -264,7 +354,7 @@ GpuSpec read_gpu(const ConfigNode& node) {
     }
     for (std::size_t i = 0; i < collective_names.size(); ++i)
       gpu.collectives[i] = family_default(static_cast<Collective>(i));
-    read_table(reader.child_or("kernels", Json::object()), kernel_family_names,
+    read_table(reader.child("kernels"), kernel_table_keys, kernel_keys, kernel_family_names,
                [&](ConfigReader& row, std::size_t i) {
                  KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
                  PeakShares defaults = std::move(constants.peak_share);
@@ -272,7 +362,7 @@ GpuSpec read_gpu(const ConfigNode& node) {
                  constants.peak_share.merge(defaults);
                });
     read_table(
-        reader.child_or("collectives", Json::object()), collective_names,
+        reader.child("collectives"), collective_table_keys, collective_keys, collective_names,
         [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     return gpu;

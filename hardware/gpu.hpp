@@ -160,5 +160,6 @@ struct GpuSpec {
 /// Kernel families and collectives that the file leaves out take the family's default. Throws
 /// ConfigError if a fact is missing or impossible.
 GpuSpec read_gpu(const ConfigNode&);
+std::span<const Key> gpu_keys();
 
 }  // namespace moesim

@@ -22,6 +22,8 @@ class Registry {
     /// Reads the options of this policy; the "type" key has been read. Unread keys are refused
     /// afterwards.
     std::unique_ptr<Interface> (*make)(ConfigReader& options, Context... context);
+    /// Those options.
+    KeyTable keys = no_keys;
   };
 
   Registry(std::string_view kind, std::vector<Entry> entries)
@@ -38,16 +40,25 @@ class Registry {
     return names;
   }
 
+  /// What documentation says of them.
+  std::vector<PolicyRow> rows() const {
+    std::vector<PolicyRow> rows;
+    for (const Entry& entry : entries_) rows.push_back({entry.name, entry.summary, entry.keys});
+    return rows;
+  }
+
   /// Constructs what `node` names: "metro" or {"type": "metro", ...options}. Throws ConfigError if
   /// there is no such name, an option is unknown, or the constructor refuses.
   std::unique_ptr<Interface> make(const ConfigNode& node, Context... context) const {
-    return read_object(node.as_policy(),
+    return read_object(node.as_policy(), no_keys,
                        [&](ConfigReader& reader) { return make_from(reader, context...); });
   }
 
   /// The same from an object that holds other keys beside the policy's, which the caller reads.
   std::unique_ptr<Interface> make_from(ConfigReader& reader, Context... context) const {
-    return entries_[reader.choice("type", names())].make(reader, context...);
+    const Entry& entry = entries_[reader.policy(kind_, names())];
+    reader.add(entry.keys);
+    return entry.make(reader, context...);
   }
 
  private:

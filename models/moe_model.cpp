@@ -15,17 +15,32 @@ constexpr Range at_least_one{1, 1e9};
 int count(ConfigReader& r, std::string_view key) {
   return static_cast<int>(r.integer(key, at_least_one));
 }
-int count_or(ConfigReader& r, std::string_view key, int fallback, Range range) {
-  return static_cast<int>(r.integer_or(key, fallback, range));
-}
 
 // ---- the zoo's format ----
+
+constexpr Form size = form::integer(at_least_one);
+constexpr Form size_or_none = form::integer(whole);
+
+std::span<const Key> attention_keys() {
+  static constexpr Standard gqa = otherwise("MLA, with kv_lora");
+  static constexpr Standard mla = otherwise("GQA, without kv_lora");
+  static constexpr Key keys[] = {
+      {"query_heads", size, required, "query heads"},
+      {"kv_heads", size, gqa, "GQA: key and value heads"},
+      {"head_dim", size, gqa, "GQA: dimension of a head"},
+      {"q_lora", size_or_none, mla, "MLA: rank of the queries' projection, 0 for none"},
+      {"kv_lora", size, mla, "MLA: rank of the latent that is cached"},
+      {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
+      {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
+      {"v_dim", size, mla, "MLA: a head's value dimension"}};
+  return keys;
+}
 
 AttentionSpec read_attention(ConfigReader& r) {
   AttentionSpec a;
   a.query_heads = count(r, "query_heads");
   if (r.has("kv_lora")) {
-    a.q_lora = static_cast<int>(r.integer("q_lora", whole));
+    a.q_lora = static_cast<int>(r.integer("q_lora"));
     a.kv_lora = count(r, "kv_lora");
     a.qk_nope = count(r, "qk_nope");
     a.qk_rope = count(r, "qk_rope");
@@ -37,19 +52,39 @@ AttentionSpec read_attention(ConfigReader& r) {
   return a;
 }
 
+std::span<const Key> expert_keys() {
+  static constexpr Key keys[] = {
+      {"count", size, required, "routed experts of a layer"},
+      {"per_token", size, required, "of them that a token chooses"},
+      {"width", size, required, "of an expert's FFN"},
+      {"shared_width", size_or_none, "0", "of all shared experts together"},
+      {"groups", size, "1", "groups that experts are chosen by"},
+      {"groups_per_token", size, "1", "of them that a token chooses from"}};
+  return keys;
+}
+
 void read_experts(ConfigReader& r, MoeModel& m) {
   m.experts = count(r, "count");
   m.experts_per_token = count(r, "per_token");
   m.expert_width = count(r, "width");
-  m.shared_width = count_or(r, "shared_width", 0, whole);
-  m.expert_groups = count_or(r, "groups", 1, at_least_one);
-  m.groups_per_token = count_or(r, "groups_per_token", 1, at_least_one);
+  m.shared_width = static_cast<int>(r.integer("shared_width"));
+  m.expert_groups = count(r, "groups");
+  m.groups_per_token = count(r, "groups_per_token");
+}
+
+std::span<const Key> layer_keys() {
+  static constexpr std::array<std::string_view, 2> ffns{"dense", "moe"};
+  static constexpr Standard all = otherwise("every token before");
+  static constexpr Key keys[] = {
+      {"ffn", form::choice(ffns), required, "what follows attention"},
+      {"window", size, all, "tokens that it attends to, sliding"},
+      {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"}};
+  return keys;
 }
 
 LayerSpec read_layer(ConfigReader& r) {
-  static constexpr std::array<std::string_view, 2> ffns{"dense", "moe"};
   LayerSpec layer;
-  layer.moe = r.choice("ffn", ffns) == 1;
+  layer.moe = r.choice("ffn") == 1;
   if (r.has("chunk")) {
     layer.chunked = true;
     layer.window = count(r, "chunk");
@@ -60,19 +95,36 @@ LayerSpec read_layer(ConfigReader& r) {
 }
 
 // A block is a pattern of layers that repeats: {"repeat": 12, "pattern": [{...}, {...}]}.
+std::span<const Key> block_keys() {
+  static constexpr Form layer = form::object(layer_keys);
+  static constexpr Key keys[] = {
+      {"repeat", form::integer(1, 10'000), required, "times that the pattern stands there"},
+      {"pattern", form::list(layer), required, "layers"}};
+  return keys;
+}
+
 void append_block(ConfigReader& r, std::vector<LayerSpec>& layers) {
-  const auto repeat = r.integer("repeat", {1, 10'000});
+  const auto repeat = r.integer("repeat");
   std::vector<LayerSpec> pattern;
   for (const ConfigNode& layer : r.child("pattern").list())
-    pattern.push_back(read_object(layer, read_layer));
+    pattern.push_back(read_object(layer, layer_keys, read_layer));
   for (std::int64_t i = 0; i < repeat; ++i)
     layers.insert(layers.end(), pattern.begin(), pattern.end());
 }
 
+std::span<const Key> published_keys() {
+  static constexpr Key keys[] = {
+      {"total", form::number(positive_count), required, "parameters"},
+      {"active", form::number(positive_count), required, "parameters that a token uses"},
+      {"active_counts", form::choice(active_counts_names), required,
+       "what they count beside layers"}};
+  return keys;
+}
+
 void read_published(ConfigReader& r, MoeModel& m) {
-  m.published_total = r.number("total", positive_count);
-  m.published_active = r.number("active", positive_count);
-  m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts", active_counts_names));
+  m.published_total = r.number("total");
+  m.published_active = r.number("active");
+  m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts"));
 }
 
 MoeModel read_zoo_model(ConfigReader& r) {
@@ -82,15 +134,16 @@ MoeModel read_zoo_model(ConfigReader& r) {
   m.hidden = count(r, "hidden");
   m.vocabulary = count(r, "vocabulary");
   m.tied_embeddings = r.flag("tied_embeddings");
-  m.attention = read_object(r.child("attention"), read_attention);
+  m.attention = read_object(r.child("attention"), attention_keys, read_attention);
   if (r.has("experts"))
-    read_object(r.child("experts"), [&](ConfigReader& e) { read_experts(e, m); });
-  m.dense_width = count_or(r, "dense_width", 0, whole);
-  m.dense_residual = r.flag_or("dense_residual", false);
+    read_object(r.child("experts"), expert_keys, [&](ConfigReader& e) { read_experts(e, m); });
+  m.dense_width = static_cast<int>(r.integer("dense_width"));
+  m.dense_residual = r.flag("dense_residual");
   for (const ConfigNode& block : r.child("layers").list())
-    read_object(block, [&](ConfigReader& b) { append_block(b, m.layers); });
+    read_object(block, block_keys, [&](ConfigReader& b) { append_block(b, m.layers); });
   if (r.has("published"))
-    read_object(r.child("published"), [&](ConfigReader& p) { read_published(p, m); });
+    read_object(r.child("published"), published_keys,
+                [&](ConfigReader& p) { read_published(p, m); });
   return m;
 }
 
@@ -289,8 +342,9 @@ constexpr std::array families{
 };
 
 bool is_hf(const ConfigNode& node) {
-  return node.json().is_object() &&
-         (node.json().contains("model_type") || node.json().contains("architectures"));
+  return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
+           return node.json().contains(mark);
+         });
 }
 
 const Family& family_of(ConfigReader& top, ConfigReader& text) {
@@ -401,8 +455,27 @@ int MoeModel::moe_layers() const {
                                         [](const LayerSpec& layer) { return layer.moe; }));
 }
 
+std::span<const Key> model_keys() {
+  static constexpr Form block = form::object(block_keys);
+  static constexpr Key keys[] = {
+      {"name", form::text, required, "of the model, in reports"},
+      {"source", form::text, required, "where these numbers come from"},
+      {"hidden", size, required, "hidden size"},
+      {"vocabulary", size, required, "tokens that it knows"},
+      {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
+      {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
+      {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
+      {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
+      {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
+      {"layers", form::list(block), required, "blocks of layers, in order"},
+      {"published", form::object(published_keys), otherwise("not compared"),
+       "the authors' counts"}};
+  return keys;
+}
+
 MoeModel read_model(const ConfigNode& node) {
-  MoeModel model = is_hf(node) ? read_hf_model(node) : read_object(node, read_zoo_model);
+  MoeModel model =
+      is_hf(node) ? read_hf_model(node) : read_object(node, model_keys, read_zoo_model);
   require_consistent(node, model);
   return model;
 }

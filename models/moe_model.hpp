@@ -66,6 +66,10 @@ struct MoeModel {
 /// "architectures" present; the keys it does not need are ignored). Throws ConfigError if a fact is
 /// missing, contradicts another, or the architecture is not known.
 MoeModel read_model(const ConfigNode&);
+/// Of a zoo file.
+std::span<const Key> model_keys();
+/// One of these keys tells a HuggingFace config.json.
+inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "architectures"};
 
 /// Numbers that one token caches in one layer on one of `tp` GPUs: keys and values of a slice of
 /// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU.

@@ -146,34 +146,48 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, double token
 
 }  // namespace
 
+std::span<const Key> precision_keys() {
+  static constexpr Form precision = form::choice(precision_names);
+  static constexpr Key keys[] = {
+      {"experts", precision, required, "weights of routed experts"},
+      {"attention", precision, required, "all other weights"},
+      {"kv_cache", precision, "bf16", "the KV cache"},
+      {"activations", precision, "bf16", "what weights are multiplied with"}};
+  return keys;
+}
+
 PrecisionPlan read_precision(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& r) {
-    const auto required = [&](std::string_view key) {
-      return static_cast<Precision>(r.choice(key, precision_names));
+  return read_object(node, precision_keys, [](ConfigReader& r) {
+    const auto precision = [&](std::string_view key) {
+      return static_cast<Precision>(r.choice(key));
     };
-    const auto bf16_unless_given = [&](std::string_view key) {
-      return static_cast<Precision>(r.choice_or(key, precision_names, 0));
-    };
-    return PrecisionPlan{.experts = required("experts"),
-                         .attention = required("attention"),
-                         .kv_cache = bf16_unless_given("kv_cache"),
-                         .activations = bf16_unless_given("activations")};
+    return PrecisionPlan{.experts = precision("experts"),
+                         .attention = precision("attention"),
+                         .kv_cache = precision("kv_cache"),
+                         .activations = precision("activations")};
   });
+}
+
+std::span<const Key> parallel_keys() {
+  static constexpr Form size = form::integer(1, 65'536);
+  static constexpr Key keys[] = {
+      {"dp", size, "1", "attention ranks, each with requests of its own"},
+      {"tp", size, "1", "GPUs that share an attention rank"},
+      {"ep", size, otherwise("dp * tp; 1 if dense"), "GPUs that experts are spread over"},
+      {"pp", size, "1", "pipeline stages, each of dp * tp GPUs"}};
+  return keys;
 }
 
 ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   const auto require = [&](bool holds, std::string_view message) {
     if (!holds) node.fail(message);
   };
-  return read_object(node, [&](ConfigReader& r) {
-    const auto size = [&](std::string_view key, int fallback) {
-      return static_cast<int>(r.integer_or(key, fallback, {1, 65'536}));
-    };
+  return read_object(node, parallel_keys, [&](ConfigReader& r) {
     ParallelPlan plan;
-    plan.dp = size("dp", 1);
-    plan.tp = size("tp", 1);
-    plan.ep = size("ep", model.experts > 0 ? plan.stage_gpus() : 1);
-    plan.pp = size("pp", 1);
+    plan.dp = static_cast<int>(r.integer("dp"));
+    plan.tp = static_cast<int>(r.integer("tp"));
+    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
+    plan.pp = static_cast<int>(r.integer("pp"));
     const AttentionSpec& a = model.attention;
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));

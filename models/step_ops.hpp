@@ -24,6 +24,7 @@ struct PrecisionPlan {
 /// "experts" and "attention" must be given; "kv_cache" and "activations" are bf16 if not. Throws
 /// ConfigError.
 PrecisionPlan read_precision(const ConfigNode&);
+std::span<const Key> precision_keys();
 
 /// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
 /// attention dp x tp and experts ep x moe_tp with ep * moe_tp = dp * tp.
@@ -40,6 +41,7 @@ struct ParallelPlan {
 /// divides the query heads, one of tp and the KV heads divides the other, and every stage has a
 /// layer.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
+std::span<const Key> parallel_keys();
 
 /// One sequence in a step: how many tokens it computes and how many stand before them in the KV
 /// cache.

@@ -29,17 +29,36 @@ Charges measured() {
   return charges;
 }
 
+std::span<const Key> charge_keys() {
+  static constexpr Key keys[] = {
+      {"fixed", form::time, "0 us", "per layer"},
+      {"per_128_active", form::time, "0 us", "per layer and 128 active experts"}};
+  return keys;
+}
+
+std::span<const Key> routing_charges_keys() {
+  static constexpr Key keys[] = {
+      {"source", form::text, required, "where these numbers come from"},
+      {"top_k_of_all_tokens", form::time, "0 us", "when every rank chooses for all tokens"},
+      {.name = "*",
+       .form = form::object(charge_keys),
+       .standard = otherwise("no time"),
+       .meaning = "a policy's own GPU time",
+       .registry = "token_routing"}};
+  return keys;
+}
+
 Charges read_values(const ConfigNode& node, std::span<const std::string_view> policies) {
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, routing_charges_keys, [&](ConfigReader& reader) {
     Charges charges;
     charges.source = reader.text("source");
-    charges.top_k_of_all_tokens = reader.quantity_or<Seconds>("top_k_of_all_tokens", "0 us");
+    charges.top_k_of_all_tokens = reader.quantity<Seconds>("top_k_of_all_tokens");
     for (const std::string_view policy : policies) {
       if (!reader.optional(policy)) continue;
       charges.token_routing[std::string(policy)] =
-          read_object(reader.child(policy), [](ConfigReader& charge) {
-            return RoutingCharge{charge.quantity_or<Seconds>("fixed", "0 us"),
-                                 charge.quantity_or<Seconds>("per_128_active", "0 us")};
+          read_object(reader.child(policy), charge_keys, [](ConfigReader& charge) {
+            return RoutingCharge{charge.quantity<Seconds>("fixed"),
+                                 charge.quantity<Seconds>("per_128_active")};
           });
     }
     return charges;
@@ -54,16 +73,24 @@ Seconds Charges::routing(std::string_view policy, int active, bool replicated) c
   return found->second.fixed + found->second.per_128_active * (active / 128.0);
 }
 
+std::span<const Key> charges_keys() {
+  static constexpr std::array<std::string_view, 2> names{"measured", "none"};
+  static constexpr Form values = form::object(routing_charges_keys);
+  static constexpr Key keys[] = {
+      {"token_routing", form::choice(names).or_a(values), "measured", "policies' own GPU time"},
+      {"host_overhead", form::time, "0 us", "of the host, per step"}};
+  return keys;
+}
+
 Charges read_charges(const ConfigNode& node, std::span<const std::string_view> policies) {
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, charges_keys, [&](ConfigReader& reader) {
     Charges charges;
     if (reader.has("token_routing") && reader.node().json().at("token_routing").is_object()) {
       charges = read_values(reader.child("token_routing"), policies);
     } else {
-      constexpr std::array<std::string_view, 2> names{"measured", "none"};
-      if (reader.choice_or("token_routing", names, 0) == 0) charges = measured();
+      if (reader.choice("token_routing") == 0) charges = measured();
     }
-    charges.host_overhead = reader.quantity_or<Seconds>("host_overhead", "0 us");
+    charges.host_overhead = reader.quantity<Seconds>("host_overhead");
     return charges;
   });
 }

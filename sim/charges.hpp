@@ -31,5 +31,6 @@ struct Charges {
 /// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us"}.
 /// Values may be given for any of `policies`.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
+std::span<const Key> charges_keys();
 
 }  // namespace moesim

@@ -8,6 +8,8 @@
 
 #include "sim/frontend.hpp"
 #include "sim/pools.hpp"
+#include "traces/requests/arrivals.hpp"
+#include "traces/requests/lengths.hpp"
 
 namespace moesim {
 
@@ -24,12 +26,19 @@ std::vector<std::string> texts(const ConfigNode& node) {
   return texts;
 }
 
-// "random" or {"type": "by_workload", "phases": [[tags], ...]}
+std::span<const Key> binding_keys() {
+  static constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
+  static constexpr Form tags = form::list(form::text);
+  static constexpr Key keys[] = {{"type", form::choice(types), required, "the order of recordings"},
+                                 {"phases", form::list(tags), otherwise("random: none"),
+                                  "by_workload: tags of each of equally long phases"}};
+  return keys;
+}
+
 BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
-  return read_object(node.as_policy(), [&](ConfigReader& reader) {
-    constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
+  return read_object(node.as_policy(), binding_keys, [&](ConfigReader& reader) {
     BindingOrder order;
-    if (reader.choice("type", types) == 0) return order;
+    if (reader.choice("type") == 0) return order;
     order.requests = requests;
     const ConfigNode phases = reader.child("phases");
     for (const ConfigNode& tags : phases.list()) order.phases.push_back(texts(tags));
@@ -38,13 +47,30 @@ BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
   });
 }
 
+std::span<const Key> load_keys() {
+  static constexpr std::array<std::string_view, 2> sources{"trace", "none"};
+  static constexpr Key keys[] = {
+      {"from", form::choice(sources), "trace", "what the placement has seen"},
+      {"disjoint", form::flag, "false", "it sees even requests of the trace, odd ones run"},
+      {"workloads", form::list(form::text), otherwise("all"), "tags of the requests that it sees"}};
+  return keys;
+}
+
+std::span<const Key> placement_keys() {
+  static constexpr Key keys[] = {
+      {"replication", form::number(non_negative), "1", "expert slots over experts, 1 to the GPUs"},
+      {"strict", form::flag, "false", "refuse a replication that does not fill GPUs evenly"},
+      {"load", form::object(load_keys), "{}", "the load that it goes by"}};
+  return keys;
+}
+
 void read_placement(const ConfigNode& node, Experiment& experiment) {
-  read_object(node.as_policy(), [&](ConfigReader& reader) {
+  read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
     experiment.placement_type = reader.text("type");
-    experiment.replication = reader.number_or("replication", 1.0, {1.0, double(ranks)});
-    const bool strict = reader.flag_or("strict", false);
+    experiment.replication = reader.number("replication", {1.0, double(ranks)});
+    const bool strict = reader.flag("strict");
 
     PlacementProblem& problem = experiment.placement_problem;
     problem.experts = experts;
@@ -66,14 +92,11 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     if (experiment.prefill_trace) seen.push_back(&*experiment.prefill_trace);
     bool from_trace = true;
     std::vector<std::string> workloads;
-    if (reader.has("load")) {
-      read_object(reader.child("load"), [&](ConfigReader& load) {
-        constexpr std::array<std::string_view, 2> sources{"trace", "none"};
-        from_trace = load.choice_or("from", sources, 0) == 0;
-        experiment.bind_odd_only = load.flag_or("disjoint", false);
-        if (load.has("workloads")) workloads = texts(load.child("workloads"));
-      });
-    }
+    read_object(reader.child("load"), load_keys, [&](ConfigReader& load) {
+      from_trace = load.choice("from") == 0;
+      experiment.bind_odd_only = load.flag("disjoint");
+      if (load.has("workloads")) workloads = texts(load.child("workloads"));
+    });
     const auto placer = experiment.policies->placement.make_from(reader);
     if (!from_trace) {
       experiment.placement = place_unseen(*placer, problem, experiment.model.moe_layers());
@@ -145,9 +168,36 @@ RebalancingContext rebalancing_context(const Experiment& e, const Mover& mover) 
           e.parallel.dp};
 }
 
+std::span<const Key> dispatch_keys() {
+  static constexpr Form dispatch = form::policy("dispatch");
+  static constexpr Key keys[] = {
+      {"prefill", dispatch, required, "of steps with prompt tokens"},
+      {"decode", dispatch, required, "of steps without"},
+      {"mixed", dispatch, otherwise("prefill's"), "where token_routing/mixed is a policy"}};
+  return keys;
+}
+
+std::span<const Key> decode_if_few_keys() {
+  static constexpr Key keys[] = {{"decode_if_prefill_tokens_at_most", form::integer(non_negative),
+                                  required,
+                                  "prompt tokens of the group up to which decode's holds"}};
+  return keys;
+}
+
+std::span<const Key> token_routing_keys() {
+  static constexpr std::array<std::string_view, 2> phases{"prefill", "decode"};
+  static constexpr Form router = form::policy("token_routing");
+  static constexpr Form few = form::object(decode_if_few_keys).or_a(router);
+  static constexpr Key keys[] = {
+      {"prefill", router, required, "of steps with prompt tokens"},
+      {"decode", router, required, "of steps without"},
+      {"mixed", form::choice(phases).or_a(few), "prefill", "of steps with both: whose rule"}};
+  return keys;
+}
+
 void read_rules(ConfigReader& reader, Experiment& experiment) {
   std::array<std::shared_ptr<const Dispatch>, 3> dispatch;  // prefill, decode, mixed
-  read_object(reader.child("dispatch"), [&](ConfigReader& d) {
+  read_object(reader.child("dispatch"), dispatch_keys, [&](ConfigReader& d) {
     dispatch[0] = experiment.policies->dispatch.make(d.child("prefill"));
     dispatch[1] = experiment.policies->dispatch.make(d.child("decode"));
     dispatch[2] =
@@ -156,23 +206,19 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
             : dispatch[0];
   });
   const bool dispatch_mixed = reader.node().json().at("dispatch").contains("mixed");
-  read_object(reader.child("token_routing"), [&](ConfigReader& routing) {
+  read_object(reader.child("token_routing"), token_routing_keys, [&](ConfigReader& routing) {
     std::vector<PhaseRule>& rules = experiment.rules.by_kind;
     rules.push_back(phase_rule(routing.child("prefill"), dispatch[0], experiment));
     rules.push_back(phase_rule(routing.child("decode"), dispatch[1], experiment));
-    if (!routing.has("mixed")) {
-      routing.text_or("mixed", "prefill");
-      return;
-    }
     const ConfigNode mixed = routing.child("mixed");
     if (mixed.json() == "prefill" || mixed.json() == "decode") {
       experiment.mixed.kind =
           mixed.text() == "prefill" ? MixedRule::Kind::prefill : MixedRule::Kind::decode;
     } else if (mixed.json().is_object() && !mixed.json().contains("type")) {
       experiment.mixed.kind = MixedRule::Kind::decode_if_few;
-      experiment.mixed.prefill_tokens_at_most = read_object(mixed, [](ConfigReader& few) {
-        return few.integer("decode_if_prefill_tokens_at_most", non_negative);
-      });
+      experiment.mixed.prefill_tokens_at_most = read_object(
+          mixed, decode_if_few_keys,
+          [](ConfigReader& few) { return few.integer("decode_if_prefill_tokens_at_most"); });
     } else {
       experiment.mixed.kind = MixedRule::Kind::own;
       rules.push_back(phase_rule(mixed, dispatch[2], experiment));
@@ -187,7 +233,7 @@ void read_rules(ConfigReader& reader, Experiment& experiment) {
 
 // Options of the policy beside those of how weights move.
 void read_rebalancing(Experiment& e) {
-  read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+  read_object(e.rebalancing.as_policy(), rebalancing_keys, [&](ConfigReader& reader) {
     e.movement = read_movement(reader);
     const Mover mover = mover_of(e);
     e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
@@ -322,32 +368,45 @@ void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
       gb(memory.replicas), gb(memory.buffers)));
 }
 
-// What other tenants take of the links: {"nvlink": 0.2, "network": 0.5}.
+std::span<const Key> background_keys() {
+  static constexpr Form share = form::number(0, 0.99);
+  static constexpr Key keys[] = {{"nvlink", share, "0", "of NVLink that other tenants take"},
+                                 {"network", share, "0", "of the network"}};
+  return keys;
+}
+
 void take_background(const ConfigNode& node, ClusterSpec& cluster) {
-  read_object(node, [&](ConfigReader& reader) {
-    const auto left = [&](const char* level) { return 1 - reader.number_or(level, 0, {0, 0.99}); };
+  read_object(node, background_keys, [&](ConfigReader& reader) {
+    const auto left = [&](const char* level) { return 1 - reader.number(level); };
     cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
     cluster.network.bandwidth = cluster.network.bandwidth * left("network");
   });
 }
 
-// {"sizes": "powers_of_two" | [1, 2, 4, ...], "max": 512}: decode batches for which graphs were
-// captured. Larger batches run without padding.
+std::span<const Key> cuda_graph_keys() {
+  static constexpr std::array<std::string_view, 1> names{"powers_of_two"};
+  static constexpr Form size = form::integer(1, 1 << 20);
+  static constexpr Form list = form::list(size);
+  static constexpr Key keys[] = {
+      {"sizes", form::choice(names).or_a(list), required, "decode batches that have a graph"},
+      {"max", size, "512", "the largest power of two"}};
+  return keys;
+}
+
+// Batches larger than any run without padding.
 std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+  return read_object(node, cuda_graph_keys, [](ConfigReader& reader) {
     std::vector<std::int32_t> sizes;
-    const Range range{1, 1 << 20};
     if (reader.child("sizes").json().is_array()) {
       for (const ConfigNode& size : reader.child("sizes").list()) {
-        sizes.push_back(static_cast<std::int32_t>(size.integer(range)));
+        sizes.push_back(static_cast<std::int32_t>(size.integer()));
       }
       if (sizes.empty()) reader.child("sizes").fail("no size; leave \"cuda_graph\" out for none");
       std::sort(sizes.begin(), sizes.end());
       return sizes;
     }
-    constexpr std::array<std::string_view, 1> names{"powers_of_two"};
-    reader.choice("sizes", names);
-    const auto largest = static_cast<std::int32_t>(reader.integer_or("max", 512, range));
+    reader.choice("sizes");
+    const auto largest = static_cast<std::int32_t>(reader.integer("max"));
     for (std::int32_t size = 1; size <= largest; size *= 2) sizes.push_back(size);
     return sizes;
   });
@@ -367,7 +426,7 @@ void refuse_moving_cached_experts(const Experiment& e) {
 int read_instances(const ConfigNode& node, const Experiment& e) {
   const int gpus = e.parallel.gpus();
   const int domain = e.cluster.scale_up_domain;
-  const auto instances = static_cast<int>(node.integer({1, 1 << 16}));
+  const auto instances = static_cast<int>(node.integer());
   if (instances * gpus > e.cluster.gpus()) {
     node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances, gpus,
                           instances * gpus, e.cluster.name, e.cluster.gpus(),
@@ -382,16 +441,29 @@ int read_instances(const ConfigNode& node, const Experiment& e) {
   return instances;
 }
 
-// {"num_speculative_tokens": k, "acceptance_rate": a, "draft": "mtp" | {"type": "time",
-// "per_token": "1 ms"}}
+std::span<const Key> draft_keys() {
+  static constexpr std::array<std::string_view, 2> types{"mtp", "time"};
+  static constexpr Key keys[] = {
+      {"type", form::choice(types), required, "a layer of the model drafts, or it takes a time"},
+      {"per_token", form::time, otherwise("mtp: priced"), "time: of a pass, for one draft"}};
+  return keys;
+}
+
+std::span<const Key> speculative_keys() {
+  static constexpr Key keys[] = {
+      {"num_speculative_tokens", form::integer(0, 64), required, "drafts of a sequence and step"},
+      {"acceptance_rate", form::number(0, 1), required, "of a draft when those before it hold"},
+      {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
+  return keys;
+}
+
 SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler) {
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, speculative_keys, [&](ConfigReader& reader) {
     SpeculationPlan plan;
-    plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens", {0, 64}));
-    plan.acceptance = reader.number("acceptance_rate", {0, 1});
-    read_object(reader.child_or("draft", "mtp").as_policy(), [&](ConfigReader& draft) {
-      constexpr std::array<std::string_view, 2> types{"mtp", "time"};
-      plan.mtp = draft.choice("type", types) == 0;
+    plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
+    plan.acceptance = reader.number("acceptance_rate");
+    read_object(reader.child("draft").as_policy(), draft_keys, [&](ConfigReader& draft) {
+      plan.mtp = draft.choice("type") == 0;
       if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
     });
     const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
@@ -405,8 +477,16 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
   });
 }
 
+std::span<const Key> slo_keys() {
+  static constexpr Standard any = otherwise("no limit");
+  static constexpr Key keys[] = {{"ttft", form::time, any, "from arrival to the first token"},
+                                 {"tpot", form::time, any, "per output token after the first"},
+                                 {"e2el", form::time, any, "from arrival to the last token"}};
+  return keys;
+}
+
 Slo read_slo(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
+  return read_object(node, slo_keys, [](ConfigReader& reader) {
     Slo slo;
     if (reader.has("ttft")) slo.ttft = reader.quantity<Seconds>("ttft");
     if (reader.has("tpot")) slo.tpot = reader.quantity<Seconds>("tpot");
@@ -415,7 +495,106 @@ Slo read_slo(const ConfigNode& node) {
   });
 }
 
+std::span<const Key> workload_keys() {
+  static constexpr Form gating = form::policy("gating");
+  static constexpr Key keys[] = {
+      {"arrivals", form::policy("arrivals"), required, "when requests come"},
+      {"lengths", form::policy("lengths"), otherwise("the arrivals'"), "of prompts and outputs"},
+      {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "how many there are"},
+      {"gating", gating, required, "which experts tokens choose"},
+      {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
+      {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
+      {"timeout", form::time, otherwise("no limit"),
+       "clients leave: from arrival to the last token"},
+      {"ttft_timeout", form::time, otherwise("no limit"), "clients leave: to the first token"},
+      {"cancellation", form::object(cancellation_keys), otherwise("none"),
+       "clients that just leave"}};
+  return keys;
+}
+
+std::span<const Key> expert_buffers_keys() {
+  static constexpr Key keys[] = {{"tokens_per_rank", form::integer(1, 1 << 24),
+                                  otherwise("max_num_batched_tokens"),
+                                  "of a step, for which dispatch buffers have room"}};
+  return keys;
+}
+
+std::span<const Key> kv_cache_keys() {
+  static constexpr Key keys[] = {
+      {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
+      {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "of HBM that is used at all"},
+      {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
+  return keys;
+}
+
+std::span<const Key> measurement_keys() {
+  static constexpr Key keys[] = {
+      {"warmup", form::number(0, 0.9), "0", "of the requests, before measuring starts"},
+      {"hot_rank_threshold", form::number(1, 1e9), "2", "max/mean above which a step is counted"},
+      {"expert_counts", form::flag, "true", "the report has tokens per layer and expert"}};
+  return keys;
+}
+
+// Those of a group come first.
+constexpr std::size_t keys_of_group = 20;
+
 }  // namespace
+
+std::span<const Key> experiment_keys() {
+  static constexpr std::array<std::string_view, 2> fidelities{"exact", "sampled"};
+  static constexpr Form inline_cluster = form::object(cluster_keys);
+  static constexpr Form foreign_model = form::foreign(hf_model_marks);
+  static constexpr Form inline_model = form::object(model_keys).or_a(foreign_model);
+  static constexpr Form overlap = form::typed_object(overlap_keys);
+  static constexpr Form overlaps = form::list(overlap);
+  static constexpr Form outage = form::object(outage_keys);
+  static constexpr Form outages = form::list(outage);
+  static constexpr Key keys[] = {
+      {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
+      {"instances", form::integer(1, 1 << 16), otherwise("1"), "EP groups alike behind one router"},
+      {"precision", form::object(precision_keys), required, "of weights, KV cache, activations"},
+      {"scheduling", form::policy("scheduling"), required, "what a step computes"},
+      {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
+      {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
+      {"placement", form::policy("placement", placement_keys), "linear", "which GPU has an expert"},
+      {"rebalancing", form::policy("rebalancing", rebalancing_keys), "none", "when experts move"},
+      {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
+      {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
+      {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
+      {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
+       "which experts HBM holds"},
+      {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
+      {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
+      {"speculative", form::object(speculative_keys), otherwise("none"), "drafts"},
+      {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
+      {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
+      {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
+      {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
+      {"fidelity", form::choice(fidelities), "exact", "route every token, or draw from samples"},
+
+      {"cluster", form::file.or_a(inline_cluster), required, "hardware/clusters/*.json"},
+      {"model", form::file.or_a(inline_model), required,
+       "models/zoo/*.json, or a HuggingFace config.json"},
+      {"workload", form::object(workload_keys), required, "requests"},
+      {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
+      {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
+      {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
+      {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
+      {"seed", form::integer(0, 9e15), "1", "of everything random"},
+      {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+  return keys;
+}
+
+std::span<const Key> group_keys() { return experiment_keys().first(keys_of_group); }
+
+PolicyRows Policies::rows() const {
+  PolicyRows all;
+  const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
+  add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
+  add(prefetch), add(scheduling), add(request_routing), add(rebalancing);
+  add(gatings()), add(request_arrivals()), add(request_lengths());
+  return all;
+}
 
 RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
                                std::uint64_t seed) {
@@ -473,7 +652,7 @@ Mover mover_of(const Experiment& e) {
 }
 
 std::unique_ptr<Rebalancer> make_rebalancer(const Experiment& e, const Mover& mover) {
-  return read_object(e.rebalancing.as_policy(), [&](ConfigReader& reader) {
+  return read_object(e.rebalancing.as_policy(), rebalancing_keys, [&](ConfigReader& reader) {
     read_movement(reader);
     return e.policies->rebalancing.make_from(reader, rebalancing_context(e, mover));
   });
@@ -500,22 +679,21 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
   if (node.json().is_object() && node.json().contains("pools")) {
     return load_pools(node, library, policies);
   }
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, experiment_keys, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
     MoeModel model = read_model(file_or_inline(reader.child("model")));
-    const auto seed = static_cast<std::uint64_t>(reader.integer_or("seed", 1, {0, 9e15}));
+    const auto seed = static_cast<std::uint64_t>(reader.integer("seed"));
 
     const ConfigNode workload_node = reader.child("workload");
-    ConfigReader workload_reader(workload_node);
+    ConfigReader workload_reader(workload_node, workload_keys);
     RequestWorkload workload = read_workload(workload_reader);
     RoutingTrace trace = library.get(workload_reader.child("gating"), model, seed);
     std::optional<RoutingTrace> prefill_trace;
     if (workload_reader.has("prefill_gating")) {
       prefill_trace = library.get(workload_reader.child("prefill_gating"), model, seed);
     }
-    const BindingOrder binding =
-        read_binding(workload_reader.child_or("binding", "random"), workload.requests);
+    const BindingOrder binding = read_binding(workload_reader.child("binding"), workload.requests);
     workload_reader.finish();
 
     Experiment e{.cluster = std::move(cluster),
@@ -525,11 +703,11 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                  .trace = std::move(trace),
                  .prefill_trace = std::move(prefill_trace),
                  .binding = binding,
-                 .request_routing = reader.child_or("request_routing", "least_kv"),
-                 .rebalancing = reader.child_or("rebalancing", "none")};
+                 .request_routing = reader.child("request_routing"),
+                 .rebalancing = reader.child("rebalancing")};
     e.seed = seed;
     e.policies = std::make_shared<const Policies>(policies);
-    take_background(reader.child_or("background", Json::object()), e.cluster);
+    take_background(reader.child("background"), e.cluster);
     const ConfigNode parallel = reader.child("parallel");
     e.parallel = read_parallel(parallel, e.model);
     if (e.parallel.gpus() > e.cluster.gpus()) {
@@ -542,31 +720,30 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     if (reader.optional("speculative")) {
       e.speculation = read_speculation(reader.child("speculative"), *e.scheduler);
     }
-    read_placement(reader.child_or("placement", "linear"), e);
+    read_placement(reader.child("placement"), e);
     read_rules(reader, e);
-    e.charges =
-        read_charges(reader.child_or("charges", Json::object()), policies.token_routing.names());
-    e.capacity = policies.capacity.make(reader.child_or("capacity", "dropless"));
-    e.expert_memory = read_expert_memory(reader.child_or("expert_memory", "resident"),
-                                         policies.expert_memory, policies.prefetch);
-    read_object(reader.child_or("expert_buffers", Json::object()), [&](ConfigReader& buffers) {
+    e.charges = read_charges(reader.child("charges"), policies.token_routing.names());
+    e.capacity = policies.capacity.make(reader.child("capacity"));
+    e.expert_memory = read_expert_memory(reader.child("expert_memory"), policies.expert_memory,
+                                         policies.prefetch);
+    read_object(reader.child("expert_buffers"), expert_buffers_keys, [&](ConfigReader& buffers) {
       const std::int32_t most = e.scheduler->max_num_batched_tokens();
       e.buffer_tokens =
           static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
     });
     read_rebalancing(e);
-    e.failures = read_failures(reader.child_or("failures", Json::array()), policies.placement,
-                               e.cluster, e.parallel, e.placement_problem, e.instances);
+    e.failures = read_failures(reader.child("failures"), policies.placement, e.cluster, e.parallel,
+                               e.placement_problem, e.instances);
     refuse_moving_cached_experts(e);
-    read_object(reader.child_or("kv_cache", Json::object()), [&](ConfigReader& kv) {
-      const auto block_size = static_cast<int>(kv.integer_or("block_size", 16, {1, 4096}));
+    read_object(reader.child("kv_cache"), kv_cache_keys, [&](ConfigReader& kv) {
+      const auto block_size = static_cast<int>(kv.integer("block_size"));
       e.kv_layout = kv_layout(e.model, e.parallel, e.precision, block_size);
       if (e.speculation.has_module()) {
         const double layers = double(e.model.layers.size());
         e.kv_layout.block = e.kv_layout.block * ((layers + 1) / layers);
       }
-      e.memory = budget(e, kv.number_or("gpu_memory_utilization", .9, {0.01, 1}));
-      e.prefix_caching = kv.flag_or("prefix_caching", false);
+      e.memory = budget(e, kv.number("gpu_memory_utilization"));
+      e.prefix_caching = kv.flag("prefix_caching");
       const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0;
       if (e.prefix_caching && windows) {
         kv.child("prefix_caching")
@@ -575,22 +752,22 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     });
     check_memory(parallel, e.memory);
     policies.request_routing.make(e.request_routing, router_context(e));
-    const ConfigNode overlap = reader.child_or("overlap", "none");
+    const ConfigNode overlap = reader.child("overlap");
     e.overlap = read_overlap(overlap);
     if (e.overlap.two_batch && e.expert_memory) {
       overlap.fail("two_batch is not modelled with experts below HBM; leave one of them out");
     }
     check_pipeline(parallel, e);
-    constexpr std::array<std::string_view, 2> fidelities{"exact", "sampled"};
-    e.sampled = reader.choice_or("fidelity", fidelities, 0) == 1;
+    e.sampled = reader.choice("fidelity") == 1;
     if (e.sampled) check_sampled(reader.child("fidelity"), e);
     if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
-    e.slo = read_slo(reader.child_or("slo", Json::object()));
-    read_object(reader.child_or("measurement", Json::object()), [&](ConfigReader& measurement) {
-      e.warmup = measurement.number_or("warmup", 0, {0, 0.9});
-      e.hot_rank_threshold = measurement.number_or("hot_rank_threshold", 2, {1, 1e9});
-      e.expert_counts = measurement.flag_or("expert_counts", true);
+    e.slo = read_slo(reader.child("slo"));
+    read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
+      e.warmup = measurement.number("warmup");
+      e.hot_rank_threshold = measurement.number("hot_rank_threshold");
+      e.expert_counts = measurement.flag("expert_counts");
     });
+    reader.optional("$schema");
     reader.finish();
     e.config = node.resolved().at(Json::json_pointer(node.pointer()));
     return e;

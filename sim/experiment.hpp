@@ -139,6 +139,11 @@ int gpus_of(const Experiment&);
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});
 
+/// The keys of an experiment; the first of them are those of each EP group, which may stand in
+/// "pools" instead.
+std::span<const Key> experiment_keys();
+std::span<const Key> group_keys();
+
 /// The prices of its steps, as a run starts.
 StepModel step_model(const Experiment&);
 

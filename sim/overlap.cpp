@@ -12,21 +12,26 @@ constexpr std::array<std::string_view, 4> kinds{"none", "shared_expert", "combin
                                                 "two_batch"};
 
 void read_one(const ConfigNode& node, Overlap& overlap) {
-  read_object(node.as_policy(), [&](ConfigReader& reader) {
-    const std::size_t kind = reader.choice("type", kinds);
+  read_object(node.as_policy(), overlap_keys, [&](ConfigReader& reader) {
+    const std::size_t kind = reader.choice("type");
     if (kind == 1) overlap.shared_expert = true;
     if (kind == 2) overlap.combine_attention = true;
     if (kind != 3) return;
-    const auto limit = [&](std::string_view key, std::int32_t standard) {
-      return static_cast<std::int32_t>(reader.integer_or(key, standard, {0, 1 << 24}));
-    };
-    const TwoBatch standard;
-    overlap.two_batch = TwoBatch{limit("decode_tokens", standard.decode_tokens),
-                                 limit("prefill_tokens", standard.prefill_tokens)};
+    overlap.two_batch = TwoBatch{static_cast<std::int32_t>(reader.integer("decode_tokens")),
+                                 static_cast<std::int32_t>(reader.integer("prefill_tokens"))};
   });
 }
 
 }  // namespace
+
+std::span<const Key> overlap_keys() {
+  static constexpr Key keys[] = {
+      {"type", form::choice(kinds), required, "what communication runs beside"},
+      {"decode_tokens", form::integer(0, 1 << 24), "32",
+       "two_batch: a rank needs more of them to split a decode step"},
+      {"prefill_tokens", form::integer(0, 1 << 24), "512", "two_batch: or any other step"}};
+  return keys;
+}
 
 Overlap read_overlap(const ConfigNode& node) {
   Overlap overlap;

@@ -13,8 +13,8 @@ namespace moesim {
 /// activates its own experts: in memory-bound decode that costs more weight reads than it hides.
 struct TwoBatch {
   /// Every rank must hold more tokens than this (vLLM's DBO: 32 in a decode step, 512 in others).
-  std::int32_t decode_tokens = 32;
-  std::int32_t prefill_tokens = 512;
+  std::int32_t decode_tokens = 0;
+  std::int32_t prefill_tokens = 0;
 };
 
 /// Which communication runs beside which computation.
@@ -29,6 +29,7 @@ struct Overlap {
 /// "none", one name, or a list: "shared_expert", "combine_attention", "two_batch" or
 /// {"type": "two_batch", "decode_tokens": 32, "prefill_tokens": 512}. Throws ConfigError.
 Overlap read_overlap(const ConfigNode&);
+std::span<const Key> overlap_keys();
 
 /// A stretch of a step's critical path.
 struct Segment {

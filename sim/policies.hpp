@@ -27,6 +27,9 @@ struct Policies {
   Registry<Scheduler> scheduling = schedulers();
   Registry<RequestRouter, const RouterContext&> request_routing = request_routers();
   Registry<Rebalancer, const RebalancingContext&> rebalancing = rebalancers();
+
+  /// Every table that an experiment can choose from, these and those of workloads.
+  PolicyRows rows() const;
 };
 
 }  // namespace moesim

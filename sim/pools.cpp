@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::array<const char*, 8> of_both_pools{
     "workload", "model", "cluster", "seed", "slo", "measurement", "pools", "kv_transfer"};
+constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
 // The pool's own keys before those of the whole experiment.
 ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
@@ -66,35 +67,50 @@ KvTransferCost kv_transfer(const Pools& pools, std::int32_t prompt_tokens) {
           time(per_link / double(pools.decode.model.layers.size()))};
 }
 
+std::span<const Key> pools_keys() {
+  static constexpr Form pool = form::partial_object(group_keys);
+  static constexpr Key keys[] = {{"prefill", pool, required, "keys of the groups that prefill"},
+                                 {"decode", pool, required, "keys of the groups that decode"}};
+  return keys;
+}
+
+std::span<const Key> kv_transfer_keys() {
+  static constexpr Key keys[] = {
+      {"level", form::choice(levels), otherwise("nvlink, if it joins all"),
+       "the links that are used"},
+      {"overlap", form::flag, "true", "a layer's KV leaves while the next is computed"}};
+  return keys;
+}
+
 Experiment load_pools(const ConfigNode& node, TraceLibrary& library, const Policies& policies) {
   // Keys of the groups are read by the pools, which refuse what they do not know.
-  ConfigReader reader(node);
+  ConfigReader reader(node, experiment_keys);
   const auto load = [&](ConfigReader& pools, const char* name) {
     return load_experiment(pool_config(node, pools.child(name)), library, policies);
   };
-  return read_object(reader.child("pools"), [&](ConfigReader& names) {
+  return read_object(reader.child("pools"), pools_keys, [&](ConfigReader& names) {
     Experiment prefill = load(names, "prefill");
     Experiment decode = load(names, "decode");
     prefill.prefill_only = true;
     check_pair(node, prefill, decode);
     const ClusterSpec& cluster = decode.cluster;
     const int gpus = gpus_of(prefill) + gpus_of(decode);
-    const ConfigNode transfer = reader.child_or("kv_transfer", Json::object());
-    const auto [network, overlap] = read_object(transfer, [&](ConfigReader& options) {
-      constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
-      const bool far = gpus > cluster.scale_up_domain;
-      const bool by_network = options.choice_or("level", levels, far ? 1 : 0) == 1;
-      if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
-        options.child("level").fail(
-            fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
-      }
-      if (!by_network && far) {
-        options.child("level").fail(
-            fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
-                        cluster.scale_up_domain, gpus));
-      }
-      return std::pair(by_network, options.flag_or("overlap", true));
-    });
+    const ConfigNode transfer = reader.child("kv_transfer");
+    const auto [network, overlap] =
+        read_object(transfer, kv_transfer_keys, [&](ConfigReader& options) {
+          const bool far = gpus > cluster.scale_up_domain;
+          const bool by_network = options.choice_or("level", levels, far ? 1 : 0) == 1;
+          if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
+            options.child("level").fail(
+                fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
+          }
+          if (!by_network && far) {
+            options.child("level").fail(
+                fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
+                            cluster.scale_up_domain, gpus));
+          }
+          return std::pair(by_network, options.flag("overlap"));
+        });
     Experiment e = decode;
     // As it is read: what is of both pools beside them, everything else in each.
     e.config = node.json();

@@ -30,6 +30,8 @@ KvTransferCost kv_transfer(const Pools&, std::int32_t prompt_tokens);
 /// "nvlink" | "network", "overlap": true}. A pool's experiment is the whole config with the keys of
 /// the pool in the place of its own. "level" is NVLink if one domain holds all GPUs. What must be
 /// one for both pools (workload, model, cluster, seed, ...) is refused in them. Throws ConfigError.
+std::span<const Key> pools_keys();
+std::span<const Key> kv_transfer_keys();
 Experiment load_pools(const ConfigNode&, TraceLibrary&, const Policies&);
 
 }  // namespace moesim

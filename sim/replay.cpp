@@ -220,9 +220,9 @@ struct Limits {
 Limits read_limits(const ReplayConfig& config) {
   Limits limits{capacity_rules().make(config.capacity), nullptr, 0};
   if (!config.expert_memory) return limits;
-  read_object(config.expert_memory->as_policy(), [&](ConfigReader& reader) {
+  read_object(config.expert_memory->as_policy(), expert_memory_keys, [&](ConfigReader& reader) {
     limits.memory = expert_memories().make_from(reader);
-    limits.slots_per_layer = static_cast<int>(reader.integer("slots_per_layer", {1, 1 << 30}));
+    limits.slots_per_layer = static_cast<int>(reader.integer("slots_per_layer"));
   });
   return limits;
 }

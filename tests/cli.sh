@@ -238,6 +238,14 @@ printf '{"topk_ids": [[[0, 1], [2, 2]]]}' >"$work/twice.json"
 refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' route --policy even --placement "$work/three.json" \
   --tokens "$work/twice.json"
 
+# Keys, for people and for editors.
+"$moesim" keys >"$work/keys" || fail "keys: exit $?"
+(($(wc -L <"$work/keys") <= 100)) || fail "keys are wider than 100 columns"
+"$moesim" keys --schema | python3 -c 'import json, sys; assert json.load(sys.stdin)["properties"]["seed"]["default"] == 1' ||
+  fail "keys --schema"
+"$moesim" run --help | grep -q 'moesim keys' || fail "run --help says nothing of keys"
+refuses "keys of nothing" 'no extension point "plcement"; one of: ' keys plcement
+
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce
 refuses "an unknown figure" 'no such file' reproduce fig_0

@@ -46,11 +46,17 @@ struct Square : Shape {
   double area() const override { return side * side; }
   double side;
 };
+std::span<const Key> square_keys() {
+  static constexpr Key keys[] = {{"side", form::number(non_negative), "1", "of the square"}};
+  return keys;
+}
 Registry<Shape> shapes() {
   return {"shape",
-          {{"square", "four equal sides", [](ConfigReader& options) -> std::unique_ptr<Shape> {
-              return std::make_unique<Square>(options.number_or("side", 1, non_negative));
-            }}}};
+          {{"square", "four equal sides",
+            [](ConfigReader& options) -> std::unique_ptr<Shape> {
+              return std::make_unique<Square>(options.number("side"));
+            },
+            square_keys}}};
 }
 
 }  // namespace
@@ -143,12 +149,11 @@ TEST_CASE("the resolved config holds what was read and the defaults that were ta
     reader.integer("size");
     reader.number_or("factor", 1.25);
     reader.text_or("order", "id");
-    reader.quantity_or<Seconds>("wait", "16 us");
     reader.optional("maybe");
   });
   read_object(node.child("empty"), [](ConfigReader&) {});
-  CHECK(node.resolved() == Json::parse(R"({"policy": {"size": 3, "factor": 1.25, "order": "id",
-                                          "wait": "16 us"}, "empty": {}})"));
+  CHECK(node.resolved() ==
+        Json::parse(R"({"policy": {"size": 3, "factor": 1.25, "order": "id"}, "empty": {}})"));
 }
 
 TEST_CASE("a resolved config reads back as itself") {
@@ -159,7 +164,7 @@ TEST_CASE("a resolved config reads back as itself") {
         policy.text("type");
         policy.number_or("side", 2);
       });
-      reader.quantity_or<BytesPerSecond>("rate", "3 GB/s");
+      reader.text_or("rate", "3 GB/s");
     });
     return node.resolved();
   };
@@ -175,6 +180,80 @@ TEST_CASE("a policy is a name, or an object with its options") {
              Contains("unknown \"sqare\"; did you mean \"square\"?"));
   CHECK_THAT(config_error([] { shapes().make(config(R"({"type": "square", "sid": 3})")); }),
              Contains("did you mean \"side\"?"));
+}
+
+namespace {
+
+std::span<const Key> wheel_keys() {
+  static constexpr Key keys[] = {{"spokes", form::integer(1, 99), required, "per wheel"}};
+  return keys;
+}
+
+std::span<const Key> bicycle_keys() {
+  static constexpr std::array<std::string_view, 2> colours{"red", "blue"};
+  static constexpr Form wheel = form::object(wheel_keys);
+  static constexpr Key keys[] = {
+      {"wheel", wheel, otherwise("none"), "one of them"},
+      {"speed", form::time, "16 us", "per revolution"},
+      {"bells", form::number(0, 2), "1", "on the bar"},
+      {"riders", form::integer(1, 4), otherwise("as many as bells"), "at once"},
+      {"colour", form::choice(colours), "blue", "of the frame"},
+      {"spares", form::list(wheel), "[]", "carried along"}};
+  return keys;
+}
+
+}  // namespace
+
+TEST_CASE("a reader with a table takes defaults, ranges and choices from it") {
+  const auto read = [](const std::string& text, auto&& use) {
+    return config_error([&] { read_object(config(text), bicycle_keys, use); });
+  };
+  const ConfigNode node = config("{}");
+  read_object(node, bicycle_keys, [](ConfigReader& r) {
+    CHECK(r.quantity<Seconds>("speed") == Seconds(16e-6));
+    CHECK(r.number("bells") == 1);
+    CHECK(r.choice("colour") == 1);
+    CHECK(r.child("spares").list().empty());
+    CHECK(r.integer_or("riders", 3) == 3);
+    CHECK_FALSE(r.optional("wheel"));
+  });
+  CHECK(node.resolved() == Json::parse(R"({"bells": 1, "colour": "blue", "riders": 3, "spares": [],
+                                          "speed": "16 us"})"));
+  CHECK_THAT(read(R"({"bells": 3})", [](ConfigReader& r) { r.number("bells"); }),
+             Contains("/bells: 3 is out of range; expected between 0 and 2"));
+  // The caller may know a narrower range than the table.
+  CHECK_THAT(read(R"({"riders": 3})",
+                  [](ConfigReader& r) {
+                    r.integer("riders", {0, 2});
+                  }),
+             Contains("expected between 1 and 2"));
+  CHECK_THAT(read(R"({"colour": "bleu"})", [](ConfigReader& r) { r.choice("colour"); }),
+             Contains("did you mean \"blue\"?"));
+  CHECK_THAT(read(R"({"spares": [{"spokes": 100}]})",
+                  [](ConfigReader& r) {
+                    for (const ConfigNode& wheel : r.child("spares").list())
+                      read_object(wheel, wheel_keys, [](ConfigReader& w) { w.integer("spokes"); });
+                  }),
+             Contains("/spares/0/spokes: 100 is out of range"));
+}
+
+TEST_CASE("a key that is read otherwise than its table says is a bug, not the user's error") {
+  const auto reads = [](auto&& use) {
+    read_object(config(R"({"wheel": {"spokes": 1}, "bells": 1, "riders": 1})"), bicycle_keys, use);
+  };
+  CHECK_THROWS_AS(reads([](ConfigReader& r) { r.optional("basket"); }), std::logic_error);
+  CHECK_THROWS_AS(reads([](ConfigReader& r) { r.integer("bells"); }), std::logic_error);
+  CHECK_THROWS_AS(reads([](ConfigReader& r) { r.text("riders"); }), std::logic_error);
+  CHECK_THROWS_AS(reads([](ConfigReader& r) { r.number_or("bells", 2); }), std::logic_error);
+  CHECK_THROWS_AS(reads([](ConfigReader& r) {
+                    read_object(r.child("wheel"), bicycle_keys, [](ConfigReader&) {});
+                  }),
+                  std::logic_error);
+  CHECK_THROWS_AS(
+      reads([](ConfigReader& r) { read_object(r.child("wheel"), [](ConfigReader&) {}); }),
+      std::logic_error);
+  CHECK_THROWS_AS(reads([](ConfigReader& r) { shapes().make(r.child("wheel")); }),
+                  std::logic_error);
 }
 
 TEST_CASE("a missing file, a folder and a file that is not JSON are told apart") {

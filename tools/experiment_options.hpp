@@ -21,6 +21,8 @@ struct ExperimentOptions {
     command.add_option("CONFIG", config, "experiment, a JSON file")->required();
     command.add_option("--set", overrides, "/json/pointer=value to set in the config; repeatable")
         ->allow_extra_args(false);
+    command.footer(
+        "CONFIG's keys, with units and defaults: moesim keys; for editors: moesim keys --schema");
     command.add_option("--seed", seed, "the same as --set /seed=N");
   }
 

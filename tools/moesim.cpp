@@ -28,6 +28,8 @@ std::span<const Verb> verbs() {
       Verb{"explain", "one forward step, operation by operation", setup_explain},
       Verb{"trace", "look at, check or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
+      Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",
+           setup_keys},
       Verb{"check", "read an experiment and everything it names, and say what is wrong",
            setup_check},
       Verb{"validate", "predicted beside measured, with the error of every category",

@@ -38,6 +38,7 @@ Action setup_route(CLI::App&);
 Action setup_explain(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
+Action setup_keys(CLI::App&);
 Action setup_check(CLI::App&);
 Action setup_validate(CLI::App&);
 Action setup_calibrate(CLI::App&);

@@ -119,16 +119,24 @@ void limit_choices(const CapacityRule& rule, LayerChoices& choices,
   }
 }
 
+std::span<const Key> capacity_keys() {
+  static constexpr std::array<std::string_view, 2> scopes{"global", "per_source_rank"};
+  static constexpr Key keys[] = {
+      {"factor", form::number(1e-3, 1e6), required, "of the mean that an expert computes"},
+      {"scope", form::choice(scopes), "global", "tokens that share an expert's room"}};
+  return keys;
+}
+
 const Registry<CapacityRule>& capacity_rules() {
   static const Registry<CapacityRule> table(
       "capacity",
       {{"dropless", "every selection runs, as in serving engines", make_dropless},
        {"drop", "an expert's selections beyond factor * mean are dropped, first come first served",
-        make_drop},
+        make_drop, capacity_keys},
        {"reroute", "they go to the layer's most wanted expert with room, if there is one",
-        make_reroute},
+        make_reroute, capacity_keys},
        {"delay", "they run in the next step, before its own; who overflows twice is dropped",
-        make_delay}});
+        make_delay, capacity_keys}});
   return table;
 }
 

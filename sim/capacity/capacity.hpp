@@ -93,13 +93,13 @@ std::unique_ptr<CapacityRule> make_drop(ConfigReader&);
 std::unique_ptr<CapacityRule> make_reroute(ConfigReader&);
 std::unique_ptr<CapacityRule> make_delay(ConfigReader&);
 
-/// "factor" (required) and "scope": "global" (default) or "per_source_rank".
+std::span<const Key> capacity_keys();
+/// Reads them.
 template <class Rule>
 std::unique_ptr<CapacityRule> read_capacity_rule(ConfigReader& options) {
-  constexpr std::array<std::string_view, 2> scopes{"global", "per_source_rank"};
   auto rule = std::make_unique<Rule>();
-  rule->factor = options.number("factor", {1e-3, 1e6});
-  rule->per_source_rank = options.choice_or("scope", scopes, 0) == 1;
+  rule->factor = options.number("factor");
+  rule->per_source_rank = options.choice("scope") == 1;
   return rule;
 }
 

@@ -44,10 +44,17 @@ std::unique_ptr<Dispatch> all_gather(TokenBytes bytes, Combine combine) {
   return std::make_unique<AllGather>(bytes, combine);
 }
 
+std::span<const Key> all_gather_keys() {
+  static constexpr std::array<std::string_view, 2> combines{"all_to_all", "reduce_scatter"};
+  static constexpr Key keys[] = {
+      token_precision_key,
+      {"combine", form::choice(combines), "all_to_all", "how results come back"}};
+  return keys;
+}
+
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader& options) {
   const TokenBytes bytes = read_token_bytes(options);
-  constexpr std::array<std::string_view, 2> combines{"all_to_all", "reduce_scatter"};
-  return all_gather(bytes, static_cast<Combine>(options.choice_or("combine", combines, 0)));
+  return all_gather(bytes, static_cast<Combine>(options.choice("combine")));
 }
 
 }  // namespace moesim

@@ -8,8 +8,13 @@ double TokenBytes::out(double hidden) const {
   return hidden * bytes_per_element(precision);
 }
 
+std::span<const Key> token_bytes_keys() {
+  static constexpr Key keys[] = {token_precision_key};
+  return keys;
+}
+
 TokenBytes read_token_bytes(ConfigReader& options) {
-  return {static_cast<Precision>(options.choice_or("precision", precision_names, 0))};
+  return {static_cast<Precision>(options.choice("precision"))};
 }
 
 CollectiveCost send_copies(const Fabric& fabric, const TrafficMatrix& copies, double bytes,
@@ -23,14 +28,15 @@ const Registry<Dispatch>& dispatches() {
   static const Registry<Dispatch> table(
       "dispatch",
       {{"all_to_all", "one copy per token and destination rank, across nodes one per node (DeepEP)",
-        make_all_to_all},
+        make_all_to_all, token_bytes_keys},
        {"low_latency", "one message per token and expert, straight to it (DeepEP low latency)",
-        make_low_latency},
+        make_low_latency, token_bytes_keys},
        {"all_gather", "every rank receives all tokens (vLLM's default; METRO's, before top-k)",
-        make_all_gather},
-       {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all",
-        make_ids_all_gather},
-       {"auto", "in each layer the one that the cost model finds fastest", make_auto}});
+        make_all_gather, all_gather_keys},
+       {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all", make_ids_all_gather,
+        token_bytes_keys},
+       {"auto", "in each layer the one that the cost model finds fastest", make_auto,
+        token_bytes_keys}});
   return table;
 }
 

@@ -62,6 +62,9 @@ struct TokenBytes {
   double back(double hidden) const { return 2 * hidden; }
 };
 TokenBytes read_token_bytes(ConfigReader& options);
+inline constexpr Key token_precision_key{"precision", form::choice(precision_names), "bf16",
+                                         "in which tokens travel to experts"};
+std::span<const Key> token_bytes_keys();
 
 /// How results return after an all-gather.
 enum class Combine { all_to_all, reduce_scatter };
@@ -74,6 +77,7 @@ std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
 std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
+std::span<const Key> all_gather_keys();
 std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
 std::unique_ptr<Dispatch> make_auto(ConfigReader&);
 

@@ -20,9 +20,36 @@ MemoryLink read_link(ConfigReader& reader) {
   return link;
 }
 
-constexpr Range slot_range{1, 1 << 30};
+constexpr Form slots = form::integer(1, 1 << 30);
+constexpr std::array<Key, 3> link_keys{
+    {{"bandwidth", form::bytes_per_second, required, "per GPU"},
+     {"latency", form::time, required, "before the first byte"},
+     {"source", form::text, required, "where these numbers come from"}}};
+
+std::span<const Key> host_keys() { return link_keys; }
+
+std::span<const Key> nvme_keys() {
+  static constexpr Key keys[] = {
+      link_keys[0],
+      link_keys[1],
+      link_keys[2],
+      {"dram_slots_per_gpu", slots, required, "experts of a GPU that the host's memory holds"}};
+  return keys;
+}
 
 }  // namespace
+
+std::span<const Key> expert_memory_keys() {
+  static constexpr Standard resident = otherwise("resident: every expert");
+  static constexpr Key keys[] = {
+      {"slots_per_gpu", slots, resident, "experts that HBM holds, all layers together; or ..."},
+      {"slots_per_layer", slots, resident, "... in each layer"},
+      {"host", form::object(host_keys), resident, "the link to the host's memory"},
+      {"prefetch", form::policy("prefetch"), "none", "what is fetched before it is needed"},
+      {"lookahead", form::integer(1, 1 << 16), "1", "layers ahead that are prefetched"},
+      {"nvme", form::object(nvme_keys), otherwise("none"), "what the host's memory cannot hold"}};
+  return keys;
+}
 
 double ExpertMemoryPlan::slots_in_hbm(double owned, double layers) const {
   const double cached = per_layer ? slots * layers : slots;
@@ -32,7 +59,7 @@ double ExpertMemoryPlan::slots_in_hbm(double owned, double layers) const {
 std::optional<ExpertMemoryPlan> read_expert_memory(const ConfigNode& node,
                                                    const Registry<ExpertMemory>& policies,
                                                    const Registry<Prefetch>& prefetches) {
-  return read_object(node.as_policy(), [&](ConfigReader& reader) {
+  return read_object(node.as_policy(), expert_memory_keys, [&](ConfigReader& reader) {
     std::optional<ExpertMemoryPlan> none;
     ExpertMemoryPlan plan;
     plan.policy = policies.make_from(reader);
@@ -42,15 +69,15 @@ std::optional<ExpertMemoryPlan> read_expert_memory(const ConfigNode& node,
     if (plan.per_layer == reader.has("slots_per_gpu")) {
       node.fail("expected one of \"slots_per_gpu\" (all layers share) and \"slots_per_layer\"");
     }
-    plan.slots = static_cast<int>(
-        reader.integer(plan.per_layer ? "slots_per_layer" : "slots_per_gpu", slot_range));
-    plan.host = read_object(reader.child("host"), read_link);
-    plan.prefetch = prefetches.make(reader.child_or("prefetch", "none"));
-    plan.lookahead = static_cast<int>(reader.integer_or("lookahead", 1, {1, 1 << 16}));
+    plan.slots =
+        static_cast<int>(reader.integer(plan.per_layer ? "slots_per_layer" : "slots_per_gpu"));
+    plan.host = read_object(reader.child("host"), host_keys, read_link);
+    plan.prefetch = prefetches.make(reader.child("prefetch"));
+    plan.lookahead = static_cast<int>(reader.integer("lookahead"));
     if (reader.has("nvme")) {
-      plan.nvme = read_object(reader.child("nvme"), [](ConfigReader& nvme) {
-        const auto slots = static_cast<int>(nvme.integer("dram_slots_per_gpu", slot_range));
-        return ExpertMemoryPlan::Nvme{slots, read_link(nvme)};
+      plan.nvme = read_object(reader.child("nvme"), nvme_keys, [](ConfigReader& nvme) {
+        const auto dram = static_cast<int>(nvme.integer("dram_slots_per_gpu"));
+        return ExpertMemoryPlan::Nvme{dram, read_link(nvme)};
       });
     }
     return std::optional(plan);
@@ -64,7 +91,7 @@ const Registry<ExpertMemory>& expert_memories() {
        {"lru", "HBM holds some; the one used longest ago makes room (mixtral-offloading)",
         make_lru},
        {"lfu_aging", "the one used least makes room; all counts are halved now and then",
-        make_lfu_aging},
+        make_lfu_aging, lfu_aging_keys},
        {"static_hot", "the hottest seen stay for good, the others stream (Fiddler)",
         make_static_hot}});
   return table;
@@ -76,9 +103,9 @@ const Registry<Prefetch>& prefetches() {
       {{"none", "experts are fetched when they are needed", make_no_prefetch},
        {"history", "what ran in the layer's last step is fetched ahead", make_history_prefetch},
        {"popularity", "what runs most, by an exponential average, is fetched ahead",
-        make_popularity_prefetch},
+        make_popularity_prefetch, popularity_prefetch_keys},
        {"oracle", "each expert that will run is fetched ahead with a given accuracy",
-        make_oracle_prefetch}});
+        make_oracle_prefetch, oracle_prefetch_keys}});
   return table;
 }
 

@@ -103,5 +103,6 @@ struct ExpertMemoryPlan {
 /// Throws ConfigError.
 std::optional<ExpertMemoryPlan> read_expert_memory(const ConfigNode&, const Registry<ExpertMemory>&,
                                                    const Registry<Prefetch>&);
+std::span<const Key> expert_memory_keys();
 
 }  // namespace moesim

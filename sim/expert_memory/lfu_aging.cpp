@@ -41,8 +41,14 @@ class LfuAging final : public ExpertMemory {
 
 }  // namespace
 
+std::span<const Key> lfu_aging_keys() {
+  static constexpr Key keys[] = {{"aging_period", form::integer(0, 9e15), "0",
+                                  "runs after which counts are halved, 0 for never"}};
+  return keys;
+}
+
 std::unique_ptr<ExpertMemory> make_lfu_aging(ConfigReader& options) {
-  return std::make_unique<LfuAging>(options.integer_or("aging_period", 0, {0, 9e15}));
+  return std::make_unique<LfuAging>(options.integer("aging_period"));
 }
 
 }  // namespace moesim

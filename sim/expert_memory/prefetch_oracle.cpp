@@ -52,8 +52,14 @@ class Oracle final : public Prefetch {
 
 }  // namespace
 
+std::span<const Key> oracle_prefetch_keys() {
+  static constexpr Key keys[] = {
+      {"accuracy", form::number(0, 1), "1", "chance that an expert that will run is fetched"}};
+  return keys;
+}
+
 std::unique_ptr<Prefetch> make_oracle_prefetch(ConfigReader& options) {
-  return std::make_unique<Oracle>(options.number_or("accuracy", 1, {0, 1}));
+  return std::make_unique<Oracle>(options.number("accuracy"));
 }
 
 }  // namespace moesim

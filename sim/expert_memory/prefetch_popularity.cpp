@@ -56,8 +56,14 @@ class Popularity final : public Prefetch {
 
 }  // namespace
 
+std::span<const Key> popularity_prefetch_keys() {
+  static constexpr Key keys[] = {
+      {"weight", form::number(1e-6, 1), "0.1", "of the newest step in the average"}};
+  return keys;
+}
+
 std::unique_ptr<Prefetch> make_popularity_prefetch(ConfigReader& options) {
-  return std::make_unique<Popularity>(options.number_or("weight", .1, {1e-6, 1}));
+  return std::make_unique<Popularity>(options.number("weight"));
 }
 
 }  // namespace moesim

@@ -22,7 +22,7 @@ std::vector<int> ranks_of(const std::vector<int>& gpus, int gpus_per_rank) {
 
 Outage read_outage(const ConfigNode& node, const ClusterSpec& cluster, const ParallelPlan& plan,
                    int instances) {
-  return read_object(node, [&](ConfigReader& reader) {
+  return read_object(node, outage_keys, [&](ConfigReader& reader) {
     Outage outage;
     if (reader.optional("instance")) {
       outage.instance = static_cast<int>(reader.integer("instance", {0, double(instances - 1)}));
@@ -94,6 +94,28 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
 
 }  // namespace
 
+std::span<const Key> outage_keys() {
+  static constexpr Form index = form::integer(0, 1 << 20);
+  static constexpr Key keys[] = {
+      {"at", form::time, required, "when it stops, from the start of the run"},
+      {"instance", index, otherwise("the first"), "EP group; without gpu or node: all of it"},
+      {"node", index, otherwise("a GPU"), "a host with all its GPUs; or ..."},
+      {"gpu", index, otherwise("a node"), "... a GPU, with those that share its tokens"},
+      {"recovers_after", form::time, otherwise("never"), "until it is there again"}};
+  return keys;
+}
+
+std::span<const Key> failures_keys() {
+  static constexpr Form outage = form::object(outage_keys);
+  static constexpr Key keys[] = {
+      {"events", form::list(outage), "[]", "what stops"},
+      {"detection", form::time, "0 s", "until the others know"},
+      {"reload_bandwidth", form::bytes_per_second, "25 GB/s", "of lost experts, from storage"},
+      {"placement", form::policy("placement"), otherwise("as it was"),
+       "of the experts on the GPUs that are left"}};
+  return keys;
+}
+
 FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placers,
                           const ClusterSpec& cluster, const ParallelPlan& parallel,
                           const PlacementProblem& problem, int instances) {
@@ -110,10 +132,10 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
   const bool bare = node.json().is_array();
   if (bare) read_events(node);
   const ConfigNode options = bare ? ConfigNode(Json::object(), node.file()) : node;
-  read_object(options, [&](ConfigReader& reader) {
-    if (!bare) read_events(reader.child_or("events", Json::array()));
-    plan.detection = reader.quantity_or<Seconds>("detection", "0 s");
-    plan.reload = reader.quantity_or<BytesPerSecond>("reload_bandwidth", "25 GB/s");
+  read_object(options, failures_keys, [&](ConfigReader& reader) {
+    if (!bare) read_events(reader.child("events"));
+    plan.detection = reader.quantity<Seconds>("detection");
+    plan.reload = reader.quantity<BytesPerSecond>("reload_bandwidth");
     if (plan.reload <= BytesPerSecond(0)) {
       reader.child("reload_bandwidth").fail("must be more than zero");
     }

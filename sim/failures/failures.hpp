@@ -36,6 +36,8 @@ struct FailurePlan {
 /// a group that has some.
 FailurePlan read_failures(const ConfigNode&, const Registry<Placer>&, const ClusterSpec&,
                           const ParallelPlan&, const PlacementProblem&, int instances = 1);
+std::span<const Key> outage_keys();
+std::span<const Key> failures_keys();
 
 /// The slots of live ranks as they stand. An expert that has none left takes, lowest id first, the
 /// last slot of the expert with the most copies (ties: lowest id).

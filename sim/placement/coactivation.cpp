@@ -153,8 +153,14 @@ class CoactivationPlacer final : public Placer {
 
 }  // namespace
 
+std::span<const Key> coactivation_placement_keys() {
+  static constexpr Key keys[] = {
+      {"load_slack", form::number(non_negative), "0.1", "above the mean that a GPU's load may be"}};
+  return keys;
+}
+
 std::unique_ptr<Placer> make_coactivation(ConfigReader& options) {
-  return std::make_unique<CoactivationPlacer>(options.number_or("load_slack", 0.1, non_negative));
+  return std::make_unique<CoactivationPlacer>(options.number("load_slack"));
 }
 
 }  // namespace moesim

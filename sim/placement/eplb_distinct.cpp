@@ -55,9 +55,14 @@ class EplbDistinct final : public Placer {
 
 }  // namespace
 
+std::span<const Key> eplb_distinct_placement_keys() {
+  static constexpr Key keys[] = {{"failure_domains", form::integer(1, 1 << 20), "1",
+                                  "groups of GPUs that copies of an expert are spread over"}};
+  return keys;
+}
+
 std::unique_ptr<Placer> make_eplb_distinct(ConfigReader& options) {
-  return std::make_unique<EplbDistinct>(
-      static_cast<int>(options.integer_or("failure_domains", 1, {1, 1 << 20})));
+  return std::make_unique<EplbDistinct>(static_cast<int>(options.integer("failure_domains")));
 }
 
 }  // namespace moesim

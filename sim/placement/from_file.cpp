@@ -20,9 +20,6 @@ int fullest_gpu(const LayerPlacement& layer) {
 
 // A placement made elsewhere, as it stands in a file that read_placement() reads. It must be of the
 // problem's experts and GPUs, and its fullest GPU must fill the slots that memory is reserved for.
-//
-// {"file": F, "gpus": G, "first_layer": n}: where the file lies; the last two as in
-// PlacementContext, for files that do not say them.
 class FromFile final : public Placer {
  public:
   FromFile(std::string file, ExpertPlacement placement)
@@ -67,13 +64,22 @@ class FromFile final : public Placer {
 
 }  // namespace
 
+std::span<const Key> from_file_placement_keys() {
+  static constexpr Key keys[] = {
+      {"file", form::file, required, "in any format that `place` writes"},
+      {"gpus", form::integer(1, 1 << 20), otherwise("the file's"),
+       "where the file does not say it"},
+      {"first_layer", form::integer(0, 1 << 20), "0", "of the file that is the first MoE layer"}};
+  return keys;
+}
+
 std::unique_ptr<Placer> make_from_file(ConfigReader& options) {
   const std::filesystem::path file = options.path("file");
   PlacementContext context;
   if (options.optional("gpus")) {
-    context.gpus = static_cast<int>(options.integer("gpus", {1, 1 << 20}));
+    context.gpus = static_cast<int>(options.integer("gpus"));
   }
-  context.first_layer = static_cast<int>(options.integer_or("first_layer", 0, {0, 1 << 20}));
+  context.first_layer = static_cast<int>(options.integer("first_layer"));
   return std::make_unique<FromFile>(file.string(), read_placement(file, context));
 }
 

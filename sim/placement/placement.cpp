@@ -118,16 +118,17 @@ const Registry<Placer>& placers() {
         make_linear},
        {"round_robin", "expert e on GPU e mod G, redundant slots onward round the GPUs",
         make_round_robin},
-       {"random", "experts dealt out in random order, copies of one on distinct GPUs", make_random},
+       {"random", "experts dealt out in random order, copies of one on distinct GPUs", make_random,
+        random_placement_keys},
        {"eplb", "DeepSeek's EPLB: replicate the hottest experts, pack by load, by node and by GPU",
         make_eplb},
        {"eplb_distinct", "EPLB's rules, but never two copies on a GPU; may spread them over nodes",
-        make_eplb_distinct},
+        make_eplb_distinct, eplb_distinct_placement_keys},
        {"flat", "one more copy of each of the hottest experts before any gets a third", make_flat},
        {"coactivation", "experts that tokens pick together on one GPU, loads balanced within slack",
-        make_coactivation},
+        make_coactivation, coactivation_placement_keys},
        {"from_file", "a placement made elsewhere, in any format that `place` writes",
-        make_from_file}});
+        make_from_file, from_file_placement_keys}});
   return table;
 }
 

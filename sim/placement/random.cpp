@@ -46,9 +46,13 @@ class Random final : public Placer {
 
 }  // namespace
 
+std::span<const Key> random_placement_keys() {
+  static constexpr Key keys[] = {{"seed", form::integer(non_negative), "1", "of the order"}};
+  return keys;
+}
+
 std::unique_ptr<Placer> make_random(ConfigReader& options) {
-  return std::make_unique<Random>(
-      static_cast<std::uint64_t>(options.integer_or("seed", 1, non_negative)));
+  return std::make_unique<Random>(static_cast<std::uint64_t>(options.integer("seed")));
 }
 
 }  // namespace moesim

@@ -3,6 +3,8 @@
 
 namespace moesim {
 
+std::span<const Key> eplb_async_keys() { return periodic_keys; }
+
 // vLLM's use_async: layer by layer beside the steps.
 std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader& options,
                                             const RebalancingContext& context) {

@@ -10,14 +10,11 @@ namespace moesim {
 
 namespace {
 
-// Single experts move where that pays (policies.md 4.2 and A.7), beside the steps. Every `interval`
-// ("60 s"), for ranks of which a share of `mismatch` (0.1) of the demand stands elsewhere:
+// Single experts move where that pays (policies.md 4.2 and A.7), beside the steps. Every
+// `interval`, for ranks of which a share of `mismatch` of the demand stands elsewhere:
 //   net = horizon / step time * seconds saved per step - visible_share * seconds of movement
-// and the best `max_actions` (4) that still hold when their turn comes, on a copy of the map, are
-// carried out; an expert of a layer that moved is left alone for `cooldown` (the interval).
-//   horizon (the interval), visible_share 1, replicate_candidates 5 a rank, min_saving "10 us",
-//   max_copies 3, free_slots 2 (per GPU and layer, kept out of the KV cache), popularity {by,
-//   decay, window_size}
+// and the best `max_actions` that still hold when their turn comes, on a copy of the map, are
+// carried out; an expert of a layer that moved is left alone for `cooldown`.
 // Free slots are paid for in memory once, so that filling one costs no KV cache.
 class Migrate final : public Rebalancer {
  public:
@@ -25,23 +22,23 @@ class Migrate final : public Rebalancer {
       : mover_(context.mover),
         expert_(context.expert),
         token_seconds_(context.token_seconds),
-        popularity_(read_popularity(options.child_or("popularity", Json::object())), context.dp,
-                    context.problem.gpus, context.layers, context.problem.experts),
-        interval_(options.quantity_or<Seconds>("interval", "60 s")),
+        popularity_(read_popularity(options.child("popularity")), context.dp, context.problem.gpus,
+                    context.layers, context.problem.experts),
+        interval_(options.quantity<Seconds>("interval")),
         horizon_(interval_),
         cooldown_(interval_),
-        mismatch_(options.number_or("mismatch", 0.1, {0, 1})),
-        visible_share_(options.number_or("visible_share", 1, {0, 1})),
-        min_saving_(options.quantity_or<Seconds>("min_saving", "10 us")),
-        max_actions_(options.integer_or("max_actions", 4, positive_count)),
-        replicas_(static_cast<int>(options.integer_or("replicate_candidates", 5, {0, 1e6}))),
-        free_slots_(static_cast<int>(options.integer_or("free_slots", 2, {0, 1e6}))),
+        mismatch_(options.number("mismatch")),
+        visible_share_(options.number("visible_share")),
+        min_saving_(options.quantity<Seconds>("min_saving")),
+        max_actions_(options.integer("max_actions")),
+        replicas_(static_cast<int>(options.integer("replicate_candidates"))),
+        free_slots_(static_cast<int>(options.integer("free_slots"))),
         experts_(static_cast<std::size_t>(context.problem.experts)),
         last_moved_(static_cast<std::size_t>(context.layers) * experts_,
                     Seconds(-std::numeric_limits<double>::infinity())),
         due_(interval_) {
     limits_.slots_per_gpu = context.problem.slots_per_gpu + free_slots_;
-    limits_.max_copies = static_cast<int>(options.integer_or("max_copies", 3, positive_count));
+    limits_.max_copies = static_cast<int>(options.integer("max_copies"));
     if (interval_ <= Seconds(0)) options.child("interval").fail("must be more than zero");
     if (options.optional("horizon")) horizon_ = options.quantity<Seconds>("horizon");
     if (options.optional("cooldown")) cooldown_ = options.quantity<Seconds>("cooldown");
@@ -175,6 +172,23 @@ class Migrate final : public Rebalancer {
 };
 
 }  // namespace
+
+std::span<const Key> migrate_keys() {
+  static constexpr Standard interval = otherwise("interval");
+  static constexpr Key keys[] = {
+      {"interval", form::time, "60 s", "between decisions"},
+      {"horizon", form::time, interval, "for which what a move saves is counted"},
+      {"cooldown", form::time, interval, "for which an expert that moved is left alone"},
+      {"mismatch", form::number(0, 1), "0.1", "of a rank's demand that must stand elsewhere"},
+      {"visible_share", form::number(0, 1), "1", "of a movement's seconds that count against it"},
+      {"min_saving", form::time, "10 us", "net seconds below which nothing moves"},
+      {"max_actions", form::integer(positive_count), "4", "moves at a time"},
+      {"replicate_candidates", form::integer(0, 1e6), "5", "experts tried as copies, per rank"},
+      {"free_slots", form::integer(0, 1e6), "2", "slots kept free, per GPU and layer"},
+      {"max_copies", form::integer(positive_count), "3", "of one expert"},
+      {"popularity", form::object(popularity_keys), "{}", "how demand is remembered"}};
+  return keys;
+}
 
 std::unique_ptr<Rebalancer> make_migrate(ConfigReader& options, const RebalancingContext& context) {
   return std::make_unique<Migrate>(options, context);

@@ -12,7 +12,7 @@ namespace moesim {
 namespace {
 
 std::unique_ptr<Placer> read_placer(ConfigReader& options, const RebalancingContext& context) {
-  const ConfigNode node = options.child_or("placement", "eplb");
+  const ConfigNode node = options.child("placement");
   std::unique_ptr<Placer> placer = context.placers.make(node);
   if (!placer->uses_load() || placer->uses_coactivation()) {
     node.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
@@ -27,14 +27,13 @@ Periodic::Periodic(ConfigReader& options, const RebalancingContext& context, Reb
       mover_(context.mover),
       placer_(read_placer(options, context)),
       how_(std::move(how)),
-      interval_(options.integer_or("step_interval", 3000, positive_count)),
-      steps_left_(options.integer_or("first_after", std::max<std::int64_t>(1, interval_ / 4),
-                                     positive_count)),
-      utilization_threshold_(options.number_or("utilization_threshold", 1, {0, 1})),
-      min_gain_(options.number_or("min_gain", 0, {0, 1})),
-      window_(static_cast<std::size_t>(options.integer_or("window_size", 1000, {1, 1e6})),
-              context.layers, context.problem.experts) {
-  how_.planning = options.quantity_or<Seconds>("planning", "0 s");
+      interval_(options.integer("step_interval")),
+      steps_left_(options.integer_or("first_after", std::max<std::int64_t>(1, interval_ / 4))),
+      utilization_threshold_(options.number("utilization_threshold")),
+      min_gain_(options.number("min_gain")),
+      window_(static_cast<std::size_t>(options.integer("window_size")), context.layers,
+              context.problem.experts) {
+  how_.planning = options.quantity<Seconds>("planning");
 }
 
 std::optional<RebalancePlan> Periodic::after_step(const StepSeen& seen) {

@@ -6,15 +6,21 @@
 
 namespace moesim {
 
+inline constexpr std::array<Key, 7> periodic_keys{
+    {{"step_interval", form::integer(positive_count), "3000", "steps between placements"},
+     {"first_after", form::integer(positive_count), otherwise("a quarter of it"),
+      "steps before the first"},
+     {"window_size", form::integer(1, 1e6), "1000", "steps whose load counts"},
+     {"placement", form::policy("placement"), "eplb", "any that goes by load, on the same slots"},
+     {"utilization_threshold", form::number(0, 1), "1",
+      "nothing moves while mean over fullest rank is above (SGLang)"},
+     {"min_gain", form::number(0, 1), "0",
+      "share by which a layer's fullest rank must get lighter"},
+     {"planning", form::time, "0 s", "to compute the maps; engines give no figures"}}};
+
 /// A new placement of all layers every so many steps, from the load of the last ones: vLLM's and
-/// SGLang's EPLB (policies.md 1.5). Options:
-///   step_interval 3000, first_after (a quarter of it) steps, window_size 1000 steps
-///   placement "eplb": any placer that goes by load, on the same slots
-///   utilization_threshold 1: nothing moves while the mean rank over the fullest one, by the
-///     window and averaged over layers, is above (SGLang)
-///   min_gain 0: a layer moves only if its fullest rank gets lighter by this share, by the window
-///   planning "0 s": the time to compute the maps, for which engines give no figures
-/// Dummy tokens are not in the window, steps of dummies advance the counter.
+/// SGLang's EPLB (policies.md 1.5). Dummy tokens are not in the window, steps of dummies advance
+/// the counter.
 class Periodic final : public Rebalancer {
  public:
   /// Of `how`, what does not depend on load is kept for every plan.

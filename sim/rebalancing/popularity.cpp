@@ -27,13 +27,21 @@ void for_each_id(const RowSource& rows, const RowRange& range, int experts, Coun
 
 }  // namespace
 
+std::span<const Key> popularity_keys() {
+  static constexpr std::array<std::string_view, 2> by{"rank", "request"};
+  static constexpr Key keys[] = {
+      {"by", form::choice(by), "rank", "whose choices are remembered"},
+      {"decay", form::number(0.001, 1), "0.99", "of what was seen, per step; or ..."},
+      {"window_size", form::integer(0, 1e6), "0", "... steps that count alike, 0 to decay"}};
+  return keys;
+}
+
 PopularityOptions read_popularity(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& reader) {
-    constexpr std::array<std::string_view, 2> by{"rank", "request"};
+  return read_object(node, popularity_keys, [](ConfigReader& reader) {
     PopularityOptions options;
-    options.by = static_cast<PopularityOptions::By>(reader.choice_or("by", by, 0));
-    options.decay = reader.number_or("decay", options.decay, {0.001, 1});
-    options.window = reader.integer_or("window_size", 0, {0, 1e6});
+    options.by = static_cast<PopularityOptions::By>(reader.choice("by"));
+    options.decay = reader.number("decay");
+    options.window = reader.integer("window_size");
     return options;
   });
 }

@@ -11,10 +11,11 @@ namespace moesim {
 /// How popularity is remembered (policies.md 4.1, one decay per step).
 struct PopularityOptions {
   enum class By { rank, request } by = By::rank;
-  double decay = 0.99;      ///< per step; unless ...
+  double decay = 1;         ///< per step; unless ...
   std::int64_t window = 0;  ///< ... steps that count alike, the rest not at all
 };
 PopularityOptions read_popularity(const ConfigNode&);
+std::span<const Key> popularity_keys();
 
 /// One layer's demand: tokens per step that ask for an expert, by the EP rank that holds them,
 /// [ranks, experts].

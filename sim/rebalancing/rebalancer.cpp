@@ -25,21 +25,39 @@ const Registry<Rebalancer, const RebalancingContext&>& rebalancers() {
       {{"none", "experts stay where they were placed", make_no_rebalancing},
        {"eplb_periodic",
         "a new placement every so many steps, for which the engine stops (vLLM, SGLang)",
-        make_eplb_periodic},
+        make_eplb_periodic, eplb_periodic_keys},
        {"eplb_async",
         "the same beside the steps: weights share the links, layers switch as they arrive",
-        make_eplb_async},
+        make_eplb_async, eplb_async_keys},
        {"migrate",
         "single experts copied, swapped or dropped where that saves more seconds than it costs",
-        make_migrate}});
+        make_migrate, migrate_keys}});
   return table;
 }
 
+namespace {
+
+std::span<const Key> movement_keys() {
+  static constexpr Key keys[] = {
+      {"sources", form::choice(source_rule_names), "sglang", "whose rule says which copy is sent"},
+      {"link_share", form::number(0.01, 0.99), "0.5",
+       "of the links that weights take beside steps"}};
+  return keys;
+}
+
+}  // namespace
+
+std::span<const Key> rebalancing_keys() {
+  static constexpr Key keys[] = {
+      {"movement", form::object(movement_keys), "{}", "how weights move"}};
+  return keys;
+}
+
 MovementOptions read_movement(ConfigReader& rebalancing) {
-  return read_object(rebalancing.child_or("movement", Json::object()), [](ConfigReader& reader) {
+  return read_object(rebalancing.child("movement"), movement_keys, [](ConfigReader& reader) {
     MovementOptions options;
-    options.sources = static_cast<SourceRule>(reader.choice_or("sources", source_rule_names, 0));
-    options.link_share = reader.number_or("link_share", options.link_share, {0.01, 0.99});
+    options.sources = static_cast<SourceRule>(reader.choice("sources"));
+    options.link_share = reader.number("link_share");
     return options;
   });
 }

@@ -72,10 +72,12 @@ const Registry<Rebalancer, const RebalancingContext&>& rebalancers();
 struct MovementOptions {
   SourceRule sources = SourceRule::sglang;
   /// Of a link's bandwidth, while a step's communication wants it too.
-  double link_share = 0.5;
+  double link_share = 0;
 };
-/// "movement": {"sources": "sglang" | "vllm", "link_share": 0.5}
+/// Reads "movement".
 MovementOptions read_movement(ConfigReader& rebalancing);
+/// Beside the options of the policy.
+std::span<const Key> rebalancing_keys();
 
 /// A layer placed over the ranks that are live; the others hold nothing. With all of them it is
 /// placer.place(); with less, nodes and expert groups no longer divide evenly and are ignored, as
@@ -85,7 +87,10 @@ LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const Layer
 
 std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&);
 std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
+std::span<const Key> eplb_periodic_keys();
 std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
+std::span<const Key> eplb_async_keys();
 std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
+std::span<const Key> migrate_keys();
 
 }  // namespace moesim

@@ -13,9 +13,7 @@ namespace {
 class ActivationAware final : public OneByOneRouter {
  public:
   ActivationAware(ConfigReader& options, const RouterContext& context)
-      : OneByOneRouter(options),
-        context_(context),
-        weight_(options.number_or("weight", 1, non_negative)) {}
+      : OneByOneRouter(options), context_(context), weight_(options.number("weight")) {}
 
   RouterNeeds needs() const override { return {.new_experts = true}; }
 
@@ -37,6 +35,13 @@ class ActivationAware final : public OneByOneRouter {
 };
 
 }  // namespace
+
+std::span<const Key> activation_aware_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"weight", form::number(non_negative), "1", "of reading experts over reading KV"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader& options,
                                                             const RouterContext& context) {

@@ -15,14 +15,14 @@ namespace {
 class BfIo final : public RequestRouter {
  public:
   BfIo(ConfigReader& options, const RouterContext& context)
-      : horizon_(static_cast<std::int32_t>(options.integer_or("horizon", 72, {0, 1e6}))),
-        window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))),
-        token_s_(options.quantity_or<Seconds>("step_seconds_per_token", "0.10052 us").count()),
+      : horizon_(static_cast<std::int32_t>(options.integer("horizon"))),
+        window_(static_cast<std::size_t>(options.integer("window"))),
+        token_s_(options.quantity<Seconds>("step_seconds_per_token").count()),
         prediction_(options, context.seed) {
-    rules_.alpha = options.number_or("alpha", 1, non_negative);
-    rules_.beta = options.number_or("beta", 43, non_negative);
-    rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
-    const double decay = options.number_or("decay", .86, {0, 1});
+    rules_.alpha = options.number("alpha");
+    rules_.beta = options.number("beta");
+    rules_.greedy_above = options.integer("greedy_above");
+    const double decay = options.number("decay");
     for (std::int32_t t = 0; t <= horizon_; ++t) rules_.weights.push_back(std::pow(decay, t));
   }
 
@@ -66,6 +66,20 @@ class BfIo final : public RequestRouter {
 };
 
 }  // namespace
+
+std::span<const Key> bfio_router_keys() {
+  static constexpr Key keys[] = {
+      {"horizon", form::integer(0, 1e6), "72", "steps ahead that are looked at"},
+      {"step_seconds_per_token", form::time, "0.10052 us",
+       "of a step, per token that a rank holds"},
+      {"alpha", form::number(non_negative), "1", "of a token that fits under the most loaded rank"},
+      {"beta", form::number(non_negative), "43", "of a token above it"},
+      {"decay", form::number(0, 1), "0.86", "weight of a step over that before it"},
+      OutputPrediction::error_key,
+      pool_keys[0],
+      pool_keys[1]};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_bfio_router(ConfigReader& options,
                                                 const RouterContext& context) {

@@ -14,8 +14,7 @@ namespace {
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
-    constexpr std::array<std::string_view, 2> breaks{"lightest", "lowest_rank"};
-    lightest_ = options.choice_or("tie_break", breaks, 0) == 0;
+    lightest_ = options.choice("tie_break") == 0;
   }
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -41,10 +40,10 @@ class Br0 final : public OneByOneRouter {
 class Br0Pool final : public RequestRouter {
  public:
   Br0Pool(ConfigReader& options, int ranks)
-      : window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))) {
+      : window_(static_cast<std::size_t>(options.integer("window"))) {
     rules_.beta = ranks;
     rules_.weights = {1};
-    rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
+    rules_.greedy_above = options.integer("greedy_above");
   }
   void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
     std::vector<double> loads;
@@ -61,11 +60,21 @@ class Br0Pool final : public RequestRouter {
 
 }  // namespace
 
+std::span<const Key> br0_router_keys() {
+  static constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
+  static constexpr std::array<std::string_view, 2> breaks{"lightest", "lowest_rank"};
+  static constexpr Key keys[] = {
+      admission_key,
+      {"form", form::choice(forms), "one_by_one", "one request at a time, or sets from a pool"},
+      {"tie_break", form::choice(breaks), "lightest", "one_by_one: of equal ranks"},
+      pool_keys[0],
+      pool_keys[1]};
+  return keys;
+}
+
 std::unique_ptr<RequestRouter> make_br0_router(ConfigReader& options,
                                                const RouterContext& context) {
-  constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
-  if (options.choice_or("form", forms, 0) == 1)
-    return std::make_unique<Br0Pool>(options, context.ranks);
+  if (options.choice("form") == 1) return std::make_unique<Br0Pool>(options, context.ranks);
   return std::make_unique<Br0>(options);
 }
 

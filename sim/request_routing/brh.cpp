@@ -11,23 +11,20 @@ namespace moesim {
 
 namespace {
 
-constexpr std::array<std::string_view, 2> predictors{"predicted_length", "survival"};
-
 // What both forms of BR-H look ahead with: the points h (all of 0..horizon, or those given), their
 // weights gamma^h, and how many steps a request still runs. It is there at h if h < that number,
 // with prompt + generated + h tokens; whoever outlived the prediction is there for one more step.
 class Lookahead {
  public:
   Lookahead(ConfigReader& options, const RouterContext& context)
-      : by_survival_(options.choice_or("predictor", predictors, 0) == 1),
-        prediction_(options, context.seed) {
-    const double gamma = options.number_or("gamma", .9, {0, 1});
+      : by_survival_(options.choice("predictor") == 1), prediction_(options, context.seed) {
+    const double gamma = options.number("gamma");
     if (options.optional("points")) {
       for (const ConfigNode& h : options.child("points").list())
-        points_.h.push_back(static_cast<std::int32_t>(h.integer({0, 1e9})));
+        points_.h.push_back(static_cast<std::int32_t>(h.integer()));
       if (points_.h.empty()) options.child("points").fail("must name one step ahead or more");
     } else {
-      points_.h.resize(static_cast<std::size_t>(options.integer_or("horizon", 80, {0, 1e6})) + 1);
+      points_.h.resize(static_cast<std::size_t>(options.integer("horizon")) + 1);
       std::iota(points_.h.begin(), points_.h.end(), 0);
     }
     for (const std::int32_t h : points_.h) points_.weight.push_back(std::pow(gamma, h));
@@ -62,7 +59,7 @@ class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
-        beta_(options.number_or("beta", context.ranks, non_negative)),
+        beta_(options.number_or("beta", context.ranks)),
         ahead_(options, context) {}
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -84,11 +81,10 @@ class Brh final : public OneByOneRouter {
 class BrhPool final : public RequestRouter {
  public:
   BrhPool(ConfigReader& options, const RouterContext& context)
-      : window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))),
-        ahead_(options, context) {
-    rules_.beta = options.number_or("beta", context.ranks, non_negative);
+      : window_(static_cast<std::size_t>(options.integer("window"))), ahead_(options, context) {
+    rules_.beta = options.number_or("beta", context.ranks);
     rules_.weights = ahead_.points().weight;
-    rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
+    rules_.greedy_above = options.integer("greedy_above");
   }
   void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
     select_from_pool(rules_, pool_ranks(state.ranks, ahead_.loads(state, state.ranks)),
@@ -104,10 +100,27 @@ class BrhPool final : public RequestRouter {
 
 }  // namespace
 
+std::span<const Key> brh_router_keys() {
+  static constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
+  static constexpr std::array<std::string_view, 2> predictors{"predicted_length", "survival"};
+  static constexpr Form step = form::integer(0, 1e9);
+  static constexpr Key keys[] = {
+      admission_key,
+      {"form", form::choice(forms), "one_by_one", "one request at a time, or sets from a pool"},
+      {"points", form::list(step), otherwise("0 to horizon"), "steps ahead that are looked at"},
+      {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
+      {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},
+      {"beta", form::number(non_negative), otherwise("the ranks"), "weight of overflow"},
+      {"predictor", form::choice(predictors), "predicted_length", "of how long requests run"},
+      OutputPrediction::error_key,
+      pool_keys[0],
+      pool_keys[1]};
+  return keys;
+}
+
 std::unique_ptr<RequestRouter> make_brh_router(ConfigReader& options,
                                                const RouterContext& context) {
-  constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
-  if (options.choice_or("form", forms, 0) == 1) return std::make_unique<BrhPool>(options, context);
+  if (options.choice("form") == 1) return std::make_unique<BrhPool>(options, context);
   return std::make_unique<Brh>(options, context);
 }
 

@@ -45,10 +45,10 @@ class CacheAware final : public OneByOneRouter {
  public:
   CacheAware(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options), block_tokens_(context.block_tokens) {
-    limits_.cache_threshold = options.number_or("cache_threshold", limits_.cache_threshold, {0, 1});
-    limits_.absolute = options.integer_or("balance_abs_threshold", limits_.absolute, non_negative);
-    limits_.relative = options.number_or("balance_rel_threshold", limits_.relative, {1, 1e9});
-    const auto tokens = options.integer_or("max_tree_tokens", 1 << 24, positive_count);
+    limits_.cache_threshold = options.number("cache_threshold");
+    limits_.absolute = options.integer("balance_abs_threshold");
+    limits_.relative = options.number("balance_rel_threshold");
+    const auto tokens = options.integer("max_tree_tokens");
     sent_.assign(static_cast<std::size_t>(context.ranks),
                  SentPrefixes(static_cast<std::size_t>(tokens / context.block_tokens)));
   }
@@ -77,6 +77,18 @@ class CacheAware final : public OneByOneRouter {
 };
 
 }  // namespace
+
+std::span<const Key> cache_aware_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"cache_threshold", form::number(0, 1), "0.3",
+       "share of the prompt above which a match decides"},
+      {"balance_abs_threshold", form::integer(non_negative), "64", "requests, and ..."},
+      {"balance_rel_threshold", form::number(1, 1e9), "1.5",
+       "... factor that make ranks unbalanced"},
+      {"max_tree_tokens", form::integer(positive_count), "16777216", "remembered per rank"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_cache_aware_router(ConfigReader& options,
                                                        const RouterContext& context) {

@@ -17,8 +17,8 @@ class DynamoKv final : public OneByOneRouter {
  public:
   DynamoKv(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
-        overlap_weight_(options.number_or("overlap_weight", 1, non_negative)),
-        temperature_(options.number_or("temperature", 0, non_negative)),
+        overlap_weight_(options.number("overlap_weight")),
+        temperature_(options.number("temperature")),
         block_tokens_(context.block_tokens),
         rng_(context.seed, "request_routing/dynamo_kv") {}
 
@@ -58,6 +58,15 @@ class DynamoKv final : public OneByOneRouter {
 };
 
 }  // namespace
+
+std::span<const Key> dynamo_kv_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"overlap_weight", form::number(non_negative), "1", "of prefill blocks over decode blocks"},
+      {"temperature", form::number(non_negative), "0",
+       "of the draw by softmax, 0 takes the least"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_dynamo_kv_router(ConfigReader& options,
                                                      const RouterContext& context) {

@@ -14,15 +14,15 @@ namespace {
 class FastPhi final : public OneByOneRouter {
  public:
   explicit FastPhi(ConfigReader& options) : OneByOneRouter(options) {
-    drift_ = options.number_or("drift", 0, non_negative);
+    drift_ = options.number("drift");
     if (options.optional("points")) {
       for (const ConfigNode& h : options.child("points").list())
-        points_.push_back(static_cast<std::int32_t>(h.integer({0, 1e9})));
+        points_.push_back(static_cast<std::int32_t>(h.integer()));
       if (points_.empty() || !std::is_sorted(points_.begin(), points_.end()))
         options.child("points").fail("must be one step ahead or more, in ascending order");
     } else {
-      for (const ConfigNode& q : options.child_or("quantiles", Json{.25, .5, .75, .95}).list())
-        quantiles_.push_back(q.number({0, 1}));
+      for (const ConfigNode& q : options.child("quantiles").list())
+        quantiles_.push_back(q.number());
       std::sort(quantiles_.begin(), quantiles_.end());
     }
   }
@@ -60,6 +60,18 @@ class FastPhi final : public OneByOneRouter {
 };
 
 }  // namespace
+
+std::span<const Key> fast_phi_router_keys() {
+  static constexpr Form step = form::integer(0, 1e9);
+  static constexpr Form quantile = form::number(0, 1);
+  static constexpr Key keys[] = {
+      admission_key,
+      {"quantiles", form::list(quantile), "[0.25, 0.5, 0.75, 0.95]",
+       "of outputs seen: steps ahead that are looked at"},
+      {"points", form::list(step), otherwise("by quantiles"), "or these steps, ascending"},
+      {"drift", form::number(non_negative), "0", "weight of the change of imbalance, for ties"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_fast_phi_router(ConfigReader& options, const RouterContext&) {
   return std::make_unique<FastPhi>(options);

@@ -20,14 +20,13 @@ namespace {
 class Joint final : public RequestRouter {
  public:
   Joint(ConfigReader& options, const RouterContext& context) : context_(context) {
-    constexpr std::array<std::string_view, 2> scales{"seconds", "seed"};
-    seed_scale_ = options.choice_or("scale", scales, 0) == 1;
+    seed_scale_ = options.choice("scale") == 1;
     const JointWeights defaults = seed_scale_ ? JointWeights{} : JointWeights{1, 1, 1};
-    weights_.kv = options.number_or("kv", defaults.kv, non_negative);
-    weights_.expert = options.number_or("expert", defaults.expert, non_negative);
-    weights_.load = options.number_or("load", defaults.load, non_negative);
-    expected_output_ = options.number_or("expected_output", 256, {1, 1e9});
-    batch_ = static_cast<std::size_t>(options.integer_or("batch", 64, positive_count));
+    weights_.kv = options.number_or("kv", defaults.kv);
+    weights_.expert = options.number_or("expert", defaults.expert);
+    weights_.load = options.number_or("load", defaults.load);
+    expected_output_ = options.number("expected_output");
+    batch_ = static_cast<std::size_t>(options.integer("batch"));
   }
 
   void route(const RoutingState& state, std::vector<Assignment>& assignments) override {
@@ -98,6 +97,20 @@ class Joint final : public RequestRouter {
 };
 
 }  // namespace
+
+std::span<const Key> joint_router_keys() {
+  static constexpr std::array<std::string_view, 2> scales{"seconds", "seed"};
+  static constexpr Form weight = form::number(non_negative);
+  static constexpr Key keys[] = {
+      {"scale", form::choice(scales), "seconds",
+       "of the sum: seconds, or the article's own formula"},
+      {"kv", weight, otherwise("1"), "weight of the prefill that is not cached"},
+      {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
+      {"load", weight, otherwise("1; seed 0.3"), "weight of load"},
+      {"expected_output", form::number(1, 1e9), "256", "tokens, until outputs were seen"},
+      {"batch", form::integer(positive_count), "64", "requests decided together at most"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_joint_router(ConfigReader& options,
                                                  const RouterContext& context) {

@@ -7,6 +7,11 @@
 
 namespace moesim {
 
+inline constexpr std::array<Key, 2> pool_keys{
+    {{"window", form::integer(positive_count), "1024", "pool: requests looked at, the oldest"},
+     {"greedy_above", form::integer(non_negative), "7",
+      "pool: free seats of the group above which requests go one by one"}}};
+
 /// Constants of the selection from a pool.
 struct PoolRules {
   double alpha = 1;                ///< gain of a token that fits under the envelope

@@ -9,7 +9,7 @@
 namespace moesim {
 
 OutputPrediction::OutputPrediction(ConfigReader& options, std::uint64_t seed)
-    : error_(options.number_or("error", 0, {0, 10})), seed_(seed) {}
+    : error_(options.number("error")), seed_(seed) {}
 
 std::int32_t OutputPrediction::output(std::uint32_t request, std::int32_t output_tokens) const {
   if (error_ == 0) return output_tokens;

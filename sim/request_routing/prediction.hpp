@@ -13,6 +13,8 @@ namespace moesim {
 class OutputPrediction {
  public:
   OutputPrediction(ConfigReader& options, std::uint64_t seed);
+  static constexpr Key error_key{"error", form::number(0, 10), "0",
+                                 "sigma of predicted over true output, logarithm; 0 the truth"};
   /// At least 1.
   std::int32_t output(std::uint32_t request, std::int32_t output_tokens) const;
 

@@ -10,8 +10,7 @@
 namespace moesim {
 
 OneByOneRouter::OneByOneRouter(ConfigReader& options) {
-  constexpr std::array<std::string_view, 2> places{"rank", "central"};
-  central_ = options.choice_or("admission", places, 0) == 1;
+  central_ = options.choice("admission") == 1;
 }
 
 void OneByOneRouter::route(const RoutingState& state, std::vector<Assignment>& assignments) {
@@ -38,34 +37,47 @@ std::size_t least(std::span<const double> scores, std::span<const RankLoad> rank
   return best;
 }
 
+namespace {
+
+std::span<const Key> one_by_one_keys() {
+  static constexpr Key keys[] = {admission_key};
+  return keys;
+}
+
+}  // namespace
+
 const Registry<RequestRouter, const RouterContext&>& request_routers() {
   static const Registry<RequestRouter, const RouterContext&> table(
       "request_routing",
-      {{"random", "a rank at random", make_random_router},
-       {"round_robin", "ranks in turn", make_round_robin_router},
+      {{"random", "a rank at random", make_random_router, one_by_one_keys},
+       {"round_robin", "ranks in turn", make_round_robin_router, one_by_one_keys},
        {"power_of_two", "of two ranks at random the one with fewer KV tokens",
-        make_power_of_two_router},
-       {"jsq", "the rank with the fewest requests, waiting and running", make_jsq_router},
-       {"vllm", "least 4 * waiting + running, by statistics up to 100 ms old", make_vllm_router},
-       {"least_kv", "the rank with the fewest KV tokens, waiting and running",
-        make_least_kv_router},
+        make_power_of_two_router, one_by_one_keys},
+       {"jsq", "the rank with the fewest requests, waiting and running", make_jsq_router,
+        one_by_one_keys},
+       {"vllm", "least 4 * waiting + running, by statistics up to 100 ms old", make_vllm_router,
+        vllm_router_keys},
+       {"least_kv", "the rank with the fewest KV tokens, waiting and running", make_least_kv_router,
+        one_by_one_keys},
        {"br0", "BalanceRoute: the least barrier idle now; one request at a time, or a pool",
-        make_br0_router},
-       {"brh", "BalanceRoute: the same over a horizon of predicted loads", make_brh_router},
+        make_br0_router, br0_router_keys},
+       {"brh", "BalanceRoute: the same over a horizon of predicted loads", make_brh_router,
+        brh_router_keys},
        {"bfio", "BF-IO: subsets of a pool that fill ranks up to the most loaded over a horizon",
-        make_bfio_router},
+        make_bfio_router, bfio_router_keys},
        {"overflow", "least expected overflow over the life of a request, by observed survival",
-        make_overflow_router},
-       {"fast_phi", "the same at a few quantiles of the output lengths", make_fast_phi_router},
+        make_overflow_router, one_by_one_keys},
+       {"fast_phi", "the same at a few quantiles of the output lengths", make_fast_phi_router,
+        fast_phi_router_keys},
        {"cache_aware", "SGLang: the longest known prefix, the shortest queue when unbalanced",
-        make_cache_aware_router},
+        make_cache_aware_router, cache_aware_router_keys},
        {"dynamo_kv", "Dynamo: least prefill blocks after cache hits plus decode blocks",
-        make_dynamo_kv_router},
+        make_dynamo_kv_router, dynamo_kv_router_keys},
        {"joint", "prefill saved, experts on the rank's GPUs and load, in seconds",
-        make_joint_router},
+        make_joint_router, joint_router_keys},
        {"activation_aware",
         "KV to read plus experts that the rank's EP group does not read yet, in seconds",
-        make_activation_aware_router}});
+        make_activation_aware_router, activation_aware_router_keys}});
   return table;
 }
 

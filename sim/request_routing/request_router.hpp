@@ -104,6 +104,10 @@ struct RouterContext {
 /// "admission": "rank" (default) sends a request to a rank at once, there to wait; "central" keeps
 /// it until a rank has a seat and blocks for its prompt, and chooses among such ranks. Prompts that
 /// no rank could ever hold do not come here.
+inline constexpr std::array<std::string_view, 2> admission_names{"rank", "central"};
+inline constexpr Key admission_key{"admission", form::choice(admission_names), "rank",
+                                   "where a request waits for a seat: on its rank, or unassigned"};
+
 class OneByOneRouter : public RequestRouter {
  public:
   explicit OneByOneRouter(ConfigReader& options);

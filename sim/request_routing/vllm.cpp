@@ -12,11 +12,11 @@ class Vllm final : public OneByOneRouter {
  public:
   Vllm(ConfigReader& options, int ranks)
       : OneByOneRouter(options),
-        interval_(to_duration(options.quantity_or<Seconds>("interval", "100 ms"))),
-        clients_(options.integer_or("clients", 1, {1, 1e6})),
+        interval_(to_duration(options.quantity<Seconds>("interval"))),
+        clients_(options.integer("clients")),
         waiting_(static_cast<std::size_t>(ranks)) {
     const Range client{0, static_cast<double>(clients_ - 1)};
-    start_ = static_cast<std::size_t>(ranks * options.integer_or("client", 0, client) / clients_);
+    start_ = static_cast<std::size_t>(ranks * options.integer("client", client) / clients_);
     if (interval_ <= Duration{}) options.node().fail("\"interval\" must be above zero");
   }
 
@@ -49,6 +49,15 @@ class Vllm final : public OneByOneRouter {
 };
 
 }  // namespace
+
+std::span<const Key> vllm_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"interval", form::time, "100 ms", "between publications of the ranks' counts"},
+      {"clients", form::integer(1, 1e6), "1", "front ends"},
+      {"client", form::integer(0, 1e6), "0", "which of them this is"}};
+  return keys;
+}
 
 std::unique_ptr<RequestRouter> make_vllm_router(ConfigReader& options,
                                                 const RouterContext& context) {

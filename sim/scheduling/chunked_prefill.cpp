@@ -23,6 +23,8 @@ class ChunkedPrefill final : public Scheduler {
 
 }  // namespace
 
+std::span<const Key> chunked_prefill_keys() { return batch_limit_keys; }
+
 std::unique_ptr<Scheduler> make_chunked_prefill(ConfigReader& options) {
   return std::make_unique<ChunkedPrefill>(read_batch_limits(options));
 }

@@ -93,10 +93,20 @@ class CommAware final : public Scheduler {
 
 }  // namespace
 
+std::span<const Key> comm_aware_keys() {
+  static constexpr Key keys[] = {
+      batch_limit_keys[0],
+      batch_limit_keys[1],
+      batch_limit_keys[2],
+      {"target", form::time, "50 ms", "what a step may take"},
+      {"max_skips", form::number(1, 1e6), "8", "steps until a decode goes before any nearer one"}};
+  return keys;
+}
+
 std::unique_ptr<Scheduler> make_comm_aware(ConfigReader& options) {
   const BatchLimits limits = read_batch_limits(options);
-  const auto target = options.quantity_or<Seconds>("target", "50 ms");
-  return std::make_unique<CommAware>(limits, target, options.number_or("max_skips", 8, {1, 1e6}));
+  const auto target = options.quantity<Seconds>("target");
+  return std::make_unique<CommAware>(limits, target, options.number("max_skips"));
 }
 
 }  // namespace moesim

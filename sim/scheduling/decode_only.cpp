@@ -27,12 +27,19 @@ class DecodeOnly final : public Scheduler {
 
 }  // namespace
 
+std::span<const Key> decode_only_keys() {
+  static constexpr Form count = form::integer(1, 1 << 24);
+  static constexpr Key keys[] = {
+      {"max_num_seqs", count, required, "sequences that run on a rank"},
+      {"max_num_batched_tokens", count, otherwise("max_num_seqs"), "tokens of a rank in a step"}};
+  return keys;
+}
+
 std::unique_ptr<Scheduler> make_decode_only(ConfigReader& options) {
-  const Range range{1, 1 << 24};
   BatchLimits limits;
-  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs", range));
-  limits.max_num_batched_tokens = static_cast<std::int32_t>(
-      options.integer_or("max_num_batched_tokens", limits.max_num_seqs, range));
+  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs"));
+  limits.max_num_batched_tokens =
+      static_cast<std::int32_t>(options.integer_or("max_num_batched_tokens", limits.max_num_seqs));
   return std::make_unique<DecodeOnly>(limits);
 }
 

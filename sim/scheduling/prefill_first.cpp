@@ -42,6 +42,8 @@ class PrefillFirst final : public Scheduler {
 
 }  // namespace
 
+std::span<const Key> prefill_first_keys() { return batch_limit_keys; }
+
 std::unique_ptr<Scheduler> make_prefill_first(ConfigReader& options) {
   return std::make_unique<PrefillFirst>(read_batch_limits(options));
 }

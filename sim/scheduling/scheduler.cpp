@@ -39,13 +39,12 @@ void StepPlan::clear() {
 }
 
 BatchLimits read_batch_limits(ConfigReader& options) {
-  const Range range{1, 1 << 24};
   BatchLimits limits;
   limits.max_num_batched_tokens =
-      static_cast<std::int32_t>(options.integer("max_num_batched_tokens", range));
-  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs", range));
-  limits.long_prefill_token_threshold = static_cast<std::int32_t>(
-      options.integer_or("long_prefill_token_threshold", 0, {0, range.max}));
+      static_cast<std::int32_t>(options.integer("max_num_batched_tokens"));
+  limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs"));
+  limits.long_prefill_token_threshold =
+      static_cast<std::int32_t>(options.integer("long_prefill_token_threshold"));
   return limits;
 }
 
@@ -79,14 +78,14 @@ const Registry<Scheduler>& schedulers() {
       "scheduling",
       {{"chunked_prefill",
         "vLLM v1: decodes and prefill chunks share a step under one token budget",
-        make_chunked_prefill},
+        make_chunked_prefill, chunked_prefill_keys},
        {"prefill_first",
         "prefill chunks and decode batches in separate steps, prefill first (METRO's setting)",
-        make_prefill_first},
+        make_prefill_first, prefill_first_keys},
        {"decode_only", "decodes alone: prompts arrive computed, as from a prefill pool",
-        make_decode_only},
+        make_decode_only, decode_only_keys},
        {"comm_aware", "decodes by expert locality and age, as many as a step's target time allows",
-        make_comm_aware}});
+        make_comm_aware, comm_aware_keys}});
   return table;
 }
 

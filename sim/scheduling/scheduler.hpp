@@ -96,6 +96,11 @@ struct BatchLimits {
   std::int32_t long_prefill_token_threshold = 0;  ///< a prompt's share of one step; 0 = no limit
 };
 BatchLimits read_batch_limits(ConfigReader&);
+inline constexpr std::array<Key, 3> batch_limit_keys{
+    {{"max_num_batched_tokens", form::integer(1, 1 << 24), required, "tokens of a rank in a step"},
+     {"max_num_seqs", form::integer(1, 1 << 24), required, "sequences that run on a rank"},
+     {"long_prefill_token_threshold", form::integer(0, 1 << 24), "0",
+      "tokens of one prompt in a step, 0 for no limit"}}};
 
 /// What a running sequence does for which no blocks are left, though all behind it gave up theirs.
 enum class OutOfBlocks {

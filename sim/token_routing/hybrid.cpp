@@ -226,7 +226,7 @@ class Hybrid final : public TokenRouter {
 
 // Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
 double read_time(const ConfigNode& node) {
-  return node.json().is_string() ? node.quantity<Seconds>().count() : node.number(non_negative);
+  return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
 }
 
 RooflineTime read_times(ConfigReader& options, RooflineTime fallback) {
@@ -240,6 +240,15 @@ RooflineTime read_times(ConfigReader& options, RooflineTime fallback) {
 }
 
 }  // namespace
+
+std::span<const Key> hybrid_routing_keys() {
+  static constexpr Form number = form::number(non_negative);
+  static constexpr Standard simulated = otherwise("of the GPU and model");
+  static constexpr Key keys[] = {
+      {"weight_time", form::time.or_a(number), simulated, "to read one slot's weights"},
+      {"token_time", form::time.or_a(number), simulated, "to compute one token; both or neither"}};
+  return keys;
+}
 
 std::unique_ptr<TokenRouter> make_hybrid(ConfigReader& options, const RoutingContext& context) {
   return std::make_unique<Hybrid>(context.placement, read_times(options, context.time));

@@ -75,9 +75,16 @@ class Metro final : public TokenRouter {
 
 }  // namespace
 
+std::span<const Key> metro_routing_keys() {
+  static constexpr Key keys[] = {
+      {"order", form::choice(order_names), "id", "in which active experts are placed"},
+      {"seed", form::integer(0, 9e15), "0", "of the order \"random\""}};
+  return keys;
+}
+
 std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const RoutingContext& context) {
-  const auto order = static_cast<Order>(options.choice_or("order", order_names, 0));
-  const std::int64_t seed = order == Order::random ? options.integer_or("seed", 0, {0, 9e15}) : 0;
+  const auto order = static_cast<Order>(options.choice("order"));
+  const std::int64_t seed = order == Order::random ? options.integer("seed") : 0;
   return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
 }
 

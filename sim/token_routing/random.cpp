@@ -24,8 +24,13 @@ class Random final : public RowRouter {
 
 }  // namespace
 
+std::span<const Key> random_routing_keys() {
+  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "0", "of the draws"}};
+  return keys;
+}
+
 std::unique_ptr<TokenRouter> make_random(ConfigReader& options, const RoutingContext&) {
-  const std::int64_t seed = options.integer_or("seed", 0, {0, 9e15});
+  const std::int64_t seed = options.integer("seed");
   return std::make_unique<Random>(static_cast<std::uint64_t>(seed));
 }
 

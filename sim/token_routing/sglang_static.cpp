@@ -68,9 +68,14 @@ class SglangStatic final : public RowRouter {
 
 }  // namespace
 
+std::span<const Key> sglang_static_routing_keys() {
+  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "42", "of the fair shares"}};
+  return keys;
+}
+
 std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader& options,
                                                 const RoutingContext& context) {
-  const std::int64_t seed = options.integer_or("seed", 42, {0, 9e15});
+  const std::int64_t seed = options.integer("seed");
   return std::make_unique<SglangStatic>(context.placement, static_cast<std::uint64_t>(seed));
 }
 

@@ -12,21 +12,23 @@ const Registry<TokenRouter, const RoutingContext&>& token_routers() {
       "token_routing",
       {{"even", "every replica an equal share of its expert's tokens (what METRO calls EPLB)",
         make_even},
-       {"random", "every selection a random replica (SGLang's dynamic)", make_random},
+       {"random", "every selection a random replica (SGLang's dynamic)", make_random,
+        random_routing_keys},
        {"vllm", "replica by a hash of the token's row on its rank", make_vllm},
        {"vllm_legacy", "replica by the selection's position: (row * k + place in top-k) mod r",
         make_vllm_legacy},
        {"trtllm", "every rank goes round the replicas, in blocks of 1,024 selections", make_trtllm},
        {"sglang_static", "every rank one replica per expert for good: its own, or a fair share",
-        make_sglang_static},
+        make_sglang_static, sglang_static_routing_keys},
        {"static_primary", "one replica per expert for good: the fewest active experts if all are",
         make_static_primary},
        {"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
-        make_metro},
+        make_metro, metro_routing_keys},
        {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal},
        {"token_balanced", "the fewest tokens on the busiest GPU, exactly, then few activations",
         make_token_balanced},
-       {"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid}});
+       {"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
+        hybrid_routing_keys}});
   return table;
 }
 

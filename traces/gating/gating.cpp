@@ -8,13 +8,15 @@ namespace moesim {
 const Registry<Gating>& gatings() {
   static const Registry<Gating> table(
       "gating",
-      {{"uniform", "every expert equally likely: what no trained model does", make_uniform_gating},
+      {{"uniform", "every expert equally likely: what no trained model does", make_uniform_gating,
+        uniform_gating_keys},
        {"popularity", "tokens drawn independently, experts log-normally popular per layer",
-        make_popularity_gating},
+        make_popularity_gating, popularity_gating_keys},
        {"topical",
         "popularity, plus what requests and workloads have in common; presets fitted to models",
-        make_topical_gating},
-       {"recorded", "a routing trace from a directory", make_recorded_gating}});
+        make_topical_gating, topical_gating_keys},
+       {"recorded", "a routing trace from a directory", make_recorded_gating,
+        recorded_gating_keys}});
   return table;
 }
 

@@ -9,13 +9,11 @@ namespace {
 
 class Popularity final : public Gating {
  public:
-  /// The default is a log-normal as wide as the experts of DeepSeek-V2-Lite are popular (0.51 over
-  /// its layers, 0.38 to 0.63: our statistics of the ESFT recordings), without spikes.
   explicit Popularity(ConfigReader& options) : rows_(read_rows(options)) {
-    terms_.popularity_sigma = options.number_or("popularity_sigma", 0.5, sigma_range);
-    terms_.popularity_spread = options.number_or("popularity_spread", 0.15, sigma_range);
-    terms_.spikes = static_cast<int>(options.integer_or("spikes", 0, Range{0, 1000}));
-    terms_.spike_height = options.number_or("spike_height", 1, Range{0, 10});
+    terms_.popularity_sigma = options.number("popularity_sigma");
+    terms_.popularity_spread = options.number("popularity_spread");
+    terms_.spikes = static_cast<int>(options.integer("spikes"));
+    terms_.spike_height = options.number("spike_height");
   }
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
     return generate_trace(model, rows_, terms_,
@@ -30,7 +28,22 @@ class Popularity final : public Gating {
 
 }  // namespace
 
-/// popularity_sigma, popularity_spread, spikes, spike_height: see GatingTerms; and read_rows().
+/// The default is a log-normal as wide as the experts of DeepSeek-V2-Lite are popular (0.51 over
+/// its layers, 0.38 to 0.63: our statistics of the ESFT recordings), without spikes.
+std::span<const Key> popularity_gating_keys() {
+  static constexpr Key keys[] = {
+      row_keys[0],
+      row_keys[1],
+      row_keys[2],
+      row_keys[3],
+      {"popularity_sigma", sigma, "0.5",
+       "of an expert's log-weight in a layer, median over layers"},
+      {"popularity_spread", sigma, "0.15", "log-normal spread of that sigma between layers"},
+      {"spikes", form::integer(0, 1000), "0", "experts of a layer that are raised"},
+      {"spike_height", form::number(0, 10), "1", "by how much, in log-weight"}};
+  return keys;
+}
+
 std::unique_ptr<Gating> make_popularity_gating(ConfigReader& options) {
   return std::make_unique<Popularity>(options);
 }

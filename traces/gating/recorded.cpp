@@ -11,7 +11,7 @@ namespace {
 
 /// Requests of these workloads only, and without loops if asked.
 std::vector<TraceRequest> chosen_requests(const RoutingTrace& trace, ConfigReader& options) {
-  const bool skip_repetition = options.flag_or("skip_repetition", false);
+  const bool skip_repetition = options.flag("skip_repetition");
   std::vector<char> wanted(trace.workloads().size(), 1);
   if (options.has("workloads")) {
     std::fill(wanted.begin(), wanted.end(), char{0});
@@ -38,7 +38,7 @@ class Recorded final : public Gating {
  public:
   explicit Recorded(ConfigReader& options)
       : node_(options.node()),
-        adapt_(options.flag_or("adapt", false)),
+        adapt_(options.flag("adapt")),
         trace_(RoutingTrace::open(options.path("trace"))) {
     trace_ = trace_.with_requests(chosen_requests(trace_, options));
   }
@@ -70,8 +70,15 @@ class Recorded final : public Gating {
 
 }  // namespace
 
-/// trace: the directory; adapt: replay a trace of another number of layers (false); workloads: tags
-/// to keep (all); skip_repetition: leave degenerate loops out (false).
+std::span<const Key> recorded_gating_keys() {
+  static constexpr Key keys[] = {
+      {"trace", form::file, required, "the directory"},
+      {"adapt", form::flag, "false", "replay a trace of another number of layers"},
+      {"workloads", form::list(form::text), otherwise("all"), "tags of the requests to keep"},
+      {"skip_repetition", form::flag, "false", "leave degenerate loops out"}};
+  return keys;
+}
+
 std::unique_ptr<Gating> make_recorded_gating(ConfigReader& options) {
   return std::make_unique<Recorded>(options);
 }

@@ -82,18 +82,14 @@ std::vector<int> moe_layer_ids(const MoeModel& model) {
 
 SyntheticRows read_rows(ConfigReader& options) {
   SyntheticRows rows;
-  rows.requests = static_cast<int>(options.integer_or("requests", 256, Range{1, 1e6}));
-  rows.prompt_rows = static_cast<int>(options.integer_or("prompt_rows", 64, Range{0, 1e6}));
-  rows.decode_rows = static_cast<int>(options.integer_or("decode_rows", 192, Range{0, 1e6}));
+  rows.requests = static_cast<int>(options.integer("requests"));
+  rows.prompt_rows = static_cast<int>(options.integer("prompt_rows"));
+  rows.decode_rows = static_cast<int>(options.integer("decode_rows"));
   if (rows.prompt_rows + rows.decode_rows == 0)
     options.node().fail("prompt_rows and decode_rows are both 0; a request needs rows");
-  rows.workloads = {"chat", "code", "math", "law"};
-  if (options.has("workloads")) {
-    rows.workloads.clear();
-    for (const ConfigNode& tag : options.child("workloads").list())
-      rows.workloads.push_back(tag.text());
-    if (rows.workloads.empty()) options.child("workloads").fail("names no workload");
-  }
+  for (const ConfigNode& tag : options.child("workloads").list())
+    rows.workloads.push_back(tag.text());
+  if (rows.workloads.empty()) options.child("workloads").fail("names no workload");
   return rows;
 }
 

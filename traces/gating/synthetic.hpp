@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,7 +28,7 @@ struct GatingTerms {
   double reuse = 0;           ///< probability that a token keeps an expert of the token before
 };
 
-inline constexpr Range sigma_range{0, 5};
+inline constexpr Form sigma = form::number(0, 5);
 
 /// How much is generated.
 struct SyntheticRows {
@@ -36,8 +37,15 @@ struct SyntheticRows {
   int decode_rows = 0;                 ///< per request
   std::vector<std::string> workloads;  ///< requests take them in turn
 };
-/// Reads "requests", "prompt_rows", "decode_rows" and "workloads".
+/// Reads "requests", "prompt_rows", "decode_rows" and "workloads", which every table of a synthetic
+/// gating has.
 SyntheticRows read_rows(ConfigReader& options);
+inline constexpr std::array<Key, 4> row_keys{
+    {{"requests", form::integer(1, 1e6), "256", "recordings to make"},
+     {"prompt_rows", form::integer(0, 1e6), "64", "tokens of the prompt in each"},
+     {"decode_rows", form::integer(0, 1e6), "192", "tokens decoded in each"},
+     {"workloads", form::list(form::text), R"(["chat", "code", "math", "law"])",
+      "tags, which recordings take in turn"}}};
 
 /// Generates a trace shaped for the model. `recipe` names the generator in meta(). Same arguments,
 /// same rows. Throws ConfigError if the model has no experts.

@@ -73,22 +73,20 @@ constexpr std::array presets{
 class Topical final : public Gating {
  public:
   explicit Topical(ConfigReader& options) : rows_(read_rows(options)) {
-    std::array<std::string_view, presets.size()> names;
-    for (std::size_t i = 0; i < presets.size(); ++i) names[i] = presets[i].name;
-    const Preset& preset = presets[options.choice_or("preset", names, 0)];
+    const Preset& preset = presets[options.choice("preset")];
     preset_ = preset.name;
-    const auto number = [&](std::string_view key, double fallback, Range range) {
-      return options.number_or(key, fallback, range);
-    };
     const GatingTerms& fitted = preset.terms;
-    terms_.popularity_sigma = number("popularity_sigma", fitted.popularity_sigma, sigma_range);
-    terms_.popularity_spread = number("popularity_spread", fitted.popularity_spread, sigma_range);
-    terms_.spikes = static_cast<int>(options.integer_or("spikes", fitted.spikes, Range{0, 1000}));
-    terms_.spike_height = number("spike_height", fitted.spike_height, Range{0, 10});
-    terms_.coldness = number("coldness", fitted.coldness, Range{0, 10});
-    terms_.workload_sigma = number("workload_sigma", fitted.workload_sigma, sigma_range);
-    terms_.request_sigma = number("request_sigma", fitted.request_sigma, sigma_range);
-    terms_.reuse = number("reuse", fitted.reuse, Range{0, 1});
+    const auto number = [&](std::string_view key, double preset_value) {
+      return options.number_or(key, preset_value);
+    };
+    terms_.popularity_sigma = number("popularity_sigma", fitted.popularity_sigma);
+    terms_.popularity_spread = number("popularity_spread", fitted.popularity_spread);
+    terms_.spikes = static_cast<int>(options.integer_or("spikes", fitted.spikes));
+    terms_.spike_height = number("spike_height", fitted.spike_height);
+    terms_.coldness = number("coldness", fitted.coldness);
+    terms_.workload_sigma = number("workload_sigma", fitted.workload_sigma);
+    terms_.request_sigma = number("request_sigma", fitted.request_sigma);
+    terms_.reuse = number("reuse", fitted.reuse);
   }
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
     return generate_trace(model, rows_, terms_, fmt::format("topical gating, preset {}", preset_),
@@ -103,7 +101,31 @@ class Topical final : public Gating {
 
 }  // namespace
 
-/// preset, any member of GatingTerms (over the preset's), and read_rows().
+std::span<const Key> topical_gating_keys() {
+  static constexpr auto names = [] {
+    std::array<std::string_view, presets.size()> all;
+    for (std::size_t i = 0; i < presets.size(); ++i) all[i] = presets[i].name;
+    return all;
+  }();
+  static constexpr Standard fitted = otherwise("the preset's");
+  static constexpr Key keys[] = {
+      row_keys[0],
+      row_keys[1],
+      row_keys[2],
+      row_keys[3],
+      {"preset", form::choice(names), "gpt_oss", "whose published statistics the terms fit"},
+      {"popularity_sigma", sigma, fitted,
+       "of an expert's log-weight in a layer, median over layers"},
+      {"popularity_spread", sigma, fitted, "log-normal spread of that sigma between layers"},
+      {"spikes", form::integer(0, 1000), fitted, "experts of a layer that are raised"},
+      {"spike_height", form::number(0, 10), fitted, "by how much, in log-weight"},
+      {"coldness", form::number(0, 10), fitted, "mean by which log-weights are lowered"},
+      {"workload_sigma", sigma, fitted, "of what requests of one workload share"},
+      {"request_sigma", sigma, fitted, "of what tokens of one request share"},
+      {"reuse", form::number(0, 1), fitted, "chance that an expert of the token before is kept"}};
+  return keys;
+}
+
 std::unique_ptr<Gating> make_topical_gating(ConfigReader& options) {
   return std::make_unique<Topical>(options);
 }

@@ -18,7 +18,8 @@ class Uniform final : public Gating {
 
 }  // namespace
 
-/// requests, prompt_rows, decode_rows, workloads: see read_rows().
+std::span<const Key> uniform_gating_keys() { return row_keys; }
+
 std::unique_ptr<Gating> make_uniform_gating(ConfigReader& options) {
   return std::make_unique<Uniform>(options);
 }

@@ -12,6 +12,46 @@ namespace {
 // 60 days, so that the last requests and what follows them end within the clock's 106.
 constexpr Seconds last_arrival{5.184e6};
 
+std::span<const Key> closed_loop_keys() {
+  static constexpr Form count = form::integer(positive_count);
+  static constexpr Key keys[] = {
+      {"concurrency", count, otherwise("by rank"), "requests in flight over all ranks; or ..."},
+      {"concurrency_per_rank", count, otherwise("in all"), "... of each attention rank"}};
+  return keys;
+}
+
+std::span<const Key> span_keys() {
+  static constexpr Key keys[] = {
+      {"rate", form::per_second, required, "requests per second"},
+      {"until", form::time, otherwise("the end: of the last one"), "from the start of the run"}};
+  return keys;
+}
+
+constexpr Form rate_span = form::object(span_keys);
+constexpr Form rate_schedule = form::list(rate_span);
+constexpr Key rate_key{"rate", form::per_second.or_a(rate_schedule), required,
+                       "requests per second: one rate, or spans"};
+
+std::span<const Key> rated_keys() {
+  static constexpr Key keys[] = {rate_key};
+  return keys;
+}
+
+std::span<const Key> gamma_keys() {
+  static constexpr Key keys[] = {
+      rate_key,
+      {"cv", form::number(1e-3, 100), otherwise("burstiness"), "of the gaps; or ..."},
+      {"burstiness", form::number(1e-4, 1e6), otherwise("cv"), "... 1/cv^2, as vLLM's bench"}};
+  return keys;
+}
+
+std::span<const Key> trace_keys() {
+  static constexpr Key keys[] = {
+      {"file", form::file, required, "recorded requests; the format is recognised"},
+      {"speedup", form::number(1e-6, 1e6), "1", "recorded times are divided by it"}};
+  return keys;
+}
+
 /// Numbers the requests of a source and draws their lengths.
 class Numbered : public RequestSource {
  protected:
@@ -35,8 +75,7 @@ class ClosedLoop final : public Arrivals {
   explicit ClosedLoop(ConfigReader& options) : per_rank_(!options.has("concurrency")) {
     if (!per_rank_ && options.has("concurrency_per_rank"))
       options.node().fail("says both concurrency and concurrency_per_rank; say one");
-    concurrency_ =
-        options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency", positive_count);
+    concurrency_ = options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency");
   }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
     return std::make_unique<Source>(start, concurrency_ * (per_rank_ ? start.dp_ranks : 1));
@@ -113,7 +152,7 @@ class RateSchedule {
   }
 
   void read_span(const ConfigNode& node) {
-    read_object(node, [&](ConfigReader& span) {
+    read_object(node, span_keys, [&](ConfigReader& span) {
       const Time begin = spans_.empty() ? Time{} : spans_.back().end;
       if (begin == Time::max()) node.fail("follows a rate without \"until\"");
       Time end = Time::max();
@@ -173,10 +212,9 @@ struct GammaGap {
   double shape;
   explicit GammaGap(ConfigReader& options) : shape(read_shape(options)) {}
   static double read_shape(ConfigReader& options) {
-    if (!options.optional("burstiness"))
-      return std::pow(options.number("cv", Range{1e-3, 100}), -2);
+    if (!options.optional("burstiness")) return std::pow(options.number("cv"), -2);
     if (options.has("cv")) options.node().fail("says both cv and burstiness; say one");
-    return options.number("burstiness", Range{1e-4, 1e6});
+    return options.number("burstiness");
   }
   double gap(Rng& rng) const { return rng.gamma(shape) / shape; }
 };
@@ -186,7 +224,7 @@ class Recorded final : public Arrivals {
  public:
   explicit Recorded(ConfigReader& options) {
     const ConfigNode file = options.child("file");
-    const double speedup = options.number_or("speedup", 1, Range{1e-6, 1e6});
+    const double speedup = options.number("speedup");
     const RequestTrace trace = read_request_trace(file.relative(file.text()));
     if (!trace.has_arrivals)
       file.fail("tells lengths only, no times; use it as lengths, with other arrivals");
@@ -237,15 +275,15 @@ std::unique_ptr<Arrivals> make(ConfigReader& options) {
 
 const Registry<Arrivals>& request_arrivals() {
   static const Registry<Arrivals> table(
-      "arrivals",
-      {{"closed_loop", "a fixed number in flight: concurrency, or concurrency_per_rank",
-        make<ClosedLoop>},
-       {"poisson", "independent arrivals at a rate, or at rates one after the other",
-        make<Rated<PoissonGap>>},
-       {"gamma", "gamma-distributed gaps: rate, and cv or burstiness = 1/cv^2",
-        make<Rated<GammaGap>>},
-       {"constant", "equal gaps at a rate", make<Rated<ConstantGap>>},
-       {"trace", "recorded times, divided by speedup; the format is recognised", make<Recorded>}});
+      "arrivals", {{"closed_loop", "a fixed number in flight: concurrency, or concurrency_per_rank",
+                    make<ClosedLoop>, closed_loop_keys},
+                   {"poisson", "independent arrivals at a rate, or at rates one after the other",
+                    make<Rated<PoissonGap>>, rated_keys},
+                   {"gamma", "gamma-distributed gaps: rate, and cv or burstiness = 1/cv^2",
+                    make<Rated<GammaGap>>, gamma_keys},
+                   {"constant", "equal gaps at a rate", make<Rated<ConstantGap>>, rated_keys},
+                   {"trace", "recorded times, divided by speedup; the format is recognised",
+                    make<Recorded>, trace_keys}});
   return table;
 }
 

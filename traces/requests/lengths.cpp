@@ -11,8 +11,15 @@ namespace {
 
 constexpr Range token_range{1, 1e9};
 
+std::span<const Key> fixed_keys() {
+  static constexpr Key keys[] = {
+      {"prompt", form::integer(token_range), required, "tokens of every prompt"},
+      {"output", form::integer(token_range), required, "tokens of every output"}};
+  return keys;
+}
+
 std::int32_t read_tokens(ConfigReader& options, std::string_view key) {
-  return static_cast<std::int32_t>(options.integer(key, token_range));
+  return static_cast<std::int32_t>(options.integer(key));
 }
 
 class Fixed final : public Lengths {
@@ -25,14 +32,35 @@ class Fixed final : public Lengths {
   Request request_;
 };
 
+std::span<const Key> lognormal_tokens_keys() {
+  static constexpr Key keys[] = {
+      {"median", form::number(token_range), required, "tokens"},
+      {"sigma", form::number(0, 10), required, "of the logarithm"},
+      {"max", form::number(token_range), "1e9", "tokens to which draws are clipped"}};
+  return keys;
+}
+
+std::span<const Key> lognormal_keys() {
+  static constexpr Form tokens = form::object(lognormal_tokens_keys);
+  static constexpr Key keys[] = {{"prompt", tokens, required, "tokens of a prompt"},
+                                 {"output", tokens, required, "tokens of an output"}};
+  return keys;
+}
+
+std::span<const Key> trace_keys() {
+  static constexpr Key keys[] = {
+      {"file", form::file, required, "recorded requests; the format is recognised"}};
+  return keys;
+}
+
 /// exp(normal(log(median), sigma)), rounded and clipped to [1, max].
 struct LognormalTokens {
   double median, sigma, max;
   explicit LognormalTokens(const ConfigNode& node) {
-    read_object(node, [&](ConfigReader& options) {
-      median = options.number("median", token_range);
-      sigma = options.number("sigma", Range{0, 10});
-      max = options.number_or("max", token_range.max, Range{median, token_range.max});
+    read_object(node, lognormal_tokens_keys, [&](ConfigReader& options) {
+      median = options.number("median");
+      sigma = options.number("sigma");
+      max = options.number("max", Range{median, token_range.max});
     });
   }
   std::int32_t draw(Rng& rng) const {
@@ -75,12 +103,13 @@ std::unique_ptr<Lengths> make(ConfigReader& options) {
 
 const Registry<Lengths>& request_lengths() {
   static const Registry<Lengths> table(
-      "lengths", {{"fixed", "every request alike: prompt, output", make<Fixed>},
-                  {"lognormal",
-                   "prompt and output drawn from a median and a sigma, "
-                   "clipped to an optional max",
-                   make<Lognormal>},
-                  {"trace", "the lengths of a recorded file, in its order", make<FromTrace>}});
+      "lengths",
+      {{"fixed", "every request alike: prompt, output", make<Fixed>, fixed_keys},
+       {"lognormal",
+        "prompt and output drawn from a median and a sigma, "
+        "clipped to an optional max",
+        make<Lognormal>, lognormal_keys},
+       {"trace", "the lengths of a recorded file, in its order", make<FromTrace>, trace_keys}});
   return table;
 }
 

@@ -32,11 +32,18 @@ Patience PatienceRule::draw(Rng& rng) const {
           cancels ? on_the_clock(std::min(after, longest)) : std::nullopt};
 }
 
+std::span<const Key> cancellation_keys() {
+  static constexpr Key keys[] = {
+      {"share", form::number(0, 1), required, "of the clients that leave before the end"},
+      {"mean_after", form::time, required, "from arrival to leaving, exponential"}};
+  return keys;
+}
+
 PatienceRule read_patience(ConfigReader& workload) {
   PatienceRule rule{read_limit(workload, "ttft_timeout"), read_limit(workload, "timeout")};
   if (workload.optional("cancellation")) {
-    read_object(workload.child("cancellation"), [&](ConfigReader& cancellation) {
-      rule.cancelling_share = cancellation.number("share", {0, 1});
+    read_object(workload.child("cancellation"), cancellation_keys, [&](ConfigReader& cancellation) {
+      rule.cancelling_share = cancellation.number("share");
       rule.cancels_after = above_zero(cancellation.child("mean_after"));
     });
   }

@@ -31,5 +31,6 @@ struct PatienceRule {
 /// Reads "timeout", "ttft_timeout" and "cancellation" ({"share": 0.1, "mean_after": "5 s"}), none
 /// of which must be there. Throws ConfigError.
 PatienceRule read_patience(ConfigReader& workload);
+std::span<const Key> cancellation_keys();
 
 }  // namespace moesim

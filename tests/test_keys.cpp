@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do the tables of keys, the schema made of them and the readers that consult them agree?
+#include <functional>
+#include <regex>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "hardware/parse_json.hpp"
+#include "sim/experiment.hpp"
+#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
+#include "tools/config_keys.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const OrderedJson& schema() {
+  static const OrderedJson made = experiment_schema(Policies().rows());
+  return made;
+}
+
+bool is_type(const Json& value, std::string_view type) {
+  if (type == "object") return value.is_object();
+  if (type == "array") return value.is_array();
+  if (type == "string") return value.is_string();
+  if (type == "boolean") return value.is_boolean();
+  if (type == "number") return value.is_number();
+  return value.is_number() && value.get<double>() == std::floor(value.get<double>());
+}
+
+// The keywords of JSON Schema that ours is written in; any other fails.
+bool valid(const Json& value, const OrderedJson& rule) {
+  const auto all = [&](const auto& items, const auto& holds) {
+    return std::all_of(items.begin(), items.end(), holds);
+  };
+  for (const auto& [keyword, of] : rule.items()) {
+    bool holds = true;
+    if (keyword == "type") {
+      holds = is_type(value, of.get<std::string>());
+    } else if (keyword == "enum") {
+      holds =
+          std::any_of(of.begin(), of.end(), [&](const auto& one) { return value == Json(one); });
+    } else if (keyword == "const") {
+      holds = value == Json(of);
+    } else if (keyword == "minimum") {
+      holds = value.get<double>() >= of.get<double>();
+    } else if (keyword == "maximum") {
+      holds = value.get<double>() <= of.get<double>();
+    } else if (keyword == "pattern") {
+      holds = std::regex_search(value.get<std::string>(), std::regex(of.get<std::string>()));
+    } else if (keyword == "items") {
+      holds = all(value, [&](const Json& item) { return valid(item, of); });
+    } else if (keyword == "anyOf") {
+      holds = std::any_of(of.begin(), of.end(), [&](const auto& one) { return valid(value, one); });
+    } else if (keyword == "required") {
+      holds =
+          all(of, [&](const auto& key) { return value.contains(key.template get<std::string>()); });
+    } else if (keyword == "properties") {
+      holds = all(value.items(), [&](const auto& item) {
+        return !of.contains(item.key()) || valid(item.value(), of[item.key()]);
+      });
+    } else if (keyword == "additionalProperties") {
+      holds = all(value.items(),
+                  [&](const auto& item) { return rule["properties"].contains(item.key()); });
+    } else if (keyword == "$ref") {
+      holds = valid(value, schema()[OrderedJson::json_pointer(of.get<std::string>().substr(1))]);
+    } else {
+      INFO(keyword);
+      REQUIRE((keyword == "description" || keyword == "default" || keyword == "$schema" ||
+               keyword == "title" || keyword == "$defs"));
+    }
+    if (!holds) return false;  // of what "type" refuses nothing more is asked
+  }
+  return true;
+}
+
+bool is_experiment(const Json& json) {
+  return json.is_object() && json.contains("workload") && json.contains("cluster");
+}
+
+template <class Visit>
+void for_each_table(const PolicyRows& policies, Visit&& visit) {
+  std::vector<KeyTable> todo{experiment_keys}, seen;
+  for (const auto& [registry, rows] : policies) {
+    for (const PolicyRow& row : rows) todo.push_back(row.keys);
+  }
+  while (!todo.empty()) {
+    const KeyTable table = todo.back();
+    todo.pop_back();
+    if (std::find(seen.begin(), seen.end(), table) != seen.end()) continue;
+    seen.push_back(table);
+    visit(table());
+    for (const Key& key : table()) {
+      for (const Form* form = &key.form; form != nullptr; form = form->or_else) {
+        const Form& inner = form->kind == Form::Kind::list ? *form->element : *form;
+        if (inner.keys != nullptr) todo.push_back(inner.keys);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every shipped experiment is valid by the schema") {
+  int experiments = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
+    if (entry.path().extension() != ".json") continue;
+    const Json json = ConfigNode::from_file(entry.path()).json();
+    if (!is_experiment(json)) continue;
+    CAPTURE(entry.path());
+    CHECK(valid(json, schema()));
+    ++experiments;
+  }
+  CHECK(experiments >= 15);
+}
+
+TEST_CASE("clusters, GPUs and models are valid as inline objects") {
+  const OrderedJson& properties = schema()["properties"];
+  for (const std::string folder : {"hardware/clusters", "hardware/gpus", "models/zoo"}) {
+    for (const auto& entry : std::filesystem::directory_iterator(source_dir() / folder)) {
+      CAPTURE(entry.path());
+      const Json json = ConfigNode::from_file(entry.path()).json();
+      const OrderedJson* rule = &properties[folder == "models/zoo" ? "model" : "cluster"];
+      if (folder == "hardware/gpus") rule = &(*rule)["anyOf"][1]["properties"]["gpu"];
+      CHECK(valid(json, *rule));
+    }
+  }
+}
+
+TEST_CASE("a resolved config, every default written out, is valid and reads back as itself") {
+  const Experiment once = load(tiny_experiment(Json::object()));
+  CHECK(valid(once.config, schema()));
+  CHECK(load(once.config).config == once.config);
+}
+
+TEST_CASE("what the schema refuses in one place readers refuse too") {
+  const Json good = tiny_experiment(Json::object());
+  REQUIRE(valid(good, schema()));
+  const auto both_refuse = [&](const char* change) {
+    Json bad = good;
+    apply_override(bad, change);
+    CAPTURE(change);
+    CHECK_FALSE(valid(bad, schema()));
+    CHECK_FALSE(test::refused(bad).empty());
+  };
+  both_refuse("/sede=1");
+  both_refuse("/parallel/dp=0");
+  both_refuse("/parallel/dp=1.5");
+  both_refuse("/placement=metro");
+  both_refuse(R"(/placement={"type": "linear", "failure_domains": 2})");
+  both_refuse("/scheduling/max_num_seqs=many");
+  both_refuse("/slo={\"ttft\": 2}");
+  both_refuse("/slo={\"ttft\": \"2 parsecs\"}");
+  both_refuse("/token_routing/mixed=neither");
+  both_refuse("/precision/experts=fp7");
+  both_refuse("/kv_cache={\"prefix_caching\": 1}");
+  both_refuse("/overlap=[\"shared_experts\"]");
+  both_refuse("/failures=[{\"gpu\": 1}]");
+  both_refuse("/pools={}");
+}
+
+TEST_CASE("every key has a line of prose, and every default is a value of its own form") {
+  int keys = 0;
+  for_each_table(Policies().rows(), [&](std::span<const Key> table) {
+    for (const Key& key : table) {
+      CAPTURE(key.name);
+      CHECK(key.meaning.size() >= 5);
+      CHECK(key.meaning.size() <= 70);
+      CHECK((key.standard.kind != Standard::Kind::words || !key.standard.text.empty()));
+      ++keys;
+    }
+  });
+  CHECK(keys >= 200);
+  const std::function<void(const OrderedJson&)> check_defaults = [&](const OrderedJson& node) {
+    if (node.is_object() && node.contains("default") && node.contains("description")) {
+      CAPTURE(node.dump());
+      OrderedJson rule = node;
+      CHECK(valid(Json(node["default"]), rule));
+    }
+    for (const auto& item : node) {
+      if (item.is_structured()) check_defaults(item);
+    }
+  };
+  check_defaults(schema());
+}
+
+TEST_CASE("every policy can be written as the schema says") {
+  // Every required option of every policy, by its form; paths lead nowhere, so nothing is read.
+  const PolicyRows policies = Policies().rows();
+  for (const auto& [registry, rows] : policies) {
+    for (const PolicyRow& row : rows) {
+      CAPTURE(registry, row.name);
+      const bool bare = std::ranges::none_of(
+          row.keys(), [](const Key& key) { return key.standard.kind == Standard::Kind::required; });
+      CHECK(valid(Json(row.name), schema()["$defs"][std::string(registry)]) == bare);
+      CHECK_FALSE(valid(Json{{"type", row.name}, {"no_such_option", 1}},
+                        schema()["$defs"][std::string(registry)]));
+    }
+  }
+}
+
+TEST_CASE("the text names every key and fits the terminal") {
+  const PolicyRows policies = Policies().rows();
+  const std::string text = "\n" + keys_text(policies, "");
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    CAPTURE(line);
+    CHECK(line.size() <= 100);
+  }
+  for_each_table(policies, [&](std::span<const Key> table) {
+    for (const Key& key : table) {
+      if (key.name != "*")
+        CHECK_THAT(text, Contains(fmt::format(" {} ", key.name)) ||
+                             Contains(fmt::format("\n{} ", key.name)));
+    }
+  });
+  CHECK_THAT(keys_text(policies, "kv_cache"), Contains("block_size") && !Contains("replication"));
+  CHECK_THAT(keys_text(policies, "gating"), Contains("popularity_sigma"));
+  CHECK_THAT(config_error([&] { keys_text(policies, "kv_cash"); }), Contains("kv_cache"));
+}
