@@ -8,9 +8,9 @@ namespace moesim {
 namespace {
 
 // BalanceRoute without a horizon (arXiv:2605.06113; policies.md 3): the largest F = s - G max(s -
-// m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
-// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is the article's
-// bug.
+// m, 0), m = max L - L_g over the G ranks of an EP group. F never falls with m, so that the
+// lightest rank of a group is always among its best: with the tie-break "lightest" (default) it
+// decides in one group as least_kv. "lowest_rank" is the article's bug.
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
@@ -20,14 +20,19 @@ class Br0 final : public OneByOneRouter {
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState&) override {
-    const std::int64_t most = std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens;
     Choice best{ranks.size()};
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const double gain = barrier_gain(request.prompt_tokens, most - ranks[i].kv_tokens,
-                                       static_cast<std::int64_t>(ranks.size()));
-      const bool tie_won = lightest_ && best.index < i && gain == best.score &&
-                           ranks[i].kv_tokens < ranks[best.index].kv_tokens;
-      if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};
+    std::size_t i = 0;
+    for (const auto group : groups_of(ranks)) {
+      const std::int64_t most =
+          std::ranges::max_element(group, {}, &RankLoad::kv_tokens)->kv_tokens;
+      for (const RankLoad& rank : group) {
+        const double gain =
+            barrier_gain(request.prompt_tokens, most - rank.kv_tokens, std::ssize(group));
+        const bool tie_won = lightest_ && best.index < i && gain == best.score &&
+                             rank.kv_tokens < ranks[best.index].kv_tokens;
+        if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};
+        ++i;
+      }
     }
     return best;
   }
@@ -40,9 +45,9 @@ class Br0 final : public OneByOneRouter {
 // wait.
 class Br0Pool final : public RequestRouter {
  public:
-  Br0Pool(ConfigReader& options, int ranks)
+  Br0Pool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))) {
-    rules_.beta = ranks;
+    rules_.beta = context.ranks / context.groups;
     rules_.weights = {1};
     rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
   }
@@ -64,8 +69,7 @@ class Br0Pool final : public RequestRouter {
 std::unique_ptr<RequestRouter> make_br0_router(ConfigReader& options,
                                                const RouterContext& context) {
   constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
-  if (options.choice_or("form", forms, 0) == 1)
-    return std::make_unique<Br0Pool>(options, context.ranks);
+  if (options.choice_or("form", forms, 0) == 1) return std::make_unique<Br0Pool>(options, context);
   return std::make_unique<Br0>(options);
 }
 

@@ -57,19 +57,19 @@ class Lookahead {
 };
 
 // BalanceRoute with a horizon (arXiv:2605.06113; policies.md 3): the least beta sum_h gamma^h max(s
-// - m_g(h), 0). The gain alpha s sum gamma^h is the same for all ranks.
+// - m_g(h), 0), m_g within the EP group. The gain alpha s sum gamma^h is the same for all ranks.
 class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
-        beta_(options.number_or("beta", context.ranks, non_negative)),
+        beta_(options.number_or("beta", context.ranks / context.groups, non_negative)),
         ahead_(options, context) {}
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState& state) override {
     const std::vector<double> loads = ahead_.loads(state, ranks);
     std::vector<double> scores =
-        overflow(ahead_.points(), loads, ranks.size(), request.prompt_tokens, false);
+        overflow(ahead_.points(), loads, ranks, request.prompt_tokens, false);
     for (double& score : scores) score *= beta_;
     const std::size_t best = least(scores, ranks);
     return {best, scores[best]};
@@ -86,7 +86,7 @@ class BrhPool final : public RequestRouter {
   BrhPool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer_or("window", 1024, positive_count))),
         ahead_(options, context) {
-    rules_.beta = options.number_or("beta", context.ranks, non_negative);
+    rules_.beta = options.number_or("beta", context.ranks / context.groups, non_negative);
     rules_.weights = ahead_.points().weight;
     rules_.greedy_above = options.integer_or("greedy_above", 7, non_negative);
   }

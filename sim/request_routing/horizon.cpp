@@ -44,14 +44,17 @@ HorizonPoints trapezoid(std::vector<std::int32_t> h) {
 }
 
 std::vector<double> overflow(const HorizonPoints& points, std::span<const double> loads,
-                             std::size_t ranks, double s, bool grow) {
-  std::vector<double> scores(ranks);
-  for (std::size_t k = 0; k < points.h.size(); ++k) {
-    const auto at = loads.subspan(k * ranks, ranks);
-    const double envelope = *std::max_element(at.begin(), at.end());
-    const double size = s + (grow ? points.h[k] : 0);
-    for (std::size_t g = 0; g < ranks; ++g) {
-      scores[g] += points.weight[k] * std::max(size - (envelope - at[g]), 0.0);
+                             std::span<const RankLoad> ranks, double s, bool grow) {
+  std::vector<double> scores(ranks.size());
+  for (const auto group : groups_of(ranks)) {
+    const auto first = static_cast<std::size_t>(group.data() - ranks.data());
+    for (std::size_t k = 0; k < points.h.size(); ++k) {
+      const auto at = loads.subspan(k * ranks.size() + first, group.size());
+      const double envelope = *std::max_element(at.begin(), at.end());
+      const double size = s + (grow ? points.h[k] : 0);
+      for (std::size_t g = 0; g < group.size(); ++g) {
+        scores[first + g] += points.weight[k] * std::max(size - (envelope - at[g]), 0.0);
+      }
     }
   }
   return scores;

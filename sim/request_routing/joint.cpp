@@ -14,7 +14,8 @@ namespace {
 //   kv * time to prefill what is not cached
 //   + expert * life * (1 - locality) * time to send a token to its experts and back
 //   + load * life * time to read what the rank's load exceeds the most loaded one's by
-// where life is the mean output seen so far. Scale "seed": the article's formula with its weights.
+// where life is the mean output seen so far and the most loaded one is of the rank's EP group.
+// Scale "seed": the article's formula with its weights, loads against the most loaded rank of all.
 // Requests that arrive together are consolidated: while a rank has more than twice the mean of the
 // batch, its last ones go to the rank with the fewest, until it has 1.5 times the mean.
 class Joint final : public RequestRouter {
@@ -27,6 +28,7 @@ class Joint final : public RequestRouter {
     weights_.expert = options.number_or("expert", defaults.expert, non_negative);
     weights_.load = options.number_or("load", defaults.load, non_negative);
     expected_output_ = options.number_or("expected_output", 256, {1, 1e9});
+    topics_ = options.flag_or("topics", false);
     batch_ = static_cast<std::size_t>(options.integer_or("batch", 64, positive_count));
   }
 
@@ -48,7 +50,7 @@ class Joint final : public RequestRouter {
     std::ranges::sort(assignments, {}, &Assignment::pending);
   }
   RouterNeeds needs() const override {
-    return {.window = batch_, .prefixes = true, .locality = true};
+    return {.window = batch_, .prefixes = true, .locality = true, .topics = topics_};
   }
 
  private:
@@ -63,8 +65,9 @@ class Joint final : public RequestRouter {
     if (request.blocks > ranks[g].total_blocks) return std::numeric_limits<double>::infinity();
     const auto rank = static_cast<std::size_t>(ranks[g].rank);
     const double cached = static_cast<double>(request.hits[rank].blocks) * context_.block_tokens;
+    const auto who = seed_scale_ ? ranks : group_of(ranks, g);
     const auto most =
-        static_cast<double>(std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens);
+        static_cast<double>(std::ranges::max_element(who, {}, &RankLoad::kv_tokens)->kv_tokens);
     const auto load = static_cast<double>(ranks[g].kv_tokens);
     const JointTerms terms{static_cast<double>(request.prompt_tokens),
                            cached / request.prompt_tokens, request.locality[rank], load, most};
@@ -91,6 +94,7 @@ class Joint final : public RequestRouter {
 
   RouterContext context_;
   bool seed_scale_;
+  bool topics_;
   JointWeights weights_;
   double expected_output_;
   std::size_t batch_;

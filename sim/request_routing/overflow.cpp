@@ -10,7 +10,7 @@ namespace {
 
 // The overflow integral of the EP-barrier article (policies.md 3): the expected idle time at
 // barriers that a request of s tokens brings to rank g,
-//   sum over h >= 0 of S(h) max(s + h - m_g(h), 0),  m_g = max L - L_g,
+//   sum over h >= 0 of S(h) max(s + h - m_g(h), 0),  m_g = max L - L_g in its EP group,
 // over every step up to the longest output seen. O(requests on the ranks * longest output).
 class Overflow final : public OneByOneRouter {
  public:
@@ -25,7 +25,7 @@ class Overflow final : public OneByOneRouter {
     points.weight.assign(points.h.size(), 1);
     points = survived(std::move(points), outputs_);
     const std::vector<double> loads = project_survivors(points.h, ranks, outputs_);
-    const auto scores = overflow(points, loads, ranks.size(), request.prompt_tokens, true);
+    const auto scores = overflow(points, loads, ranks, request.prompt_tokens, true);
     const std::size_t best = least(scores, loads);
     return {best, scores[best]};
   }

@@ -38,6 +38,20 @@ std::size_t least(std::span<const double> scores, std::span<const RankLoad> rank
   return best;
 }
 
+std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place) {
+  const auto [first, last] =
+      std::ranges::equal_range(ranks, ranks[place].group, {}, &RankLoad::group);
+  return {first, last};
+}
+
+std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks) {
+  std::vector<std::span<const RankLoad>> groups;
+  for (std::size_t i = 0; i < ranks.size(); i += groups.back().size()) {
+    groups.push_back(group_of(ranks, i));
+  }
+  return groups;
+}
+
 const Registry<RequestRouter, const RouterContext&>& request_routers() {
   static const Registry<RequestRouter, const RouterContext&> table(
       "request_routing",
