@@ -642,19 +642,19 @@ struct TwoGroups {
   }
 };
 
-TEST_CASE("who minds the barrier fills up to the most loaded rank of the group, not of the fleet") {
-  // Rank 1 is 100 below its group's most loaded rank, where a prompt of 100 costs nobody anything;
-  // on the second group, level at 200, it makes the other rank wait. Against the fleet's most
-  // loaded rank all but rank 0 take it for nothing, and rank 2 is the lightest of them.
-  const TwoGroups fleet({1000, 900, 200, 200});
-  TwoGroups one_group({1000, 900, 200, 200});
+TEST_CASE("who minds the barrier looks at the most loaded rank of the group, not of the fleet") {
+  // In one group a prompt of 300 costs nobody anything but on rank 0, and rank 1 is the lightest.
+  // In two it would wait for rank 0 there; in the second group, level at 500, the barrier grows to
+  // 800 only.
+  const TwoGroups fleet({1000, 100, 500, 500});
+  TwoGroups one_group({1000, 100, 500, 500});
   for (RankLoad& rank : one_group.ranks) rank.group = 0;
   RouterContext context;
   context.ranks = 4;
   context.kv_token_s = 1e-7;
   const std::vector<CacheHit> hits(4);
   const std::vector<double> locality(4);
-  PendingRequest request = prompt(100);
+  PendingRequest request = prompt(300);
   request.hits = hits;
   request.locality = locality;
   for (const char* name :
@@ -667,9 +667,17 @@ TEST_CASE("who minds the barrier fills up to the most loaded rank of the group, 
                     std::vector<std::int32_t>{1})
           .rank;
     };
-    CHECK(pick(fleet.ranks, 2) == 1);
-    CHECK(pick(one_group.ranks, 1) == 2);
+    CHECK(pick(fleet.ranks, 2) == 2);
+    CHECK(pick(one_group.ranks, 1) == 1);
   }
+}
+
+TEST_CASE("within a group who minds the barrier fills what is below its most loaded rank") {
+  // Two groups wait for 1,000: rank 1 has room for 300 below that, ranks 2 and 3 have not;
+  // rank 5, the lightest, belongs to a group that waits for 2,000.
+  const TwoGroups fleet({1000, 700, 1000, 900, 2000, 100});
+  CHECK(decide(*router(R"("br0")", 6), fleet.ranks, prompt(300)).rank == 1);
+  CHECK(decide(*router(R"("brh")", 6), fleet.ranks, prompt(300)).rank == 1);
 }
 
 TEST_CASE("a pool fills a rank up to the most loaded one of its group") {

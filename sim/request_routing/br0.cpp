@@ -8,9 +8,11 @@ namespace moesim {
 namespace {
 
 // BalanceRoute without a horizon (arXiv:2605.06113; policies.md 3): the largest F = s - G max(s -
-// m, 0), m = max L - L_g over the G ranks of an EP group. F never falls with m, so that the
-// lightest rank of a group is always among its best: with the tie-break "lightest" (default) it
-// decides in one group as least_kv. "lowest_rank" is the article's bug.
+// m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
+// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is the article's
+// bug. Of several EP groups G and the maximum are those of the rank's group, and F also pays for
+// how far that maximum is above the least of any group's: G times what the rank's group then waits
+// for is least.
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
@@ -20,14 +22,16 @@ class Br0 final : public OneByOneRouter {
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState&) override {
+    const std::int64_t least = least_barrier(ranks);
     Choice best{ranks.size()};
     std::size_t i = 0;
     for (const auto group : groups_of(ranks)) {
-      const std::int64_t most =
-          std::ranges::max_element(group, {}, &RankLoad::kv_tokens)->kv_tokens;
+      const std::int64_t barrier = barrier_of(group);
+      const auto above = static_cast<double>(std::ssize(group) * (barrier - least));
       for (const RankLoad& rank : group) {
         const double gain =
-            barrier_gain(request.prompt_tokens, most - rank.kv_tokens, std::ssize(group));
+            barrier_gain(request.prompt_tokens, barrier - rank.kv_tokens, std::ssize(group)) -
+            above;
         const bool tie_won = lightest_ && best.index < i && gain == best.score &&
                              rank.kv_tokens < ranks[best.index].kv_tokens;
         if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};

@@ -57,7 +57,8 @@ class Lookahead {
 };
 
 // BalanceRoute with a horizon (arXiv:2605.06113; policies.md 3): the least beta sum_h gamma^h max(s
-// - m_g(h), 0), m_g within the EP group. The gain alpha s sum gamma^h is the same for all ranks.
+// - m_g(h), 0), as overflow() has it of several EP groups. The gain alpha s sum gamma^h is the same
+// for all ranks.
 class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)

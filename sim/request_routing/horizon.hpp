@@ -66,8 +66,9 @@ std::vector<double> project(std::span<const std::int32_t> points, std::span<cons
 }
 
 /// What a request of s tokens adds to the load above the envelope on each rank (policies.md A.5):
-/// sum_k weight_k * max(s + grow * h_k - (max_g' L_g'(h_k) - L_g(h_k)), 0) with g' of the rank's EP
-/// group, [ranks].
+/// sum_k weight_k * max(s + grow * h_k - (M(h_k) - L_g(h_k)), 0), where M = max L over the ranks of
+/// g's EP group, plus how far M is above the least of any group's: the group with the request,
+/// above the one that waits least without it. [ranks].
 std::vector<double> overflow(const HorizonPoints&, std::span<const double> loads,
                              std::span<const RankLoad> ranks, double s, bool grow);
 

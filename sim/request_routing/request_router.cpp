@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <tuple>
 
 #include "sim/request_routing/routers.hpp"
@@ -50,6 +51,16 @@ std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks
     groups.push_back(group_of(ranks, i));
   }
   return groups;
+}
+
+std::int64_t barrier_of(std::span<const RankLoad> group) {
+  return std::ranges::max_element(group, {}, &RankLoad::kv_tokens)->kv_tokens;
+}
+
+std::int64_t least_barrier(std::span<const RankLoad> ranks) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (const auto group : groups_of(ranks)) least = std::min(least, barrier_of(group));
+  return least;
 }
 
 const Registry<RequestRouter, const RouterContext&>& request_routers() {

@@ -133,6 +133,11 @@ std::size_t least(std::span<const double> scores, std::span<const RankLoad> rank
 std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place);
 std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks);
 
+/// The KV tokens of the most loaded rank, for whom the others of its EP group wait; and the least
+/// of these over the groups.
+std::int64_t barrier_of(std::span<const RankLoad> group);
+std::int64_t least_barrier(std::span<const RankLoad> ranks);
+
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
 /// fast_phi, cache_aware, dynamo_kv, joint, activation_aware.
 const Registry<RequestRouter, const RouterContext&>& request_routers();
