@@ -12,6 +12,7 @@ RouterContext router_context(const Experiment& e) {
   RouterContext context;
   context.seed = e.seed;
   context.ranks = e.ranks();
+  context.groups = e.instances;
   context.experts = e.model.experts;
   context.block_tokens = e.kv_layout.block_tokens;
   // Two flops for each active weight, at the rate of the grouped GEMM. With loads alike a rank's
@@ -58,7 +59,8 @@ void Frontend::look_at_ranks() {
     }
     instances_[i]->loads(needs_.requests, ranks_of_instance_);
     for (RankLoad& rank : ranks_of_instance_) {
-      rank.rank += static_cast<std::int32_t>(i) * experiment_.parallel.dp;
+      rank.group = static_cast<std::int32_t>(i);
+      rank.rank += rank.group * experiment_.parallel.dp;
       show_published(rank);
     }
     if (std::ssize(ranks_of_instance_) != seen.ranks) {
@@ -100,6 +102,11 @@ std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
   const RequestRecord& record = requests_[request];
   return prompt_hashes(record.prompt_ids.get(), request, record.prompt_tokens,
                        experiment_.kv_layout.block_tokens);
+}
+
+std::span<const std::uint16_t> Frontend::experts_of(const PendingRequest& pending) const {
+  if (!needs_.topics) return history_.predict(pending.hashes);
+  return history_.predict(pending.hashes, rows_.workload(requests_[pending.id].binding));
 }
 
 void Frontend::finished(std::uint32_t request) {
@@ -149,7 +156,7 @@ void Frontend::show() {
 }
 
 void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
-  const auto experts = history_.predict(pending.hashes);
+  const auto experts = experts_of(pending);
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   if (needs_.locality) {
     const auto localities = std::span(localities_).subspan(place * ranks, ranks);
@@ -181,7 +188,7 @@ void Frontend::carry_out(const Assignment& assignment) {
   }
   if (needs_.locality) routing.locality = pending.locality[rank];
   if (needs_.new_experts) {
-    active_experts_.add(pending.id, rank / dp, history_.predict(pending.hashes));
+    active_experts_.add(pending.id, rank / dp, experts_of(pending));
   }
   instances_[rank / dp]->submit(pending.id, rank % dp);
 }

@@ -40,6 +40,7 @@ class Frontend {
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
+  std::span<const std::uint16_t> experts_of(const PendingRequest&) const;
   void look_at_ranks();
   void show_published(RankLoad&) const;
   void show();

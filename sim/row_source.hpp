@@ -66,6 +66,11 @@ class RowSource {
   std::int64_t recorded(const Binding& binding, Phase phase) const {
     return phases_[index(phase)].requests[binding.request[index(phase)]].count;
   }
+  /// The tag of the bound request, an index into the decode trace's workloads().
+  std::uint32_t workload(const Binding& binding) const {
+    const auto phase = index(Phase::decode);
+    return phases_[phase].requests[binding.request[phase]].workload;
+  }
   /// One row at random for the token that an idle rank runs to keep in step.
   RowRange dummy(std::int32_t rank);
 

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace moesim {
 
 namespace {
@@ -85,7 +87,7 @@ SpeculationTally& SpeculationTally::operator+=(const SpeculationTally& other) {
 
 Speculation::Speculation(const Experiment& experiment, int instance)
     : experiment_(experiment),
-      rng_(experiment.seed + static_cast<std::uint64_t>(instance), "speculation/acceptance") {
+      rng_(experiment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
   if (experiment.speculation.has_module()) module_.emplace(module_of(experiment));
 }
 

@@ -2,6 +2,8 @@
 // Who waits for whom: ranks of one EP group at every layer, ranks that share no experts never?
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -43,6 +45,34 @@ TEST_CASE("a rank that holds all experts itself waits for nobody") {
                  {"workload", {{"arrivals", {{"concurrency", 6}}}, {"requests", 30}}}});
   CHECK(alone["barrier_idle_share"] == 0);
   CHECK(alone["barrier_idle_seconds_per_gpu"] == OrderedJson::array({0.0}));
+}
+
+TEST_CASE("replicas of the whole model keep their own clocks, and none waits for another") {
+  // What one replica computes is the same whether three others serve beside it or none does.
+  const auto requests_of = [](int replicas) {
+    Json json = test::tiny_experiment(
+        {{"instances", replicas},
+         {"parallel", {{"dp", 1}, {"ep", 1}}},
+         {"placement", {{"replication", 1.0}}},
+         {"workload",
+          {{"arrivals", {{"type", "constant"}, {"rate", fmt::format("{} /s", 2000 * replicas)}}},
+           {"gating", {{"requests", 1}}},
+           {"requests", 20 * replicas}}}});
+    json["workload"]["arrivals"].erase("concurrency");
+    TraceLibrary traces;
+    const Report report =
+        run(load_experiment(ConfigNode(json, test::source_dir() / "tests/barrier.json"), traces));
+    CHECK(report.document["breakdown"]["barrier_idle_share"] == 0);
+    std::vector<double> first;
+    for (const RequestRecord& r : report.requests) {
+      if (r.instance == 0) first.push_back(to_seconds(r.last_token - r.arrival).count());
+    }
+    return first;
+  };
+  const auto alone = requests_of(1), beside = requests_of(4);
+  REQUIRE(alone.size() == 20);
+  REQUIRE(beside.size() == 20);
+  for (std::size_t i = 0; i < alone.size(); ++i) CHECK_THAT(beside[i], WithinRel(alone[i], 1e-6));
 }
 
 }  // namespace

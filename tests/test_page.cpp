@@ -106,5 +106,39 @@ TEST_CASE("a page's data holds every point once, its config as a patch on the fi
           std::string::npos);
 }
 
+TEST_CASE("of points with pools or several groups a page has each group, and prefill steps too") {
+  StoredSweep stored = sweep({{"/seed", {1, 2, 3}}});
+  const auto instance = [](int number, double idle) {
+    return Json{{"instance", number},         {"mean_step_ms", 2.5},  {"utilization", 0.5},
+                {"barrier_idle_share", idle}, {"output_tokens", 100}, {"kv_mean_utilization", 0.25},
+                {"prefix_hit_rate", 0.0},     {"preemptions", 3}};
+  };
+  const auto steps = [](const char* kind, double attention) {
+    return Json{{kind, {{"steps", 4}, {"parts_mean_ms", {{"attention", attention}}}}}};
+  };
+  Json& pooled = stored.points[1].report;
+  pooled["steps"] = steps("decode", 1.0);
+  pooled["pools"] = {{"prefill", {{"steps", steps("prefill", 7.0)}}},
+                     {"decode", {{"instances", Json::array({instance(1, 0.2)})}}}};
+  pooled["pools"]["prefill"]["instances"] = Json::array({instance(0, 0.1)});
+  stored.points[2].report["instances"] = Json::array({instance(0, 0.3), instance(1, 0.4)});
+  const OrderedJson data = page_data(stored, {});
+  const auto of_seed = [&](std::size_t i) -> const OrderedJson& {
+    for (const OrderedJson& point : data["points"]) {
+      if (point["id"] == stored.points[i].config_hash) return point;
+    }
+    throw std::logic_error("a point is missing");
+  };
+  CHECK(of_seed(0)["instances"].empty());
+  const auto row = [](const char* pool, int number, double idle) {
+    return OrderedJson{pool, number, 2.5, 0.5, idle, 100.0, 0.25, 0.0, 3.0};
+  };
+  CHECK(of_seed(1)["instances"] ==
+        OrderedJson::array({row("prefill", 0, 0.1), row("decode", 1, 0.2)}));
+  CHECK(of_seed(1)["parts"]["decode"][0] == 1.0);
+  CHECK(of_seed(1)["parts"]["prefill pool: prefill"][0] == 7.0);
+  CHECK(of_seed(2)["instances"] == OrderedJson::array({row("", 0, 0.3), row("", 1, 0.4)}));
+}
+
 }  // namespace
 }  // namespace moesim

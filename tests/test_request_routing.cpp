@@ -12,6 +12,7 @@
 #include "sim/request_routing/scores.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 #include "tools/router_testbed.hpp"
 
 namespace moesim {
@@ -150,7 +151,7 @@ TEST_CASE("router_04_brh_penalty") {
     loads.push_back(5000 - o["A"][k]["margin"].get<double>());
     loads.push_back(5000 - o["B"][k]["margin"].get<double>());
   }
-  const auto scores = overflow(points, loads, 2, o["s"], false);
+  const auto scores = overflow(points, loads, ranks_of({0, 0}), o["s"], false);
   CHECK_THAT(scores[0], WithinRel(o["total_A"].get<double>(), 1e-14));
   CHECK_THAT(scores[1], WithinRel(o["total_B"].get<double>(), 1e-14));
   CHECK(scores[1] < scores[0]);
@@ -171,7 +172,7 @@ TEST_CASE("router_04_brh_penalty") {
     loads.push_back(b(h));
   }
   const Json& full = o["full_sum_h0_50"]["B linear between the 4 points"];
-  const auto sums = overflow(points, loads, 2, 500, false);
+  const auto sums = overflow(points, loads, ranks_of({0, 0}), 500, false);
   CHECK_THAT(sums[0], WithinRel(full["A"].get<double>(), 1e-12));
   CHECK_THAT(sums[1], WithinRel(full["B"].get<double>(), 1e-12));
 }
@@ -195,7 +196,7 @@ TEST_CASE("router_05_overflow_integral") {
   const std::vector<double> loads = project_survivors(points.h, ranks, outputs);
   for (std::size_t g = 0; g < 3; ++g) CHECK(loads[g] == o["L0"][g]);
   for (const auto& [s, c] : o["cases"].items()) {
-    const auto scores = overflow(survived(points, outputs), loads, 3, std::stoi(s), true);
+    const auto scores = overflow(survived(points, outputs), loads, ranks, std::stoi(s), true);
     for (std::size_t g = 0; g < 3; ++g)
       CHECK_THAT(scores[g], WithinRel(c["float"][g].get<double>(), 1e-12));
     const auto made = router("\"overflow\"", 3);
@@ -216,7 +217,7 @@ TEST_CASE("router_06_fast_phi") {
   CHECK(points.h == o["points"].get<std::vector<std::int32_t>>());
   CHECK(points.weight == std::vector<double>{1, 2, 3, 5.5, 3.5});
   const auto scores = overflow(survived(points, outputs),
-                               project_survivors(points.h, ranks, outputs), 3, o["s"], true);
+                               project_survivors(points.h, ranks, outputs), ranks, o["s"], true);
   for (std::size_t g = 0; g < 3; ++g)
     CHECK_THAT(scores[g], WithinRel(o["score"][g].get<double>(), 1e-12));
   const auto five = router(R"({"type": "fast_phi", "points": [0, 2, 4, 8, 15]})", 3);
@@ -378,7 +379,7 @@ TEST_CASE("router_12_survival_vs_discount") {
       loads.push_back(1e6);
     }
     const auto by = [&](const HorizonPoints& points, const char* name) {
-      const auto scores = overflow(points, loads, 3, c["s"], true);
+      const auto scores = overflow(points, loads, ranks_of({0, 0, 0}), c["s"], true);
       CHECK_THAT(scores[0], WithinRel(c[name]["A"].get<double>(), 1e-12));
       CHECK_THAT(scores[1], WithinRel(c[name]["B"].get<double>(), 1e-12));
       return scores[0] < scores[1] ? "A" : "B";
@@ -626,7 +627,89 @@ TEST_CASE("a batch is consolidated so that no rank has more than twice the mean,
   for (std::size_t i = 0; i < 6; ++i) CHECK(assignments[i].rank == 0);
 }
 
-// Two layers, 32 experts, one per token; request r's rows use experts 16 r .. 16 r + 15.
+// Ranks in EP groups of two, each with one request of its load.
+struct TwoGroups {
+  std::vector<std::vector<RankRequest>> requests;
+  std::vector<RankLoad> ranks;
+  explicit TwoGroups(const std::vector<std::int32_t>& loads) {
+    for (const std::int32_t load : loads) {
+      requests.push_back({{0, load, 0}});
+      requests.back().front().output_tokens = 100;
+    }
+    ranks = ranks_of(requests);
+    for (std::size_t g = 0; g < ranks.size(); ++g)
+      ranks[g].group = static_cast<std::int32_t>(g / 2);
+  }
+};
+
+TEST_CASE("who minds the barrier looks at the most loaded rank of the group, not of the fleet") {
+  // In one group a prompt of 300 costs nobody anything but on rank 0, and rank 1 is the lightest.
+  // In two it would wait for rank 0 there; in the second group, level at 500, the barrier grows to
+  // 800 only.
+  const TwoGroups fleet({1000, 100, 500, 500});
+  TwoGroups one_group({1000, 100, 500, 500});
+  for (RankLoad& rank : one_group.ranks) rank.group = 0;
+  RouterContext context;
+  context.ranks = 4;
+  context.kv_token_s = 1e-7;
+  const std::vector<CacheHit> hits(4);
+  const std::vector<double> locality(4);
+  PendingRequest request = prompt(300);
+  request.hits = hits;
+  request.locality = locality;
+  for (const char* name :
+       {R"("br0")", R"("brh")", R"("overflow")", R"({"type": "fast_phi", "quantiles": []})",
+        R"({"type": "joint", "kv": 0, "expert": 0})"}) {
+    CAPTURE(name);
+    const auto pick = [&](const std::vector<RankLoad>& ranks, int groups) {
+      context.groups = groups;
+      return decide(*request_routers().make(config(name), context), ranks, request,
+                    std::vector<std::int32_t>{1})
+          .rank;
+    };
+    CHECK(pick(fleet.ranks, 2) == 2);
+    CHECK(pick(one_group.ranks, 1) == 1);
+  }
+}
+
+TEST_CASE("within a group who minds the barrier fills what is below its most loaded rank") {
+  // Two groups wait for 1,000: rank 1 has room for 300 below that, ranks 2 and 3 have not;
+  // rank 5, the lightest, belongs to a group that waits for 2,000.
+  const TwoGroups fleet({1000, 700, 1000, 900, 2000, 100});
+  CHECK(decide(*router(R"("br0")", 6), fleet.ranks, prompt(300)).rank == 1);
+  CHECK(decide(*router(R"("brh")", 6), fleet.ranks, prompt(300)).rank == 1);
+}
+
+TEST_CASE("a pool fills a rank up to the most loaded one of its group") {
+  // Rank 3 has two seats and is 300 below its group, 800 below the fleet: there 300 + 500 fit
+  // exactly, here 300 alone do.
+  for (const char* name :
+       {R"({"type": "br0", "form": "pool"})", R"({"type": "brh", "form": "pool", "points": [0]})",
+        R"({"type": "bfio", "horizon": 0})"}) {
+    CAPTURE(name);
+    const auto first = [&](int ranks_of_group) {
+      TwoGroups fleet({1000, 900, 500, 200});
+      for (RankLoad& rank : fleet.ranks) {
+        rank.group = rank.rank / ranks_of_group;
+        rank.seats = rank.rank == 3 ? 2 : 0;
+      }
+      RouterContext context;
+      context.ranks = 4;
+      context.groups = 4 / ranks_of_group;
+      const std::vector<PendingRequest> pending{prompt(250), prompt(300), prompt(500)};
+      std::vector<Assignment> assignments;
+      request_routers().make(config(name), context)->route({{}, pending, fleet.ranks}, assignments);
+      return assignments.at(0);
+    };
+    CHECK(first(2).pending == 1);
+    CHECK(first(2).score == 300);
+    CHECK(first(4).pending == 1);
+    CHECK(first(4).score == 800);
+  }
+}
+
+// Two layers, 32 experts, one per token; request r has a tag of its own, its rows use experts 16 r
+// .. 16 r + 15.
 RoutingTrace two_tastes() {
   TraceMeta meta;
   meta.model = "tastes";
@@ -641,7 +724,7 @@ RoutingTrace two_tastes() {
         ids.push_back(static_cast<std::uint16_t>(16 * request + row % 16));
     }
   }
-  return {meta, {"a"}, {{0, 33, 1, 0}, {33, 33, 1, 0}}, ids};
+  return {meta, {"a", "b"}, {{0, 33, 1, 0}, {33, 33, 1, 1}}, ids};
 }
 
 TEST_CASE("expert profiles come from a request with a like prefix, else from all that finished") {
@@ -664,6 +747,11 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   CHECK(history.predict(hashes(second)).size() == 32);
   CHECK(lowest(history.predict(hashes(second))) == 16);
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}))) == 0);
+  // A known topic counts when no prefix is alike, but only if somebody of it has finished.
+  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 1)) == 16);
+  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 0)) == 0);
+  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 2)) == 0);
+  CHECK(lowest(history.predict(hashes(second), 0)) == 16);
   // Linear placement on four GPUs: 8 experts each. dp 2 x tp 2: rank 1 hosts 16..31.
   std::vector<std::vector<int>> gpus(4);
   for (int e = 0; e < 32; ++e) gpus[static_cast<std::size_t>(e / 8)].push_back(e);
@@ -751,6 +839,51 @@ TEST_CASE("one rank gives the same steps whoever routes, pools included") {
     const std::string steps = report.document["metrics"].dump() + report.document["steps"].dump();
     if (first.empty()) first = steps;
     CHECK(steps == first);
+  }
+}
+
+TEST_CASE("one rank is the same run, byte for byte, as no data parallelism named") {
+  const auto document = [](const Json& dp) {
+    OrderedJson report = run(test::load_tiny({{"parallel", {{"dp", dp}, {"tp", 4}}}})).document;
+    report.erase("context");
+    return report.dump();
+  };
+  CHECK(document(1) == document(nullptr));
+}
+
+// When the steps of each instance were.
+class Steps final : public RunObserver {
+ public:
+  std::map<int, std::vector<std::pair<Time, Time>>> of;
+  void step_ended(const Instance& instance, Time now) override {
+    of[instance.number()].emplace_back(instance.step().start, now);
+  }
+};
+
+TEST_CASE("work is conserved: no group stands idle while a request of its own is in the system") {
+  Json json = test::tiny_experiment(
+      {{"instances", 2},
+       {"workload",
+        {{"arrivals", {{"type", "poisson"}, {"rate", "2000 /s"}}}, {"lengths", {{"output", 6}}}}}});
+  json["workload"]["arrivals"].erase("concurrency");
+  for (const std::string& name : all_routers()) {
+    CAPTURE(name);
+    json["request_routing"] = Json::parse(name);
+    Steps steps;
+    const std::array<RunObserver*, 1> observers{&steps};
+    const Report report = run(test::load(json), {}, observers);
+    int gaps = 0;
+    for (const auto& [instance, ran] : steps.of) {
+      for (std::size_t i = 1; i < ran.size(); ++i) {
+        const Time idle = ran[i - 1].second, again = ran[i].first;
+        if (idle == again) continue;
+        ++gaps;
+        for (const RequestRecord& r : report.requests) {
+          REQUIRE((r.instance != instance || r.arrival >= again || r.last_token <= idle));
+        }
+      }
+    }
+    CHECK(gaps > 0);
   }
 }
 

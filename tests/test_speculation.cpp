@@ -86,6 +86,21 @@ TEST_CASE("tokens and KV blocks are conserved, also when sequences are preempted
   CHECK(preemptions > 0);
 }
 
+TEST_CASE("instances draw apart, and none as another one of another seed") {
+  const auto draws = [](int seed, int instance) {
+    Json json = alone(speculative(3, 0.5));
+    json["seed"] = seed;
+    const Experiment e = load_tiny(json);
+    Speculation speculation(e, instance);
+    std::vector<std::int32_t> accepted;
+    for (int i = 0; i < 100; ++i) accepted.push_back(speculation.accept(3));
+    return accepted;
+  };
+  CHECK(draws(1, 0) == draws(1, 0));
+  CHECK(draws(1, 1) != draws(1, 0));
+  CHECK(draws(1, 1) != draws(2, 0));
+}
+
 TEST_CASE("no draft tokens are no speculation, byte for byte") {
   OrderedJson none = document(Json::object()),
               zero = document({{"speculative", speculative(0, .9)}});

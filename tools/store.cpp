@@ -33,12 +33,13 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 7> other_col
 std::vector<std::pair<std::string, std::string>> metric_columns() {
   std::vector<std::pair<std::string, std::string>> columns;
   const auto add = [&](const std::string& name) { columns.emplace_back(name, "/metrics/" + name); };
-  for (const char* name : {"completed", "rejected", "duration_s", "request_throughput",
-                           "request_goodput", "output_throughput", "total_token_throughput"}) {
+  for (const char* name :
+       {"completed", "rejected", "timeout_share", "cancelled_share", "slo_attainment", "duration_s",
+        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput"}) {
     add(name);
   }
   for (const std::string what : {"ttft", "tpot", "itl", "e2el"}) {
-    for (const std::string statistic : {"mean", "median", "p90", "p99"}) {
+    for (const std::string statistic : {"mean", "median", "p90", "p95", "p99"}) {
       add(statistic + "_" + what + "_ms");
     }
   }

@@ -9,13 +9,17 @@ namespace {
 // for less (policies.md 9.4). Lower is better:
 //   time to read the rank's KV cache with the prompt in it
 //   + weight * time to read the experts that the rank's group does not read yet
-// Within one group the second term is the same for all ranks. Ties as usual.
+// Within one group the second term is the same for all ranks. Ties as usual. With "topics" a
+// request's workload tag is known, as an application or a tenant would tell it.
 class ActivationAware final : public OneByOneRouter {
  public:
   ActivationAware(ConfigReader& options, const RouterContext& context)
-      : OneByOneRouter(options), context_(context), weight_(options.number("weight")) {}
+      : OneByOneRouter(options),
+        context_(context),
+        weight_(options.number("weight")),
+        topics_(options.flag("topics")) {}
 
-  RouterNeeds needs() const override { return {.new_experts = true}; }
+  RouterNeeds needs() const override { return {.new_experts = true, .topics = topics_}; }
 
  private:
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -32,6 +36,7 @@ class ActivationAware final : public OneByOneRouter {
 
   RouterContext context_;
   double weight_;
+  bool topics_;
 };
 
 }  // namespace
@@ -39,7 +44,9 @@ class ActivationAware final : public OneByOneRouter {
 std::span<const Key> activation_aware_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
-      {"weight", form::number(non_negative), "1", "of reading experts over reading KV"}};
+      {"weight", form::number(non_negative), "1", "of reading experts over reading KV"},
+      {"topics", form::flag, "false",
+       "experts are predicted knowing the workload tag of a request"}};
   return keys;
 }
 

@@ -10,7 +10,9 @@ namespace {
 // BalanceRoute without a horizon (arXiv:2605.06113; policies.md 3): the largest F = s - G max(s -
 // m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
 // with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is the article's
-// bug.
+// bug. Of several EP groups G and the maximum are those of the rank's group, and F also pays for
+// how far that maximum is above the least of any group's: G times what the rank's group then waits
+// for is least.
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
@@ -19,14 +21,21 @@ class Br0 final : public OneByOneRouter {
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState&) override {
-    const std::int64_t most = std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens;
+    const std::int64_t least = least_barrier(ranks);
     Choice best{ranks.size()};
-    for (std::size_t i = 0; i < ranks.size(); ++i) {
-      const double gain = barrier_gain(request.prompt_tokens, most - ranks[i].kv_tokens,
-                                       static_cast<std::int64_t>(ranks.size()));
-      const bool tie_won = lightest_ && best.index < i && gain == best.score &&
-                           ranks[i].kv_tokens < ranks[best.index].kv_tokens;
-      if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};
+    std::size_t i = 0;
+    for (const auto group : groups_of(ranks)) {
+      const std::int64_t barrier = barrier_of(group);
+      const auto above = static_cast<double>(std::ssize(group) * (barrier - least));
+      for (const RankLoad& rank : group) {
+        const double gain =
+            barrier_gain(request.prompt_tokens, barrier - rank.kv_tokens, std::ssize(group)) -
+            above;
+        const bool tie_won = lightest_ && best.index < i && gain == best.score &&
+                             rank.kv_tokens < ranks[best.index].kv_tokens;
+        if (best.index == ranks.size() || gain > best.score || tie_won) best = {i, gain};
+        ++i;
+      }
     }
     return best;
   }
@@ -39,9 +48,9 @@ class Br0 final : public OneByOneRouter {
 // wait.
 class Br0Pool final : public RequestRouter {
  public:
-  Br0Pool(ConfigReader& options, int ranks)
+  Br0Pool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer("window"))) {
-    rules_.beta = ranks;
+    rules_.beta = context.ranks / context.groups;
     rules_.weights = {1};
     rules_.greedy_above = options.integer("greedy_above");
   }
@@ -74,7 +83,7 @@ std::span<const Key> br0_router_keys() {
 
 std::unique_ptr<RequestRouter> make_br0_router(ConfigReader& options,
                                                const RouterContext& context) {
-  if (options.choice("form") == 1) return std::make_unique<Br0Pool>(options, context.ranks);
+  if (options.choice("form") == 1) return std::make_unique<Br0Pool>(options, context);
   return std::make_unique<Br0>(options);
 }
 

@@ -54,19 +54,20 @@ class Lookahead {
 };
 
 // BalanceRoute with a horizon (arXiv:2605.06113; policies.md 3): the least beta sum_h gamma^h max(s
-// - m_g(h), 0). The gain alpha s sum gamma^h is the same for all ranks.
+// - m_g(h), 0), as overflow() has it of several EP groups. The gain alpha s sum gamma^h is the same
+// for all ranks.
 class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
-        beta_(options.number_or("beta", context.ranks)),
+        beta_(options.number_or("beta", context.ranks / context.groups)),
         ahead_(options, context) {}
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState& state) override {
     const std::vector<double> loads = ahead_.loads(state, ranks);
     std::vector<double> scores =
-        overflow(ahead_.points(), loads, ranks.size(), request.prompt_tokens, false);
+        overflow(ahead_.points(), loads, ranks, request.prompt_tokens, false);
     for (double& score : scores) score *= beta_;
     const std::size_t best = least(scores, ranks);
     return {best, scores[best]};
@@ -82,7 +83,7 @@ class BrhPool final : public RequestRouter {
  public:
   BrhPool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer("window"))), ahead_(options, context) {
-    rules_.beta = options.number_or("beta", context.ranks);
+    rules_.beta = options.number_or("beta", context.ranks / context.groups);
     rules_.weights = ahead_.points().weight;
     rules_.greedy_above = options.integer("greedy_above");
   }
@@ -110,7 +111,7 @@ std::span<const Key> brh_router_keys() {
       {"points", form::list(step), otherwise("0 to horizon"), "steps ahead that are looked at"},
       {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
       {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},
-      {"beta", form::number(non_negative), otherwise("the ranks"), "weight of overflow"},
+      {"beta", form::number(non_negative), otherwise("the ranks of a group"), "weight of overflow"},
       {"predictor", form::choice(predictors), "predicted_length", "of how long requests run"},
       OutputPrediction::error_key,
       pool_keys[0],

@@ -17,9 +17,13 @@ std::size_t alike(std::size_t blocks) { return (4 * blocks + 4) / 5; }
 }  // namespace
 
 ExpertHistory::ExpertHistory(int layers, int experts)
-    : layers_(static_cast<std::size_t>(layers)),
-      experts_(static_cast<std::size_t>(experts)),
-      all_(layers_ * experts_) {}
+    : layers_(static_cast<std::size_t>(layers)), experts_(static_cast<std::size_t>(experts)) {}
+
+void ExpertHistory::add(Use& use, std::span<const std::int64_t> counts) const {
+  use.tokens.resize(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) use.tokens[i] += counts[i];
+  use.most = most_used(use.tokens);
+}
 
 std::vector<std::uint16_t> ExpertHistory::most_used(std::span<const std::int64_t> counts) const {
   const std::size_t most = std::min<std::size_t>(top, experts_);
@@ -44,7 +48,7 @@ void ExpertHistory::record(const Binding& binding, std::int32_t output_tokens,
                 coverage);
   const RoutingTrace& trace = source.trace(Phase::decode);
   const auto k = static_cast<std::size_t>(trace.experts_per_token());
-  std::vector<std::int64_t> counts(all_.size());
+  std::vector<std::int64_t> counts(layers_ * experts_);
   trace.visit([&](auto ids) {
     for (const RowRange& range : rows) {
       const std::size_t first = static_cast<std::size_t>(range.first_row) * layers_ * k;
@@ -54,8 +58,8 @@ void ExpertHistory::record(const Binding& binding, std::int32_t output_tokens,
       }
     }
   });
-  for (std::size_t i = 0; i < all_.size(); ++i) all_[i] += counts[i];
-  most_used_of_all_ = most_used(all_);
+  add(all_, counts);
+  add(of_topic_[source.workload(binding)], counts);
 
   if (prompt.empty()) return;
   prompt.erase(prompt.begin(),
@@ -74,12 +78,17 @@ void ExpertHistory::forget_oldest() {
   ++forgotten_;
 }
 
-std::span<const std::uint16_t> ExpertHistory::predict(std::span<const BlockHash> prompt) const {
+std::span<const std::uint16_t> ExpertHistory::predict(std::span<const BlockHash> prompt,
+                                                      std::optional<std::uint32_t> topic) const {
   for (std::size_t b = prompt.size(); b > 0 && b >= alike(prompt.size()); --b) {
     const auto found = profile_of_.find(prompt[b - 1]);
     if (found != profile_of_.end()) return recent_[found->second - forgotten_].experts;
   }
-  return most_used_of_all_;
+  if (topic) {
+    const auto known = of_topic_.find(*topic);
+    if (known != of_topic_.end()) return known->second.most;
+  }
+  return all_.most;
 }
 
 double expert_locality(std::span<const std::uint16_t> experts, const ExpertPlacement& placement,

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -16,17 +18,20 @@ namespace moesim {
 
 /// Predicts which experts a request will use from those that finished before it (policies.md 3.1):
 /// the `top` most used per layer of the latest request whose prompt shares at least 4/5 of its
-/// blocks with it, as a prefix; else of all requests. Equal use: lowest expert.
+/// blocks with it, as a prefix; else of all requests of its topic, if one is given and any of them
+/// finished; else of all requests. Equal use: lowest expert.
 class ExpertHistory {
  public:
   ExpertHistory(int layers, int experts);
 
-  /// A request finished: the first tokens that it generated, and its prompt.
+  /// A request finished: the first tokens that it generated, and its prompt. Its topic is the
+  /// workload tag of the recording that it replays.
   void record(const Binding&, std::int32_t output_tokens, const RowSource&,
               std::vector<BlockHash> prompt);
 
   /// [layers * top]; empty while none has finished.
-  std::span<const std::uint16_t> predict(std::span<const BlockHash> prompt) const;
+  std::span<const std::uint16_t> predict(std::span<const BlockHash> prompt,
+                                         std::optional<std::uint32_t> topic = {}) const;
   static constexpr int top = 16;
 
  private:
@@ -34,12 +39,17 @@ class ExpertHistory {
     std::vector<std::uint16_t> experts;  // [layers * top]
     std::vector<BlockHash> prompt;       // the hashes that lead here
   };
+  struct Use {
+    std::vector<std::int64_t> tokens;  // per expert, [layers, experts]
+    std::vector<std::uint16_t> most;   // [layers * top]
+  };
+  void add(Use&, std::span<const std::int64_t> counts) const;
   std::vector<std::uint16_t> most_used(std::span<const std::int64_t> counts) const;
   void forget_oldest();
 
   std::size_t layers_, experts_;
-  std::vector<std::int64_t> all_;  // tokens per expert, [layers, experts]
-  std::vector<std::uint16_t> most_used_of_all_;
+  Use all_;
+  std::map<std::uint32_t, Use> of_topic_;
   std::deque<Profile> recent_;
   std::uint64_t forgotten_ = 0;                              // profiles before recent_.front()
   std::unordered_map<BlockHash, std::uint64_t> profile_of_;  // number of the profile

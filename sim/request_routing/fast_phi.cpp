@@ -33,7 +33,7 @@ class FastPhi final : public OneByOneRouter {
     const HorizonPoints points = survived(trapezoid(steps()), outputs_);
     const std::vector<double> loads = project_survivors(points.h, ranks, outputs_);
     const double s = request.prompt_tokens;
-    std::vector<double> scores = overflow(points, loads, ranks.size(), s, true);
+    std::vector<double> scores = overflow(points, loads, ranks, s, true);
     if (drift_ > 0) {
       const std::vector<double> tie = drift(points, loads, ranks.size(), s);
       for (std::size_t g = 0; g < scores.size(); ++g) scores[g] += drift_ * tie[g];

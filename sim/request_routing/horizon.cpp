@@ -44,14 +44,23 @@ HorizonPoints trapezoid(std::vector<std::int32_t> h) {
 }
 
 std::vector<double> overflow(const HorizonPoints& points, std::span<const double> loads,
-                             std::size_t ranks, double s, bool grow) {
-  std::vector<double> scores(ranks);
+                             std::span<const RankLoad> ranks, double s, bool grow) {
+  const auto groups = groups_of(ranks);
+  std::vector<double> scores(ranks.size()), envelopes(groups.size());
   for (std::size_t k = 0; k < points.h.size(); ++k) {
-    const auto at = loads.subspan(k * ranks, ranks);
-    const double envelope = *std::max_element(at.begin(), at.end());
+    const auto at = loads.subspan(k * ranks.size(), ranks.size());
+    auto first = at.begin();
+    for (std::size_t i = 0; i < groups.size(); first += std::ssize(groups[i++])) {
+      envelopes[i] = *std::max_element(first, first + std::ssize(groups[i]));
+    }
+    const double least = *std::min_element(envelopes.begin(), envelopes.end());
     const double size = s + (grow ? points.h[k] : 0);
-    for (std::size_t g = 0; g < ranks; ++g) {
-      scores[g] += points.weight[k] * std::max(size - (envelope - at[g]), 0.0);
+    std::size_t g = 0;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      for (const std::size_t end = g + groups[i].size(); g < end; ++g) {
+        const double growth = std::max(size - (envelopes[i] - at[g]), 0.0);
+        scores[g] += points.weight[k] * (growth + (envelopes[i] - least));
+      }
     }
   }
   return scores;

@@ -14,7 +14,9 @@ namespace {
 //   kv * time to prefill what is not cached
 //   + expert * life * (1 - locality) * time to send a token to its experts and back
 //   + load * life * time to read what the rank's load exceeds the most loaded one's by
-// where life is the mean output seen so far. Scale "seed": the article's formula with its weights.
+// where life is the mean output seen so far. Of several EP groups the most loaded rank is that of
+// the rank's group, and the last term also has how far it is above the least of any group's. Scale
+// "seed": the article's formula with its weights, loads against the most loaded rank of all.
 // Requests that arrive together are consolidated: while a rank has more than twice the mean of the
 // batch, its last ones go to the rank with the fewest, until it has 1.5 times the mean.
 class Joint final : public RequestRouter {
@@ -26,6 +28,7 @@ class Joint final : public RequestRouter {
     weights_.expert = options.number_or("expert", defaults.expert);
     weights_.load = options.number_or("load", defaults.load);
     expected_output_ = options.number("expected_output");
+    topics_ = options.flag("topics");
     batch_ = static_cast<std::size_t>(options.integer("batch"));
   }
 
@@ -47,7 +50,7 @@ class Joint final : public RequestRouter {
     std::ranges::sort(assignments, {}, &Assignment::pending);
   }
   RouterNeeds needs() const override {
-    return {.window = batch_, .prefixes = true, .locality = true};
+    return {.window = batch_, .prefixes = true, .locality = true, .topics = topics_};
   }
 
  private:
@@ -62,17 +65,18 @@ class Joint final : public RequestRouter {
     if (request.blocks > ranks[g].total_blocks) return std::numeric_limits<double>::infinity();
     const auto rank = static_cast<std::size_t>(ranks[g].rank);
     const double cached = static_cast<double>(request.hits[rank].blocks) * context_.block_tokens;
-    const auto most =
-        static_cast<double>(std::ranges::max_element(ranks, {}, &RankLoad::kv_tokens)->kv_tokens);
     const auto load = static_cast<double>(ranks[g].kv_tokens);
     const JointTerms terms{static_cast<double>(request.prompt_tokens),
-                           cached / request.prompt_tokens, request.locality[rank], load, most};
+                           cached / request.prompt_tokens, request.locality[rank], load,
+                           static_cast<double>(barrier_of(ranks))};
     if (seed_scale_) return joint_seed_cost(weights_, terms, context_.experts);
     const double life = outputs_.empty() ? expected_output_ : outputs_.mean();
+    const auto barrier = static_cast<double>(barrier_of(group_of(ranks, g)));
+    const double growth = std::max(load + request.prompt_tokens - barrier, 0.0) +
+                          (barrier - static_cast<double>(least_barrier(ranks)));
     return weights_.kv * (request.prompt_tokens - cached) * context_.prefill_token_s +
            weights_.expert * life * (1 - terms.locality) * context_.remote_token_s +
-           weights_.load * life * std::max(load + request.prompt_tokens - most, 0.0) *
-               context_.kv_token_s;
+           weights_.load * life * growth * context_.kv_token_s;
   }
 
   static void consolidate(std::vector<std::vector<std::size_t>>& group, std::size_t requests) {
@@ -90,6 +94,7 @@ class Joint final : public RequestRouter {
 
   RouterContext context_;
   bool seed_scale_;
+  bool topics_;
   JointWeights weights_;
   double expected_output_;
   std::size_t batch_;
@@ -108,6 +113,8 @@ std::span<const Key> joint_router_keys() {
       {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
       {"load", weight, otherwise("1; seed 0.3"), "weight of load"},
       {"expected_output", form::number(1, 1e9), "256", "tokens, until outputs were seen"},
+      {"topics", form::flag, "false",
+       "experts are predicted knowing the workload tag of a request"},
       {"batch", form::integer(positive_count), "64", "requests decided together at most"}};
   return keys;
 }

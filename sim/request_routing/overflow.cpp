@@ -25,7 +25,7 @@ class Overflow final : public OneByOneRouter {
     points.weight.assign(points.h.size(), 1);
     points = survived(std::move(points), outputs_);
     const std::vector<double> loads = project_survivors(points.h, ranks, outputs_);
-    const auto scores = overflow(points, loads, ranks.size(), request.prompt_tokens, true);
+    const auto scores = overflow(points, loads, ranks, request.prompt_tokens, true);
     const std::size_t best = least(scores, loads);
     return {best, scores[best]};
   }

@@ -12,10 +12,11 @@ namespace moesim {
 
 namespace {
 
-double envelope(const PoolRanks& ranks, std::size_t t) {
-  const std::size_t count = ranks.seats.size();
-  const auto row = ranks.loads.begin() + static_cast<std::ptrdiff_t>(t * count);
-  return *std::max_element(row, row + static_cast<std::ptrdiff_t>(count));
+// The largest load of any rank of the rank's EP group after t steps.
+double envelope(const PoolRanks& ranks, std::size_t t, std::size_t rank) {
+  const auto [first, last] = std::ranges::equal_range(ranks.group, ranks.group[rank]);
+  const auto row = ranks.loads.begin() + static_cast<std::ptrdiff_t>(t * ranks.group.size());
+  return *std::max_element(row + (first - ranks.group.begin()), row + (last - ranks.group.begin()));
 }
 
 // Sums that can be reached: bit S of a row.
@@ -42,7 +43,7 @@ class Reachable {
   std::vector<std::uint64_t> words_;
 };
 
-// A group's requests and ranks while the selection is under way.
+// Requests and ranks while the selection is under way.
 class Selection {
  public:
   Selection(const PoolRules& rules, PoolRanks ranks, std::span<const PendingRequest> pending,
@@ -168,10 +169,11 @@ class Selection {
 }  // namespace
 
 PoolRanks pool_ranks(std::span<const RankLoad> ranks, std::vector<double> loads) {
-  PoolRanks pool{std::move(loads), {}, {}};
+  PoolRanks pool{std::move(loads), {}, {}, {}};
   for (const RankLoad& rank : ranks) {
     pool.seats.push_back(std::max<std::int64_t>(rank.seats, 0));
     pool.blocks.push_back(rank.free_blocks());
+    pool.group.push_back(rank.group);
   }
   return pool;
 }
@@ -181,7 +183,7 @@ PoolGain::PoolGain(const PoolRules& rules, const PoolRanks& ranks, std::size_t r
   const std::size_t count = ranks.seats.size();
   std::vector<std::pair<double, double>> steps;  // margin, weight
   for (std::size_t t = 0; t * count < ranks.loads.size(); ++t) {
-    steps.emplace_back(envelope(ranks, t) - ranks.loads[t * count + rank], rules.weights[t]);
+    steps.emplace_back(envelope(ranks, t, rank) - ranks.loads[t * count + rank], rules.weights[t]);
   }
   std::stable_sort(steps.begin(), steps.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });

@@ -17,20 +17,21 @@ struct PoolRules {
   double alpha = 1;                ///< gain of a token that fits under the envelope
   double beta = 1;                 ///< cost of a token above it
   std::vector<double> weights;     ///< of the steps 0..T of the horizon
-  std::int64_t greedy_above = 7;   ///< free seats of the group above which requests go one by one
+  std::int64_t greedy_above = 7;   ///< free seats in all above which requests go one by one
   std::size_t subset_window = 64;  ///< pending requests among which subsets are sought
 };
 
-/// A group's ranks as the selection changes them.
+/// The ranks as the selection changes them.
 struct PoolRanks {
   std::vector<double> loads;                ///< projected, [T + 1, ranks]
   std::vector<std::int64_t> seats, blocks;  ///< free, [ranks]
+  std::vector<std::int32_t> group;          ///< RankLoad::group, [ranks]
 };
 PoolRanks pool_ranks(std::span<const RankLoad> ranks, std::vector<double> loads);
 
 /// What adding S tokens is worth on one rank: F(S) = alpha S sum_t d_t - beta sum_t d_t max(S -
 /// m_t, 0), where m_t is how far the rank's load is below the envelope, the largest load of any
-/// rank.
+/// rank of its EP group.
 class PoolGain {
  public:
   PoolGain(const PoolRules&, const PoolRanks&, std::size_t rank);
@@ -47,7 +48,7 @@ class PoolGain {
 
 /// The two stages of BalanceRoute (arXiv:2605.06113) and BF-IO (arXiv:2601.17855), as
 /// request-routing-testbeds.md states the latter.
-///   1. While the group has more than greedy_above free seats: the rank with most of them (ties:
+///   1. While more than greedy_above seats are free in all: the rank with most of them (ties:
 ///      least load, lowest rank) takes the request of largest F.
 ///   2. Then the rank of smallest (1 - lambda) L(0) + lambda L(T) takes a subset of k requests, k
 ///      from its free seats down to 1: the one of largest sum within the margin, or of smallest sum

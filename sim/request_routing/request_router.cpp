@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <tuple>
 
 #include "sim/request_routing/routers.hpp"
@@ -35,6 +36,30 @@ std::size_t least(std::span<const double> scores, std::span<const RankLoad> rank
       best = i;
   }
   return best;
+}
+
+std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place) {
+  const auto [first, last] =
+      std::ranges::equal_range(ranks, ranks[place].group, {}, &RankLoad::group);
+  return {first, last};
+}
+
+std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks) {
+  std::vector<std::span<const RankLoad>> groups;
+  for (std::size_t i = 0; i < ranks.size(); i += groups.back().size()) {
+    groups.push_back(group_of(ranks, i));
+  }
+  return groups;
+}
+
+std::int64_t barrier_of(std::span<const RankLoad> group) {
+  return std::ranges::max_element(group, {}, &RankLoad::kv_tokens)->kv_tokens;
+}
+
+std::int64_t least_barrier(std::span<const RankLoad> ranks) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (const auto group : groups_of(ranks)) least = std::min(least, barrier_of(group));
+  return least;
 }
 
 namespace {

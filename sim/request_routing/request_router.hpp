@@ -27,6 +27,7 @@ struct RankLoad {
   std::int64_t waiting = 0;
   std::int64_t running = 0;
   std::int32_t rank = 0;
+  std::int32_t group = 0;         ///< its EP group: only its ranks wait for each other at barriers
   std::int64_t seats = 0;         ///< sequences it can take before max_num_seqs are on it
   std::int64_t blocks = 0;        ///< KV blocks in use, and those the waiting will need
   std::int64_t total_blocks = 0;  ///< KV blocks it has
@@ -54,7 +55,7 @@ struct PendingRequest {
 struct RoutingState {
   Time now{};
   std::span<const PendingRequest> pending;   ///< in order of arrival, never empty
-  std::span<const RankLoad> ranks;           ///< ascending, never empty
+  std::span<const RankLoad> ranks;           ///< ascending, group by group, never empty
   std::int64_t publication = 0;              ///< counts the published statistics
   std::span<const std::int32_t> finished{};  ///< output tokens of all that finished, in that order
 };
@@ -73,6 +74,7 @@ struct RouterNeeds {
   bool prefixes = false;
   bool locality = false;
   bool new_experts = false;
+  bool topics = false;  ///< experts are predicted knowing the workload tag of a request
   std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
 };
 
@@ -91,6 +93,7 @@ class RequestRouter {
 struct RouterContext {
   std::uint64_t seed = 1;  ///< names their random streams
   int ranks = 1;
+  int groups = 1;              ///< EP groups that the ranks are of, alike
   int experts = 1;             ///< routed, per layer
   int block_tokens = 16;       ///< of a KV block
   double prefill_token_s = 0;  ///< to compute a prompt token on one rank
@@ -129,6 +132,15 @@ class OneByOneRouter : public RequestRouter {
 
 /// The index of the smallest (score, KV tokens, place).
 std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks);
+
+/// The ranks of the same EP group as the one at `place`, and the ranks group by group.
+std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place);
+std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks);
+
+/// The KV tokens of the most loaded rank, for whom the others of its EP group wait; and the least
+/// of these over the groups.
+std::int64_t barrier_of(std::span<const RankLoad> group);
+std::int64_t least_barrier(std::span<const RankLoad> ranks);
 
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
 /// fast_phi, cache_aware, dynamo_kv, joint, activation_aware.

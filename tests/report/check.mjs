@@ -1,5 +1,6 @@
 // Opens a report in headless Chromium, without a network, and uses it as its reader would.
-//   node check.mjs CHROMIUM REPORT.html PARETO.csv FOLDER    (the CSV of `moesim pareto`, for the folder of screenshots)
+//   node check.mjs CHROMIUM REPORT.html PARETO.csv FOLDER POOLS.html    (the CSV of `moesim pareto`, for the folder of
+//   screenshots, the report of a sweep over pools)
 import assert from 'node:assert/strict';
 import fs from 'node:fs';
 import path from 'node:path';
@@ -7,7 +8,7 @@ import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 
 const { chromium } = createRequire(new URL('../../tools/report/package.json', import.meta.url))('playwright-core');
-const [executablePath, report, pareto_csv, folder] = process.argv.slice(2);
+const [executablePath, report, pareto_csv, folder, pools] = process.argv.slice(2);
 fs.mkdirSync(folder, { recursive: true });
 
 const browser = await chromium.launch({
@@ -15,7 +16,7 @@ const browser = await chromium.launch({
 });
 
 // A page in which anything said on the console, thrown, or asked of a network is collected.
-async function open(width, options = {}) {
+async function open(width, options = {}, file = report) {
   const context = await browser.newContext({ viewport: { width, height: 900 }, offline: true, ...options });
   const complaints = [];
   await context.route('**/*', route => {
@@ -27,7 +28,7 @@ async function open(width, options = {}) {
   page.setDefaultTimeout(120000);  // a loaded machine draws slowly
   page.on('console', message => complaints.push(`${message.type()}: ${message.text()}`));
   page.on('pageerror', error => complaints.push(`thrown: ${error}`));
-  await page.goto(pathToFileURL(report).href);
+  await page.goto(pathToFileURL(file).href);
   await page.waitForFunction(() => window.echarts && document.querySelector('#frontier-chart svg path'));
   return { page, complaints };
 }
@@ -182,6 +183,21 @@ try {
   assert.ok(await fits(dark.page), 'wider than paper');
   await dark.page.screenshot({ path: path.join(folder, 'report-print.png'), fullPage: true });
   assert.deepEqual(dark.complaints, []);
+
+  // Points with several EP groups say what each did, those with pools which pool a breakdown is of.
+  const fleet = await open(390, { isMobile: true }, pools);
+  const rows_of = async instances => {
+    await fleet.page.evaluate(rows => select(data.points.find(p => p.instances.length === rows.length && has_pools(p) === rows.pools)), instances);
+    return fleet.page.locator('#instances tbody tr').allInnerTexts();
+  };
+  assert.equal((await rows_of({ length: 0, pools: false })).length, 0);
+  assert.equal((await rows_of({ length: 2, pools: false })).length, 2);
+  assert.match((await rows_of({ length: 2, pools: true })).join('\n'), /^prefill\s+0[^]*\ndecode\s+1/);
+  assert.match(await fleet.page.locator('#parts-note').innerText(), /decode pool/);
+  await fleet.page.locator('#parts-kind').selectOption('prefill pool: prefill');
+  assert.ok(await fits(fleet.page), 'the table of groups is wider than a phone');
+  await fleet.page.screenshot({ path: path.join(folder, 'pools-390.png'), fullPage: true });
+  assert.deepEqual(fleet.complaints, []);
   console.log('the page works');
 } finally {
   await browser.close();

@@ -51,6 +51,17 @@ fi
 "$moesim" report "$work/s.sqlite" -o "$work/again.html" --base "$work/base.json" 2>/dev/null
 cmp "$work/report.html" "$work/again.html"
 "$moesim" pareto "$work/s.sqlite" --by /placement/replication --by /token_routing/decode --csv "$work/pareto.csv" >/dev/null
+# One EP group, two behind one router, and two pools; clients who leave.
+cat >"$work/pools.json" <<'JSON'
+{ "base": "base.json",
+  "set": {"/parallel": {"dp": 4, "tp": 1, "ep": 4}, "/workload/arrivals": {"type": "closed_loop", "concurrency": 16},
+          "/workload/cancellation": {"share": 0.5, "mean_after": "1 ms"}},
+  "blocks": [
+    {"axes": {"/instances": [1, 2], "/token_routing/decode": ["even", "metro"]}},
+    {"set": {"/pools": {"prefill": {}, "decode": {"scheduling": {"type": "decode_only", "max_num_seqs": 16}}}}}] }
+JSON
+"$moesim" sweep "$work/pools.json" -o "$work/pools.sqlite" >/dev/null 2>"$work/err" || { cat "$work/err" >&2; exit 1; }
+"$moesim" report "$work/pools.sqlite" -o "$work/pools.html" --base "$work/base.json" 2>/dev/null
 python3 - "$moesim" "$work" <<'PY'
 import json, re, shlex, sqlite3, subprocess, sys
 moesim, work = sys.argv[1:]
@@ -70,5 +81,7 @@ for point in data["points"][::9]:
     row = dict(zip([c[0] for c in row.description], row.fetchone()))
     same = [name for name in row if name in ran["metrics"]]
     assert len(same) > 20 and all(row[name] == ran["metrics"][name] for name in same)
+[shares] = sqlite3.connect(f"{work}/pools.sqlite").execute("SELECT min(cancelled_share), max(timeout_share) FROM metrics")
+assert shares[0] > 0 and shares[1] == 0, shares
 PY
-node tests/report/check.mjs "$chromium" "$work/report.html" "$work/pareto.csv" "${shots:-$work}"
+node tests/report/check.mjs "$chromium" "$work/report.html" "$work/pareto.csv" "${shots:-$work}" "$work/pools.html"

@@ -28,13 +28,16 @@ struct PageMetric {
   bool less_is_better;
 };
 
-constexpr std::array<PageMetric, 27> page_metrics{{
+constexpr std::array<PageMetric, 30> page_metrics{{
     {"/metrics/tokens_per_s_per_gpu", "Output throughput per GPU", "tokens/s", false},
     {"/metrics/total_tokens_per_s_per_gpu", "Throughput per GPU, prompts too", "tokens/s", false},
     {"/metrics/output_throughput", "Output throughput", "tokens/s", false},
     {"/metrics/total_token_throughput", "Throughput, prompts too", "tokens/s", false},
     {"/metrics/request_throughput", "Requests finished", "1/s", false},
     {"/metrics/request_goodput", "Requests within their SLO", "1/s", false},
+    {"/metrics/slo_attainment", "SLO met", "share of requests", false},
+    {"/metrics/timeout_share", "Timed out", "share of requests", true},
+    {"/metrics/cancelled_share", "Cancelled", "share of requests", true},
     {"/metrics/tokens_per_s_per_user", "Speed for one user", "tokens/s", false},
     {"/metrics/median_tpot_ms", "Median TPOT", "ms", true},
     {"/metrics/mean_tpot_ms", "Mean TPOT", "ms", true},
@@ -111,19 +114,51 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
   return metrics;
 }
 
-// The mean step of each kind in ms by part, in the order of part_names.
+// The mean step of each kind in ms by part, in the order of part_names. Where prefill has a pool of
+// its own the report's own steps are those of the decode pool, and this adds "prefill pool: KIND".
 OrderedJson parts_of(const StoredPoint& point) {
   OrderedJson kinds = OrderedJson::object();
-  for (const std::string_view kind : step_kind_names) {
-    const Json* parts = find_value(point.report, fmt::format("/steps/{}/parts_mean_ms", kind));
-    if (report_number(point, fmt::format("/steps/{}/steps", kind)).value_or(0) == 0) continue;
-    if (parts == nullptr) continue;
-    OrderedJson& row = kinds[std::string(kind)] = OrderedJson::array();
-    for (const std::string_view part : part_names) {
-      row.push_back(rounded(parts->value(std::string(part), 0.0), 5));
+  const auto add = [&](const std::string& steps, const std::string& title) {
+    for (const std::string_view kind : step_kind_names) {
+      const std::string of_kind = fmt::format("{}/{}", steps, kind);
+      const Json* parts = find_value(point.report, of_kind + "/parts_mean_ms");
+      if (parts == nullptr || report_number(point, of_kind + "/steps").value_or(0) == 0) continue;
+      OrderedJson& row = kinds[title + std::string(kind)] = OrderedJson::array();
+      for (const std::string_view part : part_names) {
+        row.push_back(rounded(parts->value(std::string(part), 0.0), 5));
+      }
     }
-  }
+  };
+  add("/steps", "");
+  add("/pools/prefill/steps", "prefill pool: ");
   return kinds;
+}
+
+// Its EP groups, if it has more than one: of each the pool ("" if there are none) and its number,
+// then of instance_columns what its row in the report says.
+constexpr std::array<std::string_view, 7> instance_columns{
+    "mean_step_ms",        "utilization",     "barrier_idle_share", "output_tokens",
+    "kv_mean_utilization", "prefix_hit_rate", "preemptions"};
+constexpr std::size_t most_instances = 64;
+
+OrderedJson instances_of(const StoredPoint& point) {
+  OrderedJson rows = OrderedJson::array();
+  const auto add = [&](const std::string& pointer, std::string_view pool) {
+    const Json* instances = find_value(point.report, pointer);
+    if (instances == nullptr) return;
+    for (const Json& instance : *instances) {
+      if (rows.size() == most_instances) return;
+      OrderedJson row{pool, instance.at("instance").get<int>()};
+      for (const std::string_view column : instance_columns) {
+        row.push_back(rounded(instance.at(std::string(column)).get<double>(), 5));
+      }
+      rows.push_back(std::move(row));
+    }
+  };
+  add("/pools/prefill/instances", "prefill");
+  add("/pools/decode/instances", "decode");
+  add("/instances", "");
+  return rows;
 }
 
 // Means per step of what one layer's ranks do, appended.
@@ -405,6 +440,7 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
                               {"settings", texts_of(curve_point.settings)},
                               {"metrics", metrics_of(point, pointers)},
                               {"parts", parts_of(point)},
+                              {"instances", instances_of(point)},
                               {"command", reproduce_command(sweep, point, options.base)},
                               {"patch", Json::diff(config, config_of(point))}});
   }

@@ -69,6 +69,8 @@ const say = (name, value) => /^[-\d.]+$/.test(value) || value === '-' || value =
 const group_label = g => named(data.by, data.groups[g]).map(([n, v]) => say(n, v)).join(' · ') || 'all points';
 const settings_label = p => named(data.settings, p.settings).map(([n, v]) => say(n, v)).join(' · ');
 const values_label = p => [...data.groups[p.group], ...p.settings].join(' · ') || p.id;
+const has_pools = p => p.instances.some(([pool]) => pool);
+const some_have_pools = data.points.some(has_pools);
 const point_label = p => [data.by.length ? group_label(p.group) : '', settings_label(p)].filter(Boolean).join(' · ') || p.id;
 
 // Okabe and Ito's colours, which colour-blind readers tell apart; symbols and dashes tell more groups.
@@ -274,18 +276,34 @@ function copy_button(text) {
   return button;
 }
 
+// A pooled or replicated point's EP groups, one a line.
+function instances_table(p) {
+  const share = v => `${(100 * v).toFixed(0)} %`;
+  const columns = [['step, ms', number], ['busy', share], ['waits', share], ['tokens', v => number(v)], ['KV', share], ['hits', share], ['preempted', String]];
+  const pools = has_pools(p);
+  const heads = [...(pools ? ['pool'] : []), 'group', ...columns.map(([name]) => name)];
+  return element('details', { open: true, id: 'instances' }, element('summary', {}, pools ? 'Pools and their EP groups' : 'EP groups'),
+    element('div', { class: 'scroll', tabindex: 0 }, element('table', {},
+      element('thead', {}, element('tr', {}, heads.map((t, i) => element('th', { class: pools && !i ? 'text' : '' }, t)))),
+      element('tbody', {}, p.instances.map(([pool, group, ...values]) => element('tr', {}, pools ? element('td', { class: 'text' }, pool) : null,
+        element('td', {}, String(group)), values.map((v, i) => element('td', {}, columns[i][1](v)))))))),
+    element('p', { class: 'hint' }, 'Mean step, share of time in steps, share of those waiting at barriers, tokens put out, KV cache in use, prefix cache hits, preemptions.' +
+      (pools ? ' Steps, breakdown and maps of this point are the decode pool’s unless they say otherwise.' : '')));
+}
+
 function show_point() {
   const p = state.selected, box = by_id('point');
   if (!p) return;
   const shown = [state.x, state.y, ...['/metrics/median_ttft_ms', '/metrics/tokens_per_s_per_gpu', '/metrics/median_tpot_ms', '/steps/decode/mean_ms',
     '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean', '/breakdown/exposed_communication_share',
-    '/breakdown/barrier_idle_share', '/metrics/mbu'].map(metric_at)].filter((m, i, all) => m >= 0 && all.indexOf(m) === i && p.metrics[m] !== null);
+    '/breakdown/barrier_idle_share', '/metrics/mbu', '/metrics/timeout_share'].map(metric_at)].filter((m, i, all) => m >= 0 && all.indexOf(m) === i && p.metrics[m] !== null);
   const rows = pairs => element('dl', {}, pairs.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
   const config = JSON.stringify(patched(data.config, p.patch), null, 1);
   box.replaceChildren(...[
     element('h3', {}, swatch(p.group), group_label(p.group)),
     rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
     element('details', { open: true }, element('summary', {}, 'Results'), rows(shown.map(m => [with_unit(data.metrics[m]), number(p.metrics[m])]))),
+    p.instances.length ? instances_table(p) : null,
     element('div', { class: 'with-copy' }, 'Reproduce', copy_button(p.command)),
     element('pre', { id: 'command' }, p.command),
     data.commands_need_a_file ? element('p', { class: 'hint' }, 'Run where the sweep file lies.') : null,
@@ -403,7 +421,8 @@ function draw_parts() {
     })),
   }, 60 + points.length * Math.max(24, 10 + 13 * (narrow ? Math.ceil(longest / 14) : 1)));
   by_id('parts-note').textContent = (terse ? `Bars: ${[...data.by, ...data.settings].join(' · ')}. ` : '') + (all > most ? `${most} of ${all} points shown, evenly spread. ` : '') +
-    'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.';
+    'Along the critical path: what the slowest GPU does between barriers. Hidden parts leave their bars.' +
+    (some_have_pools ? ' Of points with pools these are steps of the decode pool, unless the prefill pool is chosen.' : '');
 }
 
 // ---- experts by layer and GPU
@@ -480,7 +499,7 @@ function setup_loads() {
   const options = with_loads.map(p => [p.id, point_label(p)]);
   fill_select('loads-a', options, telling ? telling.baseline : with_loads[0].id, draw_loads);
   fill_select('loads-b', options, telling ? telling.candidate : with_loads.at(-1).id, draw_loads);
-  by_id('loads-note').textContent = 'Left and right share a scale. Means over all steps even out what differs from step to step; the line above each map does not.' +
+  by_id('loads-note').textContent = 'Left and right share a scale. Means over all steps even out what differs from step to step; the line above each map does not.' + (some_have_pools ? ' Of points with pools these are the decode pool’s GPUs.' : '') +
     (data.loads_left_out ? ` ${data.loads_left_out} points’ maps are left out to keep this page small.` : '');
 }
 
@@ -592,7 +611,7 @@ function start() {
   fill_select('best-baseline', data.groups.map((_, g) => [String(g), group_label(g)]), '0', show_best);
   by_id('limit').oninput = show_best;
   reset_limit();
-  const kinds = ['decode', 'prefill', 'mixed'].filter(k => data.points.some(p => p.parts[k]));
+  const kinds = ['decode', 'prefill', 'mixed', 'prefill pool: prefill', 'prefill pool: mixed'].filter(k => data.points.some(p => p.parts[k]));
   by_id('breakdown').hidden = !kinds.length;
   fill_select('parts-kind', kinds.map(k => [k, k]), kinds[0], draw_parts);
   by_id('parts-unit').onchange = draw_parts;
