@@ -16,7 +16,7 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 class BitCounts {
  public:
   // Up to `most` words will be added.
-  explicit BitCounts(std::size_t most) : used_(at(std::bit_width(most))) {}
+  explicit BitCounts(std::size_t most) : used_(static_cast<std::size_t>(std::bit_width(most))) {}
   void add(std::uint64_t word) {
     for (std::size_t p = 0; p < used_; ++p) {
       const std::uint64_t carry = planes_[p] & word;
