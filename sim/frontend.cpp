@@ -93,7 +93,7 @@ void Frontend::publish(Time now) {
 void Frontend::arrive(std::uint32_t request) {
   left(request);
   Waiting& waiting = waiting_.emplace_back(Waiting{request, {}});
-  if (needs_.prefixes || needs_.locality || needs_.new_experts) {
+  if (needs_.prefixes || needs_.locality || needs_.experts_read) {
     waiting.hashes = prompt_of(request);
   }
 }
@@ -113,7 +113,7 @@ void Frontend::finished(std::uint32_t request) {
   left(request);
   const RequestRecord& record = requests_[request];
   finished_outputs_.push_back(record.output_tokens);
-  if (needs_.locality || needs_.new_experts) {
+  if (needs_.locality || needs_.experts_read) {
     history_.record(record.binding, record.output_tokens, rows_, prompt_of(request));
   }
 }
@@ -132,7 +132,7 @@ void Frontend::show() {
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
-  new_experts_.resize(needs_.new_experts ? shown * count : 0);
+  experts_read_.resize(needs_.experts_read ? shown * count : 0);
   pending_.clear();
   for (std::size_t i = 0; i < shown; ++i) {
     const Waiting& waiting = waiting_[i];
@@ -151,7 +151,7 @@ void Frontend::show() {
             instances_[g / dp]->find(g % dp, waiting.hashes, pending.prompt_tokens);
       }
     }
-    if (needs_.locality || needs_.new_experts) show_experts(pending, i, count);
+    if (needs_.locality || needs_.experts_read) show_experts(pending, i, count);
   }
 }
 
@@ -166,12 +166,13 @@ void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::siz
     }
     pending.locality = localities;
   }
-  if (needs_.new_experts) {
-    const auto fresh = std::span(new_experts_).subspan(place * ranks, ranks);
+  if (needs_.experts_read) {
+    const auto read = std::span(experts_read_).subspan(place * ranks, ranks);
     for (std::size_t i = 0; i < instances_.size(); ++i) {
-      std::ranges::fill(fresh.subspan(i * dp, dp), active_experts_.expected_new(i, experts));
+      std::ranges::fill(read.subspan(i * dp, dp),
+                        active_experts_.expected(i) + active_experts_.expected_new(i, experts));
     }
-    pending.new_experts = fresh;
+    pending.experts_read = read;
   }
 }
 
@@ -187,7 +188,7 @@ void Frontend::carry_out(const Assignment& assignment) {
                         experiment_.kv_layout.block_tokens / pending.prompt_tokens;
   }
   if (needs_.locality) routing.locality = pending.locality[rank];
-  if (needs_.new_experts) {
+  if (needs_.experts_read) {
     active_experts_.add(pending.id, rank / dp, experts_of(pending));
   }
   instances_[rank / dp]->submit(pending.id, rank % dp);

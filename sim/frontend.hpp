@@ -56,7 +56,7 @@ class Frontend {
   std::deque<Waiting> waiting_;
   std::vector<std::int32_t> finished_outputs_;
   ExpertHistory history_;
-  ActiveExperts active_experts_;  // RouterNeeds::new_experts
+  ActiveExperts active_experts_;  // RouterNeeds::experts_read
   std::int64_t publication_ = 0;
   std::vector<RankLoad> published_;
 
@@ -69,9 +69,9 @@ class Frontend {
   std::vector<Seen> seen_;  // [instances]
   std::vector<RankLoad> ranks_, ranks_of_instance_;
   std::vector<PendingRequest> pending_;
-  std::vector<CacheHit> hits_;       // [pending, ranks]
-  std::vector<double> localities_;   // [pending, ranks]
-  std::vector<double> new_experts_;  // [pending, ranks]
+  std::vector<CacheHit> hits_;        // [pending, ranks]
+  std::vector<double> localities_;    // [pending, ranks]
+  std::vector<double> experts_read_;  // [pending, ranks]
   std::vector<Assignment> assignments_;
 };
 

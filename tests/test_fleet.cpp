@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "sim/request_routing/active_experts.hpp"
+#include "sim/request_routing/request_router.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -233,16 +234,45 @@ TEST_CASE("experts that a group reads already count less, by hand") {
   const std::vector<std::uint16_t> profile{0, 1}, other{1, 2};
   CHECK_THAT(active.expected_new(0, profile), WithinRel(1.0, 1e-12));
   active.add(7, 0, profile);
+  CHECK_THAT(active.expected(0), WithinRel(1.0, 1e-12));
   // Expert 0 and 1 are read with 1/2 each: new is 1/2 1/2 + 1/2 1/2.
   CHECK_THAT(active.expected_new(0, profile), WithinRel(0.5, 1e-12));
   CHECK_THAT(active.expected_new(0, other), WithinRel(0.75, 1e-12));
   CHECK_THAT(active.expected_new(1, profile), WithinRel(1.0, 1e-12));
   active.add(8, 0, other);
   CHECK_THAT(active.expected_new(0, profile), WithinRel(0.25 + 0.125, 1e-12));
+  // 1/2 + 3/4 + 1/2
+  CHECK_THAT(active.expected(0), WithinRel(1.75, 1e-12));
+  CHECK(active.expected(1) == 0);
   active.remove(7);
+  CHECK_THAT(active.expected(0), WithinRel(1.0, 1e-12));
   active.remove(8);
   active.remove(9);  // never came
   CHECK_THAT(active.expected_new(0, profile), WithinRel(1.0, 1e-12));
+  CHECK_THAT(active.expected(0), WithinAbs(0.0, 1e-12));
+}
+
+TEST_CASE("activation_aware joins its topic's group when both are as large, else the smaller one") {
+  RouterContext context;
+  context.ranks = context.groups = 2;
+  context.kv_token_s = 1e-9;
+  context.expert_read_s = 1e-6;
+  const auto router = request_routers().make(test::config(R"("activation_aware")"), context);
+  const auto pick = [&](const std::vector<double>& experts_read) {
+    std::vector<RankLoad> ranks(2);
+    ranks[0].kv_tokens = 1000;
+    ranks[1].kv_tokens = 900;
+    ranks[1].rank = ranks[1].group = 1;
+    PendingRequest request;
+    request.prompt_tokens = 100;
+    request.experts_read = experts_read;
+    std::vector<Assignment> assignments;
+    router->route({{}, {&request, 1}, ranks, 0, {}}, assignments);
+    return assignments.at(0).rank;
+  };
+  // Of the topic of group 0, which then reads 50 experts; group 1 would read 58 or 40.
+  CHECK(pick({50, 58}) == 0);
+  CHECK(pick({50, 40}) == 1);
 }
 
 }  // namespace

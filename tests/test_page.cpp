@@ -140,5 +140,13 @@ TEST_CASE("of points with pools or several groups a page has each group, and pre
   CHECK(of_seed(2)["instances"] == OrderedJson::array({row("", 0, 0.3), row("", 1, 0.4)}));
 }
 
+TEST_CASE("a setting is what was set, also where a section of the report has its name") {
+  StoredSweep stored = sweep({{"/instances", {1, 2}}});
+  stored.points[1].report["instances"] = Json::array();
+  PageOptions options;
+  options.axes.by = {"/instances"};
+  REQUIRE(page_data(stored, options)["groups"] == OrderedJson({{"1"}, {"2"}}));
+}
+
 }  // namespace
 }  // namespace moesim

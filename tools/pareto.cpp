@@ -21,6 +21,15 @@ const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   return find_value(point.report, std::string(config_prefix) + pointer);
 }
 
+// What a point was set to, though its report may have a section of the same name ("instances",
+// "pools"); else what the report says.
+const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  if (const Json* value = find_value(point.report, std::string(config_prefix) + pointer))
+    return value;
+  return find_value(point.report, pointer);
+}
+
 // Where a pointer that leads nowhere goes wrong: the last object it reaches, and what that holds.
 std::string what_would_be_right(const Json& report, const std::string& pointer) {
   const Json* holder = &report;
@@ -73,7 +82,7 @@ std::optional<double> number_at(const StoredPoint& point, const std::string& poi
 std::vector<Json> values_at(const StoredPoint& point, const std::vector<std::string>& pointers) {
   std::vector<Json> values;
   for (const std::string& pointer : pointers) {
-    const Json* value = value_of(point, pointer);
+    const Json* value = setting_of(point, pointer);
     values.push_back(value == nullptr ? Json() : *value);
   }
   return values;

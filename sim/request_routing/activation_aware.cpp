@@ -6,11 +6,13 @@ namespace moesim {
 namespace {
 
 // Requests of one topic share experts, so a group that already reads a request's experts takes it
-// for less (policies.md 9.4). Lower is better:
-//   time to read the rank's KV cache with the prompt in it
-//   + weight * time to read the experts that the rank's group does not read yet
-// Within one group the second term is the same for all ranks. Ties as usual. With "topics" a
-// request's workload tag is known, as an application or a tenant would tell it.
+// for less (policies.md 9.4). The least time of the group's decode step with the request on it, as
+// far as it depends on requests:
+//   time to read the KV cache of the group's most loaded rank
+//   + weight * time to read the experts that requests of the group use
+// What the request adds to these alone would send all to one group, which reads most experts
+// already. Within one group the second term is the same for all ranks. Ties as usual. With "topics"
+// a request's workload tag is known, as an application or a tenant would tell it.
 class ActivationAware final : public OneByOneRouter {
  public:
   ActivationAware(ConfigReader& options, const RouterContext& context)
@@ -19,16 +21,20 @@ class ActivationAware final : public OneByOneRouter {
         weight_(options.number("weight")),
         topics_(options.flag("topics")) {}
 
-  RouterNeeds needs() const override { return {.new_experts = true, .topics = topics_}; }
+  RouterNeeds needs() const override { return {.experts_read = true, .topics = topics_}; }
 
  private:
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
               const RoutingState&) override {
     std::vector<double> seconds;
-    for (const RankLoad& rank : ranks) {
-      const auto kv_tokens = static_cast<double>(rank.kv_tokens + request.prompt_tokens);
-      const double fresh = request.new_experts[static_cast<std::size_t>(rank.rank)];
-      seconds.push_back(kv_tokens * context_.kv_token_s + weight_ * fresh * context_.expert_read_s);
+    for (const auto group : groups_of(ranks)) {
+      const std::int64_t barrier = barrier_of(group);
+      for (const RankLoad& rank : group) {
+        const std::int64_t kv_tokens = std::max(barrier, rank.kv_tokens + request.prompt_tokens);
+        const double experts = request.experts_read[static_cast<std::size_t>(rank.rank)];
+        seconds.push_back(static_cast<double>(kv_tokens) * context_.kv_token_s +
+                          weight_ * experts * context_.expert_read_s);
+      }
     }
     const std::size_t best = least(seconds, ranks);
     return {best, seconds[best]};

@@ -19,12 +19,15 @@ class ActiveExperts {
   /// Forgets a request, if it is on any group.
   void remove(std::uint32_t request);
 
-  /// Experts that a token of this profile picks and no token of the group does, expected, over all
-  /// layers: the sum of p (1 - p)^n over the profile, n requests of the group having the expert in
-  /// theirs.
+  /// Experts that the group reads in a step, expected, over all layers: the sum of 1 - (1 - p)^n,
+  /// n requests of the group having the expert in their profiles.
+  double expected(std::size_t group) const { return expected_[group]; }
+  /// Experts that a token of this profile picks and no token of the group does: the sum of p (1 -
+  /// p)^n over the profile.
   double expected_new(std::size_t group, std::span<const std::uint16_t> profile) const;
 
  private:
+  void count(std::size_t group, std::span<const std::uint16_t> profile, int change);
   struct Placed {
     std::size_t group;
     std::vector<std::uint16_t> profile;
@@ -36,6 +39,7 @@ class ActiveExperts {
   std::size_t layers_, experts_;
   int experts_per_token_;
   std::vector<std::vector<std::int32_t>> requests_with_;  // [group][layers * experts]
+  std::vector<double> expected_;                          // [group]
   std::map<std::uint32_t, Placed> placed_;
 };
 

@@ -101,7 +101,7 @@ const Registry<RequestRouter, const RouterContext&>& request_routers() {
        {"joint", "prefill saved, experts on the rank's GPUs and load, in seconds",
         make_joint_router, joint_router_keys},
        {"activation_aware",
-        "KV to read plus experts that the rank's EP group does not read yet, in seconds",
+        "the EP group whose step, KV and experts read, is shortest with the request",
         make_activation_aware_router, activation_aware_router_keys}});
   return table;
 }

@@ -46,9 +46,9 @@ struct PendingRequest {
   std::span<const CacheHit> hits{};     ///< [rank]; RouterNeeds::prefixes
   std::span<const double> locality{};   ///< [rank], share of the experts it will need that the
                                         ///< rank's own GPUs host; RouterNeeds::locality
-  /// [rank], how many experts the rank's EP group would read for it in a decode step that it does
-  /// not read already, expected, over all layers; RouterNeeds::new_experts
-  std::span<const double> new_experts{};
+  /// [rank], how many experts the rank's EP group would read in a decode step with it, expected,
+  /// over all layers; RouterNeeds::experts_read
+  std::span<const double> experts_read{};
 };
 
 /// What a router decides from.
@@ -73,7 +73,7 @@ struct RouterNeeds {
   bool requests = false;
   bool prefixes = false;
   bool locality = false;
-  bool new_experts = false;
+  bool experts_read = false;
   bool topics = false;  ///< experts are predicted knowing the workload tag of a request
   std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
 };

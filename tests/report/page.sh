@@ -52,16 +52,16 @@ fi
 cmp "$work/report.html" "$work/again.html"
 "$moesim" pareto "$work/s.sqlite" --by /placement/replication --by /token_routing/decode --csv "$work/pareto.csv" >/dev/null
 # One EP group, two behind one router, and two pools; clients who leave.
+sed 's|"concurrency_per_rank": 4|"concurrency": 16|; s|"dp": 8, "tp": 1, "ep": 8|"dp": 4, "tp": 1, "ep": 4|
+     s|"requests": 128}|"requests": 128, "cancellation": {"share": 0.5, "mean_after": "1 ms"}}|' "$work/base.json" >"$work/half.json"
 cat >"$work/pools.json" <<'JSON'
-{ "base": "base.json",
-  "set": {"/parallel": {"dp": 4, "tp": 1, "ep": 4}, "/workload/arrivals": {"type": "closed_loop", "concurrency": 16},
-          "/workload/cancellation": {"share": 0.5, "mean_after": "1 ms"}},
+{ "base": "half.json",
   "blocks": [
     {"axes": {"/instances": [1, 2], "/token_routing/decode": ["even", "metro"]}},
     {"set": {"/pools": {"prefill": {}, "decode": {"scheduling": {"type": "decode_only", "max_num_seqs": 16}}}}}] }
 JSON
 "$moesim" sweep "$work/pools.json" -o "$work/pools.sqlite" >/dev/null 2>"$work/err" || { cat "$work/err" >&2; exit 1; }
-"$moesim" report "$work/pools.sqlite" -o "$work/pools.html" --base "$work/base.json" 2>/dev/null
+"$moesim" report "$work/pools.sqlite" -o "$work/pools.html" --base "$work/half.json" 2>/dev/null
 python3 - "$moesim" "$work" <<'PY'
 import json, re, shlex, sqlite3, subprocess, sys
 moesim, work = sys.argv[1:]

@@ -279,7 +279,7 @@ function copy_button(text) {
 // A pooled or replicated point's EP groups, one a line.
 function instances_table(p) {
   const share = v => `${(100 * v).toFixed(0)} %`;
-  const columns = [['step, ms', number], ['busy', share], ['waits', share], ['tokens', v => number(v)], ['KV', share], ['hits', share], ['preempted', String]];
+  const columns = [['step ms', number], ['busy', share], ['waits', share], ['tokens', v => v.toLocaleString('en')], ['KV', share], ['hits', share], ['pre', String]];
   const pools = has_pools(p);
   const heads = [...(pools ? ['pool'] : []), 'group', ...columns.map(([name]) => name)];
   return element('details', { open: true, id: 'instances' }, element('summary', {}, pools ? 'Pools and their EP groups' : 'EP groups'),
@@ -287,7 +287,7 @@ function instances_table(p) {
       element('thead', {}, element('tr', {}, heads.map((t, i) => element('th', { class: pools && !i ? 'text' : '' }, t)))),
       element('tbody', {}, p.instances.map(([pool, group, ...values]) => element('tr', {}, pools ? element('td', { class: 'text' }, pool) : null,
         element('td', {}, String(group)), values.map((v, i) => element('td', {}, columns[i][1](v)))))))),
-    element('p', { class: 'hint' }, 'Mean step, share of time in steps, share of those waiting at barriers, tokens put out, KV cache in use, prefix cache hits, preemptions.' +
+    element('p', { class: 'hint' }, 'Mean step, share of time in steps, share of those waiting at barriers, tokens put out, KV cache in use, prefix cache hits, preemptions (pre).' +
       (pools ? ' Steps, breakdown and maps of this point are the decode pool’s unless they say otherwise.' : '')));
 }
 
