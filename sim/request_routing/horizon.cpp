@@ -50,8 +50,10 @@ std::vector<double> overflow(const HorizonPoints& points, std::span<const double
   for (std::size_t k = 0; k < points.h.size(); ++k) {
     const auto at = loads.subspan(k * ranks.size(), ranks.size());
     auto first = at.begin();
-    for (std::size_t i = 0; i < groups.size(); first += std::ssize(groups[i++])) {
-      envelopes[i] = *std::max_element(first, first + std::ssize(groups[i]));
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const auto last = first + std::ssize(groups[i]);
+      envelopes[i] = *std::max_element(first, last);
+      first = last;
     }
     const double least = *std::min_element(envelopes.begin(), envelopes.end());
     const double size = s + (grow ? points.h[k] : 0);
