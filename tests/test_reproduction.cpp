@@ -60,8 +60,9 @@ TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
                         {"context", 64},
                         {"frontiers", {{"all", {Json::object()}}}},
                         {"gains", Json::object()}};
-    return test::config_error(
-        [&] { measure(ConfigNode(Json{{"frontier", frontier}}, file.parent_path() / "figure.json")); });
+    return test::config_error([&] {
+      measure(ConfigNode(Json{{"frontier", frontier}}, file.parent_path() / "figure.json"));
+    });
   };
   CHECK(error("/kv_cache", Json{{"gpu_memory_utilization", 0.01}}).find("no point of the sweep") !=
         std::string::npos);

@@ -117,10 +117,12 @@ std::string simulated_text(const ReproducedRow& row) {
 /// The reason, then what each input changes: "gating; by cause: charge +4.33, gating -0.51".
 std::string why_text(const ReproducedRow& row) {
   std::string text = row.reason;
-  for (std::size_t i = 0; i < row.causes.size(); ++i) {
-    const double change = row.causes[i].simulated - row.simulated;
-    text += fmt::format("{}{} {}{}", i > 0 ? ", " : text.empty() ? "by cause: " : "; by cause: ",
-                        row.causes[i].input, change < 0 ? "" : "+", number_text(change));
+  std::string_view before = text.empty() ? "by cause: " : "; by cause: ";
+  for (const Cause& cause : row.causes) {
+    const double change = cause.simulated - row.simulated;
+    text +=
+        fmt::format("{}{} {}{}", before, cause.input, change < 0 ? "" : "+", number_text(change));
+    before = ", ";
   }
   return text;
 }

@@ -55,9 +55,9 @@ bool is_quick(const ConfigNode& file);
 ///
 /// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
 /// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
-/// same value with one input changed; told is by how much that changes it. An expression is a number, "name:/pointer" into what
-/// was measured, or one operation on a list of expressions: sum, difference, product, ratio,
-/// change (a over b, in percent), min, max. Throws ConfigError.
+/// same value with one input changed; told is by how much that changes it. An expression is a
+/// number, "name:/pointer" into what was measured, or one operation on a list of expressions: sum,
+/// difference, product, ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
 /// A Markdown section: a table of the rows, then what was assumed.
