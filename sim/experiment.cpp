@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/does_not_fit.hpp"
 #include "sim/frontend.hpp"
 #include "sim/pools.hpp"
 #include "traces/requests/arrivals.hpp"
@@ -359,13 +360,12 @@ void check_pipeline(const ConfigNode& node, const Experiment& e) {
 void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
   if (memory.kv_blocks > 0) return;
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
-  node.fail(fmt::format(
-      "the model does not fit: {:.1f} GB missing per GPU ({:.1f} GB usable; weights {:.1f}, "
-      "experts "
-      "{:.1f}, replicas {:.1f}, buffers {:.1f}); use more GPUs, fewer replicas or a narrower "
-      "precision",
-      -gb(memory.kv), gb(memory.usable), gb(memory.weights), gb(memory.experts),
-      gb(memory.replicas), gb(memory.buffers)));
+  throw DoesNotFit(fmt::format(
+      "{}:{}: the model does not fit: {:.1f} GB missing per GPU ({:.1f} GB usable; weights {:.1f}, "
+      "experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more GPUs, fewer replicas or a "
+      "narrower precision",
+      node.file().string(), node.pointer(), -gb(memory.kv), gb(memory.usable), gb(memory.weights),
+      gb(memory.experts), gb(memory.replicas), gb(memory.buffers)));
 }
 
 std::span<const Key> background_keys() {

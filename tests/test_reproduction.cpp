@@ -36,6 +36,40 @@ TEST_CASE("a value is judged by its band, then by its sign") {
         Verdict::within_band);
 }
 
+TEST_CASE("a row may tell what each of its inputs changes, or stand there with nothing published") {
+  // 8 experts within [9, 11] there are not: one more is, three more are too many.
+  const Reproduction done = reproduce(figure(
+      R"({"what": "w", "published": "10", "value": "m:/experts", "band": [9, 11],
+          "verdict": "not reproduced", "reason": "r",
+          "causes": {"charge": 9, "gating": {"sum": ["m:/experts", -0.5]}}},
+         {"what": "w", "published": "nothing", "value": "m:/experts", "verdict": "not published"})"));
+  CHECK(done.rows.at(0).causes.at(1).simulated == 7.5);
+  CHECK(to_text(done).find("r; by cause: charge +1.000, gating -0.500") != std::string::npos);
+  CHECK(done.rows.at(1).verdict == Verdict::not_published);
+}
+
+TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
+  const auto file = std::filesystem::temp_directory_path() / "moesim_test_frontier.json";
+  const auto error = [&](const char* key, Json value) {
+    Json base = ConfigNode::from_file(test::source_dir() / "tests/tiny.json").json();
+    for (const char* path : {"cluster", "model"}) {
+      base[path] = (test::source_dir() / "tests" / base[path].get<std::string>()).string();
+    }
+    std::ofstream(file) << Json{{"base", base}, {"axes", {{key, {std::move(value)}}}}};
+    const Json frontier{{"sweep", file.string()},
+                        {"context", 64},
+                        {"frontiers", {{"all", {Json::object()}}}},
+                        {"gains", Json::object()}};
+    return test::config_error([&] {
+      measure(ConfigNode(Json{{"frontier", frontier}}, file.parent_path() / "figure.json"));
+    });
+  };
+  CHECK(error("/kv_cache", Json{{"gpu_memory_utilization", 0.01}}).find("no point of the sweep") !=
+        std::string::npos);
+  CHECK(error("/parallel/dp", 0).find("/parallel/dp") != std::string::npos);
+  std::filesystem::remove(file);
+}
+
 TEST_CASE("rows that cannot be computed, or do not say why they fail, are refused") {
   const auto error = [](const char* row) {
     return test::config_error([&] { reproduce(figure(row)); });

@@ -340,7 +340,7 @@ Json measure_draws(const ConfigNode& node) {
     UniformBatches batches(experts, k, hot, r.number_or("hot_weight", 1, {1, 1e9}),
                            "reproduce/draws");
     const double mean = double(tokens) * k / experts;
-    std::vector<double> busiest_gpu;
+    std::vector<double> busiest_gpu, busiest_expert;
     int over_twice = 0, beyond_hot = 0;
     for (int draw = 0; draw < draws; ++draw) {
       const auto ids = batches.draw(tokens);
@@ -349,7 +349,8 @@ Json measure_draws(const ConfigNode& node) {
         ++of_expert[id];
         ++of_gpu[at(std::int64_t{id} * gpus / experts)];
       }
-      over_twice += *std::max_element(of_expert.begin(), of_expert.end()) >= 2 * mean ? 1 : 0;
+      busiest_expert.push_back(*std::max_element(of_expert.begin(), of_expert.end()));
+      over_twice += busiest_expert.back() >= 2 * mean ? 1 : 0;
       beyond_hot += std::accumulate(of_expert.begin() + hot, of_expert.end(), 0) > 0 ? 1 : 0;
       busiest_gpu.push_back(*std::max_element(of_gpu.begin(), of_gpu.end()));
     }
@@ -357,6 +358,8 @@ Json measure_draws(const ConfigNode& node) {
     return Json{{"selections_per_gpu", double(tokens) * k / gpus},
                 {"busiest_gpu", sum / draws},
                 {"busiest_gpu_p99", percentile(busiest_gpu, 0.99)},
+                {"selections_per_expert", mean},
+                {"busiest_expert_p99", percentile(busiest_expert, 0.99)},
                 {"some_expert_at_twice_the_mean", double(over_twice) / draws},
                 {"touches_others_than_hot", double(beyond_hot) / draws}};
   });

@@ -5,6 +5,7 @@
 
 #include <tbb/parallel_for.h>
 
+#include "sim/does_not_fit.hpp"
 #include "sim/simulator.hpp"
 #include "tools/axes.hpp"
 #include "tools/measure_kinds.hpp"
@@ -22,6 +23,7 @@ struct PricedStep {
   double ms = 0, throughput = 0;
 };
 
+/// Nothing for what does not fit: it is no point of the curve.
 std::optional<PricedStep> price(const Json& config, const std::filesystem::path& file, int context,
                                 TraceLibrary& traces) {
   constexpr const char* in_flight = "/workload/arrivals/concurrency";
@@ -33,8 +35,8 @@ std::optional<PricedStep> price(const Json& config, const std::filesystem::path&
     const double seconds =
         explain_step(e, StepKind::decode, batch / e.parallel.dp, context, 0).cost.total.count();
     return PricedStep{&config, e.parallel, 1e3 * seconds, batch / seconds / gpus_of(e)};
-  } catch (const ConfigError&) {
-    return std::nullopt;  // what does not fit, or cannot be split so, is no point of the curve
+  } catch (const DoesNotFit&) {
+    return std::nullopt;
   }
 }
 
@@ -137,7 +139,7 @@ Json measure_frontier(const ConfigNode& node) {
     for (const std::optional<PricedStep>& step : priced) {
       if (step) steps.push_back(*step);
     }
-    Json answer{{"points", steps.size()}};
+    Json answer{{"points", steps.size()}, {"do_not_fit", priced.size() - steps.size()}};
     std::map<std::string, std::vector<PricedStep>, std::less<>> frontiers;
     for (const auto& [name, of] : rules) {
       frontiers[name] = frontier_of(steps, of);

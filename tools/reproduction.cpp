@@ -71,6 +71,7 @@ bool within(const ConfigNode& limits, double value) {
 }
 
 Verdict judge(ConfigReader& r, double value) {
+  if (!r.optional("band")) return Verdict::not_published;
   const bool in_band = within(r.child("band"), value);
   const bool right_sign = r.optional("sign") && within(r.child("sign"), value);
   return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
@@ -86,7 +87,14 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured) {
     row.verdict = judge(r, row.simulated);
     row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
     row.reason = r.text_or("reason", "");
-    if (row.recorded != Verdict::within_band && row.reason.empty()) {
+    read_object(r.child_or("causes", Json::object()), [&](ConfigReader& causes) {
+      for (const std::string& input : causes.all_keys()) {
+        row.causes.push_back({input, evaluate(causes.child(input), measured)});
+      }
+    });
+    const bool misses =
+        row.recorded == Verdict::sign_only || row.recorded == Verdict::not_reproduced;
+    if (misses && row.reason.empty()) {
       node.fail("a row that is not within band needs a \"reason\"");
     }
     return row;
@@ -104,6 +112,19 @@ std::string verdict_text(const ReproducedRow& row) {
 
 std::string simulated_text(const ReproducedRow& row) {
   return number_text(row.simulated) + row.unit;
+}
+
+/// The reason, then what each input changes: "gating; by cause: charge +4.33, gating -0.51".
+std::string why_text(const ReproducedRow& row) {
+  std::string text = row.reason;
+  std::string_view before = text.empty() ? "by cause: " : "; by cause: ";
+  for (const Cause& cause : row.causes) {
+    const double change = cause.simulated - row.simulated;
+    text +=
+        fmt::format("{}{} {}{}", before, cause.input, change < 0 ? "" : "+", number_text(change));
+    before = ", ";
+  }
+  return text;
 }
 
 }  // namespace
@@ -141,7 +162,7 @@ std::string markdown(const Reproduction& figure) {
       figure.title, figure.source, figure.name);
   for (const ReproducedRow& row : figure.rows) {
     text += fmt::format("| {} | {} | {} | {} | {} |\n", row.what, row.published,
-                        simulated_text(row), verdict_text(row), row.reason);
+                        simulated_text(row), verdict_text(row), why_text(row));
   }
   if (!figure.assumed.empty()) text += "\nNot published, and how it was chosen:\n";
   for (const std::string& assumption : figure.assumed)
@@ -159,7 +180,7 @@ std::string to_text(const Reproduction& figure) {
     line(2, row.what);
     line(4, fmt::format("published {}, simulated {}: {}", row.published, simulated_text(row),
                         verdict_text(row)));
-    if (!row.reason.empty()) line(4, row.reason);
+    if (const std::string why = why_text(row); !why.empty()) line(4, why);
   }
   return text;
 }

@@ -11,10 +11,17 @@
 
 namespace moesim {
 
-/// What became of a published number. In that order: each is worse than the one before.
-enum class Verdict { within_band, sign_only, not_reproduced };
-inline constexpr std::array<std::string_view, 3> verdict_names{"within band", "sign only",
-                                                               "not reproduced"};
+/// What became of a published number. The first three in that order: each is worse than the one
+/// before. Nothing was published for a row that stands beside the others to explain them.
+enum class Verdict { within_band, sign_only, not_reproduced, not_published };
+inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
+                                                               "not reproduced", "not published"};
+
+/// What a row's number would be with one of its inputs changed.
+struct Cause {
+  std::string input;
+  double simulated = 0;
+};
 
 /// One published number and what the simulator says instead.
 struct ReproducedRow {
@@ -25,6 +32,7 @@ struct ReproducedRow {
   Verdict verdict = Verdict::within_band;
   Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
   std::string reason;
+  std::vector<Cause> causes;  ///< by input
 };
 
 /// One figure or table of a publication.
@@ -43,12 +51,13 @@ bool is_quick(const ConfigNode& file);
 ///   {"title", "source", "quick": true, "assumed": [texts],
 ///    "measured": {"name": {"<kind>": {...}}},          see measure()
 ///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
-///              "sign": [low, high], "verdict", "reason"}]}
+///              "sign": [low, high], "verdict", "reason", "causes": {"input": expression}}]}
 ///
 /// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
-/// without "sign" there is no such verdict. An expression is a number, "name:/pointer" into what
-/// was measured, or one operation on a list of expressions: sum, difference, product, ratio,
-/// change (a over b, in percent), min, max. Throws ConfigError.
+/// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
+/// same value with one input changed; told is by how much that changes it. An expression is a
+/// number, "name:/pointer" into what was measured, or one operation on a list of expressions: sum,
+/// difference, product, ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
 /// A Markdown section: a table of the rows, then what was assumed.

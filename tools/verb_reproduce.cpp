@@ -43,8 +43,9 @@ std::string results(const std::vector<Reproduction>& figures) {
   return fmt::format(
              "# Published beside simulated\n\nWritten by `moesim reproduce --all`. No constant and "
              "no preset is tuned to a row; README.md says\nhow bands are chosen. {} rows within "
-             "band, {} sign only, {} not reproduced.\n",
-             count[0], count[1], count[2]) +
+             "band, {} sign only, {} not reproduced; {} more have nothing published\nto compare "
+             "with.\n",
+             count[0], count[1], count[2], count[3]) +
          sections;
 }
 
