@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 namespace moesim {
 
@@ -43,7 +44,7 @@ Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks
 void Measurement::start_if_warm(Time now) {
   if (measuring_ || arrived_ <= warmup_requests_ || left_ < warmup_requests_) return;
   measuring_ = true;
-  running_ = {};
+  warm_up_ = std::exchange(running_, {});
   running_.begin = now;
   before_drain_.reset();
 }
@@ -215,9 +216,16 @@ bool Measurement::steady() const {
          2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
 }
 
-Totals Measurement::finish(Time now, bool steady) {
-  running_.end = now;
-  Totals totals = steady ? *before_drain_ : running_;
+Measurement::Window Measurement::window() const {
+  if (steady()) return Window::steady;
+  const bool all_was_warm_up = running_.output_tokens == 0 && warm_up_.output_tokens > 0;
+  return all_was_warm_up ? Window::whole : Window::after_warm_up;
+}
+
+Totals Measurement::finish(Time now, Window window) {
+  Totals& last = window == Window::whole ? warm_up_ : running_;
+  last.end = now;
+  Totals totals = window == Window::steady ? *before_drain_ : last;
   for (StepTotals& kind : totals.by_kind) {
     for (const auto& [number, uses] : kind.experts.samples) {
       add_layers(kind.experts, totals, uses.sample->layers, uses.sample->tokens_of_expert,

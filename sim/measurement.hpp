@@ -99,7 +99,7 @@ struct Totals {
 /// Watches the EP groups of a run that are alike. Measuring starts once the warm-up's requests have
 /// arrived and as many have left, and ends with the last arrival. When less than half of the
 /// requests that arrive meanwhile would also leave meanwhile, there is no steady state to measure:
-/// all after the warm-up is.
+/// all after the warm-up is or, when nothing is left to do then, the whole run.
 class Measurement {
  public:
   /// `total_blocks` are the KV blocks of one group.
@@ -124,13 +124,14 @@ class Measurement {
   /// The whole run, measured or not.
   const OverTime& over_time() const { return over_time_; }
 
-  /// Whether enough requests left before the last one arrived.
-  bool steady() const;
-  /// What was measured, for a run that ended at `now`: up to the last arrival if that was a steady
-  /// state, else all.
-  Totals finish(Time now, bool steady);
+  enum class Window { steady, after_warm_up, whole };
+  /// What there is to measure.
+  Window window() const;
+  /// That, for a run that ended at `now`.
+  Totals finish(Time now, Window window);
 
  private:
+  bool steady() const;
   void start_if_warm(Time now);
   void add_step(Totals&, const Instance&, Time now) const;
   void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
@@ -142,7 +143,7 @@ class Measurement {
   std::int64_t warmup_requests_;
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
   bool measuring_ = false;
-  Totals running_;
+  Totals running_, warm_up_;
   std::optional<Totals> before_drain_;
   OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;

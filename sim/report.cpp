@@ -571,9 +571,9 @@ bool all_numbers_finite(const OrderedJson& document) {
 Report write_report(const Experiment& e, std::span<const PoolRun> pools,
                     const KvTransferTally& transfers, std::vector<RequestRecord> requests,
                     Time now) {
-  const bool steady = pools.back().measurement.steady();
+  const Measurement::Window window = pools.back().measurement.window();
   std::vector<Totals> totals;
-  for (const PoolRun& pool : pools) totals.push_back(pool.measurement.finish(now, steady));
+  for (const PoolRun& pool : pools) totals.push_back(pool.measurement.finish(now, window));
   Report report;
   OrderedJson& document = report.document;
   document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};

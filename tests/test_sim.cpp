@@ -11,6 +11,7 @@
 #include "sim/simulator.hpp"
 #include "sim/statistics.hpp"
 #include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 
 namespace moesim {
 namespace {
@@ -338,6 +339,17 @@ TEST_CASE("auto is never slower than any dispatch, and gives a router the counts
       }
     }
   }
+}
+
+TEST_CASE("a run whose requests all leave together is measured whole, not after its warm-up") {
+  const OrderedJson metrics =
+      run(test::load_tiny({{"workload",
+                            {{"requests", 24},
+                             {"lengths", {{"type", "fixed"}, {"prompt", 4}, {"output", 8}}}}}}))
+          .document["metrics"];
+  CHECK(metrics["completed"] == 24);
+  CHECK(metrics["output_throughput"].get<double>() > 0);
+  CHECK(metrics["median_tpot_ms"].is_number());
 }
 
 TEST_CASE("routing charges follow active experts and vanish without replicas") {
