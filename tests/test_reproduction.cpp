@@ -37,7 +37,7 @@ TEST_CASE("a value is judged by its band, then by its sign") {
 }
 
 TEST_CASE("a row may tell what each of its inputs changes, or stand there with nothing published") {
-  // 8 experts within [9, 11] there are not: one more is, three more are too many.
+  // Of 8 experts, 9 and 7.5 are 1 more and .5 less.
   const Reproduction done = reproduce(figure(
       R"({"what": "w", "published": "10", "value": "m:/experts", "band": [9, 11],
           "verdict": "not reproduced", "reason": "r",

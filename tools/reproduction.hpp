@@ -84,9 +84,10 @@ std::string to_text(const Reproduction&);
 ///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
 ///   timing   token routers on this machine: the power of ten, from 10 us, above a layer's time
 ///   spells   "sweep", how many seconds a "key" of the report's "over_time" was "above" a limit
-///   frontier a "sweep" file, one decode step of each point at "context", with "set" in all;
-///            "frontiers" {name: [settings, any of which a point matches, null: not set]}, "gains"
-///            {name: [baseline frontier, candidate]}: throughput per GPU at equal step time
+///   frontier a "sweep" file, one decode step at "context" of each point that fits in memory, with
+///            "set" in all; "frontiers" {name: [settings, any of which a point matches, null: not
+///            set]}, "gains" {name: [baseline frontier, candidate]}: throughput per GPU at equal
+///            step time
 ///   article  "routers" {name: policy} in the EP-barrier article's world (tools/router_testbed.hpp)
 ///   bfio     the same in that of BF-IO's paper; its own are "bfio_fcfs" and "bfio_round_robin"
 Json measure(const ConfigNode&);
