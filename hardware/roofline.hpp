@@ -49,15 +49,15 @@ struct GroupedRows {
   std::int64_t slots = 0;   ///< with at least one token: each reads its weights
   std::int64_t tokens = 0;  ///< useful rows
   std::int64_t padded = 0;
-  std::int64_t tiles = 0;   ///< of up to tile_m rows
+  std::int64_t tiles = 0;  ///< of up to tile_m rows
 };
 GroupedRows grouped_rows(std::span<const std::int32_t> tokens_per_slot, int tile_m);
 
 /// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
 struct GroupedGemm {
   GroupedRows rows;
-  double hidden = 0;                              ///< d
-  double width = 0;  ///< m, this GPU's slice of the expert's intermediate width
+  double hidden = 0;  ///< d
+  double width = 0;   ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
   KernelFamily kernel = KernelFamily::grouped_gemm;  ///< whose tile_m `rows` was padded to

@@ -214,7 +214,8 @@ TEST_CASE("no prediction is faster than its bytes and flops at the data sheet's 
       std::vector<std::int32_t> slots(1 + rng.below(64));
       for (auto& tokens : slots) tokens = static_cast<std::int32_t>(size(4096)) - 1;
       const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
-      const GroupedGemm experts{grouped_rows(slots, tile), 64 * size(128), 64 * size(64), precision, precision};
+      const GroupedGemm experts{grouped_rows(slots, tile), 64 * size(128), 64 * size(64), precision,
+                                precision};
       bounded(grouped_gemm(experts, gpu), precision, precision);
       bounded(memory_op(Bytes(size(1e9)), gpu), Precision::bf16, Precision::bf16);
     }

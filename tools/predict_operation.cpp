@@ -368,8 +368,7 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     return mean;
   }
   if (is_lone_triton_rank(point)) {
-    work.rows =
-        grouped_rows(lone_rank_counts(*shape, std::llround(point.tokens), ranks), tile);
+    work.rows = grouped_rows(lone_rank_counts(*shape, std::llround(point.tokens), ranks), tile);
     return in_us(repeated(work, gpu));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
