@@ -39,9 +39,9 @@ std::size_t least(std::span<const double> scores, std::span<const RankLoad> rank
 }
 
 std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place) {
-  const auto [first, last] =
-      std::ranges::equal_range(ranks, ranks[place].group, {}, &RankLoad::group);
-  return {first, last};
+  const std::int32_t group = ranks[place].group;
+  return {std::ranges::lower_bound(ranks, group, {}, &RankLoad::group),
+          std::ranges::upper_bound(ranks, group, {}, &RankLoad::group)};
 }
 
 std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks) {
