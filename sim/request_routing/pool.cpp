@@ -14,7 +14,8 @@ namespace {
 
 // The largest load of any rank of the rank's EP group after t steps.
 double envelope(const PoolRanks& ranks, std::size_t t, std::size_t rank) {
-  const auto [first, last] = std::ranges::equal_range(ranks.group, ranks.group[rank]);
+  const auto [first, last] =
+      std::equal_range(ranks.group.begin(), ranks.group.end(), ranks.group[rank]);
   const auto row = ranks.loads.begin() + static_cast<std::ptrdiff_t>(t * ranks.group.size());
   return *std::max_element(row + (first - ranks.group.begin()), row + (last - ranks.group.begin()));
 }
