@@ -535,9 +535,6 @@ std::span<const Key> measurement_keys() {
   return keys;
 }
 
-// Those of a group come first.
-constexpr std::size_t keys_of_group = 20;
-
 }  // namespace
 
 std::span<const Key> experiment_keys() {
@@ -585,7 +582,12 @@ std::span<const Key> experiment_keys() {
   return keys;
 }
 
-std::span<const Key> group_keys() { return experiment_keys().first(keys_of_group); }
+// What one EP group has stands before what all share, of which the cluster is first.
+std::span<const Key> group_keys() {
+  const auto keys = experiment_keys();
+  const auto shared = std::ranges::find(keys, "cluster", &Key::name);
+  return keys.first(static_cast<std::size_t>(shared - keys.begin()));
+}
 
 PolicyRows Policies::rows() const {
   PolicyRows all;

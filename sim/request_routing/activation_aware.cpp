@@ -51,8 +51,7 @@ std::span<const Key> activation_aware_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
       {"weight", form::number(non_negative), "1", "of reading experts over reading KV"},
-      {"topics", form::flag, "false",
-       "experts are predicted knowing the workload tag of a request"}};
+      topics_key};
   return keys;
 }
 

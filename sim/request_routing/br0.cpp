@@ -50,7 +50,7 @@ class Br0Pool final : public RequestRouter {
  public:
   Br0Pool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer("window"))) {
-    rules_.beta = context.ranks / context.groups;
+    rules_.beta = context.ranks_of_group();
     rules_.weights = {1};
     rules_.greedy_above = options.integer("greedy_above");
   }
@@ -70,11 +70,10 @@ class Br0Pool final : public RequestRouter {
 }  // namespace
 
 std::span<const Key> br0_router_keys() {
-  static constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
   static constexpr std::array<std::string_view, 2> breaks{"lightest", "lowest_rank"};
   static constexpr Key keys[] = {
       admission_key,
-      {"form", form::choice(forms), "one_by_one", "one request at a time, or sets from a pool"},
+      pool_form_key,
       {"tie_break", form::choice(breaks), "lightest", "one_by_one: of equal ranks"},
       pool_keys[0],
       pool_keys[1]};

@@ -60,7 +60,7 @@ class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
-        beta_(options.number_or("beta", context.ranks / context.groups)),
+        beta_(options.number_or("beta", context.ranks_of_group())),
         ahead_(options, context) {}
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -83,7 +83,7 @@ class BrhPool final : public RequestRouter {
  public:
   BrhPool(ConfigReader& options, const RouterContext& context)
       : window_(static_cast<std::size_t>(options.integer("window"))), ahead_(options, context) {
-    rules_.beta = options.number_or("beta", context.ranks / context.groups);
+    rules_.beta = options.number_or("beta", context.ranks_of_group());
     rules_.weights = ahead_.points().weight;
     rules_.greedy_above = options.integer("greedy_above");
   }
@@ -102,12 +102,11 @@ class BrhPool final : public RequestRouter {
 }  // namespace
 
 std::span<const Key> brh_router_keys() {
-  static constexpr std::array<std::string_view, 2> forms{"one_by_one", "pool"};
   static constexpr std::array<std::string_view, 2> predictors{"predicted_length", "survival"};
   static constexpr Form step = form::integer(0, 1e9);
   static constexpr Key keys[] = {
       admission_key,
-      {"form", form::choice(forms), "one_by_one", "one request at a time, or sets from a pool"},
+      pool_form_key,
       {"points", form::list(step), otherwise("0 to horizon"), "steps ahead that are looked at"},
       {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
       {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},

@@ -113,8 +113,7 @@ std::span<const Key> joint_router_keys() {
       {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
       {"load", weight, otherwise("1; seed 0.3"), "weight of load"},
       {"expected_output", form::number(1, 1e9), "256", "tokens, until outputs were seen"},
-      {"topics", form::flag, "false",
-       "experts are predicted knowing the workload tag of a request"},
+      topics_key,
       {"batch", form::integer(positive_count), "64", "requests decided together at most"}};
   return keys;
 }

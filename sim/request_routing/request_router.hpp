@@ -101,16 +101,20 @@ struct RouterContext {
       0;                     ///< to send a token to its experts and back in every layer, none local
   double kv_token_s = 0;     ///< to read one token's KV cache in a step
   double expert_read_s = 0;  ///< that one more active expert of a layer adds to a step
+  int ranks_of_group() const { return ranks / groups; }
 };
+
+/// Options that several routers have.
+inline constexpr std::array<std::string_view, 2> admission_names{"rank", "central"};
+inline constexpr Key admission_key{"admission", form::choice(admission_names), "rank",
+                                   "where a request waits for a seat: on its rank, or unassigned"};
+inline constexpr Key topics_key{"topics", form::flag, "false",
+                                "experts are predicted knowing the workload tag of a request"};
 
 /// Routers that place one request after the other, first come, first served. Reads the option
 /// "admission": "rank" (default) sends a request to a rank at once, there to wait; "central" keeps
 /// it until a rank has a seat and blocks for its prompt, and chooses among such ranks. Prompts that
 /// no rank could ever hold do not come here.
-inline constexpr std::array<std::string_view, 2> admission_names{"rank", "central"};
-inline constexpr Key admission_key{"admission", form::choice(admission_names), "rank",
-                                   "where a request waits for a seat: on its rank, or unassigned"};
-
 class OneByOneRouter : public RequestRouter {
  public:
   explicit OneByOneRouter(ConfigReader& options);
