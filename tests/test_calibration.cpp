@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tools/calibration.hpp"
 #include "tools/validation.hpp"
 
@@ -75,7 +76,8 @@ TEST_CASE("calibration finds the constants that made its points, and notes their
 }
 
 TEST_CASE("a points file is read by its header; what is not a number is refused at its line") {
-  const auto file = std::filesystem::temp_directory_path() / "moesim_test_points.csv";
+  const test::TemporaryFile points_file("points.csv");
+  const std::filesystem::path& file = points_file.path();
   std::ofstream(file) << "id,category,gpu,op,metric,value\n"
                          "a,gemm,H100,\"M=1, \"\"N\"\"=2\",kernel_time,3.5\n";
   const auto points = read_points(file);
@@ -84,7 +86,6 @@ TEST_CASE("a points file is read by its header; what is not a number is refused 
   CHECK(points[0].value == 3.5);
   std::ofstream(file) << "id,category,gpu,metric,value\na,gemm,H100,kernel_time,fast\n";
   CHECK_THROWS_WITH(read_points(file), Contains("points.csv:2: value \"fast\" is not a number"));
-  std::filesystem::remove(file);
 }
 
 TEST_CASE(

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a config say what it means, and does a wrong one say what is wrong?
-#include <fstream>
 
 #include "hardware/config.hpp"
 #include "hardware/registry.hpp"
 #include "hardware/rng.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 
 using namespace moesim;
 using Catch::Matchers::Contains;
@@ -20,22 +20,6 @@ template <class Q>
 std::string quantity_error(std::string_view text) {
   return config_error([&] { parse_quantity<Q>(text); });
 }
-
-/// A file that lives as long as the test.
-class TemporaryFile {
- public:
-  TemporaryFile(std::string_view name, std::string_view text)
-      : path_(std::filesystem::temp_directory_path() / name) {
-    std::ofstream(path_) << text;
-  }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 struct Shape {
   virtual ~Shape() = default;
@@ -261,12 +245,12 @@ TEST_CASE("a missing file, a folder and a file that is not JSON are told apart")
              Contains("/nowhere/x.json: no such file"));
   CHECK_THAT(config_error([] { ConfigNode::from_file(test::source_dir()); }),
              Contains("not a regular file"));
-  const TemporaryFile broken("moesim_test_broken.json", "{\"a\": }");
+  const test::TemporaryFile broken("broken.json", "{\"a\": }");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(broken.path()); }),
-             Contains("moesim_test_broken.json: not JSON at line 1"));
-  const TemporaryFile huge("moesim_test_huge.json", "{\"a\": 1e999}");
+             Contains("broken.json: not JSON at line 1"));
+  const test::TemporaryFile huge("huge.json", "{\"a\": 1e999}");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(huge.path()); }), Contains("not JSON"));
-  const TemporaryFile empty("moesim_test_empty.json", "");
+  const test::TemporaryFile empty("empty.json", "");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(empty.path()); }), Contains("not JSON"));
 }
 

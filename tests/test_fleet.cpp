@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Several EP groups behind one router: is nothing lost, does each keep its own clock, and do queues
 // behave as queues must?
-#include <fstream>
 #include <numeric>
 #include <set>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "sim/request_routing/active_experts.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim {
@@ -149,23 +148,21 @@ TEST_CASE("the last group may not fail, and groups are counted from 0") {
 
 // Prompts that begin alike: groups of `sharing` in a row have their first block of 512 in
 // common.
-std::filesystem::path shared_prompts(int requests, int sharing) {
-  const auto file =
-      std::filesystem::temp_directory_path() / fmt::format("moesim_{}_prompts.jsonl", ::getpid());
-  std::ofstream out(file);
+std::string shared_prompts(int requests, int sharing) {
+  std::string lines;
   for (int i = 0; i < requests; ++i) {
     const int prompt = i % (requests / sharing);
-    out << fmt::format(
+    lines += fmt::format(
         R"({{"timestamp": {}, "input_length": 600, "output_length": 5, "hash_ids": [{}, {}]}})"
         "\n",
         i * 10, 1000 + prompt, 3000 + i);
   }
-  return file;
+  return lines;
 }
 
 TEST_CASE("no router hits more than the trace repeats, and who looks for prefixes hits more") {
-  const auto file = shared_prompts(45, 5);
-  Json set = {{"workload", {{"arrivals", {{"type", "trace"}, {"file", file.string()}}}}},
+  const test::TemporaryFile file("prompts.jsonl", shared_prompts(45, 5));
+  Json set = {{"workload", {{"arrivals", {{"type", "trace"}, {"file", file.path().string()}}}}},
               {"kv_cache", {{"prefix_caching", true}}}};
   Json json = fleet(4, set);
   json["workload"].erase("lengths");
@@ -182,7 +179,6 @@ TEST_CASE("no router hits more than the trace repeats, and who looks for prefixe
     rate[router] = report["kv"]["prefix_hit_rate"];
     CHECK(rate[router] <= ideal + 1e-12);
   }
-  std::filesystem::remove(file);
   CHECK(rate["cache_aware"] > 2 * rate["round_robin"]);
   CHECK(rate["dynamo_kv"] > 2 * rate["round_robin"]);
 }

@@ -8,6 +8,7 @@
 
 #include "sim/placement/placement.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
@@ -59,8 +60,8 @@ bool equal_rows(const RoutingTrace& a, const RoutingTrace& b) {
 }
 
 /// Recorded by nobody: 2 requests of 2 rows, 2 layers, top-1 of 4.
-std::filesystem::path tiny_trace() {
-  const auto directory = std::filesystem::temp_directory_path() / "moesim_test_gating_tiny";
+std::filesystem::path tiny_trace(const TemporaryFolder& folder) {
+  const std::filesystem::path directory = folder / "tiny";
   TraceMeta meta;
   meta.model = "tiny";
   meta.num_experts = 4;
@@ -334,7 +335,8 @@ TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B
 }
 
 TEST_CASE("recorded gating replays a trace of the same model as it stands") {
-  const std::string directory = tiny_trace().string();
+  const TemporaryFolder folder;
+  const std::string directory = tiny_trace(folder).string();
   const RoutingTrace trace =
       generated(R"({"type": "recorded", "trace": ")" + directory + "\"}", model_of(2, 4, 1));
   CHECK(trace.tokens() == 4);
@@ -343,7 +345,9 @@ TEST_CASE("recorded gating replays a trace of the same model as it stands") {
 }
 
 TEST_CASE("recorded gating keeps the workloads asked for and leaves loops out") {
-  const std::string start = R"({"type": "recorded", "trace": ")" + tiny_trace().string() + "\", ";
+  const TemporaryFolder folder;
+  const std::string start =
+      R"({"type": "recorded", "trace": ")" + tiny_trace(folder).string() + "\", ";
   const MoeModel model = model_of(2, 4, 1);
   CHECK(generated(start + R"("workloads": ["math"]})", model).requests()[0].row_start == 2);
   CHECK(generated(start + R"("skip_repetition": true})", model).requests().size() == 1);
@@ -358,7 +362,9 @@ TEST_CASE("recorded gating keeps the workloads asked for and leaves loops out") 
 
 TEST_CASE("a trace of another model is refused, or its layers replayed in turn if asked") {
   using Catch::Matchers::Contains;
-  const std::string plain = R"({"type": "recorded", "trace": ")" + tiny_trace().string() + "\"";
+  const TemporaryFolder folder;
+  const std::string plain =
+      R"({"type": "recorded", "trace": ")" + tiny_trace(folder).string() + "\"";
   const auto refused = [&](const std::string& gating, const MoeModel& model) {
     return config_error([&] { generated(gating, model); });
   };

@@ -2,17 +2,16 @@
 // Is input that nobody would write by mistake refused in one line, without a crash and without
 // taking all memory? What the fuzz targets found stands here too.
 #include <cmath>
-#include <fstream>
 
 #include <fmt/format.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "hardware/parse_json.hpp"
 #include "sim/placement/placement_file.hpp"
 #include "sim/report.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "traces/npy.hpp"
 #include "traces/requests/request_trace.hpp"
@@ -22,28 +21,7 @@ namespace moesim {
 namespace {
 
 using Catch::Matchers::Contains;
-
-// A directory of the test's own, gone afterwards.
-class Directory {
- public:
-  Directory() {
-    std::string name = (std::filesystem::temp_directory_path() / "moesim_hostile_XXXXXX").string();
-    check(::mkdtemp(name.data()) != nullptr, "no temporary directory");
-    path_ = name;
-  }
-  Directory(const Directory&) = delete;
-  Directory& operator=(const Directory&) = delete;
-  ~Directory() { std::filesystem::remove_all(path_); }
-
-  std::filesystem::path operator/(std::string_view name) const { return path_ / name; }
-  std::filesystem::path file(std::string_view name, std::string_view content) const {
-    std::ofstream(path_ / name, std::ios::binary) << content;
-    return path_ / name;
-  }
-
- private:
-  std::filesystem::path path_;
-};
+using test::TemporaryFolder;
 
 // The message of the refusal, which must be one line.
 template <class Fn>
@@ -70,10 +48,10 @@ std::string npy_of_shape(std::string_view shape, std::string_view type = "|u1") 
 TEST_CASE("JSON nested a million deep is refused, not followed") {
   CHECK(parse_json(nested(64)).is_array());
   CHECK_THAT(refusal([] { parse_json(nested(65)); }), Contains("nested deeper than 64"));
-  const Directory here;
+  const TemporaryFolder here;
   for (const std::string& text : {nested(1'000'000), std::string(1'000'000, '['),
                                   std::string(1'000'000, '{'), "{\"a\": " + nested(70) + "}"}) {
-    const auto file = here.file("deep.json", text);
+    const auto file = here.write("deep.json", text);
     CHECK_THAT(refusal([&] { ConfigNode::from_file(file); }), Contains("nested deeper than 64"));
     CHECK_THAT(refusal([&] { read_request_trace(file); }), Contains("is no request trace"));
     CHECK_THAT(refusal([&] { read_placement(file); }), Contains("deep.json"));
@@ -87,8 +65,8 @@ TEST_CASE("JSON nested a million deep is refused, not followed") {
 }
 
 TEST_CASE("what is no file is refused by every reader, and none waits for a pipe") {
-  const Directory here;
-  const auto empty = here.file("empty", "");
+  const TemporaryFolder here;
+  const auto empty = here.write("empty", "");
   const auto pipe = here / "pipe", loop = here / "loop", nothing = here / "nothing";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   std::filesystem::create_symlink(loop, loop);
@@ -105,23 +83,23 @@ TEST_CASE("what is no file is refused by every reader, and none waits for a pipe
 }
 
 TEST_CASE("a symbolic link to a file is as good as the file") {
-  const Directory here;
-  const auto file = here.file("load.json", R"({"load": [[1, 2]]})");
+  const TemporaryFolder here;
+  const auto file = here.write("load.json", R"({"load": [[1, 2]]})");
   std::filesystem::create_symlink(file, here / "link.json");
   CHECK(read_load(here / "link.json") == read_load(file));
 }
 
 TEST_CASE("a JSON file larger than memory is not read") {
-  const Directory here;
-  const auto file = here.file("huge.json", "{}");
+  const TemporaryFolder here;
+  const auto file = here.write("huge.json", "{}");
   std::filesystem::resize_file(file, std::uintmax_t{1} << 40);  // sparse
   CHECK_THAT(refusal([&] { ConfigNode::from_file(file); }), Contains("larger than 1 GiB"));
 }
 
 TEST_CASE("shapes that no file can hold are refused before anything is multiplied out") {
-  const Directory here;
+  const TemporaryFolder here;
   const auto error = [&](std::string_view shape, std::string_view type = "|u1") {
-    return refusal([&] { NpyArray::open(here.file("a.npy", npy_of_shape(shape, type))); });
+    return refusal([&] { NpyArray::open(here.write("a.npy", npy_of_shape(shape, type))); });
   };
   CHECK(error("(8,)").empty());
   CHECK_THAT(error("(1152921504606846976,)"), Contains("needs 1152921504606846976"));  // 2^60
@@ -137,22 +115,22 @@ TEST_CASE("shapes that no file can hold are refused before anything is multiplie
 }
 
 TEST_CASE("every way to cut an .npy file short is refused") {
-  const Directory here;
+  const TemporaryFolder here;
   const std::string whole = npy_of_shape("(8,)");
   for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
     CAPTURE(bytes);
-    const auto file = here.file("cut.npy", whole.substr(0, bytes));
+    const auto file = here.write("cut.npy", whole.substr(0, bytes));
     REQUIRE(!refusal([&] { NpyArray::open(file); }).empty());
   }
 }
 
 TEST_CASE("a routing trace with impossible rows or ids is refused") {
-  const Directory here;
-  here.file("meta.json", R"({"format": "moesim-routing-trace", "version": 1, "model": "x",
+  const TemporaryFolder here;
+  here.write("meta.json", R"({"format": "moesim-routing-trace", "version": 1, "model": "x",
       "num_experts": 4, "experts_per_token": 2, "layer_ids": [0, 1], "ids": "logical",
       "phases": ["decode"]})");
   const auto error = [&](std::string_view request, std::initializer_list<std::int32_t> ids) {
-    here.file("requests.jsonl", request);
+    here.write("requests.jsonl", request);
     const std::array<std::int64_t, 3> shape{std::ssize(ids) / 4, 2, 2};
     const std::vector<std::int32_t> flat(ids);
     write_npy<std::int32_t>(here / "topk_ids.npy", shape, flat);
@@ -175,9 +153,9 @@ TEST_CASE("a routing trace with impossible rows or ids is refused") {
 }
 
 TEST_CASE("request traces with impossible times or lengths are refused") {
-  const Directory here;
+  const TemporaryFolder here;
   const auto error = [&](std::string_view text) {
-    return refusal([&] { read_request_trace(here.file("requests", text)); });
+    return refusal([&] { read_request_trace(here.write("requests", text)); });
   };
   const auto azure = [](std::string_view time) {
     return fmt::format("TIMESTAMP,ContextTokens,GeneratedTokens\n{},1,1\n", time);
@@ -198,9 +176,9 @@ TEST_CASE("request traces with impossible times or lengths are refused") {
 }
 
 TEST_CASE("a placement with impossible counts is refused") {
-  const Directory here;
+  const TemporaryFolder here;
   const auto error = [&](std::string_view text) {
-    return refusal([&] { read_placement(here.file("placement", text)); });
+    return refusal([&] { read_placement(here.write("placement", text)); });
   };
   CHECK_THAT(error(R"({"num_gpus": 1, "num_experts": 16777216, "experts_on_gpu": [[[0]]]})"),
              Contains("num_experts: 16777216 is out of range"));

@@ -2,7 +2,6 @@
 // Do placements and loads come back from every file format as they went in, and are bad ones
 // refused?
 #include <array>
-#include <fstream>
 
 #include <fmt/format.h>
 
@@ -10,6 +9,7 @@
 #include "sim/placement/placement_score.hpp"
 #include "sim/placement/plain_yaml.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/npy.hpp"
 
@@ -19,23 +19,6 @@ using Catch::Matchers::Contains;
 using Catch::Matchers::EndsWith;
 
 namespace {
-
-// A file that is there while a test looks at it.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& name)
-      : path_(std::filesystem::temp_directory_path() / ("moesim_test_placement_files_" + name)) {}
-  TemporaryFile(const std::string& name, const std::string& text) : TemporaryFile(name) {
-    std::ofstream(path_, std::ios::binary) << text;
-  }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 ExpertPlacement read_text(const std::string& text, PlacementContext context = {}) {
   const TemporaryFile file("placement", text);

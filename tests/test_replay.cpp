@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What do policies do to recorded routing, and are they compared on the same ground?
 #include <filesystem>
-#include <fstream>
 #include <optional>
 
 #include <tbb/global_control.h>
@@ -9,6 +8,7 @@
 #include "hardware/rng.hpp"
 #include "sim/replay.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 
 using namespace moesim;
 using namespace moesim::test;
@@ -310,24 +310,23 @@ TEST_CASE(
 }
 
 TEST_CASE("every placement can be replayed, one from a file too") {
-  const auto file = std::filesystem::temp_directory_path() / "moesim_test_replay.json";
   // 8 experts on 4 GPUs, 2 each, in both layers.
-  std::ofstream(file) << R"({"num_gpus": 4, "physical_to_logical_map":
-                             [[0, 4, 1, 5, 2, 6, 3, 7], [7, 6, 5, 4, 3, 2, 1, 0]]})";
+  const TemporaryFile placement("placement.json", R"({"num_gpus": 4, "physical_to_logical_map":
+                                [[0, 4, 1, 5, 2, 6, 3, 7], [7, 6, 5, 4, 3, 2, 1, 0]]})");
+  const std::string file = placement.path().string();
   ReplayConfig config = small_config();
   config.replications = {1.0};
   config.placements = policies(
       {"linear", "round_robin", "random", "eplb", "eplb_distinct", "flat", "coactivation"});
-  config.placements.emplace_back(Json{{"type", "from_file"}, {"file", file.string()}}, "replay");
+  config.placements.emplace_back(Json{{"type", "from_file"}, {"file", file}}, "replay");
   const RoutingTrace trace = random_trace(20, 10);
   const std::vector<ReplayRow> rows = replay(trace, config);
   CHECK(rows.size() == 8 * 4 * 2);
   check_laws(rows);
-  CHECK(rows.back().placement == "from_file:file=" + file.string());
+  CHECK(rows.back().placement == "from_file:file=" + file);
 
   config.replications = {1.5};
   CHECK_THAT(config_error([&] { replay(trace, config); }),
              Catch::Matchers::EndsWith("its fullest GPU holds 2 experts, but a GPU has 3 slots; "
                                        "replication 1 fits"));
-  std::filesystem::remove(file);
 }

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tools/reproduction.hpp"
 
 namespace moesim {
@@ -49,7 +50,8 @@ TEST_CASE("a row may tell what each of its inputs changes, or stand there with n
 }
 
 TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
-  const auto file = std::filesystem::temp_directory_path() / "moesim_test_frontier.json";
+  const test::TemporaryFile sweep("frontier.json");
+  const std::filesystem::path& file = sweep.path();
   const auto error = [&](const char* key, Json value) {
     Json base = ConfigNode::from_file(test::source_dir() / "tests/tiny.json").json();
     for (const char* path : {"cluster", "model"}) {
@@ -67,7 +69,6 @@ TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
   CHECK(error("/kv_cache", Json{{"gpu_memory_utilization", 0.01}}).find("no point of the sweep") !=
         std::string::npos);
   CHECK(error("/parallel/dp", 0).find("/parallel/dp") != std::string::npos);
-  std::filesystem::remove(file);
 }
 
 TEST_CASE("rows that cannot be computed, or do not say why they fail, are refused") {
@@ -83,7 +84,8 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
 }
 
 TEST_CASE("a workload without a source for each of its numbers is refused") {
-  const auto file = std::filesystem::temp_directory_path() / "moesim_test_workload.json";
+  const test::TemporaryFile workload("workload.json");
+  const std::filesystem::path& file = workload.path();
   const auto error = [&](const char* sources) {
     std::ofstream(file)
         << R"({"dataset": "d", "lengths": {"prompt": 8}, "gating": {"type": "uniform"}, "sources": )"
@@ -96,7 +98,6 @@ TEST_CASE("a workload without a source for each of its numbers is refused") {
   CHECK(error(R"({"/gating/type": "assumed"})").find("/lengths/prompt") != std::string::npos);
   CHECK(error(R"({"/lengths/prompt": "assumed", "/gating/type": "assumed"})").find("none.json") !=
         std::string::npos);
-  std::filesystem::remove(file);
 }
 
 TEST_CASE("the quick figures of configs/reproduce keep their verdicts") {

@@ -2,9 +2,9 @@
 // When do requests arrive, and how long are they?
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
@@ -13,23 +13,6 @@ using namespace moesim;
 using namespace moesim::test;
 
 namespace {
-
-/// A file of the test's own, gone afterwards.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& text)
-      : path_(std::filesystem::temp_directory_path() /
-              ("moesim_requests_" + std::to_string(fnv1a(text)) + ".txt")) {
-    std::ofstream(path_, std::ios::binary) << text;
-  }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
 
 RequestWorkload workload(const std::string& text) {
   return read_object(config(text), [](ConfigReader& reader) { return read_workload(reader); });
@@ -237,28 +220,36 @@ TEST_CASE("log-normal lengths have their median and stay within their maximum") 
 
 TEST_CASE("every known file family is recognised from its first line") {
   const TemporaryFile azure(
+      "requests.txt",
       "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
       "2023-11-16 23:59:59.5000000,374,44\r\n2023-11-17 00:00:01.2500000,396,109\r\n");
   const TemporaryFile azure_2024(
+      "requests.txt",
       "TIMESTAMP,ContextTokens,GeneratedTokens\n"
       "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01.759930+00:00,10,2\n");
   const TemporaryFile burst(
+      "requests.txt",
       "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
       "5,ChatGPT,472,18,490,Conversation log\n6,ChatGPT,99,0,99,Conversation log\n"
       "6.75,GPT-4,1087,230,1317,Conversation log\n");
   const TemporaryFile mooncake(
+      "requests.txt",
       R"({"timestamp": 100, "input_length": 758, "output_length": 500, "hash_ids": [0, 1]})"
       "\n"
       R"({"timestamp": 1850, "input_length": 322, "output_length": 490, "hash_ids": [0]})");
   const TemporaryFile vidur(
+      "requests.txt",
       "arrived_at,num_prefill_tokens,num_decode_tokens,session_id\n0.5,374,44,1\n2.25,396,109,2\n");
   const TemporaryFile splitwise(
+      "requests.txt",
       "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"
       "0,2,0,1.0,1,374,44\n1,2,0,2.75,1,396,109\n");
   const TemporaryFile lines(
+      "requests.txt",
       "{\"arrival_s\": 3, \"prompt_tokens\": 600, \"output_tokens\": 44, \"hash_ids\": [7, 8]}\n"
       "{\"arrival_s\": 4.75, \"prompt_tokens\": 396, \"output_tokens\": 109}\n");
   const TemporaryFile own(
+      "requests.txt",
       "request,arrival_s,rank,prompt_tokens,output_tokens\n0,0.25,3,374,44\n1,2.0,1,396,109\n");
   // In each the second request that did not fail comes 1.75 s after the first.
   for (const TemporaryFile* file :
@@ -281,12 +272,14 @@ TEST_CASE("every known file family is recognised from its first line") {
     CHECK(second.prompt_ids == nullptr);
   }
   CHECK(read_request_trace(lines.path()).rows[0].request.prompt_ids->ids.back() == 8);
-  const TemporaryFile lengths("num_prefill_tokens,num_decode_tokens,pd_ratio\n5,2,2.5\n");
+  const TemporaryFile lengths("requests.txt",
+                              "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,2,2.5\n");
   CHECK_FALSE(read_request_trace(lengths.path()).has_arrivals);
 }
 
 TEST_CASE("rows out of order are sorted by time") {
   const TemporaryFile file(
+      "requests.txt",
       "Timestamp,Model,Request tokens,Response tokens\n9,m,2,1\n4,m,1,1\n9,m,3,1\n");
   const RequestTrace trace = read_request_trace(file.path());
   CHECK(trace.rows[0].request.prompt_tokens == 1);
@@ -297,6 +290,7 @@ TEST_CASE("rows out of order are sorted by time") {
 
 TEST_CASE("a trace played twice as fast has half the gaps") {
   const TemporaryFile file(
+      "requests.txt",
       "Timestamp,Model,Request tokens,Response tokens\n10,m,1,1\n12,m,1,1\n17,m,1,1\n");
   const auto plain = all(workload(traced(file.path())));
   const auto fast = all(workload(traced(file.path(), R"(, "speedup": 2)")));
@@ -307,11 +301,11 @@ TEST_CASE("a trace played twice as fast has half the gaps") {
 }
 
 TEST_CASE("recorded lengths repeat from the first under other arrivals") {
-  const TemporaryFile file("prompt_tokens,output_tokens\n3992,454\n5151,1803\n");
+  const TemporaryFile file("requests.txt", "prompt_tokens,output_tokens\n3992,454\n5151,1803\n");
   const auto requests = all(workload(
       R"({"arrivals": {"type": "constant", "rate": "1 /s"}, "requests": 3,
           "lengths": {"type": "trace", "file": ")" +
-      file.path() + "\"}}"));
+      file.path().string() + "\"}}"));
   CHECK(requests[1].request.output_tokens == 1803);
   CHECK(requests[2].request.prompt_tokens == 3992);
 }
@@ -319,7 +313,8 @@ TEST_CASE("recorded lengths repeat from the first under other arrivals") {
 TEST_CASE("a malformed row is refused with its line number") {
   const std::string header = "TIMESTAMP,ContextTokens,GeneratedTokens\n";
   const auto refused = [&](const std::string& row) {
-    const TemporaryFile file(header + "2023-11-16 18:15:46.68,374,44\n" + row + "\n");
+    const TemporaryFile file("requests.txt",
+                             header + "2023-11-16 18:15:46.68,374,44\n" + row + "\n");
     return config_error([&] { read_request_trace(file.path()); });
   };
   using Catch::Matchers::Contains;
@@ -332,16 +327,18 @@ TEST_CASE("a malformed row is refused with its line number") {
   CHECK_THAT(refused("2023-11-16 18:15:50,1.5,5"), Contains(":3: \"1.5\""));
   CHECK_THAT(refused("2023-11-16 18:15:50,99999999999,5"), Contains(":3: 99999999999 prompt"));
   const TemporaryFile moon(
+      "requests.txt",
       "{\"timestamp\": 1, \"input_length\": 2, \"output_length\": 3}\n{\"timestamp\": 1}\n");
   CHECK_THAT(config_error([&] { read_request_trace(moon.path()); }), Contains(":2: has no number"));
   const TemporaryFile ids(
+      "requests.txt",
       R"({"timestamp": 1, "input_length": 513, "output_length": 3, "hash_ids": [4]})");
   CHECK_THAT(config_error([&] { read_request_trace(ids.path()); }),
              Contains(":1: \"hash_ids\" are not 2 ids"));
-  const TemporaryFile other("a,b,c\n1,2,3\n");
+  const TemporaryFile other("requests.txt", "a,b,c\n1,2,3\n");
   CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
              Contains(":1: is no request trace"));
-  const TemporaryFile bare("prompt_tokens,output_tokens\n");
+  const TemporaryFile bare("requests.txt", "prompt_tokens,output_tokens\n");
   CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
 }
 
@@ -361,12 +358,14 @@ TEST_CASE("a workload that cannot be meant is refused") {
   CHECK_THAT(
       refused(rated(R"({"type": "closed_loop", "concurrency": 1, "concurrency_per_rank": 1})", 1)),
       Contains("both"));
-  const TemporaryFile lengths("prompt_tokens,output_tokens\n1,1\n");
+  const TemporaryFile lengths("requests.txt", "prompt_tokens,output_tokens\n1,1\n");
   CHECK_THAT(refused(traced(lengths.path())), Contains("tells lengths only"));
-  const TemporaryFile two("Timestamp,Request tokens,Response tokens\n1,1,1\n2,1,1\n");
+  const TemporaryFile two("requests.txt",
+                          "Timestamp,Request tokens,Response tokens\n1,1,1\n2,1,1\n");
   CHECK_THAT(refused(R"({"requests": 3, )" + traced(two.path()).substr(1)),
              Contains("3 requests of a trace of 2"));
-  const TemporaryFile long_ago("Timestamp,Request tokens,Response tokens\n1,1,1\n1e7,1,1\n");
+  const TemporaryFile long_ago("requests.txt",
+                               "Timestamp,Request tokens,Response tokens\n1,1,1\n1e7,1,1\n");
   CHECK_THAT(refused(traced(long_ago.path())), Contains("speedup"));
   CHECK_THAT(refused(traced("/")), Contains("not a regular file"));
 }

@@ -5,9 +5,8 @@
 #include <mutex>
 #include <set>
 
-#include <unistd.h>
-
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tools/compare.hpp"
 #include "tools/pareto.hpp"
 #include "tools/pareto_gain.hpp"
@@ -18,23 +17,7 @@ namespace {
 
 using test::config;
 using test::config_error;
-
-// A file name in a folder that goes away with the test.
-class TemporaryFile {
- public:
-  TemporaryFile() {
-    std::string name = (std::filesystem::temp_directory_path() / "moesim_sweep_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFile() { std::filesystem::remove_all(folder_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  std::filesystem::path path() const { return folder_ / "store.sqlite"; }
-
- private:
-  std::filesystem::path folder_;
-};
+using test::TemporaryFile;
 
 std::vector<std::string> configs_of(const Sweep& sweep) {
   std::vector<std::string> configs;
@@ -145,24 +128,21 @@ TEST_CASE("a config hash is FNV-1a of the config with sorted keys") {
 }
 
 TEST_CASE("points are others once a file has changed that their config names, however far down") {
-  const auto folder = std::filesystem::temp_directory_path() / "moesim_sweep_files";
+  const test::TemporaryFolder folder;
   std::filesystem::create_directories(folder / "gpus");
-  const auto write = [&](const char* name, std::string_view text) {
-    std::ofstream(folder / name) << text;
-  };
-  write("sweep.json", R"({"base": {"cluster": "cluster.json", "a": 0}, "axes": {"/a": [1]}})");
-  write("cluster.json", R"({"gpu": "gpus/gpu.json"})");
-  write("gpus/gpu.json", R"({"memory": "80 GB"})");
+  folder.write("sweep.json",
+               R"({"base": {"cluster": "cluster.json", "a": 0}, "axes": {"/a": [1]}})");
+  folder.write("cluster.json", R"({"gpu": "gpus/gpu.json"})");
+  folder.write("gpus/gpu.json", R"({"memory": "80 GB"})");
   const auto hash = [&] {
     return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
   };
   const std::string before = hash();
   CHECK(hash() == before);
-  write("gpus/gpu.json", R"({"memory": "96 GB"})");
+  folder.write("gpus/gpu.json", R"({"memory": "96 GB"})");
   CHECK(hash() != before);
-  write("gpus/gpu.json", R"({"memory": "80 GB"})");
+  folder.write("gpus/gpu.json", R"({"memory": "80 GB"})");
   CHECK(hash() == before);
-  std::filesystem::remove_all(folder);
 }
 
 TEST_CASE("axes are named by their last key, or by as much of the pointer as tells them apart") {
@@ -185,7 +165,7 @@ TEST_CASE("a table stays within 100 columns however long the settings are") {
 }
 
 TEST_CASE("a sweep stores the report of every point", "[threads]") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   const SweepOutcome outcome =
       run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(2));
@@ -201,7 +181,7 @@ TEST_CASE("a sweep stores the report of every point", "[threads]") {
 }
 
 TEST_CASE("a stopped sweep goes on with the points that are not done", "[threads]") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   std::atomic<std::size_t> finished = 0;
   SweepOptions options = with_threads(1);
@@ -227,7 +207,7 @@ TEST_CASE("a stopped sweep goes on with the points that are not done", "[threads
 }
 
 TEST_CASE("a sweep that has grown runs only what is new") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   run_sweep(expanded(R"({"base": {"a": 0, "b": 1}, "axes": {"/a": [1, 2]}})"), file.path(),
             simulator.runner(), with_threads(1));
@@ -239,7 +219,7 @@ TEST_CASE("a sweep that has grown runs only what is new") {
 }
 
 TEST_CASE("a store of another sweep is refused and left as it was") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   run_sweep(expanded(six_points), file.path(), simulator.runner(), with_threads(1));
   const std::string error = config_error([&] {
@@ -253,7 +233,7 @@ TEST_CASE("a store of another sweep is refused and left as it was") {
 
 TEST_CASE("points that cannot be run, or break, are recorded and tried again the next time",
           "[threads]") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   const Sweep sweep = expanded(R"({"base": {"a": 1, "b": 0}, "axes": {"/b": [-2, -1, 1]}})");
   run_sweep(sweep, file.path(), simulator.runner(), with_threads(2));
@@ -274,7 +254,7 @@ TEST_CASE("points that cannot be run, or break, are recorded and tried again the
 
 TEST_CASE("a sweep of which no point can be run ends with the error and writes no store",
           "[threads]") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   const std::string error = config_error([&] {
     run_sweep(expanded(R"({"base": {"b": -1}, "axes": {"/a": [1, 2]}})"), file.path(),
@@ -285,7 +265,7 @@ TEST_CASE("a sweep of which no point can be run ends with the error and writes n
 }
 
 TEST_CASE("an error of the store ends the sweep", "[threads]") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;
   PointRunner runner = simulator.runner();
   const auto run = runner.run;
@@ -299,7 +279,7 @@ TEST_CASE("an error of the store ends the sweep", "[threads]") {
 }
 
 TEST_CASE("files that are no stores are refused in a line and left as they were") {
-  const TemporaryFile file;
+  const TemporaryFile file("store.sqlite");
   const auto error = [&] { return config_error([&] { Store::open(file.path()); }); };
   CHECK_THAT(error(), Catch::Matchers::Contains("there is no such store"));
   std::ofstream(file.path()) << std::string(5000, 'x');

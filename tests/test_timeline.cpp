@@ -7,16 +7,17 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tools/run_csv.hpp"
 #include "tools/timeline.hpp"
 
 namespace moesim {
 namespace {
 
+using test::TemporaryFile;
 using test::WithinAbs;
 using test::WithinRel;
 
@@ -54,10 +55,6 @@ Experiment experiment(int ep, const char* scheduling = "chunked_prefill") {
   return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "timeline.json"), traces);
 }
 
-std::filesystem::path temporary(const char* name) {
-  return std::filesystem::temp_directory_path() / fmt::format("moesim_{}_{}", ::getpid(), name);
-}
-
 std::string content(const std::filesystem::path& file) {
   std::ostringstream text;
   text << std::ifstream(file).rdbuf();
@@ -73,14 +70,14 @@ struct Trace {
 };
 
 Trace traced(const Experiment& e) {
-  const auto file = temporary("timeline.json");
+  const TemporaryFile timeline_json("timeline.json");
+  const std::filesystem::path& file = timeline_json.path();
   Timeline timeline(file, e);
   RunObserver* const observers[] = {&timeline};
   Trace trace{run(e, {}, observers), {}};
   REQUIRE_FALSE(std::filesystem::exists(file));
   timeline.finish();
   trace.events = Json::parse(content(file)).at("traceEvents").get<std::vector<Json>>();
-  std::filesystem::remove(file);
   return trace;
 }
 
@@ -184,13 +181,12 @@ TEST_CASE("hot ranks are marked where the steps' busiest rank is above the thres
 
 TEST_CASE("the table of steps has a line per step, whose parts add up") {
   const Experiment e = experiment(4);
-  const auto file = temporary("steps.csv");
-  StepsCsv steps(file);
+  const TemporaryFile file("steps.csv");
+  StepsCsv steps(file.path());
   RunObserver* const observers[] = {&steps};
   const Report report = run(e, {}, observers);
   steps.finish();
-  std::istringstream lines(content(file));
-  std::filesystem::remove(file);
+  std::istringstream lines(content(file.path()));
   std::string line, cell;
   std::getline(lines, line);
   REQUIRE(
@@ -217,13 +213,13 @@ TEST_CASE("the table of steps has a line per step, whose parts add up") {
 
 TEST_CASE("watching a run changes nothing, and what is not finished leaves no file") {
   const Experiment e = experiment(4);
-  const auto file = temporary("unfinished.json");
+  const TemporaryFile file("unfinished.json");
   {
-    Timeline timeline(file, e);
+    Timeline timeline(file.path(), e);
     RunObserver* const observers[] = {&timeline};
     REQUIRE(run(e, {}, observers).document == run(e).document);
   }
-  REQUIRE_FALSE(std::filesystem::exists(file));
+  REQUIRE_FALSE(std::filesystem::exists(file.path()));
   REQUIRE(test::config_error([&] {
             Timeline("/no/such/folder/t.json", e);
           }).find("cannot be written") != std::string::npos);

@@ -7,9 +7,9 @@
 #include <optional>
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "traces/npy.hpp"
 #include "traces/routing_trace.hpp"
 #include "traces/trace_statistics.hpp"
@@ -19,29 +19,6 @@ using namespace moesim::test;
 using Catch::Matchers::Contains;
 
 namespace {
-
-/// A folder of the test's own, gone afterwards.
-class TemporaryFolder {
- public:
-  TemporaryFolder()
-      : path_(std::filesystem::temp_directory_path() /
-              ("moesim_traces_" + std::to_string(::getpid()))) {
-    std::filesystem::remove_all(path_);
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path write(const std::string& name, const std::string& text) const {
-    std::ofstream(path_ / name, std::ios::binary) << text;
-    return path_ / name;
-  }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// An .npy file of version 1 with this header literal and data, padded as numpy pads.
 std::string npy_file(std::string header, const std::string& data, char version = 1) {
