@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/run_csv.hpp"
 
+#include <iterator>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -62,7 +63,8 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
                   step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
                   step.decode_tokens, step.dummy_ranks, step.kv_blocks_used, step.preemptions);
   for (const auto& part : cost.parts) {
-    line += "," + ms(std::accumulate(part.begin(), part.end(), 0.0));
+    fmt::format_to(std::back_inserter(line), ",{}",
+                   ms(std::accumulate(part.begin(), part.end(), 0.0)));
   }
   const double idle = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
   file_.write(fmt::format("{},{},{},{}\n", line, ms(mean(idle, cost.idle.size())),
