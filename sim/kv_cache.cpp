@@ -39,10 +39,7 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
   if (!caching_) return;
   check(layout.groups.size() == 1 && layout.groups.front().window == 0,
         "prefix caching over windows");
-  free_ = 0;
-  pool_.resize(static_cast<std::size_t>(blocks) + 1);
-  at(head()).older = at(head()).newer = head();
-  for (std::int32_t block = 0; block < head(); ++block) append_free(block);
+  pool_.resize(1);
 }
 
 CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {
@@ -160,7 +157,12 @@ void KvCache::release(Sequence& sequence) {
 }
 
 std::int32_t KvCache::take_oldest() {
-  const std::int32_t oldest = at(head()).newer;
+  if (std::ssize(pool_) <= blocks_) {
+    pool_.push_back({.holders = 1});
+    --free_;
+    return static_cast<std::int32_t>(pool_.size() - 1);
+  }
+  const std::int32_t oldest = at(ring_end).newer;
   Block& block = at(oldest);
   if (std::exchange(block.cached, false)) block_of_.erase(block.hash);
   hold(oldest);
@@ -175,13 +177,13 @@ void KvCache::let_go(std::int32_t block) {
   if (--at(block).holders == 0) append_free(block);
 }
 
-// The free list is a ring through the block past the end, whose `newer` is the oldest.
+// The free list is a ring through its end, whose `newer` is the oldest.
 void KvCache::append_free(std::int32_t block) {
-  const std::int32_t newest = at(head()).older;
+  const std::int32_t newest = at(ring_end).older;
   at(block).older = newest;
-  at(block).newer = head();
+  at(block).newer = ring_end;
   at(newest).newer = block;
-  at(head()).older = block;
+  at(ring_end).older = block;
   ++free_;
 }
 

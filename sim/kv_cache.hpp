@@ -90,12 +90,15 @@ class KvCache {
   void unlink(std::int32_t block);
   Block& at(std::int32_t block) { return pool_[static_cast<std::size_t>(block)]; }
   const Block& at(std::int32_t block) const { return pool_[static_cast<std::size_t>(block)]; }
-  std::int32_t head() const { return static_cast<std::int32_t>(blocks_); }
+
+  static constexpr std::int32_t ring_end = 0;  // of the free list
 
   KvLayout layout_;
   std::int64_t blocks_, free_;
   bool caching_;
-  std::vector<Block> pool_;  // [blocks + 1] when caching: the last one is the free list's end
+  // [1 + blocks that were ever held] when caching, the first one the free list's end. Most of a
+  // large cache is never touched: what is not here yet is free, and older than all that is.
+  std::vector<Block> pool_;
   std::unordered_map<BlockHash, std::int32_t> block_of_;
   std::unordered_map<std::uint32_t, Holding> holdings_;
 };
