@@ -401,7 +401,7 @@ const Key* ConfigReader::row(std::string_view key) const {
   if (tables_.empty()) return nullptr;
   for (const KeyTable table : tables_) {
     for (const Key& row : table()) {
-      if (row.name == key || row.name == "*") return &row;
+      if (row.name == key || row.name == "*" || row.name == "/*") return &row;
     }
   }
   if (key == "type") return nullptr;

@@ -42,6 +42,7 @@ struct Form {
     policy,   ///< a row of the table `registry`: a bare name, or an object with "type", its options
               ///< and `keys`
     foreign,  ///< an object of somebody else's format, known by any of `names`
+    any,      ///< whatever is JSON: somebody else reads it
   };
   Kind kind;
   Range range{};
@@ -79,7 +80,7 @@ inline constexpr Standard required{Standard::Kind::required, ""};
 constexpr Standard otherwise(std::string_view words) { return {Standard::Kind::words, words}; }
 
 /// One key of an object, or, under the name "*", every key that is one of `names` or a row of the
-/// table `registry`.
+/// table `registry`, or, under the name "/*", every JSON pointer.
 struct Key {
   std::string_view name;
   Form form;
@@ -93,6 +94,7 @@ inline std::span<const Key> no_keys() { return {}; }
 
 /// Forms by name, for tables.
 namespace form {
+inline constexpr Form any{Form::Kind::any};
 inline constexpr Form flag{Form::Kind::flag};
 inline constexpr Form text{Form::Kind::text};
 inline constexpr Form file{Form::Kind::file};

@@ -244,6 +244,8 @@ refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' route --po
 "$moesim" keys --schema | python3 -c 'import json, sys; assert json.load(sys.stdin)["properties"]["seed"]["default"] == 1' ||
   fail "keys --schema"
 "$moesim" run --help | grep -q 'moesim keys' || fail "run --help says nothing of keys"
+refuses "a schema of a part" 'is of a whole file' keys placement --schema
+refuses "a sweep run as an experiment" 'this is a sweep, not an experiment' run configs/quick_sweep.json
 refuses "keys of nothing" 'no extension point "plcement"; one of: ' keys plcement
 
 # Published figures: exit 3 when a verdict is not the one in the file.

@@ -8,6 +8,7 @@
 
 #include "sim/experiment.hpp"
 #include "tools/output.hpp"
+#include "tools/sweep.hpp"
 
 namespace moesim {
 
@@ -38,6 +39,7 @@ std::string form_text(const Form& form) {
     case Kind::object: text = form.bare ? "its type | object" : "object"; break;
     case Kind::policy: text = fmt::format("a policy of {}", form.registry); break;
     case Kind::foreign: text = fmt::format("object with {}", fmt::join(form.names, " or ")); break;
+    case Kind::any: text = "any JSON"; break;
   }
   return form.or_else == nullptr ? text : text + " | " + form_text(*form.or_else);
 }
@@ -57,6 +59,7 @@ std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTa
   for (const Key& key : keys) {
     std::string name(key.name);
     if (name == "*") name = key.registry.empty() ? "NAME" : "POLICY";
+    if (name == "/*") name = "/JSON/POINTER";
     std::string meaning(key.meaning);
     if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
     if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
@@ -100,6 +103,11 @@ std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
   for (const auto& [registry, rows] : policies) {
     names.push_back(registry);
     if (wanted.empty() || wanted == registry) text += policies_text(registry, rows);
+  }
+  names.push_back("sweep");
+  if (wanted.empty() || wanted == "sweep") {
+    std::vector<KeyTable> shown;
+    text += "a sweep's file\n" + tree(sweep_keys(), 1, shown) + '\n';
   }
   if (text.empty()) {
     throw ConfigError(fmt::format("keys: there is no key and no extension point \"{}\"; one of: {}",

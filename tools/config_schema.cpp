@@ -7,6 +7,7 @@
 #include "hardware/parse_json.hpp"
 #include "sim/experiment.hpp"
 #include "tools/config_keys.hpp"
+#include "tools/sweep.hpp"
 
 namespace moesim {
 
@@ -30,9 +31,10 @@ class Schema {
  public:
   explicit Schema(const PolicyRows& policies) : policies_(policies) {}
 
-  OrderedJson object(std::span<const Key> keys, bool partial) const {
-    OrderedJson schema = empty_object();
-    add(schema, keys, partial);
+  OrderedJson root(std::string_view title, std::span<const Key> keys) const {
+    OrderedJson schema{{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                       {"title", title}};
+    schema.update(object(keys, false));
     return schema;
   }
 
@@ -44,6 +46,12 @@ class Schema {
   }
 
  private:
+  OrderedJson object(std::span<const Key> keys, bool partial) const {
+    OrderedJson schema = empty_object();
+    add(schema, keys, partial);
+    return schema;
+  }
+
   static OrderedJson empty_object() {
     return {{"type", "object"},
             {"properties", OrderedJson::object()},
@@ -53,6 +61,10 @@ class Schema {
 
   void add(OrderedJson& schema, std::span<const Key> keys, bool partial) const {
     for (const Key& key : keys) {
+      if (key.name == "/*") {
+        schema["patternProperties"]["^/"] = property(key);
+        continue;
+      }
       if (key.name != "*") schema["properties"][key.name] = property(key);
       for (const std::string_view name : key.names) schema["properties"][name] = property(key);
       if (!key.registry.empty()) {
@@ -103,6 +115,7 @@ class Schema {
         if (form.keys == no_keys) return {{"$ref", fmt::format("#/$defs/{}", form.registry)}};
         return policy(policies_.at(form.registry), form.keys);
       case Kind::foreign: return marked(form.names);
+      case Kind::any: return OrderedJson::object();
     }
     return {};
   }
@@ -146,9 +159,7 @@ class Schema {
 
 OrderedJson experiment_schema(const PolicyRows& policies) {
   const Schema schema(policies);
-  OrderedJson root{{"$schema", "https://json-schema.org/draft/2020-12/schema"},
-                   {"title", "moesim experiment"}};
-  root.update(schema.object(experiment_keys(), false));
+  OrderedJson root = schema.root("moesim experiment", experiment_keys());
   // What an EP group needs may stand in "pools".
   OrderedJson group = OrderedJson::array(), always = OrderedJson::array();
   for (const Key& key : experiment_keys()) {
@@ -161,6 +172,10 @@ OrderedJson experiment_schema(const PolicyRows& policies) {
   root["anyOf"] = {{{"required", group}}, {{"required", OrderedJson::array({"pools"})}}};
   root["$defs"] = schema.definitions();
   return root;
+}
+
+OrderedJson sweep_schema(const PolicyRows& policies) {
+  return Schema(policies).root("moesim sweep", sweep_keys());
 }
 
 }  // namespace moesim

@@ -30,6 +30,9 @@ struct ExperimentOptions {
   ConfigNode read() const {
     const ConfigNode file = ConfigNode::from_file(config);
     Json json = file.json();
+    if (json.contains("base") && !json.contains("workload")) {
+      file.fail("this is a sweep, not an experiment; run it with `moesim sweep`");
+    }
     for (const std::string& change : overrides) apply_override(json, change);
     if (seed) json["seed"] = *seed;
     return {std::move(json), file.file()};

@@ -43,9 +43,31 @@ void check_pointer(const std::string& pointer, const ConfigNode& node) {
       fmt::format("\"{}\" is not a JSON pointer such as \"/placement/replication\"", pointer));
 }
 
+constexpr Standard as_in_base = otherwise("as in the base");
+
+std::span<const Key> column_keys() {
+  static constexpr Form values = form::list(form::any);
+  static constexpr Key keys[] = {{"/*", values, as_in_base, "the values it takes, in this order"}};
+  return keys;
+}
+
+std::span<const Key> setting_keys() {
+  static constexpr Key keys[] = {{"/*", form::any, as_in_base, "its value"}};
+  return keys;
+}
+
+std::span<const Key> block_keys() {
+  static constexpr Form columns = form::object(column_keys), settings = form::object(setting_keys);
+  static constexpr Key keys[] = {
+      {"axes", columns, otherwise("none"), "every combination of these values"},
+      {"zip", columns, otherwise("none"), "... with each row of these lists of one length"},
+      {"set", settings, otherwise("none"), "... and this in all of them"}};
+  return keys;
+}
+
 std::vector<Column> read_columns(const ConfigNode& node) {
   std::vector<Column> columns;
-  read_object(node, [&](ConfigReader& reader) {
+  read_object(node, column_keys, [&](ConfigReader& reader) {
     for (const std::string& pointer : reader.all_keys()) {
       check_pointer(pointer, node);
       const ConfigNode list = reader.child(pointer);
@@ -84,7 +106,7 @@ std::vector<Assignment> read_block(ConfigReader& block, const std::vector<Column
   std::vector<Assignment> points(1);
   if (block.optional("set")) {
     const ConfigNode set = block.child("set");
-    read_object(set, [&](ConfigReader& reader) {
+    read_object(set, setting_keys, [&](ConfigReader& reader) {
       for (const std::string& pointer : reader.all_keys()) {
         check_pointer(pointer, set);
         points.front()[pointer] = reader.child(pointer).json();
@@ -136,7 +158,7 @@ using SkipRule = std::map<std::string, Json>;
 std::vector<SkipRule> read_skip_rules(const ConfigNode& node) {
   std::vector<SkipRule> rules;
   for (const ConfigNode& rule : node.list()) {
-    rules.push_back(read_object(rule, [&](ConfigReader& reader) {
+    rules.push_back(read_object(rule, setting_keys, [&](ConfigReader& reader) {
       SkipRule pairs;
       for (const std::string& pointer : reader.all_keys()) {
         check_pointer(pointer, rule);
@@ -193,7 +215,7 @@ ConfigNode read_base(const ConfigNode& node) {
 }
 
 std::vector<Column> read_seeds(const ConfigNode& node) {
-  for (const ConfigNode& seed : node.list()) seed.integer({0, 9e15});
+  for (const ConfigNode& seed : node.list()) seed.integer();
   if (node.json().empty()) node.fail("needs at least one seed");
   return {{"/seed", node.json()}};
 }
@@ -313,9 +335,29 @@ class FileFingerprints {
 
 }  // namespace
 
+std::span<const Key> sweep_keys() {
+  static constexpr Form experiment = form::file.or_a(form::any), seed = form::integer(0, 9e15),
+                        seeds = form::list(seed), rule = form::object(setting_keys),
+                        rules = form::list(rule), block = form::object(block_keys),
+                        blocks = form::list(block);
+  static const std::vector<Key> keys = [] {
+    std::vector<Key> all{{"base", experiment, required, "an experiment, or the file of one"}};
+    all.insert(all.end(), block_keys().begin(), block_keys().end());
+    const Key others[] = {
+        {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
+        {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
+        {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
+        {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+    all.insert(all.end(), std::begin(others), std::end(others));
+    return all;
+  }();
+  return keys;
+}
+
 Sweep expand_sweep(const ConfigNode& file) {
   refuse_experiment(file);
-  return read_object(file, [&](ConfigReader& reader) {
+  return read_object(file, sweep_keys, [&](ConfigReader& reader) {
+    reader.optional("$schema");
     const ConfigNode base = read_base(reader.child("base"));
     Sweep sweep{file.json(), base.file(), {}};
     std::vector<Column> seeds;
@@ -340,7 +382,8 @@ Sweep expand_sweep(const ConfigNode& file) {
         if (reader.optional(key))
           file.fail(fmt::format("\"{}\" stands beside \"blocks\"; put it into each block", key));
       }
-      for (const ConfigNode& block : reader.child("blocks").list()) read_object(block, add_block);
+      for (const ConfigNode& block : reader.child("blocks").list())
+        read_object(block, block_keys, add_block);
     } else {
       add_block(reader);
     }

@@ -13,12 +13,20 @@ Action setup_keys(CLI::App& command) {
   };
   const auto options = std::make_shared<Options>();
   command.add_option("NAME", options->wanted,
-                     "one key of an experiment, or one extension point (default: all)");
-  command.add_flag("--schema", options->schema, "a JSON Schema instead, for editors");
+                     "one key of an experiment, one extension point, or sweep (default: all)");
+  command.add_flag("--schema", options->schema,
+                   "a JSON Schema of experiments instead, for editors; of sweeps if NAME is sweep");
   return [options] {
     const PolicyRows policies = Policies().rows();
-    print(options->schema ? experiment_schema(policies).dump(1) + "\n"
-                          : keys_text(policies, options->wanted));
+    const std::string& wanted = options->wanted;
+    if (!options->schema) {
+      print(keys_text(policies, wanted));
+      return 0;
+    }
+    if (!wanted.empty() && wanted != "sweep") {
+      throw ConfigError("keys: --schema is of a whole file: give no NAME, or sweep");
+    }
+    print((wanted.empty() ? experiment_schema(policies) : sweep_schema(policies)).dump(1) + "\n");
     return 0;
   };
 }
