@@ -6,6 +6,8 @@
 #include <fstream>
 #include <optional>
 
+#include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "tests/support.hpp"
@@ -123,6 +125,33 @@ TEST_CASE("format versions 1 to 3, scalars, empty arrays and half floats are rea
       "h.npy", npy_file(literal("<f2", "(4,)"),
                         bytes_of_values<std::uint16_t>({0x3c00, 0xc000, 0x0001, 0x7c00}))));
   CHECK(half.to_doubles() == std::vector<double>{1, -2, 0x1p-24, INFINITY});
+}
+
+TEST_CASE("a trace longer than memory opens at once and streams through") {
+  // A hole of a file: ids of one expert, which is each token's only choice.
+  const auto trace = [](const TemporaryFolder& folder, std::int64_t tokens) {
+    folder.write("meta.json", R"({"format": "moesim-routing-trace", "version": 1, "model": "m",
+                                  "num_experts": 1, "experts_per_token": 1, "layer_ids": [0, 1],
+                                  "ids": "logical", "phases": ["decode"]})");
+    folder.write("requests.jsonl",
+                 fmt::format(R"({{"row_start": 0, "num_tokens": {}, "prompt_rows": 0}})", tokens));
+    const std::string head = npy_file(literal("<i4", fmt::format("({}, 2, 1)", tokens)), "");
+    std::filesystem::resize_file(folder.write("topk_ids.npy", head),
+                                 head.size() + static_cast<std::uintmax_t>(tokens) * 8);
+    return RoutingTrace::open(folder.path());
+  };
+  const auto most_memory = [] {  // KiB
+    rusage used{};
+    ::getrusage(RUSAGE_SELF, &used);
+    return used.ru_maxrss;
+  };
+  const long before = most_memory();
+  const TemporaryFolder huge, large;
+  CHECK(trace(huge, 1'250'000'000).tokens() == 1'250'000'000);  // 10 GB
+  const RoutingTrace streamed = trace(large, 40'000'000);       // 320 MB
+  streamed.check_ids();
+  CHECK(streamed.expert_counts() == std::vector<std::int64_t>{40'000'000, 40'000'000});
+  CHECK(most_memory() - before < 160 * 1024);
 }
 
 TEST_CASE("an .npy file that cannot be meant is refused with one line") {

@@ -2,6 +2,7 @@
 #include "traces/mapped_file.hpp"
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include <fcntl.h>
@@ -43,6 +44,13 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   if (mapped == MAP_FAILED) fail(fmt::format("cannot be mapped: {}", std::strerror(errno)));
   data_ = {static_cast<const std::byte*>(mapped),
            [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
+}
+
+void MappedFile::forget(std::span<const std::byte> bytes) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<std::uintptr_t>(bytes.data()) / page * page;
+  const auto end = reinterpret_cast<std::uintptr_t>(bytes.data() + bytes.size());
+  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
 }
 
 }  // namespace moesim

@@ -22,6 +22,9 @@ class MappedFile {
   /// Keeps the mapping alive.
   std::shared_ptr<const void> storage() const { return data_; }
 
+  /// These bytes of a mapping need not stay in memory: who asks again has them read again.
+  static void forget(std::span<const std::byte>);
+
  private:
   std::shared_ptr<const std::byte> data_;
   std::size_t size_ = 0;

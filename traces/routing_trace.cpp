@@ -25,6 +25,7 @@ constexpr Range expert_range{1, 65536};
 constexpr Range row_range{0, 9e15};
 constexpr std::int64_t checked_at_open = 64'000'000;  // ids; some 0.1 s
 constexpr std::int64_t rows_checked_of_longer = 4096;
+constexpr std::int64_t ids_streamed_at_once = 1 << 24;
 
 TraceMeta read_meta(const std::filesystem::path& file) {
   ConfigReader reader(ConfigNode::from_file(file));
@@ -216,7 +217,8 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
   RequestTable table = read_requests(directory / "requests.jsonl", trace.tokens_);
   trace.requests_ = std::move(table.requests);
   trace.workloads_ = std::move(table.workloads);
-  if (array.elements() <= checked_at_open) {
+  trace.streams_ = array.elements() > checked_at_open;
+  if (!trace.streams_) {
     trace.check_ids();
   } else {
     trace.check_rows(0, std::min(rows_checked_of_longer, trace.tokens_));
@@ -246,6 +248,7 @@ void RoutingTrace::store(std::vector<Id> ids) {
   const auto stored = std::make_shared<const std::vector<Id>>(std::move(ids));
   ids_ = Ids<Id>(*stored);
   storage_ = stored;
+  streams_ = false;
 }
 
 bool RoutingTrace::recorded(std::string_view phase) const {
@@ -259,12 +262,10 @@ std::vector<std::int64_t> RoutingTrace::expert_counts(
   const auto ids_per_row = static_cast<std::size_t>(row_ids());
   std::vector<std::int64_t> counts(static_cast<std::size_t>(layers()) * experts);
   const auto add = [&](const TraceRequest& request) {
-    visit([&](auto ids) {
-      for (auto row = ids.subspan(static_cast<std::size_t>(request.row_start) * ids_per_row,
-                                  static_cast<std::size_t>(request.num_tokens) * ids_per_row);
-           !row.empty(); row = row.subspan(ids_per_row))
+    stream(request.row_start, request.row_start + request.num_tokens, [&](auto rows) {
+      for (; !rows.empty(); rows = rows.subspan(ids_per_row))
         for (std::size_t i = 0; i < ids_per_row; ++i)
-          ++counts[i / k * experts + static_cast<std::size_t>(row[i])];
+          ++counts[i / k * experts + static_cast<std::size_t>(rows[i])];
     });
   };
   if (of_requests.empty())
@@ -272,6 +273,21 @@ std::vector<std::int64_t> RoutingTrace::expert_counts(
   else
     for (const std::size_t request : of_requests) add(requests_[request]);
   return counts;
+}
+
+// read(ids) of rows first to last - 1, some at a time, in order.
+template <class Read>
+void RoutingTrace::stream(std::int64_t first, std::int64_t last, Read&& read) const {
+  const std::int64_t at_once = std::max<std::int64_t>(1, ids_streamed_at_once / row_ids());
+  for (std::int64_t end = first; first < last; first = end) {
+    end = std::min(first + at_once, last);
+    visit([&](auto ids) {
+      const auto rows = ids.subspan(static_cast<std::size_t>(first * row_ids()),
+                                    static_cast<std::size_t>((end - first) * row_ids()));
+      read(rows);
+      if (streams_) MappedFile::forget(std::as_bytes(rows));
+    });
+  }
 }
 
 void RoutingTrace::check_ids() const { check_rows(0, tokens_); }
@@ -284,16 +300,16 @@ void RoutingTrace::check_rows(std::int64_t first, std::int64_t last) const {
     throw ConfigError(fmt::format("{}: row {}, layer {}: {}", place_, group / layer_count,
                                   meta_.layer_ids[group % layer_count], what));
   };
-  visit([&](auto ids) {
-    std::vector<std::size_t> seen_in(experts, 0);  // the last group, counted from 1, with this id
-    const auto end = static_cast<std::size_t>(last * layers());
-    for (auto group = static_cast<std::size_t>(first * layers()); group < end; ++group) {
-      for (std::size_t i = group * k; i < (group + 1) * k; ++i) {
-        const auto id = static_cast<std::uint32_t>(ids[i]);
+  std::vector<std::size_t> seen_in(experts, 0);  // the last group, counted from 1, with this id
+  auto group = static_cast<std::size_t>(first * layers());
+  stream(first, last, [&](auto rows) {
+    for (; !rows.empty(); rows = rows.subspan(k), ++group) {
+      for (const auto choice : rows.first(k)) {
+        const auto id = static_cast<std::uint32_t>(choice);
         if (id >= experts)
-          fail(group, fmt::format("expert {}; ids are 0 to {}", ids[i], experts - 1));
+          fail(group, fmt::format("expert {}; ids are 0 to {}", choice, experts - 1));
         if (std::exchange(seen_in[id], group + 1) == group + 1)
-          fail(group, fmt::format("expert {} twice; a token picks distinct experts", ids[i]));
+          fail(group, fmt::format("expert {} twice; a token picks distinct experts", choice));
       }
     }
   });

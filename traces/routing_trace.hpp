@@ -71,10 +71,10 @@ class RoutingTrace {
   }
 
   /// Tokens per expert [layers, num_experts], over the rows of the given requests (of all requests
-  /// when empty). Reads those rows.
+  /// when empty). Reads those rows, of which a long mapped trace keeps none in memory.
   std::vector<std::int64_t> expert_counts(std::span<const std::size_t> of_requests = {}) const;
-  /// Reads every row. Throws ConfigError naming the first row and layer whose ids are out of range
-  /// or not distinct.
+  /// Reads every row, likewise. Throws ConfigError naming the first row and layer whose ids are out
+  /// of range or not distinct.
   void check_ids() const;
 
   /// The same rows, of which only these requests are used.
@@ -88,6 +88,8 @@ class RoutingTrace {
   template <class Id>
   void store(std::vector<Id> ids);
   void check_rows(std::int64_t first, std::int64_t last) const;
+  template <class Read>
+  void stream(std::int64_t first, std::int64_t last, Read&& read) const;
 
   TraceMeta meta_;
   std::vector<std::string> workloads_;
@@ -95,6 +97,7 @@ class RoutingTrace {
   std::int64_t tokens_ = 0;
   std::variant<Ids<std::uint8_t>, Ids<std::uint16_t>, Ids<std::int32_t>> ids_;
   std::shared_ptr<const void> storage_;  ///< the mapping, or the vector
+  bool streams_ = false;                 ///< mapped, and too long to keep in memory what was read
   std::string place_;                    ///< the id file, for messages
 };
 
