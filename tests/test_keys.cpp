@@ -88,6 +88,25 @@ bool is_experiment(const Json& json) {
   return json.is_object() && json.contains("workload") && json.contains("cluster");
 }
 
+bool is_sweep(const Json& json) {
+  return json.contains("base") && (json.contains("axes") || json.contains("blocks"));
+}
+
+// How many of the shipped configs are such, each of them valid by the rule.
+int check_shipped(bool (*such)(const Json&), const OrderedJson& rule) {
+  int found = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
+    if (entry.path().extension() != ".json") continue;
+    const Json json = ConfigNode::from_file(entry.path()).json();
+    if (!such(json)) continue;
+    CAPTURE(entry.path());
+    CHECK(valid(json, rule));
+    ++found;
+  }
+  return found;
+}
+
 template <class Visit>
 void for_each_table(const PolicyRows& policies, Visit&& visit) {
   std::vector<KeyTable> todo{experiment_keys, sweep_keys}, seen;
@@ -112,32 +131,12 @@ void for_each_table(const PolicyRows& policies, Visit&& visit) {
 }  // namespace
 
 TEST_CASE("every shipped experiment is valid by the schema") {
-  int experiments = 0;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
-    if (entry.path().extension() != ".json") continue;
-    const Json json = ConfigNode::from_file(entry.path()).json();
-    if (!is_experiment(json)) continue;
-    CAPTURE(entry.path());
-    CHECK(valid(json, schema()));
-    ++experiments;
-  }
-  CHECK(experiments >= 15);
+  CHECK(check_shipped(is_experiment, schema()) >= 15);
 }
 
 TEST_CASE("every shipped sweep is valid by the schema, and what that refuses the reader does too") {
   const OrderedJson rule = sweep_schema(Policies().rows());
-  int sweeps = 0;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(source_dir() / "configs")) {
-    if (entry.path().extension() != ".json") continue;
-    const Json json = ConfigNode::from_file(entry.path()).json();
-    if (!json.contains("base") || !(json.contains("axes") || json.contains("blocks"))) continue;
-    CAPTURE(entry.path());
-    CHECK(valid(json, rule));
-    ++sweeps;
-  }
-  CHECK(sweeps >= 15);
+  CHECK(check_shipped(is_sweep, rule) >= 15);
 
   const Json good{{"base", tiny_experiment(Json::object())},
                   {"axes", {{"/placement/replication", {1, 1.5}}}},

@@ -25,7 +25,8 @@ namespace {
 
 constexpr std::size_t most_points = 1'000'000;
 
-// What one point sets: sorted, so that "/placement" comes before "/placement/replication".
+// What one point sets, or what a rule of "skip" matches: sorted, so that "/placement" comes before
+// "/placement/replication".
 using Assignment = std::map<std::string, Json>;
 
 // An axis, or a column of a zip.
@@ -80,6 +81,17 @@ std::vector<Column> read_columns(const ConfigNode& node) {
   return columns;
 }
 
+Assignment read_settings(const ConfigNode& node) {
+  return read_object(node, setting_keys, [&](ConfigReader& reader) {
+    Assignment settings;
+    for (const std::string& pointer : reader.all_keys()) {
+      check_pointer(pointer, node);
+      settings[pointer] = reader.child(pointer).json();
+    }
+    return settings;
+  });
+}
+
 // Every point with every row of the columns, which are of one length.
 std::vector<Assignment> cross(const std::vector<Assignment>& points,
                               const std::vector<Column>& columns, const ConfigNode& node) {
@@ -104,15 +116,7 @@ std::vector<Assignment> cross(const std::vector<Assignment>& points,
 std::vector<Assignment> read_block(ConfigReader& block, const std::vector<Column>& seeds) {
   const ConfigNode& node = block.node();
   std::vector<Assignment> points(1);
-  if (block.optional("set")) {
-    const ConfigNode set = block.child("set");
-    read_object(set, setting_keys, [&](ConfigReader& reader) {
-      for (const std::string& pointer : reader.all_keys()) {
-        check_pointer(pointer, set);
-        points.front()[pointer] = reader.child(pointer).json();
-      }
-    });
-  }
+  if (block.optional("set")) points.front() = read_settings(block.child("set"));
   if (block.optional("axes")) {
     for (const Column& axis : read_columns(block.child("axes")))
       points = cross(points, {axis}, node);
@@ -153,25 +157,16 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
   config[place] = value;
 }
 
-using SkipRule = std::map<std::string, Json>;
-
-std::vector<SkipRule> read_skip_rules(const ConfigNode& node) {
-  std::vector<SkipRule> rules;
+std::vector<Assignment> read_skip_rules(const ConfigNode& node) {
+  std::vector<Assignment> rules;
   for (const ConfigNode& rule : node.list()) {
-    rules.push_back(read_object(rule, setting_keys, [&](ConfigReader& reader) {
-      SkipRule pairs;
-      for (const std::string& pointer : reader.all_keys()) {
-        check_pointer(pointer, rule);
-        pairs[pointer] = reader.child(pointer).json();
-      }
-      if (pairs.empty()) rule.fail("matches every point; name a pointer and a value");
-      return pairs;
-    }));
+    rules.push_back(read_settings(rule));
+    if (rules.back().empty()) rule.fail("matches every point; name a pointer and a value");
   }
   return rules;
 }
 
-bool matches(const Json& config, const SkipRule& rule) {
+bool matches(const Json& config, const Assignment& rule) {
   return std::all_of(rule.begin(), rule.end(), [&](const auto& pair) {
     const Json* value = find_value(config, pair.first);
     return value != nullptr && same_setting(*value, pair.second);
@@ -179,7 +174,7 @@ bool matches(const Json& config, const SkipRule& rule) {
 }
 
 void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
-  for (const SkipRule& rule : read_skip_rules(node)) {
+  for (const Assignment& rule : read_skip_rules(node)) {
     for (const auto& [pointer, value] : rule) {
       const bool known = std::any_of(points.begin(), points.end(), [&](const SweepPoint& point) {
         return find_value(point.config, pointer) != nullptr;

@@ -37,6 +37,7 @@ struct Sweep {
 /// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
 /// rule names what no point has, or no point is left.
 Sweep expand_sweep(const ConfigNode& file);
+/// The keys of a sweep file, as expand_sweep() reads them.
 std::span<const Key> sweep_keys();
 
 /// What a sweep does with a config. Called by several threads at a time.
