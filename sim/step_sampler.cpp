@@ -37,9 +37,10 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
     most = std::max(most, prefill - before);
   }
   const std::int64_t sizes_per_octave = prefill > 0 ? 1 : 8;
-  const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(prefill, sizes_per_octave),
-                on_grid(most, sizes_per_octave)};
-  const std::size_t wanted = samples_of(key.decode_tokens + key.prefill_tokens);
+  const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(most, sizes_per_octave),
+                on_grid(prefill - most, sizes_per_octave)};
+  const std::size_t wanted =
+      samples_of(key.decode_tokens + key.most_prefill_tokens + key.other_prefill_tokens);
   std::vector<const StepSample*>& samples = by_key_[key];
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
@@ -59,12 +60,10 @@ std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octa
 const StepSample& StepSampler::price(const Key& key) {
   StepBatch batch;
   const int ranks = experiment_.parallel.dp;
-  const std::int64_t most =
-      ranks == 1 ? key.prefill_tokens : std::min(key.most_prefill_tokens, key.prefill_tokens);
   for (int r = 0; r < ranks; ++r) {
     RankStep& rank = batch.ranks.emplace_back();
-    const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(most)
-                                        : share(key.prefill_tokens - most, r - 1, ranks - 1);
+    const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(key.most_prefill_tokens)
+                                        : share(key.other_prefill_tokens, r - 1, ranks - 1);
     const std::int32_t decode = share(key.decode_tokens, r, ranks);
     if (prefill > 0) {
       add_sequence(batch, rows_, rows_.bind(), Phase::prefill, {prefill, 0}, 0);

@@ -18,13 +18,13 @@ namespace moesim {
 /// sequences' attention, KV cache and scheduling - stays exact.
 ///
 /// Steps are alike that run under one rule with as many decode tokens over the group, as many
-/// prompt tokens, and as many of these on the rank that has most. Sizes are on a grid, of eight to
-/// the octave where all tokens decode, else powers of two (exact below that); a size between two
-/// takes the lower or the upper one at random so that the mean comes out. A sample's decode tokens,
-/// and the prompt tokens of the other ranks, are spread evenly; decode tokens are of as many
-/// recorded requests, each at a random place; a rank's prompt tokens follow each other in the
-/// recording. How tokens are spread over unequal ranks otherwise, and that consecutive steps have
-/// their requests in common, is what a sample does not know.
+/// prompt tokens on the rank that has most of them, and as many on the others. Sizes are on a grid,
+/// of eight to the octave where all tokens decode, else powers of two (exact below that); a size
+/// between two takes the lower or the upper one at random so that the mean comes out. A sample's
+/// decode tokens, and the prompt tokens of the other ranks, are spread evenly; decode tokens are of
+/// as many recorded requests, each at a random place; a rank's prompt tokens follow each other in
+/// the recording. How tokens are spread over unequal ranks otherwise, and that consecutive steps
+/// have their requests in common, is what a sample does not know.
 class StepSampler {
  public:
   explicit StepSampler(const Experiment&);
@@ -36,7 +36,7 @@ class StepSampler {
  private:
   struct Key {
     StepKind rule;
-    std::int64_t decode_tokens, prefill_tokens, most_prefill_tokens;
+    std::int64_t decode_tokens, most_prefill_tokens, other_prefill_tokens;
     auto operator<=>(const Key&) const = default;
   };
   std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
