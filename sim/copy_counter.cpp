@@ -11,32 +11,14 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// How many of the words added have each bit set. Plane p holds the p-th binary digits of all 64
-// counts, so that adding a word is a ripple of carries without a branch.
-class BitCounts {
- public:
-  // Up to `most` words will be added.
-  explicit BitCounts(std::size_t most) : used_(static_cast<std::size_t>(std::bit_width(most))) {}
-  void add(std::uint64_t word) {
-    for (std::size_t p = 0; p < used_; ++p) {
-      const std::uint64_t carry = planes_[p] & word;
-      planes_[p] ^= word;
-      word = carry;
-    }
+// Bit b of a byte as a one in byte b.
+constexpr std::array<std::uint64_t, 256> spread = [] {
+  std::array<std::uint64_t, 256> table{};
+  for (std::size_t byte = 0; byte < table.size(); ++byte) {
+    for (std::size_t bit = 0; bit < 8; ++bit) table[byte] |= (byte >> bit & 1) << (8 * bit);
   }
-  void write(std::int32_t* counts) const {
-    std::fill_n(counts, 64, 0);
-    for (std::size_t p = 0; p < used_; ++p) {
-      for (std::uint64_t bits = planes_[p]; bits != 0; bits &= bits - 1) {
-        counts[std::countr_zero(bits)] += std::int32_t{1} << p;
-      }
-    }
-  }
-
- private:
-  std::array<std::uint64_t, 32> planes_{};
-  std::size_t used_;
-};
+  return table;
+}();
 
 int domains_of(int gpus, int domain) { return (gpus - 1) / domain + 1; }
 
@@ -49,7 +31,8 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   const int gpus = ranks * moe_tp;
   // One domain alone needs no forwarding, hence no bits.
   const int domains = domains_of(gpus, domain) > 1 ? domains_of(gpus, domain) : 0;
-  words_ = at(ranks + domains + 63) / 64;
+  used_bits_ = ranks + domains;
+  words_ = at(used_bits_ + 63) / 64;
   bits_.assign(at(ranks) * words_, 0);
   targets_.clear();
   for (int rank = 0; rank < ranks; ++rank) {
@@ -65,30 +48,42 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   counts_.resize(words_ * 64);
 }
 
-// Every expert's first slot; whether some expert has several. What is of no use goes to an expert
-// too many, so that no branch is needed.
+// Every expert's first slot, and the next one behind each; whether some expert has several. What is
+// of no use goes to an expert too many, so that no branch is needed.
 bool CopyCounter::start(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot) {
   const int nobody = placement.experts();
-  experts_.assign(at(nobody) + 1, {{}, -1, 0});
-  bool several = false;
-  for (int slot = placement.slots() - 1; slot >= 0; --slot) {
-    const std::int32_t tokens = tokens_of_slot[at(slot)];
-    const int owner = tokens > 0 ? placement.expert_of_slot(slot) : nobody;
-    Expert& expert = experts_[at(owner)];
-    several |= (owner != nobody) & (expert.slot >= 0);
-    expert = {targets_[at(placement.gpu_of_slot(slot))], slot, tokens};
+  experts_.assign(at(nobody) + 1, {0, -1, 0});
+  next_slot_.resize(at(placement.slots()));
+  int several = 0;
+  for (int gpu = placement.gpus() - 1; gpu >= 0; --gpu) {
+    const std::uint64_t bits = targets_[at(gpu)].bits;
+    for (int slot = placement.first_slot(gpu + 1) - 1; slot >= placement.first_slot(gpu); --slot) {
+      const std::int32_t tokens = tokens_of_slot[at(slot)];
+      const int active = tokens > 0 ? 1 : 0;
+      Expert& owner = experts_[at(nobody + (placement.expert_of_slot(slot) - nobody) * active)];
+      next_slot_[at(slot)] = owner.slot;
+      several |= active & (owner.slot >= 0 ? 1 : 0);
+      owner = {bits, slot, tokens};
+    }
   }
-  return several;
+  return several != 0;
 }
 
-void CopyCounter::next_slot(const LayerPlacement& placement,
-                            std::span<const std::int32_t> tokens_of_slot, int expert) {
-  Expert& e = experts_[at(expert)];
-  for (const std::int32_t slot : placement.slots_of(expert)) {
-    if (slot <= e.slot || tokens_of_slot[at(slot)] == 0) continue;
-    e = {targets_[at(placement.gpu_of_slot(slot))], slot, tokens_of_slot[at(slot)]};
-    return;
+// The same for bits that fit so many bytes: each counts in eight lanes of a register, up to 255.
+template <std::size_t Bytes, class TargetOf>
+void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t k,
+                                 TargetOf&& target_of) {
+  for (std::size_t token = first; token < end;) {
+    std::array<std::uint64_t, Bytes> lanes{};
+    for (const std::size_t full = std::min(end, token + 255); token < full; ++token) {
+      std::uint64_t bits = 0;
+      for (std::size_t i = token * k; i < (token + 1) * k; ++i) bits |= target_of(i).bits;
+      for (std::size_t b = 0; b < Bytes; ++b) lanes[b] += spread[bits >> (8 * b) & 255];
+    }
+    for (std::size_t bit = 0; bit < 8 * Bytes; ++bit) {
+      counts_[bit] += static_cast<std::int32_t>(lanes[bit / 8] >> (bit % 8 * 8) & 255);
+    }
   }
 }
 
@@ -96,17 +91,11 @@ void CopyCounter::next_slot(const LayerPlacement& placement,
 template <class TargetOf>
 void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
                                TargetOf&& target_of) {
-  if (words_ == 1) {
-    BitCounts counts(end - first);
-    for (std::size_t i = first * k; i < end * k;) {
-      std::uint64_t bits = 0;
-      for (const std::size_t next = i + k; i < next; ++i) bits |= target_of(i).bits;
-      counts.add(bits);
-    }
-    counts.write(counts_.data());
-    return;
-  }
-  std::vector<BitCounts> counts(words_, BitCounts(end - first));
+  std::ranges::fill(counts_, 0);
+  if (used_bits_ <= 8) return count_in_lanes<1>(first, end, k, target_of);
+  if (used_bits_ <= 16) return count_in_lanes<2>(first, end, k, target_of);
+  if (used_bits_ <= 32) return count_in_lanes<4>(first, end, k, target_of);
+  if (used_bits_ <= 64) return count_in_lanes<8>(first, end, k, target_of);
   std::vector<std::uint64_t> bits(words_);
   for (std::size_t token = first; token < end; ++token) {
     std::fill(bits.begin(), bits.end(), 0);
@@ -115,17 +104,20 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
       if (rank < 0) continue;
       for (std::size_t w = 0; w < words_; ++w) bits[w] |= bits_[at(rank) * words_ + w];
     }
-    for (std::size_t w = 0; w < words_; ++w) counts[w].add(bits[w]);
+    for (std::size_t w = 0; w < words_; ++w) {
+      for (std::uint64_t left = bits[w]; left != 0; left &= left - 1) {
+        ++counts_[w * 64 + static_cast<std::size_t>(std::countr_zero(left))];
+      }
+    }
   }
-  for (std::size_t w = 0; w < words_; ++w) counts[w].write(counts_.data() + w * 64);
 }
 
 // From counts per expert rank and domain to links.
 void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
   const int gpus = copies.gpus();
   if (domains_of(gpus, domain) == 1) {
-    for (int target = 0; target < gpus; ++target) {
-      copies.at(source, target) += counts_[at(target / moe_tp)];
+    for (int rank = 0, target = 0; target < gpus; ++rank) {
+      for (int i = 0; i < moe_tp; ++i) copies.at(source, target++) += counts_[at(rank)];
     }
     return;
   }
@@ -151,16 +143,22 @@ void CopyCounter::count(const LayerPlacement& placement,
                         CopyRule rule, TrafficMatrix& copies) {
   name_targets(placement.gpus(), moe_tp, domain);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
+  const auto target = [&](const Expert& expert) {
+    return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
+  };
   if (start(placement, tokens_of_slot)) {
     count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
       Expert& expert = experts_[ids[i]];
-      if (expert.left == 0) next_slot(placement, tokens_of_slot, ids[i]);
+      if (expert.left == 0) {
+        const std::int32_t slot = next_slot_[at(expert.slot)];
+        expert = {targets_[at(placement.gpu_of_slot(slot))].bits, slot, tokens_of_slot[at(slot)]};
+      }
       --expert.left;
-      return expert.target;
+      return target(expert);
     });
   } else {
     count_sources(k, source_gpu, moe_tp, domain, rule, copies,
-                  [&](std::size_t i) { return experts_[ids[i]].target; });
+                  [&](std::size_t i) { return target(experts_[ids[i]]); });
   }
 }
 

@@ -41,17 +41,18 @@ class CopyCounter {
     std::int32_t rank;   // nowhere: -1
   };
   struct Expert {
-    Target target;      // of its current slot
-    std::int32_t slot;  // none yet: -1
-    std::int32_t left;  // tokens that this slot still takes
+    std::uint64_t bits;  // of its current slot's rank, as in Target
+    std::int32_t slot;   // none yet: -1
+    std::int32_t left;   // tokens that this slot still takes
   };
 
   void name_targets(int ranks, int moe_tp, int domain);
   bool start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
-  void next_slot(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, int expert);
   template <class TargetOf>
   void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
                      int domain, CopyRule, TrafficMatrix& copies, TargetOf&& target_of);
+  template <std::size_t Bytes, class TargetOf>
+  void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>
   void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
@@ -59,11 +60,13 @@ class CopyCounter {
   // A rank's bits: its own and, where there are several domains, those of its GPUs' domains behind
   // the bits of all ranks.
   std::array<int, 3> shape_{};  // ranks, moe_tp, domain
+  int used_bits_ = 0;
   std::size_t words_ = 1;
   std::vector<std::uint64_t> bits_;  // [ranks, words]
   std::vector<Target> targets_;      // [ranks]
   std::vector<Expert> experts_;
-  std::vector<std::int32_t> counts_;  // by bit
+  std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
+  std::vector<std::int32_t> counts_;     // by bit
 };
 
 /// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of

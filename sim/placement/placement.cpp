@@ -49,8 +49,10 @@ LayerPlacement::LayerPlacement(int experts, const std::vector<std::vector<int>>&
     std::int32_t last_gpu = -1;
     for (const std::int32_t slot : slots_of_expert[expert]) {
       slots_.push_back(slot);
-      if (gpu_of_slot(slot) != last_gpu) hosts_.push_back(slot);
+      if (gpu_of_slot(slot) == last_gpu) continue;
       last_gpu = gpu_of_slot(slot);
+      hosts_.push_back(slot);
+      host_gpus_.push_back(last_gpu);
     }
     slots_begin_.push_back(count(slots_));
     hosts_begin_.push_back(count(hosts_));

@@ -36,6 +36,10 @@ class LayerPlacement {
   std::span<const std::int32_t> hosts_of(int expert) const {
     return range(hosts_begin_, hosts_, expert);
   }
+  /// The GPUs of hosts_of().
+  std::span<const std::int32_t> host_gpus_of(int expert) const {
+    return range(hosts_begin_, host_gpus_, expert);
+  }
 
   bool operator==(const LayerPlacement&) const = default;
 
@@ -47,10 +51,10 @@ class LayerPlacement {
     return std::span(values).subspan(first, last - first);
   }
 
-  std::vector<std::int32_t> first_slot_;                    // [gpus + 1]
-  std::vector<std::int32_t> expert_of_slot_, gpu_of_slot_;  // [slots]
-  std::vector<std::int32_t> slots_begin_, slots_;           // CSR by expert
-  std::vector<std::int32_t> hosts_begin_, hosts_;           // CSR by expert
+  std::vector<std::int32_t> first_slot_;                       // [gpus + 1]
+  std::vector<std::int32_t> expert_of_slot_, gpu_of_slot_;     // [slots]
+  std::vector<std::int32_t> slots_begin_, slots_;              // CSR by expert
+  std::vector<std::int32_t> hosts_begin_, hosts_, host_gpus_;  // CSR by expert
 };
 
 /// Which expert every slot of every MoE layer holds.

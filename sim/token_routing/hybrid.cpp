@@ -80,13 +80,16 @@ class Search {
     return fullest;
   }
 
-  // Calls visit(from, to) for the share of each expert on the GPU and each other GPU's slot of it.
+  // Calls visit(from, to, its GPU) for the share of each expert on the GPU and each other GPU's
+  // slot of it.
   template <class Visit>
   void for_each_way_off(std::int32_t gpu, Visit&& visit) const {
     for (int from = placement_.first_slot(gpu); from < placement_.first_slot(gpu + 1); ++from) {
       if (x_[at(from)] == 0) continue;
-      for (const std::int32_t to : placement_.hosts_of(placement_.expert_of_slot(from))) {
-        if (placement_.gpu_of_slot(to) != gpu) visit(from, to);
+      const int expert = placement_.expert_of_slot(from);
+      const auto hosts = placement_.hosts_of(expert), gpus = placement_.host_gpus_of(expert);
+      for (std::size_t i = 0; i < hosts.size(); ++i) {
+        if (gpus[i] != gpu) visit(from, hosts[i], gpus[i]);
       }
     }
   }
@@ -94,15 +97,14 @@ class Search {
   template <class Cost>
   Step best_whole(std::int32_t gpu, std::int32_t most_active, const Cost& cost) {
     Step best;
-    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to) {
-      const std::int32_t host = placement_.gpu_of_slot(to);
+    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to, std::int32_t host) {
       const Step move{0, from, to, x_[at(from)], -1, -1};
       if (active_[at(host)] + (x_[at(to)] == 0 ? 1 : 0) <= most_active) {
         consider(move, cost, best);
         return;
       }
-      for_each_way_off(host, [&](std::int32_t back_from, std::int32_t back_to) {
-        if (placement_.gpu_of_slot(back_to) != gpu || x_[at(back_to)] > 0) return;
+      for_each_way_off(host, [&](std::int32_t back_from, std::int32_t back_to, std::int32_t there) {
+        if (there != gpu || x_[at(back_to)] > 0) return;
         consider({0, from, to, move.tokens, back_from, back_to}, cost, best);
       });
     });
@@ -112,23 +114,27 @@ class Search {
   template <class Cost>
   Step best_part(std::int32_t gpu, const Cost& cost) {
     Step best;
-    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to) {
-      const std::int32_t gap = tokens_[at(gpu)] - tokens_[at(placement_.gpu_of_slot(to))];
+    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to, std::int32_t host) {
+      const std::int32_t gap = tokens_[at(gpu)] - tokens_[at(host)];
       const std::int32_t tokens = std::min(x_[at(from)], gap / 2);
       if (tokens >= 1) consider({0, from, to, tokens, -1, -1}, cost, best);
     });
     return best;
   }
 
-  // Ties: lowest expert, GPU, expert that comes back.
+  // Ties: lowest expert, GPU, expert that comes back, whose share on the other GPU is then 0.
   template <class Cost>
   void consider(Step step, const Cost& cost, Step& best) {
-    const std::int32_t gpu = placement_.gpu_of_slot(step.from);
-    const std::int32_t host = placement_.gpu_of_slot(step.to);
-    apply(step);
-    step.after = std::max(cost(active_[at(gpu)], tokens_[at(gpu)]),
-                          cost(active_[at(host)], tokens_[at(host)]));
-    undo(step);
+    const auto gpu = at(placement_.gpu_of_slot(step.from));
+    const auto host = at(placement_.gpu_of_slot(step.to));
+    const std::int32_t back = step.back_from < 0 ? 0 : x_[at(step.back_from)];
+    const std::int32_t returns = back > 0 ? 1 : 0;
+    const std::int32_t leaves = x_[at(step.from)] == step.tokens ? 1 : 0;
+    const std::int32_t comes = x_[at(step.to)] == 0 ? 1 : 0;
+    step.after =
+        std::max(cost(active_[gpu] - leaves + returns, tokens_[gpu] - step.tokens + back),
+                 cost(active_[host] + comes - returns, tokens_[host] + step.tokens - back));
+    if (best.from >= 0 && step.after > best.after) return;
     if (best.from < 0 || rank(step) < rank(best)) best = step;
   }
 
@@ -142,12 +148,6 @@ class Search {
     const std::int32_t back = step.back_from < 0 ? 0 : x_[at(step.back_from)];
     shift(step.from, step.to, step.tokens);
     if (back > 0) shift(step.back_from, step.back_to, back);
-  }
-
-  // A swapped expert was not on the GPU it went to.
-  void undo(const Step& step) {
-    shift(step.to, step.from, step.tokens);
-    if (step.back_from >= 0) shift(step.back_to, step.back_from, x_[at(step.back_to)]);
   }
 
   void shift(std::int32_t from, std::int32_t to, std::int32_t tokens) {

@@ -35,11 +35,12 @@ class Metro final : public TokenRouter {
     active.assign(static_cast<std::size_t>(problem.placement.gpus()), 0);
     std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
 
+    // An expert without tokens passes through: which ones have some, no branch could guess.
     const auto serve = [&](std::int32_t expert) {
       const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(expert)];
-      if (tokens == 0) return;
-      const std::int32_t slot = least_active_host(problem.placement, expert, active);
-      ++active[static_cast<std::size_t>(problem.placement.gpu_of_slot(slot))];
+      const Host host = least_active_host(problem.placement.host_gpus_of(expert), active);
+      active[host.gpu] += tokens > 0 ? 1 : 0;
+      const std::int32_t slot = problem.placement.hosts_of(expert)[host.place];
       tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
     };
     if (order_ != Order::random) {

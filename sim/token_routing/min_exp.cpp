@@ -148,9 +148,9 @@ void MinExp::assign(const LayerPlacement& placement, std::span<const std::int32_
   }
   for (const std::int32_t expert : movable_) {
     if (tokens[at(expert)] == 0) continue;
-    const std::int32_t slot = least_active_host(placement, expert, load);
-    scratch.slot_of[at(expert)] = slot;
-    ++load[at(placement.gpu_of_slot(slot))];
+    const Host host = least_active_host(placement.host_gpus_of(expert), load);
+    scratch.slot_of[at(expert)] = placement.hosts_of(expert)[host.place];
+    ++load[host.gpu];
     scratch.order.push_back(expert);
   }
   const auto [lowest, highest] = std::minmax_element(load.begin(), load.end());

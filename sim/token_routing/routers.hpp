@@ -10,21 +10,23 @@
 
 namespace moesim {
 
-/// The slot of `expert` on that of its GPUs that has the fewest active experts so far, ties to the
-/// lowest GPU.
-inline std::int32_t least_active_host(const LayerPlacement& placement, std::int32_t expert,
-                                      std::span<const std::int32_t> active_on_gpu) {
-  const auto hosts = placement.hosts_of(expert);
-  // Load above slot in one number: the least of two is found without a branch, which nobody could
-  // guess. Most experts have one host or two.
-  const auto key = [&](std::int32_t slot) {
-    const auto active = static_cast<std::uint64_t>(
-        active_on_gpu[static_cast<std::size_t>(placement.gpu_of_slot(slot))]);
-    return active << 32 | static_cast<std::uint64_t>(slot);
+/// One of an expert's GPUs: its place in LayerPlacement::host_gpus_of, and its number.
+struct Host {
+  std::size_t place, gpu;
+};
+
+/// The one with the fewest active experts so far, ties to the lowest GPU.
+inline Host least_active_host(std::span<const std::int32_t> gpus,
+                              std::span<const std::int32_t> active_on_gpu) {
+  // Load above place above GPU in one number: the least of two is found without a branch, which
+  // nobody could guess, and what it is need not be looked up. Most experts have one host or two.
+  const auto key = [&](std::size_t i) {
+    const auto gpu = static_cast<std::size_t>(gpus[i]);
+    return static_cast<std::uint64_t>(active_on_gpu[gpu]) << 40 | i << 20 | gpu;
   };
-  std::uint64_t least = std::min(key(hosts[0]), key(hosts[hosts.size() > 1 ? 1 : 0]));
-  for (std::size_t i = 2; i < hosts.size(); ++i) least = std::min(least, key(hosts[i]));
-  return static_cast<std::int32_t>(least & 0xffffffff);
+  std::uint64_t least = std::min(key(0), key(gpus.size() > 1 ? 1 : 0));
+  for (std::size_t i = 2; i < gpus.size(); ++i) least = std::min(least, key(i));
+  return {least >> 20 & 0xfffff, least & 0xfffff};
 }
 
 /// A stream of its own for every layer of every step, so that what is drawn does not depend on who
