@@ -230,12 +230,12 @@ double KernelConstants::peak_share_of(Precision weights) const {
   return peak_share.begin()->second;
 }
 
-Evidence KernelConstants::evidence_for(double bytes, double flops, Precision weights) const {
-  if (!calibration) return Evidence::unmeasured;
+Reach KernelConstants::reach(Precision weights) const {
+  if (!calibration) return {};
   const std::vector<Precision>& known = calibration->precisions;
-  const bool inside = bytes <= calibration->bytes.max && flops <= calibration->flops.max &&
-                      std::find(known.begin(), known.end(), weights) != known.end();
-  return inside ? Evidence::calibrated : Evidence::extrapolated;
+  if (std::find(known.begin(), known.end(), weights) == known.end())
+    return {.beyond = Evidence::extrapolated};
+  return {calibration->bytes.max, calibration->flops.max, Evidence::extrapolated};
 }
 
 Evidence CollectiveConstants::evidence_for(double bytes) const {

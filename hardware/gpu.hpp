@@ -59,6 +59,15 @@ struct Calibration {
   std::vector<Precision> precisions;  ///< of the weights; none for collectives
 };
 
+/// How far the measurements behind some constants reach.
+struct Reach {
+  double bytes = -1, flops = -1;  ///< of the largest; -1: none
+  Evidence beyond = Evidence::unmeasured;
+  Evidence evidence(double work_bytes, double work_flops) const {
+    return work_bytes <= bytes && work_flops <= flops ? Evidence::calibrated : beyond;
+  }
+};
+
 /// Shares of the data-sheet peak by the precision of the weights. What is not listed multiplies at
 /// the share of the nearest that is: fp8 and fp8_block for each other, else bf16. A GPU file's
 /// shares stand beside the family's default ones.
@@ -80,8 +89,7 @@ struct KernelConstants {
   std::optional<Calibration> calibration{};
 
   double peak_share_of(Precision weights) const;
-  /// Whether this much work in this precision is inside what was measured.
-  Evidence evidence_for(double bytes, double flops, Precision weights) const;
+  Reach reach(Precision weights) const;
 };
 
 /// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert (small

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "hardware/gpu.hpp"
 
@@ -39,7 +40,22 @@ struct Operands {
   Precision activations = Precision::bf16;
 };
 
-/// What KernelConstants says. No work at all costs nothing.
+/// What KernelConstants says of one kernel family with one kind of operands on one GPU, looked up
+/// once.
+class Roofline {
+ public:
+  Roofline(Operands, KernelFamily, const GpuSpec&);
+  /// No work at all costs nothing.
+  Cost cost(const Work&) const;
+
+ private:
+  Seconds launch_;
+  double overlap_;
+  BytesPerSecond hbm_, l2_, smem_;
+  FlopsPerSecond peak_, reached_;
+  Reach reach_;
+};
+/// The same once.
 Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
 
 /// The rows that one GPU's grouped GEMM computes, summed over its active slots. A slot's rows are
@@ -50,24 +66,36 @@ struct GroupedRows {
   std::int64_t tokens = 0;  ///< useful rows
   std::int64_t padded = 0;
   std::int64_t tiles = 0;  ///< of up to tile_m rows
+  bool operator==(const GroupedRows&) const = default;
 };
 GroupedRows grouped_rows(std::span<const std::int32_t> tokens_per_slot, int tile_m);
 
 /// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
-struct GroupedGemm {
-  GroupedRows rows;
+struct GroupedGemmShape {
   double hidden = 0;  ///< d
   double width = 0;   ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
-  KernelFamily kernel = KernelFamily::grouped_gemm;  ///< whose tile_m `rows` was padded to
+  KernelFamily kernel = KernelFamily::grouped_gemm;
 };
 
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
 /// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
 /// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
 /// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
-Cost grouped_gemm(const GroupedGemm&, const GpuSpec&);
+class GroupedGemm {
+ public:
+  GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
+  /// grouped_rows() with the kernel's tile_m.
+  GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
+  Cost cost(const GroupedRows&) const;
+
+ private:
+  GroupedGemmShape shape_;
+  int tile_m_, tile_n_, sms_;
+  std::vector<std::int32_t> padded_;  // rows of a slot by its tokens, up to tile_m
+  Roofline roofline_;
+};
 
 /// One dense GEMM [m, k] x [k, n], tiled as above.
 Cost gemm(double m, double n, double k, Precision weights, Precision activations, const GpuSpec&);

@@ -90,10 +90,9 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   return 2 * rotated * bf16_bytes;
 }
 
-void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
-                    const AttentionWork& work, OperationList& ops) {
-  const double query = slice.heads * m.attention.head_dim;
-  ops.gemm("qkv_proj", tokens, query + slice.kv_elements, m.hidden);
+void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
+              OperationList& ops) {
+  const double query = slice.heads * a.head_dim;
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
@@ -106,23 +105,15 @@ void gqa_operations(const MoeModel& m, const AttentionSlice& slice, double token
         "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
-  ops.gemm("o_proj", tokens, m.hidden, query);
 }
 
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
 // latent: kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
-void mla_operations(const MoeModel& m, const AttentionSlice& slice, double tokens,
-                    const AttentionWork& work, OperationList& ops) {
-  const AttentionSpec& a = m.attention;
+void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
+              OperationList& ops) {
   const double heads = slice.heads;
   const double qk = a.qk_nope + a.qk_rope;
-  if (a.q_lora > 0) {
-    ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, m.hidden);
-    ops.gemm("q_b_proj", tokens, heads * qk, a.q_lora);
-  } else {
-    ops.gemm("q_kv_a_proj", tokens, heads * qk + slice.kv_elements, m.hidden);
-  }
   const double expanded = heads * (a.qk_nope + a.v_dim);
   if (work.decode_sequences > 0) {
     // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
@@ -141,7 +132,6 @@ void mla_operations(const MoeModel& m, const AttentionSlice& slice, double token
                   2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
-  ops.gemm("o_proj", tokens, m.hidden, heads * a.v_dim);
 }
 
 }  // namespace
@@ -231,21 +221,55 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Laye
   return work;
 }
 
-void attention_operations(const MoeModel& model, const ParallelPlan& plan,
-                          const PrecisionPlan& precision, double tokens, const AttentionWork& work,
-                          const GpuSpec& gpu, std::vector<Operation>& out) {
+void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
+                                const PrecisionPlan& precision, double tokens, const GpuSpec& gpu,
+                                std::vector<Operation>& out) {
   OperationList ops(Part::attention, precision, gpu, out);
-  const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
-  // Four kernels, each with its own launch.
+  const AttentionSpec& a = model.attention;
+  const AttentionSlice slice = slice_of(a, plan.tp, precision.kv_cache);
+  // Three kernels, each with its own launch.
   ops.memory("input_norm", tokens * norm_bytes(model));
   ops.memory("rope", tokens * rope_bytes(model, slice));
   ops.memory("kv_cache_write", tokens * slice.kv_bytes);
-  if (model.attention.is_mla()) {
-    mla_operations(model, slice, tokens, work, ops);
+  const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
+  if (!a.is_mla()) {
+    ops.gemm("qkv_proj", tokens, query + slice.kv_elements, model.hidden);
+  } else if (a.q_lora > 0) {
+    ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, model.hidden);
+    ops.gemm("q_b_proj", tokens, query, a.q_lora);
   } else {
-    gqa_operations(model, slice, tokens, work, ops);
+    ops.gemm("q_kv_a_proj", tokens, query + slice.kv_elements, model.hidden);
   }
+}
+
+void attention_core_operations(const MoeModel& model, const ParallelPlan& plan,
+                               const PrecisionPlan& precision, const AttentionWork& work,
+                               const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::attention, precision, gpu, out);
+  const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
+  if (model.attention.is_mla()) {
+    mla_core(model.attention, slice, work, ops);
+  } else {
+    gqa_core(model.attention, slice, work, ops);
+  }
+}
+
+void attention_output_operations(const MoeModel& model, const ParallelPlan& plan,
+                                 const PrecisionPlan& precision, double tokens, const GpuSpec& gpu,
+                                 std::vector<Operation>& out) {
+  OperationList ops(Part::attention, precision, gpu, out);
+  const AttentionSpec& a = model.attention;
+  const double heads = static_cast<double>(a.query_heads) / plan.tp;
+  ops.gemm("o_proj", tokens, model.hidden, heads * (a.is_mla() ? a.v_dim : a.head_dim));
   ops.memory("post_norm", tokens * norm_bytes(model));
+}
+
+void attention_operations(const MoeModel& model, const ParallelPlan& plan,
+                          const PrecisionPlan& precision, double tokens, const AttentionWork& work,
+                          const GpuSpec& gpu, std::vector<Operation>& out) {
+  attention_input_operations(model, plan, precision, tokens, gpu, out);
+  attention_core_operations(model, plan, precision, work, gpu, out);
+  attention_output_operations(model, plan, precision, tokens, gpu, out);
 }
 
 void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,

@@ -95,10 +95,20 @@ struct Operation {
   Cost cost;
 };
 
-/// Attention block of one layer on one GPU of a rank with `tokens` new tokens: the layer's norms
-/// and RoPE as one operation, projections (TP-sliced), attention itself, output projection. MLA
-/// decodes in the absorbed form and prefills in the expanded one. The TP all-reduce is the caller's
-/// (it needs the fabric). Appends to `out`; no tokens append nothing, here and below.
+/// Attention block of one layer on one GPU of a rank with `tokens` new tokens, in three parts that
+/// follow each other. First what depends on the tokens alone: the input norm, RoPE, the KV cache's
+/// rows and the projections (TP-sliced) to queries, keys and values. Appends to `out`; no tokens
+/// append nothing, here and below.
+void attention_input_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                                double tokens, const GpuSpec&, std::vector<Operation>& out);
+/// Then attention itself. MLA decodes in the absorbed form and prefills in the expanded one.
+void attention_core_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                               const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
+/// Then, of the tokens alone again, the output projection and the norm behind it. The TP all-reduce
+/// between the two is the caller's (it needs the fabric).
+void attention_output_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                                 double tokens, const GpuSpec&, std::vector<Operation>& out);
+/// All three.
 void attention_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
                           const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
 

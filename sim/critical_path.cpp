@@ -12,12 +12,17 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 }  // namespace
 
 void RankCost::add_up() {
-  total = Seconds{};
-  for (const Operation& operation : operations) total += operation.cost.time;
+  total = {};
+  flops = {};
+  hbm = {};
+  for (const Operation& operation : operations) {
+    total += operation.cost.time;
+    flops += operation.cost.work.flops;
+    hbm += operation.cost.work.hbm;
+  }
 }
 
-void Explainer::add(std::string_view name, Part part, const Cost& cost, double link_bytes) {
-  if (rows_ == nullptr || cost.time.count() == 0) return;
+void Explainer::add_row(std::string_view name, Part part, const Cost& cost, double link_bytes) {
   const auto same = [&](const ExplainedOperation& row) {
     return row.name == name && row.part == part && row.bound == cost.bound &&
            row.evidence == cost.evidence;
@@ -43,8 +48,8 @@ CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer e
   cost_.stages.clear();
 }
 
-void CriticalPath::add(const std::vector<RankCost>& ranks) {
-  for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r].total;
+void CriticalPath::add(const RankCosts& ranks) {
+  for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r]->total;
   pending_.push_back(&ranks);
 }
 
@@ -53,7 +58,7 @@ void CriticalPath::barrier() {
       std::max_element(since_barrier_.begin(), since_barrier_.end()) - since_barrier_.begin());
   const Seconds longest = since_barrier_[slowest];
   for (const auto* ranks : pending_) {
-    for (const Operation& operation : (*ranks)[slowest].operations) {
+    for (const Operation& operation : (*ranks)[slowest]->operations) {
       charge(cost_, operation.part, operation.cost);
       explainer_.add(operation.name, operation.part, operation.cost);
     }

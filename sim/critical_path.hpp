@@ -10,21 +10,30 @@
 
 namespace moesim {
 
-/// What stands between two barriers on one rank: its operations in one layer (or head), summed.
+/// Operations that follow each other on one rank, between two barriers, and their sums.
 struct RankCost {
   std::vector<Operation> operations;
   Seconds total{};
+  Flops flops{};
+  Bytes hbm{};
   void add_up();
 };
+
+/// What each rank does: [dp].
+using RankCosts = std::vector<const RankCost*>;
 
 /// Collects `explain` rows: equal names with equal bounds and grounds are one row. Without a place
 /// for them it does nothing.
 class Explainer {
  public:
   explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {}
-  void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0);
+  void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
+    if (rows_ != nullptr && cost.time.count() != 0) add_row(name, part, cost, link_bytes);
+  }
 
  private:
+  void add_row(std::string_view name, Part part, const Cost& cost, double link_bytes);
+
   std::vector<ExplainedOperation>* rows_;
 };
 
@@ -34,7 +43,7 @@ class CriticalPath {
   CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer);
 
   /// Every rank does its own work; nobody waits yet.
-  void add(const std::vector<RankCost>& ranks);
+  void add(const RankCosts& ranks);
   /// All ranks wait for the slowest.
   void barrier();
   /// Something that every GPU computes for the same time.
@@ -65,7 +74,7 @@ class CriticalPath {
   StepCost& cost_;
   Explainer explainer_;
   std::vector<Seconds> since_barrier_;
-  std::vector<const std::vector<RankCost>*> pending_;
+  std::vector<const RankCosts*> pending_;
   Transfer transfer_;
   int first_gpu_ = 0;  // of the stage
   Seconds stages_{};   // that have ended

@@ -33,12 +33,6 @@ Traffic& Traffic::operator+=(const Traffic& other) {
   return *this;
 }
 
-void charge(StepCost& step, Part part, const Cost& cost) {
-  const auto row = static_cast<std::size_t>(part);
-  step.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
-  step.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
-}
-
 void add_times(StepCost& sum, const StepCost& more, double scale) {
   add_scaled(sum.parts, more.parts, scale);
   add_scaled(sum.grounds, more.grounds, scale);

@@ -103,7 +103,11 @@ struct StepCost {
 };
 
 /// Counts a cost that nothing hides as time of a part, by what bound it and what it rests on.
-void charge(StepCost&, Part, const Cost&);
+inline void charge(StepCost& step, Part part, const Cost& cost) {
+  const auto row = static_cast<std::size_t>(part);
+  step.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
+  step.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
+}
 
 /// Sums over steps or micro-batches, each of some fields: parts and grounds, `scale` times ...
 void add_times(StepCost& sum, const StepCost& more, double scale = 1);

@@ -2,9 +2,13 @@
 #include "sim/step_model.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <numeric>
+#include <unordered_map>
 
 #include <tbb/enumerable_thread_specific.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 
 #include "sim/copy_counter.hpp"
@@ -21,6 +25,37 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 // it saves.
 constexpr std::int64_t ids_worth_threads = 1 << 16;
 
+// The costs of grouped GEMMs by their rows: in decode the same few come again from layer to layer
+// and from step to step. A place may be taken by other rows.
+class ExpertCosts {
+ public:
+  template <class Price>
+  const Cost& of(const GroupedRows& rows, Price&& price) {
+    Entry& entry =
+        entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
+                 entries_.size()];
+    if (entry.rows != rows) entry = {rows, price(rows)};
+    return entry.cost;
+  }
+
+ private:
+  struct Entry {
+    GroupedRows rows{};
+    Cost cost{};
+  };
+  std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
+};
+
+// What a rank with so many tokens does in layers of one kind, whatever the sequences that they are
+// of.
+struct TokenCosts {
+  RankCost before_attention, before_dispatch, after_combine, shared;
+};
+// The same sizes come again from step to step.
+using TokenCostsOf = std::unordered_map<std::int32_t, TokenCosts>;
+using HeadCostsOf = std::map<std::pair<std::int32_t, std::int32_t>, RankCost>;
+constexpr std::size_t sizes_remembered = 2048;
+
 }  // namespace
 
 // Memory that price() reuses from step to step.
@@ -32,19 +67,27 @@ struct StepModel::Scratch {
     CopyCounter counter;
     TrafficMatrix copies, selections;
     LayerChoices choices;
+    ExpertCosts expert_costs;
+  };
+  // What all ranks do in layers of one kind, one after the other.
+  struct ClassCosts {
+    TokenCostsOf of_tokens;
+    std::vector<RankCost> attention;  // [ranks]
+    RankCosts before_attention, at_attention, before_dispatch, after_combine, shared;
   };
 
   std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
-  std::vector<std::uint16_t> ids;              // [moe layers, tokens, k], when somebody asks
+  std::vector<std::uint16_t> small_counts;     // the same, while they are counted
+  std::vector<std::uint16_t> ids;              // [moe layers][tokens, k], when somebody asks
+  std::size_t layer_ids = 0;                   // of ids from layer to layer
   std::vector<std::int32_t> source_gpu;        // [tokens]
   std::vector<std::int32_t> source_rank;       // [tokens], EP ranks
   std::vector<double> tokens_of_gpu;           // [gpus]
   std::int64_t tokens = 0;
   bool has_ids = false;
-  std::vector<std::vector<RankCost>> before;  // [class][rank]: attention .. gate and packing
-  std::vector<std::vector<RankCost>> after;   // [class][rank]: unpacking, dense parts
-  std::vector<std::vector<RankCost>> shared;  // [class][rank]: shared experts
-  std::vector<RankCost> head;                 // [rank]
+  std::vector<ClassCosts> classes;
+  HeadCostsOf head_of;  // tokens, and how many of them are sampled
+  RankCosts head;
   std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
   tbb::enumerable_thread_specific<Worker> workers;
   StepCost second_half;
@@ -54,6 +97,10 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
+      experts_({static_cast<double>(model.hidden),
+                static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
+                precision.activations},
+               cluster.gpu),
       model_(model),
       plan_(plan),
       precision_(precision),
@@ -83,29 +130,49 @@ std::span<const std::int32_t> StepModel::tokens_of_expert() const {
   return scratch_->tokens_of_expert;
 }
 
-// Reads the step's trace rows once: the histogram of every layer and, for routers and dispatches
-// that need to know which token goes where, the ids themselves, layer by layer.
-void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_ids) {
+// Where the counts and ids of one token's row go.
+template <class Count>
+struct RowCounts {
+  std::size_t layers, k, experts;
+  Count* counts;          // [layers, experts]
+  std::uint16_t* kept;    // of the token in the first layer; nobody asks: nullptr
+  std::size_t layer_ids;  // from there to the next layer
+
+  // K is k where it is known beforehand, else 0.
+  template <std::size_t K, class Id>
+  void add(const Id* row) const {
+    const std::size_t n = K > 0 ? K : k;
+    Count* of_layer = counts;
+    std::uint16_t* to = kept;
+    for (std::size_t layer = 0; layer < layers; ++layer, of_layer += experts, row += n) {
+      for (std::size_t j = 0; j < n; ++j) ++of_layer[row[j]];
+      if (to == nullptr) continue;
+      for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<std::uint16_t>(row[j]);
+      to += layer_ids;
+    }
+  }
+};
+
+// A range's rows are as good as anywhere in memory: they are asked for before they are needed.
+template <class Id>
+void prefetch(const Id* row, std::size_t ids) {
+  constexpr std::size_t line = 64 / sizeof(Id);
+  for (std::size_t i = 0; i < ids; i += line) __builtin_prefetch(row + i);
+}
+
+// Of every token which GPU and which EP rank hold it.
+void StepModel::find_sources(const StepBatch& batch) {
   Scratch& s = *scratch_;
-  const auto layers = at(model_.moe_layers());
-  const auto experts = at(model_.experts);
-  const auto k = at(model_.experts_per_token);
-  s.tokens_of_expert.assign(layers * experts, 0);
   s.tokens = 0;
   for (const RowRange& range : batch.rows) s.tokens += range.count;
-  const auto tokens = static_cast<std::size_t>(s.tokens);
-  s.source_gpu.resize(tokens);
-  s.source_rank.resize(tokens);
+  s.source_gpu.resize(static_cast<std::size_t>(s.tokens));
+  s.source_rank.resize(static_cast<std::size_t>(s.tokens));
   s.tokens_of_gpu.assign(at(plan_.stage_gpus()), 0.0);
-  s.has_ids = keep_ids;
-  if (keep_ids) s.ids.resize(layers * tokens * k);
-
   std::size_t token = 0;
   std::int32_t rank = -1, in_rank = 0;
   for (const RowRange& range : batch.rows) {
     if (range.rank != rank) in_rank = 0;
     rank = range.rank;
-    const std::size_t first_token = token;
     for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
       // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
       const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
@@ -115,41 +182,80 @@ void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_
       s.source_rank[token++] = gpu / plan_.moe_tp();
       s.tokens_of_gpu[at(gpu)] += 1;
     }
-    const RoutingTrace& trace = rows.trace(range.phase);
-    const auto row_ids = static_cast<std::size_t>(trace.row_ids());
-    trace.visit([&](auto ids) {
-      const auto* row = ids.data() + static_cast<std::size_t>(range.first_row) * row_ids;
-      for (std::size_t t = first_token; t < token; ++t) {
-        std::int32_t* counts = s.tokens_of_expert.data();
-        if (!keep_ids) {
-          for (std::size_t layer = 0; layer < layers; ++layer, counts += experts, row += k) {
-            for (std::size_t j = 0; j < k; ++j) ++counts[row[j]];
-          }
-          continue;
-        }
-        std::uint16_t* kept = s.ids.data() + t * k;
-        for (std::size_t layer = 0; layer < layers; ++layer, counts += experts, row += k) {
-          for (std::size_t j = 0; j < k; ++j) {
-            ++counts[row[j]];
-            kept[j] = static_cast<std::uint16_t>(row[j]);
-          }
-          kept += tokens * k;
-        }
-      }
-    });
   }
 }
 
-GroupedRows StepModel::expert_rows(std::span<const std::int32_t> tokens_of_slot) const {
-  return grouped_rows(tokens_of_slot,
-                      fabric_.cluster().gpu.kernel(KernelFamily::grouped_gemm).tile_m);
+// Reads the step's trace rows once: the histogram of every layer and, for routers and dispatches
+// that need to know which token goes where, the ids themselves, layer by layer.
+void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_ids) {
+  Scratch& s = *scratch_;
+  find_sources(batch);
+  const auto layers = at(model_.moe_layers());
+  const auto experts = at(model_.experts);
+  const auto k = at(model_.experts_per_token);
+  const std::size_t cells = layers * experts;
+  s.has_ids = keep_ids;
+  // A stride of a power of two would have all layers share a few lines of the cache.
+  s.layer_ids = static_cast<std::size_t>(s.tokens) * k + 32;
+  if (keep_ids) s.ids.resize(layers * s.layer_ids);
+
+  const auto add_rows = [&](std::size_t first, std::size_t last, auto* counts) {
+    const std::size_t part_ids = (last - first) * k, row_ids = layers * k;
+    RowCounts<std::remove_pointer_t<decltype(counts)>> to{
+        last - first,
+        k,
+        experts,
+        counts + first * experts,
+        keep_ids ? s.ids.data() + first * s.layer_ids : nullptr,
+        s.layer_ids};
+    for (std::size_t r = 0; r < batch.rows.size(); ++r) {
+      const RowRange& range = batch.rows[r];
+      constexpr std::size_t ahead = 2;
+      if (r + ahead < batch.rows.size()) {
+        const RowRange& next = batch.rows[r + ahead];
+        rows.trace(next.phase).visit([&](auto ids) {
+          prefetch(ids.data() + static_cast<std::size_t>(next.first_row) * row_ids + first * k,
+                   part_ids);
+        });
+      }
+      rows.trace(range.phase).visit([&](auto ids) {
+        const auto* row =
+            ids.data() + static_cast<std::size_t>(range.first_row) * row_ids + first * k;
+        for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
+          if (k == 8) {
+            to.template add<8>(row);
+          } else {
+            to.template add<0>(row);
+          }
+          if (keep_ids) to.kept += k;
+        }
+      });
+    }
+  };
+  // Each thread its share of every row.
+  const auto add_all_rows = [&](auto* counts) {
+    const std::size_t parts =
+        worth_threads(s.tokens)
+            ? std::min(layers, tbb::global_control::active_value(
+                                   tbb::global_control::max_allowed_parallelism))
+            : 1;
+    tbb::parallel_for(std::size_t{0}, parts, [&](std::size_t part) {
+      add_rows(layers * part / parts, layers * (part + 1) / parts, counts);
+    });
+  };
+  s.tokens_of_expert.assign(cells, 0);
+  // Half as wide they stay in the nearest cache.
+  if (static_cast<std::size_t>(s.tokens) * k <= std::numeric_limits<std::uint16_t>::max()) {
+    s.small_counts.assign(cells, 0);
+    add_all_rows(s.small_counts.data());
+    std::ranges::copy(s.small_counts, s.tokens_of_expert.begin());
+  } else {
+    add_all_rows(s.tokens_of_expert.data());
+  }
 }
 
-Cost StepModel::expert_ffn(const GroupedRows& rows) const {
-  return grouped_gemm({rows, static_cast<double>(model_.hidden),
-                       static_cast<double>(model_.expert_width) / plan_.moe_tp(),
-                       precision_.experts, precision_.activations},
-                      fabric_.cluster().gpu);
+bool StepModel::worth_threads(std::int64_t tokens) const {
+  return tokens * model_.experts_per_token * model_.moe_layers() >= ids_worth_threads;
 }
 
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
@@ -165,8 +271,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   worker.tokens_of_slot.resize(at(placement.slots()));
   RoutingProblem problem{placement, tokens, moe_layer, step, {}};
   if (s.has_ids) {
-    const std::size_t layer_ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
-    problem.rows = {std::span(s.ids).subspan(at(moe_layer) * layer_ids, layer_ids), s.source_rank};
+    const std::size_t ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
+    problem.rows = {std::span(s.ids).subspan(at(moe_layer) * s.layer_ids, ids), s.source_rank};
   }
   outcome.capacity = {};
   if (capacity_) {
@@ -230,8 +336,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     const auto first = at(placement.first_slot(rank));
     const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    const GroupedRows rows = expert_rows(slots);
-    outcome.experts[at(rank)] = expert_ffn(rows);
+    const GroupedRows rows = experts_.rows(slots);
+    outcome.experts[at(rank)] =
+        worker.expert_costs.of(rows, [&](const GroupedRows& r) { return experts_.cost(r); });
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }
@@ -249,7 +356,7 @@ void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlaceme
     return time;
   };
   const auto gemm = [&](std::span<const std::int32_t> tokens) {
-    return expert_ffn(expert_rows(tokens)).time;
+    return experts_.cost(experts_.rows(tokens)).time;
   };
   const Seconds in_hbm = longest();
   for (int rank = 0; rank < plan_.ep; ++rank) {
@@ -361,10 +468,10 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   const auto price_layer = [&](int layer) {
     price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
   };
-  if (s.tokens * model_.experts_per_token * moe_layers < ids_worth_threads) {
-    for (int layer = 0; layer < moe_layers; ++layer) price_layer(layer);
-  } else {
+  if (worth_threads(s.tokens)) {
     tbb::parallel_for(0, moe_layers, price_layer);
+  } else {
+    for (int layer = 0; layer < moe_layers; ++layer) price_layer(layer);
   }
 
   result.sample = nullptr;
@@ -376,64 +483,85 @@ void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost
   add_up(batch, nullptr, result, nullptr);
 }
 
+// What every rank computes by itself, by class of layer.
+void StepModel::price_ranks(const StepBatch& batch) {
+  Scratch& s = *scratch_;
+  const GpuSpec& gpu = fabric_.cluster().gpu;
+  const std::size_t ranks = batch.ranks.size();
+  s.classes.resize(classes_.size());
+  for (std::size_t c = 0; c < classes_.size(); ++c) {
+    const LayerSpec& layer = classes_[c].spec;
+    Scratch::ClassCosts& costs = s.classes[c];
+    const auto price_tokens = [&](double tokens, TokenCosts& price) {
+      const double selections = tokens * model_.experts_per_token / plan_.tp;
+      attention_input_operations(model_, plan_, precision_, tokens, gpu,
+                                 price.before_attention.operations);
+      std::vector<Operation>& before = price.before_dispatch.operations;
+      std::vector<Operation>& after = price.after_combine.operations;
+      attention_output_operations(model_, plan_, precision_, tokens, gpu, before);
+      if (layer.moe) {
+        gate_operations(model_, precision_, tokens, gpu, before);
+        if (plan_.dp > 1) {
+          permute_operations(model_, precision_, selections, "pack", gpu, before);
+          permute_operations(model_, precision_, selections, "unpack", gpu, after);
+        }
+        dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
+                             Part::shared_experts, gpu, price.shared.operations);
+      }
+      if (!layer.moe || model_.dense_residual) {
+        dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
+                             gpu, after);
+      }
+      for (RankCost* part :
+           {&price.before_attention, &price.before_dispatch, &price.after_combine, &price.shared}) {
+        part->add_up();
+      }
+    };
+    if (costs.of_tokens.size() > sizes_remembered) costs.of_tokens.clear();
+    for (RankCosts* all : {&costs.before_attention, &costs.at_attention, &costs.before_dispatch,
+                           &costs.after_combine, &costs.shared}) {
+      all->clear();
+    }
+    costs.attention.resize(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const RankStep& rank = batch.ranks[r];
+      RankCost& attention = costs.attention[r];
+      attention.operations.clear();
+      attention_core_operations(model_, plan_, precision_, attention_work(rank.sequences, layer),
+                                gpu, attention.operations);
+      attention.add_up();
+      const auto [of_tokens, unseen] = costs.of_tokens.try_emplace(rank.tokens + rank.padding);
+      TokenCosts& price = of_tokens->second;
+      if (unseen) price_tokens(rank.tokens + rank.padding, price);
+      costs.before_attention.push_back(&price.before_attention);
+      costs.at_attention.push_back(&attention);
+      costs.before_dispatch.push_back(&price.before_dispatch);
+      costs.after_combine.push_back(&price.after_combine);
+      costs.shared.push_back(&price.shared);
+    }
+  }
+  if (s.head_of.size() > sizes_remembered) s.head_of.clear();
+  s.head.clear();
+  for (const RankStep& rank : batch.ranks) {
+    const std::int32_t tokens = rank.tokens + rank.padding;
+    const auto [head, unseen] = s.head_of.try_emplace({tokens, rank.sampled});
+    s.head.push_back(&head->second);
+    if (!unseen) continue;
+    head_operations(model_, plan_, precision_, tokens, rank.sampled, gpu, head->second.operations);
+    head->second.add_up();
+  }
+}
+
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
                        std::vector<ExplainedOperation>* explain) {
   Scratch& s = *scratch_;
-  const GpuSpec& gpu = fabric_.cluster().gpu;
-  // By class of layer.
-  s.before.resize(classes_.size());
-  s.after.resize(classes_.size());
-  s.shared.resize(classes_.size());
-  s.head.resize(batch.ranks.size());
+  price_ranks(batch);
   std::int32_t most_tokens = 0;
   std::int64_t all_tokens = 0;
   for (const RankStep& rank : batch.ranks) {
     most_tokens = std::max(most_tokens, rank.tokens);
     all_tokens += rank.tokens;
-  }
-  for (std::size_t c = 0; c < classes_.size(); ++c) {
-    const LayerSpec& layer = classes_[c].spec;
-    s.before[c].resize(batch.ranks.size());
-    s.after[c].resize(batch.ranks.size());
-    s.shared[c].resize(batch.ranks.size());
-    for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
-      const RankStep& rank = batch.ranks[r];
-      const double tokens = rank.tokens + rank.padding;
-      const double selections = tokens * model_.experts_per_token / plan_.tp;
-      RankCost& before = s.before[c][r];
-      RankCost& after = s.after[c][r];
-      RankCost& shared = s.shared[c][r];
-      before.operations.clear();
-      after.operations.clear();
-      shared.operations.clear();
-      attention_operations(model_, plan_, precision_, tokens, attention_work(rank.sequences, layer),
-                           gpu, before.operations);
-      if (layer.moe) {
-        gate_operations(model_, precision_, tokens, gpu, before.operations);
-        if (plan_.dp > 1) {
-          permute_operations(model_, precision_, selections, "pack", gpu, before.operations);
-          permute_operations(model_, precision_, selections, "unpack", gpu, after.operations);
-        }
-        if (model_.shared_width > 0) {
-          dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
-                               Part::shared_experts, gpu, shared.operations);
-        }
-      }
-      if (!layer.moe || model_.dense_residual) {
-        dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
-                             gpu, after.operations);
-      }
-      before.add_up();
-      after.add_up();
-      shared.add_up();
-    }
-  }
-  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
-    s.head[r].operations.clear();
-    head_operations(model_, plan_, precision_, batch.ranks[r].tokens + batch.ranks[r].padding,
-                    batch.ranks[r].sampled, gpu, s.head[r].operations);
-    s.head[r].add_up();
   }
 
   result.total = {};
@@ -465,10 +593,13 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const int layers = static_cast<int>(class_of_layer_.size());
   for (int layer = 0; layer < layers; ++layer) {
     const std::size_t c = class_of_layer_[at(layer)];
+    const Scratch::ClassCosts& costs = s.classes[c];
     if (layer > 0 && plan_.stage_of(layer, layers) != plan_.stage_of(layer - 1, layers)) {
       path.end_stage();
     }
-    path.add(s.before[c]);
+    path.add(costs.before_attention);
+    path.add(costs.at_attention);
+    path.add(costs.before_dispatch);
     if (plan_.tp > 1) {
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
@@ -478,7 +609,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
         path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
-        path.add(s.shared[c]);
+        path.add(costs.shared);
         path.barrier();
       } else {
         path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
@@ -493,11 +624,11 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
         path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
       }
       ++moe_layer;
-      path.add(s.after[c]);
-      if (!overlap_.shared_expert) path.add(s.shared[c]);
+      path.add(costs.after_combine);
+      if (!overlap_.shared_expert) path.add(costs.shared);
       rejoin();
     } else {
-      path.add(s.after[c]);
+      path.add(costs.after_combine);
       if (plan_.tp > 1) {
         path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
       }
@@ -507,18 +638,18 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   path.end_stage();
   path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
 
-  const auto add_work = [&](const std::vector<RankCost>& ranks, int times) {
-    for (const RankCost& rank : ranks) {
-      for (const Operation& operation : rank.operations) {
-        result.flops += operation.cost.work.flops.value() * plan_.tp * times;
-        result.hbm_bytes += operation.cost.work.hbm.value() * plan_.tp * times;
-      }
+  const auto add_work = [&](const RankCosts& ranks, int times) {
+    for (const RankCost* rank : ranks) {
+      result.flops += rank->flops.value() * plan_.tp * times;
+      result.hbm_bytes += rank->hbm.value() * plan_.tp * times;
     }
   };
   for (std::size_t c = 0; c < classes_.size(); ++c) {
-    add_work(s.before[c], classes_[c].layers);
-    add_work(s.after[c], classes_[c].layers);
-    add_work(s.shared[c], classes_[c].layers);
+    const Scratch::ClassCosts& costs = s.classes[c];
+    for (const RankCosts* all : {&costs.before_attention, &costs.at_attention,
+                                 &costs.before_dispatch, &costs.after_combine, &costs.shared}) {
+      add_work(*all, classes_[c].layers);
+    }
   }
   add_work(s.head, 1);
 }

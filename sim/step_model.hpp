@@ -76,14 +76,16 @@ class StepModel {
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
-  GroupedRows expert_rows(std::span<const std::int32_t> tokens_of_slot) const;
-  Cost expert_ffn(const GroupedRows&) const;
+  void price_ranks(const StepBatch&);
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
+  bool worth_threads(std::int64_t tokens) const;
+  void find_sources(const StepBatch&);
   void gather(const StepBatch&, const RowSource&, bool keep_ids);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
 
   Fabric fabric_;
+  GroupedGemm experts_;  // of one layer on one GPU
   MoeModel model_;
   ParallelPlan plan_;
   PrecisionPlan precision_;

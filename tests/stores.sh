@@ -135,7 +135,7 @@ else
 fi
 
 # Ctrl-C: the points in flight are finished, the rest waits.
-sweep_of long.json '"set": {"/workload/requests": 2500, "/workload/lengths/output": 40},
+sweep_of long.json '"set": {"/workload/requests": 8000, "/workload/lengths/output": 40},
   "axes": {"/workload/lengths/prompt": [4, 6, 8, 10, 12, 14]}'
 "$moesim" sweep long.json -o long.sqlite >/dev/null 2>err &
 process=$!

@@ -71,8 +71,8 @@ TEST_CASE("calibration finds the constants that made its points, and notes their
   CHECK_THAT(found.bandwidth_share, WithinRel(0.6, 0.06));
   CHECK_THAT(found.peak_share.at(Precision::bf16), WithinRel(0.4, 0.06));
   CHECK_THAT(found.source, Contains("calibrated on 14 points"));
-  CHECK(found.evidence_for(1e7, 1e9, Precision::bf16) == Evidence::calibrated);
-  CHECK(found.evidence_for(1e7, 1e9, Precision::fp8) == Evidence::extrapolated);
+  CHECK(found.reach(Precision::bf16).evidence(1e7, 1e9) == Evidence::calibrated);
+  CHECK(found.reach(Precision::fp8).evidence(1e7, 1e9) == Evidence::extrapolated);
 }
 
 TEST_CASE("a points file is read by its header; what is not a number is refused at its line") {

@@ -79,8 +79,8 @@ ClusterSpec round_cluster() {
 Cost expert_ffn(const std::vector<std::int32_t>& tokens, const GpuSpec& gpu,
                 Precision weights = Precision::bf16, Precision activations = Precision::bf16,
                 double hidden = 7168, double width = 2048) {
-  const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
-  return grouped_gemm({grouped_rows(tokens, tile), hidden, width, weights, activations}, gpu);
+  const GroupedGemm experts({hidden, width, weights, activations}, gpu);
+  return experts.cost(experts.rows(tokens));
 }
 
 double us(Seconds time) { return time.count() * 1e6; }
@@ -213,10 +213,10 @@ TEST_CASE("no prediction is faster than its bytes and flops at the data sheet's 
               precision);
       std::vector<std::int32_t> slots(1 + rng.below(64));
       for (auto& tokens : slots) tokens = static_cast<std::int32_t>(size(4096)) - 1;
-      const int tile = gpu.kernel(KernelFamily::grouped_gemm).tile_m;
-      const GroupedGemm experts{grouped_rows(slots, tile), 64 * size(128), 64 * size(64), precision,
-                                precision};
-      bounded(grouped_gemm(experts, gpu), precision, precision);
+      const GroupedGemm experts({64 * size(128), 64 * size(64), precision, precision}, gpu);
+      const GroupedRows rows = experts.rows(slots);
+      CHECK(rows == grouped_rows(slots, gpu.kernel(KernelFamily::grouped_gemm).tile_m));
+      bounded(experts.cost(rows), precision, precision);
       bounded(memory_op(Bytes(size(1e9)), gpu), Precision::bf16, Precision::bf16);
     }
   }

@@ -161,8 +161,9 @@ GpuSpec with_warm_l2(const GpuSpec& gpu, Bytes touched) {
   return warm;
 }
 
-Cost repeated(const GroupedGemm& work, const GpuSpec& gpu) {
-  return grouped_gemm(work, with_warm_l2(gpu, grouped_gemm(work, gpu).work.hbm));
+Cost repeated(const GroupedGemmShape& shape, const GroupedRows& rows, const GpuSpec& gpu) {
+  const Bytes touched = GroupedGemm(shape, gpu).cost(rows).work.hbm;
+  return GroupedGemm(shape, with_warm_l2(gpu, touched)).cost(rows);
 }
 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
@@ -343,14 +344,16 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   const auto stored = stored_as(point.precision);
   if (!shape || !stored) return Skipped{"unknown expert shape or precision"};
   const int ranks = std::max(1, point.ep);
-  GroupedGemm work{
-      .rows = {},
+  const GroupedGemmShape gemm{
       .hidden = shape->hidden,
       .width = shape->width / std::max(1, point.tp),
       .weights = stored->weights,
       .activations = stored->activations,
       .kernel = is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm};
-  const int tile = gpu.kernel(work.kernel).tile_m;
+  const int tile = gpu.kernel(gemm.kernel).tile_m;
+  const auto price = [&](std::span<const std::int32_t> tokens) {
+    return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
+  };
   if (point.distribution.starts_with("power_law_")) {
     // The benchmark averages five routings.
     constexpr int routings = 5;
@@ -359,17 +362,15 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     Prediction mean;
     for (int i = 0; i < routings; ++i) {
       const auto counts = power_law_counts(*shape, point.tokens, ranks, alpha, rng);
-      work.rows = grouped_rows(hottest_rank(counts, ranks), tile);
       const double sum = mean.value;
-      mean = in_us(repeated(work, gpu));
+      mean = price(hottest_rank(counts, ranks));
       mean.value += sum;
     }
     mean.value /= routings;
     return mean;
   }
   if (is_lone_triton_rank(point)) {
-    work.rows = grouped_rows(lone_rank_counts(*shape, std::llround(point.tokens), ranks), tile);
-    return in_us(repeated(work, gpu));
+    return price(lone_rank_counts(*shape, std::llround(point.tokens), ranks));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
   const long long active = std::llround(point.active_experts);
@@ -377,8 +378,7 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   std::vector<std::int32_t> slots;
   for (long long i = 0; i < active; ++i)
     slots.push_back(static_cast<std::int32_t>((i + 1) * tokens / active - i * tokens / active));
-  work.rows = grouped_rows(slots, tile);
-  return in_us(repeated(work, gpu));
+  return price(slots);
 }
 
 Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSpec& gpu) const {
