@@ -283,6 +283,10 @@ TEST_CASE("windows follow layer_types, or the architecture's own rule without th
   json["max_window_layers"] = 3;
   CHECK(read_model(config(json.dump())).layers[2].window == 0);
   CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3";  // dense, by the same rule
+  CHECK(read_model(config(json.dump())).layers[2].window == 0);
+  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3_moe";
   json["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
   CHECK(read_model(config(json.dump())).layers[0].window == 256);
   CHECK(read_model(config(json.dump())).layers[3].window == 0);
