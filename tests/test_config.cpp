@@ -68,6 +68,7 @@ TEST_CASE("a quantity without its unit, or with another's, is refused with an ex
   CHECK_THAT(quantity_error<Bytes>(""), Contains("not a number"));
   CHECK_THAT(quantity_error<Bytes>("nan GB"), Contains("not a number"));
   CHECK_THAT(quantity_error<Bytes>("-1 GB"), Contains("negative"));
+  CHECK_THAT(quantity_error<Bytes>("1e22 GB"), Contains("too large to be true"));
   CHECK_THAT(quantity_error<Seconds>("5 kg"), Contains("kg") && Contains("ms"));
   CHECK_THAT(quantity_error<Seconds>("-5 ms"), Contains("negative"));
 }
@@ -164,6 +165,8 @@ TEST_CASE("a policy is a name, or an object with its options") {
              Contains("unknown \"sqare\"; did you mean \"square\"?"));
   CHECK_THAT(config_error([] { shapes().make(config(R"({"type": "square", "sid": 3})")); }),
              Contains("did you mean \"side\"?"));
+  CHECK_THAT(config_error([] { shapes().make(config(R"({"type": "square", "side": -1})")); }),
+             Contains("/side: -1 is out of range; expected at least 0"));
 }
 
 namespace {
@@ -252,6 +255,17 @@ TEST_CASE("a missing file, a folder and a file that is not JSON are told apart")
   CHECK_THAT(config_error([&] { ConfigNode::from_file(huge.path()); }), Contains("not JSON"));
   const test::TemporaryFile empty("empty.json", "");
   CHECK_THAT(config_error([&] { ConfigNode::from_file(empty.path()); }), Contains("not JSON"));
+}
+
+TEST_CASE("a file that gives fewer bytes than its size says is refused") {
+  // A file of sysfs says that it is a page long, whatever it holds.
+  const std::filesystem::path file = "/sys/devices/system/cpu/online";
+  if (!std::filesystem::is_regular_file(file) || std::filesystem::file_size(file) < 4096) {
+    WARN("skipped: no sysfs");
+    return;
+  }
+  CHECK_THAT(config_error([&] { ConfigNode::from_file(file); }),
+             Contains("cpu/online: cannot be read"));
 }
 
 TEST_CASE("a path is relative to the file that names it") {
@@ -344,4 +358,18 @@ TEST_CASE("whole numbers are drawn evenly from below their bound") {
   for (int i = 0; i < 60'000; ++i) ++seen.at(rng.below(6));
   for (const int count : seen) CHECK_THAT(count, WithinAbs(10'000, 500));  // sigma = 91
   CHECK(rng.below(1) == 0);
+}
+
+TEST_CASE("no bound is too large for an even draw") {
+  // Three quarters of all 64-bit numbers: scaled down without a second draw, every third number
+  // below the bound would come half of the time.
+  Rng rng(3, "below");
+  constexpr std::uint64_t bound = 3ULL << 62;
+  std::array<int, 3> seen{};
+  for (int i = 0; i < 60'000; ++i) {
+    const std::uint64_t drawn = rng.below(bound);
+    REQUIRE(drawn < bound);
+    ++seen[drawn % 3];
+  }
+  for (const int count : seen) CHECK_THAT(count, WithinAbs(20'000, 600));  // sigma = 115
 }

@@ -103,6 +103,13 @@ TEST_CASE("no policy hits more often than Belady's") {
   }
 }
 
+TEST_CASE("resident gives up nothing, however little room it is said to have") {
+  const Replayed replayed = replay_trace({{"type", "resident"}}, {0, 1, 2, 0, 3, 1}, 1);
+  CHECK(replayed.evictions.empty());
+  CHECK(replayed.held == std::vector{0, 1, 2, 3});
+  CHECK(replayed.hits == 2);
+}
+
 // One GPU whose experts take 10 s over the host link, with a GEMM of 1 s per active slot.
 struct OneGpu {
   ExpertMemoryPlan plan;
@@ -335,6 +342,25 @@ TEST_CASE("a memory that cannot be simulated is refused with the reason") {
   CHECK_THAT(error(memory), Catch::Matchers::Contains("source"));
   memory = memory_of(8, {{"prefetch", "histroy"}})["expert_memory"];
   CHECK_THAT(error(memory), Catch::Matchers::Contains("history"));
+  memory = memory_of(8)["expert_memory"];
+  memory["host"]["bandwidth"] = "0 GB/s";
+  CHECK_THAT(error(memory), Catch::Matchers::Contains(
+                                "/expert_memory/host/bandwidth: expected a bandwidth above zero"));
+}
+
+TEST_CASE("experts below HBM stay where they are, and a step of them is not cut in two") {
+  const auto beside = [](const char* key, const Json& value) {
+    Json set = memory_of(8);
+    set[key] = value;
+    return config_error([&] { quick(set); });
+  };
+  CHECK(beside("rebalancing", "none").empty());
+  CHECK_THAT(beside("rebalancing", "eplb_periodic"),
+             Catch::Matchers::Contains("/rebalancing: experts below HBM do not move"));
+  CHECK_THAT(beside("failures", Json::array({{{"gpu", 2}, {"at", "1 s"}}})),
+             Catch::Matchers::Contains("experts below HBM do not move"));
+  CHECK_THAT(beside("overlap", "two_batch"),
+             Catch::Matchers::Contains("/overlap: two_batch is not modelled with experts below"));
 }
 
 TEST_CASE("a step that the expert buffers cannot hold is made smaller, and counted") {

@@ -55,6 +55,8 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
              Catch::Contains("down already"));
   CHECK_THAT(refused({{"events", Json::array()}, {"placement", "linear"}}),
              Catch::Contains("does not go by"));
+  CHECK_THAT(refused({{"events", Json::array()}, {"reload_bandwidth", "0 GB/s"}}),
+             Catch::Contains("/failures/reload_bandwidth: must be more than zero"));
 }
 
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {

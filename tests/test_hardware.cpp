@@ -231,6 +231,10 @@ TEST_CASE("a cluster's GPU may be inline, and its domains must divide it") {
   CHECK_THAT(config_error([&] { read_cluster(ConfigNode(cluster, file)); }),
              Contains("h100x16.json:/scale_up_domain: "));
   cluster["scale_up_domain"] = 8;
+  Json cut_off = cluster;
+  cut_off["network"]["bandwidth"] = "0 GB/s";
+  CHECK_THAT(config_error([&] { read_cluster(ConfigNode(cut_off, file)); }),
+             Contains("h100x16.json:/network/bandwidth: must be more than zero"));
   cluster["gpu"] = "../gpus/h1000.json";
   CHECK_THAT(config_error([&] { read_cluster(ConfigNode(cluster, file)); }),
              Contains("hardware/gpus/h1000.json: no such file"));
@@ -250,6 +254,20 @@ TEST_CASE("the multiplication runs at the precision of the wider operand that th
   CHECK(tera(b200, Precision::nvfp4, Precision::nvfp4) == 9000);
   CHECK(tera(b200, Precision::mxfp4, Precision::nvfp4) == 9000);
   CHECK(tera(b200, Precision::mxfp4, Precision::bf16) == 2250);
+}
+
+TEST_CASE("a precision without a share of the peak of its own has that of the nearest one") {
+  KernelConstants kernel{.launch = Seconds(0),
+                         .bandwidth_share = 1,
+                         .peak_share = {{Precision::bf16, 0.8}, {Precision::fp8_block, 0.6}},
+                         .source = "test"};
+  CHECK(kernel.peak_share_of(Precision::fp8_block) == 0.6);
+  CHECK(kernel.peak_share_of(Precision::fp8) == 0.6);
+  CHECK(kernel.peak_share_of(Precision::nvfp4) == 0.8);
+  // As in DeepGEMM's masked kernel, which multiplies nothing else.
+  kernel.peak_share = {{Precision::fp8_block, 0.6}};
+  CHECK(kernel.peak_share_of(Precision::bf16) == 0.6);
+  CHECK(kernel.peak_share_of(Precision::nvfp4) == 0.6);
 }
 
 TEST_CASE("stored elements count their scales") {

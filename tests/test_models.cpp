@@ -283,12 +283,41 @@ TEST_CASE("windows follow layer_types, or the architecture's own rule without th
   json["max_window_layers"] = 3;
   CHECK(read_model(config(json.dump())).layers[2].window == 0);
   CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3";  // dense, by the same rule
+  CHECK(read_model(config(json.dump())).layers[2].window == 0);
+  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3_moe";
   json["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
   CHECK(read_model(config(json.dump())).layers[0].window == 256);
   CHECK(read_model(config(json.dump())).layers[3].window == 0);
   json["layer_types"][1] = "linear_attention";
   CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
              Catch::Matchers::Contains("/layer_types/1: attention of type \"linear_attention\""));
+  json["layer_types"] = {"full_attention", "full_attention"};
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains("/layer_types: expected one entry per layer (4), found 2"));
+}
+
+TEST_CASE("Llama 4 says layer by layer where its chunks are, or every how many layers not") {
+  Json json = Json::parse(R"({"model_type": "llama4_text", "hidden_size": 64, "vocab_size": 100,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_local_experts": 8, "num_experts_per_tok": 1, "intermediate_size": 32,
+    "attention_chunk_size": 128, "no_rope_layers": [1, 0, 1, 1]})");
+  const auto chunked = [&] {
+    std::vector<bool> layers;
+    for (const LayerSpec& layer : read_model(config(json.dump())).layers)
+      layers.push_back(layer.chunked);
+    return layers;
+  };
+  CHECK(chunked() == std::vector<bool>{true, false, true, true});
+  json["no_rope_layers"] = {1, 0, 1};
+  CHECK_THAT(
+      config_error([&] { chunked(); }),
+      Catch::Matchers::Contains("/no_rope_layers: expected one entry per layer (4), found 3"));
+  json.erase("no_rope_layers");
+  CHECK(chunked() == std::vector<bool>{true, true, true, false});
+  json["no_rope_layer_interval"] = 2;
+  CHECK(chunked() == std::vector<bool>{true, false, true, false});
 }
 
 TEST_CASE("a dense model has no experts and reads like any other") {
@@ -300,6 +329,47 @@ TEST_CASE("a dense model has no experts and reads like any other") {
   CHECK(llama.moe_layers() == 0);
   CHECK(llama.attention.head_dim == 128);
   CHECK_THAT(count_parameters(llama).total, WithinRel(8.03e9, 0.001));
+  // Mistral-7B-v0.1: 7.24 B, every layer looks back 4,096 tokens.
+  const MoeModel mistral = read_model(config(R"({"architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096, "intermediate_size": 14336, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000})"));
+  CHECK_THAT(count_parameters(mistral).total, WithinRel(7.24e9, 0.001));
+  for (const LayerSpec& layer : mistral.layers)
+    CHECK(layer == LayerSpec{.window = 4096, .chunked = false, .moe = false});
+  // Qwen3-8B: 8.19 B, a window that is not used.
+  const MoeModel qwen = read_model(config(R"({"architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36,
+    "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36,
+    "num_key_value_heads": 8, "sliding_window": null, "tie_word_embeddings": false,
+    "use_sliding_window": false, "vocab_size": 151936})"));
+  CHECK_THAT(count_parameters(qwen).total, WithinRel(8.19e9, 0.001));
+  for (const LayerSpec& layer : qwen.layers)
+    CHECK(layer == LayerSpec{.window = 0, .chunked = false, .moe = false});
+}
+
+TEST_CASE("a config.json without a model type is known by its architecture") {
+  Json json = qwen3_moe();
+  const MoeModel by_type = read_model(config(json.dump()));
+  json.erase("model_type");
+  json["architectures"] = {"Unheard", "Qwen3MoeForCausalLM"};
+  CHECK(without_origin(read_model(config(json.dump()))) == without_origin(by_type));
+  json["architectures"] = {"Unheard"};
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains("unknown architecture \"Unheard\""));
+}
+
+TEST_CASE("a config.json is named as it says, else as its file, else as its folder") {
+  const auto name_of = [](const Json& json, const char* file) {
+    return read_model(ConfigNode(json, file)).name;
+  };
+  Json json = qwen3_moe();
+  CHECK(name_of(json, "/models/small/config.json") == "small");
+  CHECK(name_of(json, "/models/small.json") == "small");
+  json["_name_or_path"] = "";
+  CHECK(name_of(json, "/models/small.json") == "small");
+  json["_name_or_path"] = "Qwen/Tiny";
+  CHECK(name_of(json, "/models/small/config.json") == "Qwen/Tiny");
 }
 
 TEST_CASE("a missing or impossible fact is an error that names it") {

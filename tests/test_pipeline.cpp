@@ -126,6 +126,9 @@ TEST_CASE("what a pipeline is not modelled with is refused by name") {
              Catch::Matchers::Contains("overlap two_batch is not modelled with pp 2"));
   CHECK_THAT(config_error([] { experiment(16, 1, 2); }),
              Catch::Matchers::Contains("dp * tp * pp = 32 GPUs, but"));
+  CHECK_THAT(config_error([] { experiment(3, 1, 2); }),
+             Catch::Matchers::Contains("stages of dp * tp = 3 GPUs do not line up with NVLink "
+                                       "domains of 8"));
 }
 
 }  // namespace

@@ -245,16 +245,22 @@ TEST_CASE("a placement without a solution is refused with what would be right") 
         "eplb: 4 expert groups do not divide 6 experts evenly");
   CHECK(error({6, 3, 2, 2, 2}, ExpertLoad(6)) == "eplb: 2 nodes do not divide 3 GPUs evenly");
   CHECK(error({0, 2, 3}, {}) == "placement of 0 experts on 2 GPUs; expected at least 1 of each");
+  CHECK(error({4, 2, 2, 0, 1}, ExpertLoad(4)) ==
+        "placement over 0 nodes and 1 expert groups; expected at least 1 of each");
+  CHECK(error({4, 2, 2, 1, 0}, ExpertLoad(4)) ==
+        "placement over 1 nodes and 0 expert groups; expected at least 1 of each");
 }
 
-TEST_CASE("before anything was seen, EPLB gives way to the linear map") {
+TEST_CASE("before anything was seen, who goes by load gives way to the linear map") {
   const PlacementProblem problem{4, 2, 3};
   const auto slots = [&](const std::string& name) {
     return slots_of(place_unseen(*placer(name), problem, 2).at(1));
   };
   CHECK(slots("eplb") == place("linear", problem));
   CHECK(slots("coactivation") == place("linear", problem));
+  CHECK(slots("flat") == place("linear", problem));
   CHECK(slots("round_robin") == place("round_robin", problem));
+  CHECK(slots("random") == slots_of(placer("random")->place(problem, ExpertLoad(4), 1)));
 }
 
 TEST_CASE("copies go to the largest load per copy, at most one to a GPU while others have fewer") {

@@ -117,6 +117,8 @@ TEST_CASE("a placement file says where it is wrong") {
       refused(R"({"physical_to_logical_map":[[0]]})"),
       EndsWith("does not say on how many GPUs its slots stand (\"num_gpus\"); give \"gpus\" beside "
                "the file"));
+  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[[0]],"experts_on_gpu":[[[0]]]})"),
+             EndsWith("has both physical_to_logical_map and experts_on_gpu; expected one"));
   CHECK_THAT(refused(R"({"num_gpus":1})"), Contains("is no placement; expected"));
   CHECK_THAT(refused(" "), EndsWith("is empty"));
 }
@@ -253,6 +255,11 @@ TEST_CASE("a score counts the fullest GPU's tokens and copies that stand beside 
   CHECK(score.worst_layer == 0);
   CHECK(score.same_gpu_copies == 1);
   CHECK(score.experts_with_copies == std::vector<std::int64_t>{0, 4, 1, 1});
+  CHECK(
+      to_json(score_placement({LayerPlacement(2, {{0, 0}, {1}})}, std::vector<ExpertLoad>{{3, 1}}))
+          .dump() ==
+      R"({"imbalance_mean":1.5,"imbalance_worst":1.5,"worst_layer":0,"same_gpu_copies":1,)"
+      R"("experts_with_copies":[0,1,1],"layers":[{"imbalance":1.5,"same_gpu_copies":1}]})");
   CHECK(config_error([&] { score_placement(placement, std::vector<ExpertLoad>(1)); }) ==
         "the load has 1 layers; the placement has 2");
   CHECK(config_error([&] { score_placement(placement, std::vector<ExpertLoad>(2)); }) ==

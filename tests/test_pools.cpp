@@ -165,6 +165,28 @@ TEST_CASE("ranks and whole groups of either pool may fail") {
   }
 }
 
+TEST_CASE("a prompt whose rank stops while its KV cache is on the way is computed again") {
+  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  json["workload"]["requests"] = 1;
+  json["pools"]["decode"]["scheduling"] = {
+      {"type", "chunked_prefill"}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
+  const auto recomputed = [](const Report& report) {
+    return report.document["pools"]["decode"]["instances"][0]["prefill_tokens"].get<double>();
+  };
+  const Report whole = run(load(json));
+  const RequestRecord& request = whole.requests[0];
+  CHECK(recomputed(whole) == 0);
+  const auto halfway = to_seconds(request.first_token - Time{} + request.prefill->kv_exposed / 2);
+  json["pools"]["prefill"]["failures"] =
+      Json::array({{{"gpu", request.prefill->rank}, {"at", fmt::format("{} s", halfway.count())}}});
+  const Report broken = run(load(json));
+  // 20 tokens of the prompt and the one that the prefill pool had emitted.
+  CHECK(recomputed(broken) == 21);
+  CHECK(broken.requests[0].generated == 30);
+  CHECK(broken.requests[0].first_token == request.first_token);
+  CHECK(broken.requests[0].last_token > request.last_token);
+}
+
 TEST_CASE("a prompt that either pool can never hold is rejected and holds up nobody") {
   // The prefill pool needs two blocks for 20 tokens, the decode pool four for 49.
   for (const auto& [prefill, decode] : {std::pair(1, 100), std::pair(100, 3)}) {

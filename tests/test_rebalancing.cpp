@@ -511,6 +511,36 @@ TEST_CASE("popularity: the mean per step, decayed or over a window, split by sha
   CHECK(profiles.demand()[0].at(1, 1) == 0);  // and dummies ask for nothing
 }
 
+TEST_CASE("however long a history is, a step weighs what its age says") {
+  // Weights grow by 1000 a step: a double would overflow in the 103rd.
+  TraceMeta meta;
+  meta.model = "tiny";
+  meta.num_experts = 2;
+  meta.experts_per_token = 1;
+  meta.layer_ids = {0};
+  meta.phases = {"decode"};
+  const RoutingTrace trace(meta, {"w"}, {{0, 1, 0, 0}, {1, 1, 0, 0}}, {0, 1});
+  const RowSource rows(trace, std::nullopt, false, 1);
+  const ExpertPlacement placement;
+  constexpr double decay = 0.001;
+  Popularity popularity({PopularityOptions::By::rank, decay, 0}, 1, 1, 1, 2);
+  const std::vector<std::uint32_t> ids{7};
+  double weight = 0;
+  std::array<double, 2> asked{};
+  for (int step = 0; step < 200; ++step) {
+    CAPTURE(step);
+    const int expert = step % 3 == 0 ? 0 : 1;
+    const std::vector<RowRange> ranges{{Phase::decode, 0, 1, expert}};
+    popularity.add({step, Seconds(0), {}, ranges, ids, rows, placement, {}});
+    for (double& tokens : asked) tokens *= decay;
+    asked[static_cast<std::size_t>(expert)] += 1;
+    weight = weight * decay + 1;
+    const LayerDemand demand = popularity.demand()[0];
+    REQUIRE_THAT(demand.at(0, 0), WithinRel(asked[0] / weight, 1e-9));
+    REQUIRE_THAT(demand.at(0, 1), WithinRel(asked[1] / weight, 1e-9));
+  }
+}
+
 // --- drift
 
 TEST_CASE("requests replay phase after phase of workload tags, equally many in each") {
@@ -546,6 +576,16 @@ TEST_CASE("a placement fitted on one workload's requests sees only their tokens"
   CHECK(observe(std::array{&trace}, false, false, maths).load == std::vector<ExpertLoad>{{0, 2}});
   CHECK(observe(std::array{&trace}, false, false).load == std::vector<ExpertLoad>{{2, 2}});
   CHECK_THROWS_AS(observe(std::array{&trace}, false, false, none), ConfigError);
+}
+
+TEST_CASE("a placement that is to have seen nothing is the linear one, also by EPLB") {
+  const auto placed = [](const char* type, const char* from) {
+    return load_tiny({{"placement", {{"type", type}, {"load", {{"from", from}}}}}});
+  };
+  const ExpertPlacement linear = placed("linear", "trace").placement;
+  CHECK(placed("eplb", "none").placement == linear);
+  CHECK(placed("eplb", "trace").placement != linear);
+  CHECK(placed("eplb", "none").seen.empty());
 }
 
 TEST_CASE("on drifting gpt-oss traffic a placement that follows beats one that does not") {

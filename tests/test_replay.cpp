@@ -186,6 +186,12 @@ TEST_CASE("requests with repetition are left out, and a batch beyond the rest is
   CHECK(config_error([&] { replay(trace, config); }) ==
         "replay: no request of the trace has 5 consecutive tokens; the longest has 4; 3 of its 8 "
         "requests are usable (without repetition, odd-numbered)");
+  config.sample = ReplaySample::several;
+  CHECK(config_error([&] { replay(trace, config); }) == "");  // as often as it takes
+  for (TraceRequest& request : requests) request.has_repetition = true;
+  CHECK(config_error([&] { replay(all.with_requests(requests), config); }) ==
+        "replay: the trace has no usable request: 0 of its 8 requests are usable (without "
+        "repetition, odd-numbered)");
 }
 
 TEST_CASE("fit half never scores on what it fitted") {

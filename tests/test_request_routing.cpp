@@ -415,6 +415,26 @@ TEST_CASE("brh with one point is br0, and a request that outlives its prediction
   CHECK(decide(*ahead, ranks_of(requests), prompt(300)).rank == 0);
 }
 
+TEST_CASE("by survival a request outlives every horizon until outputs were seen") {
+  std::vector<std::vector<RankRequest>> requests(2);  // the second rank is empty
+  requests[0] = {{0, 900, 5, 500}};
+  constexpr std::int32_t s = 100'000;
+  const auto load_ahead = [&](int steps, const std::vector<std::int32_t>& finished) {
+    const auto brh =
+        router(fmt::format(R"({{"type": "brh", "predictor": "survival", "points": [{}], "gamma": 1,
+                                "beta": 1}})",
+                           steps),
+               2);
+    return s - decide(*brh, ranks_of(requests), prompt(s), finished).score;
+  };
+  CHECK(load_ahead(40, {}) == 905 + 40);
+  CHECK(load_ahead(5000, {}) == 905 + 5000);
+  // Outputs of 25: 20 more steps. If three of four go on to 45, more than that are expected.
+  CHECK(load_ahead(19, {25}) == 905 + 19);
+  CHECK(load_ahead(20, {25}) == 0);
+  CHECK(load_ahead(20, {25, 45, 45, 45}) == 905 + 20);
+}
+
 TEST_CASE("predictions of a given error are the same each time, and right without one") {
   std::vector<std::vector<RankRequest>> requests(2);
   for (std::uint32_t i = 0; i < 50; ++i) requests[0].push_back({i, 100, 10, 200});
@@ -763,6 +783,35 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   CHECK(expert_locality(history.predict(hashes(second)), placement, wide, 2) == .5);
 }
 
+TEST_CASE("a profile is forgotten after 1,024 others, unless its prompt came again") {
+  const RowSource rows(two_tastes(), std::nullopt, false, 1);
+  const auto hashes = [](std::uint64_t last) {
+    const PromptIds ids{16, {last, last, last, last, last}};
+    return prompt_hashes(&ids, 0, 80, 16);
+  };
+  const auto finish = [&](ExpertHistory& history, std::uint32_t request, std::uint64_t prompt_id) {
+    Binding taste;
+    taste.request = {request, request};
+    history.record(taste, 32, rows, hashes(prompt_id));
+  };
+  // The first prompt's tokens use experts 16..31, those of all others 0..15.
+  const auto expects_second_half = [&](const ExpertHistory& history) {
+    return std::ranges::min(history.predict(hashes(0))) == 16;
+  };
+  ExpertHistory once(2, 32), twice(2, 32);
+  for (ExpertHistory* history : {&once, &twice}) finish(*history, 1, 0);
+  for (std::uint64_t other = 1; other < 1024; ++other) {
+    finish(once, 0, other);
+    finish(twice, other == 500 ? 1 : 0, other == 500 ? 0 : other);
+  }
+  CHECK(expects_second_half(once));
+  CHECK(expects_second_half(twice));
+  for (ExpertHistory* history : {&once, &twice}) finish(*history, 0, 1024);
+  CHECK_FALSE(expects_second_half(once));
+  CHECK(expects_second_half(twice));
+  CHECK(std::ranges::min(once.predict(hashes(1024))) == 0);
+}
+
 // Every row of the table, and the forms that an option chooses.
 std::vector<std::string> all_routers() {
   std::vector<std::string> names{
@@ -798,6 +847,21 @@ TEST_CASE("in the simulator br0 gives the bytes of least_kv") {
     return ranks;
   };
   CHECK(routed("br0") == routed("least_kv"));
+}
+
+TEST_CASE("to know topics changes where requests go, unless all have the same one") {
+  const auto routed = [](bool topics, const Json& tags) {
+    std::vector<std::int32_t> ranks;
+    const Report report = run_quick(
+        {{"request_routing", {{"type", "joint"}, {"expert", 1000}, {"topics", topics}}},
+         {"workload",
+          {{"gating", {{"workloads", tags}}}, {"arrivals", {{"concurrency_per_rank", 2}}}}}});
+    for (const RequestRecord& r : report.requests) ranks.push_back(r.rank);
+    return ranks;
+  };
+  const Json one = Json::array({"code"}), four = Json::array({"code", "law", "maths", "chat"});
+  CHECK(routed(true, one) == routed(false, one));
+  CHECK(routed(true, four) != routed(false, four));
 }
 
 TEST_CASE("with statistics never published anew vllm counts only what it routed itself") {

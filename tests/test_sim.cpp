@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Is each part of the event loop exactly right, by hand-worked numbers?
+#include <algorithm>
+#include <numeric>
+
 #include <fmt/format.h>
 
 #include "sim/charges.hpp"
@@ -11,6 +14,7 @@
 #include "sim/simulator.hpp"
 #include "sim/statistics.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim {
@@ -123,6 +127,14 @@ TEST_CASE("a long prompt takes at most its threshold, so that others share the s
         std::vector<std::int32_t>{20, 20, 20, 4});
 }
 
+TEST_CASE("the threshold holds for a prompt that is under way as for a new one") {
+  const Sequence half_done{0, 1000, 20, 1000, 2};
+  const Sequence nearly_done{1, 50, 45, 50, 3};
+  const auto s = scheduler("chunked_prefill", 64, 8, 20);
+  CHECK(plan(*s, {half_done, nearly_done, half_done}, {}, 100).running_tokens ==
+        std::vector<std::int32_t>{20, 5, 20});
+}
+
 TEST_CASE("max_num_seqs limits how many run, not how many wait") {
   const Sequence fresh{0, 8, 0, 8, 0};
   const auto s = scheduler("chunked_prefill", 64, 2);
@@ -230,6 +242,133 @@ TEST_CASE("rows of a generator are counted as synthetic") {
 TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
   RowSource source(small_trace({"prefill", "decode"}), std::nullopt, true, 1);
   for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
+}
+
+TEST_CASE("a trace without anything to replay in a phase is refused") {
+  const RoutingTrace trace = small_trace({"prefill", "decode"});
+  const auto error = [&](const TraceRequest& only, bool odd_only) {
+    return test::config_error(
+        [&] { RowSource(trace.with_requests({only}), std::nullopt, odd_only, 1); });
+  };
+  CHECK(error({0, 3, 1, 0, false}, false).empty());
+  CHECK(error({0, 3, 3, 0, false}, false) ==
+        "routing trace of small has no request to replay in decode");
+  CHECK(error({0, 3, 0, 0, false}, false) ==
+        "routing trace of small has no request to replay in prefill");
+  CHECK(error({0, 3, 1, 0, false}, true) ==
+        "routing trace of small has no request to replay in prefill");
+}
+
+// A trace of one request for the model of tiny_experiment: in the phase that was recorded each
+// token picks `expert` and the next one, in every layer.
+std::string recorded_taste(const test::TemporaryFolder& folder, const std::string& phase,
+                           std::uint16_t expert) {
+  constexpr std::int64_t rows = 30;
+  TraceMeta meta;
+  meta.model = "tiny";
+  meta.num_experts = 16;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0, 1, 2};
+  meta.phases = {phase};
+  std::vector<std::uint16_t> ids;
+  for (int i = 0; i < rows * 3; ++i) {
+    ids.push_back(expert);
+    ids.push_back(static_cast<std::uint16_t>(expert + 1));
+  }
+  const std::int64_t prompt_rows = phase == "prefill" ? rows : 0;
+  write_trace(RoutingTrace(meta, {phase}, {{0, rows, prompt_rows, 0, false}}, ids), folder / phase);
+  return (folder / phase).string();
+}
+
+TEST_CASE("with a gating of their own prompt tokens go where it says, all others do not") {
+  const test::TemporaryFolder folder;
+  Json json = test::tiny_experiment(Json::object());
+  json["workload"]["gating"] = {{"type", "recorded"},
+                                {"trace", recorded_taste(folder, "decode", 14)}};
+  json["workload"]["prefill_gating"] = {{"type", "recorded"},
+                                        {"trace", recorded_taste(folder, "prefill", 0)}};
+  const OrderedJson report = run(test::load(json)).document;
+  // 120 prompts of 20 tokens; of 30 output tokens the last is never fed back.
+  std::vector<std::int64_t> prompts(16), outputs(16);
+  prompts[0] = prompts[1] = 120 * 20;
+  outputs[14] = outputs[15] = 120 * 29;
+  const OrderedJson& counts = report["experts"]["tokens_per_expert_by_workload"];
+  for (std::size_t layer = 0; layer < 3; ++layer) {
+    CHECK(counts["prefill"][layer] == prompts);
+    CHECK(counts["decode"][layer] == outputs);
+  }
+}
+
+TEST_CASE("a step of prompts and decodes runs under the rule that the config names") {
+  const auto rule = [](const Json& mixed, StepKind kind, std::int64_t prompt_tokens) {
+    const Experiment e = test::load_tiny({{"token_routing", {{"mixed", mixed}}}});
+    return rule_kind(e.mixed, kind, prompt_tokens);
+  };
+  const Json few{{"decode_if_prefill_tokens_at_most", 3}};
+  CHECK(rule("prefill", StepKind::mixed, 1) == StepKind::prefill);
+  CHECK(rule("decode", StepKind::mixed, 1000) == StepKind::decode);
+  CHECK(rule(few, StepKind::mixed, 3) == StepKind::decode);
+  CHECK(rule(few, StepKind::mixed, 4) == StepKind::prefill);
+  // What is not mixed has its own rule, whatever there is for mixed steps.
+  CHECK(rule(few, StepKind::prefill, 1) == StepKind::prefill);
+  CHECK(rule("prefill", StepKind::decode, 0) == StepKind::decode);
+}
+
+TEST_CASE("mixed steps may have a policy and a dispatch of their own, but no dispatch alone") {
+  Json json = test::tiny_experiment({{"token_routing", {{"mixed", "metro"}}}});
+  CHECK_THAT(test::refused(json), Catch::Contains("/token_routing/mixed: \"metro\" needs"));
+  json["dispatch"]["mixed"] = "all_gather";
+  const Experiment e = test::load(json);
+  const ExplainedStep step = explain_step(e, StepKind::mixed, 2, 100, 8);
+  CHECK(step.summary.rule == StepKind::mixed);
+  CHECK(e.rules.of(StepKind::mixed).router_name == "metro");
+  CHECK(step.cost.layers.front().exchange.name == "all_gather");
+  CHECK(explain_step(e, StepKind::decode, 2, 100, 0).cost.layers.front().exchange.name ==
+        "all_to_all");
+  json["token_routing"]["mixed"] = "decode";
+  CHECK_THAT(test::refused(json), Catch::Contains("/dispatch/mixed: no step uses it"));
+}
+
+TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over two GPUs") {
+  const Json dense_and_moe = Json::array({{{"ffn", "dense"}}, {{"ffn", "moe"}}});
+  const Experiment e =
+      test::load_tiny({{"parallel", {{"dp", 2}, {"tp", 2}, {"ep", 4}}},
+                       {"model",
+                        {{"dense_width", 1024},
+                         {"layers", Json::array({{{"repeat", 3}, {"pattern", dense_and_moe}}})}}}});
+  const ExplainedStep step = explain_step(e, StepKind::decode, 4, 100, 0);
+  const auto calls_of = [&](std::string_view name) {
+    const auto found = std::ranges::find(step.operations, name, &ExplainedOperation::name);
+    return found == step.operations.end() ? 0 : found->calls;
+  };
+  CHECK(calls_of("tp_all_reduce") == 6 + 3);
+  // After its experts a rank's GPUs exchange what each of them received.
+  CHECK(calls_of("tp_all_gather") == 3);
+  // 4 tokens of 512 in bf16.
+  const CollectiveCost sum = Fabric(e.cluster).all_reduce(2, Bytes(4 * 512 * 2));
+  const auto found = std::ranges::find(step.operations, "tp_all_reduce", &ExplainedOperation::name);
+  REQUIRE(found != step.operations.end());
+  CHECK_THAT(found->seconds, WithinRel(9 * sum.time.count(), 1e-12));
+}
+
+// Overrides nothing but what it is there for.
+class Departures final : public RunObserver {
+ public:
+  std::vector<std::uint32_t> left;
+  void request_left(std::uint32_t id, const RequestRecord& request) override {
+    CHECK_FALSE(request.open());
+    left.push_back(id);
+  }
+};
+
+TEST_CASE("who watches for requests alone sees each of them leave once") {
+  Departures departures;
+  const std::array<RunObserver*, 1> observers{&departures};
+  run(test::load_tiny(Json::object()), {}, observers);
+  std::vector<std::uint32_t> all(120);
+  std::iota(all.begin(), all.end(), 0U);
+  std::ranges::sort(departures.left);
+  CHECK(departures.left == all);
 }
 
 TEST_CASE("decode_only computes one token per sequence and step, the first output token included") {

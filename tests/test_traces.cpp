@@ -168,6 +168,9 @@ TEST_CASE("an .npy file that cannot be meant is refused with one line") {
   CHECK_THAT(refused(npy_file("{'descr': '|u1', 'descr': '|u1'}", four)), Contains("twice"));
   CHECK_THAT(refused(npy_file("{'descr': [('a', '<i4')], 'shape': (1,)}", four)),
              Contains("structured"));
+  CHECK_THAT(refused(npy_file("{descr: '|u1'}", four)), Contains("a string expected"));
+  CHECK_THAT(refused(npy_file(literal("|u1", "(4,)", "Maybe"), four)),
+             Contains("True or False expected"));
 }
 
 TEST_CASE("what is no readable file is refused at once") {
@@ -250,6 +253,41 @@ TEST_CASE("a trace is read as it was written") {
   // Nothing half-written is left behind.
   const std::filesystem::directory_iterator files(folder / "trace");
   CHECK(std::distance(begin(files), end(files)) == 3);
+}
+
+TEST_CASE("ids of more than 256 experts take two bytes each and come back as they were") {
+  TraceMeta meta;
+  meta.model = "wide";
+  meta.num_experts = 300;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0};
+  meta.phases = {"decode"};
+  const RoutingTrace written(meta, {"any"}, {{0, 2, 0, 0, false}}, {0, 299, 256, 1});
+  const TemporaryFolder folder;
+  write_trace(written, folder / "trace");
+  CHECK(NpyArray::open(folder / "trace/topk_ids.npy").type() == NpyType::u2);
+  std::vector<std::int64_t> expected(300);
+  for (const std::size_t expert : {0U, 1U, 256U, 299U}) expected[expert] = 1;
+  CHECK(written.expert_counts() == expected);
+  CHECK(RoutingTrace::open(folder / "trace").expert_counts() == expected);
+}
+
+TEST_CASE("what cannot be written is named, and nothing half-written is left") {
+  const TemporaryFolder folder;
+  const std::array<double, 1> values{1};
+  CHECK_THAT(config_error([&] {
+               write_npy(folder / "absent/a.npy", std::array<std::int64_t, 1>{1},
+                         std::span<const double>(values));
+             }),
+             Contains("absent/a.npy: cannot be written: No such file"));
+  folder.write("file", "");
+  CHECK_THAT(config_error([&] { write_trace(small_trace(), folder / "file/trace"); }),
+             Contains("file/trace: cannot be made"));
+  std::filesystem::create_directories(folder / "trace/topk_ids.npy");
+  CHECK_THAT(config_error([&] { write_trace(small_trace(), folder / "trace"); }),
+             Contains("topk_ids.npy: cannot be written"));
+  const std::filesystem::directory_iterator files(folder / "trace");
+  CHECK(std::distance(begin(files), end(files)) == 1);
 }
 
 TEST_CASE("expert counts are those of the requests asked for") {
