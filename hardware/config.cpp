@@ -219,13 +219,14 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
     throw ConfigError(
         fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
   }
-  const auto size = std::filesystem::file_size(file, ignored);
-  if (size > largest_json)
+  std::error_code gone;
+  const auto size = std::filesystem::file_size(file, gone);
+  if (!gone && size > largest_json)
     throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no JSON file is", file.string()));
   std::ifstream stream(file, std::ios::binary);
-  std::string text(size, '\0');
-  if (!stream || !stream.read(text.data(), static_cast<std::streamsize>(size)))
-    throw ConfigError(fmt::format("{}: cannot be read (check its permissions)", file.string()));
+  std::string text(gone ? 0 : size, '\0');
+  if (gone || !stream || !stream.read(text.data(), static_cast<std::streamsize>(size)))
+    throw ConfigError(fmt::format("{}: cannot be read", file.string()));
   try {
     return {parse_json(text), file};
   } catch (const ConfigError& error) {

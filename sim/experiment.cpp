@@ -330,7 +330,7 @@ void check_sampled(const ConfigNode& node, const Experiment& e) {
   refuse(e.parallel.pp > 1, "pipeline stages");
   refuse(e.expert_memory.has_value(), "expert_memory");
   refuse(!e.failures.outages.empty(), "failures");
-  refuse(e.capacity->limits(), "a capacity rule");
+  refuse(e.capacity != nullptr, "a capacity rule");
   refuse(e.speculation.tokens > 0, "speculative");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing");
 }

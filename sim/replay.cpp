@@ -267,7 +267,7 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
                                const Limits& limits) {
   RoutingScratch scratch;
   std::vector<std::uint16_t> ids;
-  const bool limited = limits.capacity->limits();
+  const bool limited = limits.capacity != nullptr;
   LayerChoices choices;
   std::vector<DelayedSelection> backlog;
   std::vector<std::int32_t> tokens;

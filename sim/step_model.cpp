@@ -106,7 +106,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       precision_(precision),
       charges_(std::move(charges)),
       overlap_(overlap),
-      capacity_(capacity && capacity->limits() ? std::move(capacity) : nullptr),
+      capacity_(std::move(capacity)),
       memories_(std::move(memories)),
       scratch_(std::make_unique<Scratch>()) {
   for (const LayerSpec& layer : model_.layers) {

@@ -103,13 +103,6 @@ TEST_CASE("no policy hits more often than Belady's") {
   }
 }
 
-TEST_CASE("resident gives up nothing, however little room it is said to have") {
-  const Replayed replayed = replay_trace({{"type", "resident"}}, {0, 1, 2, 0, 3, 1}, 1);
-  CHECK(replayed.evictions.empty());
-  CHECK(replayed.held == std::vector{0, 1, 2, 3});
-  CHECK(replayed.hits == 2);
-}
-
 // One GPU whose experts take 10 s over the host link, with a GEMM of 1 s per active slot.
 struct OneGpu {
   ExpertMemoryPlan plan;

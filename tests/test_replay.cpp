@@ -160,6 +160,14 @@ TEST_CASE("a policy with options is named with them") {
   CHECK(replay(random_trace(8, 4), config)[0].routing == "metro:order=random");
 }
 
+TEST_CASE("experts that all stand in HBM are never missed, whatever else is said of a memory") {
+  const RoutingTrace trace = random_trace(8, 4);
+  ReplayConfig config = small_config();
+  const std::string plain = to_json(replay(trace, config)).dump();
+  config.expert_memory = test::config(R"({"type": "resident", "slots_per_layer": 1})");
+  CHECK(to_json(replay(trace, config)).dump() == plain);
+}
+
 TEST_CASE("requests with repetition are left out, and a batch beyond the rest is refused") {
   const RoutingTrace all = random_trace(8, 4);
   std::vector<TraceRequest> requests(all.requests().begin(), all.requests().end());

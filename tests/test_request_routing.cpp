@@ -429,10 +429,12 @@ TEST_CASE("by survival a request outlives every horizon until outputs were seen"
   };
   CHECK(load_ahead(40, {}) == 905 + 40);
   CHECK(load_ahead(5000, {}) == 905 + 5000);
-  // Outputs of 25: 20 more steps. If three of four go on to 45, more than that are expected.
+  // Outputs of 25: 20 more steps. If three of four go on to 45, 35 are expected, whatever the
+  // horizon.
   CHECK(load_ahead(19, {25}) == 905 + 19);
   CHECK(load_ahead(20, {25}) == 0);
-  CHECK(load_ahead(20, {25, 45, 45, 45}) == 905 + 20);
+  CHECK(load_ahead(34, {25, 45, 45, 45}) == 905 + 34);
+  CHECK(load_ahead(35, {25, 45, 45, 45}) == 0);
 }
 
 TEST_CASE("predictions of a given error are the same each time, and right without one") {
@@ -464,8 +466,8 @@ TEST_CASE("survival knows nothing beyond the longest output, and quantiles are l
   CHECK(outputs.quantile(.51) == 30);
   CHECK(outputs.quantile(1) == 40);
   // Age 20: half of those left end at 30, half at 40.
-  CHECK(outputs.remaining(20, 100) == 15);
-  CHECK(outputs.remaining(20, 12) == 11);
+  CHECK(outputs.remaining(20) == 15);
+  CHECK(outputs.remaining(40) == 0);
 }
 
 TEST_CASE("fast_phi breaks its ties by the drift, and with a large one goes to the lightest") {

@@ -70,8 +70,6 @@ struct Overflow {
 class CapacityRule {
  public:
   virtual ~CapacityRule() = default;
-  /// False when every selection runs: nothing is to be done then.
-  virtual bool limits() const { return true; }
   /// Decides about selections that found no room after all others were served.
   virtual void overflow(const Overflow&, LayerChoices&, CapacityTally&) const = 0;
 
@@ -79,7 +77,7 @@ class CapacityRule {
   bool per_source_rank = false;  ///< every rank has its own capacity
 };
 
-/// The table: dropless, drop, reroute, delay.
+/// The table: dropless, drop, reroute, delay. What dropless makes is no rule, nullptr.
 const Registry<CapacityRule>& capacity_rules();
 
 /// Applies a rule to one layer. Selections are served in the order (those of the step before,

@@ -3,16 +3,7 @@
 
 namespace moesim {
 
-namespace {
-
-class Dropless final : public CapacityRule {
- public:
-  bool limits() const override { return false; }
-  void overflow(const Overflow&, LayerChoices&, CapacityTally&) const override {}
-};
-
-}  // namespace
-
-std::unique_ptr<CapacityRule> make_dropless(ConfigReader&) { return std::make_unique<Dropless>(); }
+// Every selection runs: there is no rule to ask.
+std::unique_ptr<CapacityRule> make_dropless(ConfigReader&) { return nullptr; }
 
 }  // namespace moesim

@@ -36,11 +36,10 @@ class ExpertMemory {
   virtual ~ExpertMemory() = default;
   /// An empty cache: capacity >= 1.
   virtual std::unique_ptr<ExpertCache> cache(int keys, int capacity) const = 0;
-  /// Whether every expert always stands in HBM, so that there is nothing to simulate.
-  virtual bool keeps_all() const { return false; }
 };
 
-/// The table: resident, lru, lfu_aging, static_hot.
+/// The table: resident, lru, lfu_aging, static_hot. What resident makes is no policy, nullptr:
+/// every expert stands in HBM.
 const Registry<ExpertMemory>& expert_memories();
 
 /// Foresees which slots of one GPU run next. State of one GPU.

@@ -3,19 +3,7 @@
 
 namespace moesim {
 
-namespace {
-
-// No memory below HBM.
-class Resident final : public ExpertMemory {
- public:
-  std::unique_ptr<ExpertCache> cache(int keys, int) const override {
-    return std::make_unique<StaticCache>(keys, keys);
-  }
-  bool keeps_all() const override { return true; }
-};
-
-}  // namespace
-
-std::unique_ptr<ExpertMemory> make_resident(ConfigReader&) { return std::make_unique<Resident>(); }
+// No memory below HBM: there is nothing to ask what stays.
+std::unique_ptr<ExpertMemory> make_resident(ConfigReader&) { return nullptr; }
 
 }  // namespace moesim

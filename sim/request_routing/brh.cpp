@@ -42,9 +42,9 @@ class Lookahead {
  private:
   std::int32_t steps_left(const RankRequest& r) const {
     if (!by_survival_) return prediction_.output(r.id, r.output_tokens) - r.generated;
-    const std::int32_t furthest = points_.h.back() + 1;
-    if (outputs_.empty()) return furthest;
-    return static_cast<std::int32_t>(std::lround(outputs_.remaining(r.generated, furthest)));
+    // Before any output was seen nobody ever leaves.
+    if (outputs_.empty()) return points_.h.back() + 1;
+    return static_cast<std::int32_t>(std::lround(outputs_.remaining(r.generated)));
   }
 
   bool by_survival_;

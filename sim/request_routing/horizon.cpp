@@ -7,11 +7,14 @@
 namespace moesim {
 
 void OutputLengths::catch_up(std::span<const std::int32_t> finished) {
+  if (seen_ == finished.size()) return;
   for (; seen_ < finished.size(); ++seen_) {
     const auto output = static_cast<std::size_t>(finished[seen_]);
     if (longer_.size() < output) longer_.resize(output);
     for (std::size_t h = 0; h < output; ++h) ++longer_[h];
   }
+  longer_beyond_.resize(longer_.size());
+  std::partial_sum(longer_.rbegin(), longer_.rend(), longer_beyond_.rbegin());
 }
 
 // E[O] = sum over h >= 0 of P(O > h).
@@ -20,10 +23,10 @@ double OutputLengths::mean() const {
          count();
 }
 
-double OutputLengths::remaining(std::int32_t age, std::int32_t most) const {
-  double expected = 0;
-  for (std::int32_t h = 0; h < most && age + h < longest(); ++h) expected += survival(h, age);
-  return expected;
+// sum over h >= 0 of P(output > age + h | output > age).
+double OutputLengths::remaining(std::int32_t age) const {
+  if (age >= longest()) return 0;
+  return static_cast<double>(longer_beyond_[static_cast<std::size_t>(age)]) / exceed(age);
 }
 
 std::int32_t OutputLengths::quantile(double q) const {

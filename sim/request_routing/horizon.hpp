@@ -23,8 +23,8 @@ class OutputLengths {
   double survival(std::int32_t h, std::int32_t age) const {
     return age + h < longest() ? exceed(age + h) / exceed(age) : 0;
   }
-  /// The expected number of further tokens, at most `most`, of a request of this age.
-  double remaining(std::int32_t age, std::int32_t most) const;
+  /// The expected number of further tokens of a request of this age.
+  double remaining(std::int32_t age) const;
   /// The smallest length that at least a share q of the outputs do not exceed.
   std::int32_t quantile(double q) const;
 
@@ -34,7 +34,8 @@ class OutputLengths {
   }
   double count() const { return static_cast<double>(seen_); }
 
-  std::vector<std::int64_t> longer_;  // how many outputs exceed h: [longest]
+  std::vector<std::int64_t> longer_;         // how many outputs exceed h: [longest]
+  std::vector<std::int64_t> longer_beyond_;  // the sum of it from h on
   std::size_t seen_ = 0;
 };
 
