@@ -300,7 +300,7 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
-  double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
+  double slots = slots_of_fullest_gpu(e.placement) + (rebalancer ? rebalancer->free_slots() : 0);
   if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
   const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
   const double rank_tokens = e.scheduler->max_num_batched_tokens();
@@ -314,7 +314,7 @@ MemoryBudget budget(const Experiment& e, double utilization) {
       Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
             4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary /
                 e.parallel.tp);
-  memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+  memory.rebalance_buffer = expert * (rebalancer ? rebalancer->buffer_slots() : 0);
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
   memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
@@ -607,13 +607,16 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
       fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
                   gating.json().dump(), model.name, model.experts, model.experts_per_token,
                   model.expert_groups, model.groups_per_token, seed, layers);
-  const std::lock_guard lock(mutex_);
-  const auto found = traces_.find(key);
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
-  const auto made = gatings().make(gating);
-  if (found != traces_.end()) return found->second;
-  return traces_.emplace(key, made->trace(model, seed)).first->second;
+  const auto maker = gatings().make(gating);
+  Entry* entry = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    entry = &traces_[key];
+  }
+  std::call_once(entry->made, [&] { entry->trace = maker->trace(model, seed); });
+  return *entry->trace;
 }
 
 // policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.

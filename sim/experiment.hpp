@@ -27,8 +27,12 @@ class TraceLibrary {
   RoutingTrace get(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed);
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, RoutingTrace> traces_;
+  struct Entry {
+    std::once_flag made;
+    std::optional<RoutingTrace> trace;
+  };
+  std::mutex mutex_;  // of the map alone: different traces are made side by side
+  std::map<std::string, Entry> traces_;
 };
 
 /// What one GPU's memory is spent on.

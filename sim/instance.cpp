@@ -364,15 +364,17 @@ void Instance::forget_dummies() {
 // What is decided after this step, and what moves, is part of its time.
 void Instance::rebalance(Time now) {
   relocation_.beside(cost_);
-  forget_dummies();
+  if (recent_ || rebalancer_) forget_dummies();
   if (recent_) recent_->add(real_tokens_);
-  const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
-                      real_tokens_,      batch_.rows,
-                      request_of_range_, rows_,
-                      placement_,        live_,
-                      relocation_.busy()};
-  if (auto plan = rebalancer_->after_step(seen)) {
-    relocation_.start(std::move(*plan), seen, mover_);
+  if (rebalancer_) {
+    const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
+                        real_tokens_,      batch_.rows,
+                        request_of_range_, rows_,
+                        placement_,        live_,
+                        relocation_.busy()};
+    if (auto plan = rebalancer_->after_step(seen)) {
+      relocation_.start(std::move(*plan), seen, mover_);
+    }
   }
   relocation_.stall(cost_);
 }

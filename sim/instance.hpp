@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -45,6 +46,7 @@ struct RequestRecord {
     timed_out,  ///< its client gave up waiting
     cancelled   ///< its client left for reasons of its own
   } state = State::waiting;
+  bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
   bool abandoned() const { return state == State::timed_out || state == State::cancelled; }
   bool open() const { return state == State::waiting || state == State::running; }
   std::int32_t prompt_tokens = 0, output_tokens = 0;
@@ -53,12 +55,11 @@ struct RequestRecord {
   std::int32_t preemptions = 0;
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   Time arrival{}, first_token{}, last_token{};
-  Time begun{};             ///< its prompt's first step
-  bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
+  Time begun{};  ///< its prompt's first step
   Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;
-  std::optional<PrefillRecord> prefill{};  ///< by another pool
+  std::shared_ptr<const PrefillRecord> prefill{};  ///< by another pool; of most there is none
   std::shared_ptr<const PromptIds> prompt_ids{};
 };
 
@@ -202,7 +203,7 @@ class Instance {
   ExpertPlacement placement_;  // as it stands
   PhaseRules rules_;           // over that placement
   Mover mover_;
-  std::unique_ptr<Rebalancer> rebalancer_;
+  std::unique_ptr<Rebalancer> rebalancer_;  // if anybody rebalances
   Relocation relocation_;
   std::vector<char> live_;  // by EP rank
   std::int64_t steps_ = 0;

@@ -16,6 +16,7 @@ namespace moesim {
 namespace {
 
 constexpr std::uint32_t finished_between_progress = 64;
+constexpr std::int64_t most_reserved = 1 << 22;
 constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
 
 struct Pool;
@@ -92,6 +93,8 @@ class Simulation {
   }
 
   Report run() {
+    requests_.reserve(
+        static_cast<std::size_t>(std::min(experiment_.workload.requests, most_reserved)));
     for (const Group* group : groups_) {
       const std::vector<Outage>& outages = outages_of(*group);
       const int first = group->pool.groups.front()->instance.number();
@@ -250,7 +253,8 @@ class Simulation {
     link.idle = std::max(ready, link.idle) + all;
     link.delivered = std::max(link.idle, std::max(now, link.delivered) + exposed);
     const Time alone = std::max(ready + all, now + exposed);
-    request.prefill = {request.instance, request.rank, request.routing, link.delivered - now};
+    request.prefill = std::make_shared<const PrefillRecord>(
+        PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
     ++transfers_.transfers;
     transfers_.bytes += cost.bytes;
     transfers_.on_links += cost.all;

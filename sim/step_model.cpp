@@ -173,11 +173,13 @@ void StepModel::find_sources(const StepBatch& batch) {
   for (const RowRange& range : batch.rows) {
     if (range.rank != rank) in_rank = 0;
     rank = range.rank;
+    const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
     for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
       // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
-      const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
       const int gpu =
-          rank * plan_.tp + static_cast<int>(std::int64_t{in_rank} * plan_.tp / of_rank);
+          plan_.tp == 1
+              ? rank
+              : rank * plan_.tp + static_cast<int>(std::int64_t{in_rank} * plan_.tp / of_rank);
       s.source_gpu[token] = gpu;
       s.source_rank[token++] = gpu / plan_.moe_tp();
       s.tokens_of_gpu[at(gpu)] += 1;
@@ -185,77 +187,70 @@ void StepModel::find_sources(const StepBatch& batch) {
   }
 }
 
-// Reads the step's trace rows once: the histogram of every layer and, for routers and dispatches
-// that need to know which token goes where, the ids themselves, layer by layer.
-void StepModel::gather(const StepBatch& batch, const RowSource& rows, bool keep_ids) {
+// Makes room for what gather() reads.
+void StepModel::start_gather(const StepBatch& batch, bool keep_ids) {
   Scratch& s = *scratch_;
   find_sources(batch);
   const auto layers = at(model_.moe_layers());
-  const auto experts = at(model_.experts);
-  const auto k = at(model_.experts_per_token);
-  const std::size_t cells = layers * experts;
+  const std::size_t selections = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
+  const std::size_t cells = layers * at(model_.experts);
+  s.tokens_of_expert.assign(cells, 0);
+  s.small_counts.assign(selections <= std::numeric_limits<std::uint16_t>::max() ? cells : 0, 0);
   s.has_ids = keep_ids;
   // A stride of a power of two would have all layers share a few lines of the cache.
-  s.layer_ids = static_cast<std::size_t>(s.tokens) * k + 32;
+  s.layer_ids = selections + 32;
   if (keep_ids) s.ids.resize(layers * s.layer_ids);
+}
 
-  const auto add_rows = [&](std::size_t first, std::size_t last, auto* counts) {
-    const std::size_t part_ids = (last - first) * k, row_ids = layers * k;
+// Reads these layers of the step's trace rows once: the histogram of each and, for routers and
+// dispatches that need to know which token goes where, the ids themselves, layer by layer.
+void StepModel::gather(const StepBatch& batch, const RowSource& rows, int first_layer,
+                       int last_layer) {
+  Scratch& s = *scratch_;
+  const auto experts = at(model_.experts);
+  const auto k = at(model_.experts_per_token);
+  const auto first = at(first_layer), layers = at(last_layer) - first;
+  const std::size_t row_ids = at(model_.moe_layers()) * k;
+
+  const auto add_rows = [&](auto* counts) {
     RowCounts<std::remove_pointer_t<decltype(counts)>> to{
-        last - first,
-        k,
-        experts,
-        counts + first * experts,
-        keep_ids ? s.ids.data() + first * s.layer_ids : nullptr,
+        layers,     k, experts, counts, s.has_ids ? s.ids.data() + first * s.layer_ids : nullptr,
         s.layer_ids};
+    const auto place = [&](const RowRange& range) {
+      return static_cast<std::size_t>(range.first_row) * row_ids + first * k;
+    };
     for (std::size_t r = 0; r < batch.rows.size(); ++r) {
-      const RowRange& range = batch.rows[r];
       constexpr std::size_t ahead = 2;
       if (r + ahead < batch.rows.size()) {
         const RowRange& next = batch.rows[r + ahead];
         rows.trace(next.phase).visit([&](auto ids) {
-          prefetch(ids.data() + static_cast<std::size_t>(next.first_row) * row_ids + first * k,
-                   part_ids);
+          prefetch(ids.data() + place(next), layers * k);
         });
       }
+      const RowRange& range = batch.rows[r];
       rows.trace(range.phase).visit([&](auto ids) {
-        const auto* row =
-            ids.data() + static_cast<std::size_t>(range.first_row) * row_ids + first * k;
+        const auto* row = ids.data() + place(range);
         for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
           if (k == 8) {
             to.template add<8>(row);
           } else {
             to.template add<0>(row);
           }
-          if (keep_ids) to.kept += k;
+          if (s.has_ids) to.kept += k;
         }
       });
     }
   };
-  // Each thread its share of every row.
-  const auto add_all_rows = [&](auto* counts) {
-    const std::size_t parts =
-        worth_threads(s.tokens)
-            ? std::min(layers, tbb::global_control::active_value(
-                                   tbb::global_control::max_allowed_parallelism))
-            : 1;
-    tbb::parallel_for(std::size_t{0}, parts, [&](std::size_t part) {
-      add_rows(layers * part / parts, layers * (part + 1) / parts, counts);
-    });
-  };
-  s.tokens_of_expert.assign(cells, 0);
-  // Half as wide they stay in the nearest cache.
-  if (static_cast<std::size_t>(s.tokens) * k <= std::numeric_limits<std::uint16_t>::max()) {
-    s.small_counts.assign(cells, 0);
-    add_all_rows(s.small_counts.data());
-    std::ranges::copy(s.small_counts, s.tokens_of_expert.begin());
+  const std::span<std::int32_t> counts =
+      std::span(s.tokens_of_expert).subspan(first * experts, layers * experts);
+  if (s.small_counts.empty()) {
+    add_rows(counts.data());
   } else {
-    add_all_rows(s.tokens_of_expert.data());
+    // Half as wide they stay in the nearest cache.
+    const auto small = std::span(s.small_counts).subspan(first * experts, layers * experts);
+    add_rows(small.data());
+    std::ranges::copy(small, counts.begin());
   }
-}
-
-bool StepModel::worth_threads(std::int64_t tokens) const {
-  return tokens * model_.experts_per_token * model_.moe_layers() >= ids_worth_threads;
 }
 
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
@@ -462,16 +457,24 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int moe_layers = model_.moe_layers();
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  gather(batch, rows,
-         capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
+  start_gather(batch,
+               capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
   result.layers.resize(at(moe_layers));
-  const auto price_layer = [&](int layer) {
-    price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
+  const auto price_layers = [&](int first, int last) {
+    gather(batch, rows, first, last);
+    for (int layer = first; layer < last; ++layer) {
+      price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
+    }
   };
-  if (worth_threads(s.tokens)) {
-    tbb::parallel_for(0, moe_layers, price_layer);
+  if (s.tokens * model_.experts_per_token * moe_layers < ids_worth_threads) {
+    price_layers(0, moe_layers);
   } else {
-    for (int layer = 0; layer < moe_layers; ++layer) price_layer(layer);
+    const auto threads = static_cast<int>(
+        tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+    const int parts = std::min(moe_layers, threads);
+    tbb::parallel_for(0, parts, [&](int part) {
+      price_layers(moe_layers * part / parts, moe_layers * (part + 1) / parts);
+    });
   }
 
   result.sample = nullptr;

@@ -78,9 +78,9 @@ class StepModel {
               std::vector<ExplainedOperation>* explain);
   void price_ranks(const StepBatch&);
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
-  bool worth_threads(std::int64_t tokens) const;
   void find_sources(const StepBatch&);
-  void gather(const StepBatch&, const RowSource&, bool keep_ids);
+  void start_gather(const StepBatch&, bool keep_ids);
+  void gather(const StepBatch&, const RowSource&, int first_layer, int last_layer);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
 

@@ -5,18 +5,8 @@
 
 namespace moesim {
 
-namespace {
-
-class NoRebalancing final : public Rebalancer {
- public:
-  std::optional<RebalancePlan> after_step(const StepSeen&) override { return std::nullopt; }
-  int buffer_slots() const override { return 0; }
-};
-
-}  // namespace
-
 std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
-  return std::make_unique<NoRebalancing>();
+  return nullptr;
 }
 
 const Registry<Rebalancer, const RebalancingContext&>& rebalancers() {

@@ -65,7 +65,7 @@ struct RebalancingContext {
   int dp = 1;
 };
 
-/// The table: none, eplb_periodic, eplb_async, migrate.
+/// The table: none, eplb_periodic, eplb_async, migrate. What none makes is nobody, nullptr.
 const Registry<Rebalancer, const RebalancingContext&>& rebalancers();
 
 /// How weights move, whoever decides.
