@@ -1,0 +1,114 @@
+"""What the whole program takes, as rows of the table that `bench` prints: program.py MOESIM, from the root of the tree."""
+import json, pathlib, re, resource, subprocess, sys, tempfile, time
+
+MOESIM = sys.argv[1]
+SCRATCH = pathlib.Path(tempfile.mkdtemp(prefix="moesim_bench_"))
+
+
+def row(figure, measured, goal, met):
+    print(f"{figure:<66} {measured:>9} {goal:>9} {'met' if met else 'missed'}", flush=True)
+
+
+def measure(*arguments):
+    """Wall seconds, CPU seconds and the peak of memory in MB of one call."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = ("import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"
+            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)")
+    done = subprocess.run([sys.executable, "-c", code, MOESIM, *map(str, arguments)], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, arguments))}: {done.stderr}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter() - began, after.ru_utime - before.ru_utime, int(done.stdout) / 1024
+
+
+def fastest(count, *arguments):
+    return min(measure(*arguments)[0] for _ in range(count))
+
+
+def start_up():
+    # What starting Python and the process takes is not the program's.
+    idle = min(timed(["true"]) for _ in range(9))
+    help_ms = 1e3 * (min(timed([MOESIM, "--help"]) for _ in range(9)) - idle)
+    row("--help, ms", f"{help_ms:.1f}", "20", help_ms < 20)
+    first = min(timed([MOESIM, "run", "configs/quick.json", "--set", "/workload/requests=8"]) for _ in range(5))
+    row("first result of configs/quick.json with 8 requests, s", f"{first:.2f}", "0.3", first < 0.3)
+
+
+def timed(command):
+    began = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def requests():
+    plain = "configs/bench/serving_plain.json"
+    cpu, memory = {}, {}
+    for count in (10**4, 10**5, 10**6):
+        _, cpu[count], memory[count] = measure("run", plain, "--set", f"/workload/requests={count}", "--threads", 1)
+    for more in (10**5, 10**6):
+        ratio = cpu[more] / more / (cpu[10**4] / 10**4)
+        row(f"plain serving, CPU per request, {more:.0e} of them over 1e4", f"{ratio:.2f}", "1", ratio <= 1.05)
+    each = (memory[10**6] - memory[10**5]) * 2**20 / (10**6 - 10**5)
+    row("bytes for each further finished request", f"{each:.0f}", "100", each < 100)
+
+
+def fleet():
+    wall, _, memory = measure("run", "configs/bench/fleet_10k.json", "--threads", 1)
+    row("fleet of 10,000 GPUs, 1,000,000 requests, s on one thread", f"{wall:.0f}", "300", wall < 300)
+    row("its memory, GB", f"{memory / 1024:.2f}", "4", memory < 4096)
+
+
+def fidelity():
+    for name, change in (("serving_plain", {"workload": {"requests": 2500}}),
+                         ("fleet_10k", {"instances": 2, "workload": {"requests": 3000, "arrivals": {"rate": "200 /s"}}})):
+        config = json.loads(pathlib.Path(f"configs/bench/{name}.json").read_text())
+        for key, value in change.get("workload", {}).items():
+            change_to = config["workload"]
+            change_to[key] = {**change_to[key], **value} if isinstance(value, dict) else value
+        config["instances"] = change.get("instances", config.get("instances", 1))
+        file = pathlib.Path(f"configs/bench/slice_of_{name}.json")
+        file.write_text(json.dumps(config))
+        try:
+            table = subprocess.run([MOESIM, "validate", "--fidelity", file], check=True, capture_output=True, text=True).stdout
+        finally:
+            file.unlink()
+        for metric in ("mean_tpot_ms", "total_token_throughput"):
+            error = abs(float(re.search(rf"^{metric}.* ([-+][\d.]+) %$", table, re.M)[1]))
+            row(f"sampled beside exact, slice of {name}, {metric}, %", f"{error:.2f}", "2", error <= 2)
+
+
+def two_threads():
+    replay = "configs/bench/replay_deepseek_v3.json"
+    sweep = pathlib.Path("configs/bench/seeds.json")
+    sweep.write_text(json.dumps({"base": "replay_deepseek_v3.json", "set": {"/workload/requests": 4096},
+                                 "axes": {"/seed": list(range(1, 9))}}))
+    try:
+        stores = {threads: SCRATCH / f"{threads}.sqlite" for threads in (1, 2)}
+        took = {threads: measure("sweep", sweep, "-o", store, "--threads", threads)[0] for threads, store in stores.items()}
+        tables = []
+        for threads, store in stores.items():
+            measure("pareto", store, "--csv", SCRATCH / f"{threads}.csv")
+            tables.append((SCRATCH / f"{threads}.csv").read_bytes())
+    finally:
+        sweep.unlink()
+    row("sweep of 8 points, two threads over one", f"{took[1] / took[2]:.2f}", "1.7", took[1] / took[2] >= 1.7)
+    reports = {threads: SCRATCH / f"{threads}.json" for threads in (1, 2)}
+    took = {threads: fastest(3, "run", replay, "--set", "/workload/requests=65536", "--threads", threads, "-o", report)
+            for threads, report in reports.items()}
+    row("one exact run, two threads over one", f"{took[1] / took[2]:.2f}", "1.7", took[1] / took[2] >= 1.7)
+    same = tables[0] == tables[1] and reports[1].read_bytes() == reports[2].read_bytes()
+    row("their bytes are the same", "yes" if same else "no", "yes", same)
+    # What the machine itself gives to two at once.
+    alone = fastest(2, "run", replay, "--threads", 1)
+    began = time.perf_counter()
+    both = [subprocess.Popen([MOESIM, "run", replay, "--threads", "1"], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL) for _ in range(2)]
+    for process in both:
+        process.wait()
+    print(f"(two runs at once finish in {(time.perf_counter() - began) / alone:.2f} times what one takes alone: of 2, "
+          f"this machine gives {2 * alone / (time.perf_counter() - began):.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    for part in sys.argv[2:] or ["start_up", "two_threads", "fidelity", "requests", "fleet"]:
+        globals()[part]()
