@@ -2,10 +2,7 @@
 #include "sim/step_model.hpp"
 
 #include <algorithm>
-#include <limits>
-#include <map>
 #include <numeric>
-#include <unordered_map>
 
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/global_control.h>
@@ -14,6 +11,8 @@
 #include "sim/copy_counter.hpp"
 #include "sim/critical_path.hpp"
 #include "sim/micro_batches.hpp"
+#include "sim/rank_prices.hpp"
+#include "sim/step_rows.hpp"
 
 namespace moesim {
 
@@ -46,20 +45,14 @@ class ExpertCosts {
   std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
 };
 
-// What a rank with so many tokens does in layers of one kind, whatever the sequences that they are
-// of.
-struct TokenCosts {
-  RankCost before_attention, before_dispatch, after_combine, shared;
-};
-// The same sizes come again from step to step.
-using TokenCostsOf = std::unordered_map<std::int32_t, TokenCosts>;
-using HeadCostsOf = std::map<std::pair<std::int32_t, std::int32_t>, RankCost>;
-constexpr std::size_t sizes_remembered = 2048;
-
 }  // namespace
 
 // Memory that price() reuses from step to step.
 struct StepModel::Scratch {
+  Scratch(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
+          const PrecisionPlan& precision)
+      : rows(model, plan), ranks(model, plan, precision, cluster.gpu) {}
+
   // Per-layer work of one thread.
   struct Worker {
     RoutingScratch routing;
@@ -69,25 +62,8 @@ struct StepModel::Scratch {
     LayerChoices choices;
     ExpertCosts expert_costs;
   };
-  // What all ranks do in layers of one kind, one after the other.
-  struct ClassCosts {
-    TokenCostsOf of_tokens;
-    std::vector<RankCost> attention;  // [ranks]
-    RankCosts before_attention, at_attention, before_dispatch, after_combine, shared;
-  };
-
-  std::vector<std::int32_t> tokens_of_expert;  // [moe layers, experts]
-  std::vector<std::uint16_t> small_counts;     // the same, while they are counted
-  std::vector<std::uint16_t> ids;              // [moe layers][tokens, k], when somebody asks
-  std::size_t layer_ids = 0;                   // of ids from layer to layer
-  std::vector<std::int32_t> source_gpu;        // [tokens]
-  std::vector<std::int32_t> source_rank;       // [tokens], EP ranks
-  std::vector<double> tokens_of_gpu;           // [gpus]
-  std::int64_t tokens = 0;
-  bool has_ids = false;
-  std::vector<ClassCosts> classes;
-  HeadCostsOf head_of;  // tokens, and how many of them are sampled
-  RankCosts head;
+  StepRows rows;
+  RankPrices ranks;
   std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
   tbb::enumerable_thread_specific<Worker> workers;
   StepCost second_half;
@@ -108,18 +84,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       overlap_(overlap),
       capacity_(std::move(capacity)),
       memories_(std::move(memories)),
-      scratch_(std::make_unique<Scratch>()) {
-  for (const LayerSpec& layer : model_.layers) {
-    const auto found =
-        std::find_if(classes_.begin(), classes_.end(),
-                     [&](const LayerClass& candidate) { return candidate.spec == layer; });
-    class_of_layer_.push_back(static_cast<std::size_t>(found - classes_.begin()));
-    if (found == classes_.end()) {
-      classes_.push_back({layer, 1});
-    } else {
-      ++found->layers;
-    }
-  }
+      scratch_(std::make_unique<Scratch>(cluster, model, plan, precision)) {
   scratch_->backlog.resize(at(model_.moe_layers()));
 }
 
@@ -127,130 +92,7 @@ StepModel::~StepModel() = default;
 StepModel::StepModel(StepModel&&) noexcept = default;
 
 std::span<const std::int32_t> StepModel::tokens_of_expert() const {
-  return scratch_->tokens_of_expert;
-}
-
-// Where the counts and ids of one token's row go.
-template <class Count>
-struct RowCounts {
-  std::size_t layers, k, experts;
-  Count* counts;          // [layers, experts]
-  std::uint16_t* kept;    // of the token in the first layer; nobody asks: nullptr
-  std::size_t layer_ids;  // from there to the next layer
-
-  // K is k where it is known beforehand, else 0.
-  template <std::size_t K, class Id>
-  void add(const Id* row) const {
-    const std::size_t n = K > 0 ? K : k;
-    Count* of_layer = counts;
-    std::uint16_t* to = kept;
-    for (std::size_t layer = 0; layer < layers; ++layer, of_layer += experts, row += n) {
-      for (std::size_t j = 0; j < n; ++j) ++of_layer[row[j]];
-      if (to == nullptr) continue;
-      for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<std::uint16_t>(row[j]);
-      to += layer_ids;
-    }
-  }
-};
-
-// A range's rows are as good as anywhere in memory: they are asked for before they are needed.
-template <class Id>
-void prefetch(const Id* row, std::size_t ids) {
-  constexpr std::size_t line = 64 / sizeof(Id);
-  for (std::size_t i = 0; i < ids; i += line) __builtin_prefetch(row + i);
-}
-
-// Of every token which GPU and which EP rank hold it.
-void StepModel::find_sources(const StepBatch& batch) {
-  Scratch& s = *scratch_;
-  s.tokens = 0;
-  for (const RowRange& range : batch.rows) s.tokens += range.count;
-  s.source_gpu.resize(static_cast<std::size_t>(s.tokens));
-  s.source_rank.resize(static_cast<std::size_t>(s.tokens));
-  s.tokens_of_gpu.assign(at(plan_.stage_gpus()), 0.0);
-  std::size_t token = 0;
-  std::int32_t rank = -1, in_rank = 0;
-  for (const RowRange& range : batch.rows) {
-    if (range.rank != rank) in_rank = 0;
-    rank = range.rank;
-    const std::int32_t of_rank = batch.ranks[at(rank)].tokens;
-    for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
-      // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
-      const int gpu =
-          plan_.tp == 1
-              ? rank
-              : rank * plan_.tp + static_cast<int>(std::int64_t{in_rank} * plan_.tp / of_rank);
-      s.source_gpu[token] = gpu;
-      s.source_rank[token++] = gpu / plan_.moe_tp();
-      s.tokens_of_gpu[at(gpu)] += 1;
-    }
-  }
-}
-
-// Makes room for what gather() reads.
-void StepModel::start_gather(const StepBatch& batch, bool keep_ids) {
-  Scratch& s = *scratch_;
-  find_sources(batch);
-  const auto layers = at(model_.moe_layers());
-  const std::size_t selections = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
-  const std::size_t cells = layers * at(model_.experts);
-  s.tokens_of_expert.assign(cells, 0);
-  s.small_counts.assign(selections <= std::numeric_limits<std::uint16_t>::max() ? cells : 0, 0);
-  s.has_ids = keep_ids;
-  // A stride of a power of two would have all layers share a few lines of the cache.
-  s.layer_ids = selections + 32;
-  if (keep_ids) s.ids.resize(layers * s.layer_ids);
-}
-
-// Reads these layers of the step's trace rows once: the histogram of each and, for routers and
-// dispatches that need to know which token goes where, the ids themselves, layer by layer.
-void StepModel::gather(const StepBatch& batch, const RowSource& rows, int first_layer,
-                       int last_layer) {
-  Scratch& s = *scratch_;
-  const auto experts = at(model_.experts);
-  const auto k = at(model_.experts_per_token);
-  const auto first = at(first_layer), layers = at(last_layer) - first;
-  const std::size_t row_ids = at(model_.moe_layers()) * k;
-
-  const auto add_rows = [&](auto* counts) {
-    RowCounts<std::remove_pointer_t<decltype(counts)>> to{
-        layers,     k, experts, counts, s.has_ids ? s.ids.data() + first * s.layer_ids : nullptr,
-        s.layer_ids};
-    const auto place = [&](const RowRange& range) {
-      return static_cast<std::size_t>(range.first_row) * row_ids + first * k;
-    };
-    for (std::size_t r = 0; r < batch.rows.size(); ++r) {
-      constexpr std::size_t ahead = 2;
-      if (r + ahead < batch.rows.size()) {
-        const RowRange& next = batch.rows[r + ahead];
-        rows.trace(next.phase).visit([&](auto ids) {
-          prefetch(ids.data() + place(next), layers * k);
-        });
-      }
-      const RowRange& range = batch.rows[r];
-      rows.trace(range.phase).visit([&](auto ids) {
-        const auto* row = ids.data() + place(range);
-        for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
-          if (k == 8) {
-            to.template add<8>(row);
-          } else {
-            to.template add<0>(row);
-          }
-          if (s.has_ids) to.kept += k;
-        }
-      });
-    }
-  };
-  const std::span<std::int32_t> counts =
-      std::span(s.tokens_of_expert).subspan(first * experts, layers * experts);
-  if (s.small_counts.empty()) {
-    add_rows(counts.data());
-  } else {
-    // Half as wide they stay in the nearest cache.
-    const auto small = std::span(s.small_counts).subspan(first * experts, layers * experts);
-    add_rows(small.data());
-    std::ranges::copy(small, counts.begin());
-  }
+  return scratch_->rows.tokens_of_expert();
 }
 
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
@@ -258,23 +100,18 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 LayerOutcome& outcome) {
   Scratch& s = *scratch_;
   Scratch::Worker& worker = s.workers.local();
-  const auto experts = at(model_.experts);
-  const std::span<std::int32_t> tokens =
-      std::span(s.tokens_of_expert).subspan(at(moe_layer) * experts, experts);
-  std::span<const std::int32_t> source_gpu(s.source_gpu);
+  const std::span<std::int32_t> tokens = s.rows.tokens_of_expert(moe_layer);
+  std::span<const std::int32_t> source_gpu(s.rows.source_gpu());
 
   worker.tokens_of_slot.resize(at(placement.slots()));
   RoutingProblem problem{placement, tokens, moe_layer, step, {}};
-  if (s.has_ids) {
-    const std::size_t ids = static_cast<std::size_t>(s.tokens) * at(model_.experts_per_token);
-    problem.rows = {std::span(s.ids).subspan(at(moe_layer) * s.layer_ids, ids), s.source_rank};
-  }
+  if (s.rows.has_ids()) problem.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
   if (capacity_) {
     LayerChoices& choices = worker.choices;
     choices.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
-    choices.source_rank = s.source_rank;
-    choices.source_gpu = s.source_gpu;
+    choices.source_rank = s.rows.source_rank();
+    choices.source_gpu = s.rows.source_gpu();
     limit_choices(*capacity_, choices, s.backlog[at(moe_layer)], tokens, outcome.capacity);
     problem.rows = {choices.ids, choices.source_rank, choices.dropped};
     source_gpu = choices.source_gpu;
@@ -290,7 +127,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{fabric_, s.tokens_of_gpu, static_cast<double>(model_.hidden),
+    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.hidden),
                              static_cast<double>(model_.experts_per_token)};
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
@@ -322,7 +159,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
     // reduced.
     outcome.exchange.combine = fabric_.all_reduce(
-        plan_.stage_gpus(), Bytes(static_cast<double>(s.tokens) * model_.hidden * 2));
+        plan_.stage_gpus(), Bytes(static_cast<double>(s.rows.tokens()) * model_.hidden * 2));
   }
 
   outcome.experts.resize(at(plan_.ep));
@@ -401,9 +238,10 @@ void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
                                   StepCost& result, std::vector<ExplainedOperation>* explain) {
   const std::vector<StepBatch> two = micro_batches(batch, 2);
   price_batch(two[0], rule, placements, rows, steps_, result, explain);
-  const std::vector<std::int32_t> of_first = scratch_->tokens_of_expert;
+  std::vector<std::int32_t>& tokens = scratch_->rows.tokens_of_expert();
+  const std::vector<std::int32_t> of_first = tokens;
   price_batch(two[1], rule, placements, rows, steps_ + 1, scratch_->second_half, explain);
-  for (std::size_t i = 0; i < of_first.size(); ++i) scratch_->tokens_of_expert[i] += of_first[i];
+  for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
   join_interleaved(result, scratch_->second_half);
 }
 
@@ -412,16 +250,17 @@ void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
                                StepCost& result, std::vector<ExplainedOperation>* explain) {
   std::vector<StepCost> costs;
   std::vector<std::vector<CollectiveCost>> hops;
-  std::vector<std::int32_t> tokens(scratch_->tokens_of_expert.size());
+  std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
+  std::vector<std::int32_t> tokens(of_part.size());
   for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
     if (part.rows.empty()) continue;
     price_batch(part, rule, placements, rows, steps_ + costs.size(), costs.emplace_back(), explain);
-    tokens.resize(scratch_->tokens_of_expert.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += scratch_->tokens_of_expert[i];
-    auto& of_part = hops.emplace_back();
-    for (int stage = 0; stage < plan_.pp; ++stage) of_part.push_back(hop(part, stage));
+    tokens.resize(of_part.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+    auto& hops_of_part = hops.emplace_back();
+    for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
   }
-  scratch_->tokens_of_expert = std::move(tokens);
+  of_part = std::move(tokens);
   result = join_pipeline(costs, hops, plan_);
   if (explain == nullptr) return;
   for (ExplainedOperation& row : *explain) {
@@ -457,16 +296,16 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int moe_layers = model_.moe_layers();
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  start_gather(batch,
+  s.rows.start(batch,
                capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
   result.layers.resize(at(moe_layers));
   const auto price_layers = [&](int first, int last) {
-    gather(batch, rows, first, last);
+    s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {
       price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
     }
   };
-  if (s.tokens * model_.experts_per_token * moe_layers < ids_worth_threads) {
+  if (s.rows.tokens() * model_.experts_per_token * moe_layers < ids_worth_threads) {
     price_layers(0, moe_layers);
   } else {
     const auto threads = static_cast<int>(
@@ -486,80 +325,11 @@ void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost
   add_up(batch, nullptr, result, nullptr);
 }
 
-// What every rank computes by itself, by class of layer.
-void StepModel::price_ranks(const StepBatch& batch) {
-  Scratch& s = *scratch_;
-  const GpuSpec& gpu = fabric_.cluster().gpu;
-  const std::size_t ranks = batch.ranks.size();
-  s.classes.resize(classes_.size());
-  for (std::size_t c = 0; c < classes_.size(); ++c) {
-    const LayerSpec& layer = classes_[c].spec;
-    Scratch::ClassCosts& costs = s.classes[c];
-    const auto price_tokens = [&](double tokens, TokenCosts& price) {
-      const double selections = tokens * model_.experts_per_token / plan_.tp;
-      attention_input_operations(model_, plan_, precision_, tokens, gpu,
-                                 price.before_attention.operations);
-      std::vector<Operation>& before = price.before_dispatch.operations;
-      std::vector<Operation>& after = price.after_combine.operations;
-      attention_output_operations(model_, plan_, precision_, tokens, gpu, before);
-      if (layer.moe) {
-        gate_operations(model_, precision_, tokens, gpu, before);
-        if (plan_.dp > 1) {
-          permute_operations(model_, precision_, selections, "pack", gpu, before);
-          permute_operations(model_, precision_, selections, "unpack", gpu, after);
-        }
-        dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
-                             Part::shared_experts, gpu, price.shared.operations);
-      }
-      if (!layer.moe || model_.dense_residual) {
-        dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
-                             gpu, after);
-      }
-      for (RankCost* part :
-           {&price.before_attention, &price.before_dispatch, &price.after_combine, &price.shared}) {
-        part->add_up();
-      }
-    };
-    if (costs.of_tokens.size() > sizes_remembered) costs.of_tokens.clear();
-    for (RankCosts* all : {&costs.before_attention, &costs.at_attention, &costs.before_dispatch,
-                           &costs.after_combine, &costs.shared}) {
-      all->clear();
-    }
-    costs.attention.resize(ranks);
-    for (std::size_t r = 0; r < ranks; ++r) {
-      const RankStep& rank = batch.ranks[r];
-      RankCost& attention = costs.attention[r];
-      attention.operations.clear();
-      attention_core_operations(model_, plan_, precision_, attention_work(rank.sequences, layer),
-                                gpu, attention.operations);
-      attention.add_up();
-      const auto [of_tokens, unseen] = costs.of_tokens.try_emplace(rank.tokens + rank.padding);
-      TokenCosts& price = of_tokens->second;
-      if (unseen) price_tokens(rank.tokens + rank.padding, price);
-      costs.before_attention.push_back(&price.before_attention);
-      costs.at_attention.push_back(&attention);
-      costs.before_dispatch.push_back(&price.before_dispatch);
-      costs.after_combine.push_back(&price.after_combine);
-      costs.shared.push_back(&price.shared);
-    }
-  }
-  if (s.head_of.size() > sizes_remembered) s.head_of.clear();
-  s.head.clear();
-  for (const RankStep& rank : batch.ranks) {
-    const std::int32_t tokens = rank.tokens + rank.padding;
-    const auto [head, unseen] = s.head_of.try_emplace({tokens, rank.sampled});
-    s.head.push_back(&head->second);
-    if (!unseen) continue;
-    head_operations(model_, plan_, precision_, tokens, rank.sampled, gpu, head->second.operations);
-    head->second.add_up();
-  }
-}
-
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
                        std::vector<ExplainedOperation>* explain) {
-  Scratch& s = *scratch_;
-  price_ranks(batch);
+  RankPrices& ranks = scratch_->ranks;
+  ranks.price(batch);
   std::int32_t most_tokens = 0;
   std::int64_t all_tokens = 0;
   for (const RankStep& rank : batch.ranks) {
@@ -593,26 +363,25 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
                     sliced ? all_reduce : all_gather, result.all_reduce, groups);
   };
   int moe_layer = 0;
-  const int layers = static_cast<int>(class_of_layer_.size());
+  const int layers = ranks.layers();
   for (int layer = 0; layer < layers; ++layer) {
-    const std::size_t c = class_of_layer_[at(layer)];
-    const Scratch::ClassCosts& costs = s.classes[c];
+    const RankPrices::LayerCosts& costs = ranks.layer(layer);
     if (layer > 0 && plan_.stage_of(layer, layers) != plan_.stage_of(layer - 1, layers)) {
       path.end_stage();
     }
     path.add(costs.before_attention);
-    path.add(costs.at_attention);
+    path.add(costs.attention);
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
-    if (classes_[c].spec.moe) {
+    if (ranks.is_moe(layer)) {
       const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
       path.barrier();
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
         path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
-        path.add(costs.shared);
+        path.add(costs.shared_experts);
         path.barrier();
       } else {
         path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
@@ -628,7 +397,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       }
       ++moe_layer;
       path.add(costs.after_combine);
-      if (!overlap_.shared_expert) path.add(costs.shared);
+      if (!overlap_.shared_expert) path.add(costs.shared_experts);
       rejoin();
     } else {
       path.add(costs.after_combine);
@@ -637,24 +406,13 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       }
     }
   }
-  path.add(s.head);
+  path.add(ranks.head());
   path.end_stage();
   path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
 
-  const auto add_work = [&](const RankCosts& ranks, int times) {
-    for (const RankCost* rank : ranks) {
-      result.flops += rank->flops.value() * plan_.tp * times;
-      result.hbm_bytes += rank->hbm.value() * plan_.tp * times;
-    }
-  };
-  for (std::size_t c = 0; c < classes_.size(); ++c) {
-    const Scratch::ClassCosts& costs = s.classes[c];
-    for (const RankCosts* all : {&costs.before_attention, &costs.at_attention,
-                                 &costs.before_dispatch, &costs.after_combine, &costs.shared}) {
-      add_work(*all, classes_[c].layers);
-    }
-  }
-  add_work(s.head, 1);
+  const RankPrices::Sums sums = ranks.sums();
+  result.flops += sums.flops;
+  result.hbm_bytes += sums.hbm_bytes;
 }
 
 }  // namespace moesim

@@ -62,11 +62,6 @@ class StepModel {
 
  private:
   struct Scratch;
-  struct LayerClass {
-    LayerSpec spec;
-    int layers = 0;
-  };
-
   void price_two_batches(const StepBatch&, const PhaseRule&, const ExpertPlacement&,
                          const RowSource&, StepCost& result, std::vector<ExplainedOperation>*);
   void price_pipeline(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
@@ -76,11 +71,7 @@ class StepModel {
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
-  void price_ranks(const StepBatch&);
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
-  void find_sources(const StepBatch&);
-  void start_gather(const StepBatch&, bool keep_ids);
-  void gather(const StepBatch&, const RowSource&, int first_layer, int last_layer);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
 
@@ -93,8 +84,6 @@ class StepModel {
   Overlap overlap_;
   std::shared_ptr<const CapacityRule> capacity_;  // null: dropless
   std::vector<RankMemory> memories_;              // [EP ranks], or none
-  std::vector<LayerClass> classes_;
-  std::vector<std::size_t> class_of_layer_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };
