@@ -335,6 +335,28 @@ TEST_CASE("in a world at half the speed everything takes twice as long, and noth
   }
 }
 
+TEST_CASE("steps that several threads read and price are the same on any number of them",
+          "[threads]") {
+  // 64 choices a token, in prompt steps of 16,384 tokens and decode steps of 1,024.
+  const Experiment experiment = test::load_tiny(
+      {{"model",
+        {{"experts", {{"per_token", 8}}},
+         {"layers", Json::array({{{"repeat", 8}, {"pattern", Json::array({{{"ffn", "moe"}}})}}})}}},
+       {"scheduling",
+        {{"type", "prefill_first"}, {"max_num_batched_tokens", 4096}, {"max_num_seqs", 256}}},
+       {"workload",
+        {{"arrivals", {{"concurrency", 1024}}}, {"lengths", {{"output", 4}}}, {"requests", 1024}}},
+       {"token_routing", {{"decode", "metro"}}}});
+  std::string one;
+  for (const std::size_t threads : {1, 2, 3}) {
+    CAPTURE(threads);
+    const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+    const std::string bytes = run(experiment).document.dump();
+    if (one.empty()) one = bytes;
+    CHECK(bytes == one);
+  }
+}
+
 TEST_CASE("experiments that are loaded at once share a library's traces", "[threads]") {
   const Json json = random_experiment(2);
   TraceLibrary traces;
