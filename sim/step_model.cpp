@@ -2,6 +2,7 @@
 #include "sim/step_model.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 
 #include <tbb/enumerable_thread_specific.h>
@@ -311,7 +312,12 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
     const auto threads = static_cast<int>(
         tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
     const int parts = std::min(moe_layers, threads);
+    // TBB sees to it that the parts come after what was done until here, but out of
+    // ThreadSanitizer's sight, which would report everything that they read.
+    std::atomic<bool> begun = false;
+    begun.store(true, std::memory_order_release);
     tbb::parallel_for(0, parts, [&](int part) {
+      check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
       price_layers(moe_layers * part / parts, moe_layers * (part + 1) / parts);
     });
   }
