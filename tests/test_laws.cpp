@@ -9,7 +9,7 @@
 
 #include "hardware/rng.hpp"
 #include "sim/simulator.hpp"
-#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 
 namespace moesim {
 namespace {
@@ -345,8 +345,9 @@ TEST_CASE("steps that several threads read and price are the same on any number 
        {"scheduling",
         {{"type", "prefill_first"}, {"max_num_batched_tokens", 4096}, {"max_num_seqs", 256}}},
        {"workload",
-        {{"arrivals", {{"concurrency", 1024}}}, {"lengths", {{"output", 4}}}, {"requests", 1024}}},
-       {"token_routing", {{"decode", "metro"}}}});
+        {{"arrivals", {{"concurrency", 1024}}},
+         {"lengths", {{"output", 4}}},
+         {"requests", 1024}}}});
   std::string one;
   for (const std::size_t threads : {1, 2, 3}) {
     CAPTURE(threads);
