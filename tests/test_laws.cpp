@@ -349,7 +349,7 @@ TEST_CASE("steps that several threads read and price are the same on any number 
          {"lengths", {{"output", 4}}},
          {"requests", 1024}}}});
   std::string one;
-  for (const std::size_t threads : {1, 2, 3}) {
+  for (const std::size_t threads : {std::size_t{1}, std::size_t{2}, std::size_t{3}}) {
     CAPTURE(threads);
     const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
     const std::string bytes = run(experiment).document.dump();
