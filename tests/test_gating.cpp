@@ -9,6 +9,7 @@
 #include "sim/placement/placement.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tests/trace_meta.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
@@ -62,12 +63,7 @@ bool equal_rows(const RoutingTrace& a, const RoutingTrace& b) {
 /// Recorded by nobody: 2 requests of 2 rows, 2 layers, top-1 of 4.
 std::filesystem::path tiny_trace(const TemporaryFolder& folder) {
   const std::filesystem::path directory = folder / "tiny";
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 4;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0, 1};
-  meta.phases = {"decode"};
+  const TraceMeta meta = test::trace_meta("tiny", 4, 1, {0, 1});
   write_trace(RoutingTrace(meta, {"law", "math"}, {{0, 2, 0, 0, false}, {2, 2, 0, 1, true}},
                            {0, 1, 2, 3, 0, 2, 1, 3}),
               directory);

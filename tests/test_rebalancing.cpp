@@ -12,6 +12,7 @@
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "tests/trace_meta.hpp"
 
 namespace moesim {
 namespace {
@@ -469,12 +470,7 @@ TEST_CASE("a cycle moves at most so many experts, and one that moved is left alo
 
 TEST_CASE("popularity: the mean per step, decayed or over a window, split by shared GPUs") {
   // Two experts, one layer, k = 1; request 0 picks expert 0, request 1 expert 1.
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 2;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0};
-  meta.phases = {"decode"};
+  const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0});
   const RoutingTrace trace(meta, {"w"}, {{0, 4, 0, 0}, {4, 4, 0, 0}}, {0, 0, 0, 0, 1, 1, 1, 1});
   const RowSource rows(trace, std::nullopt, false, 1);
   const ExpertPlacement placement;
@@ -513,12 +509,7 @@ TEST_CASE("popularity: the mean per step, decayed or over a window, split by sha
 
 TEST_CASE("however long a history is, a step weighs what its age says") {
   // Weights grow by 1000 a step: a double would overflow in the 103rd.
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 2;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0};
-  meta.phases = {"decode"};
+  const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0});
   const RoutingTrace trace(meta, {"w"}, {{0, 1, 0, 0}, {1, 1, 0, 0}}, {0, 1});
   const RowSource rows(trace, std::nullopt, false, 1);
   const ExpertPlacement placement;
@@ -544,12 +535,7 @@ TEST_CASE("however long a history is, a step weighs what its age says") {
 // --- drift
 
 TEST_CASE("requests replay phase after phase of workload tags, equally many in each") {
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 4;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0};
-  meta.phases = {"prefill", "decode"};
+  const TraceMeta meta = test::trace_meta("tiny", 4, 1, {0}, {"prefill", "decode"});
   const RoutingTrace trace(meta, {"law", "maths", "history"},
                            {{0, 2, 1, 0}, {2, 2, 1, 1}, {4, 2, 1, 2}, {6, 2, 1, 1}},
                            {0, 0, 1, 1, 2, 2, 3, 3});
@@ -565,12 +551,7 @@ TEST_CASE("requests replay phase after phase of workload tags, equally many in e
 }
 
 TEST_CASE("a placement fitted on one workload's requests sees only their tokens") {
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 2;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0};
-  meta.phases = {"prefill", "decode"};
+  const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0}, {"prefill", "decode"});
   const RoutingTrace trace(meta, {"law", "maths"}, {{0, 2, 1, 0}, {2, 2, 1, 1}}, {0, 0, 1, 1});
   const std::vector<std::string> maths{"maths"}, none{"physics"};
   CHECK(observe(std::array{&trace}, false, false, maths).load == std::vector<ExpertLoad>{{0, 2}});

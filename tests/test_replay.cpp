@@ -9,6 +9,7 @@
 #include "sim/replay.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tests/trace_meta.hpp"
 
 using namespace moesim;
 using namespace moesim::test;
@@ -24,12 +25,7 @@ std::vector<ConfigNode> policies(const std::vector<std::string>& names) {
 // `requests` requests of `tokens` random rows each: 2 layers, 8 experts, top-2.
 RoutingTrace random_trace(int requests, int tokens) {
   Rng rng(1, "test/replay");
-  TraceMeta meta;
-  meta.model = "made up";
-  meta.num_experts = 8;
-  meta.experts_per_token = 2;
-  meta.layer_ids = {0, 1};
-  meta.phases = {"decode"};
+  const TraceMeta meta = test::trace_meta("made up", 8, 2, {0, 1});
   std::vector<TraceRequest> listed;
   std::vector<std::uint16_t> ids;
   for (int request = 0; request < requests; ++request) {

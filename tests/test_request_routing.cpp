@@ -13,6 +13,7 @@
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "tests/trace_meta.hpp"
 #include "tools/router_testbed.hpp"
 
 namespace moesim {
@@ -733,12 +734,7 @@ TEST_CASE("a pool fills a rank up to the most loaded one of its group") {
 // Two layers, 32 experts, one per token; request r has a tag of its own, its rows use experts 16 r
 // .. 16 r + 15.
 RoutingTrace two_tastes() {
-  TraceMeta meta;
-  meta.model = "tastes";
-  meta.num_experts = 32;
-  meta.experts_per_token = 1;
-  meta.layer_ids = {0, 1};
-  meta.phases = {"prefill", "decode"};
+  const TraceMeta meta = test::trace_meta("tastes", 32, 1, {0, 1}, {"prefill", "decode"});
   std::vector<std::uint16_t> ids;
   for (int request = 0; request < 2; ++request) {
     for (int row = 0; row < 33; ++row) {

@@ -16,6 +16,7 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
+#include "tests/trace_meta.hpp"
 
 namespace moesim {
 namespace {
@@ -264,12 +265,7 @@ TEST_CASE("a trace without anything to replay in a phase is refused") {
 std::string recorded_taste(const test::TemporaryFolder& folder, const std::string& phase,
                            std::uint16_t expert) {
   constexpr std::int64_t rows = 30;
-  TraceMeta meta;
-  meta.model = "tiny";
-  meta.num_experts = 16;
-  meta.experts_per_token = 2;
-  meta.layer_ids = {0, 1, 2};
-  meta.phases = {phase};
+  const TraceMeta meta = test::trace_meta("tiny", 16, 2, {0, 1, 2}, {phase});
   std::vector<std::uint16_t> ids;
   for (int i = 0; i < rows * 3; ++i) {
     ids.push_back(expert);

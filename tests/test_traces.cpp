@@ -11,6 +11,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tests/trace_meta.hpp"
 #include "traces/npy.hpp"
 #include "traces/routing_trace.hpp"
 #include "traces/trace_statistics.hpp"
@@ -256,12 +257,7 @@ TEST_CASE("a trace is read as it was written") {
 }
 
 TEST_CASE("ids of more than 256 experts take two bytes each and come back as they were") {
-  TraceMeta meta;
-  meta.model = "wide";
-  meta.num_experts = 300;
-  meta.experts_per_token = 2;
-  meta.layer_ids = {0};
-  meta.phases = {"decode"};
+  const TraceMeta meta = test::trace_meta("wide", 300, 2, {0});
   const RoutingTrace written(meta, {"any"}, {{0, 2, 0, 0, false}}, {0, 299, 256, 1});
   const TemporaryFolder folder;
   write_trace(written, folder / "trace");

@@ -19,8 +19,7 @@ void OutputLengths::catch_up(std::span<const std::int32_t> finished) {
 
 // E[O] = sum over h >= 0 of P(O > h).
 double OutputLengths::mean() const {
-  return static_cast<double>(std::accumulate(longer_.begin(), longer_.end(), std::int64_t{0})) /
-         count();
+  return static_cast<double>(longer_beyond_.empty() ? 0 : longer_beyond_.front()) / count();
 }
 
 // sum over h >= 0 of P(output > age + h | output > age).

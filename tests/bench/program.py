@@ -1,8 +1,7 @@
 """What the whole program takes, as rows of the table that `bench` prints: program.py MOESIM, from the root of the tree."""
-import json, pathlib, re, resource, subprocess, sys, tempfile, time
+import json, os, pathlib, re, subprocess, sys, tempfile, time
 
 MOESIM = sys.argv[1]
-SCRATCH = pathlib.Path(tempfile.mkdtemp(prefix="moesim_bench_"))
 
 
 def row(figure, measured, goal, met):
@@ -11,14 +10,12 @@ def row(figure, measured, goal, met):
 
 def measure(*arguments):
     """Wall seconds, CPU seconds and the peak of memory in MB of one call."""
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = ("import resource, subprocess, sys; done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL);"
-            "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(done.returncode)")
-    done = subprocess.run([sys.executable, "-c", code, MOESIM, *map(str, arguments)], capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(map(str, arguments))}: {done.stderr}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.perf_counter() - began, after.ru_utime - before.ru_utime, int(done.stdout) / 1024
+    began = time.perf_counter()
+    process = subprocess.Popen([MOESIM, *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(map(str, arguments))}: exit {os.waitstatus_to_exitcode(status)}")
+    return time.perf_counter() - began, used.ru_utime, used.ru_maxrss / 1024
 
 
 def fastest(count, *arguments):
@@ -78,21 +75,26 @@ def fidelity():
 
 
 def two_threads():
+    with tempfile.TemporaryDirectory() as folder:
+        compare_threads(pathlib.Path(folder))
+
+
+def compare_threads(folder):
     replay = "configs/bench/replay_deepseek_v3.json"
     sweep = pathlib.Path("configs/bench/seeds.json")
     sweep.write_text(json.dumps({"base": "replay_deepseek_v3.json", "set": {"/workload/requests": 4096},
                                  "axes": {"/seed": list(range(1, 9))}}))
     try:
-        stores = {threads: SCRATCH / f"{threads}.sqlite" for threads in (1, 2)}
+        stores = {threads: folder / f"{threads}.sqlite" for threads in (1, 2)}
         took = {threads: measure("sweep", sweep, "-o", store, "--threads", threads)[0] for threads, store in stores.items()}
         tables = []
         for threads, store in stores.items():
-            measure("pareto", store, "--csv", SCRATCH / f"{threads}.csv")
-            tables.append((SCRATCH / f"{threads}.csv").read_bytes())
+            measure("pareto", store, "--csv", folder / f"{threads}.csv")
+            tables.append((folder / f"{threads}.csv").read_bytes())
     finally:
         sweep.unlink()
     row("sweep of 8 points, two threads over one", f"{took[1] / took[2]:.2f}", "1.7", took[1] / took[2] >= 1.7)
-    reports = {threads: SCRATCH / f"{threads}.json" for threads in (1, 2)}
+    reports = {threads: folder / f"{threads}.json" for threads in (1, 2)}
     took = {threads: fastest(3, "run", replay, "--set", "/workload/requests=65536", "--threads", threads, "-o", report)
             for threads, report in reports.items()}
     row("one exact run, two threads over one", f"{took[1] / took[2]:.2f}", "1.7", took[1] / took[2] >= 1.7)
