@@ -34,7 +34,7 @@ RouterContext router_context(const Experiment& e) {
 }
 
 Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instances,
-                   const RowSource& rows, std::vector<RequestRecord>& requests)
+                   const RowSource& rows, Requests& requests)
     : experiment_(experiment),
       instances_(std::move(instances)),
       rows_(rows),

@@ -19,7 +19,7 @@ class Frontend {
  public:
   /// Routers have state: each run makes its own. The instances outlive this.
   Frontend(const Experiment&, std::vector<Instance*> instances, const RowSource&,
-           std::vector<RequestRecord>& requests);
+           Requests& requests);
 
   /// Before anything changes at `now`: statistics that were due meanwhile are published as they
   /// stood.
@@ -50,7 +50,7 @@ class Frontend {
   const Experiment& experiment_;
   std::vector<Instance*> instances_;
   const RowSource& rows_;
-  std::vector<RequestRecord>& requests_;
+  Requests& requests_;
   std::unique_ptr<RequestRouter> router_;
   RouterNeeds needs_;
   std::deque<Waiting> waiting_;

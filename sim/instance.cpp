@@ -6,9 +6,8 @@
 
 namespace moesim {
 
-Instance::Instance(const Experiment& experiment, RowSource& rows,
-                   std::vector<RequestRecord>& requests, int number, StepSampler* sampler,
-                   const StepPrice* price)
+Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requests, int number,
+                   StepSampler* sampler, const StepPrice* price)
     : experiment_(experiment),
       sampler_(sampler),
       price_(price),

@@ -13,6 +13,7 @@
 #include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
+#include "sim/requests.hpp"
 #include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
 #include "sim/speculation.hpp"
@@ -20,48 +21,6 @@
 #include "sim/step_sampler.hpp"
 
 namespace moesim {
-
-/// How a request came to its rank. Zero where the router does not look.
-struct RoutingRecord {
-  double score = 0;       ///< what the router went by
-  double hit_share = 0;   ///< of the prompt, cached on the rank at that moment
-  double locality = 0;    ///< of the experts predicted, on the rank's GPUs
-  std::int64_t load = 0;  ///< KV tokens on the rank before it came
-};
-
-/// Where a request's prompt was computed, when that was in a pool of its own.
-struct PrefillRecord {
-  std::int32_t instance = -1, rank = -1;
-  RoutingRecord routing;
-  Duration kv_exposed{};  ///< from the first token until its KV cache had arrived
-};
-
-/// The life of one request. Times are those of the simulated clock.
-struct RequestRecord {
-  enum class State : std::uint8_t {
-    waiting,
-    running,
-    finished,
-    rejected,   ///< no rank can ever hold it
-    timed_out,  ///< its client gave up waiting
-    cancelled   ///< its client left for reasons of its own
-  } state = State::waiting;
-  bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
-  bool abandoned() const { return state == State::timed_out || state == State::cancelled; }
-  bool open() const { return state == State::waiting || state == State::running; }
-  std::int32_t prompt_tokens = 0, output_tokens = 0;
-  std::int32_t generated = 0;
-  std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
-  std::int32_t preemptions = 0;
-  std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
-  Time arrival{}, first_token{}, last_token{};
-  Time begun{};  ///< its prompt's first step
-  Time abandoned_at{};
-  Binding binding;
-  RoutingRecord routing;
-  std::shared_ptr<const PrefillRecord> prefill{};  ///< by another pool; of most there is none
-  std::shared_ptr<const PromptIds> prompt_ids{};
-};
 
 /// What the last step was, beside its cost.
 struct StepSummary {
@@ -94,7 +53,7 @@ class Instance {
  public:
   /// `number` is what observers and requests know it by. A sampler stands for the routing of the
   /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
-  Instance(const Experiment&, RowSource&, std::vector<RequestRecord>& requests, int number = 0,
+  Instance(const Experiment&, RowSource&, Requests& requests, int number = 0,
            StepSampler* sampler = nullptr, const StepPrice* price = nullptr);
   int number() const { return number_; }
 
@@ -191,7 +150,7 @@ class Instance {
   const StepPrice* price_;  // if the scheduler needs it
   std::int64_t changes_ = 0;
   RowSource& rows_;
-  std::vector<RequestRecord>& requests_;
+  Requests& requests_;
   int number_;
   StepModel model_;
   Speculation speculation_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -46,6 +47,7 @@ void Measurement::start_if_warm(Time now) {
   measuring_ = true;
   warm_up_ = std::exchange(running_, {});
   running_.begin = now;
+  running_.first_gap = running_.end_gap = oldest_open_gap_ = gaps_.size();
   before_drain_.reset();
 }
 
@@ -63,10 +65,22 @@ void Measurement::request_left(Time now) {
 void Measurement::no_more_arrivals(Time now) {
   running_.end = now;
   before_drain_ = running_;
+  oldest_open_gap_ = gaps_.size();
+}
+
+void Measurement::add_gap(Duration gap) {
+  constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+  const bool again = gaps_.size() > oldest_open_gap_ && gaps_.back().duration() == gap;
+  if (again && gaps_.back().count() < most) {
+    gaps_.back().repeat();
+  } else {
+    gaps_.emplace_back(gap, 1);
+    running_.end_gap = gaps_.size();
+  }
 }
 
 void Measurement::step_ended(const Instance& instance, const StepOutcome& outcome,
-                             const std::vector<RequestRecord>& requests,
+                             const Requests& requests,
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
   add_step(running_, instance, now);
@@ -91,13 +105,7 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
     ++running_.output_tokens;
     if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
     if (token.last) ++running_.completed;
-    if (token.first) continue;
-    const double gap = to_seconds(token.gap).count() * 1e3;
-    if (!running_.gaps.empty() && running_.gaps.back().value == gap) {
-      ++running_.gaps.back().count;
-    } else {
-      running_.gaps.push_back({gap, 1});
-    }
+    if (!token.first) add_gap(token.gap);
   }
   running_.end = now;
 }
@@ -233,6 +241,13 @@ Totals Measurement::finish(Time now, Window window) {
     }
   }
   return totals;
+}
+
+std::vector<Repeated> Measurement::take_gaps(const Totals& totals) {
+  const auto begin = gaps_.begin();
+  gaps_.erase(begin + std::ptrdiff_t(totals.end_gap), gaps_.end());
+  gaps_.erase(begin, begin + std::ptrdiff_t(totals.first_gap));
+  return std::move(gaps_);
 }
 
 }  // namespace moesim

@@ -91,8 +91,8 @@ struct Totals {
   ExpertMemoryTally expert_memory;
   SpeculationTally speculation;
   std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0, abandoned = 0;
-  std::vector<Weighted> gaps;         ///< between tokens of one request, ms
-  std::map<int, GroupTotals> groups;  ///< by Instance::number()
+  std::size_t first_gap = 0, end_gap = 0;  ///< of Measurement::take_gaps()
+  std::map<int, GroupTotals> groups;       ///< by Instance::number()
   double busy_seconds() const;
 };
 
@@ -111,7 +111,7 @@ class Measurement {
   void request_left(Time now);
   void no_more_arrivals(Time now);
   /// A step that ended at `now`.
-  void step_ended(const Instance&, const StepOutcome&, const std::vector<RequestRecord>&,
+  void step_ended(const Instance&, const StepOutcome&, const Requests&,
                   const std::array<RoutingCoverage, 2>& coverage, Time now);
   /// How often every trace row was replayed, by phase: [rows of that phase's trace].
   const std::vector<std::uint32_t>& row_uses(Phase phase) const {
@@ -129,10 +129,13 @@ class Measurement {
   Window window() const;
   /// That, for a run that ended at `now`.
   Totals finish(Time now, Window window);
+  /// Between tokens of one request: those within these totals. Once only, for they are moved out.
+  std::vector<Repeated> take_gaps(const Totals&);
 
  private:
   bool steady() const;
   void start_if_warm(Time now);
+  void add_gap(Duration gap);
   void add_step(Totals&, const Instance&, Time now) const;
   void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
                   std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
@@ -145,6 +148,8 @@ class Measurement {
   bool measuring_ = false;
   Totals running_, warm_up_;
   std::optional<Totals> before_drain_;
+  std::vector<Repeated> gaps_;       // of the whole run; equal ones in a row are one
+  std::size_t oldest_open_gap_ = 0;  // those before are in totals that have ended
   OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;
 };

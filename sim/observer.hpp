@@ -18,4 +18,18 @@ class RunObserver {
   virtual void request_left(std::uint32_t /*id*/, const RequestRecord&) {}
 };
 
+/// Keeps the record of every request, which a run itself does not.
+class RequestLog : public RunObserver {
+ public:
+  void request_left(std::uint32_t id, const RequestRecord& request) override {
+    if (id >= requests_.size()) requests_.resize(id + std::size_t{1});
+    requests_[id] = request;
+  }
+  /// [id], in order of arrival: as each was when it left.
+  const std::vector<RequestRecord>& requests() const { return requests_; }
+
+ private:
+  std::vector<RequestRecord> requests_;
+};
+
 }  // namespace moesim

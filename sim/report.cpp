@@ -35,17 +35,18 @@ void add_summary(OrderedJson& metrics, const std::string& name, const Summary& s
 }
 
 struct Latency {
-  double ttft, tpot, e2el;  // ms; tpot is 0 for requests with one output token
-  bool has_tpot;
+  double ttft;  // ms, as are the others
+  std::optional<double> tpot;
+  double e2el;
 };
 
 // TTFT = first token - arrival; TPOT = (e2el - ttft)/(output - 1) for outputs of two tokens and
 // more.
-Latency latency_of(const RequestRecord& request) {
+Latency latency_of(const RequestLife& request) {
   const double ttft = ms(request.first_token - request.arrival);
   const double e2el = ms(request.last_token - request.arrival);
-  const bool has_tpot = request.output_tokens > 1;
-  return {ttft, has_tpot ? (e2el - ttft) / (request.output_tokens - 1) : 0, e2el, has_tpot};
+  if (request.output_tokens < 2) return {ttft, std::nullopt, e2el};
+  return {ttft, (e2el - ttft) / (request.output_tokens - 1), e2el};
 }
 
 // Which objectives a request met; those that nobody set, it met.
@@ -58,13 +59,13 @@ Met objectives_met(const Latency& latency, const Slo& slo) {
   const auto within = [](double value, const std::optional<Seconds>& limit) {
     return !limit || value <= limit->count() * 1e3;
   };
-  return {within(latency.ttft, slo.ttft), within(latency.tpot, slo.tpot),
+  return {within(latency.ttft, slo.ttft), within(latency.tpot.value_or(0), slo.tpot),
           within(latency.e2el, slo.e2el)};
 }
 
 // Requests of the whole run, and of those that arrived while it was measured.
 struct RequestCounts {
-  using State = RequestRecord::State;
+  using State = RequestLife::State;
   std::array<std::int64_t, 6> all{}, measured{};  // by state
   std::int64_t arrived = 0;                       // while measured
   std::int64_t ttft = 0, tpot = 0, e2el = 0, good = 0;
@@ -88,7 +89,6 @@ void add_attainment(OrderedJson& metrics, const RequestCounts& counts, const Slo
 struct Sums {
   std::int64_t output_tokens = 0, prompt_tokens = 0, completed = 0;
   double computed = 0, hbm_bytes = 0;
-  std::vector<Weighted> gaps;
 };
 
 Sums sum(std::span<const Totals> pools) {
@@ -100,21 +100,22 @@ Sums sum(std::span<const Totals> pools) {
     for (const StepTotals& kind : totals.by_kind)
       all.computed += kind.prefill_tokens + kind.decode_tokens;
     all.hbm_bytes += totals.hbm_bytes;
-    all.gaps.insert(all.gaps.end(), totals.gaps.begin(), totals.gaps.end());
   }
   return all;
 }
 
 OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
-                       const std::vector<RequestRecord>& requests) {
-  using State = RequestRecord::State;
+                       std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
+  using State = RequestLife::State;
   const Time begin = pools.front().begin, end = pools.front().end;  // all are measured alike
-  Sums totals = sum(pools);
-  std::vector<double> ttft, tpot, e2el;
+  const Sums totals = sum(pools);
+  const auto measured = [&](const RequestLife& request) {
+    return request.arrival >= begin && request.arrival <= end;
+  };
   RequestCounts counts;
-  for (const RequestRecord& request : requests) {
+  for (const RequestLife& request : requests) {
     ++counts.all[std::size_t(request.state)];
-    if (request.arrival < begin || request.arrival > end) continue;
+    if (!measured(request)) continue;
     ++counts.arrived;
     ++counts.measured[std::size_t(request.state)];
     // One that was rejected or timed out misses every objective and has no latency.
@@ -125,16 +126,25 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
     counts.tpot += met.tpot ? 1 : 0;
     counts.e2el += met.e2el ? 1 : 0;
     counts.good += met.all() ? 1 : 0;
-    ttft.push_back(latency.ttft);
-    e2el.push_back(latency.e2el);
-    if (latency.has_tpot) tpot.push_back(latency.tpot);
   }
+  // One after the other, gaps first: of a long run each takes much memory.
+  const Summary itl_summary = summarize(std::move(gaps));
+  const auto summary_of = [&](const auto wanted) {
+    std::vector<double> samples;
+    samples.reserve(std::size_t(counts.share_of(State::finished)));
+    for (const RequestLife& request : requests) {
+      if (!measured(request) || request.state != State::finished) continue;
+      const Latency latency = latency_of(request);
+      if (const std::optional<double> value = latency.*wanted) samples.push_back(*value);
+    }
+    return summarize(std::move(samples));
+  };
   const double seconds = to_seconds(end - begin).count();
   const double gpus = gpus_of(e);
   const double output = ratio(double(totals.output_tokens), seconds);
   const double prompt = ratio(double(totals.prompt_tokens), seconds);
   const double request_rate = ratio(double(totals.completed), seconds);
-  const Summary tpot_summary = summarize(std::move(tpot));
+  const Summary tpot_summary = summary_of(&Latency::tpot);
 
   OrderedJson metrics;
   metrics["completed"] = counts.of(State::finished);
@@ -159,10 +169,10 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
   add_attainment(metrics, counts, e.slo);
   metrics["output_throughput"] = output;
   metrics["total_token_throughput"] = output + prompt;
-  add_summary(metrics, "ttft", summarize(std::move(ttft)));
+  add_summary(metrics, "ttft", summary_of(&Latency::ttft));
   add_summary(metrics, "tpot", tpot_summary);
-  add_summary(metrics, "itl", summarize(std::move(totals.gaps)));
-  add_summary(metrics, "e2el", summarize(std::move(e2el)));
+  add_summary(metrics, "itl", itl_summary);
+  add_summary(metrics, "e2el", summary_of(&Latency::e2el));
   metrics["tokens_per_s_per_gpu"] = output / gpus;
   metrics["tokens_per_s_per_user"] =
       tpot_summary.count == 0 ? OrderedJson() : OrderedJson(ratio(1000, tpot_summary.p50));
@@ -569,15 +579,20 @@ bool all_numbers_finite(const OrderedJson& document) {
 }
 
 Report write_report(const Experiment& e, std::span<const PoolRun> pools,
-                    const KvTransferTally& transfers, std::vector<RequestRecord> requests,
-                    Time now) {
+                    const KvTransferTally& transfers, const Requests& requests, Time now) {
   const Measurement::Window window = pools.back().measurement.window();
   std::vector<Totals> totals;
-  for (const PoolRun& pool : pools) totals.push_back(pool.measurement.finish(now, window));
+  std::vector<Repeated> gaps;
+  for (const PoolRun& pool : pools) {
+    const Totals& of_pool = totals.emplace_back(pool.measurement.finish(now, window));
+    std::vector<Repeated> more = pool.measurement.take_gaps(of_pool);
+    if (gaps.empty()) std::swap(gaps, more);
+    gaps.insert(gaps.end(), more.begin(), more.end());
+  }
   Report report;
   OrderedJson& document = report.document;
   document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
-  document["metrics"] = metrics_of(e, totals, requests);
+  document["metrics"] = metrics_of(e, totals, std::move(gaps), requests.lives());
   add_sections(document, pools.back(), totals.back(), now);
   if (e.pools) {
     OrderedJson& prefill = document["pools"]["prefill"];
@@ -595,8 +610,7 @@ Report write_report(const Experiment& e, std::span<const PoolRun> pools,
     report.work.routed_ids += pool.measurement.routed_ids();
   }
   check(all_numbers_finite(document), "a report holds a number that is none");
-  for (const RequestRecord& request : requests) report.work.generated_tokens += request.generated;
-  report.requests = std::move(requests);
+  report.work.generated_tokens = requests.generated_tokens();
   return report;
 }
 

@@ -18,7 +18,6 @@ struct SimulatorWork {
 /// The outcome of a run.
 struct Report {
   OrderedJson document;  ///< the report file: keys are contracts, see README
-  std::vector<RequestRecord> requests;
   SimulatorWork work;
 };
 
@@ -44,6 +43,6 @@ bool all_numbers_finite(const OrderedJson&);
 /// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
 /// Throws std::logic_error if a number in it is not finite.
 Report write_report(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
-                    std::vector<RequestRecord> requests, Time now);
+                    const Requests&, Time now);
 
 }  // namespace moesim

@@ -16,14 +16,13 @@ namespace moesim {
 namespace {
 
 constexpr std::uint32_t finished_between_progress = 64;
-constexpr std::int64_t most_reserved = 1 << 22;
 constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
 
 struct Pool;
 
 // One EP group and its clock.
 struct Group {
-  Group(Pool& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int number);
+  Group(Pool& of_pool, RowSource& rows, Requests& requests, int number);
 
   Pool& pool;
   Instance instance;
@@ -35,7 +34,7 @@ struct Group {
 
 // EP groups alike behind one router.
 struct Pool {
-  Pool(const Experiment& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int first)
+  Pool(const Experiment& of_pool, RowSource& rows, Requests& requests, int first)
       : experiment(of_pool),
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
@@ -44,8 +43,7 @@ struct Pool {
         frontend(of_pool, instances(), rows, requests),
         measurement(of_pool, groups.front()->instance.total_blocks()) {}
 
-  std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows,
-                                                  std::vector<RequestRecord>& requests, int first) {
+  std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
     for (int i = 0; i < experiment.instances; ++i) {
       made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
@@ -70,7 +68,7 @@ struct Pool {
   Measurement measurement;
 };
 
-Group::Group(Pool& of_pool, RowSource& rows, std::vector<RequestRecord>& requests, int number)
+Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
     : pool(of_pool),
       instance(of_pool.experiment, rows, requests, number, of_pool.sampler.get(),
                of_pool.price ? &*of_pool.price : nullptr) {}
@@ -85,6 +83,7 @@ class Simulation {
         progress_(progress),
         observers_(observers),
         source_(experiment.workload.make(experiment.seed, experiment.ranks())),
+        requests_(experiment.workload.requests),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
               experiment.binding),
         patience_rng_(experiment.seed, "workload/patience") {
@@ -93,8 +92,6 @@ class Simulation {
   }
 
   Report run() {
-    requests_.reserve(
-        static_cast<std::size_t>(std::min(experiment_.workload.requests, most_reserved)));
     for (const Group* group : groups_) {
       const std::vector<Outage>& outages = outages_of(*group);
       const int first = group->pool.groups.front()->instance.number();
@@ -115,7 +112,7 @@ class Simulation {
     for (const Group* group : groups_) {
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
-    return write_report(experiment_, runs, transfers_, std::move(requests_), ended_);
+    return write_report(experiment_, runs, transfers_, requests_, ended_);
   }
 
  private:
@@ -152,13 +149,13 @@ class Simulation {
     arrival_pending_ = false;
     ended_ = queue_.now();
     const auto id = static_cast<std::uint32_t>(requests_.size());
-    RequestRecord& request = requests_.emplace_back();
+    RequestRecord& request = requests_.add();
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
     request.prompt_ids = due_->request.prompt_ids;
     request.arrival = queue_.now();
     request.binding = rows_.bind();
-    const bool last = std::ssize(requests_) == experiment_.workload.requests;
+    const bool last = requests_.size() == experiment_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
       if (last) pool->measurement.no_more_arrivals(queue_.now());
@@ -193,6 +190,7 @@ class Simulation {
 
   void handle(const ClientLeaves& client) {
     using Because = ClientLeaves::Because;
+    if (!requests_.has(client.request)) return;
     RequestRecord& request = requests_[client.request];
     const bool served = client.because == Because::no_first_token && request.generated > 0;
     if (!request.open() || served) return;
@@ -281,7 +279,7 @@ class Simulation {
   }
 
   // Nothing has work or will have.
-  bool finished() const { return !arrival_pending_ && left_ == std::ssize(requests_); }
+  bool finished() const { return !arrival_pending_ && left_ == requests_.size(); }
 
   // Whoever lost its rank arrives anew at another one, with all its tokens as a prompt.
   void handle(const OutageBegins& begins) {
@@ -367,6 +365,7 @@ class Simulation {
     source_->completed(queue_.now());
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
+    requests_.left(id);
     if (++left_ % finished_between_progress == 0 && progress_) {
       progress_(left_, experiment_.workload.requests);
     }
@@ -377,7 +376,7 @@ class Simulation {
   std::span<RunObserver* const> observers_;
   EventQueue queue_;
   std::unique_ptr<RequestSource> source_;
-  std::vector<RequestRecord> requests_;
+  Requests requests_;
   RowSource rows_;
   std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
   std::vector<Group*> groups_;                // by Instance::number()

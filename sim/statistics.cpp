@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 namespace moesim {
 
@@ -31,59 +32,63 @@ std::int64_t floor_of(std::size_t bucket) {
                                    << (exponent - split_bits));
 }
 
-// The value at `index` of the samples written out one by one; `ends` are the cumulative counts.
-double value_at(const std::vector<Weighted>& samples, const std::vector<std::int64_t>& ends,
-                std::int64_t index) {
-  const auto found = std::upper_bound(ends.begin(), ends.end(), index);
-  return samples[static_cast<std::size_t>(found - ends.begin())].value;
+double value_of(double sample) { return sample; }
+double value_of(const Repeated& sample) { return to_seconds(sample.duration()).count() * 1e3; }
+std::int64_t count_of(double /*sample*/) { return 1; }
+std::int64_t count_of(const Repeated& sample) { return sample.count(); }
+
+// The value at `index` of sorted samples written out one by one.
+double value_at(std::span<const double> samples, std::int64_t index) {
+  return samples[static_cast<std::size_t>(index)];
+}
+double value_at(std::span<const Repeated> samples, std::int64_t index) {
+  auto sample = samples.begin();
+  while (index >= sample->count()) index -= (sample++)->count();
+  return value_of(*sample);
 }
 
-}  // namespace
-
-Summary summarize(std::vector<double> samples) {
-  std::vector<Weighted> weighted;
-  weighted.reserve(samples.size());
-  for (const double value : samples) weighted.push_back({value, 1});
-  return summarize(std::move(weighted));
-}
-
-Summary summarize(std::vector<Weighted> samples) {
-  std::erase_if(samples, [](const Weighted& sample) { return sample.count == 0; });
+template <class Sample>
+Summary summary_of(std::vector<Sample> samples) {
   Summary summary;
   if (samples.empty()) return summary;
   std::sort(samples.begin(), samples.end(),
-            [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
-  std::vector<std::int64_t> ends;
+            [](const Sample& a, const Sample& b) { return value_of(a) < value_of(b); });
   std::int64_t count = 0;
   double sum = 0;
-  for (const Weighted& sample : samples) {
-    ends.push_back(count += sample.count);
-    sum += sample.value * static_cast<double>(sample.count);
+  for (const Sample& sample : samples) {
+    count += count_of(sample);
+    sum += value_of(sample) * static_cast<double>(count_of(sample));
   }
   const auto n = static_cast<double>(count);
   summary.count = static_cast<std::size_t>(count);
   summary.mean = sum / n;
   double squares = 0;
-  for (const Weighted& sample : samples) {
-    const double deviation = sample.value - summary.mean;
-    squares += deviation * deviation * static_cast<double>(sample.count);
+  for (const Sample& sample : samples) {
+    const double deviation = value_of(sample) - summary.mean;
+    squares += deviation * deviation * static_cast<double>(count_of(sample));
   }
   summary.std = std::sqrt(squares / n);
   const auto percentile = [&](double q) {
     const double place = q * (n - 1);
     const auto below = static_cast<std::int64_t>(place);
-    const double low = value_at(samples, ends, below);
-    const double high = value_at(samples, ends, std::min(below + 1, count - 1));
+    const double low = value_at(samples, below);
+    const double high = value_at(samples, std::min(below + 1, count - 1));
     return low + (high - low) * (place - static_cast<double>(below));
   };
-  summary.min = samples.front().value;
+  summary.min = value_of(samples.front());
   summary.p50 = percentile(.50);
   summary.p90 = percentile(.90);
   summary.p95 = percentile(.95);
   summary.p99 = percentile(.99);
-  summary.max = samples.back().value;
+  summary.max = value_of(samples.back());
   return summary;
 }
+
+}  // namespace
+
+Summary summarize(std::vector<double> samples) { return summary_of(std::move(samples)); }
+
+Summary summarize(std::vector<Repeated> samples) { return summary_of(std::move(samples)); }
 
 void CountHistogram::add(std::int64_t value, std::int64_t times) {
   const std::size_t bucket = bucket_of(value);

@@ -60,8 +60,8 @@ TEST_CASE("replicas of the whole model keep their own clocks, and none waits for
            {"requests", 20 * replicas}}}});
     json["workload"]["arrivals"].erase("concurrency");
     TraceLibrary traces;
-    const Report report =
-        run(load_experiment(ConfigNode(json, test::source_dir() / "tests/barrier.json"), traces));
+    const test::Served report = test::serve(
+        load_experiment(ConfigNode(json, test::source_dir() / "tests/barrier.json"), traces));
     CHECK(report.document["breakdown"]["barrier_idle_share"] == 0);
     std::vector<double> first;
     for (const RequestRecord& r : report.requests) {

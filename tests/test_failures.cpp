@@ -62,10 +62,10 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {
   const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
-  std::vector<RequestRecord> requests;
+  Requests requests;
   Instance instance(e, rows, requests);
   for (std::uint32_t id = 0; id < 16; ++id) {
-    RequestRecord& r = requests.emplace_back();
+    RequestRecord& r = requests.add();
     r.prompt_tokens = 10;
     r.output_tokens = 5;
     r.binding = rows.bind();
@@ -85,7 +85,7 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
   CHECK(stopped.requests == std::vector<std::uint32_t>{2, 6, 10, 14});
   CHECK(instance.outages().front().tokens_lost == 4 * 10);
   CHECK(instance.outages().front().step_lost.count() > 0);
-  for (const RequestRecord& r : requests) CHECK(r.generated == 1);
+  for (std::uint32_t id = 0; id < 16; ++id) CHECK(requests[id].generated == 1);
   std::vector<RankLoad> loads;
   instance.loads(false, loads);
   CHECK(loads.size() == 3);
@@ -102,9 +102,9 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
     }
     instance.end_step(now);
   }
-  for (const RequestRecord& r : requests) {
-    CHECK(r.state == RequestRecord::State::finished);
-    CHECK(r.generated == 5);
+  for (std::uint32_t id = 0; id < 16; ++id) {
+    CHECK(requests[id].state == RequestRecord::State::finished);
+    CHECK(requests[id].generated == 5);
   }
   CHECK(instance.used_blocks() == 0);
 }
@@ -116,7 +116,7 @@ TEST_CASE(
   for (const Json& failures :
        {Json(events), Json{{"events", events}, {"placement", "eplb"}, {"detection", "2 ms"}}}) {
     CAPTURE(failures.dump());
-    const Report report = run(load(failures));
+    const test::Served report = test::serve(load(failures));
     CHECK(report.document["metrics"]["completed"] == 120);
     for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
     const OrderedJson& out = report.document["failures"];

@@ -33,7 +33,7 @@ OrderedJson without_context(OrderedJson report) {
   return report;
 }
 
-void check_all_finished(const Report& report) {
+void check_all_finished(const test::Served& report) {
   for (const RequestRecord& r : report.requests) {
     REQUIRE(r.state == RequestRecord::State::finished);
     REQUIRE(r.generated == r.output_tokens);
@@ -66,7 +66,7 @@ TEST_CASE("two instances in turns do what each of them would do with every other
   const Json half = {
       {"workload",
        {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 48}}}, {"requests", 240}}}};
-  const Report two = run(load(fleet(2, half)));
+  const test::Served two = test::serve(load(fleet(2, half)));
   check_all_finished(two);
   std::array<int, 2> requests{};
   for (const RequestRecord& r : two.requests) ++requests.at(static_cast<std::size_t>(r.instance));
@@ -97,11 +97,11 @@ TEST_CASE("an instance waits for nobody: a group with one request steps alone") 
                  {{"arrivals", {{"type", "closed_loop"}, {"concurrency", n}}}, {"requests", n}}}};
   };
   // Round robin over ranks puts the first four requests on the first group.
-  const Report eight = run(load(fleet(2, requests(8))));
+  const test::Served eight = test::serve(load(fleet(2, requests(8))));
   std::set<std::pair<int, int>> ranks;
   for (const RequestRecord& r : eight.requests) ranks.emplace(r.instance, r.rank);
   CHECK(ranks.size() == 8);
-  const Report four = run(load(fleet(2, requests(4))));
+  const test::Served four = test::serve(load(fleet(2, requests(4))));
   for (const RequestRecord& r : four.requests) CHECK(r.instance == 0);
   CHECK(four.document["instances"][1]["steps"] == 0);
   CHECK(four.document["instances"][0]["steps"] == 30);
@@ -118,7 +118,7 @@ TEST_CASE("no request is lost under any router, with cramped caches, failures an
                                   {"failures", events},
                                   {"kv_cache", {{"prefix_caching", true}}}}));
     e.memory.kv_blocks = 8;  // 128 tokens: two requests of 49 and a bit
-    const Report report = run(e);
+    const test::Served report = test::serve(e);
     REQUIRE(report.document["metrics"]["completed"] == 120);
     check_all_finished(report);
     const OrderedJson& failures = report.document["failures"];
@@ -214,7 +214,7 @@ TEST_CASE("arrivals far beyond capacity end with the last request") {
        {{"arrivals", {{"type", "poisson"}, {"rate", "1000000 /s"}}}, {"requests", 200}}}};
   Json json = fleet(2, flood);
   json["workload"]["arrivals"].erase("concurrency");
-  const Report report = run(load(json));
+  const test::Served report = test::serve(load(json));
   check_all_finished(report);
   CHECK(report.document["metrics"]["completed"] == 200);
 }

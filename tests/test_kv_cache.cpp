@@ -8,6 +8,7 @@
 #include "sim/kv_cache.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
 
@@ -177,10 +178,10 @@ Json mooncake(const Json& changes) {
   return json;
 }
 
-Report run_mooncake(const Json& changes) {
+test::Served run_mooncake(const Json& changes) {
   TraceLibrary traces;
   const auto file = test::source_dir() / "configs/inline.json";
-  return run(load_experiment(ConfigNode(mooncake(changes), file), traces));
+  return test::serve(load_experiment(ConfigNode(mooncake(changes), file), traces));
 }
 
 double hit_rate(const Report& report) {
@@ -213,12 +214,12 @@ TEST_CASE("the hits on Mooncake's conversations stay below those of a cache with
     seen.insert(ids.begin(), ids.end());
   }
   CHECK_THAT(hit_blocks / blocks, WithinAbs(0.3664, 5e-5));
-  const Report report = run_mooncake(Json::object());
+  const test::Served report = run_mooncake(Json::object());
   CHECK(hit_rate(report) > 0);
   CHECK(hit_rate(report) <= hit_tokens / tokens);
   // One rank holds every prefix, so it comes closer than eight that each hold their own.
   const Json one_rank{{"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 8}}}};
-  const Report one = run_mooncake(one_rank);
+  const test::Served one = run_mooncake(one_rank);
   CHECK(hit_rate(one) > hit_rate(report));
   CHECK(hit_rate(one) <= hit_tokens / tokens);
   for (const RequestRecord& r : one.requests) {
@@ -244,7 +245,7 @@ TEST_CASE("sequences that share a prefix survive a cache too small for all of th
     longest = std::max<std::int64_t>(longest, request.prompt_tokens + request.output_tokens);
   }
   e.memory.kv_blocks = e.kv_layout.blocks_for(longest);
-  const Report report = run(e);
+  const test::Served report = test::serve(e);
   CHECK(report.document.at("/kv/preemptions"_json_pointer) > 0);
   CHECK(hit_rate(report) > 0);
   for (const RequestRecord& r : report.requests) {

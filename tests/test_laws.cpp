@@ -125,7 +125,7 @@ TEST_CASE("every request ends in exactly one state and none is lost") {
     CAPTURE(seed);
     // 24 blocks hold 384 tokens: the longest request (380) fits, little else beside it.
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
-    const Report report = run(e);
+    const test::Served report = test::serve(e);
     REQUIRE(std::ssize(report.requests) == e.workload.requests);
     for (const RequestRecord& r : report.requests) {
       REQUIRE(r.state == RequestRecord::State::finished);
@@ -138,7 +138,7 @@ TEST_CASE("every request ends in exactly one state and none is lost") {
 
 TEST_CASE("a request larger than the KV cache is rejected, counted, and holds up nobody") {
   const Experiment e = cramped(3, 4);  // 64 tokens
-  const Report report = run(e);
+  const test::Served report = test::serve(e);
   std::int64_t rejected = 0;
   for (const RequestRecord& r : report.requests) {
     const bool fits = r.prompt_tokens + r.output_tokens - 1 <= 64;
@@ -154,11 +154,11 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
     CAPTURE(seed);
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
     RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
-    std::vector<RequestRecord> requests;
+    Requests requests;
     Instance instance(e, rows, requests);
     Rng rng(seed, "test/submit");
     for (std::uint32_t id = 0; id < 30; ++id) {
-      RequestRecord& r = requests.emplace_back();
+      RequestRecord& r = requests.add();
       r.prompt_tokens = 1 + static_cast<std::int32_t>(rng.below(200));
       r.output_tokens = 1 + static_cast<std::int32_t>(rng.below(40));
       r.binding = rows.bind();

@@ -14,7 +14,7 @@ using State = RequestRecord::State;
 using test::load_tiny;
 using test::WithinAbs;
 
-std::int64_t in_state(const Report& report, State state) {
+std::int64_t in_state(const test::Served& report, State state) {
   return std::count_if(report.requests.begin(), report.requests.end(),
                        [&](const RequestRecord& r) { return r.state == state; });
 }
@@ -44,7 +44,7 @@ TEST_CASE("every client that arrives finishes, is rejected, times out or cancels
     CAPTURE(seed);
     Experiment e = load_tiny(hurried(seed));
     if (seed % 3 == 0) e.memory.kv_blocks = 8;  // of 16 tokens: two requests of 49 fit at once
-    const Report report = run(e);
+    const test::Served report = test::serve(e);
     REQUIRE(std::ssize(report.requests) == 120);
     const auto of = [&](State state) { return in_state(report, state); };
     REQUIRE(of(State::finished) + of(State::timed_out) + of(State::cancelled) == 120);
@@ -74,10 +74,10 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
     Experiment e = load_tiny({{"kv_cache", {{"prefix_caching", caching}}}});
     e.memory.kv_blocks = 12;
     RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
-    std::vector<RequestRecord> requests;
+    Requests requests;
     Instance instance(e, rows, requests);
     for (std::uint32_t id = 0; id < 24; ++id) {
-      RequestRecord& r = requests.emplace_back();
+      RequestRecord& r = requests.add();
       r.prompt_tokens = 20;
       r.output_tokens = 30;
       r.binding = rows.bind();
@@ -102,7 +102,9 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
       REQUIRE(instance.used_blocks() <= instance.total_blocks());
     }
     CHECK(instance.used_blocks() == 0);
-    CHECK(std::any_of(requests.begin(), requests.end(), [](auto& r) { return r.abandoned(); }));
+    std::int64_t abandoned = 0;
+    for (std::uint32_t id = 0; id < 24; ++id) abandoned += requests[id].abandoned() ? 1 : 0;
+    CHECK(abandoned > 0);
     std::vector<RankLoad> loads;
     instance.loads(true, loads);
     for (const RankLoad& load : loads) {
@@ -134,14 +136,15 @@ TEST_CASE("clients with more patience than they need change nothing") {
 TEST_CASE("a time-out for the first token spares those who have it") {
   // All 24 clients of the closed loop are seated at once: the first token comes after a few steps,
   // the last after 30 more.
-  const Report calm = run(load_tiny(Json::object()));
+  const test::Served calm = test::serve(load_tiny(Json::object()));
   double slowest = 0;
   for (const RequestRecord& r : calm.requests)
     slowest = std::max(slowest, seconds(r.first_token - r.arrival));
   const std::string limit = fmt::format("{} s", slowest * 1.0001);
-  const Report report = run(load_tiny({{"workload", {{"ttft_timeout", limit}}}}));
+  const test::Served report = test::serve(load_tiny({{"workload", {{"ttft_timeout", limit}}}}));
   CHECK(in_state(report, State::finished) == 120);
-  CHECK(in_state(run(load_tiny({{"workload", {{"timeout", limit}}}})), State::timed_out) == 120);
+  CHECK(in_state(test::serve(load_tiny({{"workload", {{"timeout", limit}}}})), State::timed_out) ==
+        120);
 }
 
 TEST_CASE("who times out misses every objective, who cancels counts for none") {
@@ -167,7 +170,7 @@ TEST_CASE("clients leave while their rank is down, and none is lost") {
   Json json = hurried(4);
   json["failures"] = Json::array({{{"gpu", 1}, {"at", "1 ms"}, {"recovers_after", "4 ms"}}});
   json["scheduling"]["type"] = "chunked_prefill";
-  const Report report = run(load_tiny(json));
+  const test::Served report = test::serve(load_tiny(json));
   CHECK(in_state(report, State::finished) + in_state(report, State::timed_out) +
             in_state(report, State::cancelled) ==
         120);

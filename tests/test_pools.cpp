@@ -45,7 +45,7 @@ TEST_CASE("prompts are computed in one pool and tokens decoded in the other") {
   // All requests at once: none arrives later, so that the whole run is measured.
   Json json = apart();
   json["workload"]["arrivals"]["concurrency"] = 120;
-  const Report report = run(load(json));
+  const test::Served report = test::serve(load(json));
   const OrderedJson& document = report.document;
   CHECK(document["metrics"]["completed"] == 120);
   const OrderedJson& pools = document["pools"];
@@ -95,11 +95,11 @@ TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
     // 3 layers of K and V, 4 heads of 64, bf16; 20 tokens are two blocks of 16.
     CHECK_THAT(cost.bytes.value(), WithinRel(3 * 2 * 4 * 64 * 2 * 32.0, 1e-12));
     CHECK(cost.last_layer < cost.all);
-    const Report serial = run(e);
+    const test::Served serial = test::serve(e);
     CHECK_THAT(to_seconds(serial.requests[0].prefill->kv_exposed).count(),
                WithinRel(cost.all.count(), 1e-6));
     // The prompt's step is long enough to hide all layers but the last.
-    const Report overlapped = run(load(lone(true, level)));
+    const test::Served overlapped = test::serve(load(lone(true, level)));
     const Seconds step =
         to_seconds(overlapped.requests[0].first_token - overlapped.requests[0].arrival);
     const double exposed = std::max(cost.last_layer.count(), (cost.all - step).count());
@@ -123,7 +123,7 @@ TEST_CASE("KV caches leave one after the other over the link of their rank") {
   json["workload"]["requests"] = 4;
   const Experiment e = load(json);
   const double one = kv_transfer(*e.pools, 16).all.count();
-  const Report report = run(e);
+  const test::Served report = test::serve(e);
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK_THAT(to_seconds(report.requests[i].prefill->kv_exposed).count(),
                WithinRel(one * double(i + 1), 1e-6));
@@ -157,7 +157,7 @@ TEST_CASE("ranks and whole groups of either pool may fail") {
         json["pools"]["decode"]["scheduling"] = {
             {"type", scheduler}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
         json["pools"][pool].merge_patch(outages(whole ? group : rank, whole ? 2 : 1));
-        const Report report = run(load(json));
+        const test::Served report = test::serve(load(json));
         CHECK(report.document["metrics"]["completed"] == 120);
         for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
       }
@@ -173,13 +173,13 @@ TEST_CASE("a prompt whose rank stops while its KV cache is on the way is compute
   const auto recomputed = [](const Report& report) {
     return report.document["pools"]["decode"]["instances"][0]["prefill_tokens"].get<double>();
   };
-  const Report whole = run(load(json));
+  const test::Served whole = test::serve(load(json));
   const RequestRecord& request = whole.requests[0];
   CHECK(recomputed(whole) == 0);
   const auto halfway = to_seconds(request.first_token - Time{} + request.prefill->kv_exposed / 2);
   json["pools"]["prefill"]["failures"] =
       Json::array({{{"gpu", request.prefill->rank}, {"at", fmt::format("{} s", halfway.count())}}});
-  const Report broken = run(load(json));
+  const test::Served broken = test::serve(load(json));
   // 20 tokens of the prompt and the one that the prefill pool had emitted.
   CHECK(recomputed(broken) == 21);
   CHECK(broken.requests[0].generated == 30);
@@ -200,7 +200,7 @@ TEST_CASE("a prompt that either pool can never hold is rejected and holds up nob
 TEST_CASE("requests of one output token never see the decode pool") {
   Json json = apart();
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 20}, {"output", 1}};
-  const Report report = run(load(json));
+  const test::Served report = test::serve(load(json));
   CHECK(report.document["metrics"]["completed"] == 120);
   CHECK(report.document["pools"]["kv_transfer"]["transfers"] == 0);
   for (const RequestRecord& r : report.requests) CHECK(r.instance == 0);

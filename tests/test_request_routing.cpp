@@ -831,10 +831,10 @@ Json quick(const Json& changes) {
   return json;
 }
 
-Report run_quick(const Json& changes) {
+test::Served run_quick(const Json& changes) {
   static TraceLibrary traces;  // one gating serves all tests
-  return run(load_experiment(ConfigNode(quick(changes), test::source_dir() / "configs/inline.json"),
-                             traces));
+  return test::serve(load_experiment(
+      ConfigNode(quick(changes), test::source_dir() / "configs/inline.json"), traces));
 }
 
 TEST_CASE("in the simulator br0 gives the bytes of least_kv") {
@@ -850,7 +850,7 @@ TEST_CASE("in the simulator br0 gives the bytes of least_kv") {
 TEST_CASE("to know topics changes where requests go, unless all have the same one") {
   const auto routed = [](bool topics, const Json& tags) {
     std::vector<std::int32_t> ranks;
-    const Report report = run_quick(
+    const test::Served report = run_quick(
         {{"request_routing", {{"type", "joint"}, {"expert", 1000}, {"topics", topics}}},
          {"workload",
           {{"gating", {{"workloads", tags}}}, {"arrivals", {{"concurrency_per_rank", 2}}}}}});
@@ -864,7 +864,7 @@ TEST_CASE("to know topics changes where requests go, unless all have the same on
 
 TEST_CASE("with statistics never published anew vllm counts only what it routed itself") {
   // An interval beyond the run: the counts stay 0, each request adds 4: ranks in turn.
-  const Report report = run_quick(
+  const test::Served report = run_quick(
       {{"request_routing", {{"type", "vllm"}, {"interval", "1000 s"}}},
        {"workload",
         {{"requests", 20}, {"arrivals", {{"type", "closed_loop"}, {"concurrency_per_rank", 1}}}}}});
@@ -877,7 +877,7 @@ TEST_CASE("no request is lost when a rank fails and comes back, whoever routes, 
   for (const std::string& name : all_routers()) {
     CAPTURE(name);
     caching = !caching;
-    const Report report =
+    const test::Served report =
         run_quick({{"request_routing", Json::parse(name)},
                    {"workload", {{"requests", 16}, {"arrivals", {{"concurrency_per_rank", 2}}}}},
                    {"kv_cache", {{"prefix_caching", caching}}},
@@ -897,7 +897,7 @@ TEST_CASE("one rank gives the same steps whoever routes, pools included") {
   for (const char* name : {"least_kv", "vllm", "overflow", "joint"}) {
     Json changes = one;
     changes["request_routing"] = name;
-    const Report report = run_quick(changes);
+    const test::Served report = run_quick(changes);
     const std::string steps = report.document["metrics"].dump() + report.document["steps"].dump();
     if (first.empty()) first = steps;
     CHECK(steps == first);
@@ -932,8 +932,7 @@ TEST_CASE("work is conserved: no group stands idle while a request of its own is
     CAPTURE(name);
     json["request_routing"] = Json::parse(name);
     Steps steps;
-    const std::array<RunObserver*, 1> observers{&steps};
-    const Report report = run(test::load(json), {}, observers);
+    const test::Served report = test::serve(test::load(json), {&steps});
     int gaps = 0;
     for (const auto& [instance, ran] : steps.of) {
       for (std::size_t i = 1; i < ran.size(); ++i) {

@@ -66,7 +66,8 @@ TEST_CASE("percentiles interpolate linearly, as numpy does") {
 }
 
 TEST_CASE("weighted samples count as if they were written out") {
-  const Summary weighted = summarize(std::vector<Weighted>{{2.0, 3}, {1.0, 2}, {9.0, 1}, {5.0, 0}});
+  const auto ms = [](double value) { return to_duration(Seconds(value * 1e-3)); };
+  const Summary weighted = summarize(std::vector<Repeated>{{ms(2), 3}, {ms(1), 2}, {ms(9), 1}});
   const Summary plain = summarize(std::vector<double>{1, 1, 2, 2, 2, 9});
   CHECK(weighted.count == plain.count);
   CHECK(weighted.mean == plain.mean);
@@ -365,6 +366,38 @@ TEST_CASE("who watches for requests alone sees each of them leave once") {
   std::iota(all.begin(), all.end(), 0U);
   std::ranges::sort(departures.left);
   CHECK(departures.left == all);
+}
+
+TEST_CASE("of a request that has finished its life is kept, and the next one takes its place") {
+  using State = RequestLife::State;
+  Requests requests(4);
+  for (const std::int32_t generated : {5, 7, 9}) {
+    RequestRecord& r = requests.add();
+    r.arrival = Time{Duration{generated}};
+    r.generated = r.output_tokens = generated;
+    r.prefill = std::make_shared<PrefillRecord>();
+  }
+  const RequestRecord* const place = &requests[1];
+  requests[0].state = State::cancelled;
+  requests[1].state = State::finished;
+  requests.left(0);
+  requests.left(1);
+  CHECK(requests.has(0));  // its rank may have yet to drop it
+  CHECK_FALSE(requests.has(1));
+  CHECK(requests.has(2));
+  CHECK(requests.generated_tokens() == 12);
+  CHECK(requests.lives()[0].state == State::cancelled);
+  CHECK(requests.lives()[1].state == State::finished);
+  CHECK(requests.lives()[1].arrival == Time{Duration{7}});
+  CHECK(requests.lives()[1].output_tokens == 7);
+
+  const RequestRecord& next = requests.add();
+  CHECK(&next == place);
+  CHECK(&requests[3] == place);
+  CHECK(next.generated == 0);
+  CHECK(next.prefill == nullptr);
+  CHECK(requests[2].generated == 9);
+  CHECK(requests.size() == 4);
 }
 
 TEST_CASE("decode_only computes one token per sequence and step, the first output token included") {

@@ -72,8 +72,7 @@ TEST_CASE("tokens and KV blocks are conserved, also when sequences are preempted
                                 {"kv_cache", {{"prefix_caching", caching}}}});
       e.memory.kv_blocks = 9;  // of 16 tokens; a request needs four
       BlockWatch watch;
-      RunObserver* const observers[] = {&watch};
-      const Report report = run(e, {}, observers);
+      const test::Served report = test::serve(e, {&watch});
       for (const RequestRecord& r : report.requests) {
         REQUIRE(r.state == RequestRecord::State::finished);
         REQUIRE(r.generated == 30);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sim/experiment.hpp"
+#include "sim/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim::test {
@@ -45,6 +45,16 @@ inline Experiment load(const Json& json) {
   return load_experiment(ConfigNode(json, source_dir() / "tests" / "tiny.json"), traces);
 }
 inline Experiment load_tiny(const Json& set) { return load(tiny_experiment(set)); }
+
+/// A report, and the requests that it is about.
+struct Served : Report {
+  std::vector<RequestRecord> requests;
+};
+inline Served serve(const Experiment& experiment, std::vector<RunObserver*> observers = {}) {
+  RequestLog log;
+  observers.push_back(&log);
+  return {run(experiment, {}, observers), log.requests()};
+}
 
 /// Why it is refused, or "".
 inline std::string refused(const Json& json) {

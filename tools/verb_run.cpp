@@ -224,6 +224,7 @@ int run_experiment(const Options& options) {
   const Experiment experiment = load_experiment(config, traces);
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
+  RequestLog requests;
   std::vector<RunObserver*> observers;
   if (!options.timeline.empty() && experiment.parallel.pp > 1) {
     throw ConfigError(
@@ -234,6 +235,7 @@ int run_experiment(const Options& options) {
     observers.push_back(&timeline.emplace(options.timeline, experiment));
   }
   if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
+  if (!options.requests.empty()) observers.push_back(&requests);
   const auto start = std::chrono::steady_clock::now();
   ProgressBar progress("requests");
   Report report = run(
@@ -250,7 +252,7 @@ int run_experiment(const Options& options) {
   if (options.intervals) report.document["intervals"] = intervals_of(config);
   const std::string document = report.document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
-  if (!options.requests.empty()) write_file(options.requests, requests_csv(report.requests));
+  if (!options.requests.empty()) write_file(options.requests, requests_csv(requests.requests()));
   if (timeline) timeline->finish();
   if (steps) steps->finish();
   if (!options.report.empty()) write_file(options.report, document);
