@@ -263,9 +263,11 @@ std::vector<std::int64_t> RoutingTrace::expert_counts(
   std::vector<std::int64_t> counts(static_cast<std::size_t>(layers()) * experts);
   const auto add = [&](const TraceRequest& request) {
     stream(request.row_start, request.row_start + request.num_tokens, [&](auto rows) {
-      for (; !rows.empty(); rows = rows.subspan(ids_per_row))
-        for (std::size_t i = 0; i < ids_per_row; ++i)
-          ++counts[i / k * experts + static_cast<std::size_t>(rows[i])];
+      for (; !rows.empty(); rows = rows.subspan(ids_per_row)) {
+        auto id = rows.begin();
+        for (auto layer = counts.begin(); layer != counts.end(); layer += std::ptrdiff_t(experts))
+          for (std::size_t i = 0; i < k; ++i) ++layer[static_cast<std::ptrdiff_t>(*id++)];
+      }
     });
   };
   if (of_requests.empty())
