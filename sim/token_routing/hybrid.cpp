@@ -21,12 +21,44 @@ struct Step {
   std::int32_t back_from = -1, back_to = -1;
 };
 
+// Where the tokens of a GPU's experts may go: from each slot to the expert's slot on each other
+// GPU.
+class WaysOff {
+ public:
+  struct Way {
+    std::int32_t from, to, gpu;  // slots, and the GPU of the second
+  };
+
+  explicit WaysOff(const LayerPlacement& placement) : first_{0} {
+    for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+      for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
+        for (const std::int32_t host : placement.hosts_of(placement.expert_of_slot(slot))) {
+          const std::int32_t there = placement.gpu_of_slot(host);
+          if (there != gpu) ways_.push_back({slot, host, there});
+        }
+      }
+      first_.push_back(ways_.size());
+    }
+  }
+
+  // In order of slots, then of GPUs.
+  std::span<const Way> of(std::int32_t gpu) const {
+    const std::size_t first = first_[at(gpu)];
+    return std::span(ways_).subspan(first, first_[at(gpu) + 1] - first);
+  }
+
+ private:
+  std::vector<Way> ways_;
+  std::vector<std::size_t> first_;  // [gpus + 1]
+};
+
 // The local search of policies.md A.3 and A.4, on splits over hosts_of.
 class Search {
  public:
-  Search(const LayerPlacement& placement, RooflineTime time, RoutingScratch& scratch,
-         std::span<std::int32_t> tokens_of_slot)
+  Search(const LayerPlacement& placement, const WaysOff& ways, RooflineTime time,
+         RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot)
       : placement_(placement),
+        ways_(ways),
         time_(time),
         x_(tokens_of_slot),
         active_(scratch.active_on_gpu),
@@ -80,45 +112,32 @@ class Search {
     return fullest;
   }
 
-  // Calls visit(from, to, its GPU) for the share of each expert on the GPU and each other GPU's
-  // slot of it.
-  template <class Visit>
-  void for_each_way_off(std::int32_t gpu, Visit&& visit) const {
-    for (int from = placement_.first_slot(gpu); from < placement_.first_slot(gpu + 1); ++from) {
-      if (x_[at(from)] == 0) continue;
-      const int expert = placement_.expert_of_slot(from);
-      const auto hosts = placement_.hosts_of(expert), gpus = placement_.host_gpus_of(expert);
-      for (std::size_t i = 0; i < hosts.size(); ++i) {
-        if (gpus[i] != gpu) visit(from, hosts[i], gpus[i]);
-      }
-    }
-  }
-
   template <class Cost>
   Step best_whole(std::int32_t gpu, std::int32_t most_active, const Cost& cost) {
     Step best;
-    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to, std::int32_t host) {
-      const Step move{0, from, to, x_[at(from)], -1, -1};
+    for (const auto& [from, to, host] : ways_.of(gpu)) {
+      const std::int32_t tokens = x_[at(from)];
+      if (tokens == 0) continue;
       if (active_[at(host)] + (x_[at(to)] == 0 ? 1 : 0) <= most_active) {
-        consider(move, cost, best);
-        return;
+        consider({0, from, to, tokens, -1, -1}, cost, best);
+        continue;
       }
-      for_each_way_off(host, [&](std::int32_t back_from, std::int32_t back_to, std::int32_t there) {
-        if (there != gpu || x_[at(back_to)] > 0) return;
-        consider({0, from, to, move.tokens, back_from, back_to}, cost, best);
-      });
-    });
+      for (const auto& [back_from, back_to, there] : ways_.of(host)) {
+        if (there != gpu || x_[at(back_from)] == 0 || x_[at(back_to)] > 0) continue;
+        consider({0, from, to, tokens, back_from, back_to}, cost, best);
+      }
+    }
     return best;
   }
 
   template <class Cost>
   Step best_part(std::int32_t gpu, const Cost& cost) {
     Step best;
-    for_each_way_off(gpu, [&](std::int32_t from, std::int32_t to, std::int32_t host) {
+    for (const auto& [from, to, host] : ways_.of(gpu)) {
       const std::int32_t gap = tokens_[at(gpu)] - tokens_[at(host)];
       const std::int32_t tokens = std::min(x_[at(from)], gap / 2);
       if (tokens >= 1) consider({0, from, to, tokens, -1, -1}, cost, best);
-    });
+    }
     return best;
   }
 
@@ -164,6 +183,7 @@ class Search {
   }
 
   const LayerPlacement& placement_;
+  const WaysOff& ways_;
   RooflineTime time_;
   std::span<std::int32_t> x_;
   std::vector<std::int32_t>&active_, &tokens_;
@@ -181,17 +201,18 @@ class Search {
 class Hybrid final : public TokenRouter {
  public:
   Hybrid(const ExpertPlacement& placement, RooflineTime time) : time_(time) {
-    for (const LayerPlacement& layer : placement) layers_.emplace_back(layer);
+    for (const LayerPlacement& layer : placement)
+      layers_.push_back({MinExp(layer), WaysOff(layer)});
   }
 
   void route(const RoutingProblem& problem, RoutingScratch& scratch,
              std::span<std::int32_t> tokens_of_slot) const override {
     const LayerPlacement& placement = problem.placement;
-    const MinExp& min_exp = layers_.at(static_cast<std::size_t>(problem.layer));
+    const auto& [min_exp, ways] = layers_.at(static_cast<std::size_t>(problem.layer));
     min_exp.serve(placement, problem.tokens, scratch, tokens_of_slot);
     const double of_weights = time_.weight_time * *std::max_element(scratch.active_on_gpu.begin(),
                                                                     scratch.active_on_gpu.end());
-    Search search(placement, time_, scratch, tokens_of_slot);
+    Search search(placement, ways, time_, scratch, tokens_of_slot);
     search.balance_tokens();
     search.shorten();
     double best = time_.busiest(placement, tokens_of_slot);
@@ -209,7 +230,7 @@ class Hybrid final : public TokenRouter {
     const auto allowed = static_cast<std::int32_t>(of_weights / time_.token_time);
     flow.spare_slots(std::max(flow.minimise(), allowed));
     keep_if_faster(true);  // it splits less than the search does
-    Search(placement, time_, scratch, scratch.candidate).shorten();
+    Search(placement, ways, time_, scratch, scratch.candidate).shorten();
     keep_if_faster();
 
     split_evenly(problem, scratch.candidate);
@@ -220,8 +241,13 @@ class Hybrid final : public TokenRouter {
   std::optional<RooflineTime> objective() const override { return time_; }
 
  private:
+  struct Layer {
+    MinExp min_exp;
+    WaysOff ways;
+  };
+
   RooflineTime time_;
-  std::vector<MinExp> layers_;
+  std::vector<Layer> layers_;
 };
 
 // Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
