@@ -88,7 +88,10 @@ Summary summary_of(std::vector<Sample> samples) {
 
 Summary summarize(std::vector<double> samples) { return summary_of(std::move(samples)); }
 
-Summary summarize(std::vector<Repeated> samples) { return summary_of(std::move(samples)); }
+Summary summarize(std::vector<Repeated> samples) {
+  std::erase_if(samples, [](const Repeated& sample) { return sample.count() == 0; });
+  return summary_of(std::move(samples));
+}
 
 void CountHistogram::add(std::int64_t value, std::int64_t times) {
   const std::size_t bucket = bucket_of(value);

@@ -53,7 +53,8 @@ void StepRows::find_sources(const StepBatch& batch) {
   source_rank_.resize(static_cast<std::size_t>(tokens_));
   tokens_of_gpu_.assign(at(plan_.stage_gpus()), 0.0);
   std::size_t token = 0;
-  std::int32_t rank = -1, in_rank = 0;
+  std::int32_t rank = -1;
+  std::int64_t in_rank = 0;
   for (const RowRange& range : batch.rows) {
     if (range.rank != rank) in_rank = 0;
     rank = range.rank;

@@ -67,7 +67,8 @@ TEST_CASE("percentiles interpolate linearly, as numpy does") {
 
 TEST_CASE("weighted samples count as if they were written out") {
   const auto ms = [](double value) { return to_duration(Seconds(value * 1e-3)); };
-  const Summary weighted = summarize(std::vector<Repeated>{{ms(2), 3}, {ms(1), 2}, {ms(9), 1}});
+  const Summary weighted =
+      summarize(std::vector<Repeated>{{ms(2), 3}, {ms(1), 2}, {ms(9), 1}, {ms(5), 0}});
   const Summary plain = summarize(std::vector<double>{1, 1, 2, 2, 2, 9});
   CHECK(weighted.count == plain.count);
   CHECK(weighted.mean == plain.mean);
