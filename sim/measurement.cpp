@@ -47,7 +47,7 @@ void Measurement::start_if_warm(Time now) {
   measuring_ = true;
   warm_up_ = std::exchange(running_, {});
   running_.begin = now;
-  running_.first_gap = running_.end_gap = oldest_open_gap_ = gaps_.size();
+  running_.first_gap = running_.end_gap = gaps_.size();
   before_drain_.reset();
 }
 
@@ -65,12 +65,13 @@ void Measurement::request_left(Time now) {
 void Measurement::no_more_arrivals(Time now) {
   running_.end = now;
   before_drain_ = running_;
-  oldest_open_gap_ = gaps_.size();
 }
 
 void Measurement::add_gap(Duration gap) {
   constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
-  const bool again = gaps_.size() > oldest_open_gap_ && gaps_.back().duration() == gap;
+  // Those before are in totals that have ended.
+  const std::size_t first_open = before_drain_ ? before_drain_->end_gap : running_.first_gap;
+  const bool again = gaps_.size() > first_open && gaps_.back().duration() == gap;
   if (again && gaps_.back().count() < most) {
     gaps_.back().repeat();
   } else {

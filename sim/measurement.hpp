@@ -148,8 +148,7 @@ class Measurement {
   bool measuring_ = false;
   Totals running_, warm_up_;
   std::optional<Totals> before_drain_;
-  std::vector<Repeated> gaps_;       // of the whole run; equal ones in a row are one
-  std::size_t oldest_open_gap_ = 0;  // those before are in totals that have ended
+  std::vector<Repeated> gaps_;  // of the whole run; equal ones in a row are one
   OverTime over_time_;
   std::array<std::vector<std::uint32_t>, 2> row_uses_;
 };
