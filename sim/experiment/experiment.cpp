@@ -8,7 +8,7 @@
 
 #include "sim/experiment/does_not_fit.hpp"
 #include "sim/experiment/pools.hpp"
-#include "sim/serving/frontend.hpp"
+#include "sim/experiment/router_context.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 
