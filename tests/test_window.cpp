@@ -2,8 +2,8 @@
 // Is what a run measures that of a stretch long enough, and does the report say when it is not?
 #include <algorithm>
 
-#include "sim/instance.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/instance.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
@@ -55,7 +55,10 @@ TEST_CASE("a window shorter than the steps of any group is never what is measure
 }
 
 TEST_CASE("a run of one wave is measured whole, every token once, and says that it was too short") {
-  const OrderedJson report = two_groups(24);
+  // All prompts fit one step, so that all requests leave with nearly the same one.
+  const Json lengths{{"type", "fixed"}, {"prompt", 4}, {"output", 30}};
+  const OrderedJson report =
+      two_groups(24, {{"workload", {{"lengths", lengths}, {"requests", 24}}}});
   CHECK(report["measurement"]["window"] == "whole");
   CHECK(report["measurement"]["state"] == "too_short");
   const double seconds = report["metrics"]["duration_s"];
