@@ -12,6 +12,8 @@ namespace moesim {
 namespace {
 
 constexpr std::size_t hot_ranks_kept = 20;
+// With so many the steps that a window cuts at its ends are less than half of it.
+constexpr std::int64_t several_steps = 4;
 
 // Into a list in order of ratio; of equals the earlier one stays first.
 void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
@@ -20,6 +22,23 @@ void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
                                   [&](const HotRank& other) { return other.ratio < event.ratio; });
   worst.insert(place, event);
   if (worst.size() > hot_ranks_kept) worst.pop_back();
+}
+
+// The share of a step from `start` to `end` that lies in the window.
+double share_within(Time start, Time end, Time window_begin, Time window_end) {
+  if (end <= start) return 1;
+  const Duration inside = std::min(end, window_end) - std::max(start, window_begin);
+  return std::max(0.0, to_seconds(inside) / to_seconds(end - start));
+}
+
+void add_share(Totals& totals, const Instance& instance, const WindowTokens& of_step, Time now,
+               Time window_end) {
+  const double share = share_within(instance.step().start, now, totals.begin, window_end);
+  totals.tokens.output += share * of_step.output;
+  totals.tokens.prompt += share * of_step.prompt;
+  totals.tokens.computed += share * of_step.computed;
+  totals.tokens.hbm_bytes += share * of_step.hbm_bytes;
+  totals.groups[instance.number()].busy += share * instance.cost().total.count();
 }
 
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
@@ -45,7 +64,7 @@ Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks
 void Measurement::start_if_warm(Time now) {
   if (measuring_ || arrived_ <= warmup_requests_ || left_ < warmup_requests_) return;
   measuring_ = true;
-  warm_up_ = std::exchange(running_, {});
+  whole_ = std::exchange(running_, {});
   running_.begin = now;
   running_.first_gap = running_.end_gap = gaps_.size();
   before_drain_.reset();
@@ -84,14 +103,8 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
                              const Requests& requests,
                              const std::array<RoutingCoverage, 2>& coverage, Time now) {
   ++steps_;
-  add_step(running_, instance, now);
+  ++steps_of_group_[instance.number()];
   over_time_.add(instance, outcome, now);
-  for (std::size_t phase = 0; phase < 2; ++phase) {
-    running_.coverage[phase].recorded += coverage[phase].recorded;
-    running_.coverage[phase].borrowed += coverage[phase].borrowed;
-    running_.coverage[phase].wrapped += coverage[phase].wrapped;
-    running_.coverage[phase].synthetic += coverage[phase].synthetic;
-  }
   const StepBatch& batch = instance.batch();
   for (const RowRange& range : batch.rows) {
     routed_ids_ += range.count * experiment_.trace.row_ids();
@@ -101,14 +114,37 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
       ++uses[static_cast<std::size_t>(range.first_row + row)];
     }
   }
-  running_.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
+  WindowTokens tokens{
+      .output = double(outcome.tokens.size()),
+      .computed = double(instance.step().prefill_tokens) + double(instance.step().decode_tokens),
+      .hbm_bytes = instance.cost().hbm_bytes};
   for (const StepOutcome::Emitted& token : outcome.tokens) {
-    ++running_.output_tokens;
-    if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
-    if (token.last) ++running_.completed;
+    if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
     if (!token.first) add_gap(token.gap);
   }
-  running_.end = now;
+  add(running_, instance, outcome, tokens, coverage, now);
+  // Of two pools the one that decodes says what is measured of both.
+  if (measuring_ && (experiment_.prefill_only || !long_enough_)) {
+    add(whole_, instance, outcome, tokens, coverage, now);
+    long_enough_ = holds_several_steps(running_);
+  }
+  if (before_drain_) add_share(*before_drain_, instance, tokens, now, before_drain_->end);
+}
+
+void Measurement::add(Totals& totals, const Instance& instance, const StepOutcome& outcome,
+                      const WindowTokens& tokens, const std::array<RoutingCoverage, 2>& coverage,
+                      Time now) const {
+  add_step(totals, instance, now);
+  add_share(totals, instance, tokens, now, now);
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    totals.coverage[phase].recorded += coverage[phase].recorded;
+    totals.coverage[phase].borrowed += coverage[phase].borrowed;
+    totals.coverage[phase].wrapped += coverage[phase].wrapped;
+    totals.coverage[phase].synthetic += coverage[phase].synthetic;
+  }
+  totals.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
+  totals.completed += std::ranges::count(outcome.tokens, true, &StepOutcome::Emitted::last);
+  totals.end = now;
 }
 
 void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
@@ -220,20 +256,28 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
   }
 }
 
+bool Measurement::holds_several_steps(const Totals& totals) const {
+  return std::ranges::all_of(steps_of_group_, [&](const auto& group) {
+    const auto found = totals.groups.find(group.first);
+    return found != totals.groups.end() && found->second.steps >= several_steps;
+  });
+}
+
 bool Measurement::steady() const {
   return before_drain_ && before_drain_->end > before_drain_->begin &&
+         holds_several_steps(*before_drain_) &&
          2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
 }
 
 Measurement::Window Measurement::window() const {
   if (steady()) return Window::steady;
-  const bool all_was_warm_up = running_.output_tokens == 0 && warm_up_.output_tokens > 0;
-  return all_was_warm_up ? Window::whole : Window::after_warm_up;
+  return measuring_ && !long_enough_ ? Window::whole : Window::after_warm_up;
 }
 
 Totals Measurement::finish(Time now, Window window) {
-  Totals& last = window == Window::whole ? warm_up_ : running_;
+  Totals& last = window == Window::whole && measuring_ ? whole_ : running_;
   last.end = now;
+  last.end_gap = gaps_.size();
   Totals totals = window == Window::steady ? *before_drain_ : last;
   for (StepTotals& kind : totals.by_kind) {
     for (const auto& [number, uses] : kind.experts.samples) {
