@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # Fails on an include that points up: hardware <- models <- traces <- sim <- tools, and within sim and tools from floor to
 # floor of their rooms; and on an x.cpp, beside an x.hpp, that does not include it first.
 #   cmake -D ROOT=<source tree> -P check_layers.cmake

@@ -14,6 +14,7 @@
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
 #include "sim/step/step_model.hpp"
+#include "sim/step/step_record.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/requests/request_source.hpp"
@@ -63,10 +64,6 @@ struct SpeculationPlan {
   Seconds draft_time{};     ///< ... a pass takes this long
   bool has_module() const { return tokens > 0 && mtp; }
 };
-
-/// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
-enum class StepKind { prefill, decode, mixed };
-inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
 
 /// The rules of steps by the StepKind they run under. Mixed steps have one if MixedRule::Kind::own.
 struct PhaseRules {

@@ -196,8 +196,7 @@ bool Instance::plan_step() {
 }
 
 // Adds a sequence's next tokens to the step: attention work and trace rows.
-void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index,
-                       std::array<RoutingCoverage, 2>& coverage) {
+void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
   step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
   step.tokens += tokens;
@@ -214,11 +213,11 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
   if (of_prompt > 0) {
     rows_.append(binding, Phase::prefill, sequence.computed, of_prompt, index, batch_.rows,
-                 coverage[0]);
+                 summary_.coverage[0]);
   }
   if (of_prompt < tokens) {
     rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
-                 tokens - of_prompt, index, batch_.rows, coverage[1]);
+                 tokens - of_prompt, index, batch_.rows, summary_.coverage[1]);
   }
   request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
@@ -238,8 +237,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
   summary_.prefix_hit += sequence.computed;
 }
 
-void Instance::apply_plan(Rank& rank, std::int32_t index,
-                          std::array<RoutingCoverage, 2>& coverage) {
+void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
@@ -266,7 +264,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     tokens = std::min(tokens, sequence.need());
     sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
     if (tokens == 0) continue;
-    compute(sequence, tokens, index, coverage);
+    compute(sequence, tokens, index);
     rank.kv.grow(sequence, sequence.computed + tokens,
                  sequence.computed + std::min(tokens, sequence.due()));
   }
@@ -293,7 +291,7 @@ void Instance::pad_to_graph() {
   }
 }
 
-std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
+std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
@@ -317,7 +315,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const auto index = static_cast<std::int32_t>(r);
     RankStep& step = batch_.ranks[r];
-    apply_plan(ranks_[r], index, coverage);
+    apply_plan(ranks_[r], index);
     if (step.tokens > 0 || ranks_[r].down) continue;
     // An idle rank runs one token, so that the collectives complete [vLLM].
     step = {{{1, 0}}, 1, 0, 0, true};
@@ -525,7 +523,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
   for (std::int32_t i = 0; i < tokens; ++i) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
-    outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
+    emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
     if (first) request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
@@ -547,12 +545,12 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
   }
 }
 
-const StepOutcome& Instance::end_step(Time now) {
+StepRecord Instance::end_step(Time now) {
   ++changes_;
   busy_until_ = now;
   stepping_ = false;
   switch_layers(relocation_.take_arrived());
-  outcome_.tokens.clear();
+  emitted_.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -567,7 +565,8 @@ const StepOutcome& Instance::end_step(Time now) {
     });
   }
   drop_abandoned();
-  return outcome_;
+  return {number_,  summary_,     cost_, batch_, model_.tokens_of_expert(), speculation_.tally(),
+          emitted_, used_blocks()};
 }
 
 bool Instance::sent(std::uint32_t id) {
