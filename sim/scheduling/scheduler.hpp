@@ -8,8 +8,8 @@
 
 #include "hardware/registry.hpp"
 #include "models/memory.hpp"
-#include "sim/kv_plan.hpp"
-#include "sim/scheduling/sequence.hpp"
+#include "sim/kv_cache/kv_plan.hpp"
+#include "sim/kv_cache/sequence.hpp"
 
 namespace moesim {
 
@@ -121,7 +121,7 @@ struct Leftover {
   bool out_of_blocks = false;  ///< somebody running went short: nobody new is admitted
 };
 
-/// vLLM v1's pass over running sequences (policies.md 6.1): in order, min(need, threshold, budget)
+/// The pass of [vLLM] v1 over running sequences: in order, min(need, threshold, budget)
 /// tokens each; when blocks run out the LAST running sequence is preempted. `takes` says which
 /// sequences take part. Returns the budget and blocks that are left.
 template <class Takes>
@@ -159,7 +159,7 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// fit ends it. Each computes what it does not find in the prefix cache after those before it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover&, StepPlan&);
 
-/// A whole step of vLLM v1 (vllm/v1/core/sched/scheduler.py; policies.md 6.1). Running sequences
+/// A whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences
 /// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted
 /// only when nothing had to be preempted.
 void plan_first_come(const RankView&, const BatchLimits&, StepPlan&);
