@@ -95,7 +95,6 @@ struct Experiment {
   BindingOrder binding{};
   PlacementProblem placement_problem{};
   ExpertPlacement placement{};  ///< as the run starts
-  std::string placement_type{};
   double replication = 1, replication_effective = 1;
   std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
   PhaseRules rules{};

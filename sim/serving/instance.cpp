@@ -31,7 +31,8 @@ Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requ
 }
 
 KvCache Instance::empty_cache() const {
-  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching};
+  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching,
+          experiment_.speculation.has_module()};
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -50,7 +51,8 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
   const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
   const std::int32_t drafts = experiment_.prefill_only ? 0 : experiment_.speculation.tokens;
   const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
-  return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
+  const std::int32_t chunk = experiment_.scheduler->max_num_batched_tokens();
+  return experiment_.kv_layout.blocks_at_most(tokens, chunk) <= experiment_.memory.kv_blocks;
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
@@ -140,32 +142,26 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
   return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
 }
 
-// What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
-// which no block is left, cannot be admitted in it.
+// What a scheduler may see of the waiting: a sequence beyond the seats of a step cannot be
+// admitted.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
   const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
-  if (!experiment_.prefix_caching) return;
-  const KvLayout& layout = experiment_.kv_layout;
-  for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
-    const CacheHit hit = rank.kv.find(*sequence);
-    const auto cached = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
-    sequence->computed = std::max(sequence->computed, cached);
-    sequence->blocks = hit.in_use;
-    if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
-      rank.waiting_view.erase(sequence, rank.waiting_view.end());
-      break;
-    }
-  }
 }
 
 // Within the room of the expert buffers; whoever fills it is planned without them too, to see
 // whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *experiment_.scheduler;
-  RankView view{rank.running,          rank.waiting_view,         rank.kv.free_blocks(),
-                experiment_.kv_layout, experiment_.buffer_tokens, price_};
+  const KvCache* cache = experiment_.prefix_caching ? &rank.kv : nullptr;
+  RankView view{rank.running,
+                rank.waiting_view,
+                rank.kv.free_blocks(),
+                experiment_.kv_layout,
+                experiment_.buffer_tokens,
+                price_,
+                cache};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
   if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
@@ -181,7 +177,6 @@ bool Instance::plan_turn(Turn turn) {
   for (Rank& rank : ranks_) {
     show_waiting(rank);
     for (Sequence& sequence : rank.running) {
-      sequence.shared = rank.kv.shared_blocks(sequence);
       sequence.drafts = sequence.decoding() ? experiment_.speculation.tokens : 0;
     }
     plan_rank(rank, turn);
@@ -222,9 +217,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
 
-// Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
-// took blocks in this step, or more, when others computed the same: it asks for no more blocks than
-// planned either way.
+// Gives a sequence what is cached of it: what the scheduler found as it composed the step.
 void Instance::admit(Rank& rank, Sequence& sequence) {
   const bool arrived_computed = sequence.computed > 0;
   rank.kv.take_cached(sequence);
@@ -259,9 +252,9 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
     Sequence& sequence = rank.running[i];
-    std::int32_t& tokens = rank.plan.running_tokens[i];
+    const std::int32_t tokens = rank.plan.running_tokens[i];
     if (i >= stay) admit(rank, sequence);
-    tokens = std::min(tokens, sequence.need());
+    check(tokens <= sequence.need(), "a sequence was given more tokens than it needs");
     sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
     if (tokens == 0) continue;
     compute(sequence, tokens, index);
