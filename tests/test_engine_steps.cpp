@@ -233,12 +233,12 @@ class Prompts final : public Lengths {
 };
 
 struct StepWatch final : RunObserver {
-  void step_ended(const Instance& instance, Time) override {
-    Step step{{}, instance.step().preemptions, instance.step().kv_blocks_used};
-    for (const SequenceWork& work : instance.batch().ranks.front().sequences)
+  void step_ended(const StepRecord& record, Time) override {
+    Step step{{}, record.step.preemptions, record.step.kv_blocks_used};
+    for (const SequenceWork& work : record.batch.ranks.front().sequences)
       step.parts.push_back({work.new_tokens, work.context_tokens});
     steps.push_back(step);
-    starts.push_back(instance.step().start);
+    starts.push_back(record.step.start);
   }
   std::vector<Step> steps;
   std::vector<Time> starts;
