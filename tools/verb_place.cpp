@@ -17,6 +17,9 @@ namespace moesim {
 
 namespace {
 
+// Of one layer: 65,536 GPUs with 16 each. Beyond that a policy takes minutes without a word.
+constexpr int most_slots = 1 << 20;
+
 struct Options {
   PolicyOptions policy;
   std::string placement, load, trace, output, format = "sglang";
@@ -63,6 +66,11 @@ Placed make_placement(const Options& options) {
   problem.experts = static_cast<int>(seen->load.front().size());
   problem.gpus = options.gpus;
   problem.slots_per_gpu = slots_per_gpu(options, problem.experts);
+  if (std::int64_t{problem.slots_per_gpu} * problem.gpus > most_slots) {
+    throw ConfigError(fmt::format(
+        "--gpus {} --replication {}: {} slots in a layer; expected at most {}", options.gpus,
+        options.replication, std::int64_t{problem.slots_per_gpu} * problem.gpus, most_slots));
+  }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
   return {place_all(*placer, problem, *seen), std::move(seen->load)};
@@ -138,17 +146,17 @@ Action setup_place(CLI::App& command) {
   command
       .add_option("--gpus", options->gpus,
                   "expert-parallel ranks; with --placement only if the file does not say")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(CLI::Range(1, 1 << 16));
   auto* slots =
       command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
-          ->check(CLI::PositiveNumber);
+          ->check(CLI::Range(1, most_slots));
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);
   command.add_option("--nodes", options->nodes, "nodes the GPUs stand in (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", options->groups, "expert groups (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--format", options->format, "of the placement that is written (default: sglang)")
       ->check(CLI::IsMember(

@@ -219,6 +219,11 @@ int run_experiment(const Options& options) {
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
   }
+  require_different({{"-o", options.report},
+                     {"--profile", options.profile},
+                     {"--requests", options.requests},
+                     {"--steps", options.steps},
+                     {"--timeline", options.timeline}});
   TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
   const Experiment experiment = load_experiment(config, traces);
