@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/output.hpp"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace moesim {
+
+namespace {
+
+[[noreturn]] void cannot_write(const std::filesystem::path& file, std::string_view why) {
+  throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
+                                file.string(), why));
+}
+
+// What a link names: renaming onto the link would replace it.
+std::filesystem::path through_link(const std::filesystem::path& file) {
+  std::error_code error;
+  std::filesystem::path target = std::filesystem::canonical(file, error);
+  return error ? file : target;
+}
+
+// The names of files that are not whole yet, where a signal handler, which may neither lock nor
+// allocate, finds them. More than that many at once stay if a signal ends the program.
+std::array<std::atomic<const char*>, 16> unfinished{};
+static_assert(std::atomic<const char*>::is_always_lock_free);
+
+void remove_unfinished(int received) {
+  for (const auto& name : unfinished) {
+    const char* const file = name;
+    if (file != nullptr) ::unlink(file);
+  }
+  std::signal(received, SIG_DFL);
+  std::raise(received);
+}
+
+// Has an interrupted program remove this file. What else handles a signal, or ignores it, goes on
+// doing so.
+std::size_t claim_slot(const char* file) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    const auto before = std::signal(number, remove_unfinished);
+    if (before != SIG_DFL && before != remove_unfinished) std::signal(number, before);
+  }
+  for (std::size_t slot = 0; slot < unfinished.size(); ++slot) {
+    const char* none = nullptr;
+    if (unfinished[slot].compare_exchange_strong(none, file)) return slot;
+  }
+  return unfinished.size();
+}
+
+}  // namespace
+
+void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (error && error != std::errc::no_such_file_or_directory) cannot_write(file, error.message());
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    cannot_write(file, "it is not a regular file");
+  }
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+std::string wrapped(std::string_view text, std::size_t columns, std::size_t indent) {
+  // Leading spaces stay: they are the first line's own indentation.
+  std::size_t used = std::min(text.find_first_not_of(' '), text.size());
+  std::string lines(text.substr(0, used));
+  text.remove_prefix(used);
+  for (bool first = true; !text.empty(); first = false) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const bool breaks = !first && used + 1 + word.size() > columns;
+    if (breaks) {
+      lines += '\n' + std::string(indent, ' ');
+      used = indent;
+    } else if (!first) {
+      lines += ' ';
+      ++used;
+    }
+    lines += word;
+    used += word.size();
+  }
+  return lines;
+}
+
+OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
+  require_writable(file);
+  temporary_ = through_link(file);
+  temporary_ += fmt::format(".{}.tmp", ::getpid());
+  slot_ = claim_slot(temporary_.c_str());
+  stream_.open(temporary_, std::ios::binary | std::ios::trunc);
+}
+
+OutputFile::~OutputFile() {
+  std::error_code error;
+  if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+  if (slot_ < unfinished.size()) unfinished[slot_] = nullptr;
+}
+
+void OutputFile::write(std::string_view text) {
+  stream_.write(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+void OutputFile::commit() {
+  stream_.close();
+  if (!stream_) cannot_write(named_, std::strerror(errno));
+  std::error_code error;
+  std::filesystem::rename(temporary_, through_link(named_), error);
+  if (error) cannot_write(named_, error.message());
+  // No interruption may remove a file of another process that comes by this name later.
+  if (slot_ < unfinished.size()) unfinished[slot_] = nullptr;
+  temporary_.clear();
+}
+
+void require_different(std::initializer_list<NamedOutput> files) {
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return a == b || std::filesystem::equivalent(a, b, ignored) ||
+           std::filesystem::weakly_canonical(a, ignored) ==
+               std::filesystem::weakly_canonical(b, ignored);
+  };
+  for (auto one = files.begin(); one != files.end(); ++one) {
+    for (auto other = files.begin(); other != one; ++other) {
+      if (one->file.empty() || !same(one->file, other->file)) continue;
+      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->option,
+                                    one->option, one->file));
+    }
+  }
+}
+
+void write_file(const std::filesystem::path& named, std::string_view content) {
+  OutputFile file(named);
+  file.write(content);
+  file.commit();
+}
+
+void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+}  // namespace moesim
