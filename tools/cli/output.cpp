@@ -42,18 +42,24 @@ void remove_unfinished(int received) {
   std::raise(received);
 }
 
-// Has an interrupted program remove this file. What else handles a signal, or ignores it, goes on
-// doing so.
-std::size_t claim_slot(const char* file) {
+// Has an interrupted program remove this file, whose name stays where it is. What else handles a
+// signal, or ignores it, goes on doing so.
+void note_unfinished(const char* file) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
     const auto before = std::signal(number, remove_unfinished);
     if (before != SIG_DFL && before != remove_unfinished) std::signal(number, before);
   }
-  for (std::size_t slot = 0; slot < unfinished.size(); ++slot) {
+  for (auto& place : unfinished) {
     const char* none = nullptr;
-    if (unfinished[slot].compare_exchange_strong(none, file)) return slot;
+    if (place.compare_exchange_strong(none, file)) return;
   }
-  return unfinished.size();
+}
+
+void forget_unfinished(const char* file) {
+  for (auto& place : unfinished) {
+    const char* known = file;
+    place.compare_exchange_strong(known, nullptr);
+  }
 }
 
 }  // namespace
@@ -97,14 +103,14 @@ OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
   require_writable(file);
   temporary_ = through_link(file);
   temporary_ += fmt::format(".{}.tmp", ::getpid());
-  slot_ = claim_slot(temporary_.c_str());
+  note_unfinished(temporary_.c_str());
   stream_.open(temporary_, std::ios::binary | std::ios::trunc);
 }
 
 OutputFile::~OutputFile() {
   std::error_code error;
   if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
-  if (slot_ < unfinished.size()) unfinished[slot_] = nullptr;
+  forget_unfinished(temporary_.c_str());
 }
 
 void OutputFile::write(std::string_view text) {
@@ -117,25 +123,8 @@ void OutputFile::commit() {
   std::error_code error;
   std::filesystem::rename(temporary_, through_link(named_), error);
   if (error) cannot_write(named_, error.message());
-  // No interruption may remove a file of another process that comes by this name later.
-  if (slot_ < unfinished.size()) unfinished[slot_] = nullptr;
+  forget_unfinished(temporary_.c_str());
   temporary_.clear();
-}
-
-void require_different(std::initializer_list<NamedOutput> files) {
-  const auto same = [](const std::string& a, const std::string& b) {
-    std::error_code ignored;
-    return a == b || std::filesystem::equivalent(a, b, ignored) ||
-           std::filesystem::weakly_canonical(a, ignored) ==
-               std::filesystem::weakly_canonical(b, ignored);
-  };
-  for (auto one = files.begin(); one != files.end(); ++one) {
-    for (auto other = files.begin(); other != one; ++other) {
-      if (one->file.empty() || !same(one->file, other->file)) continue;
-      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->option,
-                                    one->option, one->file));
-    }
-  }
 }
 
 void write_file(const std::filesystem::path& named, std::string_view content) {

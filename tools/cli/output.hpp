@@ -3,8 +3,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <initializer_list>
-#include <string>
 #include <string_view>
 
 #include "hardware/config.hpp"
@@ -16,7 +14,7 @@ namespace moesim {
 void write_file(const std::filesystem::path& file, std::string_view content);
 
 /// A file that is written piece by piece and appears under its name, whole, at commit(). Without
-/// commit() nothing is left of it, not after SIGINT, SIGTERM or SIGHUP either.
+/// commit() nothing is left of it.
 class OutputFile {
  public:
   /// Throws ConfigError if the folder is missing or not writable.
@@ -31,21 +29,12 @@ class OutputFile {
 
  private:
   std::filesystem::path named_, temporary_;
-  std::size_t slot_ = 0;  // among the files that an interrupted program removes
   std::ofstream stream_;
 };
 
 /// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. An empty
 /// name is none.
 void require_writable(const std::filesystem::path& file);
-
-/// An option that names a file to write, and the file; empty if not asked for.
-struct NamedOutput {
-  std::string_view option;
-  std::string file;
-};
-/// Throws ConfigError if two of the files are one: the later would overwrite the earlier.
-void require_different(std::initializer_list<NamedOutput> files);
 
 /// Breaks a text at spaces into lines of at most `columns`; all but the first are indented.
 std::string wrapped(std::string_view text, std::size_t columns = 100, std::size_t indent = 0);
