@@ -119,13 +119,4 @@ Json json_or_text(std::string_view text) {
   return Json::parse(text);
 }
 
-bool is_utf8(std::string_view text) {
-  try {
-    Json(std::string(text)).dump();
-    return true;
-  } catch (const Json::exception&) {
-    return false;
-  }
-}
-
 }  // namespace moesim

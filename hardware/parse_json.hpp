@@ -19,7 +19,4 @@ Json parse_written_json(std::string_view text);
 /// command line.
 Json json_or_text(std::string_view text);
 
-/// Whether these bytes are UTF-8, as JSON's texts have to be.
-bool is_utf8(std::string_view text);
-
 }  // namespace moesim

@@ -273,8 +273,8 @@ head -1 "$work/closed.csv" | grep -q '^step,' || fail "stderr closed: messages s
 refuses "a batch beyond memory" 'not in range' replay --trace "$work/trace" --gpus 8 --batch 2000000000 --sample several
 refuses "batches beyond memory" 'batches of at most 64' replay --trace "$work/trace" --gpus 8 --batch 100 \
   --batches 1048576 --sample several
-refuses "slots beyond reason" 'slots in a layer; expected at most 1048576' place --policy flat --trace "$work/trace" \
-  --gpus 65536 --replication 128
+refuses "slots beyond reason" '65536 slots in a layer; expected at most 4096 on that many' place --policy flat \
+  --trace "$work/trace" --gpus 65536 --replication 128
 refuses "GPUs beyond reason" 'not in range' place --policy flat --trace "$work/trace" --gpus 1048576
 refuses "nodes beyond reason" 'not in range' place --policy flat --trace "$work/trace" --gpus 8 --nodes 1000000000
 cp -r "$work/trace" "$work/many" && sed -i 's/"num_experts": 32/"num_experts": 65536/' "$work/many/meta.json"
@@ -284,7 +284,7 @@ refuses "pairs of 65,536 experts" 'expected at most 4096' place --policy coactiv
 
 # What is wrong is said where it stands.
 set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0000b" holds a NUL'
-set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set /workload/gating/preset: its value is not'
+set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set /workload/gating/preset=.*expected text in UTF-8'
 sed 's/"seed": 1/"seed": 1, "seed": 2/' "$config" >"$work/twice_config.json"
 refuses "a key twice" 'twice_config.json: "/seed" is there twice' check "$work/twice_config.json"
 refuses "a store without a name" 'the store has no name' sweep configs/quick_sweep.json -o ""

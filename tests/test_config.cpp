@@ -276,14 +276,6 @@ TEST_CASE("what a message repeats stays one line, and a name holds no NUL") {
   CHECK(config_error([&] { ConfigReader(key).finish(); }).find("x\\u000ay") != std::string::npos);
 }
 
-TEST_CASE("an override that is not UTF-8 is refused") {
-  Json json = Json::object();
-  CHECK_THAT(config_error([&] { apply_override(json, "/a=\xff"); }),
-             Contains("--set /a: its value"));
-  apply_override(json, "/a=\xc3\xa4");
-  CHECK(json["a"] == "\xc3\xa4");
-}
-
 TEST_CASE("a file that gives fewer bytes than its size says is refused") {
   // A file of sysfs says that it is a page long, whatever it holds.
   const std::filesystem::path file = "/sys/devices/system/cpu/online";

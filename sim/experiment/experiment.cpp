@@ -8,7 +8,7 @@
 
 #include "sim/experiment/does_not_fit.hpp"
 #include "sim/experiment/pools.hpp"
-#include "sim/serving/frontend.hpp"
+#include "sim/experiment/router_context.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 
@@ -69,7 +69,6 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
-    experiment.placement_type = reader.text("type");
     experiment.replication = reader.number("replication", {1.0, double(ranks)});
     const bool strict = reader.flag("strict");
 
@@ -289,10 +288,10 @@ Bytes module_bytes(const Experiment& e) {
          Bytes(projection * bytes_per_element(e.precision.attention));
 }
 
-// policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
-// activations of the group's tokens on their way out and back (the most that can reach one GPU, or
-// for which low-latency kernels keep room), the rank's own working activations, and the logits of
-// its sampled tokens in fp32.
+// As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
+// buffers: activations of the group's tokens on their way out and back (the most that can reach one
+// GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
+// logits of its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   // An MTP module is a layer more; what stands below HBM is of the model's own layers.
@@ -317,7 +316,8 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.rebalance_buffer = expert * (rebalancer ? rebalancer->buffer_slots() : 0);
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
-  memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
+  memory.kv_blocks =
+      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
   return memory;
 }
 
@@ -352,7 +352,6 @@ void check_pipeline(const ConfigNode& node, const Experiment& e) {
   };
   refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
   refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
-  refuse(!e.failures.outages.empty(), "failures", "none");
   refuse(e.speculation.tokens > 0, "speculative", "none");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing", R"("none")");
 }
@@ -619,7 +618,7 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
   return *entry->trace;
 }
 
-// policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.
+// METRO is for decode [METRO]; what a step does that holds both is the config's choice.
 StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_tokens) {
   if (kind != StepKind::mixed) return kind;
   switch (mixed.kind) {

@@ -17,8 +17,8 @@ namespace moesim {
 
 namespace {
 
-// Of one layer: 65,536 GPUs with 16 each. Beyond that a policy takes minutes without a word.
-constexpr int most_slots = 1 << 20;
+// Of slots with GPUs, in a layer: a second or so, as on 16,384 GPUs with a slot each.
+constexpr std::int64_t most_comparisons = 1 << 28;
 
 struct Options {
   PolicyOptions policy;
@@ -66,10 +66,12 @@ Placed make_placement(const Options& options) {
   problem.experts = static_cast<int>(seen->load.front().size());
   problem.gpus = options.gpus;
   problem.slots_per_gpu = slots_per_gpu(options, problem.experts);
-  if (std::int64_t{problem.slots_per_gpu} * problem.gpus > most_slots) {
-    throw ConfigError(fmt::format(
-        "--gpus {} --replication {}: {} slots in a layer; expected at most {}", options.gpus,
-        options.replication, std::int64_t{problem.slots_per_gpu} * problem.gpus, most_slots));
+  const std::int64_t slots = std::int64_t{problem.slots_per_gpu} * problem.gpus;
+  if (slots * problem.gpus > most_comparisons) {
+    throw ConfigError(
+        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many "
+                    "GPUs: packing compares each slot with each GPU",
+                    options.gpus, slots, most_comparisons / problem.gpus));
   }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
@@ -149,7 +151,7 @@ Action setup_place(CLI::App& command) {
       ->check(CLI::Range(1, 1 << 16));
   auto* slots =
       command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
-          ->check(CLI::Range(1, most_slots));
+          ->check(CLI::Range(1, 1 << 24));
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 
 namespace {
 
 // Requests of one topic share experts, so a group that already reads a request's experts takes it
-// for less (policies.md 9.4). The least time of the group's decode step with the request on it, as
+// for less. The least time of the group's decode step with the request on it, as
 // far as it depends on requests:
 //   time to read the KV cache of the group's most loaded rank
 //   + weight * time to read the experts that requests of the group use

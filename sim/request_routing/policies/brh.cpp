@@ -5,7 +5,7 @@
 #include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/horizon.hpp"
 #include "sim/request_routing/prediction.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 
@@ -53,7 +53,7 @@ class Lookahead {
   OutputLengths outputs_;
 };
 
-// BalanceRoute with a horizon (arXiv:2605.06113; policies.md 3): the least beta sum_h gamma^h max(s
+// BalanceRoute with a horizon [BalanceRoute]: the least beta sum_h gamma^h max(s
 // - m_g(h), 0), as overflow() has it of several EP groups. The gain alpha s sum gamma^h is the same
 // for all ranks.
 class Brh final : public OneByOneRouter {
