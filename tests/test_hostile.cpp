@@ -164,6 +164,8 @@ TEST_CASE("request traces with impossible times or lengths are refused") {
   CHECK_THAT(error(azure("9999-11-16 18:15:46")), Contains(":2: \"9999"));
   CHECK_THAT(error(azure("0000-01-01 00:00:00")), Contains("is not a time"));
   CHECK_THAT(error(azure("2023-02-30 00:00:00")), Contains("is not a time"));
+  for (const char* zone : {"+", "+1", "+01:0", "+25:00", "-01:60", "+01:00x", "CET"})
+    CHECK_THAT(error(azure("2023-11-16 18:15:46" + std::string(zone))), Contains("is not a time"));
   const std::string ours = "arrival_s,prompt_tokens,output_tokens\n";
   CHECK(error(ours + "-3e9,1,1\n3e9,1,1\n").empty());
   for (const char* time : {"nan", "inf", "-inf", "1e300", "9e9", "-9e9"}) {

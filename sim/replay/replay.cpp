@@ -18,6 +18,9 @@ namespace moesim {
 
 namespace {
 
+// Tokens of all batches of one size: their rows take 512 MB.
+constexpr std::int64_t most_sampled_tokens = 1 << 26;
+
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
@@ -365,6 +368,13 @@ void require_sound(const ReplayConfig& config) {
   if (config.sampled_batches < 1) throw ConfigError("replay: expected at least 1 sampled batch");
   for (const int batch : config.batches) {
     if (batch < 1) throw ConfigError(fmt::format("replay: a batch of {}; expected >= 1", batch));
+    if (std::int64_t{batch} * config.sampled_batches > most_sampled_tokens) {
+      throw ConfigError(fmt::format(
+          "replay: {} batches of {} tokens; expected at most {} tokens in all, that is batches of "
+          "at most {}, or fewer of them",
+          config.sampled_batches, batch, most_sampled_tokens,
+          most_sampled_tokens / config.sampled_batches));
+    }
   }
 }
 
@@ -372,6 +382,7 @@ void require_sound(const ReplayConfig& config) {
 
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
   require_sound(config);
+  trace.check_ids();  // of a long trace only some rows were when it was opened
   const Limits limits = read_limits(config);
   const Usable usable = usable_requests(trace, config.fit);
   std::vector<Batches> batches;

@@ -17,6 +17,9 @@ namespace moesim {
 
 namespace {
 
+// Of slots with GPUs, in a layer: a second or so, as on 16,384 GPUs with a slot each.
+constexpr std::int64_t most_comparisons = 1 << 28;
+
 struct Options {
   PolicyOptions policy;
   std::string placement, load, trace, output, format = "sglang";
@@ -63,6 +66,13 @@ Placed make_placement(const Options& options) {
   problem.experts = static_cast<int>(seen->load.front().size());
   problem.gpus = options.gpus;
   problem.slots_per_gpu = slots_per_gpu(options, problem.experts);
+  const std::int64_t slots = std::int64_t{problem.slots_per_gpu} * problem.gpus;
+  if (slots * problem.gpus > most_comparisons) {
+    throw ConfigError(
+        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many "
+                    "GPUs: packing compares each slot with each GPU",
+                    options.gpus, slots, most_comparisons / problem.gpus));
+  }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
   return {place_all(*placer, problem, *seen), std::move(seen->load)};
@@ -138,17 +148,17 @@ Action setup_place(CLI::App& command) {
   command
       .add_option("--gpus", options->gpus,
                   "expert-parallel ranks; with --placement only if the file does not say")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(CLI::Range(1, 1 << 16));
   auto* slots =
       command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
-          ->check(CLI::PositiveNumber);
+          ->check(CLI::Range(1, 1 << 24));
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);
   command.add_option("--nodes", options->nodes, "nodes the GPUs stand in (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", options->groups, "expert groups (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--format", options->format, "of the placement that is written (default: sglang)")
       ->check(CLI::IsMember(

@@ -82,7 +82,9 @@ Action setup_replay(CLI::App& command) {
       .add_option("--routing", options->routings,
                   "the same for routing policies (even,metro,optimal)")
       ->delimiter(',');
-  command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
+  command.add_option("--batch", config.batches, "tokens per batch (32)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
   command
       .add_option("--sample", options->sample,
                   "distinct: one token of each of B requests; consecutive: B tokens of one; "
@@ -96,10 +98,10 @@ Action setup_replay(CLI::App& command) {
       ->check(CLI::IsMember(
           std::vector<std::string>(replay_fit_names.begin(), replay_fit_names.end())));
   command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
+  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--weight-time", config.time.weight_time,
                   "time to read one slot's weights, in any unit (1)")

@@ -11,6 +11,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
+#include "tools/cli/this_build.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/sweep/slurm.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -88,11 +89,12 @@ int submit(const Options& options, const Sweep& sweep, const PointRunner& runner
   return 0;
 }
 
-int run_here(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
   ProgressBar checks("points checked");
   ProgressBar progress("points");
   SweepOptions how;
   how.threads = threads_of(options);
+  how.version = this_build();
   how.refuse_infeasible = options.shard.empty();
   how.checked = [&](std::size_t checked, std::size_t total) {
     checks.update(static_cast<std::int64_t>(checked), static_cast<std::int64_t>(total));
@@ -108,11 +110,19 @@ int run_here(const Options& options, const Sweep& sweep, const PointRunner& runn
   progress.finish();
   if (outcome.resumed > 0)
     spdlog::info("{} of {} points were done before", outcome.resumed, sweep.points.size());
+  if (outcome.resumed > 0 && outcome.written_by != how.version) {
+    spdlog::warn(
+        "they were done by moesim {}, this is {}: results may differ; to run all again, name "
+        "another file with -o",
+        outcome.written_by.empty() ? "of a version that was not noted" : outcome.written_by,
+        how.version);
+  }
   if (outcome.left > 0) {
     spdlog::warn("stopped with {} points left; the same command runs them", outcome.left);
     return exit_interrupted;
   }
-  const StoredSweep stored = Store::open(options.store).read();
+  sweep.points = {};  // the store has them
+  const StoredSweep stored = read_for_text(Store::open(options.store));
   print(sweep_text(stored));
   const bool failed =
       std::any_of(stored.points.begin(), stored.points.end(),
@@ -121,17 +131,19 @@ int run_here(const Options& options, const Sweep& sweep, const PointRunner& runn
 }
 
 int run(const Options& options) {
+  if (options.store.empty()) throw ConfigError("-o: the store has no name; name a SQLite file");
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   TraceLibrary traces;
+  const std::filesystem::path base_file = sweep.base_file;
   const auto load = [&](const Json& config) {
-    return load_experiment(ConfigNode(config, sweep.base_file), traces);
+    return load_experiment(ConfigNode(config, base_file), traces);
   };
   const PointRunner runner{
       [&](const Json& config) { load(config); },
       [&](const Json& config) { return moesim::run(load(config)).document.dump(); }};
   return options.launcher == "slurm" ? submit(options, sweep, runner)
-                                     : run_here(options, sweep, runner);
+                                     : run_here(options, std::move(sweep), runner);
 }
 
 constexpr std::string_view footer = R"(CONFIG is a JSON file:

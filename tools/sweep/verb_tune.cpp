@@ -43,6 +43,16 @@ double per_second(const Json& rate) {
   return parse_quantity<PerSecond>(rate.get<std::string>()).value();
 }
 
+void require_rates(const std::vector<Json>& rates, const ConfigNode& file) {
+  for (const Json& rate : rates) {
+    if (rate.is_string()) continue;  // its unit is read with the experiments
+    file.fail(
+        fmt::format("\"{}\": expected a rate with its unit in quotes, such as \"12 /s\", "
+                    "found {}",
+                    rate_pointer, rate.dump()));
+  }
+}
+
 Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   const Json& document = sweep.document;
   if (document.contains("blocks") || document.contains("seeds"))
@@ -62,6 +72,7 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
     file.fail(fmt::format(
         "needs an axis \"{}\" with the loads to bisect, e.g. [\"1 /s\", \"2 /s\"]", rate_pointer));
   }
+  require_rates(grid.rates, file);
   std::sort(grid.rates.begin(), grid.rates.end(),
             [](const Json& a, const Json& b) { return per_second(a) < per_second(b); });
   if (document.contains("zip")) {
