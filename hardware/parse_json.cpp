@@ -29,9 +29,31 @@ bool too_deep(std::string_view text) {
   return false;
 }
 
-}  // namespace
+// Python's json writes floats that JSON has no word for; they become null.
+std::string without_python_words(std::string_view text) {
+  std::string plain;
+  plain.reserve(text.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto word = [&]() -> std::string_view {
+      for (const std::string_view one : {"NaN", "Infinity", "-Infinity"}) {
+        if (!in_string && text.substr(i, one.size()) == one) return one;
+      }
+      return {};
+    }();
+    if (!word.empty()) {
+      plain += "null";
+      i += word.size();
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) plain += text[i++];
+    plain += text[i++];
+  }
+  return plain;
+}
 
-Json parse_json(std::string_view text) {
+Json parse_strictly(std::string_view text) {
   if (too_deep(text))
     throw ConfigError(fmt::format("nested deeper than {} lists and objects", deepest));
   try {
@@ -46,9 +68,21 @@ Json parse_json(std::string_view text) {
   }
 }
 
+}  // namespace
+
+Json parse_json(std::string_view text) {
+  try {
+    return parse_strictly(text);
+  } catch (const ConfigError&) {
+    const std::string plain = without_python_words(text);
+    if (plain == text) throw;
+    return parse_strictly(plain);
+  }
+}
+
 Json json_or_text(std::string_view text) {
   try {
-    return parse_json(text);
+    return parse_strictly(text);
   } catch (const ConfigError&) {
     return std::string(text);
   }

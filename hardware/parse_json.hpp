@@ -7,7 +7,8 @@
 
 namespace moesim {
 
-/// Parses JSON that somebody else wrote. Throws ConfigError, without a place, if it is not JSON or
+/// Parses JSON that somebody else wrote. NaN, Infinity and -Infinity, as Python writes them, are
+/// null. Throws ConfigError, without a place, if it is not JSON or
 /// nested deeper than 64 (values are copied by recursion, which a hostile text could make as deep
 /// as it is long).
 Json parse_json(std::string_view text);

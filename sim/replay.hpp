@@ -78,6 +78,9 @@ struct ReplayRow {
 /// placement has no solution, or the trace has too few usable requests or tokens for a batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
 
+/// How its placements are taken where that may surprise, a line each.
+std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&);
+
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow.
 OrderedJson to_json(const std::vector<ReplayRow>&);
 

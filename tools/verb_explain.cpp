@@ -6,6 +6,7 @@
 #include "sim/simulator.hpp"
 #include "tools/experiment_options.hpp"
 #include "tools/output.hpp"
+#include "tools/remarks.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -147,7 +148,7 @@ Action setup_explain(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
-    const Experiment e = load_experiment(options->experiment.read(), traces);
+    const Experiment e = Remarks().say_of(load_experiment(options->experiment.read(), traces));
     const int sequences = options->sequences > 0 ? options->sequences : e.scheduler->max_num_seqs();
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();

@@ -6,6 +6,7 @@
 #include "sim/replay.hpp"
 #include "tools/output.hpp"
 #include "tools/policy_options.hpp"
+#include "tools/remarks.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -126,7 +127,10 @@ Action setup_replay(CLI::App& command) {
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
-    const std::vector<ReplayRow> rows = replay(RoutingTrace::open(options->trace), asked);
+    const RoutingTrace trace = RoutingTrace::open(options->trace);
+    Remarks said;
+    for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
+    const std::vector<ReplayRow> rows = replay(trace, asked);
     print(options->json ? to_json(rows).dump(1) + "\n" : to_text(rows));
     return 0;
   };

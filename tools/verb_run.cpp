@@ -12,6 +12,7 @@
 #include "tools/intervals.hpp"
 #include "tools/output.hpp"
 #include "tools/progress.hpp"
+#include "tools/remarks.hpp"
 #include "tools/run_csv.hpp"
 #include "tools/table.hpp"
 #include "tools/timeline.hpp"
@@ -221,7 +222,7 @@ int run_experiment(const Options& options) {
   }
   TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
-  const Experiment experiment = load_experiment(config, traces);
+  const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   RequestLog requests;

@@ -11,6 +11,7 @@
 #include "sim/simulator.hpp"
 #include "tools/output.hpp"
 #include "tools/progress.hpp"
+#include "tools/remarks.hpp"
 #include "tools/slurm/slurm.hpp"
 #include "tools/sweep.hpp"
 #include "tools/verbs.hpp"
@@ -124,8 +125,9 @@ int run(const Options& options) {
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   TraceLibrary traces;
+  Remarks remarks;
   const auto load = [&](const Json& config) {
-    return load_experiment(ConfigNode(config, sweep.base_file), traces);
+    return remarks.say_of(load_experiment(ConfigNode(config, sweep.base_file), traces));
   };
   const PointRunner runner{
       [&](const Json& config) { load(config); },
