@@ -5,10 +5,10 @@
 
 #include <fmt/format.h>
 
-#include "sim/placement/placement_file.hpp"
+#include "sim/placement/files/placement_file.hpp"
+#include "sim/placement/files/plain_yaml.hpp"
 #include "sim/placement/placement_score.hpp"
-#include "sim/placement/plain_yaml.hpp"
-#include "sim/replay.hpp"
+#include "sim/replay/replay.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "models/quantization.hpp"
+#include "sim/experiment/experiment.hpp"
+#include "tools/cli/experiment_options.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+Action setup_check(CLI::App& command) {
+  const auto options = std::make_shared<ExperimentOptions>();
+  options->add_to(command);
+  return [options] {
+    TraceLibrary traces;
+    const Experiment e = Remarks().say_of(load_experiment(options->read(), traces));
+    const bool given = options->read().json().contains("precision");
+    const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
+    const ParameterCount parameters = count_parameters(e.model);
+    const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+    print(
+        fmt::format("{}: good\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+                    "precision: {} ({})\n"
+                    "{} slots per layer ({:.4g}x)\n"
+                    "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
+                    "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
+                    options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
+                    gpus_of(e), e.cluster.name, precision_text(e.precision),
+                    given ? "as given" : "as the model's files say", slots, e.replication_effective,
+                    gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
+                    gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
+                    gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens));
+    return 0;
+  };
+}
+
+}  // namespace moesim
