@@ -75,7 +75,4 @@ class Frontend {
   std::vector<Assignment> assignments_;
 };
 
-/// What a router is built with in this experiment.
-RouterContext router_context(const Experiment&);
-
 }  // namespace moesim
