@@ -6,11 +6,13 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include "sim/experiment/pools.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/store.hpp"
@@ -136,7 +138,9 @@ TuneBound bound_of(const Experiment& e, double attainment) {
     throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
   const Lengths lengths = lengths_of(e, attainment);
   const auto [prefill, decode] = groups(e);
-  const TuneBound p = prefill_bound(prefill, e.slo, lengths);
+  const TuneBound p = prefill.scheduler->prompts_arrive_computed()
+                          ? TuneBound{std::numeric_limits<double>::infinity(), 0}
+                          : prefill_bound(prefill, e.slo, lengths);
   const TuneBound d = decode_bound(decode, e.slo, lengths);
   double goodput = std::min(p.goodput, d.goodput);
   // Steps of one kind or the other share the time.
@@ -196,7 +200,7 @@ class Runs {
  public:
   Runs(const SloSearch& search, TraceLibrary& traces, Remarks& remarks, const SloHooks& hooks)
       : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
-    if (!search.store.empty()) resume();
+    if (!search.store.empty()) open_store();
   }
 
   Experiment load(const Json& config) {
@@ -213,7 +217,7 @@ class Runs {
     tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t i) {
       tbb::this_task_arena::isolate([&] { rows[i] = run(configs[i]); });
     });
-    if (!search_.store.empty()) record(configs, rows);
+    if (store_) record(configs, rows);
     std::vector<Trial> trials;
     for (std::size_t i = 0; i < points.size(); ++i) trials.push_back(note(points[i], rows[i]));
     hooks_.ran(runs_.size());
@@ -231,7 +235,8 @@ class Runs {
  private:
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
-    config[Json::json_pointer(rate_pointer)] = rate_text(search_.ladder.rate(point.rung));
+    const double rate = search_.ladder.rate(point.rung);
+    search_.set_load(config, rate_text(rate), rate);
     return config;
   }
 
@@ -260,47 +265,45 @@ class Runs {
       best_report_ = std::move(row.report);
     }
     Json kept;
-    if (report.contains("metrics")) kept["metrics"] = report.at("metrics");
+    for (const char* key : {"metrics", "breakdown"}) {
+      if (report.contains(key)) kept[key] = report.at(key);
+    }
     row.report = kept.dump();
     runs_.emplace(point, std::move(row));
     return trial;
   }
 
-  void resume() {
+  void open_store() {
     std::error_code none;
-    if (!std::filesystem::exists(search_.store, none)) return;
-    const Store store = Store::open(search_.store);
-    if (store.sweep() != search_.document.dump()) {
-      throw ConfigError(fmt::format("{}: holds the runs of something else; name another file",
-                                    search_.store.string()));
+    std::vector<SweepPoint> points;
+    const auto size = std::filesystem::file_size(search_.store, none);
+    if (!none && size > 0) {
+      const Store before = Store::open(search_.store);
+      if (before.sweep() != search_.document.dump()) {
+        throw ConfigError(fmt::format("{}: holds the runs of something else; name another file",
+                                      search_.store.string()));
+      }
+      for (StoreRow& row : before.rows()) {
+        points.push_back({row.config_hash, Json::parse(row.config)});
+        if (row.status == PointStatus::done) known_.emplace(row.config_hash, std::move(row));
+      }
     }
-    for (StoreRow& row : store.rows()) {
-      all_.push_back({row.config_hash, Json::parse(row.config)});
-      if (row.status == PointStatus::done) known_.emplace(row.config_hash, std::move(row));
-    }
+    store_.emplace(Store::open_for(search_.store, search_.document, points));
   }
 
-  void record(const std::vector<SweepPoint>& points, std::vector<StoreRow>& rows) {
+  void record(const std::vector<SweepPoint>& points, const std::vector<StoreRow>& rows) {
     std::vector<StoreRow> fresh;
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (known_.contains(rows[i].config_hash)) {
-        ++resumed_;
-        continue;
-      }
-      const bool pending = std::ranges::any_of(all_, [&](const SweepPoint& point) {
-        return point.config_hash == points[i].config_hash;
-      });
-      if (!pending) all_.push_back(points[i]);
-      fresh.push_back(rows[i]);
+    for (const StoreRow& row : rows) {
+      known_.contains(row.config_hash) ? void(++resumed_) : fresh.push_back(row);
     }
-    if (!fresh.empty()) Store::open_for(search_.store, search_.document, all_).record(fresh);
+    if (!fresh.empty()) store_->record(fresh, points);
   }
 
   const SloSearch& search_;
   TraceLibrary& traces_;
   Remarks& remarks_;
   const SloHooks& hooks_;
-  std::vector<SweepPoint> all_;            // of the store
+  std::optional<Store> store_;
   std::map<std::string, StoreRow> known_;  // done before
   std::map<TunePoint, StoreRow> runs_;
   std::size_t resumed_ = 0;
@@ -344,7 +347,15 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                           : fmt::format("{} (none of the {} places can be run; this is the first)",
                                         result.refused, result.cannot_run));
   }
+  problem.start = search.start;
+  if (search.start < 0) {
+    // The best bound is loose: about half of it is where to begin.
+    for (const auto& bound : problem.bounds) {
+      if (bound) problem.start = std::max(problem.start, .5 * bound->goodput);
+    }
+  }
   result.search = tune(problem);
+  result.search.stopped |= hooks.stop();
   for (const TuneResult::Found& found : result.search.found) result.found.push_back(runs.of(found));
   if (result.search.nearest) result.nearest.push_back(runs.of(*result.search.nearest));
   result.best_report = runs.best_report();

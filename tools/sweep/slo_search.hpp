@@ -23,7 +23,13 @@ struct SloSearch {
   RateLadder ladder;
   double attainment = .9;  ///< share of the requests that must meet the SLO
   bool sure = false;
-  std::filesystem::path store;  ///< of every run; with one, a search goes on where it stopped
+  std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
+  double start = 0;               ///< a load to begin with; below 0: by the best bound
+  /// Sets the load of a place.
+  std::function<void(Json& place, const std::string& rate, double per_second)> set_load =
+      [](Json& place, const std::string& rate, double) {
+        place[Json::json_pointer(rate_pointer)] = rate;
+      };
 };
 
 /// A run of a search.
@@ -31,7 +37,7 @@ struct SloRun {
   std::size_t place = 0;
   std::string rate;  ///< as the config has it
   Trial trial;
-  Json config, report;  ///< of the report its "metrics"
+  Json config, report;  ///< of the report its "metrics" and "breakdown"
 };
 
 struct SloResult {

@@ -35,7 +35,7 @@ double RateLadder::rate(int rung) const {
 
 int RateLadder::above(double rate) const {
   int rung = -most_below;
-  while (this->rate(rung) <= rate) ++rung;
+  while (rung < size() + most_above && this->rate(rung) <= rate) ++rung;
   return rung;
 }
 
@@ -112,8 +112,9 @@ class Search {
   // Every place that its bound leaves a chance, under the lightest load that would make it the
   // best.
   void challenge_all() {
+    const int lightest = problem_.start > 0 ? problem_.ladder.above(problem_.start) - 1 : 0;
     for (std::size_t next = 0; next < places_.size();) {
-      const int rung = best_ ? problem_.ladder.above(best_goodput()) : 0;
+      const int rung = best_ ? problem_.ladder.above(best_goodput()) : lightest;
       std::vector<TunePoint> challengers;
       for (; next < places_.size() && challengers.size() < at_once; ++next) {
         if (bound(places_[next]) > best_goodput()) challengers.push_back({places_[next], rung});
@@ -125,6 +126,8 @@ class Search {
           climb(challenger.place, challenger.rung);
         }
       }
+      // It began too high: down from there, with the place that has most to promise.
+      if (!best_ && lightest > 0) narrow(challengers.front().place, -1, lightest);
     }
   }
 

@@ -17,7 +17,7 @@ class RateLadder {
   explicit RateLadder(std::vector<double> rates, double ratio = 1.4142135623730951);
   int size() const { return static_cast<int>(rates_.size()); }
   double rate(int rung) const;
-  /// The lowest rung whose rate is above this one (>= that of rung -`most_below`).
+  /// The lowest rung whose rate is above this one, between the ends that are ever tried.
   int above(double rate) const;
   static constexpr int most_below = 16, most_above = 16;
 
@@ -55,6 +55,8 @@ struct TuneProblem {
   std::function<std::optional<std::vector<Trial>>(std::span<const TunePoint>)> run;
   /// Whether every point of the ladder that could still be better is run in the end.
   bool sure = false;
+  /// A load to begin with, in requests/s; 0: the ladder's lightest.
+  double start = 0;
   /// Of the best places, to rank below the best one.
   std::size_t runners_up = 4;
 };
