@@ -93,7 +93,6 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
-    experiment.placement_type = reader.text("type");
     experiment.replication = reader.number("replication", {1.0, double(ranks)});
     const bool strict = reader.flag("strict");
 
@@ -348,7 +347,8 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.rebalance_buffer = expert * (rebalancer ? rebalancer->buffer_slots() : 0);
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
-  memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
+  memory.kv_blocks =
+      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
   return memory;
 }
 
@@ -383,7 +383,6 @@ void check_pipeline(const ConfigNode& node, const Experiment& e) {
   };
   refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
   refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
-  refuse(!e.failures.outages.empty(), "failures", "none");
   refuse(e.speculation.tokens > 0, "speculative", "none");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing", R"("none")");
 }

@@ -116,6 +116,29 @@ std::string abandoned(const OrderedJson& metrics) {
                      metrics["cancelled"].get<std::int64_t>());
 }
 
+// Whether throughput is that of a steady state, and how much was asked for.
+std::string state_of(const OrderedJson& measurement) {
+  const OrderedJson& offered = measurement["offered_request_rate"];
+  std::string text = fmt::format(
+      "{}, served {} /s: ",
+      offered.is_null() ? "closed loop" : fmt::format("offered {} /s", number(offered, 2)),
+      number(measurement["served_request_rate"], 2));
+  const OrderedJson& state = measurement["state"];
+  if (state == "stable") text += "STABLE";
+  if (state == "overloaded") text += "OVERLOADED, the wait for a first token grows and grows";
+  if (state == "unsteady") {
+    text +=
+        "NO STEADY STATE, fewer requests leave than arrive between warm-up and last arrival; use "
+        "more requests";
+  }
+  if (state == "too_short") {
+    text +=
+        "RUN TOO SHORT, after the warm-up not every group takes several steps; rates are of the "
+        "whole run with its ramps; use more requests";
+  }
+  return wrapped(text) + "\n";
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
   if (m["completed"] == 0 && m.contains("timed_out")) {
@@ -132,11 +155,11 @@ std::string summary(const OrderedJson& report) {
   std::string text = fmt::format(
       "{} requests finished, {} rejected{}; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
-      "requests/s\n\n",
+      "requests/s\n{}\n",
       m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(), abandoned(m),
       m["duration_s"].get<double>(), m["total_token_throughput"].get<double>(),
       m["output_throughput"].get<double>(), m["tokens_per_s_per_gpu"].get<double>(),
-      m["request_throughput"].get<double>());
+      m["request_throughput"].get<double>(), state_of(report["measurement"]));
 
   Table latency({"latency, ms", "mean", "median", "p90", "p99"});
   for (const std::string name : {"ttft", "tpot", "itl", "e2el"}) {
@@ -191,6 +214,12 @@ std::string summary(const OrderedJson& report) {
                         number(m["cost_per_million_output_tokens"], 2));
   }
   return text + bands_of(report);
+}
+
+// Nobody was served: a script should not take that for a result.
+bool all_rejected(const OrderedJson& metrics) {
+  return metrics["rejected"] > 0 && metrics["completed"] == 0 &&
+         metrics.value("timed_out", 0) + metrics.value("cancelled", 0) == 0;
 }
 
 OrderedJson profile_of(const SimulatorWork& work, double wall) {
@@ -258,7 +287,7 @@ int run_experiment(const Options& options) {
   if (steps) steps->finish();
   if (!options.report.empty()) write_file(options.report, document);
   print(options.json ? document : summary(report.document));
-  return 0;
+  return all_rejected(report.document["metrics"]) ? 3 : 0;
 }
 
 }  // namespace
