@@ -92,12 +92,31 @@ bool is_json(std::string_view text) {
   return Json::sax_parse(text, &keys);
 }
 
-}  // namespace
-
-Json parse_json(std::string_view text) {
-  if (!too_deep(text)) is_json(text);
-  return parse_written_json(text);
+// Python's json writes floats that JSON has no word for; they become null.
+std::string without_python_words(std::string_view text) {
+  std::string plain;
+  plain.reserve(text.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto word = [&]() -> std::string_view {
+      for (const std::string_view one : {"NaN", "Infinity", "-Infinity"}) {
+        if (!in_string && text.substr(i, one.size()) == one) return one;
+      }
+      return {};
+    }();
+    if (!word.empty()) {
+      plain += "null";
+      i += word.size();
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) plain += text[i++];
+    plain += text[i++];
+  }
+  return plain;
 }
+
+}  // namespace
 
 Json parse_written_json(std::string_view text) {
   if (too_deep(text))
@@ -112,6 +131,14 @@ Json parse_written_json(std::string_view text) {
     throw ConfigError(
         fmt::format("not JSON {}", message.substr(place == message.npos ? 0 : place)));
   }
+}
+
+Json parse_json(std::string_view text) {
+  if (!too_deep(text) && !is_json(text)) {
+    const std::string plain = without_python_words(text);
+    if (plain != text) return parse_json(plain);
+  }
+  return parse_written_json(text);
 }
 
 Json json_or_text(std::string_view text) {

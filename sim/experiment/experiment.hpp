@@ -126,6 +126,8 @@ struct Experiment {
   std::shared_ptr<const Pools> pools{};
 
   Json config{};  ///< resolved: every key, defaults included
+  /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
+  std::vector<std::string> remarks{};
 
   /// Attention ranks behind the router.
   int ranks() const { return instances * parallel.dp; }
@@ -135,6 +137,8 @@ struct Experiment {
 std::vector<const Experiment*> groups_of(const Experiment&);
 /// GPUs of all groups.
 int gpus_of(const Experiment&);
+/// The remarks on all groups, each once.
+std::vector<std::string> remarks_of(const Experiment&);
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});

@@ -378,7 +378,29 @@ void require_sound(const ReplayConfig& config) {
   }
 }
 
+// A trace tells which layers of its model have experts; none is known to follow the last of them.
+PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
+                                   double replication) {
+  const std::vector<int>& layers = trace.meta().layer_ids;
+  return {.experts = trace.num_experts(),
+          .gpus = config.gpus,
+          .slots_per_gpu = slots_for_replication(trace.num_experts(), config.gpus, replication),
+          .nodes = config.nodes,
+          .groups = config.groups,
+          .moe_layers = layers,
+          .model_layers = *std::ranges::max_element(layers) + 1};
+}
+
 }  // namespace
+
+std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config) {
+  std::vector<std::string> remarks;
+  for (const ConfigNode& policy : config.placements) {
+    std::string remark = placers().make(policy)->remark(placement_problem(trace, config, 1));
+    if (!remark.empty()) remarks.push_back(std::move(remark));
+  }
+  return remarks;
+}
 
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
   require_sound(config);
@@ -399,9 +421,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   std::vector<ReplayRow> rows;
   for (std::size_t p = 0; p < asked.size(); ++p) {
     for (const double replication : config.replications) {
-      const int slots = slots_for_replication(trace.num_experts(), config.gpus, replication);
-      const ExpertPlacement placement = place_all(
-          *asked[p], {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, seen);
+      const PlacementProblem problem = placement_problem(trace, config, replication);
+      const ExpertPlacement placement = place_all(*asked[p], problem, seen);
       const Routers routers = make_routers(config.routings, {placement, config.time});
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores =
@@ -411,7 +432,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           row.placement = label(config.placements[p]);
           row.replication = replication;
           row.replication_effective =
-              static_cast<double>(slots) * config.gpus / trace.num_experts();
+              static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
           row.batch = config.batches[b];
           row.tokens_per_request = batches[b].tokens_per_request();
           row.routing = label(config.routings[i]);

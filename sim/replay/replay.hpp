@@ -79,6 +79,9 @@ struct ReplayRow {
 /// tokens for a batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
 
+/// How its placements are taken where that may surprise, a line each.
+std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&);
+
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow.
 OrderedJson to_json(const std::vector<ReplayRow>&);
 

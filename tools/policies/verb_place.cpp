@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -10,6 +11,7 @@
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -42,12 +44,21 @@ int slots_per_gpu(const Options& options, int experts) {
   return options.slots / options.gpus;
 }
 
-std::optional<ExpertStatistics> what_was_seen(const Options& options, bool coactivation) {
-  if (!options.load.empty()) return ExpertStatistics{read_load(options.load), {}};
+struct Seen : ExpertStatistics {
+  std::vector<int> layers;  // the model's, by number
+};
+
+std::optional<Seen> what_was_seen(const Options& options, bool coactivation) {
+  if (!options.load.empty()) {
+    Seen seen{{read_load(options.load), {}}, {}};
+    seen.layers.resize(seen.load.size());
+    std::iota(seen.layers.begin(), seen.layers.end(), 0);
+    return seen;
+  }
   if (options.trace.empty()) return std::nullopt;
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   trace.check_ids();
-  return observe(std::array{&trace}, false, coactivation);
+  return Seen{observe(std::array{&trace}, false, coactivation), trace.meta().layer_ids};
 }
 
 struct Placed {
@@ -59,7 +70,7 @@ struct Placed {
 Placed make_placement(const Options& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());
-  std::optional<ExpertStatistics> seen = what_was_seen(options, placer->uses_coactivation());
+  std::optional<Seen> seen = what_was_seen(options, placer->uses_coactivation());
   if (!seen) throw ConfigError("--policy needs --load FILE or --trace DIR");
   if (options.gpus == 0) throw ConfigError("--policy needs --gpus");
   PlacementProblem problem;
@@ -75,6 +86,9 @@ Placed make_placement(const Options& options) {
   }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
+  problem.moe_layers = seen->layers;
+  problem.model_layers = *std::ranges::max_element(seen->layers) + 1;
+  Remarks().say(placer->remark(problem));
   return {place_all(*placer, problem, *seen), std::move(seen->load)};
 }
 
@@ -83,7 +97,7 @@ Placed read_placed(const Options& options) {
   Placed placed;
   placed.placement =
       read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
-  std::optional<ExpertStatistics> seen = what_was_seen(options, false);
+  std::optional<Seen> seen = what_was_seen(options, false);
   placed.load = seen ? std::move(seen->load) : uniform_load(placed.placement);
   return placed;
 }
@@ -143,7 +157,8 @@ Action setup_place(CLI::App& command) {
       ->excludes(policy);
   auto* load = command.add_option(
       "--load", options->load,
-      "observed tokens: {\"load\": [layers][experts]} or .npy ([steps,] layers, experts)");
+      "observed tokens: {\"load\": [layers][experts]}, SGLang's {\"logical_count\": ..} or .npy "
+      "([steps,] layers, experts)");
   command.add_option("--trace", options->trace, "routing trace, counted instead")->excludes(load);
   command
       .add_option("--gpus", options->gpus,

@@ -5,6 +5,7 @@
 
 #include "sim/replay/replay.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -128,7 +129,10 @@ Action setup_replay(CLI::App& command) {
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
-    const std::vector<ReplayRow> rows = replay(RoutingTrace::open(options->trace), asked);
+    const RoutingTrace trace = RoutingTrace::open(options->trace);
+    Remarks said;
+    for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
+    const std::vector<ReplayRow> rows = replay(trace, asked);
     print(options->json ? to_json(rows).dump(1) + "\n" : to_text(rows));
     return 0;
   };

@@ -10,6 +10,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -278,7 +279,7 @@ int run_experiment(const Options& options) {
                      {"--timeline", options.timeline}});
   TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
-  const Experiment experiment = load_experiment(config, traces);
+  const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   RequestLog requests;

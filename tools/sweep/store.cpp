@@ -318,16 +318,20 @@ Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
   Statement(store.file_, store.database_.get(), "UPDATE meta SET sweep = ?1")
       .bind(1, sweep.dump())
       .step();
-  Statement insert(store.file_, store.database_.get(),
+  store.insert(points);
+  store.execute(view_sql(axes_of(sweep)));
+  store.execute("COMMIT");
+  return store;
+}
+
+void Store::insert(std::span<const SweepPoint> points) const {
+  Statement insert(file_, database_.get(),
                    "INSERT INTO points VALUES(?1, ?2, 'pending', NULL, NULL)"
                    " ON CONFLICT(config_hash) DO NOTHING");
   for (const SweepPoint& point : points) {
     const std::string config = point.config.dump();
     insert.bind(1, point.config_hash).bind(2, config).run_and_reset();
   }
-  store.execute(view_sql(axes_of(sweep)));
-  store.execute("COMMIT");
-  return store;
 }
 
 bool Store::is_empty() const {
@@ -501,8 +505,9 @@ void Store::record(const std::string& config_hash, PointStatus status, std::stri
   update.step();
 }
 
-void Store::record(std::span<const StoreRow> rows) {
+void Store::record(std::span<const StoreRow> rows, std::span<const SweepPoint> of) {
   execute("BEGIN IMMEDIATE");
+  insert(of);
   for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
   execute("COMMIT");
 }

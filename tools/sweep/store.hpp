@@ -107,8 +107,8 @@ class Store {
   /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
   void record(const std::string& config_hash, PointStatus, std::string_view error,
               std::string_view report);
-  /// The same for many points, all or none of them.
-  void record(std::span<const StoreRow> rows);
+  /// The same for many points, all or none of them. Points that the store lacks are added first.
+  void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
 
  private:
   struct Close {
@@ -118,6 +118,7 @@ class Store {
   Store(const std::filesystem::path& file, bool create);
   bool is_empty() const;
   bool names_writers() const;
+  void insert(std::span<const SweepPoint> points) const;
   void check_schema() const;
   template <class Read>
   void for_each_row(Read&& read) const;

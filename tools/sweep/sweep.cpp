@@ -455,6 +455,11 @@ Sweep expand_sweep(const ConfigNode& file) {
   });
 }
 
+SweepPoint point_of(Json config, const std::filesystem::path& folder) {
+  const std::uint64_t inputs = FileFingerprints().of(config, folder);
+  return sweep_point(std::move(config), inputs);
+}
+
 Shard parse_shard(std::string_view text) {
   std::size_t place = 0, count = 0;
   const char* const end = text.data() + text.size();

@@ -38,6 +38,8 @@ struct Sweep {
 /// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
 /// rule names what no point has, or no point is left.
 Sweep expand_sweep(const ConfigNode& file);
+/// A point of a config that no sweep file lists; names in it are relative to the folder.
+SweepPoint point_of(Json config, const std::filesystem::path& folder);
 /// The keys of a sweep file, as expand_sweep() reads them.
 std::span<const Key> sweep_keys();
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <memory>
 #include <thread>
 
@@ -9,9 +7,11 @@
 #include <spdlog/spdlog.h>
 
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/this_build.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/sweep/slurm.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -21,36 +21,11 @@ namespace moesim {
 namespace {
 
 constexpr int exit_internal_error = 1;
-constexpr int exit_interrupted = 130;  // 128 + SIGINT, as shells have it
 
 struct Options {
   std::string config, store, shard, launcher = "here";
   int threads = 0;
   SlurmOptions slurm;
-};
-
-// The one global: a signal handler can reach nothing else.
-std::atomic<bool> interrupted = false;
-static_assert(std::atomic<bool>::is_always_lock_free);
-
-// The first Ctrl-C, or TERM as a scheduler sends it, lets the points in flight finish; the second
-// ends the program as usual.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    for (const int number : {SIGINT, SIGTERM}) {
-      std::signal(number, [](int received) {
-        interrupted = true;
-        std::signal(received, SIG_DFL);
-      });
-    }
-  }
-  ~InterruptGuard() {
-    std::signal(SIGINT, SIG_DFL);
-    std::signal(SIGTERM, SIG_DFL);
-  }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
 int threads_of(const Options& options) {
@@ -103,7 +78,7 @@ int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
     checks.finish();
     progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
   };
-  how.stop = [] { return interrupted.load(); };
+  how.stop = [] { return InterruptGuard::interrupted(); };
 
   const InterruptGuard guard;
   const SweepOutcome outcome = run_sweep(sweep, options.store, runner, how);
@@ -136,8 +111,9 @@ int run(const Options& options) {
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   TraceLibrary traces;
   const std::filesystem::path base_file = sweep.base_file;
+  Remarks remarks;
   const auto load = [&](const Json& config) {
-    return load_experiment(ConfigNode(config, base_file), traces);
+    return remarks.say_of(load_experiment(ConfigNode(config, base_file), traces));
   };
   const PointRunner runner{
       [&](const Json& config) { load(config); },
