@@ -8,6 +8,7 @@
 #include "sim/kv_cache.hpp"
 #include "sim/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
@@ -288,6 +289,7 @@ TEST_CASE("prefix caching is refused where a window forgets tokens") {
 )" + 1);
   Json json = mooncake({{"model", "../models/zoo/gpt_oss_20b.json"}});
   json["workload"]["arrivals"]["file"] = file.path().string();
+  json["workload"]["requests"] = 5;
   CHECK_THAT(refused(json), Catch::Contains("prefix_caching: is not modelled"));
   // It is the window that is refused, not the trace.
   json["model"] = "../models/zoo/qwen3_30b_a3b.json";

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "tools/calibration.hpp"
+#include "tools/data_folder.hpp"
 #include "tools/output.hpp"
-#include "tools/source_tree.hpp"
 #include "tools/table.hpp"
 #include "tools/verbs.hpp"
 
@@ -16,7 +16,7 @@ namespace {
 
 struct Options {
   std::string points, gpu, output, source;
-  std::filesystem::path root = source_tree();
+  std::filesystem::path root = data_folder();
 };
 
 std::string_view name_of(const Constants& of) {

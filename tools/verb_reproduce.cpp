@@ -4,9 +4,9 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "tools/data_folder.hpp"
 #include "tools/output.hpp"
 #include "tools/reproduction.hpp"
-#include "tools/source_tree.hpp"
 #include "tools/verbs.hpp"
 
 namespace moesim {
@@ -16,7 +16,7 @@ namespace {
 struct Options {
   std::vector<std::string> names;
   bool all = false;
-  std::filesystem::path folder = source_tree() / "configs/reproduce";
+  std::filesystem::path folder = data_folder() / "configs/reproduce";
 };
 
 std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder) {

@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 
 #include "sim/simulator.hpp"
+#include "tools/data_folder.hpp"
 #include "tools/output.hpp"
-#include "tools/source_tree.hpp"
 #include "tools/table.hpp"
 #include "tools/validation.hpp"
 #include "tools/verbs.hpp"
@@ -19,7 +19,7 @@ namespace {
 struct Options {
   std::string points, csv, fidelity;
   std::vector<std::string> only;
-  std::filesystem::path root = source_tree();
+  std::filesystem::path root = data_folder();
   bool json = false;
 };
 
