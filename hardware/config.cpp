@@ -487,6 +487,19 @@ void ConfigReader::finish() const {
   }
 }
 
+// A config is written out again, and what is not UTF-8 cannot be.
+void check_utf8(std::string_view change) {
+  const auto printed = [&](Json::error_handler_t invalid) {
+    return Json(std::string(change)).dump(-1, ' ', false, invalid);
+  };
+  try {
+    printed(Json::error_handler_t::strict);
+  } catch (const Json::exception&) {
+    throw ConfigError(
+        fmt::format("--set {}: expected text in UTF-8", printed(Json::error_handler_t::replace)));
+  }
+}
+
 void apply_override(Json& config, std::string_view pointer_and_value) {
   const auto equals = pointer_and_value.find('=');
   const std::string pointer(pointer_and_value.substr(0, equals));
@@ -494,6 +507,7 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
     throw ConfigError(fmt::format(
         "--set {}: expected /pointer=value, e.g. /placement/replication=1.25", pointer_and_value));
   }
+  check_utf8(pointer_and_value);
   const std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
   Json changed = config;
   try {

@@ -2,7 +2,7 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
@@ -57,6 +57,16 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
              Catch::Contains("does not go by"));
   CHECK_THAT(refused({{"events", Json::array()}, {"reload_bandwidth", "0 GB/s"}}),
              Catch::Contains("/failures/reload_bandwidth: must be more than zero"));
+}
+
+TEST_CASE("failures of a pipeline are refused before any GPU of it is looked up") {
+  Json json = experiment(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
+  json["parallel"] = {{"dp", 1}, {"tp", 1}, {"ep", 1}, {"pp", 3}};
+  json["placement"] = "linear";
+  TraceLibrary traces;
+  const ConfigNode config(json, test::source_dir() / "tests" / "failures.json");
+  CHECK_THAT(config_error([&] { load_experiment(config, traces); }),
+             Catch::Contains("/failures: failures are not modelled with pp 3"));
 }
 
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {

@@ -7,9 +7,9 @@
 #include <sys/stat.h>
 
 #include "hardware/parse_json.hpp"
-#include "sim/placement/placement_file.hpp"
-#include "sim/report.hpp"
-#include "sim/simulator.hpp"
+#include "sim/placement/files/placement_file.hpp"
+#include "sim/report/report.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -237,6 +237,31 @@ TEST_CASE("NaN and infinity are found wherever they stand in a report") {
     document["a"]["b"][1] = bad;
     CHECK_FALSE(all_numbers_finite(document));
     CHECK_FALSE(all_numbers_finite(OrderedJson(bad)));
+  }
+}
+
+TEST_CASE("more GPUs or bytes than can be counted are refused") {
+  const auto refused = [](const Json& set) {
+    Json json = test::tiny_experiment(Json::object());
+    const auto folder = test::source_dir() / "hardware";
+    json["cluster"] = ConfigNode::from_file(folder / "clusters/h100x8.json").json();
+    json["cluster"]["gpu"] = ConfigNode::from_file(folder / "gpus/h100.json").json();
+    json["cluster"].merge_patch(set);
+    return refusal([&] { test::load(json); });
+  };
+  CHECK(refused(Json::object()).empty());
+  CHECK_THAT(refused({{"nodes", 1000000}, {"gpus_per_node", 1000000}}),
+             Contains("/cluster/nodes: 1000000 nodes of 1000000 GPUs are 1000000000000 GPUs"));
+  for (const char* capacity : {"1e16 B", "1e25 B", "1e30 B"}) {
+    CHECK_THAT(refused({{"gpu", {{"hbm_capacity", capacity}}}}), Contains("at most 1 PB"));
+  }
+}
+
+TEST_CASE("text that is not UTF-8 is refused where it comes in") {
+  Json json = test::tiny_experiment(Json::object());
+  for (const char* change :
+       {"/workload/gating/preset=\xff", "/workload/gating/workloads=[\"\xff\"]", "/\xff=1"}) {
+    CHECK_THAT(refusal([&] { apply_override(json, change); }), Contains("UTF-8"));
   }
 }
 

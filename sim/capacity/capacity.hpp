@@ -41,7 +41,7 @@ struct CapacityTally {
 };
 
 /// C = max(1, ceil(factor * k * tokens / experts)): selections that an expert takes.
-/// policies.md 4.6
+/// [GShard]
 std::int32_t expert_capacity(double factor, std::size_t k, std::size_t tokens, std::size_t experts);
 
 /// How many more selections every expert takes.
@@ -85,11 +85,6 @@ const Registry<CapacityRule>& capacity_rules();
 /// for the next one. `tokens` [experts] is overwritten with the selections that run.
 void limit_choices(const CapacityRule&, LayerChoices&, std::vector<DelayedSelection>& backlog,
                    std::span<std::int32_t> tokens, CapacityTally&);
-
-std::unique_ptr<CapacityRule> make_dropless(ConfigReader&);
-std::unique_ptr<CapacityRule> make_drop(ConfigReader&);
-std::unique_ptr<CapacityRule> make_reroute(ConfigReader&);
-std::unique_ptr<CapacityRule> make_delay(ConfigReader&);
 
 std::span<const Key> capacity_keys();
 /// Reads them.

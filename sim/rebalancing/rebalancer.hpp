@@ -5,8 +5,8 @@
 
 #include "hardware/registry.hpp"
 #include "sim/rebalancing/movement.hpp"
-#include "sim/row_source.hpp"
 #include "sim/token_routing/token_routing.hpp"
+#include "traces/trace_rows.hpp"
 
 namespace moesim {
 
@@ -84,13 +84,5 @@ std::span<const Key> rebalancing_keys();
 /// in SGLang's elasticity_aware algorithm.
 LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const LayerStatistics&,
                              int layer, std::span<const char> live);
-
-std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&);
-std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_periodic_keys();
-std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_async_keys();
-std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
-std::span<const Key> migrate_keys();
 
 }  // namespace moesim
