@@ -1,3 +1,4 @@
+cmake_minimum_required(VERSION 3.25)
 # Fails on an include that points up: hardware <- models <- traces <- sim <- tools, and within sim and tools from floor to
 # floor of their rooms; and on an x.cpp, beside an x.hpp, that does not include it first.
 #   cmake -D ROOT=<source tree> -P check_layers.cmake
@@ -42,7 +43,7 @@ endfunction()
 
 # Rooms of a floor do not include each other.
 check_floors("" hardware models traces sim tools)
-check_floors("sim/" placement capacity+dispatch+expert_memory+failures+scheduling+token_routing kv_cache request_routing step
+check_floors("sim/" placement capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling request_routing step
              rebalancing experiment requests report+replay serving)
 check_floors("tools/" cli run+policies+sweep+validation analysis+config report+reproduce)
 

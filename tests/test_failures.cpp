@@ -2,6 +2,7 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
+#include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -81,10 +82,9 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
     r.binding = rows.bind();
   }
   for (std::uint32_t id = 0; id < 16; ++id) instance.submit(id, id % 4);
-  std::array<RoutingCoverage, 2> coverage{};
   Time now{};
   const auto step = [&] {
-    const auto length = instance.begin_step(now, coverage);
+    const auto length = instance.begin_step(now);
     if (length) now += to_duration(*length);
     return length.has_value();
   };

@@ -2,7 +2,6 @@
 // Is what a run measures that of a stretch long enough, and does the report say when it is not?
 #include <algorithm>
 
-#include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -25,11 +24,11 @@ double throughput(const OrderedJson& report) { return report["metrics"]["output_
 // Adds up the HBM traffic of what lies between two moments, step by step.
 struct Between : RunObserver {
   Between(double from, double to) : begin(from), end(to) {}
-  void step_ended(const Instance& instance, Time now) override {
-    const double start = to_seconds(instance.step().start).count();
+  void step_ended(const StepRecord& record, Time now) override {
+    const double start = to_seconds(record.step.start).count();
     const double stop = to_seconds(now).count();
     const double inside = std::max(0.0, std::min(stop, end) - std::max(start, begin));
-    hbm_bytes += instance.cost().hbm_bytes * inside / (stop - start);
+    hbm_bytes += record.cost.hbm_bytes * inside / (stop - start);
   }
   double begin, end, hbm_bytes = 0;
 };

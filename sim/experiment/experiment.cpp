@@ -69,7 +69,6 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
-    experiment.placement_type = reader.text("type");
     experiment.replication = reader.number("replication", {1.0, double(ranks)});
     const bool strict = reader.flag("strict");
 

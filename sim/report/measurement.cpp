@@ -31,14 +31,14 @@ double share_within(Time start, Time end, Time window_begin, Time window_end) {
   return std::max(0.0, to_seconds(inside) / to_seconds(end - start));
 }
 
-void add_share(Totals& totals, const Instance& instance, const WindowTokens& of_step, Time now,
+void add_share(Totals& totals, const StepRecord& record, const WindowTokens& of_step, Time now,
                Time window_end) {
-  const double share = share_within(instance.step().start, now, totals.begin, window_end);
+  const double share = share_within(record.step.start, now, totals.begin, window_end);
   totals.tokens.output += share * of_step.output;
   totals.tokens.prompt += share * of_step.prompt;
   totals.tokens.computed += share * of_step.computed;
   totals.tokens.hbm_bytes += share * of_step.hbm_bytes;
-  totals.groups[instance.number()].busy += share * instance.cost().total.count();
+  totals.groups[record.instance].busy += share * record.cost.total.count();
 }
 
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
@@ -99,13 +99,11 @@ void Measurement::add_gap(Duration gap) {
   }
 }
 
-void Measurement::step_ended(const Instance& instance, const StepOutcome& outcome,
-                             const Requests& requests,
-                             const std::array<RoutingCoverage, 2>& coverage, Time now) {
+void Measurement::step_ended(const StepRecord& record, const Requests& requests, Time now) {
   ++steps_;
-  ++steps_of_group_[instance.number()];
-  over_time_.add(instance, outcome, now);
-  const StepBatch& batch = instance.batch();
+  ++steps_of_group_[record.instance];
+  over_time_.add(record, now);
+  const StepBatch& batch = record.batch;
   for (const RowRange& range : batch.rows) {
     routed_ids_ += range.count * experiment_.trace.row_ids();
     std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
@@ -115,41 +113,40 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
     }
   }
   WindowTokens tokens{
-      .output = double(outcome.tokens.size()),
-      .computed = double(instance.step().prefill_tokens) + double(instance.step().decode_tokens),
-      .hbm_bytes = instance.cost().hbm_bytes};
-  for (const StepOutcome::Emitted& token : outcome.tokens) {
+      .output = double(record.tokens.size()),
+      .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
+      .hbm_bytes = record.cost.hbm_bytes};
+  for (const EmittedToken& token : record.tokens) {
     if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
     if (!token.first) add_gap(token.gap);
   }
-  add(running_, instance, outcome, tokens, coverage, now);
+  add(running_, record, tokens, now);
   // Of two pools the one that decodes says what is measured of both.
   if (measuring_ && (experiment_.prefill_only || !long_enough_)) {
-    add(whole_, instance, outcome, tokens, coverage, now);
+    add(whole_, record, tokens, now);
     long_enough_ = holds_several_steps(running_);
   }
-  if (before_drain_) add_share(*before_drain_, instance, tokens, now, before_drain_->end);
+  if (before_drain_) add_share(*before_drain_, record, tokens, now, before_drain_->end);
 }
 
-void Measurement::add(Totals& totals, const Instance& instance, const StepOutcome& outcome,
-                      const WindowTokens& tokens, const std::array<RoutingCoverage, 2>& coverage,
+void Measurement::add(Totals& totals, const StepRecord& record, const WindowTokens& tokens,
                       Time now) const {
-  add_step(totals, instance, now);
-  add_share(totals, instance, tokens, now, now);
+  add_step(totals, record, now);
+  add_share(totals, record, tokens, now, now);
   for (std::size_t phase = 0; phase < 2; ++phase) {
-    totals.coverage[phase].recorded += coverage[phase].recorded;
-    totals.coverage[phase].borrowed += coverage[phase].borrowed;
-    totals.coverage[phase].wrapped += coverage[phase].wrapped;
-    totals.coverage[phase].synthetic += coverage[phase].synthetic;
+    totals.coverage[phase].recorded += record.step.coverage[phase].recorded;
+    totals.coverage[phase].borrowed += record.step.coverage[phase].borrowed;
+    totals.coverage[phase].wrapped += record.step.coverage[phase].wrapped;
+    totals.coverage[phase].synthetic += record.step.coverage[phase].synthetic;
   }
-  totals.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
-  totals.completed += std::ranges::count(outcome.tokens, true, &StepOutcome::Emitted::last);
+  totals.groups[record.instance].output_tokens += std::ssize(record.tokens);
+  totals.completed += std::ranges::count(record.tokens, true, &EmittedToken::last);
   totals.end = now;
 }
 
-void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
-  const StepSummary& step = instance.step();
-  const StepCost& cost = instance.cost();
+void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) const {
+  const StepSummary& step = record.step;
+  const StepCost& cost = record.cost;
   const double seconds = cost.total.count();
   StepTotals& kind = totals.by_kind[static_cast<std::size_t>(step.kind)];
   ++kind.steps;
@@ -183,8 +180,8 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;
-  totals.speculation += instance.speculation();
-  GroupTotals& group = totals.groups[instance.number()];
+  totals.speculation += record.speculation;
+  GroupTotals& group = totals.groups[record.instance];
   ++group.steps;
   group.seconds += seconds;
   group.idle += std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
@@ -200,7 +197,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
     uses.sample = cost.sample;
     ++uses.steps;
   } else {
-    add_layers(kind.experts, totals, cost.layers, instance.model().tokens_of_expert(), 1, now);
+    add_layers(kind.experts, totals, cost.layers, record.tokens_of_expert, 1, now);
   }
 }
 

@@ -7,9 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/experiment/experiment.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/report/time_series.hpp"
-#include "sim/serving/instance.hpp"
+#include "sim/requests/requests.hpp"
+#include "sim/step/step_record.hpp"
 
 namespace moesim {
 
@@ -102,7 +104,7 @@ struct Totals {
   WindowTokens tokens;
   std::int64_t arrived = 0, completed = 0, abandoned = 0;
   std::size_t first_gap = 0, end_gap = 0;  ///< of Measurement::take_gaps()
-  std::map<int, GroupTotals> groups;       ///< by Instance::number()
+  std::map<int, GroupTotals> groups;       ///< by StepRecord::instance
   double busy_seconds() const;
 };
 
@@ -123,8 +125,7 @@ class Measurement {
   void request_left(Time now);
   void no_more_arrivals(Time now);
   /// A step that ended at `now`.
-  void step_ended(const Instance&, const StepOutcome&, const Requests&,
-                  const std::array<RoutingCoverage, 2>& coverage, Time now);
+  void step_ended(const StepRecord&, const Requests&, Time now);
   /// How often every trace row was replayed, by phase: [rows of that phase's trace].
   const std::vector<std::uint32_t>& row_uses(Phase phase) const {
     return row_uses_[static_cast<std::size_t>(phase)];
@@ -150,9 +151,8 @@ class Measurement {
   bool steady() const;
   void start_if_warm(Time now);
   void add_gap(Duration gap);
-  void add(Totals&, const Instance&, const StepOutcome&, const WindowTokens&,
-           const std::array<RoutingCoverage, 2>& coverage, Time now) const;
-  void add_step(Totals&, const Instance&, Time now) const;
+  void add(Totals&, const StepRecord&, const WindowTokens&, Time now) const;
+  void add_step(Totals&, const StepRecord&, Time now) const;
   void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
                   std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                   std::optional<Time> now) const;
@@ -161,7 +161,7 @@ class Measurement {
   std::int64_t total_blocks_;
   std::int64_t warmup_requests_;
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
-  std::map<int, std::int64_t> steps_of_group_;  // of the whole run, by Instance::number()
+  std::map<int, std::int64_t> steps_of_group_;  // of the whole run, by StepRecord::instance
   bool measuring_ = false;
   bool long_enough_ = false;  // what is measured holds several steps of every group
   Totals running_, whole_;    // the latter while it may be needed

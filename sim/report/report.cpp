@@ -496,12 +496,12 @@ OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
   const double seconds = to_seconds(totals.end - totals.begin).count();
   const auto blocks = double(pool.measurement.total_blocks());
   OrderedJson json = OrderedJson::array();
-  for (const Instance* instance : pool.instances) {
-    const auto found = totals.groups.find(instance->number());
+  for (const InstanceRun& instance : pool.instances) {
+    const auto found = totals.groups.find(instance.number);
     const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
     const double gpus = pool.experiment.parallel.gpus();
     json.push_back(
-        {{"instance", instance->number()},
+        {{"instance", instance.number},
          {"steps", group.steps},
          {"mean_step_ms", ratio(group.seconds * 1e3, double(group.steps))},
          {"utilization", ratio(group.busy, seconds)},
@@ -519,15 +519,15 @@ OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
 
 OrderedJson rebalancing_of(const PoolRun& pool) {
   RebalancingLog log;
-  for (const Instance* instance : pool.instances) log += instance->rebalancing();
+  for (const InstanceRun& instance : pool.instances) log += instance.rebalancing;
   return to_json(log);
 }
 
 OrderedJson failures_of(const PoolRun& pool, Time now) {
   OrderedJson failures = OrderedJson::array();
-  for (const Instance* instance : pool.instances) {
-    for (OrderedJson& outage : to_json(instance->outages(), now)) {
-      if (pool.instances.size() > 1) outage["instance"] = instance->number();
+  for (const InstanceRun& instance : pool.instances) {
+    for (OrderedJson& outage : to_json(instance.outages, now)) {
+      if (pool.instances.size() > 1) outage["instance"] = instance.number;
       failures.push_back(std::move(outage));
     }
   }

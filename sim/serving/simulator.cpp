@@ -27,9 +27,8 @@ struct Group {
 
   Pool& pool;
   Instance instance;
-  bool busy = false;        // a step runs, or the engine stands still
-  std::int64_t serial = 0;  // of the step or stop that is under way
-  std::array<RoutingCoverage, 2> coverage{};
+  bool busy = false;                     // a step runs, or the engine stands still
+  std::int64_t serial = 0;               // of the step or stop that is under way
   std::vector<std::size_t> returning{};  // outages that have ended
 };
 
@@ -57,8 +56,11 @@ struct Pool {
     return all;
   }
   PoolRun run() {
-    const std::vector<Instance*> all = instances();
-    return {experiment, measurement, {all.begin(), all.end()}};
+    PoolRun run{experiment, measurement, {}};
+    for (const Instance* instance : instances()) {
+      run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
+    }
+    return run;
   }
 
   const Experiment& experiment;
@@ -221,10 +223,10 @@ class Simulation {
     ended.busy = false;
     ended_ = queue_.now();
     pool.frontend.publish(queue_.now());
-    const StepOutcome& outcome = ended.instance.end_step(queue_.now());
-    pool.measurement.step_ended(ended.instance, outcome, requests_, ended.coverage, queue_.now());
-    for (RunObserver* observer : observers_) observer->step_ended(ended.instance, queue_.now());
-    for (const StepOutcome::Emitted& token : outcome.tokens) {
+    const StepRecord record = ended.instance.end_step(queue_.now());
+    pool.measurement.step_ended(record, requests_, queue_.now());
+    for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
+    for (const EmittedToken& token : record.tokens) {
       if (!token.last) {
         if (pool.experiment.prefill_only) send_kv(token.request);
         continue;
@@ -355,8 +357,7 @@ class Simulation {
 
   void begin_step(Group& group) {
     if (take_back(group)) return;
-    group.coverage = {};
-    const auto length = group.instance.begin_step(queue_.now(), group.coverage);
+    const auto length = group.instance.begin_step(queue_.now());
     if (!length) return;
     group.busy = true;
     queue_.schedule(end_of(*length, "a step", queue_.now()),
