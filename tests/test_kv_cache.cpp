@@ -8,6 +8,7 @@
 #include "sim/kv_cache/kv_plan.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
@@ -331,14 +332,29 @@ TEST_CASE("prefix caching where nothing is shared changes nothing but the words 
   CHECK(bytes(true) == bytes(false));
 }
 
-TEST_CASE("prefix caching is refused where a window forgets tokens") {
-  Json json = mooncake({{"model", "../models/zoo/gpt_oss_20b.json"}});
+std::string refused(const Json& json) {
   TraceLibrary traces;
-  CHECK_THAT(test::config_error([&] {
-               load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"),
-                               traces);
-             }),
-             Catch::Contains("prefix_caching: is not modelled"));
+  return test::config_error([&] {
+    load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces);
+  });
+}
+
+TEST_CASE("prefix caching is refused where a window forgets tokens") {
+  // Five requests as Mooncake writes them; the last three begin like the first.
+  const test::TemporaryFile file("conversations.jsonl", R"(
+{"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 40, "input_length": 600, "output_length": 3, "hash_ids": [3, 4]}
+{"timestamp": 90, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 5]}
+{"timestamp": 150, "input_length": 1700, "output_length": 2, "hash_ids": [0, 1, 5, 6]}
+{"timestamp": 200, "input_length": 512, "output_length": 6, "hash_ids": [0]}
+)" + 1);
+  Json json = mooncake({{"model", "../models/zoo/gpt_oss_20b.json"}});
+  json["workload"]["arrivals"]["file"] = file.path().string();
+  json["workload"]["requests"] = 5;
+  CHECK_THAT(refused(json), Catch::Contains("prefix_caching: is not modelled"));
+  // It is the window that is refused, not the trace.
+  json["model"] = "../models/zoo/qwen3_30b_a3b.json";
+  CHECK(refused(json) == "");
 }
 
 }  // namespace

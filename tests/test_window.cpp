@@ -54,10 +54,11 @@ TEST_CASE("a window shorter than the steps of any group is never what is measure
 }
 
 TEST_CASE("a run of one wave is measured whole, every token once, and says that it was too short") {
-  // All prompts fit one step, so that all requests leave with nearly the same one.
+  // All prompts fit one step, so that all requests of a group leave with the same one.
   const Json lengths{{"type", "fixed"}, {"prompt", 4}, {"output", 30}};
-  const OrderedJson report =
-      two_groups(24, {{"workload", {{"lengths", lengths}, {"requests", 24}}}});
+  const OrderedJson report = two_groups(
+      24, {{"workload",
+            {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}}, {"lengths", lengths}}}});
   CHECK(report["measurement"]["window"] == "whole");
   CHECK(report["measurement"]["state"] == "too_short");
   const double seconds = report["metrics"]["duration_s"];

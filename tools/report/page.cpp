@@ -490,8 +490,8 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
 std::string report_page(const OrderedJson& data) {
   if (assets::echarts_js().empty()) {
     throw ConfigError(
-        "this moesim was built without Apache ECharts, which draws the page; install npm, run "
-        "`npm ci --omit=dev --ignore-scripts` in tools/report and build again");
+        "this moesim was built without Apache ECharts, which draws the page; run "
+        "`tools/report/fetch echarts/dist/echarts.min.js` and build again");
   }
   // Nothing in the data may end its script: "<" is written as JSON's escape.
   std::string json;
