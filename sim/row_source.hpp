@@ -49,10 +49,10 @@ struct RoutingCoverage {
 /// consecutive tokens of one request take consecutive rows of one recording.
 class RowSource {
  public:
-  /// One trace for both phases, or another one for prefill. `odd_only` binds to requests of odd
-  /// index alone, so that what was fitted on even ones is tested on others. Throws ConfigError if a
-  /// trace has nothing to replay, in all or in a phase of `order`.
-  RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
+  /// One trace for both phases, or another one for prefill. `other_half` binds to requests outside
+  /// fitted_half() alone, so that what was fitted on those within is tested on others. Throws
+  /// ConfigError if a trace has nothing to replay, in all or in a phase of `order`.
+  RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool other_half,
             std::uint64_t seed, const BindingOrder& order = {});
 
   const RoutingTrace& trace(Phase phase) const { return phases_[index(phase)].trace; }
@@ -94,7 +94,7 @@ class RowSource {
     std::vector<std::vector<std::uint32_t>> bindable_in_turn;  // by BindingOrder's phases
   };
   static std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
-  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool odd_only,
+  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool other_half,
                               const BindingOrder& order);
 
   std::array<PhaseRows, 2> phases_;

@@ -39,12 +39,12 @@ int slots_per_gpu(const Options& options, int experts) {
   return options.slots / options.gpus;
 }
 
-std::optional<ExpertStatistics> what_was_seen(const Options& options, bool coactivation) {
-  if (!options.load.empty()) return ExpertStatistics{read_load(options.load), {}};
+std::optional<ExpertStatistics> what_was_seen(const Options& options, const Observation& what) {
+  if (!options.load.empty()) return ExpertStatistics{read_load(options.load)};
   if (options.trace.empty()) return std::nullopt;
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   trace.check_ids();
-  return observe(std::array{&trace}, false, coactivation);
+  return observe(std::array{&trace}, what);
 }
 
 struct Placed {
@@ -56,7 +56,7 @@ struct Placed {
 Placed make_placement(const Options& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());
-  std::optional<ExpertStatistics> seen = what_was_seen(options, placer->uses_coactivation());
+  std::optional<ExpertStatistics> seen = what_was_seen(options, placer->needs());
   if (!seen) throw ConfigError("--policy needs --load FILE or --trace DIR");
   if (options.gpus == 0) throw ConfigError("--policy needs --gpus");
   PlacementProblem problem;
@@ -73,7 +73,7 @@ Placed read_placed(const Options& options) {
   Placed placed;
   placed.placement =
       read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
-  std::optional<ExpertStatistics> seen = what_was_seen(options, false);
+  std::optional<ExpertStatistics> seen = what_was_seen(options, {});
   placed.load = seen ? std::move(seen->load) : uniform_load(placed.placement);
   return placed;
 }

@@ -23,6 +23,8 @@ std::span<const Key> eplb_distinct_placement_keys();
 std::unique_ptr<Placer> make_flat(ConfigReader& options);
 std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
 std::span<const Key> coactivation_placement_keys();
+std::unique_ptr<Placer> make_joint(ConfigReader& options);
+std::span<const Key> joint_placement_keys();
 std::unique_ptr<Placer> make_from_file(ConfigReader& options);
 std::span<const Key> from_file_placement_keys();
 

@@ -51,6 +51,7 @@ std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
 std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
 std::span<const Key> sglang_static_routing_keys();
 std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
+std::span<const Key> static_primary_routing_keys();
 std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
 std::span<const Key> metro_routing_keys();
 std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
