@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "hardware/rng.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {

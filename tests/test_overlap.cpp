@@ -2,7 +2,7 @@
 // Does overlap hide what it can, charge what it must, and pad what engines pad?
 #include <numeric>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "models/step_ops.hpp"
-#include "sim/kv_cache.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
 #include "sim/placement/placement.hpp"
-#include "sim/row_source.hpp"
+#include "traces/trace_rows.hpp"
 
 namespace moesim {
 
