@@ -20,7 +20,7 @@ enum class CopyRule {
 /// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
 /// its slots in (source rank, position) order, the order of the tokens. A token is copied once to
 /// each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's own
-/// index there, which forwards it (DeepEP; policies.md 5). Keeps its memory between layers: one per
+/// index there, which forwards it [DeepEP]. Keeps its memory between layers: one per
 /// thread.
 class CopyCounter {
  public:

@@ -292,10 +292,10 @@ Bytes module_bytes(const Experiment& e) {
          Bytes(projection * bytes_per_element(e.precision.attention));
 }
 
-// policies.md 4.4: kv = hbm * utilisation - weights - expert slots - buffers. The buffers:
-// activations of the group's tokens on their way out and back (the most that can reach one GPU, or
-// for which low-latency kernels keep room), the rank's own working activations, and the logits of
-// its sampled tokens in fp32.
+// As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
+// buffers: activations of the group's tokens on their way out and back (the most that can reach one
+// GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
+// logits of its sampled tokens in fp32.
 MemoryBudget budget(const Experiment& e, double utilization) {
   MemoryBudget memory;
   // An MTP module is a layer more; what stands below HBM is of the model's own layers.
@@ -622,7 +622,7 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
   return *entry->trace;
 }
 
-// policies.md 2.4: METRO is for decode; what a step does that holds both is the config's choice.
+// METRO is for decode [METRO]; what a step does that holds both is the config's choice.
 StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_tokens) {
   if (kind != StepKind::mixed) return kind;
   switch (mixed.kind) {

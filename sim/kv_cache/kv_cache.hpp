@@ -26,7 +26,7 @@ struct CacheHit {
   std::int64_t in_use = 0;  ///< of those, held by some request: taking them takes no free block
 };
 
-/// The paged KV cache of one DP rank (vLLM v1; policies.md 6.1): blocks of equal size, one free
+/// The paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free
 /// list. With prefix caching a full block is known by its hash, also after its last holder let go
 /// of it, until it is taken for other tokens. The free list is in order of letting go, and a
 /// request lets go of its last block first: of a prefix the far end is forgotten first, so that

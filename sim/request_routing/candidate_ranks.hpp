@@ -49,8 +49,7 @@ class PoolGain {
   std::int64_t margin_;
 };
 
-/// The two stages of BalanceRoute (arXiv:2605.06113) and BF-IO (arXiv:2601.17855), as
-/// request-routing-testbeds.md states the latter.
+/// The two stages of [BalanceRoute] and [BF-IO].
 ///   1. While more than greedy_above seats are free in all: the rank with most of them (ties:
 ///      least load, lowest rank) takes the request of largest F.
 ///   2. Then the rank of smallest (1 - lambda) L(0) + lambda L(T) takes a subset of k requests, k

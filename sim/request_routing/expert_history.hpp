@@ -16,7 +16,7 @@
 
 namespace moesim {
 
-/// Predicts which experts a request will use from those that finished before it (policies.md 3.1):
+/// Predicts which experts a request will use from those that finished before it [expert-locality]:
 /// the `top` most used per layer of the latest request whose prompt shares at least 4/5 of its
 /// blocks with it, as a prefix; else of all requests of its topic, if one is given and any of them
 /// finished; else of all requests. Equal use: lowest expert.

@@ -279,7 +279,7 @@ void Instance::classify_step() {
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
 }
 
-// policies.md 6.4: with CUDA graphs all ranks pad a decode step to the captured size that holds the
+// With CUDA graphs all ranks pad a decode step to the captured size that holds the
 // largest of them. The padding computes; it is not routed, and sends nothing.
 void Instance::pad_to_graph() {
   if (summary_.kind != StepKind::decode) return;
@@ -319,7 +319,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
     RankStep& step = batch_.ranks[r];
     apply_plan(ranks_[r], index, coverage);
     if (step.tokens > 0 || ranks_[r].down) continue;
-    // policies.md 6.4: an idle rank runs one token, so that the collectives complete.
+    // An idle rank runs one token, so that the collectives complete [vLLM].
     step = {{{1, 0}}, 1, 0, 0, true};
     ++summary_.dummy_ranks;
     if (sampler_ != nullptr) continue;
@@ -341,7 +341,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   return cost_.total;
 }
 
-// policies.md 1.5: dummy tokens are not recorded.
+// Dummy tokens are not recorded, as in [vLLM].
 void Instance::forget_dummies() {
   const auto tokens = model_.tokens_of_expert();
   const auto experts = static_cast<std::size_t>(experiment_.model.experts);

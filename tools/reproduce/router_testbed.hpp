@@ -12,7 +12,7 @@
 
 namespace moesim {
 
-/// The step of the EP-barrier article: t = a max L + b mean L.
+/// The step of [barrier-tax]: t = a max L + b mean L.
 inline double step_time(double a, double b, const std::vector<double>& loads) {
   const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
   return a * *std::max_element(loads.begin(), loads.end()) +
@@ -133,9 +133,8 @@ class RouterTestbed {
   std::vector<std::vector<RankRequest>> shown_;
 };
 
-/// What the simulator of BF-IO's paper gives (arXiv:2601.17855; request-routing-testbeds.md 1b
-/// states it): 16 workers of 72 slots, 64 requests on show, step = C + t_length max L before the
-/// step, cut at the last assignment.
+/// What the simulator of BF-IO's paper gives [BF-IO]: 16 workers of 72 slots, 64 requests on show,
+/// step = C + t_length max L before the step, cut at the last assignment.
 struct BfIoResult {
   double throughput = 0;  ///< tokens/s
   double imbalance = 0;   ///< mean over steps of G max L - sum L, in tokens
@@ -150,7 +149,7 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
 std::unique_ptr<RequestRouter> bfio_fcfs();
 std::unique_ptr<RequestRouter> bfio_round_robin();
 
-/// The EP-barrier article's world as request-routing-testbeds.md 1.4 rebuilds it: lognormal
+/// The world of [barrier-tax], rebuilt from its text: lognormal
 /// lengths, Poisson arrivals at 70 % of the slots, routed as they arrive, first come, first served
 /// on a rank; step = max L + b mean L.
 struct ArticleWorld {

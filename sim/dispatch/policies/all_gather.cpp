@@ -10,7 +10,7 @@ namespace {
 // Every GPU receives every token's hidden state, whatever its experts: (G-1) * B * d * b bytes per
 // GPU, independent of k and placement. METRO gathers before top-k, so that each GPU sees the whole
 // batch's choices, and combines by all-to-all; vLLM's allgather_reducescatter backend combines by
-// reduce-scatter. policies.md 5
+// reduce-scatter. [METRO, vLLM]
 class AllGather final : public Dispatch {
  public:
   AllGather(TokenBytes bytes, Combine combine) : bytes_(bytes), combine_(combine) {}

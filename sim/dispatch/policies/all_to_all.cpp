@@ -7,7 +7,7 @@ namespace {
 
 // bytes dispatch = sum over tokens of |D(t) \ {source}| * (d*b + scales), D(t) = GPUs that host the
 // chosen slots; the expert's GPU sums its contributions and returns one bf16 vector per (token,
-// GPU). policies.md 5
+// GPU). [DeepEP]
 class AllToAll final : public Dispatch {
  public:
   explicit AllToAll(TokenBytes bytes) : bytes_(bytes) {}

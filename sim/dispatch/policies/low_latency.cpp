@@ -8,7 +8,7 @@ namespace {
 // One message per (token, expert), without deduplication, straight into the expert's receive
 // buffer whatever the domain; every expert's result comes back on its own and is weighted at the
 // source: k (1 - 1/G) remote copies per token where experts are evenly spread, each way.
-// DeepEP's low-latency kernels; policies.md 5
+// Low-latency kernels of [DeepEP].
 class LowLatency final : public Dispatch {
  public:
   explicit LowLatency(TokenBytes bytes) : bytes_(bytes) {}

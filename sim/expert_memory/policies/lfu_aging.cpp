@@ -26,7 +26,6 @@ class LfuAgingCache final : public RankedCache {
 
 // Gives up the expert with the fewest uses, ties to the one used longest ago. Every `aging_period`
 // uses all counts are halved, those of experts elsewhere too, so that the past fades.
-// policies.md 4.5
 class LfuAging final : public ExpertMemory {
  public:
   explicit LfuAging(std::int64_t period) : period_(period) {}

@@ -11,8 +11,8 @@ class LruCache final : public RankedCache {
   void use(int key) override { used(key, 0); }
 };
 
-// Gives up the expert whose last use is longest ago (mixtral-offloading keeps one such cache per
-// layer; policies.md 4.5). What was fetched ahead and never used goes first: fetching is no use.
+// Gives up the expert whose last use is longest ago ([mixtral-offloading] keeps one such cache
+// per layer). What was fetched ahead and never used goes first: fetching is no use.
 class Lru final : public ExpertMemory {
  public:
   std::unique_ptr<ExpertCache> cache(int keys, int capacity) const override {

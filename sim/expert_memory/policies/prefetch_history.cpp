@@ -10,7 +10,7 @@ namespace {
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // What ran last time, most tokens first: for the same requests in decode, a guess that holds for
-// two of three experts (policies.md 4.5).
+// two of three experts.
 class HistoryPredictor final : public Predictor {
  public:
   explicit HistoryPredictor(std::size_t layers) : last_(layers) {}

@@ -6,7 +6,7 @@ namespace moesim {
 namespace {
 
 // Keeps what it held first, for good: the experts that were loaded at start, which are the hottest
-// seen (Fiddler pins them so; policies.md 4.5).
+// seen ([Fiddler] pins them so).
 class StaticHot final : public ExpertMemory {
  public:
   std::unique_ptr<ExpertCache> cache(int keys, int capacity) const override {

@@ -10,7 +10,7 @@ namespace moesim {
 
 namespace {
 
-// Single experts move where that pays (policies.md 4.2 and A.7), beside the steps. Every
+// Single experts move where that pays [expert-locality], beside the steps. Every
 // `interval`, for ranks of which a share of `mismatch` of the demand stands elsewhere:
 //   net = horizon / step time * seconds saved per step - visible_share * seconds of movement
 // and the best `max_actions` that still hold when their turn comes, on a copy of the map, are

@@ -7,9 +7,9 @@ namespace moesim {
 
 namespace {
 
-// BalanceRoute without a horizon (arXiv:2605.06113; policies.md 3): the largest F = s - G max(s -
+// BalanceRoute without a horizon [BalanceRoute]: the largest F = s - G max(s -
 // m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
-// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is the article's
+// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is [barrier-tax]'s
 // bug. Of several EP groups G and the maximum are those of the rank's group, and F also pays G
 // times how far that maximum is above the least of any group's: the best rank is of a group that
 // then waits least.

@@ -53,7 +53,7 @@ class Lookahead {
   OutputLengths outputs_;
 };
 
-// BalanceRoute with a horizon (arXiv:2605.06113; policies.md 3): the least beta sum_h gamma^h max(s
+// BalanceRoute with a horizon [BalanceRoute]: the least beta sum_h gamma^h max(s
 // - m_g(h), 0), as overflow() has it of several EP groups. The gain alpha s sum gamma^h is the same
 // for all ranks.
 class Brh final : public OneByOneRouter {

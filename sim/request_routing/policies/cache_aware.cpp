@@ -39,7 +39,7 @@ class SentPrefixes {
   std::unordered_map<BlockHash, std::list<BlockHash>::iterator> place_;
 };
 
-// SGLang's router (policies.md 3). It knows no worker's cache, only what it sent where: the match
+// The router of [SGLang]. It knows no worker's cache, only what it sent where: the match
 // is that of its own tree, which may be ahead of the cache or behind it.
 class CacheAware final : public OneByOneRouter {
  public:

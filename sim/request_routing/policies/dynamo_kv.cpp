@@ -9,7 +9,7 @@ namespace moesim {
 
 namespace {
 
-// NVIDIA Dynamo's KV router (policies.md 3): overlap_weight * prefill blocks + decode blocks, lower
+// The KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower
 // is better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
 // of this prompt. Decode blocks: those in use or promised, with this request on it. Temperature 0
 // takes the least (ties lowest rank), above 0 draws by softmax.

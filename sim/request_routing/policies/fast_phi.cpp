@@ -6,10 +6,10 @@ namespace moesim {
 
 namespace {
 
-// The overflow integral at K points with trapezoid weights (Fast-Phi of the EP-barrier article,
-// which leaves points and weights unsaid; policies.md 3): now and these quantiles of the output
-// lengths, or the points that are given. drift > 0 adds the article's tie-break, drift * sum w S
-// (L_g
+// The overflow integral at K points with trapezoid weights (Fast-Phi of [barrier-tax], which
+// leaves points and weights unsaid): now and these quantiles of the output
+// lengths, or the points that are given. drift > 0 adds the tie-break of [barrier-tax], drift * sum
+// w S (L_g
 // - mean L)(s + h).
 class FastPhi final : public OneByOneRouter {
  public:

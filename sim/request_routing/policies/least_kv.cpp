@@ -9,7 +9,7 @@ namespace {
 
 // argmin L_g, L_g = KV tokens of running and waiting requests: the one-step minimiser of sum (L_g -
 // mean)^2, because adding s tokens to rank g changes it by 2s(L_g - mean) + s^2(1 - 1/G).
-// policies.md 3; ties lowest rank.
+// Ties lowest rank.
 class LeastKv final : public OneByOneRouter {
  public:
   using OneByOneRouter::OneByOneRouter;

@@ -5,7 +5,7 @@ namespace moesim {
 
 namespace {
 
-// vLLM's internal DP load balancing (vllm/v1/engine/core_client.py; policies.md 3): least 4 *
+// The internal DP load balancing of [vLLM] (vllm/v1/engine/core_client.py): least 4 *
 // waiting + running by the counts last published. A front end adds what it routed since, times the
 // number of front ends, as if all did the same. Ties: the first from its own start on.
 class Vllm final : public OneByOneRouter {

@@ -8,10 +8,10 @@ namespace moesim {
 
 namespace {
 
-// The decode scheduler of the expert-locality article, repaired (policies.md 6.3): requests whose
+// The decode scheduler of [expert-locality], repaired: requests whose
 // experts are near come first, but none waits for long, and a step holds as many as it can within a
 // target for the time between tokens. The step is priced as a whole, all layers with attention and
-// exchange; the article's test takes one layer for all of them and never binds. Prompts fill what
+// exchange; its own test takes one layer for all of them and never binds. Prompts fill what
 // the decodes leave, of the target as of the token budget.
 class CommAware final : public Scheduler {
  public:

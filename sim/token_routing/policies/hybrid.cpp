@@ -52,7 +52,8 @@ class WaysOff {
   std::vector<std::size_t> first_;  // [gpus + 1]
 };
 
-// The local search of policies.md A.3 and A.4, on splits over hosts_of.
+// A local search on splits over hosts_of: first fewer tokens on the fullest GPU at the same
+// activations, then less time on the slowest.
 class Search {
  public:
   Search(const LayerPlacement& placement, const WaysOff& ways, RooflineTime time,
@@ -193,7 +194,7 @@ class Search {
 // most active, token_time * most tokens): the exact optimum of activations while weights are what
 // takes time, an exact balance of tokens when computing is, and splits between both in between. The
 // best of three:
-//   the search of policies.md 9.2, which starts from the exact optimum of activations and whose
+//   a search that starts from the exact optimum of activations and whose
 //   steps never make the busiest GPU slower, so that `optimal` is never faster;
 //   the exact balance of tokens, as uneven as the least time of activations allows and split no
 //   further than that needs, which is what the search misses by a few percent of large batches;

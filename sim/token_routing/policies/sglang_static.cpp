@@ -16,7 +16,7 @@ void shuffle(std::vector<T>& values, Rng& rng) {
 
 // Each source rank has one replica of each expert for good: the first on its own GPU if there is
 // one. The remaining ranks are dealt out in random order, so that each replica gets floor or ceil
-// of (ranks / r). policies.md 2.2. SGLang draws from Python's generator, so the ranks that get
+// of (ranks / r). [SGLang] SGLang draws from Python's generator, so the ranks that get
 // which share are not its own; SGLang also prefers a replica on the rank's node, which is left out.
 class SglangStatic final : public RowRouter {
  public:

@@ -9,7 +9,8 @@ namespace {
 
 // What SGLang's and DeepSeek's LPLB approximate by linear programming: the fewest tokens on the
 // busiest GPU. Splits start from the exact optimum of activations and go no further than balance
-// needs, because each part of a split expert is read again. policies.md 2.5
+// needs, because each part of a split expert is read again. [LPLB] solves the
+// same problem by linear programming.
 class TokenBalanced final : public TokenRouter {
  public:
   explicit TokenBalanced(const ExpertPlacement& placement) {

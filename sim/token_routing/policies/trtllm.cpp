@@ -6,7 +6,7 @@ namespace moesim {
 namespace {
 
 // The j-th occurrence of an expert among 1,024 consecutive selections of a rank takes replica
-// (j + block + rank) mod r: a round robin per expert. policies.md 2.2
+// (j + block + rank) mod r: a round robin per expert. [TensorRT-LLM]
 class Trtllm final : public RowRouter {
   void choose(const RoutingProblem& problem, RoutingScratch& scratch,
               std::span<std::int32_t> slot_of_selection) const override {

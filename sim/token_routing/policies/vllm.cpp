@@ -6,7 +6,7 @@ namespace moesim {
 namespace {
 
 // replica = ((row * 2654435769) mod 2^32) mod r, Knuth's multiplicative hash of the token's row:
-// all experts of a token with equally many replicas take the same one. policies.md 2.2
+// all experts of a token with equally many replicas take the same one. [vLLM]
 class Vllm final : public RowRouter {
   void choose(const RoutingProblem& problem, RoutingScratch&,
               std::span<std::int32_t> slot_of_selection) const override {
@@ -22,7 +22,7 @@ class Vllm final : public RowRouter {
 };
 
 // What it did before: replica = (row * k + place in the top-k) mod r. With even k and two replicas
-// that is the parity of the place, whatever the token. policies.md 2.2
+// that is the parity of the place, whatever the token. [vLLM]
 class VllmLegacy final : public RowRouter {
   void choose(const RoutingProblem& problem, RoutingScratch&,
               std::span<std::int32_t> slot_of_selection) const override {
