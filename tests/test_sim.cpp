@@ -16,6 +16,7 @@
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
+#include "traces/halves.hpp"
 #include "traces/trace_rows.hpp"
 
 namespace moesim {
@@ -242,16 +243,34 @@ TEST_CASE("rows of a generator are counted as synthetic") {
   CHECK(replay(source, Phase::decode, 0, 0, 5).coverage.synthetic == 5);
 }
 
-TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
+TEST_CASE("a placement fitted on half of the requests is tried on the others alone") {
   RowSource source(small_trace({"prefill", "decode"}), std::nullopt, true, 1);
   for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
 }
 
+TEST_CASE("both halves of a trace hold every workload, in whatever order its requests stand") {
+  const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0}, {"prefill", "decode"});
+  const auto halves = [&](const std::vector<int>& workloads) {
+    std::vector<TraceRequest> requests;
+    std::vector<std::uint16_t> ids;
+    for (const int workload : workloads) {
+      requests.push_back({std::ssize(requests), 1, 0, workload, false});
+      ids.push_back(0);
+    }
+    return fitted_half(RoutingTrace(meta, {"a", "b", "c", "d"}, requests, ids));
+  };
+  // In blocks every even-numbered request, although the second block starts at an odd number.
+  CHECK(halves({0, 0, 0, 1, 1, 1}) == std::vector<char>{1, 0, 1, 0, 1, 0});
+  // In turn, as synthetic requests take their workloads, no workload stays in one half.
+  CHECK(halves({0, 1, 2, 3, 0, 1, 2, 3}) == std::vector<char>{1, 0, 1, 0, 0, 1, 0, 1});
+  CHECK(halves({0, 1, 0, 1, 0, 1}) == std::vector<char>{1, 0, 0, 1, 1, 0});
+}
+
 TEST_CASE("a trace without anything to replay in a phase is refused") {
   const RoutingTrace trace = small_trace({"prefill", "decode"});
-  const auto error = [&](const TraceRequest& only, bool odd_only) {
+  const auto error = [&](const TraceRequest& only, bool other_half) {
     return test::config_error(
-        [&] { RowSource(trace.with_requests({only}), std::nullopt, odd_only, 1); });
+        [&] { RowSource(trace.with_requests({only}), std::nullopt, other_half, 1); });
   };
   CHECK(error({0, 3, 1, 0, false}, false).empty());
   CHECK(error({0, 3, 3, 0, false}, false) ==

@@ -62,6 +62,7 @@ RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bo
       one_trace_(!prefill),
       requests_(std::max<std::int64_t>(1, order.requests)),
       binding_rng_(seed, "row_source/binding"),
+      place_rng_(seed, "row_source/place"),
       dummy_rng_(seed, "row_source/dummy") {}
 
 Binding RowSource::bind() {
@@ -119,6 +120,12 @@ void RowSource::append(const Binding& binding, Phase phase, std::int64_t first, 
     first += taken;
     count -= taken;
   }
+}
+
+std::int64_t RowSource::random_place(const Binding& binding, Phase phase) {
+  const std::int64_t rows = recorded(binding, phase);
+  return rows == 0 ? 0
+                   : static_cast<std::int64_t>(place_rng_.below(static_cast<std::uint64_t>(rows)));
 }
 
 RowRange RowSource::dummy(std::int32_t rank) {

@@ -71,6 +71,9 @@ class RowSource {
     const auto phase = index(Phase::decode);
     return phases_[phase].requests[binding.request[phase]].workload;
   }
+  /// Where in its recording a request that has run for a while may stand: any of recorded() at
+  /// random, 0 where there is none.
+  std::int64_t random_place(const Binding&, Phase);
   /// One row at random for the token that an idle rank runs to keep in step.
   RowRange dummy(std::int32_t rank);
 
@@ -100,7 +103,7 @@ class RowSource {
   std::array<PhaseRows, 2> phases_;
   bool one_trace_;
   std::int64_t requests_, bound_ = 0;
-  Rng binding_rng_, dummy_rng_;
+  Rng binding_rng_, place_rng_, dummy_rng_;
 };
 
 }  // namespace moesim

@@ -8,7 +8,7 @@
 
 #include "hardware/rng.hpp"
 #include "sim/placement/batch_matching.hpp"
-#include "sim/placement/eplb.hpp"
+#include "sim/placement/policies/eplb.hpp"
 #include "sim/placement/placers.hpp"
 
 namespace moesim {
