@@ -7,6 +7,12 @@
 
 namespace moesim {
 
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<CapacityRule> make_dropless(ConfigReader&);
+std::unique_ptr<CapacityRule> make_drop(ConfigReader&);
+std::unique_ptr<CapacityRule> make_reroute(ConfigReader&);
+std::unique_ptr<CapacityRule> make_delay(ConfigReader&);
+
 namespace {
 
 // Puts each waiting selection before the tokens of its GPU, as a token of one selection.

@@ -86,11 +86,6 @@ const Registry<CapacityRule>& capacity_rules();
 void limit_choices(const CapacityRule&, LayerChoices&, std::vector<DelayedSelection>& backlog,
                    std::span<std::int32_t> tokens, CapacityTally&);
 
-std::unique_ptr<CapacityRule> make_dropless(ConfigReader&);
-std::unique_ptr<CapacityRule> make_drop(ConfigReader&);
-std::unique_ptr<CapacityRule> make_reroute(ConfigReader&);
-std::unique_ptr<CapacityRule> make_delay(ConfigReader&);
-
 std::span<const Key> capacity_keys();
 /// Reads them.
 template <class Rule>

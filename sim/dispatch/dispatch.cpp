@@ -3,6 +3,14 @@
 
 namespace moesim {
 
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
+std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
+std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
+std::span<const Key> all_gather_keys();
+std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
+std::unique_ptr<Dispatch> make_auto(ConfigReader&);
+
 double TokenBytes::out(double hidden) const {
   if (precision == Precision::fp8_block) return hidden + hidden / 128 * 4;
   return hidden * bytes_per_element(precision);

@@ -74,13 +74,6 @@ std::unique_ptr<Dispatch> low_latency(TokenBytes);
 std::unique_ptr<Dispatch> all_gather(TokenBytes, Combine);
 std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 
-std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
-std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
-std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
-std::span<const Key> all_gather_keys();
-std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
-std::unique_ptr<Dispatch> make_auto(ConfigReader&);
-
 /// `copies` on their way out or back, `bytes` each. The way back carries the transposed matrix; per
 /// GPU that swaps sent and received, of which the fabric takes the larger, so one matrix serves for
 /// both directions.

@@ -14,6 +14,22 @@
 
 namespace moesim {
 
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<Placer> make_linear(ConfigReader& options);
+std::unique_ptr<Placer> make_round_robin(ConfigReader& options);
+std::unique_ptr<Placer> make_random(ConfigReader& options);
+std::span<const Key> random_placement_keys();
+std::unique_ptr<Placer> make_eplb(ConfigReader& options);
+std::unique_ptr<Placer> make_eplb_distinct(ConfigReader& options);
+std::span<const Key> eplb_distinct_placement_keys();
+std::unique_ptr<Placer> make_flat(ConfigReader& options);
+std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
+std::span<const Key> coactivation_placement_keys();
+std::unique_ptr<Placer> make_joint(ConfigReader& options);
+std::span<const Key> joint_placement_keys();
+std::unique_ptr<Placer> make_from_file(ConfigReader& options);
+std::span<const Key> from_file_placement_keys();
+
 namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }

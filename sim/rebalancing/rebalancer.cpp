@@ -5,7 +5,15 @@
 
 namespace moesim {
 
-std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
+std::span<const Key> eplb_periodic_keys();
+std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
+std::span<const Key> eplb_async_keys();
+std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
+std::span<const Key> migrate_keys();
+
+static std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
   return nullptr;
 }
 

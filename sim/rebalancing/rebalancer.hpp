@@ -85,12 +85,4 @@ std::span<const Key> rebalancing_keys();
 LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const LayerStatistics&,
                              int layer, std::span<const char> live);
 
-std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&);
-std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_periodic_keys();
-std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
-std::span<const Key> eplb_async_keys();
-std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
-std::span<const Key> migrate_keys();
-
 }  // namespace moesim

@@ -5,9 +5,17 @@
 #include <bit>
 #include <numeric>
 
-#include "sim/scheduling/schedulers.hpp"
-
 namespace moesim {
+
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<Scheduler> make_chunked_prefill(ConfigReader&);
+std::span<const Key> chunked_prefill_keys();
+std::unique_ptr<Scheduler> make_prefill_first(ConfigReader&);
+std::span<const Key> prefill_first_keys();
+std::unique_ptr<Scheduler> make_decode_only(ConfigReader&);
+std::span<const Key> decode_only_keys();
+std::unique_ptr<Scheduler> make_comm_aware(ConfigReader&);
+std::span<const Key> comm_aware_keys();
 
 bool StepPlan::empty() const {
   return admitted_tokens.empty() &&

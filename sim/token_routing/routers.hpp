@@ -42,21 +42,4 @@ inline Rng layer_step_stream(std::uint64_t seed, const RoutingProblem& problem,
 /// mod r in slot order. Copies on one GPU are replicas of their own, as in the engines.
 void split_evenly(const RoutingProblem&, std::span<std::int32_t> tokens_of_slot);
 
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_random(ConfigReader&, const RoutingContext&);
-std::span<const Key> random_routing_keys();
-std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
-std::span<const Key> sglang_static_routing_keys();
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
-std::span<const Key> static_primary_routing_keys();
-std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
-std::span<const Key> metro_routing_keys();
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_hybrid(ConfigReader&, const RoutingContext&);
-std::span<const Key> hybrid_routing_keys();
-
 }  // namespace moesim

@@ -7,6 +7,24 @@
 
 namespace moesim {
 
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_random(ConfigReader&, const RoutingContext&);
+std::span<const Key> random_routing_keys();
+std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
+std::span<const Key> sglang_static_routing_keys();
+std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
+std::span<const Key> static_primary_routing_keys();
+std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
+std::span<const Key> metro_routing_keys();
+std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext&);
+std::unique_ptr<TokenRouter> make_hybrid(ConfigReader&, const RoutingContext&);
+std::span<const Key> hybrid_routing_keys();
+
 const Registry<TokenRouter, const RoutingContext&>& token_routers() {
   static const Registry<TokenRouter, const RoutingContext&> table(
       "token_routing",

@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/gating/gating.hpp"
 
-#include "traces/gating/gatings.hpp"
-
 namespace moesim {
+
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<Gating> make_uniform_gating(ConfigReader& options);
+std::span<const Key> uniform_gating_keys();
+std::unique_ptr<Gating> make_popularity_gating(ConfigReader& options);
+std::span<const Key> popularity_gating_keys();
+std::unique_ptr<Gating> make_topical_gating(ConfigReader& options);
+std::span<const Key> topical_gating_keys();
+std::unique_ptr<Gating> make_recorded_gating(ConfigReader& options);
+std::span<const Key> recorded_gating_keys();
 
 const Registry<Gating>& gatings() {
   static const Registry<Gating> table(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "traces/gating/gatings.hpp"
+#include "traces/gating/gating.hpp"
 #include "traces/gating/synthetic.hpp"
 
 namespace moesim {

@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "traces/gating/gatings.hpp"
+#include "traces/gating/gating.hpp"
 #include "traces/gating/synthetic.hpp"
 
 namespace moesim {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "traces/gating/gatings.hpp"
+#include "traces/gating/gating.hpp"
 #include "traces/gating/synthetic.hpp"
 
 namespace moesim {

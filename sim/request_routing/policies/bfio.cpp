@@ -3,7 +3,7 @@
 
 #include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/prediction.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 

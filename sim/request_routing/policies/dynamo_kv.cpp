@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "hardware/rng.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
 
 namespace moesim {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/request_routing/horizon.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "sim/request_routing/horizon.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
 
 namespace moesim {

@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "sim/request_routing/horizon.hpp"
-#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
 

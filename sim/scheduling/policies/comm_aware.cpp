@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "sim/scheduling/schedulers.hpp"
+#include "sim/scheduling/scheduler.hpp"
 
 namespace moesim {
 

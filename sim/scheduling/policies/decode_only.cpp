@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/scheduling/schedulers.hpp"
+#include "sim/scheduling/scheduler.hpp"
 
 namespace moesim {
 
