@@ -12,6 +12,7 @@
 #include "tests/trace_meta.hpp"
 #include "traces/gating/expert_sampler.hpp"
 #include "traces/gating/gating.hpp"
+#include "traces/halves.hpp"
 #include "traces/trace_statistics.hpp"
 
 using namespace moesim;
@@ -270,15 +271,21 @@ TEST_CASE("the deepseek_r1 preset has the histogram of DeepSeek-R1's experts on 
 }
 
 TEST_CASE("the deepseek_r1_translation preset predicts what EPLB does for DeepSeek-R1") {
-  // 1,024 requests; EPLB sees the even ones, and a step holds eight tokens of each odd one: 4,096.
+  // 1,024 requests; EPLB sees half of each workload's, and a step holds eight tokens of each other
+  // one: 4,096.
   const RoutingTrace trace = generated(
       R"({"type": "topical", "preset": "deepseek_r1_translation", "requests": 1024,
           "prompt_rows": 0, "decode_rows": 8})",
       model_of(58, 256, 8, 8, 4));
-  const ExpertStatistics seen = observe(std::array{&trace}, true, false);
-  std::vector<std::size_t> odd;
-  for (std::size_t i = 1; i < 1024; i += 2) odd.push_back(i);
-  const std::vector<std::int64_t> step = trace.expert_counts(odd);
+  Observation half;
+  half.fitted_half = true;
+  const ExpertStatistics seen = observe(std::array{&trace}, half);
+  const std::vector<char> fitted = fitted_half(trace);
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < fitted.size(); ++i) {
+    if (fitted[i] == 0) others.push_back(i);
+  }
+  const std::vector<std::int64_t> step = trace.expert_counts(others);
   // Of the busiest rank and of the hottest slot over the mean, an expert's tokens split evenly over
   // its slots; mean over layers.
   struct Figures {

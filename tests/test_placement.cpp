@@ -4,14 +4,17 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/placement/batch_matching.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "sim/placement/policies/eplb.hpp"
 #include "sim/placement/replicas.hpp"
+#include "sim/token_routing/min_exp.hpp"
 #include "tests/support.hpp"
 #include "traces/trace_statistics.hpp"
 
@@ -69,6 +72,30 @@ std::vector<std::int64_t> random_coactivation(Rng& rng, int experts) {
     }
   }
   return counts;
+}
+
+// What random batches activate: every expert with a probability of its own.
+std::vector<BatchExperts> random_batches(Rng& rng, int experts, int count) {
+  std::vector<double> probability;
+  for (int e = 0; e < experts; ++e) probability.push_back(rng.uniform());
+  std::vector<BatchExperts> batches(static_cast<std::size_t>(count));
+  for (BatchExperts& batch : batches) {
+    for (int e = 0; e < experts; ++e) {
+      if (rng.uniform() < probability[static_cast<std::size_t>(e)]) {
+        batch.push_back(static_cast<std::uint16_t>(e));
+      }
+    }
+  }
+  return batches;
+}
+
+// The least maximum of activated experts over the GPUs, by the exact router.
+int least_activated(const LayerPlacement& placement, const BatchExperts& batch) {
+  std::vector<std::int32_t> tokens(static_cast<std::size_t>(placement.experts()));
+  for (const auto expert : batch) tokens[expert] = 1;
+  RoutingScratch scratch;
+  MinExp(placement).assign(placement, tokens, scratch);
+  return *std::max_element(scratch.active_on_gpu.begin(), scratch.active_on_gpu.end());
 }
 
 std::vector<int> copies_of(const LayerPlacement& placement) {
@@ -196,15 +223,16 @@ TEST_CASE("every placer gives every expert a slot and every GPU as many, on rand
     const PlacementProblem problem{experts, gpus, slots, nodes, groups};
     const ExpertLoad load = random_load(rng, experts);
     const std::vector<std::int64_t> coactivation = random_coactivation(rng, experts);
+    const std::vector<BatchExperts> batches = random_batches(rng, experts, 10);
     for (const auto& entry : placers().entries()) {
       if (entry.name == "from_file") continue;  // no placement of its own
       CAPTURE(entry.name, experts, gpus, slots, nodes, groups);
       const auto place = placer(std::string(entry.name));
-      const LayerPlacement layer = place->place(problem, {load, coactivation}, round);
+      const LayerPlacement layer = place->place(problem, {load, coactivation, batches}, round);
       CHECK(layer.experts() == experts);
       CHECK(layer.slots() == gpus * slots);
       for (int gpu = 0; gpu < gpus; ++gpu) CHECK(layer.first_slot(gpu) == gpu * slots);
-      CHECK(layer == place->place(problem, {load, coactivation}, round));
+      CHECK(layer == place->place(problem, {load, coactivation, batches}, round));
       if (with_duplicates.contains(std::string(entry.name)) || slots > experts) continue;
       for (int expert = 0; expert < experts; ++expert) {
         CHECK(layer.slots_of(expert).size() == layer.hosts_of(expert).size());
@@ -384,12 +412,17 @@ TEST_CASE("co-activation counts are the pairs of a token's experts") {
         std::vector<std::int64_t>{0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0});
 
   // Both requests of two traces, and the even-numbered one of one.
-  const ExpertStatistics both = observe(std::array{&trace, &trace}, false, true);
+  Observation pairs;
+  pairs.coactivation = true;
+  const ExpertStatistics both = observe(std::array{&trace, &trace}, pairs);
   CHECK(both.load == std::vector<ExpertLoad>{{2, 6, 4}, {6, 0, 6}});
   CHECK(both.coactivation[1] == 2);
-  const ExpertStatistics even = observe(std::array{&trace}, true, false);
+  Observation half;
+  half.fitted_half = true;
+  const ExpertStatistics even = observe(std::array{&trace}, half);
   CHECK(even.load == std::vector<ExpertLoad>{{1, 1, 0}, {1, 0, 1}});
   CHECK(even.coactivation.empty());
+  CHECK(even.batches.empty());
   CHECK(both.layer(1).coactivation[2] == 6);
 }
 
@@ -429,7 +462,9 @@ TEST_CASE("coactivation has tokens of gpt-oss visit fewer GPUs than linear does"
   }
   // Fitted on even-numbered requests, tried on the odd ones.
   const RoutingTrace trace = RoutingTrace::open(directory);
-  const ExpertStatistics seen = observe(std::array{&trace}, true, true);
+  Observation half;
+  half.fitted_half = half.coactivation = true;
+  const ExpertStatistics seen = observe(std::array{&trace}, half);
   for (const int gpus : {4, 8}) {
     const PlacementProblem problem{32, gpus, 32 / gpus};
     const auto touched = [&](const std::string& policy) {
@@ -440,4 +475,135 @@ TEST_CASE("coactivation has tokens of gpt-oss visit fewer GPUs than linear does"
     CHECK(together < 0.95 * linear);
     CHECK(together < 0.95 * eplb);
   }
+}
+
+TEST_CASE("sampled batches hold what tokens of distinct requests picked, decode tokens alone") {
+  // Two requests of a prompt token and two decode tokens each, top-1 of 4 experts, one layer. The
+  // prompts pick expert 3, the first request's decode tokens 0, the second's 1 and 2.
+  TraceMeta meta;
+  meta.num_experts = 4;
+  meta.experts_per_token = 1;
+  meta.layer_ids = {0};
+  meta.phases = {"prefill", "decode"};
+  const RoutingTrace trace(meta, {"any"}, {{0, 3, 1, 0, false}, {3, 3, 1, 0, false}},
+                           {3, 0, 0, 3, 1, 2});
+  Observation what;
+  what.sample = {50, {2}, 1};
+  const ExpertStatistics seen = observe(std::array{&trace}, what);
+  REQUIRE(seen.batches.size() == 1);
+  REQUIRE(seen.layer(0).batches.size() == 50);
+  for (const BatchExperts& batch : seen.batches[0]) {
+    CHECK((batch == BatchExperts{0, 1} || batch == BatchExperts{0, 2}));
+  }
+  // As many tokens as give an expert 1, 2 and 4 in the mean: 4, 8 and 16.
+  what.sample = {3, {}, 1};
+  CHECK(observe(std::array{&trace}, what).batches[0].size() == 9);
+  // The prompts' rows where no decode was recorded.
+  meta.phases = {"prefill"};
+  const RoutingTrace prompts(meta, {"any"}, {{0, 1, 1, 0, false}}, {3, 0, 0, 3, 1, 2});
+  what.sample = {2, {1}, 1};
+  CHECK(observe(std::array{&prompts}, what).batches[0] == std::vector<BatchExperts>{{3}, {3}});
+}
+
+TEST_CASE("the least maximum of batches follows copies that move, and moves that are undone") {
+  Rng rng(6, "test/placement");
+  for (int round = 0; round < 30; ++round) {
+    const int gpus = 2 + static_cast<int>(rng.below(7));
+    const int experts = gpus * static_cast<int>(1 + rng.below(5));
+    const PlacementProblem problem{experts, gpus, experts / gpus + 1};
+    if (problem.slots_per_gpu > experts) continue;
+    const std::vector<BatchExperts> batches = random_batches(rng, experts, 20);
+    CopyTable table(experts,
+                    by_gpu(placer("eplb_distinct")->place(problem, random_load(rng, experts), 0)));
+    BatchMatching matching(table, batches);
+    const auto exact = [&] {
+      const LayerPlacement now(experts, table.experts_on_gpu());
+      for (std::size_t b = 0; b < batches.size(); ++b) {
+        CHECK(matching.activated(b) == least_activated(now, batches[b]));
+        CHECK(matching.activated(b) >= matching.bound(b));
+      }
+    };
+    exact();
+    for (int move = 0; move < 20; ++move) {
+      const int gpu = static_cast<int>(rng.below(static_cast<std::uint64_t>(gpus)));
+      const int slot =
+          static_cast<int>(rng.below(static_cast<std::uint64_t>(problem.slots_per_gpu)));
+      const int expert = static_cast<int>(rng.below(static_cast<std::uint64_t>(experts)));
+      const int held = table.on_gpu(gpu)[static_cast<std::size_t>(slot)];
+      if (table.holds(gpu, expert) || table.hosts_of(held).size() < 2) continue;
+      const double before = matching.mean_value();
+      table.replace(gpu, slot, expert);
+      matching.adapt(std::array{held, expert});
+      exact();
+      if (rng.below(2) == 0) continue;
+      table.replace(gpu, slot, held);
+      matching.undo();
+      CHECK(matching.mean_value() == before);
+      exact();
+    }
+  }
+}
+
+TEST_CASE("joint puts experts apart that batches activate together") {
+  // Batches activate 0 and 1, or 2 and 3, each two of four experts of one load. EPLB's order by
+  // load, ties by lowest id, puts 0 and 2 on GPU 0: nothing to gain there. With batches {0, 2} and
+  // {1, 3} it activates two on one GPU; joint one on each.
+  const ExpertLoad load{10, 10, 10, 10};
+  const std::vector<BatchExperts> batches{{0, 2}, {1, 3}};
+  const LayerPlacement eplb = placer("eplb")->place({4, 2, 2}, load, 0);
+  const LayerPlacement joint = placer("joint")->place({4, 2, 2}, {load, {}, batches}, 0);
+  for (const BatchExperts& batch : batches) {
+    CHECK(least_activated(eplb, batch) == 2);
+    CHECK(least_activated(joint, batch) == 1);
+  }
+  CHECK(config_error([&] {
+          placer("joint")->place({4, 2, 2}, load, 0);
+        }) ==
+        "joint needs to know which experts batches activate, which a load does not say; give it a "
+        "routing trace");
+}
+
+TEST_CASE("joint never activates more than experts / GPUs, at any batch and any replication") {
+  Rng rng(7, "test/placement");
+  for (int round = 0; round < 20; ++round) {
+    const int gpus = 2 + static_cast<int>(rng.below(7));
+    const int experts = gpus + static_cast<int>(rng.below(40));
+    const int most = (experts + gpus - 1) / gpus;
+    const PlacementProblem problem{experts, gpus, most + static_cast<int>(rng.below(4))};
+    const std::vector<BatchExperts> batches = random_batches(rng, experts, 20);
+    const auto policy = R"({"type": "joint", "moves": 300})";
+    const LayerPlacement layer =
+        placer(policy)->place(problem, {random_load(rng, experts), {}, batches}, round);
+    for (const BatchExperts& batch : random_batches(rng, experts, 50)) {
+      CHECK(least_activated(layer, batch) <= most);
+    }
+    BatchExperts all(static_cast<std::size_t>(experts));
+    std::iota(all.begin(), all.end(), std::uint16_t{0});
+    CHECK(least_activated(layer, all) == most);
+  }
+}
+
+TEST_CASE("joint keeps each expert group, and all copies from it, on one node") {
+  Rng rng(8, "test/placement");
+  const PlacementProblem problem{64, 8, 10, 2, 8};
+  const LayerPlacement layer =
+      placer("joint")->place(problem, {random_load(rng, 64), {}, random_batches(rng, 64, 30)}, 0);
+  for (int group = 0; group < 8; ++group) {
+    const int node = layer.gpu_of_slot(layer.slots_of(group * 8)[0]) / 4;
+    for (int expert = group * 8; expert < group * 8 + 8; ++expert) {
+      for (const int slot : layer.slots_of(expert)) CHECK(layer.gpu_of_slot(slot) / 4 == node);
+    }
+  }
+}
+
+TEST_CASE("joint balances tokens as far as its slack when told that they matter") {
+  Rng rng(9, "test/placement");
+  const PlacementProblem problem{48, 8, 8};
+  const ExpertLoad load = random_load(rng, 48);
+  const std::vector<BatchExperts> batches = random_batches(rng, 48, 40);
+  const auto imbalance_of = [&](const std::string& policy) {
+    return imbalance(placer(policy)->place(problem, {load, {}, batches}, 0), load);
+  };
+  CHECK(imbalance_of(R"({"type": "joint", "token_weight": 100})") < 1.03);
+  CHECK(imbalance_of(R"({"type": "joint", "token_weight": 0})") > 1.03);
 }

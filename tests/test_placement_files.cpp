@@ -425,7 +425,7 @@ TEST_CASE("no production placement is as even on a load as one that is made for 
           .make(config(R"({"type": "topical", "preset": "deepseek_r1", "requests": 16,
                            "prompt_rows": 0, "decode_rows": 50})"))
           ->trace(model, 1);
-  const ExpertStatistics seen = observe(std::array{&trace}, false, false);
+  const ExpertStatistics seen = observe(std::array{&trace});
   const auto fitted = placers().make(config("\"eplb_distinct\""));
   for (const auto& file : std::filesystem::directory_iterator(directory)) {
     if (file.path().extension() != ".npy") continue;

@@ -553,10 +553,12 @@ TEST_CASE("requests replay phase after phase of workload tags, equally many in e
 TEST_CASE("a placement fitted on one workload's requests sees only their tokens") {
   const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0}, {"prefill", "decode"});
   const RoutingTrace trace(meta, {"law", "maths"}, {{0, 2, 1, 0}, {2, 2, 1, 1}}, {0, 0, 1, 1});
-  const std::vector<std::string> maths{"maths"}, none{"physics"};
-  CHECK(observe(std::array{&trace}, false, false, maths).load == std::vector<ExpertLoad>{{0, 2}});
-  CHECK(observe(std::array{&trace}, false, false).load == std::vector<ExpertLoad>{{2, 2}});
-  CHECK_THROWS_AS(observe(std::array{&trace}, false, false, none), ConfigError);
+  Observation maths, none;
+  maths.workloads = {"maths"};
+  none.workloads = {"physics"};
+  CHECK(observe(std::array{&trace}, maths).load == std::vector<ExpertLoad>{{0, 2}});
+  CHECK(observe(std::array{&trace}).load == std::vector<ExpertLoad>{{2, 2}});
+  CHECK_THROWS_AS(observe(std::array{&trace}, none), ConfigError);
 }
 
 TEST_CASE("a placement that is to have seen nothing is the linear one, also by EPLB") {

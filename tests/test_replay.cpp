@@ -179,25 +179,24 @@ TEST_CASE("requests with repetition are left out, and a batch beyond the rest is
         "requests are usable (without repetition); the sample \"several\" takes several tokens of "
         "each");
   config.fit = ReplayFit::half;
-  config.batches = {4};  // 1, 5 and 7 are left of the odd ones
+  config.batches = {4};  // 1, 5 and 7 are left of the odd ones, which are not fitted on
   CHECK(config_error([&] { replay(trace, config); }) ==
         "replay: a batch of 4 distinct requests cannot be drawn from the trace: 3 of its 8 "
-        "requests are usable (without repetition, odd-numbered); the sample \"several\" takes "
-        "several "
-        "tokens of each");
+        "requests are usable (without repetition, of the half that is not fitted on); the sample "
+        "\"several\" takes several tokens of each");
   config.sample = ReplaySample::consecutive;
   config.batches = {4};  // a whole request
   CHECK(config_error([&] { replay(trace, config); }) == "");
   config.batches = {5};
   CHECK(config_error([&] { replay(trace, config); }) ==
         "replay: no request of the trace has 5 consecutive tokens; the longest has 4; 3 of its 8 "
-        "requests are usable (without repetition, odd-numbered)");
+        "requests are usable (without repetition, of the half that is not fitted on)");
   config.sample = ReplaySample::several;
   CHECK(config_error([&] { replay(trace, config); }) == "");  // as often as it takes
   for (TraceRequest& request : requests) request.has_repetition = true;
   CHECK(config_error([&] { replay(all.with_requests(requests), config); }) ==
         "replay: the trace has no usable request: 0 of its 8 requests are usable (without "
-        "repetition, odd-numbered)");
+        "repetition, of the half that is not fitted on)");
 }
 
 TEST_CASE("an id that is none is found in a trace too long to be checked when it is opened") {
@@ -256,6 +255,60 @@ TEST_CASE("fit half never scores on what it fitted") {
   config.fit = ReplayFit::half;
   CHECK(replay(trace, config)[0].max_tokens_mean >= 4);
   CHECK(replay(trace, config)[0].activated_vs_optimal == 1);
+}
+
+TEST_CASE("fitted on some workloads, replay scores on the others alone") {
+  // "law" picks experts 0 and 1, "maths" 2 and 3, one layer, 2 GPUs: EPLB at 1.5x copies what law
+  // uses, so that batches of maths have one slot for each of theirs.
+  TraceMeta meta;
+  meta.num_experts = 4;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0};
+  std::vector<TraceRequest> requests;
+  std::vector<std::uint16_t> ids;
+  for (int i = 0; i < 8; ++i) {
+    requests.push_back({i, 1, 0, i % 2, false});
+    for (const int id : {0, 1}) ids.push_back(static_cast<std::uint16_t>(2 * (i % 2) + id));
+  }
+  const RoutingTrace trace(meta, {"law", "maths"}, requests, ids);
+  ReplayConfig config = small_config();
+  config.gpus = 2;
+  config.placements = policies({"eplb"});
+  config.replications = {1.5};
+  config.batches = {4};
+  config.routings = policies({"even"});
+  config.fit_workloads = {"law"};
+  // The even split would halve the tokens of an expert with two copies: 4 and 4 on the GPUs that
+  // hold 2 and 3, or 8 on one.
+  const double unlike = replay(trace, config)[0].max_tokens_mean;
+  config.fit_workloads = {"maths"};
+  CHECK(replay(trace, config)[0].max_tokens_mean == unlike);  // symmetric
+  CHECK(unlike >= 4);
+  config.batches = {5};
+  CHECK(config_error([&] { replay(trace, config); }) ==
+        "replay: a batch of 5 distinct requests cannot be drawn from the trace: 4 of its 8 "
+        "requests are usable (without repetition, of workloads that are not fitted on); the sample "
+        "\"several\" takes several tokens of each");
+}
+
+TEST_CASE("no routing goes below the bound, and every batch counts in the mean and its interval") {
+  ReplayConfig config = small_config();
+  for (const ReplayRow& row : replay(random_trace(8, 4), config)) {
+    CHECK(row.max_activated_mean >= row.bound_mean);
+    CHECK_THAT(row.activated_vs_bound,
+               test::WithinRel(row.max_activated_mean / row.bound_mean, 1e-12));
+    REQUIRE(row.activated_of_batch.size() == 20);
+    double sum = 0;
+    for (const double activated : row.activated_of_batch) sum += activated;
+    CHECK_THAT(sum / 20, test::WithinRel(row.max_activated_mean, 1e-12));
+    CHECK(row.token_imbalance >= 1);
+  }
+  // Batches all alike have no interval.
+  config.batches = {8};
+  config.sample = ReplaySample::consecutive;
+  config.placements = policies({"linear"});
+  const auto rows = replay(random_trace(1, 8), config);
+  CHECK(rows[0].max_activated_margin == 0);
 }
 
 TEST_CASE(
@@ -375,4 +428,31 @@ TEST_CASE("every placement can be replayed, one from a file too") {
   CHECK_THAT(config_error([&] { replay(trace, config); }),
              Catch::Matchers::EndsWith("its fullest GPU holds 2 experts, but a GPU has 3 slots; "
                                        "replication 1 fits"));
+}
+
+// On requests that neither placement has seen, 8 GPUs. Of DeepSeek-V2-Lite with 32 tokens the bound
+// ceil(active / GPUs) itself is 3.0 % below EPLB's.
+TEST_CASE("joint activates fewer than EPLB on held-out recordings, with prefill as balanced") {
+  for (const auto& [name, slack_at_32] :
+       {std::pair{"gpt-oss-20b", 0.97}, {"deepseek-v2-lite", 0.975}}) {
+    const auto trace = recorded(name);
+    if (!trace) continue;
+    ReplayConfig config = small_config();
+    config.gpus = 8;
+    config.placements = policies({"eplb", "joint"});
+    config.replications = {1.25};
+    config.routings = policies({"optimal"});
+    config.batches = {8, 16, 32};
+    config.sampled_batches = 200;
+    config.fit = ReplayFit::half;
+    const auto rows = replay(*trace, config);
+    REQUIRE(rows.size() == 6);
+    for (std::size_t b = 0; b < 3; ++b) {
+      const ReplayRow &eplb = rows[b], &joint = rows[3 + b];
+      CAPTURE(name, eplb.batch, eplb.max_activated_mean, joint.max_activated_mean);
+      const double limit = eplb.batch == 32 ? slack_at_32 : 0.97;
+      CHECK(joint.max_activated_mean < limit * eplb.max_activated_mean);
+      CHECK(joint.token_imbalance < eplb.token_imbalance + 0.02);
+    }
+  }
 }

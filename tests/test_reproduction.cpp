@@ -49,6 +49,49 @@ TEST_CASE("a row may tell what each of its inputs changes, or stand there with n
   CHECK(done.rows.at(1).verdict == Verdict::not_published);
 }
 
+TEST_CASE("a data sheet takes the place of the cluster it is given for, and of nothing else") {
+  const auto figure_on = [](const char* replaced) {
+    return reproduce(test::config(fmt::format(
+        R"({{"title": "t", "source": "s", "assumed": [],
+             "data_sheet": {{"../hardware/clusters/{}": "../hardware/clusters/b200x8_data_sheet.json"}},
+             "measured": {{
+               "m": {{"model": {{"model": "../models/zoo/mixtral_8x7b.json"}}}},
+               "step": {{"explain": {{"step": "decode", "sequences": 2, "context": 64, "samples": 3,
+                                      "sweep": {{"base": "tiny.json"}}}}}}}},
+             "rows": [
+               {{"what": "w", "published": "p", "value": "step:/total_us", "verdict": "not published"}},
+               {{"what": "w", "published": "p", "value": "m:/experts", "band": [8, 8],
+                 "verdict": "within band"}}]}})",
+        replaced)));
+  };
+  const Reproduction other = figure_on("h100x8.json");
+  CHECK(*other.rows[0].data_sheet < other.rows[0].simulated);  // no launches at all
+  CHECK(*other.rows[1].data_sheet == 8);
+  CHECK(other.rows[1].data_sheet_verdict == Verdict::within_band);
+  CHECK(markdown(other).find("| 8.000, within band |") != std::string::npos);
+  const Reproduction same = figure_on("h200x8.json");
+  CHECK(*same.rows[0].data_sheet == same.rows[0].simulated);
+}
+
+TEST_CASE("bands that say much are told from bands that say little") {
+  const auto kind = [](const char* band, const char* unit, const char* more = "") {
+    return reproduce(
+               figure(fmt::format(R"({{"what": "w", "published": "p", "unit": "{}", "value": 1,
+                                            "band": {}, {} "verdict": "not published"}})",
+                                  unit, band, more)
+                          .c_str()))
+        .rows[0]
+        .band;
+  };
+  CHECK(kind("[-22, -11]", " %") == BandKind::two_sided);
+  CHECK(kind("[-5, 5]", " %") == BandKind::no_change);
+  CHECK(kind("[1.98, 4.11]", "x") == BandKind::two_sided);
+  CHECK(kind("[0.9, 2]", "x") == BandKind::no_change);
+  CHECK(kind("[8, 8]", "") == BandKind::exact);
+  CHECK(kind("[null, 0]", " %") == BandKind::one_sided);
+  CHECK(kind("[null, 0]", " %", R"("ours": true,)") == BandKind::ours);
+}
+
 TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
   const test::TemporaryFile sweep("frontier.json");
   const std::filesystem::path& file = sweep.path();

@@ -16,6 +16,7 @@
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
+#include "traces/halves.hpp"
 #include "traces/trace_rows.hpp"
 
 namespace moesim {
@@ -258,16 +259,47 @@ TEST_CASE("rows of a generator are counted as synthetic") {
   CHECK(replay(source, Phase::decode, 0, 0, 5).coverage.synthetic == 5);
 }
 
-TEST_CASE("a placement fitted on even requests is tried on odd ones alone") {
+TEST_CASE("a placement fitted on half of the requests is tried on the others alone") {
   RowSource source(small_trace({"prefill", "decode"}), std::nullopt, true, 1);
   for (int i = 0; i < 20; ++i) CHECK(source.bind().request[1] == 1);
 }
 
+TEST_CASE("both halves of a trace hold every workload, in whatever order its requests stand") {
+  const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0}, {"prefill", "decode"});
+  const auto halves = [&](const std::vector<int>& workloads) {
+    std::vector<TraceRequest> requests;
+    std::vector<std::uint16_t> ids;
+    for (const int workload : workloads) {
+      requests.push_back({std::ssize(requests), 1, 0, workload, false});
+      ids.push_back(0);
+    }
+    return fitted_half(RoutingTrace(meta, {"a", "b", "c", "d"}, requests, ids));
+  };
+  // In blocks every even-numbered request, although the second block starts at an odd number.
+  CHECK(halves({0, 0, 0, 1, 1, 1}) == std::vector<char>{1, 0, 1, 0, 1, 0});
+  // In turn, as synthetic requests take their workloads, no workload stays in one half.
+  CHECK(halves({0, 1, 2, 3, 0, 1, 2, 3}) == std::vector<char>{1, 0, 1, 0, 0, 1, 0, 1});
+  CHECK(halves({0, 1, 0, 1, 0, 1}) == std::vector<char>{1, 0, 0, 1, 1, 0});
+}
+
+TEST_CASE("a request that has run for a while may stand anywhere in its recording") {
+  RowSource source(small_trace({"prefill", "decode"}), std::nullopt, false, 1);
+  for (const std::uint32_t request : {0U, 1U}) {
+    const Binding binding{{request, request}};
+    const std::int64_t rows = source.recorded(binding, Phase::decode);
+    std::vector<int> seen(static_cast<std::size_t>(rows));
+    for (int i = 0; i < 200; ++i) {
+      ++seen.at(static_cast<std::size_t>(source.random_place(binding, Phase::decode)));
+    }
+    CHECK(std::count(seen.begin(), seen.end(), 0) == 0);
+  }
+}
+
 TEST_CASE("a trace without anything to replay in a phase is refused") {
   const RoutingTrace trace = small_trace({"prefill", "decode"});
-  const auto error = [&](const TraceRequest& only, bool odd_only) {
+  const auto error = [&](const TraceRequest& only, bool other_half) {
     return test::config_error(
-        [&] { RowSource(trace.with_requests({only}), std::nullopt, odd_only, 1); });
+        [&] { RowSource(trace.with_requests({only}), std::nullopt, other_half, 1); });
   };
   CHECK(error({0, 3, 1, 0, false}, false).empty());
   CHECK(error({0, 3, 3, 0, false}, false) ==
@@ -341,6 +373,31 @@ TEST_CASE("mixed steps may have a policy and a dispatch of their own, but no dis
         "all_to_all");
   json["token_routing"]["mixed"] = "decode";
   CHECK_THAT(test::refused(json), Catch::Contains("/dispatch/mixed: no step uses it"));
+}
+
+// 40 decode tokens of one request: the first picks experts 0 and 1, as headers do that every answer
+// begins with; the others go round the sixteen.
+TEST_CASE("a typical step is not one of first tokens, and several are priced alike") {
+  const test::TemporaryFolder folder;
+  std::vector<std::uint16_t> ids;
+  for (int row = 0; row < 40; ++row) {
+    for (int layer = 0; layer < 3; ++layer) {
+      ids.push_back(static_cast<std::uint16_t>(row == 0 ? 0 : 2 * (row % 7) + 2));
+      ids.push_back(static_cast<std::uint16_t>(row == 0 ? 1 : 2 * (row % 7) + 3));
+    }
+  }
+  write_trace(RoutingTrace(test::trace_meta("tiny", 16, 2, {0, 1, 2}, {"decode"}), {"any"},
+                           {{0, 40, 0, 0, false}}, ids),
+              folder / "trace");
+  Json json = test::tiny_experiment(Json::object());
+  json["workload"]["gating"] = {{"type", "recorded"}, {"trace", (folder / "trace").string()}};
+  const Experiment e = test::load(json);
+  // One sequence on each of four ranks: of first tokens alone two experts would be active.
+  const ExplainedStep step = explain_step(e, StepKind::decode, 1, 100, 0, 5);
+  CHECK(step.cost.layers.front().active_experts > 2);
+  REQUIRE(step.totals.size() == 5);
+  CHECK(step.totals.front() == step.cost.total);
+  CHECK(explain_step(e, StepKind::decode, 1, 100, 0).cost.total == step.cost.total);
 }
 
 TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over two GPUs") {

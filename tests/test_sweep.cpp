@@ -90,6 +90,21 @@ TEST_CASE("a skip rule leaves out the points that match all of it, a policy by e
                                                       R"({"a":2,"p":{"type":"metro"}})"});
 }
 
+TEST_CASE("what is coupled to a value goes with it, whether an axis or the base writes it") {
+  const Sweep sweep = expanded(R"({"base": {"p": "metro", "d": "gather", "a": 0},
+      "axes": {"/p": ["even", {"type": "metro"}], "/a": [1]},
+      "couple": {"/p": {"even": {"/d": "a2a"}}}})");
+  CHECK(configs_of(sweep) ==
+        std::vector<std::string>{R"({"a":1,"d":"a2a","p":"even"})",
+                                 R"({"a":1,"d":"gather","p":{"type":"metro"}})"});
+  CHECK(configs_of(expanded(R"({"base": {"p": "even", "d": "gather", "a": 0}, "axes": {"/a": [1]},
+      "couple": {"/p": {"even": {"/d": "a2a"}}}})")) ==
+        std::vector<std::string>{R"({"a":1,"d":"a2a","p":"even"})"});
+  std::vector<std::string> axes;
+  for (const Axis& axis : axes_of(sweep.document)) axes.push_back(axis.pointer);
+  CHECK(axes == std::vector<std::string>{"/a", "/d", "/p"});
+}
+
 TEST_CASE("one axis may change a policy and another an option of it") {
   const Sweep sweep = expanded(R"({"base": {"p": "linear"},
       "axes": {"/p/n": [2], "/p": [{"type": "eplb"}, {"type": "linear", "n": 1}]}})");
@@ -116,6 +131,12 @@ TEST_CASE("what is wrong with a sweep file is said in a line") {
              Contains("leaves no point"));
   CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/b": 1}]})"),
              Contains("no point has a \"/b\""));
+  CHECK_THAT(error(R"({"base": {"a": 0, "d": 0}, "axes": {"/a": [1], "/d": [1]},
+                       "couple": {"/a": {"1": {"/d": 2}}}})"),
+             Contains("\"/d\" is set twice, by \"couple\" too"));
+  CHECK_THAT(
+      error(R"({"base": {"a": 0}, "axes": {"/a": [1]}, "couple": {"/a": {"2": {"/d": 2}}}})"),
+      Contains("no point has 2 at \"/a\""));
   CHECK_THAT(error(R"({"base": {}, "axis": {"/a": [1]}})"), Contains("unknown key \"axis\""));
   CHECK_THAT(error(R"({"model": "m.json", "workload": {}})"), Contains("not a sweep"));
 }
@@ -631,6 +652,21 @@ TEST_CASE("what must differ together is named on both sides") {
               std::vector{parse_setting("/routing=metro"), parse_setting("/dispatch=ag")});
   REQUIRE(result.pairs.size() == 1);
   CHECK(result.pairs[0].ratios[0] == 2.0);
+}
+
+TEST_CASE("what the sweep couples to a routing may differ with it, and is told") {
+  StoredSweep sweep;
+  sweep.document = Json::parse(R"({"couple": {"/routing": {"even": {"/dispatch": "a2a"}}}})");
+  sweep.axes = named_axes({"/dispatch", "/routing"});
+  sweep.points = {stored_point({{"dispatch", "a2a"}, {"routing", "even"}}, metrics(1, 1)),
+                  stored_point({{"dispatch", "ag"}, {"routing", "metro"}}, metrics(1, 2))};
+  const Comparison result = even_against_metro(sweep);
+  REQUIRE(result.pairs.size() == 1);
+  CHECK(result.pairs[0].ratios[0] == 2.0);
+  REQUIRE(result.coupled.size() == 1);
+  CHECK(result.coupled[0].pointer == "/dispatch");
+  CHECK_THAT(comparison_text(result),
+             Catch::Matchers::Contains("pairs differ in dispatch too: ag against a2a"));
 }
 
 TEST_CASE("a setting that no point has is refused with those there are") {

@@ -311,6 +311,43 @@ TEST_CASE("static_primary keeps to its replica, whatever the tokens") {
   }
 }
 
+TEST_CASE("static_primary evens out what is likely to be active, where a load was seen") {
+  // Experts 0 and 2 are active, 1 and 3 hardly ever; every expert has a copy on both GPUs. As if
+  // all were active GPU 0 serves 0 and 2, GPU 1 serves 1 and 3.
+  const ExpertPlacement placement{LayerPlacement(4, {{0, 1, 2, 3}, {0, 1, 2, 3}})};
+  const std::vector<ExpertLoad> load{{100, 1, 100, 1}};
+  const auto activated = [&](const std::string& policy, std::span<const ExpertLoad> seen) {
+    const auto router = token_routers().make(test::config(policy), {placement, {}, seen});
+    RoutingScratch scratch;
+    Tokens tokens_of_slot(8);
+    const Tokens hot{5, 0, 5, 0};
+    router->route({placement[0], hot}, scratch, tokens_of_slot);
+    return layer_load(placement[0], tokens_of_slot).activated;
+  };
+  CHECK(activated(R"("static_primary")", {}) == Tokens{2, 0});
+  CHECK(activated(R"("static_primary")", load) == Tokens{1, 1});
+  CHECK(activated(R"({"type": "static_primary", "tokens_per_expert": 0})", load) == Tokens{2, 0});
+}
+
+TEST_CASE("static_primary never serves more experts on a GPU than the optimum of a full step") {
+  Rng rng(11, "test/static_primary");
+  for (int round = 0; round < 50; ++round) {
+    const Problem problem = random_problem(rng);
+    const ExpertPlacement placement{problem.placement()};
+    ExpertLoad load;
+    for (int e = 0; e < placement[0].experts(); ++e) load.push_back(double(rng.below(1000)));
+    const std::vector<ExpertLoad> seen{load};
+    const Tokens all(static_cast<std::size_t>(placement[0].experts()), 1);
+    const auto router =
+        token_routers().make(test::config(R"("static_primary")"), {placement, {}, seen});
+    RoutingScratch scratch;
+    Tokens tokens_of_slot(static_cast<std::size_t>(placement[0].slots()));
+    router->route({placement[0], all}, scratch, tokens_of_slot);
+    CHECK(layer_load(placement[0], tokens_of_slot).max_activated ==
+          load_of(R"("optimal")", placement[0], all).max_activated);
+  }
+}
+
 TEST_CASE("routers say whether they need the whole group's counts, or token rows") {
   const ExpertPlacement placement{LayerPlacement(1, {{0}})};
   const std::vector<std::string> global{R"("metro")", R"("optimal")", R"("token_balanced")",

@@ -8,14 +8,16 @@
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
+#include "traces/halves.hpp"
 
 namespace moesim {
 
-RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool odd_only,
+RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool other_half,
                                            const BindingOrder& order) {
   PhaseRows rows{std::move(trace), false, {}, {}, {}, {}};
   rows.borrowed = !rows.trace.recorded(phase_names[index(phase)]);
   rows.workloads.resize(rows.trace.workloads().size());
+  const std::vector<char> fitted = fitted_half(rows.trace);
   for (std::uint32_t i = 0; i < rows.trace.requests().size(); ++i) {
     const TraceRequest& recorded = rows.trace.requests()[i];
     Rows own{recorded.row_start, recorded.num_tokens, static_cast<std::uint32_t>(recorded.workload),
@@ -28,7 +30,7 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
     Workload& workload = rows.workloads[own.workload];
     own.offset = workload.rows;
     rows.requests.push_back(own);
-    if (own.count == 0 || (odd_only && i % 2 == 0)) continue;
+    if (own.count == 0 || (other_half && fitted[i] != 0)) continue;
     workload.rows += own.count;
     workload.requests.push_back(i);
     rows.bindable.push_back(i);
@@ -53,13 +55,14 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
   return rows;
 }
 
-RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
+RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool other_half,
                      std::uint64_t seed, const BindingOrder& order)
-    : phases_{phase_rows(prefill ? *prefill : trace, Phase::prefill, odd_only, order),
-              phase_rows(trace, Phase::decode, odd_only, order)},
+    : phases_{phase_rows(prefill ? *prefill : trace, Phase::prefill, other_half, order),
+              phase_rows(trace, Phase::decode, other_half, order)},
       one_trace_(!prefill),
       requests_(std::max<std::int64_t>(1, order.requests)),
       binding_rng_(seed, "row_source/binding"),
+      place_rng_(seed, "row_source/place"),
       dummy_rng_(seed, "row_source/dummy") {}
 
 Binding RowSource::bind() {
@@ -117,6 +120,12 @@ void RowSource::append(const Binding& binding, Phase phase, std::int64_t first, 
     first += taken;
     count -= taken;
   }
+}
+
+std::int64_t RowSource::random_place(const Binding& binding, Phase phase) {
+  const std::int64_t rows = recorded(binding, phase);
+  return rows == 0 ? 0
+                   : static_cast<std::int64_t>(place_rng_.below(static_cast<std::uint64_t>(rows)));
 }
 
 RowRange RowSource::dummy(std::int32_t rank) {

@@ -49,10 +49,10 @@ struct RoutingCoverage {
 /// consecutive tokens of one request take consecutive rows of one recording.
 class RowSource {
  public:
-  /// One trace for both phases, or another one for prefill. `odd_only` binds to requests of odd
-  /// index alone, so that what was fitted on even ones is tested on others. Throws ConfigError if a
-  /// trace has nothing to replay, in all or in a phase of `order`.
-  RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool odd_only,
+  /// One trace for both phases, or another one for prefill. `other_half` binds to requests outside
+  /// fitted_half() alone, so that what was fitted on those within is tested on others. Throws
+  /// ConfigError if a trace has nothing to replay, in all or in a phase of `order`.
+  RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool other_half,
             std::uint64_t seed, const BindingOrder& order = {});
 
   const RoutingTrace& trace(Phase phase) const { return phases_[index(phase)].trace; }
@@ -71,6 +71,9 @@ class RowSource {
     const auto phase = index(Phase::decode);
     return phases_[phase].requests[binding.request[phase]].workload;
   }
+  /// Where in its recording a request that has run for a while may stand: any of recorded() at
+  /// random, 0 where there is none.
+  std::int64_t random_place(const Binding&, Phase);
   /// One row at random for the token that an idle rank runs to keep in step.
   RowRange dummy(std::int32_t rank);
 
@@ -94,13 +97,13 @@ class RowSource {
     std::vector<std::vector<std::uint32_t>> bindable_in_turn;  // by BindingOrder's phases
   };
   static std::size_t index(Phase phase) { return static_cast<std::size_t>(phase); }
-  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool odd_only,
+  static PhaseRows phase_rows(RoutingTrace trace, Phase phase, bool other_half,
                               const BindingOrder& order);
 
   std::array<PhaseRows, 2> phases_;
   bool one_trace_;
   std::int64_t requests_, bound_ = 0;
-  Rng binding_rng_, dummy_rng_;
+  Rng binding_rng_, place_rng_, dummy_rng_;
 };
 
 }  // namespace moesim

@@ -53,7 +53,8 @@ std::span<const Key> load_keys() {
   static constexpr std::array<std::string_view, 2> sources{"trace", "none"};
   static constexpr Key keys[] = {
       {"from", form::choice(sources), "trace", "what the placement has seen"},
-      {"disjoint", form::flag, "false", "it sees even requests of the trace, odd ones run"},
+      {"disjoint", form::flag, "false",
+       "it sees half of the requests of every workload, the others run"},
       {"workloads", form::list(form::text), otherwise("all"), "tags of the requests that it sees"}};
   return keys;
 }
@@ -133,8 +134,10 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
       experiment.placement = place_unseen(*placer, problem, experiment.model.moe_layers());
       return;
     }
-    ExpertStatistics statistics =
-        observe(seen, experiment.bind_odd_only, placer->uses_coactivation(), workloads);
+    Observation what = placer->needs();
+    what.fitted_half = experiment.bind_odd_only;
+    what.workloads = std::move(workloads);
+    ExpertStatistics statistics = observe(seen, what);
     experiment.placement = place_all(*placer, problem, statistics);
     experiment.seen = std::move(statistics.load);
   });
@@ -156,7 +159,7 @@ RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
 std::shared_ptr<const TokenRouter> make_router(const Experiment& e, const ConfigNode& routing,
                                                const ExpertPlacement& placement) {
   return e.policies->token_routing.make(
-      routing, {placement, expert_time(e.model, e.parallel, e.precision, e.cluster.gpu)});
+      routing, {placement, expert_time(e.model, e.parallel, e.precision, e.cluster.gpu), e.seen});
 }
 
 // One phase's rule. Policies that need the whole group's counts are refused where no dispatch gives

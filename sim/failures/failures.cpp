@@ -145,7 +145,7 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
     if (!reader.optional("placement")) return;
     const ConfigNode placement = reader.child("placement");
     plan.placer = placers.make(placement);
-    if (!plan.placer->uses_load() || plan.placer->uses_coactivation()) {
+    if (!plan.placer->goes_by_load_alone()) {
       placement.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
     }
   });

@@ -3,14 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <numeric>
+#include <exception>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
 
 #include "sim/placement/placers.hpp"
-#include "traces/trace_statistics.hpp"
 
 namespace moesim {
 
@@ -25,6 +25,8 @@ std::span<const Key> eplb_distinct_placement_keys();
 std::unique_ptr<Placer> make_flat(ConfigReader& options);
 std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
 std::span<const Key> coactivation_placement_keys();
+std::unique_ptr<Placer> make_joint(ConfigReader& options);
+std::span<const Key> joint_placement_keys();
 std::unique_ptr<Placer> make_from_file(ConfigReader& options);
 std::span<const Key> from_file_placement_keys();
 
@@ -143,58 +145,35 @@ const Registry<Placer>& placers() {
        {"flat", "one more copy of each of the hottest experts before any gets a third", make_flat},
        {"coactivation", "experts that tokens pick together on one GPU, loads balanced within slack",
         make_coactivation, coactivation_placement_keys},
+       {"joint", "fewest experts activated in sampled batches by exact routing, tokens even too",
+        make_joint, joint_placement_keys},
        {"from_file", "a placement made elsewhere, in any format that `place` writes",
         make_from_file, from_file_placement_keys}});
   return table;
 }
 
-LayerStatistics ExpertStatistics::layer(std::size_t i) const {
-  const std::size_t pairs = load[i].size() * load[i].size();
-  if (coactivation.empty()) return load[i];
-  return {load[i], std::span(coactivation).subspan(i * pairs, pairs)};
-}
-
-ExpertStatistics observe(std::span<const RoutingTrace* const> traces, bool even_requests_only,
-                         bool coactivation, std::span<const std::string> workloads) {
-  ExpertStatistics seen;
-  for (const RoutingTrace* trace : traces) {
-    std::vector<std::size_t> requests;
-    for (std::size_t i = 0; i < trace->requests().size(); i += even_requests_only ? 2 : 1) {
-      const std::string& tag = trace->workloads()[at(trace->requests()[i].workload)];
-      const bool wanted = std::find(workloads.begin(), workloads.end(), tag) != workloads.end();
-      if (workloads.empty() || wanted) requests.push_back(i);
-    }
-    if (requests.empty()) {
-      throw ConfigError(fmt::format("no request of the trace of {} has tokens to place experts by",
-                                    trace->meta().model));
-    }
-    const std::vector<std::int64_t> counts = trace->expert_counts(requests);
-    const std::size_t experts = at(trace->num_experts());
-    seen.load.resize(at(trace->layers()), ExpertLoad(experts));
-    for (std::size_t i = 0; i < counts.size(); ++i) {
-      seen.load[i / experts][i % experts] += static_cast<double>(counts[i]);
-    }
-    if (!coactivation) continue;
-    const std::vector<std::int64_t> pairs = coactivation_counts(*trace, requests);
-    seen.coactivation.resize(pairs.size());
-    std::transform(pairs.begin(), pairs.end(), seen.coactivation.begin(), seen.coactivation.begin(),
-                   std::plus<>());
-  }
-  return seen;
-}
-
 ExpertPlacement place_all(const Placer& placer, const PlacementProblem& problem,
                           const ExpertStatistics& seen) {
+  std::vector<std::optional<LayerPlacement>> layers(seen.load.size());
+  std::vector<std::exception_ptr> errors(layers.size());
+  tbb::parallel_for(std::size_t{0}, layers.size(), [&](std::size_t layer) {
+    try {
+      layers[layer] = placer.place(problem, seen.layer(layer), static_cast<int>(layer));
+    } catch (...) {
+      errors[layer] = std::current_exception();
+    }
+  });
   ExpertPlacement placement;
-  for (std::size_t layer = 0; layer < seen.load.size(); ++layer) {
-    placement.push_back(placer.place(problem, seen.layer(layer), static_cast<int>(layer)));
+  for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+    if (errors[layer]) std::rethrow_exception(errors[layer]);  // the first layer's, on any thread
+    placement.push_back(std::move(*layers[layer]));
   }
   return placement;
 }
 
 ExpertPlacement place_all(const Placer& placer, const PlacementProblem& problem,
                           std::span<const ExpertLoad> load) {
-  return place_all(placer, problem, ExpertStatistics{{load.begin(), load.end()}, {}});
+  return place_all(placer, problem, ExpertStatistics{{load.begin(), load.end()}});
 }
 
 ExpertPlacement place_unseen(const Placer& placer, const PlacementProblem& problem, int layers) {

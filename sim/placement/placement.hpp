@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "hardware/registry.hpp"
-#include "traces/routing_trace.hpp"
+#include "sim/placement/observation.hpp"
 
 namespace moesim {
 
@@ -61,34 +61,6 @@ class LayerPlacement {
 /// Which expert every slot of every MoE layer holds.
 using ExpertPlacement = std::vector<LayerPlacement>;
 
-/// Observed tokens per expert, one layer: [experts].
-using ExpertLoad = std::vector<double>;
-
-/// What was seen of one layer's experts. A view: what it was made from must outlive it.
-struct LayerStatistics {
-  std::span<const double> load;  ///< tokens that picked the expert, [experts]
-  /// Tokens that picked both, [experts, experts]: symmetric, zero on the diagonal. Empty when
-  /// nobody counted them.
-  std::span<const std::int64_t> coactivation;
-
-  LayerStatistics(const ExpertLoad& tokens, std::span<const std::int64_t> together = {})
-      : load(tokens), coactivation(together) {}
-};
-
-/// What was seen of every layer's experts.
-struct ExpertStatistics {
-  std::vector<ExpertLoad> load;            ///< [layers][experts]
-  std::vector<std::int64_t> coactivation;  ///< [layers, experts, experts], or empty
-
-  LayerStatistics layer(std::size_t i) const;
-};
-
-/// Counts the tokens of traces of one shape, all their requests or the even-numbered ones alone, of
-/// these workload tags or, when there are none, of all; co-activation costs a pass of its own and
-/// is counted when asked for. Throws ConfigError if no request is left.
-ExpertStatistics observe(std::span<const RoutingTrace* const>, bool even_requests_only,
-                         bool coactivation, std::span<const std::string> workloads = {});
-
 /// What a placement is made for.
 struct PlacementProblem {
   int experts = 0;
@@ -120,9 +92,20 @@ class Placer {
   virtual bool uses_coactivation() const { return false; }
   /// One line on how a placement was taken that its user may not expect, or nothing.
   virtual std::string remark(const PlacementProblem&) const { return {}; }
+
+  /// The batches that it needs as LayerStatistics::batches; none by default.
+  virtual BatchSample sample() const { return {}; }
+
+  /// Whether it can place by the tokens of each expert alone, as seen by a running engine.
+  bool goes_by_load_alone() const {
+    return uses_load() && !uses_coactivation() && sample().batches == 0;
+  }
+  /// What it needs to be shown of a trace.
+  Observation needs() const { return {false, {}, uses_coactivation(), sample()}; }
 };
 
-/// The table: linear, round_robin, random, eplb, eplb_distinct, flat, coactivation, from_file.
+/// The table: linear, round_robin, random, eplb, eplb_distinct, flat, coactivation, joint,
+/// from_file.
 const Registry<Placer>& placers();
 
 /// All layers that were seen.

@@ -14,7 +14,7 @@ namespace {
 std::unique_ptr<Placer> read_placer(ConfigReader& options, const RebalancingContext& context) {
   const ConfigNode node = options.child("placement");
   std::unique_ptr<Placer> placer = context.placers.make(node);
-  if (!placer->uses_load() || placer->uses_coactivation()) {
+  if (!placer->goes_by_load_alone()) {
     node.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
   }
   return placer;

@@ -2,6 +2,8 @@
 #include "sim/replay/replay.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -12,7 +14,9 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
+#include "sim/placement/placement_score.hpp"
 #include "sim/token_routing/token_routing.hpp"
+#include "traces/halves.hpp"
 
 namespace moesim {
 
@@ -26,21 +30,49 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
 struct Usable {
   std::vector<TraceRequest> requests;
+  std::vector<std::size_t> indices;  // of them, in the trace
   std::string described;
 };
 
-Usable usable_requests(const RoutingTrace& trace, ReplayFit fit) {
+Usable usable_requests(const RoutingTrace& trace, const ReplayConfig& config) {
   Usable usable;
-  const std::size_t first = fit == ReplayFit::half ? 1 : 0;
-  const std::size_t stride = fit == ReplayFit::half ? 2 : 1;
-  for (std::size_t i = first; i < trace.requests().size(); i += stride) {
+  const std::vector<char> fitted = fitted_half(trace);
+  const bool half = config.fit_workloads.empty() && config.fit == ReplayFit::half;
+  for (std::size_t i = 0; i < trace.requests().size(); ++i) {
     const TraceRequest& request = trace.requests()[i];
-    if (!request.has_repetition && request.num_tokens > 0) usable.requests.push_back(request);
+    const std::string& tag = trace.workloads()[at(request.workload)];
+    if (half && fitted[i] != 0) continue;
+    if (std::count(config.fit_workloads.begin(), config.fit_workloads.end(), tag) > 0) continue;
+    if (request.has_repetition || request.num_tokens == 0) continue;
+    usable.requests.push_back(request);
+    usable.indices.push_back(i);
   }
   usable.described =
       fmt::format("{} of its {} requests are usable (without repetition{})", usable.requests.size(),
-                  trace.requests().size(), fit == ReplayFit::half ? ", odd-numbered" : "");
+                  trace.requests().size(),
+                  half                            ? ", of the half that is not fitted on"
+                  : !config.fit_workloads.empty() ? ", of workloads that are not fitted on"
+                                                  : "");
   return usable;
+}
+
+Observation observation(const Placer& placer, const ReplayConfig& config) {
+  Observation what = placer.needs();
+  what.workloads = config.fit_workloads;
+  what.fitted_half = config.fit_workloads.empty() && config.fit == ReplayFit::half;
+  return what;
+}
+
+// Tokens per expert of the requests that batches come from, [layers][experts].
+std::vector<ExpertLoad> scored_load(const RoutingTrace& trace, const Usable& usable) {
+  if (usable.indices.empty()) return {};
+  std::vector<ExpertLoad> load;
+  const std::vector<std::int64_t> counts = trace.expert_counts(usable.indices);
+  for (std::size_t i = 0; i < counts.size(); i += at(trace.num_experts())) {
+    const auto layer = std::span(counts).subspan(i, at(trace.num_experts()));
+    load.emplace_back(layer.begin(), layer.end());
+  }
+  return load;
 }
 
 // Trace rows of the sampled batches, [samples][batch].
@@ -181,8 +213,10 @@ Batches sample_batches(const RoutingTrace& trace, const Usable& usable, int batc
 struct Score {
   std::int64_t cases = 0, max_activated = 0, max_tokens = 0, above_optimal = 0, above_even = 0;
   double time = 0;  // of one layer, and of layers in order
+  std::int64_t bound = 0;
   CapacityTally capacity{};
-  std::int64_t hits = 0, accesses = 0;  // of HBM
+  std::int64_t hits = 0, accesses = 0;   // of HBM
+  std::vector<std::int64_t> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
     cases += other.cases;
@@ -191,6 +225,10 @@ struct Score {
     above_optimal += other.above_optimal;
     above_even += other.above_even;
     time += other.time;
+    bound += other.bound;
+    of_batch.resize(other.of_batch.size());
+    std::transform(of_batch.begin(), of_batch.end(), other.of_batch.begin(), of_batch.begin(),
+                   std::plus<>());
     capacity += other.capacity;
     hits += other.hits;
     accesses += other.accesses;
@@ -284,6 +322,7 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
   std::vector<std::int32_t> tokens_of_slot(at(placement.slots()));
   std::vector<LayerLoad> loads(routers.size());
   std::vector<Score> scores(routers.size());
+  for (Score& score : scores) score.of_batch.resize(batches.samples());
   for (std::size_t sample = 0; sample < batches.samples(); ++sample) {
     RoutingProblem problem{
         placement, batches.tokens(sample, layer), static_cast<int>(layer), sample, {}};
@@ -305,15 +344,19 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
       scores[i].capacity += tally;
       if (limits.memory) memories[i].run(tokens_of_slot, scores[i]);
     }
+    const auto active = std::count_if(problem.tokens.begin(), problem.tokens.end(),
+                                      [](std::int32_t count) { return count > 0; });
     for (std::size_t i = 0; i < routers.size(); ++i) {
       const std::int32_t activated = loads[i].max_activated;
       check(activated >= loads[optimal].max_activated, "a routing beat the exact optimum");
-      scores[i] += {1,
-                    activated,
-                    loads[i].max_tokens,
-                    activated > loads[optimal].max_activated ? 1 : 0,
-                    activated > loads[even].max_activated ? 1 : 0,
-                    0};
+      Score& score = scores[i];
+      ++score.cases;
+      score.max_activated += activated;
+      score.of_batch[sample] += activated;
+      score.bound += (active + placement.gpus() - 1) / placement.gpus();
+      score.max_tokens += loads[i].max_tokens;
+      score.above_optimal += activated > loads[optimal].max_activated ? 1 : 0;
+      score.above_even += activated > loads[even].max_activated ? 1 : 0;
     }
   }
   return scores;
@@ -332,6 +375,14 @@ std::vector<Score> score_all(const ExpertPlacement& placement, const Routers& ro
   return total;
 }
 
+// Half the 95 % interval of a mean, normal as there are hundreds of batches; 0 for a single value.
+double margin_of_mean(std::span<const double> values, double mean) {
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  const auto count = static_cast<double>(values.size());
+  return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
+}
+
 ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_optimal) {
   const auto ratio = [](std::int64_t a, std::int64_t b) {
     return static_cast<double>(a) / static_cast<double>(b);
@@ -340,6 +391,13 @@ ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_o
   row.cases = score.cases;
   row.max_activated_mean = ratio(score.max_activated, score.cases);
   row.max_tokens_mean = ratio(score.max_tokens, score.cases);
+  const std::int64_t layers = score.cases / std::ssize(score.of_batch);
+  for (const std::int64_t activated : score.of_batch) {
+    row.activated_of_batch.push_back(ratio(activated, layers));
+  }
+  row.max_activated_margin = margin_of_mean(row.activated_of_batch, row.max_activated_mean);
+  row.bound_mean = ratio(score.bound, score.cases);
+  row.activated_vs_bound = ratio(score.max_activated, score.bound);
   row.time_mean = score.time / static_cast<double>(score.cases);
   row.activated_vs_optimal = ratio(score.max_activated, of_optimal.max_activated);
   row.activated_vs_even = ratio(score.max_activated, of_even.max_activated);
@@ -406,24 +464,23 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   require_sound(config);
   trace.check_ids();  // of a long trace only some rows were when it was opened
   const Limits limits = read_limits(config);
-  const Usable usable = usable_requests(trace, config.fit);
+  const Usable usable = usable_requests(trace, config);
   std::vector<Batches> batches;
   for (const int batch : config.batches) {
     batches.push_back(sample_batches(trace, usable, batch, config));
   }
+  const std::vector<ExpertLoad> scored = scored_load(trace, usable);
   std::vector<std::unique_ptr<Placer>> asked;
   for (const ConfigNode& policy : config.placements) asked.push_back(placers().make(policy));
-  const bool coactivation = std::any_of(
-      asked.begin(), asked.end(), [](const auto& placer) { return placer->uses_coactivation(); });
-  const ExpertStatistics seen =
-      observe(std::array{&trace}, config.fit == ReplayFit::half, coactivation);
 
   std::vector<ReplayRow> rows;
   for (std::size_t p = 0; p < asked.size(); ++p) {
+    const ExpertStatistics seen = observe(std::array{&trace}, observation(*asked[p], config));
     for (const double replication : config.replications) {
       const PlacementProblem problem = placement_problem(trace, config, replication);
       const ExpertPlacement placement = place_all(*asked[p], problem, seen);
-      const Routers routers = make_routers(config.routings, {placement, config.time});
+      const double token_imbalance = score_placement(placement, scored).imbalance_mean;
+      const Routers routers = make_routers(config.routings, {placement, config.time, seen.load});
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores =
             score_all(placement, routers, batches[b], config.time, limits);
@@ -431,6 +488,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
           row.placement = label(config.placements[p]);
           row.replication = replication;
+          row.token_imbalance = token_imbalance;
           row.replication_effective =
               static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
           row.batch = config.batches[b];
@@ -444,7 +502,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   return rows;
 }
 
-OrderedJson to_json(const std::vector<ReplayRow>& rows) {
+OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
   OrderedJson list = OrderedJson::array();
   for (const ReplayRow& row : rows) {
     list.push_back({{"placement", row.placement},
@@ -455,14 +513,19 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows) {
                     {"routing", row.routing},
                     {"cases", row.cases},
                     {"max_activated_mean", row.max_activated_mean},
+                    {"max_activated_margin", row.max_activated_margin},
+                    {"bound_mean", row.bound_mean},
                     {"max_tokens_mean", row.max_tokens_mean},
                     {"time_mean", row.time_mean},
+                    {"token_imbalance", row.token_imbalance},
+                    {"activated_vs_bound", row.activated_vs_bound},
                     {"activated_vs_optimal", row.activated_vs_optimal},
                     {"activated_vs_even", row.activated_vs_even},
                     {"dropped", row.dropped},
                     {"hit_rate", row.hit_rate ? OrderedJson(*row.hit_rate) : OrderedJson()},
                     {"above_optimal", row.above_optimal},
                     {"above_even", row.above_even}});
+    if (each_batch) list.back()["activated_of_batch"] = row.activated_of_batch;
   }
   return {{"rows", list}};
 }

@@ -26,7 +26,7 @@ inline constexpr std::array<std::string_view, 3> replay_sample_names{"distinct",
 /// What a placement is fitted on.
 enum class ReplayFit {
   self,  ///< the whole trace
-  half   ///< even-numbered requests; batches are drawn from odd-numbered ones alone
+  half   ///< fitted_half(); batches are drawn from the other requests alone
 };
 inline constexpr std::array<std::string_view, 2> replay_fit_names{"self", "half"};
 
@@ -37,6 +37,9 @@ struct ReplayConfig {
   int gpus = 0;
   std::vector<ConfigNode> placements;  ///< policies of placers()
   std::vector<double> replications;
+  /// Requests of these tags are what placements are fitted on, batches come from all others; empty:
+  /// as `fit` says.
+  std::vector<std::string> fit_workloads{};
   std::vector<ConfigNode> routings;  ///< policies of token_routers()
   std::vector<int> batches;          ///< tokens
   ReplaySample sample = ReplaySample::distinct;
@@ -63,14 +66,24 @@ struct ReplayRow {
   std::string routing;
   std::int64_t cases = 0;
   double max_activated_mean = 0;  ///< slots with tokens on the GPU that has the most
-  double max_tokens_mean = 0;     ///< tokens on the GPU that has the most
-  double time_mean = 0;           ///< RooflineTime of the GPU that takes longest
+  /// Half the 95 % interval of max_activated_mean over batches, whose layers stay together.
+  double max_activated_margin = 0;
+  double bound_mean = 0;  ///< ceil(active experts / GPUs), which no placement or routing goes below
+  double max_tokens_mean = 0;  ///< tokens on the GPU that has the most
+  double time_mean = 0;        ///< RooflineTime of the GPU that takes longest
+  double activated_vs_bound = 1;
   double activated_vs_optimal = 1;
   double activated_vs_even = 1;
+  /// Tokens on the fullest GPU over those on the mean one when copies share evenly, as in prefill:
+  /// of all requests that batches may be drawn from, mean over layers. The placement's alone.
+  double token_imbalance = 1;
   double dropped = 0;                ///< share of the selections
   std::optional<double> hit_rate{};  ///< of active slots, in HBM when their layer begins
   std::int64_t above_optimal = 0;    ///< cases with more activated than the exact optimum
   std::int64_t above_even = 0;       ///< cases with more activated than the even split: inversions
+  /// max_activated_mean of each batch, for comparisons of rows batch by batch: all rows of a batch
+  /// size share their batches.
+  std::vector<double> activated_of_batch{};
 };
 
 /// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed
@@ -82,7 +95,8 @@ std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
 /// How its placements are taken where that may surprise, a line each.
 std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&);
 
-/// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow.
-OrderedJson to_json(const std::vector<ReplayRow>&);
+/// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
+/// only where it is asked for.
+OrderedJson to_json(const std::vector<ReplayRow>&, bool each_batch = false);
 
 }  // namespace moesim

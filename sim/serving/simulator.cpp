@@ -399,28 +399,51 @@ Report run(const Experiment& experiment, const Progress& progress,
   return Simulation(experiment, progress, observers).run();
 }
 
-ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
-                           int context, int prefill_tokens) {
-  RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
-                 experiment.seed);
-  StepModel model = step_model(experiment);
+namespace {
+
+// One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
+// every prompt at its beginning.
+StepBatch typical_batch(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+                        int context, int prefill_tokens, RowSource& rows) {
   StepBatch batch;
-  ExplainedStep step;
   for (int r = 0; r < experiment.parallel.dp; ++r) {
     batch.ranks.emplace_back();
     if (kind != StepKind::decode) {
       add_sequence(batch, rows, rows.bind(), Phase::prefill, {prefill_tokens, 0}, 0);
-      step.summary.prefill_tokens += prefill_tokens;
     }
     for (int i = 0; i < sequences_per_rank && kind != StepKind::prefill; ++i) {
-      add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
-      ++step.summary.decode_tokens;
+      const Binding binding = rows.bind();
+      const std::int64_t place = rows.random_place(binding, Phase::decode);
+      add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
     }
   }
+  return batch;
+}
+
+}  // namespace
+
+ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+                           int context, int prefill_tokens, int samples) {
+  check(samples >= 1, "no step to explain");
+  RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+                 experiment.seed);
+  StepModel model = step_model(experiment);
+  ExplainedStep step;
+  const int ranks = experiment.parallel.dp;
+  if (kind != StepKind::decode) step.summary.prefill_tokens = ranks * prefill_tokens;
+  if (kind != StepKind::prefill) step.summary.decode_tokens = ranks * sequences_per_rank;
   step.summary.kind = kind;
   step.summary.rule = rule_kind(experiment.mixed, kind, step.summary.prefill_tokens);
-  model.price(batch, experiment.rules.of(step.summary.rule), experiment.placement, rows, step.cost,
-              &step.operations);
+  const PhaseRule& rule = experiment.rules.of(step.summary.rule);
+  for (int sample = 0; sample < samples; ++sample) {
+    const StepBatch batch =
+        typical_batch(experiment, kind, sequences_per_rank, context, prefill_tokens, rows);
+    StepCost cost;
+    model.price(batch, rule, experiment.placement, rows, cost,
+                sample == 0 ? &step.operations : nullptr);
+    step.totals.push_back(cost.total);
+    if (sample == 0) step.cost = std::move(cost);
+  }
   return step;
 }
 

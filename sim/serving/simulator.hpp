@@ -17,15 +17,17 @@ using Progress = std::function<void(std::int64_t, std::int64_t)>;
 Report run(const Experiment&, const Progress& progress = {},
            std::span<RunObserver* const> observers = {});
 
-/// One step, taken apart operation by operation.
+/// Steps alike, the first of them taken apart operation by operation.
 struct ExplainedStep {
   StepSummary summary;
-  StepCost cost;
-  std::vector<ExplainedOperation> operations;
+  StepCost cost;                               ///< of the first
+  std::vector<ExplainedOperation> operations;  ///< of the first
+  std::vector<Seconds> totals;                 ///< of each
 };
-/// Prices one step made of `sequences` decode sequences per rank at `context` tokens, or, with
-/// `prefill_tokens`, of one prompt chunk per rank.
+/// Prices `samples` steps of `sequences` decode sequences per rank at `context` tokens, each at a
+/// random place of the recording it replays, or, with `prefill_tokens`, of one prompt chunk per
+/// rank, from its beginning.
 ExplainedStep explain_step(const Experiment&, StepKind kind, int sequences_per_rank, int context,
-                           int prefill_tokens);
+                           int prefill_tokens, int samples = 1);
 
 }  // namespace moesim

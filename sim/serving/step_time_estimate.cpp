@@ -12,7 +12,9 @@ StepPrice price_steps(const Experiment& e) {
     for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
       batch.ranks.emplace_back();
       for (std::int32_t i = 0; i < sequences; ++i) {
-        add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
+        const Binding binding = rows.bind();
+        const std::int64_t place = rows.random_place(binding, Phase::decode);
+        add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
       }
     }
     model.price(batch, e.rules.of(StepKind::decode), e.placement, rows, cost);

@@ -17,6 +17,7 @@ std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
 std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
 std::span<const Key> sglang_static_routing_keys();
 std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
+std::span<const Key> static_primary_routing_keys();
 std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
 std::span<const Key> metro_routing_keys();
 std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
@@ -37,8 +38,9 @@ const Registry<TokenRouter, const RoutingContext&>& token_routers() {
        {"trtllm", "every rank goes round the replicas, in blocks of 1,024 selections", make_trtllm},
        {"sglang_static", "every rank one replica per expert for good: its own, or a fair share",
         make_sglang_static, sglang_static_routing_keys},
-       {"static_primary", "one replica per expert for good: the fewest active experts if all are",
-        make_static_primary},
+       {"static_primary",
+        "one replica per expert for good, as many on every GPU, by how often active",
+        make_static_primary, static_primary_routing_keys},
        {"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
         make_metro, metro_routing_keys},
        {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal},

@@ -89,6 +89,8 @@ class TokenRouter {
 struct RoutingContext {
   const ExpertPlacement& placement;  ///< fixed choices are made once
   RooflineTime time{};               ///< of the GPU and model, where no option says otherwise
+  /// Tokens per expert that the placement was made by, [layers][experts]; empty when none were.
+  std::span<const ExpertLoad> load{};
 };
 
 /// The table: even, random, vllm, vllm_legacy, trtllm, sglang_static, static_primary, metro,

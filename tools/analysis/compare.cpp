@@ -76,6 +76,35 @@ Json everything_else(const StoredPoint& point, const ComparedPointers& pointers)
   return rest;
 }
 
+// What the sweep couples to compared keys.
+std::set<std::string> coupled_pointers(const Json& sweep, const ComparedPointers& pointers) {
+  std::set<std::string> coupled;
+  if (!sweep.contains("couple")) return coupled;
+  for (const auto& [pointer, by_value] : sweep.at("couple").items()) {
+    if (!pointers.contains(pointer)) continue;
+    for (const Json& settings : by_value) {
+      for (const auto& item : settings.items()) {
+        if (!pointers.contains(item.key())) coupled.insert(item.key());
+      }
+    }
+  }
+  return coupled;
+}
+
+void add_difference(std::vector<CoupledDifference>& differences, const std::string& pointer,
+                    const StoredPoint& baseline, const StoredPoint& candidate) {
+  const Json* before = find_value(baseline.config, pointer);
+  const Json* after = find_value(candidate.config, pointer);
+  CoupledDifference now{pointer, before == nullptr ? Json() : *before,
+                        after == nullptr ? Json() : *after};
+  if (same_setting(now.baseline, now.candidate)) return;
+  const bool known = std::any_of(differences.begin(), differences.end(), [&](const auto& other) {
+    return other.pointer == pointer && other.baseline == now.baseline &&
+           other.candidate == now.candidate;
+  });
+  if (!known) differences.push_back(std::move(now));
+}
+
 struct Group {
   Json rest;
   std::vector<const StoredPoint*> baseline, candidate;
@@ -268,6 +297,9 @@ StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
 
 Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candidate) {
   const ComparedPointers pointers = compared_pointers(baseline, candidate);
+  const std::set<std::string> coupled = coupled_pointers(sweep.document, pointers);
+  ComparedPointers not_paired_by = pointers;
+  for (const std::string& pointer : coupled) not_paired_by.emplace(pointer, true);
   Comparison comparison;
   std::vector<Group> groups;
   std::map<std::string, std::size_t> group_of;
@@ -280,7 +312,7 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
       ++comparison.not_done;
       continue;
     }
-    Json rest = everything_else(point, pointers);
+    Json rest = everything_else(point, not_paired_by);
     const auto [place, is_new] = group_of.emplace(rest.dump(), groups.size());
     if (is_new) groups.push_back({std::move(rest), {}, {}});
     Group& group = groups[place->second];
@@ -299,8 +331,12 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
       comparison.unpaired += group.baseline.size() + group.candidate.size();
       continue;
     }
-    comparison.pairs.push_back(
-        pair_of(only(group.baseline, baseline), only(group.candidate, candidate)));
+    const StoredPoint& before = only(group.baseline, baseline);
+    const StoredPoint& after = only(group.candidate, candidate);
+    comparison.pairs.push_back(pair_of(before, after));
+    for (const std::string& pointer : coupled) {
+      add_difference(comparison.coupled, pointer, before, after);
+    }
     rests.push_back(&group.rest);
     Json seedless = group.rest;
     seedless.erase("seed");
@@ -346,6 +382,11 @@ std::string comparison_text(const Comparison& comparison) {
   }
   std::string text = narrow_table(std::move(head), std::move(rows), comparison.axes.size()) + "\n" +
                      summary.text();
+  for (const CoupledDifference& also : comparison.coupled) {
+    text += fmt::format("pairs differ in {} too: {} against {}\n", also.pointer.substr(1),
+                        also.candidate.is_null() ? "the default" : setting_text(also.candidate),
+                        also.baseline.is_null() ? "the default" : setting_text(also.baseline));
+  }
   if (!seeds) {
     text +=
         "no intervals: that takes several seeds of every point, \"seeds\": [1, 2, 3] in the "
@@ -382,6 +423,12 @@ OrderedJson comparison_json(const Comparison& comparison) {
                                                               {"interval", interval},
                                                               {"sign_test", of.sign_test},
                                                               {"within_noise", of.within_noise()}};
+  }
+  json["coupled"] = OrderedJson::array();
+  for (const CoupledDifference& also : comparison.coupled) {
+    json["coupled"].push_back({{"pointer", also.pointer},
+                               {"baseline", OrderedJson::parse(also.baseline.dump())},
+                               {"candidate", OrderedJson::parse(also.candidate.dump())}});
   }
   json["unpaired"] = comparison.unpaired;
   json["not_done"] = comparison.not_done;

@@ -71,8 +71,15 @@ struct RatioSummary {
 /// P(a fair coin falls at least as unequally as `wins` to `losses`).
 double sign_test(std::size_t wins, std::size_t losses);
 
+/// A key that the sweep couples to what is compared, so that pairs differ in it too.
+struct CoupledDifference {
+  std::string pointer;
+  Json baseline, candidate;
+};
+
 struct Comparison {
-  std::vector<Axis> axes;  ///< of the pairs' settings
+  std::vector<Axis> axes;                  ///< of the pairs' settings
+  std::vector<CoupledDifference> coupled;  ///< each once
   std::vector<PointPair> pairs;
   std::array<RatioSummary, compared_metrics.size()> summary;
   std::size_t unpaired = 0;  ///< done points of either side without one on the other
@@ -82,8 +89,9 @@ struct Comparison {
 /// Pairs the done points that match all settings of one side with those that match all of the other
 /// and are equal in everything else. Texts match a policy by its type ("metro" matches "metro" and
 /// {"type": "metro", ...}), and then its other options must be equal, too; an object on either side
-/// compares whole policies. A value that a config leaves out is the default of the resolved config.
-/// Throws ConfigError if there is no pair, or if a point has several partners.
+/// compares whole policies. What the sweep couples to a compared key may differ with it. A value
+/// that a config leaves out is the default of the resolved config. Throws ConfigError if there is
+/// no pair, or if a point has several partners.
 Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
                    std::span<const Setting> candidate);
 
@@ -91,7 +99,8 @@ Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
 std::string comparison_text(const Comparison&);
 /// {"pairs": [{"baseline", "candidate", "settings": {pointer: value}, "ratios": {metric: ratio}}],
 ///  "summary": {metric: {"ratio", "pairs", "wins", "losses", "interval": [low, high] or null,
-///  "sign_test", "within_noise"}}, "unpaired", "not_done"}
+///  "sign_test", "within_noise"}}, "coupled": [{"pointer", "baseline", "candidate"}], "unpaired",
+///  "not_done"}
 OrderedJson comparison_json(const Comparison&);
 
 /// What must not be: "total_token_throughput < 0.98", on the geometric mean of the ratios.

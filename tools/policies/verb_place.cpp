@@ -11,8 +11,8 @@
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/remarks.hpp"
 #include "tools/cli/policy_options.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
@@ -48,9 +48,9 @@ struct Seen : ExpertStatistics {
   std::vector<int> layers;  // the model's, by number
 };
 
-std::optional<Seen> what_was_seen(const Options& options, bool coactivation) {
+std::optional<Seen> what_was_seen(const Options& options, const Observation& what) {
   if (!options.load.empty()) {
-    Seen seen{{read_load(options.load), {}}, {}};
+    Seen seen{{read_load(options.load)}, {}};
     seen.layers.resize(seen.load.size());
     std::iota(seen.layers.begin(), seen.layers.end(), 0);
     return seen;
@@ -58,7 +58,7 @@ std::optional<Seen> what_was_seen(const Options& options, bool coactivation) {
   if (options.trace.empty()) return std::nullopt;
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   trace.check_ids();
-  return Seen{observe(std::array{&trace}, false, coactivation), trace.meta().layer_ids};
+  return Seen{observe(std::array{&trace}, what), trace.meta().layer_ids};
 }
 
 struct Placed {
@@ -70,7 +70,7 @@ struct Placed {
 Placed make_placement(const Options& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());
-  std::optional<Seen> seen = what_was_seen(options, placer->uses_coactivation());
+  std::optional<Seen> seen = what_was_seen(options, placer->needs());
   if (!seen) throw ConfigError("--policy needs --load FILE or --trace DIR");
   if (options.gpus == 0) throw ConfigError("--policy needs --gpus");
   PlacementProblem problem;
@@ -97,7 +97,7 @@ Placed read_placed(const Options& options) {
   Placed placed;
   placed.placement =
       read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
-  std::optional<Seen> seen = what_was_seen(options, false);
+  std::optional<Seen> seen = what_was_seen(options, {});
   placed.load = seen ? std::move(seen->load) : uniform_load(placed.placement);
   return placed;
 }

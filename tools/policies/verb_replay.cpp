@@ -5,8 +5,8 @@
 
 #include "sim/replay/replay.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/remarks.hpp"
 #include "tools/cli/policy_options.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -20,7 +20,7 @@ struct Options {
   std::vector<std::string> routings{"even", "metro", "optimal"};
   std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory;
   ReplayConfig config;
-  bool json = false;
+  bool json = false, each_batch = false;
 };
 
 std::vector<ConfigNode> policies(const std::vector<std::string>& names, const char* flag) {
@@ -33,20 +33,23 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
   const bool drops =
       std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
   const bool misses = !rows.empty() && rows.front().hit_rate;
-  std::vector<std::string> columns({"placement", "replicas", "batch", "routing", "slots", "tokens",
-                                    "time", "vs optimal", "vs even", "inversions"});
+  std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
+                                    "+-", "vs bound", "tokens", "time", "vs optimal", "vs even",
+                                    "inversions"});
   if (drops) columns.push_back("dropped");
   if (misses) columns.push_back("in HBM");
   Table table(columns);
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
         {row.placement, fmt::format("{:.4g}x", row.replication_effective),
+         fmt::format("{:.3f}", row.token_imbalance),
          row.tokens_per_request > 1
              ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
              : fmt::format("{}", row.batch),
          row.routing, fmt::format("{:.3f}", row.max_activated_mean),
-         fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
-         fmt::format("{:.4f}", row.activated_vs_optimal),
+         fmt::format("{:.3f}", row.max_activated_margin),
+         fmt::format("{:.3f}", row.activated_vs_bound), fmt::format("{:.2f}", row.max_tokens_mean),
+         fmt::format("{:.3f}", row.time_mean), fmt::format("{:.4f}", row.activated_vs_optimal),
          fmt::format("{:.4f}", row.activated_vs_even),
          fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
     if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
@@ -54,11 +57,14 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
     table.add(cells);
   }
   return table.text() +
-         "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; time: "
-         "of "
-         "the slowest\nGPU, max(weight time * slots, token time * tokens); vs: slots; inversions: "
-         "layers of batches where a\nrouting activates more than the even split; each: tokens per "
-         "request\n";
+         "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; +-: 95 "
+         "% "
+         "interval\nover batches; prefill: tokens of the fullest over the mean GPU when copies "
+         "share "
+         "evenly; bound:\nceil(active experts / GPUs), below which no placement or routing goes; "
+         "time: of the slowest GPU,\nmax(weight time * slots, token time * tokens); vs: slots; "
+         "inversions: layers of batches where a routing\nactivates more than the even split; each: "
+         "tokens per request\n";
 }
 
 }  // namespace
@@ -94,10 +100,14 @@ Action setup_replay(CLI::App& command) {
           std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));
   command
       .add_option("--fit", options->fit,
-                  "placement fitted on the whole trace (self) or on even requests, scored on odd "
-                  "ones (half)")
+                  "placement fitted on the whole trace (self) or on half of the requests of every "
+                  "workload, scored on the others (half)")
       ->check(CLI::IsMember(
           std::vector<std::string>(replay_fit_names.begin(), replay_fit_names.end())));
+  command
+      .add_option("--fit-workloads", config.fit_workloads,
+                  "placement fitted on requests of these tags, scored on those of all others")
+      ->delimiter(',');
   command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
@@ -116,7 +126,11 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--expert-memory", options->expert_memory,
                      "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
   command.add_option("--seed", config.seed, "of the sampled batches (1)");
-  command.add_flag("--json", options->json, "print JSON instead of a table");
+  auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
+  command
+      .add_flag("--each-batch", options->each_batch,
+                "print the slots of every batch too, to compare rows batch by batch")
+      ->needs(json);
   return [options] {
     ReplayConfig asked = options->config;
     asked.placements = policies(options->placements, "--placement");
@@ -133,7 +147,7 @@ Action setup_replay(CLI::App& command) {
     Remarks said;
     for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
     const std::vector<ReplayRow> rows = replay(trace, asked);
-    print(options->json ? to_json(rows).dump(1) + "\n" : to_text(rows));
+    print(options->json ? to_json(rows, options->each_batch).dump(1) + "\n" : to_text(rows));
     return 0;
   };
 }

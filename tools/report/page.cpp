@@ -243,6 +243,7 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
                                           const Axis& axis, const Json& baseline,
                                           const Json& candidate) {
   std::vector<Setting> before{{axis.pointer, baseline}}, after{{axis.pointer, candidate}};
+  OrderedJson also = OrderedJson::array();
   for (const Axis& other : sweep.axes) {
     if (other.pointer == axis.pointer) continue;
     const auto with_baseline = implied(done, axis.pointer, baseline, other.pointer);
@@ -250,6 +251,8 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
     if (!with_baseline || !with_candidate || *with_baseline == *with_candidate) continue;
     before.push_back({other.pointer, *with_baseline});
     after.push_back({other.pointer, *with_candidate});
+    also.push_back(fmt::format("{} ({} against {})", other.name, setting_text(*with_candidate),
+                               setting_text(*with_baseline)));
   }
   try {
     Comparison comparison = compare(sweep, before, after);
@@ -263,6 +266,7 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
       json["pairs"][i]["settings"] = texts_of(comparison.pairs[i].settings);
     }
     json["settings"] = std::move(names);
+    json["also"] = std::move(also);
     json["axis"] = axis.name;
     json["baseline"] = text_of(baseline);
     json["candidate"] = text_of(candidate);

@@ -380,6 +380,7 @@ function show_comparisons() {
       element('tbody', {}, c.pairs.map(pair => element('tr', {}, pair.settings.map(s => element('td', { class: 'text' }, s)),
         names.map(m => ratio_cell(pair.ratios[m.name], m.more_is_better))))));
     return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
+      ...c.also.length ? [element('p', { class: 'hint' }, `The pairs differ in ${c.also.join(', ')} too.`)] : [],
       element('div', { class: 'scroll' }, summary),
       element('details', {}, element('summary', {}, `${c.pairs.length} pairs${c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : ''}`), element('div', { class: 'scroll' }, pairs)));
   }));

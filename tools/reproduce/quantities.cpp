@@ -80,7 +80,9 @@ Json measure_spells(const ConfigNode& node) {
 }
 
 Json explained(const ExplainedStep& step) {
-  Json answer{{"total_us", step.cost.total.count() * 1e6},
+  double total = 0;
+  for (const Seconds sample : step.totals) total += sample.count();
+  Json answer{{"total_us", total * 1e6 / static_cast<double>(step.totals.size())},
               {"flops", step.cost.flops},
               {"hbm_bytes", step.cost.hbm_bytes}};
   // An operation may come several times, as the FFN of dense layers and of shared experts.
@@ -111,8 +113,9 @@ Json measure_explain(const ConfigNode& node) {
     const int sequences = static_cast<int>(r.integer("sequences", {1, 1 << 16}));
     const int context = static_cast<int>(r.integer("context", {0, 1 << 24}));
     const int tokens = static_cast<int>(r.integer_or("tokens", 1, {1, 1 << 20}));
+    const int samples = static_cast<int>(r.integer_or("samples", 1, {1, 1 << 16}));
     return by_axes(r.child("sweep"), [=](const Experiment& e) {
-      return explained(explain_step(e, kind, sequences, context, tokens));
+      return explained(explain_step(e, kind, sequences, context, tokens, samples));
     });
   });
 }

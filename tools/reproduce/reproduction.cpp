@@ -77,7 +77,19 @@ Verdict judge(ConfigReader& r, double value) {
   return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
 }
 
-ReproducedRow read_row(const ConfigNode& node, const Measured& measured) {
+BandKind band_kind(ConfigReader& r, std::string_view unit) {
+  if (r.flag_or("ours", false)) return BandKind::ours;
+  if (!r.optional("band")) return BandKind::none;
+  const std::vector<ConfigNode> ends = r.child("band").list();
+  if (ends[0].json().is_null() || ends[1].json().is_null()) return BandKind::one_sided;
+  const double low = ends[0].number(), high = ends[1].number();
+  if (low == high) return BandKind::exact;
+  const double no_change = unit == "x" ? 1 : 0;
+  return low <= no_change && no_change <= high ? BandKind::no_change : BandKind::two_sided;
+}
+
+ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
+                       const Measured* data_sheet) {
   return read_object(node, [&](ConfigReader& r) {
     ReproducedRow row;
     row.what = r.text("what");
@@ -85,6 +97,11 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured) {
     row.unit = r.text_or("unit", "");
     row.simulated = evaluate(r.child("value"), measured);
     row.verdict = judge(r, row.simulated);
+    row.band = band_kind(r, row.unit);
+    if (data_sheet != nullptr) {
+      row.data_sheet = evaluate(r.child("value"), *data_sheet);
+      row.data_sheet_verdict = judge(r, *row.data_sheet);
+    }
     row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
     row.reason = r.text_or("reason", "");
     read_object(r.child_or("causes", Json::object()), [&](ConfigReader& causes) {
@@ -127,6 +144,76 @@ std::string why_text(const ReproducedRow& row) {
   return text;
 }
 
+using Paths = std::map<std::filesystem::path, std::filesystem::path>;
+
+std::filesystem::path in_folder_of(const std::filesystem::path& file, const std::string& path) {
+  return (file.parent_path() / path).lexically_normal();
+}
+
+/// The clusters that are to be replaced, by what.
+Paths read_data_sheet(const ConfigNode& node) {
+  return read_object(node, [&](ConfigReader& files) {
+    Paths paths;
+    for (const std::string& name : files.all_keys()) {
+      paths[in_folder_of(node.file(), name)] = files.path(name).lexically_normal();
+    }
+    return paths;
+  });
+}
+
+/// Sets the cluster that stands for the one of the base of `sweep`, which stands in `file`, unless
+/// `set` has it. Answers whether there is one.
+bool replace_cluster(const Json& sweep, const std::filesystem::path& file, Json& set,
+                     const Paths& clusters) {
+  if (!sweep.contains("base") || !sweep.at("base").is_string()) return false;
+  const auto base = in_folder_of(file, sweep.at("base").get<std::string>());
+  const Json experiment = ConfigNode::from_file(base).json();
+  const Json& cluster = set.contains("/cluster") ? set.at("/cluster") : experiment.at("cluster");
+  if (!cluster.is_string()) return false;
+  const auto found = clusters.find(in_folder_of(base, cluster.get<std::string>()));
+  if (found == clusters.end()) return false;
+  set["/cluster"] = std::filesystem::absolute(found->second).string();
+  return true;
+}
+
+/// What is measured, on other clusters; nothing where none of them is named.
+std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& clusters) {
+  Json json = measured.json();
+  const std::filesystem::path& file = measured.file();
+  const auto replace_in = [&](Json& sweep) {
+    Json set = sweep.value("set", Json::object());
+    if (!replace_cluster(sweep, file, set, clusters)) return false;
+    sweep["set"] = std::move(set);
+    return true;
+  };
+  bool replaced = false;
+  if (json.contains("run")) replaced = replace_in(json["run"]);
+  if (json.contains("explain")) replaced = replace_in(json["explain"]["sweep"]);
+  if (json.contains("frontier")) {
+    Json& frontier = json["frontier"];
+    const auto sweep_file = in_folder_of(file, frontier.at("sweep").get<std::string>());
+    Json set = frontier.value("set", Json::object());
+    replaced = replace_cluster(ConfigNode::from_file(sweep_file).json(), sweep_file, set, clusters);
+    frontier["set"] = std::move(set);
+  }
+  if (!replaced) return std::nullopt;
+  return ConfigNode(std::move(json), file);
+}
+
+/// Everything that was measured, with what stands on the named clusters computed again.
+Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths& clusters) {
+  for (auto& [name, answer] : answers) {
+    const auto again = on_clusters(measured.child(name), clusters);
+    if (again) answer = measure(*again);
+  }
+  return answers;
+}
+
+std::string data_sheet_text(const ReproducedRow& row) {
+  return fmt::format("{}{}, {}", number_text(*row.data_sheet), row.unit,
+                     verdict_names[static_cast<std::size_t>(row.data_sheet_verdict)]);
+}
+
 }  // namespace
 
 bool is_quick(const ConfigNode& file) {
@@ -148,21 +235,31 @@ Reproduction reproduce(const ConfigNode& file) {
       }
       return answers;
     });
+    std::optional<Measured> data_sheet;
+    if (r.optional("data_sheet")) {
+      data_sheet =
+          on_data_sheet(r.child("measured"), measured, read_data_sheet(r.child("data_sheet")));
+    }
     for (const ConfigNode& row : r.child("rows").list()) {
-      figure.rows.push_back(read_row(row, measured));
+      figure.rows.push_back(read_row(row, measured, data_sheet ? &*data_sheet : nullptr));
     }
     return figure;
   });
 }
 
 std::string markdown(const Reproduction& figure) {
+  const bool data_sheet = std::any_of(figure.rows.begin(), figure.rows.end(),
+                                      [](const auto& row) { return row.data_sheet.has_value(); });
   std::string text = fmt::format(
-      "## {}\n\n{} (`{}.json`)\n\n| | published | simulated | verdict | why "
-      "|\n|---|---|---|---|---|\n",
-      figure.title, figure.source, figure.name);
+      "## {}\n\n{} (`{}.json`)\n\n| | published | simulated | verdict |{} why "
+      "|\n|---|---|---|---|---|{}\n",
+      figure.title, figure.source, figure.name,
+      data_sheet ? " by cause: data-sheet roofline |" : "", data_sheet ? "---|" : "");
   for (const ReproducedRow& row : figure.rows) {
-    text += fmt::format("| {} | {} | {} | {} | {} |\n", row.what, row.published,
-                        simulated_text(row), verdict_text(row), why_text(row));
+    text += fmt::format("| {} | {} | {} | {} |{} {} |\n", row.what, row.published,
+                        simulated_text(row), verdict_text(row),
+                        data_sheet ? fmt::format(" {} |", data_sheet_text(row)) : std::string(),
+                        why_text(row));
   }
   if (!figure.assumed.empty()) text += "\nNot published, and how it was chosen:\n";
   for (const std::string& assumption : figure.assumed)
@@ -180,6 +277,7 @@ std::string to_text(const Reproduction& figure) {
     line(2, row.what);
     line(4, fmt::format("published {}, simulated {}: {}", row.published, simulated_text(row),
                         verdict_text(row)));
+    if (row.data_sheet) line(4, "on a data-sheet roofline " + data_sheet_text(row));
     if (const std::string why = why_text(row); !why.empty()) line(4, why);
   }
   return text;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,23 @@ namespace moesim {
 enum class Verdict { within_band, sign_only, not_reproduced, not_published };
 inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
                                                                "not reproduced", "not published"};
+
+/// How much a row within its band says, by the band.
+enum class BandKind {
+  two_sided,  ///< tells more from less and from another size
+  exact,      ///< one number
+  no_change,  ///< two-sided, and no change at all would be within it too
+  one_sided,  ///< a direction or a limit
+  ours,       ///< a claim of our own, which no source makes
+  none        ///< nothing was published
+};
+inline constexpr std::array<std::string_view, 6> band_kind_names{
+    "in two-sided bands",
+    "exact",
+    "in bands that hold \"no change\" too",
+    "in one-sided bands",
+    "claims of our own",
+    "without a band"};
 
 /// What a row's number would be with one of its inputs changed.
 struct Cause {
@@ -31,6 +49,11 @@ struct ReproducedRow {
   double simulated = 0;
   Verdict verdict = Verdict::within_band;
   Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
+  BandKind band = BandKind::none;
+  /// The value with every GPU as its data sheet has it, and what becomes of it, where the file says
+  /// how such GPUs are simulated.
+  std::optional<double> data_sheet{};
+  Verdict data_sheet_verdict = Verdict::within_band;
   std::string reason;
   std::vector<Cause> causes;  ///< by input
 };
@@ -49,15 +72,19 @@ bool is_quick(const ConfigNode& file);
 /// Computes every row of a file (configs/reproduce/README.md):
 ///
 ///   {"title", "source", "quick": true, "assumed": [texts],
+///    "data_sheet": {"cluster file": "the same of data-sheet GPUs"},
 ///    "measured": {"name": {"<kind>": {...}}},          see measure()
 ///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
-///              "sign": [low, high], "verdict", "reason", "causes": {"input": expression}}]}
+///              "sign": [low, high], "ours": true, "verdict", "reason",
+///              "causes": {"input": expression}}]}
 ///
 /// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
 /// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
-/// same value with one input changed; told is by how much that changes it. An expression is a
-/// number, "name:/pointer" into what was measured, or one operation on a list of expressions: sum,
-/// difference, product, ratio, change (a over b, in percent), min, max. Throws ConfigError.
+/// same value with one input changed; told is by how much that changes it. With "data_sheet" runs,
+/// explained steps and frontiers on the named clusters are computed again on those given for them.
+/// "ours" marks a claim that the source does not make. An expression is a number, "name:/pointer"
+/// into what was measured, or one operation on a list of expressions: sum, difference, product,
+/// ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
 /// A Markdown section: a table of the rows, then what was assumed.
@@ -70,8 +97,8 @@ std::string to_text(const Reproduction&);
 /// kind, runs and explained steps take lengths and gating from there. Throws ConfigError.
 ///
 ///   run      a sweep file (tools/sweep/sweep.hpp): reports, by the values of its axes
-///   explain  the same with "step", "sequences", "context", "tokens": one step of each, by
-///            operation
+///   explain  the same with "step", "sequences", "context", "tokens" and "samples" (1): the mean
+///            time of steps of each, and one by operation
 ///   replay   ReplayConfig on "trace" or on "gating" with "model": by placement, replication,
 ///            batch and routing
 ///   route    "experts_on_gpu", "tokens", "routings": activated slots and tokens of the busiest GPU

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -20,6 +21,7 @@ struct Options {
   int sequences = 0;
   int context = 1024;
   int prefill_tokens = 0;
+  int samples = 16;
   bool json = false;
 };
 
@@ -47,11 +49,30 @@ std::array<double, evidence_names.size()> shares(const StepCost& cost) {
   return shares;
 }
 
+/// Mean over steps alike, and half its 95 % interval, normal: layers and sequences are many.
+struct TypicalTime {
+  double mean = 0, margin = 0;
+};
+
+TypicalTime typical_ms(const ExplainedStep& step) {
+  TypicalTime time;
+  const auto count = static_cast<double>(step.totals.size());
+  for (const Seconds total : step.totals) time.mean += 1e3 * total.count() / count;
+  double squares = 0;
+  for (const Seconds total : step.totals) squares += std::pow(1e3 * total.count() - time.mean, 2);
+  if (count > 1) time.margin = 1.96 * std::sqrt(squares / (count - 1) / count);
+  return time;
+}
+
 OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const auto share = shares(step.cost);
+  const TypicalTime typical = typical_ms(step);
   OrderedJson json{{"kind", step_kind_names[static_cast<std::size_t>(step.summary.kind)]},
                    {"total_ms", step.cost.total.count() * 1e3},
+                   {"samples", step.totals.size()},
+                   {"mean_ms", typical.mean},
+                   {"margin_ms", typical.margin},
                    {"flops_per_byte", intensity(step.cost.flops, step.cost.hbm_bytes)},
                    {"gpu_flops_per_byte",
                     {{"bf16", balance(gpu, Precision::bf16, Precision::bf16)},
@@ -116,12 +137,17 @@ std::string to_text(const ExplainedStep& step, const Experiment& e) {
                or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                or_dash(100 * peak_share(op), "{:.0f}")});
   }
+  const TypicalTime typical = typical_ms(step);
+  const std::string others =
+      step.totals.size() == 1 ? ""
+                              : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
+                                            step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"
+      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
-      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      others, intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       grounds_of(step.cost));
@@ -145,6 +171,10 @@ Action setup_explain(CLI::App& command) {
       .add_option("--prefill-tokens", options->prefill_tokens,
                   "prompt tokens per rank (default: max_num_batched_tokens)")
       ->check(CLI::Range(1, 1 << 20));
+  command
+      .add_option("--samples", options->samples,
+                  "steps alike to price for the mean and its interval (default: 16)")
+      ->check(CLI::Range(1, 1 << 16));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
@@ -155,7 +185,8 @@ Action setup_explain(CLI::App& command) {
     const StepKind kind = options->kind == "decode"    ? StepKind::decode
                           : options->kind == "prefill" ? StepKind::prefill
                                                        : StepKind::mixed;
-    const ExplainedStep step = explain_step(e, kind, sequences, options->context, tokens);
+    const ExplainedStep step =
+        explain_step(e, kind, sequences, options->context, tokens, options->samples);
     print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
     return 0;
   };

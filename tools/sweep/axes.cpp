@@ -74,6 +74,13 @@ std::vector<Axis> axes_of(const Json& sweep) {
   if (sweep.contains("blocks")) {
     for (const Json& block : sweep.at("blocks")) collect(block);
   }
+  if (sweep.contains("couple")) {
+    for (const Json& by_value : sweep.at("couple")) {
+      for (const Json& settings : by_value) {
+        for (const auto& item : settings.items()) pointers.insert(item.key());
+      }
+    }
+  }
   if (sweep.contains("seeds")) pointers.insert("/seed");
   return named_axes({pointers.begin(), pointers.end()});
 }

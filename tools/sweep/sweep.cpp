@@ -58,6 +58,12 @@ std::span<const Key> setting_keys() {
   return keys;
 }
 
+std::span<const Key> couple_keys() {
+  static constexpr Key keys[] = {{"/*", form::any, otherwise("nothing"),
+                                  "by its value, the settings {\"/pointer\": value} to make too"}};
+  return keys;
+}
+
 std::span<const Key> block_keys() {
   static constexpr Form columns = form::object(column_keys), settings = form::object(setting_keys);
   static constexpr Key keys[] = {
@@ -166,6 +172,58 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
                            above.to_string(), holder->dump()));
   }
   config[place] = value;
+}
+
+// What some values of a key bring along, by the value's text.
+struct Coupling {
+  std::string pointer, value;
+  Assignment settings;
+};
+
+std::vector<Coupling> read_couplings(const ConfigNode& node) {
+  std::vector<Coupling> couplings;
+  read_object(node, couple_keys, [&](ConfigReader& reader) {
+    for (const std::string& pointer : reader.all_keys()) {
+      check_pointer(pointer, node);
+      const ConfigNode values = reader.child(pointer);
+      read_object(values, [&](ConfigReader& by_value) {
+        for (const std::string& value : by_value.all_keys()) {
+          couplings.push_back({pointer, value, read_settings(by_value.child(value))});
+        }
+      });
+    }
+  });
+  return couplings;
+}
+
+// Adds to a point what its values, or those of the base, are coupled to.
+void couple(Assignment& point, const std::vector<Coupling>& couplings, const Json& base,
+            std::vector<char>& used, const ConfigNode& node) {
+  const Assignment own = point;
+  for (std::size_t i = 0; i < couplings.size(); ++i) {
+    const auto& [pointer, value, settings] = couplings[i];
+    const auto set = own.find(pointer);
+    const Json* here = set != own.end() ? &set->second : find_value(base, pointer);
+    if (here == nullptr || setting_text(*here) != value) continue;
+    used[i] = 1;
+    for (const auto& [coupled, to] : settings) {
+      if (!point.emplace(coupled, to).second) {
+        node.fail(
+            fmt::format("\"{}\" is set twice, by \"couple\" too; leave it in one place", coupled));
+      }
+    }
+  }
+}
+
+void require_used(const std::vector<Coupling>& couplings, const std::vector<char>& used,
+                  const ConfigNode& node) {
+  for (std::size_t i = 0; i < couplings.size(); ++i) {
+    if (used[i] != 0) continue;
+    node.fail(
+        fmt::format("no point has {} at \"{}\"; a coupling is by what the base and the axes "
+                    "write, as tables show it",
+                    couplings[i].value, couplings[i].pointer));
+  }
 }
 
 std::vector<Assignment> read_skip_rules(const ConfigNode& node) {
@@ -405,6 +463,8 @@ std::span<const Key> sweep_keys() {
     all.insert(all.end(), block_keys().begin(), block_keys().end());
     const Key others[] = {
         {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
+        {"couple", form::object(couple_keys), otherwise("none"),
+         "settings that go with values of a key, e.g. a routing's own dispatch"},
         {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
         {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
         {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
@@ -425,8 +485,12 @@ Sweep expand_sweep(const ConfigNode& file) {
 
     std::map<std::string, std::size_t> place_of;
     FileFingerprints files;
+    std::vector<Coupling> couplings;
+    if (reader.optional("couple")) couplings = read_couplings(reader.child("couple"));
+    std::vector<char> used(couplings.size());
     const auto add_block = [&](ConfigReader& block) {
-      for (const Assignment& assignment : read_block(block, seeds)) {
+      for (Assignment& assignment : read_block(block, seeds)) {
+        couple(assignment, couplings, base.json(), used, block.node());
         Json config = base.json();
         for (const auto& [pointer, value] : assignment)
           assign(config, pointer, value, block.node());
@@ -449,6 +513,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     } else {
       add_block(reader);
     }
+    require_used(couplings, used, file);
     if (reader.optional("skip")) skip_points(sweep.points, reader.child("skip"));
     if (sweep.points.empty()) file.fail("sweeps nothing; add \"axes\" or a block");
     return sweep;

@@ -26,12 +26,15 @@ struct Sweep {
 ///    "zip":  {"/a": [1, 2], "/b": [8, 4]},         ... with each row of these ...
 ///    "set":  {"/c": value},                        ... and this in all of them
 ///    "seeds": [1, 2, 3],                           the same as an axis "/seed"
+///    "couple": {"/x": {"metro": {"/y": "all_gather"}}},   what goes with a value of a key
 ///    "skip": [{"/a": 1, "/x": "metro"}, ...]}      leaves out points that match all of a rule
 ///
 /// or, in the place of axes, zip and set, "blocks": a list of objects with these keys, one after
 /// the other. Pointers lead into the base; what they set may be new, what holds it must be there.
 /// Values may be objects; shorter pointers are set before longer ones, so that one axis can change
-/// a policy and another its option. A skip rule matches what is written, not defaults; "metro" and
+/// a policy and another its option. A coupling is by the value's text as tables show it, and its
+/// settings may not be set elsewhere. A skip rule matches what is written, not defaults; "metro"
+/// and
 /// {"type": "metro"} match each other. Equal points are merged, equal values of an axis (1 and 1.0)
 /// too.
 ///
