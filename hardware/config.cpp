@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/no_such_file.hpp"
 #include "hardware/parse_json.hpp"
 
 namespace moesim {
@@ -145,6 +146,16 @@ std::string describe(Range range) {
   return fmt::format("at least {}", range.min);
 }
 
+// Control characters, which a key or a value may hold, as JSON escapes them.
+std::string one_line(std::string_view message) {
+  std::string line;
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    line += byte < 0x20 || byte == 0x7f ? fmt::format("\\u{:04x}", byte) : std::string(1, c);
+  }
+  return line;
+}
+
 }  // namespace
 
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> candidates) {
@@ -213,8 +224,7 @@ ConfigNode::ConfigNode(Json value, std::filesystem::path file, std::string point
 ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
   std::error_code ignored;
   const auto status = std::filesystem::status(file, ignored);
-  if (!std::filesystem::exists(status))
-    throw ConfigError(fmt::format("{}: no such file", file.string()));
+  if (!std::filesystem::exists(status)) throw NoSuchFile(file);
   if (!std::filesystem::is_regular_file(status)) {
     throw ConfigError(
         fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
@@ -235,8 +245,8 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
 }
 
 void ConfigNode::fail(std::string_view message) const {
-  throw ConfigError(
-      fmt::format("{}:{}: {}", file_.string(), pointer_.empty() ? "/" : pointer_, message));
+  throw ConfigError(one_line(
+      fmt::format("{}:{}: {}", file_.string(), pointer_.empty() ? "/" : pointer_, message)));
 }
 
 std::filesystem::path ConfigNode::relative(std::string_view path) const {
@@ -292,6 +302,8 @@ const Form* ConfigNode::read_as(std::initializer_list<Form::Kind> kinds) const {
 std::string ConfigNode::text() const {
   read_as({Form::Kind::text, Form::Kind::file, Form::Kind::choice, Form::Kind::policy});
   if (!value_.is_string()) fail(fmt::format("expected a text, found {}", kind_of(value_)));
+  if (value_.get_ref<const std::string&>().find('\0') != std::string::npos)
+    fail(fmt::format("{} holds a NUL, which no name does", value_.dump()));
   resolve(value_);
   return value_.get<std::string>();
 }
@@ -487,6 +499,19 @@ void ConfigReader::finish() const {
   }
 }
 
+// A config is written out again, and what is not UTF-8 cannot be.
+void check_utf8(std::string_view change) {
+  const auto printed = [&](Json::error_handler_t invalid) {
+    return Json(std::string(change)).dump(-1, ' ', false, invalid);
+  };
+  try {
+    printed(Json::error_handler_t::strict);
+  } catch (const Json::exception&) {
+    throw ConfigError(
+        fmt::format("--set {}: expected text in UTF-8", printed(Json::error_handler_t::replace)));
+  }
+}
+
 void apply_override(Json& config, std::string_view pointer_and_value) {
   const auto equals = pointer_and_value.find('=');
   const std::string pointer(pointer_and_value.substr(0, equals));
@@ -494,6 +519,7 @@ void apply_override(Json& config, std::string_view pointer_and_value) {
     throw ConfigError(fmt::format(
         "--set {}: expected /pointer=value, e.g. /placement/replication=1.25", pointer_and_value));
   }
+  check_utf8(pointer_and_value);
   const std::string parent_pointer = pointer.substr(0, pointer.rfind('/'));
   Json changed = config;
   try {

@@ -39,6 +39,15 @@ GpuSpec read_gpu_of(const ConfigNode& node) {
   return read_gpu(ConfigNode::from_file(node.relative(node.text())));
 }
 
+// GPUs are counted in 32 bits.
+void check_size(const ClusterSpec& cluster, const ConfigNode& node) {
+  const std::int64_t gpus = std::int64_t{cluster.gpus_per_node} * cluster.nodes;
+  constexpr std::int64_t most = 1'000'000;
+  if (gpus <= most) return;
+  node.child("nodes").fail(fmt::format("{} nodes of {} GPUs are {} GPUs; expected at most {}",
+                                       cluster.nodes, cluster.gpus_per_node, gpus, most));
+}
+
 /// A domain is made of whole nodes, or a node of whole domains, and the cluster of whole domains.
 void check_domain(const ClusterSpec& cluster, const ConfigNode& node) {
   const int domain = cluster.scale_up_domain;
@@ -83,6 +92,7 @@ ClusterSpec read_cluster(const ConfigNode& node) {
     cluster.scale_up_domain = static_cast<int>(reader.integer("scale_up_domain"));
     cluster.network = read_network(reader.child("network"));
     cluster.oversubscription = reader.number("oversubscription");
+    check_size(cluster, node);
     check_domain(cluster, node);
     return cluster;
   });

@@ -333,6 +333,9 @@ std::span<const Key> gpu_keys() {
   return keys;
 }
 
+// A thousand times what any GPU has; blocks of it can be counted in 64 bits.
+constexpr Bytes most_hbm(1e15);
+
 GpuSpec read_gpu(const ConfigNode& node) {
   return read_object(node, gpu_keys, [](ConfigReader& reader) {
     GpuSpec gpu;
@@ -340,6 +343,7 @@ GpuSpec read_gpu(const ConfigNode& node) {
     gpu.source = reader.text("source");
     gpu.sms = static_cast<int>(reader.integer("sms"));
     gpu.hbm_capacity = positive<Bytes>(reader, "hbm_capacity");
+    if (gpu.hbm_capacity > most_hbm) reader.child("hbm_capacity").fail("expected at most 1 PB");
     gpu.hbm_bandwidth = positive<BytesPerSecond>(reader, "hbm_bandwidth");
     gpu.l2_capacity = positive<Bytes>(reader, "l2_capacity");
     gpu.l2_bandwidth = positive<BytesPerSecond>(reader, "l2_bandwidth");

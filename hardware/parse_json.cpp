@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/parse_json.hpp"
 
+#include <set>
+#include <vector>
+
 #include <fmt/format.h>
 
 namespace moesim {
@@ -29,9 +32,93 @@ bool too_deep(std::string_view text) {
   return false;
 }
 
+// Throws ConfigError on the second of two equal keys of one object.
+class KeyCheck : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return ended(); }
+  bool boolean(bool) override { return ended(); }
+  bool number_integer(number_integer_t) override { return ended(); }
+  bool number_unsigned(number_unsigned_t) override { return ended(); }
+  bool number_float(number_float_t, const string_t&) override { return ended(); }
+  bool string(string_t&) override { return ended(); }
+  bool binary(binary_t&) override { return ended(); }
+  bool start_object(std::size_t) override { return begin(true); }
+  bool start_array(std::size_t) override { return begin(false); }
+  bool end_object() override { return end(); }
+  bool end_array() override { return end(); }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override {
+    return false;
+  }
+
+  bool key(string_t& key) override {
+    Open& object = open_.back();
+    object.key = key;
+    if (object.keys.insert(key).second) return true;
+    Json::json_pointer place;
+    for (const Open& open : open_)
+      place.push_back(open.is_object ? open.key : std::to_string(open.index));
+    throw ConfigError(
+        fmt::format("\"{}\" is there twice; leave it in one place", place.to_string()));
+  }
+
+ private:
+  // A list or an object around the value that is read.
+  struct Open {
+    bool is_object;
+    std::set<std::string> keys{};
+    std::string key{};      // the latest, of an object
+    std::size_t index = 0;  // of the next value
+  };
+
+  bool begin(bool is_object) {
+    open_.push_back({is_object});
+    return true;
+  }
+  bool end() {
+    open_.pop_back();
+    return ended();
+  }
+  bool ended() {
+    if (!open_.empty()) ++open_.back().index;
+    return true;
+  }
+
+  std::vector<Open> open_;
+};
+
+// Whether it is JSON. Throws ConfigError if an object has a key twice.
+bool is_json(std::string_view text) {
+  KeyCheck keys;
+  return Json::sax_parse(text, &keys);
+}
+
+// Python's json writes floats that JSON has no word for; they become null.
+std::string without_python_words(std::string_view text) {
+  std::string plain;
+  plain.reserve(text.size());
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto word = [&]() -> std::string_view {
+      for (const std::string_view one : {"NaN", "Infinity", "-Infinity"}) {
+        if (!in_string && text.substr(i, one.size()) == one) return one;
+      }
+      return {};
+    }();
+    if (!word.empty()) {
+      plain += "null";
+      i += word.size();
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    if (in_string && text[i] == '\\' && i + 1 < text.size()) plain += text[i++];
+    plain += text[i++];
+  }
+  return plain;
+}
+
 }  // namespace
 
-Json parse_json(std::string_view text) {
+Json parse_written_json(std::string_view text) {
   if (too_deep(text))
     throw ConfigError(fmt::format("nested deeper than {} lists and objects", deepest));
   try {
@@ -46,12 +133,17 @@ Json parse_json(std::string_view text) {
   }
 }
 
-Json json_or_text(std::string_view text) {
-  try {
-    return parse_json(text);
-  } catch (const ConfigError&) {
-    return std::string(text);
+Json parse_json(std::string_view text) {
+  if (!too_deep(text) && !is_json(text)) {
+    const std::string plain = without_python_words(text);
+    if (plain != text) return parse_json(plain);
   }
+  return parse_written_json(text);
+}
+
+Json json_or_text(std::string_view text) {
+  if (too_deep(text) || !is_json(text)) return std::string(text);
+  return Json::parse(text);
 }
 
 }  // namespace moesim

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
+#include <utility>
 
 namespace moesim {
 
@@ -18,30 +18,49 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
 
 }  // namespace
 
-std::int64_t KvLayout::blocks_for(std::int64_t tokens) const {
+std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) const {
   std::int64_t blocks = 0;
   for (const KvGroup& group : groups) {
-    const std::int64_t all = ceil_div(tokens, block_tokens);
-    blocks += group.window == 0 ? all : std::min(all, ceil_div(group.window, block_tokens) + 1);
+    std::int64_t behind = 0;  // tokens that none of the step attends to
+    if (group.chunked) {
+      behind = computed / group.window * group.window;
+    } else if (group.window > 0) {
+      behind = std::max<std::int64_t>(computed - group.window + 1, 0);
+    }
+    blocks += ceil_div(end, block_tokens) - behind / block_tokens;
+  }
+  return blocks;
+}
+
+std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) const {
+  const std::int64_t all = ceil_div(tokens, block_tokens);
+  std::int64_t blocks = 0;
+  for (const KvGroup& group : groups) {
+    const std::int64_t held = ceil_div(group.window - 1 + chunk, block_tokens) + 1;
+    blocks += group.window == 0 ? all : std::min(all, held);
   }
   return blocks;
 }
 
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
                    int block_tokens) {
-  std::map<int, int> layers_of_window;
-  for (const LayerSpec& layer : model.layers) ++layers_of_window[layer.window];
-  int group_layers = 0;
-  for (const auto& [window, layers] : layers_of_window)
-    group_layers = std::gcd(group_layers, layers);
+  std::map<std::pair<int, bool>, int> layers_of_kind;
+  for (const LayerSpec& layer : model.layers) ++layers_of_kind[{layer.window, layer.chunked}];
+  int fewest = static_cast<int>(model.layers.size()), most = 0;
+  for (const auto& [kind, layers] : layers_of_kind) {
+    fewest = std::min(fewest, layers);
+    most = std::max(most, layers);
+  }
+  const int group_layers = most < 1.5 * fewest ? most : fewest;
 
   KvLayout layout;
   layout.block_tokens = block_tokens;
   layout.block = kv_bytes_per_layer(model, plan, precision) * block_tokens *
                  static_cast<double>(ceil_div(group_layers, plan.pp));
-  for (const auto& [window, layers] : layers_of_window) {
-    for (int i = 0; i < layers / group_layers; ++i)
-      layout.groups.push_back({.layers = group_layers, .window = window});
+  for (const auto& [kind, layers] : layers_of_kind) {
+    for (int i = 0; i < ceil_div(layers, group_layers); ++i)
+      layout.groups.push_back(
+          {.layers = group_layers, .window = kind.first, .chunked = kind.second});
   }
   return layout;
 }

@@ -6,11 +6,12 @@
 
 namespace moesim {
 
-/// Layers whose KV cache is kept alike share a group; all groups hold the same number of layers and
-/// draw from one pool of equal blocks (vLLM's hybrid KV cache manager).
+/// Layers whose KV cache is kept alike share a group; all groups have room for the same number of
+/// layers and draw from one pool of equal blocks (vLLM's hybrid KV cache manager).
 struct KvGroup {
-  int layers = 0;
-  int window = 0;  ///< 0 = every token is kept
+  int layers = 0;        ///< room for them in a block; the last group of a kind may hold fewer
+  int window = 0;        ///< 0 = every token is kept
+  bool chunked = false;  ///< the window is an aligned chunk (LayerSpec)
 };
 
 /// How one GPU's KV cache is paged.
@@ -18,13 +19,22 @@ struct KvLayout {
   int block_tokens = 16;
   Bytes block;  ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
-  /// Blocks that hold a sequence of `tokens`, over all groups. A window's group keeps the blocks
-  /// the window touches: one more than it fills, as it need not start with a block.
-  std::int64_t blocks_for(std::int64_t tokens) const;
+  /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
+  /// to before `end`. A window's group has let go of the blocks that lie before what the first of
+  /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does.
+  std::int64_t blocks_in_step(std::int64_t computed, std::int64_t end) const;
+  /// What blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at most
+  /// `chunk`: a window's group holds window - 1 + chunk tokens in one block more than they fill, as
+  /// they need not start with a block (vLLM's max_admission_blocks_per_request).
+  std::int64_t blocks_at_most(std::int64_t tokens, std::int64_t chunk) const;
+  /// Blocks that a sequence of `tokens` holds while it decodes.
+  std::int64_t blocks_for(std::int64_t tokens) const { return blocks_at_most(tokens, 1); }
 };
-/// Windows that differ in layers are cut into groups of their greatest common divisor: 36 chunked
-/// and 12 full layers make four groups of 12. Of a group's layers a GPU holds those of its pipeline
-/// stage, at most 1/pp rounded up.
+/// As vLLM groups layers (v1/core/kv_cache_utils.py): as many to a group as the kind of window with
+/// fewest layers has, so that 36 chunked and 12 full layers make four groups of 12, and 50 sliding
+/// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
+/// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
+/// holds those of its pipeline stage, at most 1/pp rounded up.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens);
 
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "models/step_ops.hpp"
+
 namespace moesim {
 
 namespace {
@@ -144,6 +146,7 @@ MoeModel read_zoo_model(ConfigReader& r) {
   if (r.has("published"))
     read_object(r.child("published"), published_keys,
                 [&](ConfigReader& p) { read_published(p, m); });
+  r.optional("precision");  // read_stored_precision()'s
   return m;
 }
 
@@ -317,6 +320,111 @@ void read_arctic(ConfigReader& r, MoeModel& m) {
   m.dense_width = m.hidden;
 }
 
+// Layers from `first` on have experts.
+void dense_before(MoeModel& m, int first) {
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = i >= first; });
+}
+void optional_groups(ConfigReader& r, MoeModel& m) {
+  m.expert_groups = std::max(1, optional(r, "n_group", 1));
+  m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
+}
+
+void read_dots(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.shared_width = nullable(r, "n_shared_experts") * m.expert_width;
+  m.dense_width = count(r, "intermediate_size");
+  optional_groups(r, m);
+  dense_before(m, nullable(r, "first_k_dense_replace"));
+}
+
+// Ling and Ring.
+void read_bailing(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_experts", "moe_intermediate_size");
+  const int width = optional(r, "moe_shared_expert_intermediate_size", m.expert_width);
+  m.shared_width = optional(r, "num_shared_experts", 0) * width;
+  m.dense_width = count(r, "intermediate_size");
+  optional_groups(r, m);
+  dense_before(m, optional(r, "first_k_dense_replace", 0));
+}
+
+// Its windows stand in "layer_types".
+void read_step(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_experts", "moe_intermediate_size");
+  m.shared_width = nullable(r, "share_expert_dim");
+  m.dense_width = count(r, "intermediate_size");
+  dense_before(m, nullable(r, "first_k_dense_replace"));
+}
+
+void read_granite(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  m.shared_width = optional(r, "shared_intermediate_size", 0);
+}
+
+// Its window is as long as its longest context: none.
+void read_phimoe(ConfigReader& r, MoeModel& m) {
+  read_mixtral(r, m);
+  const int longest = optional(r, "max_position_embeddings", 0);
+  for_layers(m, [&](int, LayerSpec& layer) {
+    if (layer.window >= longest) layer.window = 0;
+  });
+}
+
+void read_dbrx(ConfigReader& r, MoeModel& m) {
+  m.attention.query_heads = count(r, "n_heads");
+  ConfigReader attention(r.child("attn_config")), experts(r.child("ffn_config"));
+  m.attention.kv_heads = count(attention, "kv_n_heads");
+  m.attention.head_dim = m.hidden / m.attention.query_heads;
+  m.experts = count(experts, "moe_num_experts");
+  m.experts_per_token = count(experts, "moe_top_k");
+  m.expert_width = count(experts, "ffn_hidden_size");
+}
+
+void read_ernie(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.experts = count(r, "moe_num_experts");
+  m.experts_per_token = count(r, "moe_k");
+  m.expert_width = count(r, "moe_intermediate_size");
+  m.shared_width = optional(r, "moe_num_shared_experts", 0) * m.expert_width;
+  m.dense_width = count(r, "intermediate_size");
+  const int first = nullable(r, "moe_layer_start_index");
+  const auto last = r.integer("moe_layer_end_index", {-1, 1e9});  // -1: the model's last
+  const int step = std::max(1, optional(r, "moe_layer_interval", 1));
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.moe = i >= first && (last < 0 || i <= last) && (i + 1) % step == 0;
+  });
+}
+
+// A number, or a list with the same number for each layer.
+int for_each_layer(ConfigReader& r, std::string_view key) {
+  const ConfigNode node = r.child(key);
+  if (!node.json().is_array()) return static_cast<int>(node.integer(whole));
+  const std::vector<ConfigNode> layers = node.list();
+  if (layers.empty()) node.fail("names no layer");
+  const auto first = layers.front().integer(whole);
+  for (const ConfigNode& layer : layers) {
+    if (layer.integer(whole) != first)
+      layer.fail(fmt::format("layers that differ are not modelled; {} is expected", first));
+  }
+  return static_cast<int>(first);
+}
+
+void read_hunyuan(ConfigReader& r, MoeModel& m) {
+  m.attention.query_heads = count(r, "num_attention_heads");
+  m.attention.kv_heads = count(r, "num_key_value_heads");
+  const int head_dim = optional(r, "head_dim", m.hidden / m.attention.query_heads);
+  m.attention.head_dim = optional(r, "attention_head_dim", head_dim);
+  m.experts = for_each_layer(r, "num_experts");
+  m.experts_per_token = for_each_layer(r, "moe_topk");
+  m.expert_width = for_each_layer(r, "moe_intermediate_size");
+  m.dense_width = count(r, "intermediate_size");
+  m.shared_width = for_each_layer(r, "num_shared_expert") * m.dense_width;
+  dense_before(m, optional(r, "moe_layer_num_skipped", 0));
+}
+
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
@@ -324,10 +432,18 @@ struct Family {
 };
 constexpr std::array families{
     Family{"arctic", "ArcticForCausalLM", read_arctic},
+    Family{"bailing_moe", "BailingMoeForCausalLM", read_bailing},
+    Family{"bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
+    Family{"dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
+    Family{"dots1", "Dots1ForCausalLM", read_dots},
+    Family{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
     Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
     Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    Family{"granitemoe", "GraniteMoeForCausalLM", read_granite},
+    Family{"granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite},
+    Family{"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan},
     Family{"kimi_k2", "DeepseekV3ForCausalLM", read_deepseek},
     Family{"llama", "LlamaForCausalLM", read_llama},
     Family{"llama4_text", "Llama4ForConditionalGeneration", read_llama4},
@@ -335,17 +451,14 @@ constexpr std::array families{
     Family{"mistral", "MistralForCausalLM", read_mistral},
     Family{"mixtral", "MixtralForCausalLM", read_mixtral},
     Family{"olmoe", "OlmoeForCausalLM", read_olmoe},
+    Family{"phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
     Family{"qwen2_moe", "Qwen2MoeForCausalLM", read_qwen_moe},
     Family{"qwen3", "Qwen3ForCausalLM", read_qwen_dense},
     Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe},
+    Family{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", read_qwen_moe},
+    Family{"step3p7", "Step3p7FlashForCausalLM", read_step},
 };
-
-bool is_hf(const ConfigNode& node) {
-  return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
-           return node.json().contains(mark);
-         });
-}
 
 const Family& family_of(ConfigReader& top, ConfigReader& text) {
   std::string name;
@@ -410,10 +523,12 @@ MoeModel read_hf_model(const ConfigNode& node) {
   MoeModel m;
   m.name = hf_name(top);
   m.source = fmt::format("HuggingFace config.json ({})", family.model_type);
-  m.hidden = count(r, "hidden_size");
+  // DBRX has names of its own.
+  m.hidden = count(r, present(r, "d_model") ? "d_model" : "hidden_size");
   m.vocabulary = count(r, "vocab_size");
   m.tied_embeddings = present(r, "tie_word_embeddings") && r.flag("tie_word_embeddings");
-  m.layers.resize(static_cast<std::size_t>(r.integer("num_hidden_layers", {1, 10'000})));
+  const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
+  m.layers.resize(static_cast<std::size_t>(r.integer(layers, {1, 10'000})));
   family.read(r, m);
   hf_layer_types(r, m);
   // Many files give a width for dense layers that the model has none of.
@@ -455,6 +570,12 @@ int MoeModel::moe_layers() const {
                                         [](const LayerSpec& layer) { return layer.moe; }));
 }
 
+bool is_hf_model(const ConfigNode& node) {
+  return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
+           return node.json().contains(mark);
+         });
+}
+
 std::span<const Key> model_keys() {
   static constexpr Form block = form::object(block_keys);
   static constexpr Key keys[] = {
@@ -468,14 +589,15 @@ std::span<const Key> model_keys() {
       {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},
-      {"published", form::object(published_keys), otherwise("not compared"),
-       "the authors' counts"}};
+      {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
+      {"precision", form::object(precision_keys), otherwise("not said"),
+       "of the weights as they are published"}};
   return keys;
 }
 
 MoeModel read_model(const ConfigNode& node) {
   MoeModel model =
-      is_hf(node) ? read_hf_model(node) : read_object(node, model_keys, read_zoo_model);
+      is_hf_model(node) ? read_hf_model(node) : read_object(node, model_keys, read_zoo_model);
   require_consistent(node, model);
   return model;
 }

@@ -70,6 +70,7 @@ MoeModel read_model(const ConfigNode&);
 std::span<const Key> model_keys();
 /// One of these keys tells a HuggingFace config.json.
 inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "architectures"};
+bool is_hf_model(const ConfigNode&);
 
 /// Numbers that one token caches in one layer on one of `tp` GPUs: keys and values of a slice of
 /// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU.

@@ -138,23 +138,30 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
 
 std::span<const Key> precision_keys() {
   static constexpr Form precision = form::choice(precision_names);
+  static constexpr Standard stored = otherwise("as the model's files say");
+  static constexpr Standard stored_or_bf16 = otherwise("as the model's files say, or bf16");
   static constexpr Key keys[] = {
-      {"experts", precision, required, "weights of routed experts"},
-      {"attention", precision, required, "all other weights"},
-      {"kv_cache", precision, "bf16", "the KV cache"},
-      {"activations", precision, "bf16", "what weights are multiplied with"}};
+      {"experts", precision, stored, "weights of routed experts"},
+      {"attention", precision, stored, "all other weights"},
+      {"kv_cache", precision, stored_or_bf16, "the KV cache"},
+      {"activations", precision, stored_or_bf16, "what weights are multiplied with"}};
   return keys;
 }
 
-PrecisionPlan read_precision(const ConfigNode& node) {
-  return read_object(node, precision_keys, [](ConfigReader& r) {
-    const auto precision = [&](std::string_view key) {
-      return static_cast<Precision>(r.choice(key));
+PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored) {
+  return read_object(node, precision_keys, [&](ConfigReader& r) {
+    const auto precision = [&](std::string_view key, Precision PrecisionPlan::*member) {
+      const Precision fallback = stored != nullptr ? stored->*member : Precision::bf16;
+      const auto name = precision_names[static_cast<std::size_t>(fallback)];
+      return static_cast<Precision>(r.child_or(key, std::string(name)).choice());
     };
-    return PrecisionPlan{.experts = precision("experts"),
-                         .attention = precision("attention"),
-                         .kv_cache = precision("kv_cache"),
-                         .activations = precision("activations")};
+    for (const char* key : {"experts", "attention"}) {
+      if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
+    }
+    return PrecisionPlan{.experts = precision("experts", &PrecisionPlan::experts),
+                         .attention = precision("attention", &PrecisionPlan::attention),
+                         .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
+                         .activations = precision("activations", &PrecisionPlan::activations)};
   });
 }
 

@@ -21,9 +21,10 @@ struct PrecisionPlan {
   Precision kv_cache = Precision::bf16;
   Precision activations = Precision::bf16;
 };
-/// "experts" and "attention" must be given; "kv_cache" and "activations" are bf16 if not. Throws
+/// What is not given is `stored`'s, the model's own precisions; where these are not known,
+/// "experts" and "attention" must be given, and "kv_cache" and "activations" are bf16. Throws
 /// ConfigError.
-PrecisionPlan read_precision(const ConfigNode&);
+PrecisionPlan read_precision(const ConfigNode&, const PrecisionPlan* stored = nullptr);
 std::span<const Key> precision_keys();
 
 /// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage

@@ -258,6 +258,59 @@ sed 's/"verdict": "within band"/"verdict": "not reproduced", "reason": "none"/' 
 "$moesim" reproduce --folder "$work" toy >/dev/null 2>&1
 (($? == 3)) || fail "reproduce: a changed verdict does not exit 3"
 
+# Streams that the caller closed take no descriptor of a file that is written.
+"$moesim" run "$config" --timeline "$work/closed.json" --steps "$work/closed.csv" >/dev/null 2>&- ||
+  fail "run with stderr closed: exit $?"
+python3 -c 'import json, sys; json.load(open(sys.argv[1]))' "$work/closed.json" ||
+  fail "stderr closed: messages stand in the timeline"
+head -1 "$work/closed.csv" | grep -q '^step,' || fail "stderr closed: messages stand among the steps"
+"$moesim" run "$config" --timeline "$work/closed.json" <&- >&- 2>&-
+(($? == 1)) || fail "run with everything closed does not say by its exit code that results went nowhere"
+"$moesim" run "$config" --json >&- 2>"$work/err"
+(($? == 1)) && grep -q 'could not be written to stdout' "$work/err" || fail "stdout closed: $(cat "$work/err")"
+
+# Sizes beyond reason.
+refuses "a batch beyond memory" 'not in range' replay --trace "$work/trace" --gpus 8 --batch 2000000000 --sample several
+refuses "batches beyond memory" 'batches of at most 64' replay --trace "$work/trace" --gpus 8 --batch 100 \
+  --batches 1048576 --sample several
+refuses "slots beyond reason" '65536 slots in a layer; expected at most 4096 on that many' place --policy flat \
+  --trace "$work/trace" --gpus 65536 --replication 128
+refuses "GPUs beyond reason" 'not in range' place --policy flat --trace "$work/trace" --gpus 1048576
+refuses "nodes beyond reason" 'not in range' place --policy flat --trace "$work/trace" --gpus 8 --nodes 1000000000
+cp -r "$work/trace" "$work/many" && sed -i 's/"num_experts": 32/"num_experts": 65536/' "$work/many/meta.json"
+(ulimit -v 4000000 && "$moesim" trace info "$work/many") >/dev/null 2>"$work/err" ||
+  fail "trace info of 65,536 experts: $(cat "$work/err")"
+refuses "pairs of 65,536 experts" 'expected at most 4096' place --policy coactivation --trace "$work/many" --gpus 8
+
+# What is wrong is said where it stands.
+set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0000b" holds a NUL'
+set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set /workload/gating/preset=.*expected text in UTF-8'
+sed 's/"seed": 1/"seed": 1, "seed": 2/' "$config" >"$work/twice_config.json"
+refuses "a key twice" 'twice_config.json: "/seed" is there twice' check "$work/twice_config.json"
+refuses "a store without a name" 'the store has no name' sweep configs/quick_sweep.json -o ""
+refuses "one file for two outputs" '-o and --profile name one file' run "$config" -o "$work/one" --profile "$work/../$(basename "$work")/one"
+printf '{"base": "%s", "axes": {"/workload/arrivals/rate": [100, 200]}, "set": {"/slo": {"ttft": "1 s"}}}' "$config" >"$work/tune.json"
+refuses "rates without a unit" 'tune.json:.*expected a (rate|number) with its unit' tune "$work/tune.json"
+printf 'id,category,gpu,n_gpu,n_node,model,op,precision,tp,ep,tokens,distribution,active_experts_rank,metric,value,unit\n%s\n' \
+  'a,moe_kernel,A100-SXM4-80GB,1,1,Qwen3-30B-A3B,fused_moe,bfloat16,1,2,1024,balanced,64,kernel_time,937,us' >"$work/points.csv"
+"$moesim" validate --points "$work/points.csv" --json | grep -q '"failed": 0' || fail "validate"
+refuses "points without their hardware" 'nowhere/hardware/gpus/a100.*json: no such file' validate --points "$work/points.csv" \
+  --root "$work/nowhere"
+
+# Interrupted, a run takes what it has not finished with it.
+python3 - "$moesim" "$config" "$work" <<'PY' || fail "an interrupted run"
+import glob, signal, subprocess, sys, time
+moesim, config, work = sys.argv[1:]
+for number in signal.SIGINT, signal.SIGTERM:
+    run = subprocess.Popen([moesim, "run", config, "--set", "/workload/requests=200000", "--steps", f"{work}/i.csv",
+                            "--timeline", f"{work}/i.json"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    while len(glob.glob(f"{work}/i.*.tmp")) < 2 and run.poll() is None: time.sleep(.01)
+    run.send_signal(number)
+    assert run.wait() == -number, run.returncode
+    assert not glob.glob(f"{work}/i.*"), glob.glob(f"{work}/i.*")
+PY
+
 # Nothing half-written.
 refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"
 refuses "an unwritable timeline" 'cannot be written' run "$config" --timeline "$work/none/t.json"

@@ -118,8 +118,59 @@ refuses "stores of two sweeps" 'changed.sqlite: holds another sweep than shard1.
 (PATH=/nowhere && exec "$moesim" sweep six.json -o s.sqlite --launcher slurm) >out 2>err
 grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"
 
+# Stores that somebody edited.
+cp six.sqlite edited.sqlite
+sqlite3 edited.sqlite "UPDATE meta SET sweep = '{\"axes\": \"x\"}'"
+refuses "a sweep without axes" 'edited.sqlite: holds a sweep whose "axes" are none' pareto edited.sqlite
+sqlite3 edited.sqlite "DELETE FROM points" "UPDATE meta SET sweep = '{}'"
+refuses "a store without points" 'no finished point \(no points\)' pareto edited.sqlite
+version=$(sqlite3 six.sqlite "SELECT moesim FROM meta")
+[[ $version =~ ^[0-9.]+\ \([0-9a-f]{16}\)$ ]] || fail "the store does not say what wrote it: $version"
+"$moesim" sweep six.json -o six.sqlite >/dev/null 2>err || fail "a sweep that is done"
+grep -q 'results may differ' err && fail "the same moesim is said to be another"
+sqlite3 six.sqlite "UPDATE meta SET moesim = '0.0.1 (0)'"
+"$moesim" sweep six.json -o six.sqlite >/dev/null 2>err || fail "a sweep that another version did"
+grep -q 'done by moesim 0.0.1 (0), this is .*: results may differ' err || fail "another version: $(cat err)"
+# As moesim wrote it before it noted versions.
+sqlite3 six.sqlite "ALTER TABLE meta DROP COLUMN moesim"
+"$moesim" sweep six.json -o six.sqlite >/dev/null 2>err || fail "a store without versions: $(cat err)"
+grep -q 'version that was not noted' err || fail "a store without versions: $(cat err)"
+
+# A routing trace that changes in place makes its points others.
+"$moesim" trace generate --model "$source_dir/models/zoo/olmoe_1b_7b.json" --gating uniform -o trace >/dev/null ||
+  fail "trace generate"
+python3 - "$source_dir/tests/tiny.json" <<'PY'
+import json, os, sys
+tiny = json.load(open(sys.argv[1]))
+for key in "cluster", "model": tiny[key] = os.path.join(os.path.dirname(sys.argv[1]), tiny[key])
+tiny["workload"]["gating"] = {"type": "recorded", "trace": "trace", "adapt": True}
+json.dump({"base": tiny, "axes": {"/seed": [1, 2]}}, open("recorded.json", "w"))
+PY
+"$moesim" sweep recorded.json -o recorded.sqlite >out 2>err || fail "a sweep of a recorded trace: $(cat err)"
+"$moesim" sweep recorded.json -o recorded.sqlite 2>&1 >out | grep -q '2 of 2 points were done before' || fail "not resumed"
+rm -r trace && "$moesim" trace generate --model "$source_dir/models/zoo/olmoe_1b_7b.json" --gating uniform --seed 2 -o trace \
+  >/dev/null
+refuses "another trace in the same place" 'recorded.sqlite: holds 2 points that this sweep does not have' \
+  sweep recorded.json -o recorded.sqlite
+
 # Plots, as files and as letters.
 if command -v gnuplot >/dev/null; then
+  # What is set in a config reaches gnuplot as a name in its data, whatever it says.
+  python3 - "$source_dir/tests/tiny.json" <<'PY'
+import json, sys
+texts = ["a\n!touch PWNED1\n", "b' ; system('touch PWNED2') #", 'c" . system("touch PWNED3") . "', "d`touch PWNED4`",
+         "e\n\n\n1 1\n", "|touch PWNED5", "<touch PWNED6", "!touch PWNED7", "@x $(touch PWNED8) \\", "\r\n\x1b\x7f f",
+         "EOD\n!touch PWNED9\n"]
+json.dump({"base": sys.argv[1], "axes": {"/$schema": texts}}, open("texts.json", "w"))
+PY
+  "$moesim" sweep texts.json -o texts.sqlite >/dev/null 2>err || fail "a sweep of texts: $(cat err)"
+  for ending in svg png pdf; do
+    "$moesim" pareto texts.sqlite --by '/$schema' --plot texts.$ending >/dev/null 2>err || fail "texts.$ending: $(cat err)"
+  done
+  grep -q 'touch PWNED1' texts.svg || fail "a name does not stand in the plot"
+  python3 -c 'import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)' "$moesim" pareto texts.sqlite --by '/$schema' >plot ||
+    fail "texts on a terminal"
+  ls PWNED* 2>/dev/null && fail "a text of a store was run as a command"
   for ending in svg png pdf; do
     "$moesim" pareto six.sqlite --plot six.$ending >/dev/null || fail "pareto --plot six.$ending"
     [[ -s six.$ending ]] || fail "six.$ending is empty"

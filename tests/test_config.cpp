@@ -257,6 +257,25 @@ TEST_CASE("a missing file, a folder and a file that is not JSON are told apart")
   CHECK_THAT(config_error([&] { ConfigNode::from_file(empty.path()); }), Contains("not JSON"));
 }
 
+TEST_CASE("a key that is there twice in one object is refused with its place") {
+  const auto error = [](const char* text) {
+    const test::TemporaryFile file("twice.json", text);
+    return config_error([&] { ConfigNode::from_file(file.path()); });
+  };
+  CHECK_THAT(error(R"({"a": 1, "b": [{}, {"c": {"d": 1, "e/f": 2, "e/f": 2}}]})"),
+             Contains("twice.json: \"/b/1/c/e~1f\" is there twice"));
+  CHECK_THAT(error(R"({"a": 1, "a": 1)"), Contains("\"/a\" is there twice"));
+  CHECK(error(R"([{"a": 1}, {"a": 1, "b": {"a": 1}}])").empty());
+}
+
+TEST_CASE("what a message repeats stays one line, and a name holds no NUL") {
+  const ConfigNode node = test::config(R"({"file": "a\u0000b"})");
+  const ConfigNode key = test::config(R"({"x\ny": 1})");
+  CHECK(config_error([&] { ConfigReader(node).text("file"); }).find("\"a\\u0000b\" holds a NUL") !=
+        std::string::npos);
+  CHECK(config_error([&] { ConfigReader(key).finish(); }).find("x\\u000ay") != std::string::npos);
+}
+
 TEST_CASE("a file that gives fewer bytes than its size says is refused") {
   // A file of sysfs says that it is a page long, whatever it holds.
   const std::filesystem::path file = "/sys/devices/system/cpu/online";

@@ -2,6 +2,7 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
+#include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -59,6 +60,16 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
              Catch::Contains("/failures/reload_bandwidth: must be more than zero"));
 }
 
+TEST_CASE("failures of a pipeline are refused before any GPU of it is looked up") {
+  Json json = experiment(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
+  json["parallel"] = {{"dp", 1}, {"tp", 1}, {"ep", 1}, {"pp", 3}};
+  json["placement"] = "linear";
+  TraceLibrary traces;
+  const ConfigNode config(json, test::source_dir() / "tests" / "failures.json");
+  CHECK_THAT(config_error([&] { load_experiment(config, traces); }),
+             Catch::Contains("/failures: failures are not modelled with pp 3"));
+}
+
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {
   const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
@@ -71,10 +82,9 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
     r.binding = rows.bind();
   }
   for (std::uint32_t id = 0; id < 16; ++id) instance.submit(id, id % 4);
-  std::array<RoutingCoverage, 2> coverage{};
   Time now{};
   const auto step = [&] {
-    const auto length = instance.begin_step(now, coverage);
+    const auto length = instance.begin_step(now);
     if (length) now += to_duration(*length);
     return length.has_value();
   };

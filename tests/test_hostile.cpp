@@ -164,6 +164,8 @@ TEST_CASE("request traces with impossible times or lengths are refused") {
   CHECK_THAT(error(azure("9999-11-16 18:15:46")), Contains(":2: \"9999"));
   CHECK_THAT(error(azure("0000-01-01 00:00:00")), Contains("is not a time"));
   CHECK_THAT(error(azure("2023-02-30 00:00:00")), Contains("is not a time"));
+  for (const char* zone : {"+", "+1", "+01:0", "+25:00", "-01:60", "+01:00x", "CET"})
+    CHECK_THAT(error(azure("2023-11-16 18:15:46" + std::string(zone))), Contains("is not a time"));
   const std::string ours = "arrival_s,prompt_tokens,output_tokens\n";
   CHECK(error(ours + "-3e9,1,1\n3e9,1,1\n").empty());
   for (const char* time : {"nan", "inf", "-inf", "1e300", "9e9", "-9e9"}) {
@@ -237,6 +239,31 @@ TEST_CASE("NaN and infinity are found wherever they stand in a report") {
     document["a"]["b"][1] = bad;
     CHECK_FALSE(all_numbers_finite(document));
     CHECK_FALSE(all_numbers_finite(OrderedJson(bad)));
+  }
+}
+
+TEST_CASE("more GPUs or bytes than can be counted are refused") {
+  const auto refused = [](const Json& set) {
+    Json json = test::tiny_experiment(Json::object());
+    const auto folder = test::source_dir() / "hardware";
+    json["cluster"] = ConfigNode::from_file(folder / "clusters/h100x8.json").json();
+    json["cluster"]["gpu"] = ConfigNode::from_file(folder / "gpus/h100.json").json();
+    json["cluster"].merge_patch(set);
+    return refusal([&] { test::load(json); });
+  };
+  CHECK(refused(Json::object()).empty());
+  CHECK_THAT(refused({{"nodes", 1000000}, {"gpus_per_node", 1000000}}),
+             Contains("/cluster/nodes: 1000000 nodes of 1000000 GPUs are 1000000000000 GPUs"));
+  for (const char* capacity : {"1e16 B", "1e25 B", "1e30 B"}) {
+    CHECK_THAT(refused({{"gpu", {{"hbm_capacity", capacity}}}}), Contains("at most 1 PB"));
+  }
+}
+
+TEST_CASE("text that is not UTF-8 is refused where it comes in") {
+  Json json = test::tiny_experiment(Json::object());
+  for (const char* change :
+       {"/workload/gating/preset=\xff", "/workload/gating/workloads=[\"\xff\"]", "/\xff=1"}) {
+    CHECK_THAT(refusal([&] { apply_override(json, change); }), Contains("UTF-8"));
   }
 }
 

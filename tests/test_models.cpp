@@ -437,12 +437,45 @@ TEST_CASE("layers of one kind page their KV cache together") {
   CHECK(oss.block == Bytes(16 * 12 * 2048));
   CHECK(oss.blocks_for(100) == 7 + 7);
   CHECK(oss.blocks_for(1600) == 100 + 9);
+  // A step holds all tokens of its chunk: 8192/16 blocks in both groups. The next one lets go of
+  // what lies behind its window.
+  CHECK(oss.blocks_in_step(0, 8192) == 512 + 512);
+  CHECK(oss.blocks_in_step(8192, 8193) == 513 + 9);
+  CHECK(oss.blocks_in_step(8191, 8192) == 512 + 8);
+  // vLLM's cap: 128 - 1 + 8192 tokens in one block more than they fill.
+  CHECK(oss.blocks_at_most(100'000, 8192) == 6250 + 521);
 
   // Llama-4-Scout: 36 chunked and 12 full layers are 3 + 1 groups of 12.
   const KvLayout scout = kv_layout(zoo("llama_4_scout"), {}, {}, 16);
   REQUIRE(scout.groups.size() == 4);
   CHECK(std::count_if(scout.groups.begin(), scout.groups.end(),
                       [](const KvGroup& group) { return group.window == 8192; }) == 3);
+  // An aligned chunk lets go of all that is behind it, and of nothing before its end.
+  CHECK(scout.blocks_in_step(8191, 8192) == 4 * 512);
+  CHECK(scout.blocks_in_step(8192, 8193) == 513 + 3);
+}
+
+TEST_CASE(
+    "the kind with fewest layers sets the size of a KV group, the last group of a kind is padded") {
+  const auto groups = [](int full, int windowed) {
+    MoeModel model = zoo("gpt_oss_20b");
+    model.layers.assign(static_cast<std::size_t>(full + windowed), LayerSpec{.moe = true});
+    for (int l = 0; l < windowed; ++l) model.layers[static_cast<std::size_t>(l)].window = 1024;
+    return kv_layout(model, {}, {}, 16);
+  };
+  // Gemma 3 27B: 52 sliding and 10 full layers are 6 + 1 groups of 10, and not 31 of 2.
+  const KvLayout gemma = groups(10, 52);
+  CHECK(gemma.groups.size() == 7);
+  CHECK(gemma.groups.front().layers == 10);
+  CHECK(gemma.block == Bytes(16 * 10 * 2048));
+  CHECK(gemma.blocks_in_step(0, 1600) == 7 * 100);
+  // Nearly as many of each: one group of 13 and one of 12, padded to 13.
+  const KvLayout near = groups(13, 12);
+  CHECK(near.groups.size() == 2);
+  CHECK(near.groups.front().layers == 13);
+  // 1.5 times as many are no longer near: 20 and 30 are groups of 20, the last one of 10.
+  CHECK(groups(20, 30).groups.size() == 3);
+  CHECK(groups(20, 29).groups.size() == 2);
 }
 
 TEST_CASE("an expert's bytes are three matrices in its precision") {

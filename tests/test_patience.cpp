@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -84,9 +85,8 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
     }
     for (std::uint32_t id = 0; id < 24; ++id) instance.submit(id, id % 4);
     Rng rng(1, "test/leave");
-    std::array<RoutingCoverage, 2> coverage{};
     Time now{};
-    while (const auto length = instance.begin_step(now, coverage)) {
+    while (const auto length = instance.begin_step(now)) {
       const std::int64_t held = instance.used_blocks();
       REQUIRE(held > 0);
       const auto id = static_cast<std::uint32_t>(rng.below(24));
@@ -96,7 +96,7 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
         REQUIRE(instance.used_blocks() == held);
       }
       now += to_duration(*length);
-      for (const StepOutcome::Emitted& token : instance.end_step(now).tokens) {
+      for (const EmittedToken& token : instance.end_step(now).tokens) {
         REQUIRE_FALSE(requests[token.request].abandoned());
       }
       REQUIRE(instance.used_blocks() <= instance.total_blocks());

@@ -8,8 +8,10 @@
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/placement/files/plain_yaml.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "sim/replay/replay.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/npy.hpp"
 
@@ -240,6 +242,118 @@ TEST_CASE("a placement from a file is what the file says, if it fits the model")
   CHECK_THAT(error({3, 2, 3}, 0), EndsWith(": its fullest GPU holds 2 experts, but a GPU has 3 "
                                            "slots; replication 1.3333333333333333 fits"));
   CHECK_THAT(error({2, 2, 1}, 0), EndsWith(": 3 experts; expected 2"));
+}
+
+TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers, or refused") {
+  // Rows 0 and 2 are dense layers' in a model whose MoE layers are 1 and 3.
+  const LayerPlacement dense(3, {{0, 1}, {2, 0}});
+  const ExpertPlacement moe = equal_placement();
+  const ExpertPlacement rows{dense, moe[0], dense, moe[1]};
+  const TemporaryFile file("rows.json", placement_bytes(rows, PlacementFormat::sglang));
+  const auto placer = [&](const std::string& more) {
+    return placers().make(config(
+        fmt::format(R"({{"type": "from_file", "file": "{}"{}}})", file.path().string(), more)));
+  };
+  PlacementProblem problem{3, 2, 2};
+  problem.moe_layers = {1, 3};
+  problem.model_layers = 4;
+  CHECK(place_unseen(*placer(""), problem, 2) == moe);
+  CHECK_THAT(placer("")->remark(problem),
+             EndsWith(": has a row for each of the model's 4 layers; those of its 2 MoE layers are "
+                      "taken, from row 1 on"));
+  const auto error = [&](const std::string& more) {
+    return config_error([&] { place_unseen(*placer(more), problem, 2); });
+  };
+  CHECK_THAT(error(R"(, "first_layer": 1)"),
+             EndsWith(": 3 layers by its \"first_layer\"; expected 2, the model's MoE layers"));
+  problem.model_layers = 5;
+  CHECK_THAT(error(""), EndsWith(": 4 layers; expected 2, the model's MoE layers, or 5 with dense "
+                                 "ones, or \"first_layer\" beside the file"));
+  problem.moe_layers = {0, 1, 2, 3};
+  problem.model_layers = 4;
+  CHECK(place_unseen(*placer(""), problem, 4) == rows);
+  CHECK(placer("")->remark(problem).empty());
+  problem.moe_layers = {0, 1, 2};
+  problem.model_layers = 3;
+  CHECK_THAT(error(""), EndsWith(": 4 layers; expected 3, the model's MoE layers"));
+}
+
+TEST_CASE("run and replay take SGLang's rows of dense layers for what they are") {
+  // Tiny's three layers, the first of them dense: rows 1 and 2 of the file are its MoE layers'.
+  const auto reversed = [](int first) {
+    std::vector<std::vector<int>> gpus(4);
+    for (int i = 0; i < 16; ++i) gpus[static_cast<std::size_t>(i / 4)].push_back((first + i) % 16);
+    return LayerPlacement(16, gpus);
+  };
+  const ExpertPlacement rows{reversed(0), reversed(3), reversed(6)};
+  const TemporaryFile file("rows.json", placement_bytes(rows, PlacementFormat::sglang));
+  const auto with = [&](const Json& layers) {
+    return tiny_experiment(
+        {{"model", {{"dense_width", 512}, {"layers", layers}}},
+         {"placement",
+          {{"type", "from_file"}, {"file", file.path().string()}, {"replication", 1}}}});
+  };
+  const auto block = [](const char* ffn, int repeat) {
+    return Json{{"repeat", repeat}, {"pattern", Json::array({{{"ffn", ffn}}})}};
+  };
+  const Experiment e = load(with(Json::array({block("dense", 1), block("moe", 2)})));
+  CHECK(e.placement == ExpertPlacement{rows[1], rows[2]});
+  REQUIRE(remarks_of(e).size() == 1);
+  CHECK_THAT(remarks_of(e).front(), EndsWith("are taken, from row 1 on"));
+  CHECK_THAT(refused(with(Json::array({block("dense", 2), block("moe", 2)}))),
+             Contains("3 layers; expected 2, the model's MoE layers, or 4 with dense ones"));
+
+  const RoutingTrace& trace = e.trace;
+  REQUIRE(trace.meta().layer_ids == std::vector<int>{1, 2});
+  const TemporaryFile cut("cut.json", placement_bytes({rows[1], rows[2]}, PlacementFormat::sglang));
+  const auto replayed = [&](const std::filesystem::path& path) {
+    ReplayConfig asked;
+    asked.gpus = 4;
+    asked.placements = {
+        ConfigNode(Json{{"type", "from_file"}, {"file", path.string()}}, "--placement")};
+    asked.replications = {1.0};
+    asked.routings = {ConfigNode("metro", "--routing")};
+    asked.batches = {8};
+    asked.seed = 1;
+    return replay(trace, asked).front().max_tokens_mean;
+  };
+  CHECK(replayed(file.path()) == replayed(cut.path()));
+}
+
+TEST_CASE("vLLM's map of slots is read where it is said on how many GPUs they stand") {
+  const std::vector<std::int64_t> slots{0, 1, 0, 2, 1, 2, 0, 1};
+  const TemporaryFile file(
+      "vllm.npy", npy_bytes<std::int64_t>(std::array{std::int64_t{2}, std::int64_t{4}}, slots));
+  CHECK(read_placement(file.path(), {2, 0}) == equal_placement());
+  CHECK_THAT(
+      config_error([&] { read_placement(file.path()); }),
+      EndsWith("vllm.npy:: does not say on how many GPUs its slots stand ([layers, slots], as "
+               "vLLM has them); give \"gpus\" beside the file"));
+  CHECK_THAT(config_error([&] {
+               read_placement(file.path(), {3, 0});
+             }),
+             EndsWith("vllm.npy:[0]: 4 slots do not fill 3 GPUs evenly"));
+  const TemporaryFile bad(
+      "bad.npy", npy_bytes<std::int64_t>(std::array{std::int64_t{1}, std::int64_t{2}}, {{0, -1}}));
+  CHECK_THAT(config_error([&] {
+               read_placement(bad.path(), {1, 0});
+             }),
+             EndsWith("bad.npy:[0]: slot 1 holds -1; expected an expert's number"));
+}
+
+TEST_CASE("SGLang's logical counts are a load, summed over the steps of its buffer") {
+  const std::vector<ExpertLoad> expected{{1, 2.5}, {3, 0}};
+  const TemporaryFile one("one.json", R"({"logical_count": [[1, 2.5], [3, 0]], "rank": 0})");
+  CHECK(read_load(one.path()) == expected);
+  const TemporaryFile steps("steps.json",
+                            R"({"logical_count": [[[1, 2], [1, 0]], [[0, 0.5], [2, 0]]]})");
+  CHECK(read_load(steps.path()) == expected);
+  CHECK_THAT(
+      load_error(R"({"logical_count": [[[1, 2]], [[1]]]})"),
+      EndsWith("load.json:/logical_count/1: has 1 layers of 1 experts; expected 1 of 2 as in "
+               "the first step"));
+  CHECK_THAT(load_error(R"({"logical_count": [[1]], "steps": 2})"),
+             Contains("unknown key \"steps\""));
 }
 
 TEST_CASE("a score counts the fullest GPU's tokens and copies that stand beside another") {

@@ -130,6 +130,65 @@ TEST_CASE("KV caches leave one after the other over the link of their rank") {
   }
 }
 
+TEST_CASE("KV caches that arrive at one moment join one decode step") {
+  // Four equal prompts, one on each prefill rank: computed in one step, they arrive together.
+  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 3}};
+  json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
+  json["workload"]["requests"] = 4;
+  const test::Served report = test::serve(load(json));
+  CHECK(report.document["steps"]["decode"]["steps"] == 2);
+  for (const RequestRecord& r : report.requests) {
+    CHECK(r.last_token == report.requests[0].last_token);
+  }
+}
+
+TEST_CASE("a GPU of the decode pool receives what it will hold, whatever the prefill pool's tp") {
+  const auto bytes = [](int prefill_tp, int decode_tp, int prefill_pp = 1, int decode_pp = 1) {
+    const auto plan = [](int tp, int pp) {
+      return Json{{"dp", 1}, {"tp", tp}, {"ep", tp}, {"pp", pp}};
+    };
+    Json json = apart({{"placement", {{"type", "linear"}, {"replication", 1.0}}}});
+    json["model"]["attention"]["kv_heads"] = 2;
+    json["model"]["layers"][0]["repeat"] = 4;
+    json["pools"]["prefill"]["parallel"] = plan(prefill_tp, prefill_pp);
+    json["pools"]["decode"]["parallel"] = plan(decode_tp, decode_pp);
+    return kv_transfer(*load(json).pools, 32);
+  };
+  // 4 layers of K and V, 2 heads of 64, bf16, 32 tokens.
+  const double once = 4 * 2 * 2 * 64 * 2 * 32.0;
+  for (const int prefill_tp : {1, 2, 4}) {
+    CAPTURE(prefill_tp);
+    CHECK_THAT(bytes(prefill_tp, 1).bytes.value(), WithinRel(once, 1e-12));
+    CHECK_THAT(bytes(prefill_tp, 2).bytes.value(), WithinRel(once, 1e-12));
+    // Four GPUs for two heads: each head is held twice.
+    CHECK_THAT(bytes(prefill_tp, 4).bytes.value(), WithinRel(2 * once, 1e-12));
+  }
+  CHECK_THAT(bytes(1, 1, 2, 2).bytes.value(), WithinRel(once, 1e-12));
+  CHECK_THAT(bytes(1, 1, 2, 1).bytes.value(), WithinRel(once, 1e-12));
+  CHECK_THAT(bytes(1, 1, 1, 2).bytes.value(), WithinRel(once, 1e-12));
+  // The last layer is one layer, however few its stage has.
+  for (const int stages : {2, 4}) {
+    CHECK(bytes(1, 1, stages, stages).last_layer == bytes(1, 1).last_layer);
+    CHECK(bytes(1, 1, stages, stages).all < bytes(1, 1).all);
+  }
+}
+
+TEST_CASE("links on which a KV cache takes longer than the clock runs are refused") {
+  const auto error = [](const Json& network) {
+    Json json = apart({{"kv_transfer", {{"level", "network"}}}});
+    Json cluster =
+        ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json").json();
+    cluster["gpu"] = "../hardware/gpus/h100.json";
+    cluster["network"].merge_patch(network);
+    json["cluster"] = cluster;
+    const Experiment e = load(json);
+    return test::config_error([&] { run(e); });
+  };
+  CHECK_THAT(error({{"bandwidth", "0.001 B/s"}}), Catch::Contains("100 days"));
+  CHECK_THAT(error({{"latency", "720 h"}}), Catch::Contains("100 days"));
+}
+
 TEST_CASE("no request is lost, and no block, under any router, with cramped caches") {
   for (const auto& entry : request_routers().entries()) {
     CAPTURE(entry.name);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What do policies do to recorded routing, and are they compared on the same ground?
 #include <filesystem>
+#include <fstream>
 #include <optional>
 
+#include <fmt/format.h>
 #include <tbb/global_control.h>
 
 #include "hardware/rng.hpp"
@@ -195,6 +197,40 @@ TEST_CASE("requests with repetition are left out, and a batch beyond the rest is
   CHECK(config_error([&] { replay(all.with_requests(requests), config); }) ==
         "replay: the trace has no usable request: 0 of its 8 requests are usable (without "
         "repetition, of the half that is not fitted on)");
+}
+
+TEST_CASE("an id that is none is found in a trace too long to be checked when it is opened") {
+  // 65 million tokens of one layer, top-1 of 4: a hole that reads as expert 0, and a 9 amid it.
+  constexpr std::int64_t tokens = 65'000'000;
+  const test::TemporaryFolder folder;
+  std::string header =
+      fmt::format("{{'descr': '|u1', 'fortran_order': False, 'shape': ({}, 1, 1), }}", tokens);
+  header.append(117 - header.size(), ' ');
+  header += '\n';
+  const auto file = folder.write("topk_ids.npy", std::string("\x93NUMPY\1\0\x76\0", 10) + header);
+  std::filesystem::resize_file(file, 128 + std::size_t{tokens});
+  std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).seekp(128 + tokens / 2)
+      << '\t';
+  folder.write("requests.jsonl",
+               fmt::format(R"({{"row_start": 0, "num_tokens": {}, "prompt_rows": 0}})", tokens));
+  folder.write("meta.json",
+               R"({"format": "moesim-routing-trace", "version": 1, "model": "big", "num_experts": 4,
+                   "experts_per_token": 1, "ids": "logical", "layer_ids": [0],
+                   "phases": ["decode"]})");
+  ReplayConfig config = small_config();
+  config.batches = {1};
+  CHECK(config_error([&] {
+          replay(RoutingTrace::open(folder.path()), config);
+        }).find("row 32500000, layer 0: expert 9; ids are 0 to 3") != std::string::npos);
+}
+
+TEST_CASE("more tokens than memory has room for are refused with a range") {
+  ReplayConfig config = small_config();
+  config.sample = ReplaySample::several;
+  config.batches = {2'000'000'000};
+  CHECK(config_error([&] {
+          replay(random_trace(4, 4), config);
+        }).find("batches of at most 3355443") != std::string::npos);
 }
 
 TEST_CASE("fit half never scores on what it fitted") {

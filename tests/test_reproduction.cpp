@@ -126,6 +126,23 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
             .find("needs a \"reason\"") != std::string::npos);
 }
 
+TEST_CASE("a placement that misses an expert, or one of other shape, is the figure's error") {
+  const auto error = [](const char* measured) {
+    return test::config_error([&] { measure(test::config(measured)); });
+  };
+  CHECK(
+      error(
+          R"({"route": {"tokens": [1, 1, 1], "experts_on_gpu": [[0], [1]], "routings": ["even"]}})")
+          .find("/route/experts_on_gpu: expert 2 has no slot") != std::string::npos);
+  CHECK(
+      error(R"({"route": {"tokens": [1, 1], "experts_on_gpu": [[0], [7]], "routings": ["even"]}})")
+          .find("holds expert 7; expected 0 to 1") != std::string::npos);
+  CHECK(
+      error(
+          R"({"place": {"load": [[1, 1]], "gpus": 2, "slots": 2, "policy": "linear", "expected": [[0]]}})")
+          .find("\"expected\" is not 1 layers of 2 slots") != std::string::npos);
+}
+
 TEST_CASE("a workload without a source for each of its numbers is refused") {
   const test::TemporaryFile workload("workload.json");
   const std::filesystem::path& file = workload.path();

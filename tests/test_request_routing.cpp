@@ -917,8 +917,8 @@ TEST_CASE("one rank is the same run, byte for byte, as no data parallelism named
 class Steps final : public RunObserver {
  public:
   std::map<int, std::vector<std::pair<Time, Time>>> of;
-  void step_ended(const Instance& instance, Time now) override {
-    of[instance.number()].emplace_back(instance.step().start, now);
+  void step_ended(const StepRecord& record, Time now) override {
+    of[record.instance].emplace_back(record.step.start, now);
   }
 };
 

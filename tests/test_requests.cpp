@@ -226,7 +226,7 @@ TEST_CASE("every known file family is recognised from its first line") {
   const TemporaryFile azure_2024(
       "requests.txt",
       "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-      "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-10 00:00:01.759930+00:00,10,2\n");
+      "2024-05-10 00:00:00.009930+00:00,2162,5\n2024-05-09 19:30:01.759930-04:30,10,2\n");
   const TemporaryFile burst(
       "requests.txt",
       "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

@@ -124,6 +124,22 @@ TEST_CASE("chunked prefill serves decodes first and fills the budget with prompt
   CHECK(step.preempted == 0);
 }
 
+TEST_CASE(
+    "a prompt is admitted when all of it fits, or on its first chunk where that is asked for") {
+  // 100 tokens are 7 blocks, a chunk of 32 is 2.
+  const Sequence fresh{2, 100, 0, 100, 0};
+  for (const char* type : {"chunked_prefill", "prefill_first"}) {
+    const auto s = scheduler(type, 32, 8);
+    CHECK(plan(*s, {}, {fresh}, 6).empty());
+    CHECK(plan(*s, {}, {fresh}, 7).admitted_tokens == std::vector<std::int32_t>{32});
+    const auto eager = schedulers().make(config(fmt::format(
+        R"({{"type": "{}", "max_num_batched_tokens": 32, "max_num_seqs": 8, "reserve_full_prompt": false}})",
+        type)));
+    CHECK(plan(*eager, {}, {fresh}, 1).empty());
+    CHECK(plan(*eager, {}, {fresh}, 2).admitted_tokens == std::vector<std::int32_t>{32});
+  }
+}
+
 TEST_CASE("a long prompt takes at most its threshold, so that others share the step") {
   const Sequence fresh{0, 1000, 0, 1000, 0};
   const auto s = scheduler("chunked_prefill", 64, 8, 20);

@@ -4,6 +4,7 @@
 
 #include "sim/kv_cache/kv_cache.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/speculation.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
@@ -58,7 +59,7 @@ TEST_CASE("a verification yields (1 - a^(k+1)) / (1 - a) tokens in the mean") {
 // Watches that the blocks held are those of requests under way, and none at the end.
 class BlockWatch final : public RunObserver {
  public:
-  void step_ended(const Instance& instance, Time) override { held = instance.used_blocks(); }
+  void step_ended(const StepRecord& record, Time) override { held = record.kv_blocks_held; }
   std::int64_t held = -1;
 };
 
@@ -205,7 +206,7 @@ TEST_CASE("blocks of rejected drafts are free, and only those of known tokens ca
     cache.shrink(sequence);
     CHECK(sequence.blocks == 3);
     CHECK(cache.free_blocks() == 7);
-    if (caching) CHECK(cache.cached_blocks() == 2);
+    if (caching) CHECK(cache.find(sequence).blocks == 2);
     cache.finish(sequence);
     CHECK(cache.free_blocks() == 10);
   }

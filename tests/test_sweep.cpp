@@ -166,6 +166,42 @@ TEST_CASE("points are others once a file has changed that their config names, ho
   CHECK(hash() == before);
 }
 
+TEST_CASE(
+    "points are others once any part of a routing trace has changed that their config names") {
+  const test::TemporaryFolder folder;
+  std::filesystem::create_directories(folder / "trace");
+  std::filesystem::create_directories(folder / "results");
+  folder.write("sweep.json", R"({"base": {"trace": "trace", "out": "results", "a": 0},
+                                 "axes": {"/a": [1]}})");
+  const std::vector<std::string> names{"trace/meta.json", "trace/requests.jsonl",
+                                       "trace/topk_ids.npy"};
+  for (const std::string& name : names) folder.write(name, "before");
+  const auto hash = [&] {
+    return expand_sweep(ConfigNode::from_file(folder / "sweep.json")).points.front().config_hash;
+  };
+  const std::string before = hash();
+  for (const std::string& name : names) {
+    folder.write(name, "behind");
+    CHECK(hash() != before);
+    folder.write(name, "before");
+    CHECK(hash() == before);
+  }
+  // A folder that is no trace may hold the sweep's own store.
+  folder.write("results/sweep.sqlite", "rows");
+  CHECK(hash() == before);
+  // The end of a large file counts as its beginning does.
+  const auto ids = folder / "trace/topk_ids.npy";
+  std::filesystem::resize_file(ids, 200 << 20);
+  const std::string large = hash();
+  std::fstream(ids, std::ios::in | std::ios::out).seekp((200 << 20) - 1) << 'x';
+  CHECK(hash() != large);
+}
+
+TEST_CASE("equal values of an axis are one point, however they are written") {
+  CHECK(configs_of(expanded(R"({"base": {"a": 0}, "axes": {"/a": [1, 1.0, 2, 1]}})")) ==
+        std::vector<std::string>{R"({"a":1})", R"({"a":2})"});
+}
+
 TEST_CASE("axes are named by their last key, or by as much of the pointer as tells them apart") {
   const auto axes = named_axes({"/dispatch/decode", "/p/type", "/routing/decode", "/seed"});
   CHECK(axes[0].name == "dispatch/decode");
@@ -297,6 +333,56 @@ TEST_CASE("an error of the store ends the sweep", "[threads]") {
   CHECK_THAT(
       config_error([&] { run_sweep(expanded(six_points), file.path(), runner, with_threads(2)); }),
       Catch::Matchers::Contains(file.path().string()));
+}
+
+TEST_CASE("a store notes each version that wrote it, and a resumed sweep learns them") {
+  const TemporaryFile file("store.sqlite");
+  FakeSimulator simulator;
+  const auto run_as = [&](const std::string& sweep, const std::string& version) {
+    SweepOptions options = with_threads(1);
+    options.version = version;
+    return run_sweep(expanded(sweep), file.path(), simulator.runner(), options).written_by;
+  };
+  const std::string grown =
+      R"({"base": {"a": 0, "b": 0}, "axes": {"/a": [1, 2, 3, 4], "/b": [1, 2]}})";
+  CHECK(run_as(six_points, "1").empty());
+  CHECK(run_as(six_points, "2") == "1");  // which had nothing to write
+  CHECK(run_as(grown, "2") == "1");
+  CHECK(Store::open(file.path()).written_by() == "1, 2");
+}
+
+TEST_CASE("a store read in part has what was asked for, and what it varies") {
+  const TemporaryFile file("store.sqlite");
+  const PointRunner runner{[](const Json&) {},
+                           [](const Json& point) {
+                             const Json a = point.at("a");
+                             return Json{{"metrics", {{"x", a}, {"y", 1}, {"list", {1, 2}}}},
+                                         {"context", {{"config", {{"a", a}, {"d", 5}, {"e", 6}}}}}}
+                                 .dump();
+                           }};
+  run_sweep(expanded(R"({"base": {"a": 0, "b": {"c": 7}}, "axes": {"/a": [1, 2]}})"), file.path(),
+            runner, with_threads(1));
+  const std::vector<std::string> pointers{"/metrics/x", "/metrics/list/1", "/d", "/no/such", "no"};
+  const StoredSweep part = Store::open(file.path()).read(pointers);
+  const StoredSweep whole = Store::open(file.path()).read();
+  REQUIRE(part.points.size() == 2);
+  CHECK(part.axes.size() == whole.axes.size());
+  CHECK(part.points[0].report == whole.points[0].report);
+  CHECK(part.points[1].config == Json{{"a", 2}});
+  CHECK(part.points[1].report == Json{{"metrics", {{"x", 2}, {"list", {1, 2}}}},
+                                      {"context", {{"config", {{"a", 2}, {"d", 5}}}}}});
+  CHECK(Store::open(file.path()).report_of(part.points[1].config_hash) == whole.points[1].report);
+}
+
+TEST_CASE("a sweep without axes that can be meant is refused") {
+  for (const char* sweep : {R"({"axes": "x"})", R"({"axes": {"a": [1]}})", R"({"set": [1, 2]})",
+                            R"({"blocks": [{"zip": 3}]})"}) {
+    CHECK_THAT(config_error([&] { axes_of(Json::parse(sweep)); }),
+               Catch::Matchers::Contains("holds a sweep whose"));
+  }
+  CHECK(config_error([] {
+          run_sweep(expanded(six_points), "", FakeSimulator().runner(), {});
+        }).find("the store has no name") != std::string::npos);
 }
 
 TEST_CASE("files that are no stores are refused in a line and left as they were") {

@@ -46,7 +46,7 @@ assert rates[0] < at < rates[-1], f"the best rate, {at}, is at the end of the gr
 missed = sum(m["slo_attainment"] < .9 for m, _ in metrics)
 print(f"best rate {at}, {missed} points miss the SLO")
 print(f"{found['goodput']:.1f} of {best:.1f} requests/s, {found['runs']} runs of {len(metrics)} points, "
-      f"{found['pruned']} places pruned")
+      f"{found['ruled_out']} combinations ruled out, {found['taken_to_miss']} points taken to miss")
 assert found["goodput"] >= .99 * best, "not within 1 %"
 assert found["runs"] * 10 <= len(metrics), "more than a tenth of the runs"
 rate = float(found["config"]["workload"]["arrivals"]["rate"].removesuffix(" /s"))
@@ -56,4 +56,32 @@ sed 's/"ttft": "8 ms"/"ttft": "1 ns"/' sweep.json >hopeless.json
 code=0
 "$moesim" tune hopeless.json >/dev/null 2>log || code=$?
 ((code == 3)) || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"
+grep -q 'the nearest, at 250 /s: TPOT .* ms (limit 4 ms), TTFT .* ms (limit 0.000001 ms), met by 0.0 %' log || fail "no nearest miss: $(tail -n 1 log)"
+
+# Stopped and asked again, it runs what is left and says the same; its store draws as a sweep's does.
+"$moesim" tune sweep.json --json >whole.json 2>/dev/null
+"$moesim" tune sweep.json --json --store kept.sqlite >/dev/null 2>log & tuning=$!
+for _ in $(seq 600); do [ -s kept.sqlite ] && break; sleep .05; done
+kill -INT $tuning; code=0; wait $tuning || code=$?
+((code == 130 || code == 0)) || fail "stopped: exit $code: $(tail -n 1 log)"
+if ((code == 130)); then grep -q 'stopped after .* the same command goes on from there' log || fail "stopped: $(tail -n 1 log)"; fi
+"$moesim" tune sweep.json --json --store kept.sqlite >again.json 2>log || fail "$(tail -n 1 log)"
+grep -q 'of the runs were done before' log || fail "nothing is resumed: $(tail -n 1 log)"
+cmp -s whole.json again.json || fail "stopped and resumed, it says something else"
+"$moesim" pareto kept.sqlite --by /token_routing/decode >/dev/null 2>log || fail "the store: $(tail -n 1 log)"
+sed 's/"8 ms"/"9 ms"/' sweep.json >other.json
+code=0; "$moesim" tune other.json --store kept.sqlite >/dev/null 2>log || code=$?
+((code == 2)) && grep -q 'holds the runs of something else' log || fail "another search takes the store: exit $code"
+
+# Loads beyond the grid; loads without a unit.
+sed 's|"/workload/arrivals/rate": \[.*|"/workload/arrivals/rate": ["250 /s", "500 /s"]},|; /"2828 /d' sweep.json >low.json
+"$moesim" tune low.json --json 2>log | python3 -c 'import json, sys; assert float(json.load(sys.stdin)["rate"].split()[0]) > 500' ||
+  fail "no load above the grid: $(tail -n 1 log)"
+sed 's/"250 \/s"/250/' low.json >bare.json
+code=0; "$moesim" tune bare.json >/dev/null 2>log || code=$?
+((code == 2)) || fail "a load without a unit: exit $code: $(tail -n 1 log)"
+
+# The shipped example.
+"$moesim" tune "$source_dir/configs/tune_quick.json" >quick.txt 2>log || fail "the shipped example: $(tail -n 1 log)"
+grep -q '^best: ' quick.txt || fail "the shipped example finds nothing"
 echo "all good"

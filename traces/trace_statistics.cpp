@@ -6,8 +6,10 @@
 #include <numeric>
 #include <utility>
 
+#include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/config.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/units.hpp"
 
@@ -20,6 +22,7 @@ constexpr std::size_t batch_tokens_sampled = 40'000;
 constexpr std::size_t min_batches_sampled = 40;
 constexpr std::size_t training_rows = 40'000;
 constexpr std::size_t scored_rows = 3'000;
+constexpr int most_paired_experts = 4096;  // a table of all pairs takes 64 MB, or 128 MB in 64 bits
 
 struct Shape {
   std::size_t layers, experts, k;
@@ -286,6 +289,12 @@ std::vector<std::int64_t> coactivation_counts(const RoutingTrace& trace,
     requests.clear();
     for (const std::size_t i : of_requests) requests.push_back(trace.requests()[i]);
   }
+  if (trace.num_experts() > most_paired_experts) {
+    throw ConfigError(
+        fmt::format("co-activation counts all pairs of experts: {} experts; expected "
+                    "at most {}",
+                    trace.num_experts(), most_paired_experts));
+  }
   const Shape shape(trace);
   std::vector<std::int64_t> counts(shape.layers * shape.experts * shape.experts);
   trace.visit([&](auto ids) {
@@ -403,6 +412,7 @@ TokenOverlap token_overlap(const RoutingTrace& trace, std::span<const int> lags,
 std::optional<LayerPredictability> layer_predictability(const RoutingTrace& trace,
                                                         std::uint64_t seed) {
   if (trace.layers() < 2 || trace.requests().size() < 2) return std::nullopt;
+  if (trace.num_experts() > most_paired_experts) return std::nullopt;
   Rng rng(seed, "layer predictability");
   const Shape shape(trace);
   const auto training = rows_of_half(trace, 0, training_rows, rng);

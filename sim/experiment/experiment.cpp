@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "models/quantization.hpp"
 #include "sim/experiment/does_not_fit.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/experiment/router_context.hpp"
@@ -66,11 +67,33 @@ std::span<const Key> placement_keys() {
   return keys;
 }
 
+// What the experiment says, or what the model's files do.
+PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model,
+                             std::vector<std::string>& remarks) {
+  const std::optional<StoredPrecision> stored = read_stored_precision(model);
+  if (!reader.optional("precision") && !stored) {
+    reader.node().fail(fmt::format("\"precision\" is missing, and {} does not say it",
+                                   model.file().filename().string()));
+  }
+  const ConfigNode node = reader.child_or("precision", Json::object());
+  const PrecisionPlan plan = read_precision(node, stored ? &stored->plan : nullptr);
+  if (stored && stored->quantised &&
+      (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention)) {
+    remarks.push_back(
+        fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
+                    precision_text(plan), precision_text(stored->plan), stored->said_by));
+  }
+  return plan;
+}
+
+void add_remark(Experiment& experiment, std::string remark) {
+  if (!remark.empty()) experiment.remarks.push_back(std::move(remark));
+}
+
 void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
-    experiment.placement_type = reader.text("type");
     experiment.replication = reader.number("replication", {1.0, double(ranks)});
     const bool strict = reader.flag("strict");
 
@@ -79,6 +102,12 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
     problem.gpus = ranks;
     problem.slots_per_gpu = slots_for_replication(experts, ranks, experiment.replication);
     problem.groups = experiment.model.expert_groups;
+    problem.model_layers = static_cast<int>(experiment.model.layers.size());
+    for (int layer = 0; layer < problem.model_layers; ++layer) {
+      if (experiment.model.layers[static_cast<std::size_t>(layer)].moe) {
+        problem.moe_layers.push_back(layer);
+      }
+    }
     const int domain = experiment.cluster.scale_up_domain;
     problem.nodes = (experiment.parallel.stage_gpus() + domain - 1) / domain;
     experiment.replication_effective = double(problem.slots_per_gpu) * ranks / experts;
@@ -100,6 +129,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
       if (load.has("workloads")) workloads = texts(load.child("workloads"));
     });
     const auto placer = experiment.policies->placement.make_from(reader);
+    add_remark(experiment, placer->remark(problem));
     if (!from_trace) {
       experiment.placement = place_unseen(*placer, problem, experiment.model.moe_layers());
       return;
@@ -320,7 +350,8 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.rebalance_buffer = expert * (rebalancer ? rebalancer->buffer_slots() : 0);
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
-  memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
+  memory.kv_blocks =
+      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
   return memory;
 }
 
@@ -355,7 +386,6 @@ void check_pipeline(const ConfigNode& node, const Experiment& e) {
   };
   refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
   refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
-  refuse(!e.failures.outages.empty(), "failures", "none");
   refuse(e.speculation.tokens > 0, "speculative", "none");
   refuse(e.rebalancing.as_policy().child("type").text() != "none", "rebalancing", R"("none")");
 }
@@ -552,7 +582,8 @@ std::span<const Key> experiment_keys() {
   static constexpr Key keys[] = {
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), otherwise("1"), "EP groups alike behind one router"},
-      {"precision", form::object(precision_keys), required, "of weights, KV cache, activations"},
+      {"precision", form::object(precision_keys), otherwise("as the model's files say"),
+       "of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
       {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
       {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
@@ -682,6 +713,16 @@ int gpus_of(const Experiment& e) {
   return gpus;
 }
 
+std::vector<std::string> remarks_of(const Experiment& e) {
+  std::vector<std::string> remarks;
+  for (const Experiment* group : groups_of(e)) {
+    for (const std::string& remark : group->remarks) {
+      if (std::ranges::find(remarks, remark) == remarks.end()) remarks.push_back(remark);
+    }
+  }
+  return remarks;
+}
+
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                            const Policies& policies) {
   if (node.json().is_object() && node.json().contains("pools")) {
@@ -690,7 +731,8 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
   return read_object(node, experiment_keys, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
-    MoeModel model = read_model(file_or_inline(reader.child("model")));
+    const ConfigNode model_node = file_or_inline(reader.child("model"));
+    MoeModel model = read_model(model_node);
     const auto seed = static_cast<std::uint64_t>(reader.integer("seed"));
 
     const ConfigNode workload_node = reader.child("workload");
@@ -704,9 +746,10 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     const BindingOrder binding = read_binding(workload_reader.child("binding"), workload.requests);
     workload_reader.finish();
 
+    std::vector<std::string> remarks;
     Experiment e{.cluster = std::move(cluster),
                  .model = std::move(model),
-                 .precision = read_precision(reader.child("precision")),
+                 .precision = read_precision(reader, model_node, remarks),
                  .workload = std::move(workload),
                  .trace = std::move(trace),
                  .prefill_trace = std::move(prefill_trace),
@@ -714,6 +757,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                  .request_routing = reader.child("request_routing"),
                  .rebalancing = reader.child("rebalancing")};
     e.seed = seed;
+    e.remarks = std::move(remarks);
     e.policies = std::make_shared<const Policies>(policies);
     take_background(reader.child("background"), e.cluster);
     const ConfigNode parallel = reader.child("parallel");

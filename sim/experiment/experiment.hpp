@@ -14,6 +14,7 @@
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
 #include "sim/step/step_model.hpp"
+#include "sim/step/step_record.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/requests/request_source.hpp"
@@ -64,10 +65,6 @@ struct SpeculationPlan {
   bool has_module() const { return tokens > 0 && mtp; }
 };
 
-/// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
-enum class StepKind { prefill, decode, mixed };
-inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
-
 /// The rules of steps by the StepKind they run under. Mixed steps have one if MixedRule::Kind::own.
 struct PhaseRules {
   std::vector<PhaseRule> by_kind;  ///< [2] or [3]
@@ -98,7 +95,6 @@ struct Experiment {
   BindingOrder binding{};
   PlacementProblem placement_problem{};
   ExpertPlacement placement{};  ///< as the run starts
-  std::string placement_type{};
   double replication = 1, replication_effective = 1;
   std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
   PhaseRules rules{};
@@ -130,6 +126,8 @@ struct Experiment {
   std::shared_ptr<const Pools> pools{};
 
   Json config{};  ///< resolved: every key, defaults included
+  /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
+  std::vector<std::string> remarks{};
 
   /// Attention ranks behind the router.
   int ranks() const { return instances * parallel.dp; }
@@ -139,6 +137,8 @@ struct Experiment {
 std::vector<const Experiment*> groups_of(const Experiment&);
 /// GPUs of all groups.
 int gpus_of(const Experiment&);
+/// The remarks on all groups, each once.
+std::vector<std::string> remarks_of(const Experiment&);
 
 /// Reads an experiment and everything it names. Throws ConfigError before anything runs.
 Experiment load_experiment(const ConfigNode&, TraceLibrary&, const Policies& = {});

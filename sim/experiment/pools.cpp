@@ -48,13 +48,24 @@ void check_pair(const ConfigNode& node, const Experiment& prefill, const Experim
   }
 }
 
+// Whose KV cache a GPU holds: layers of its pipeline stage, as kv_layout() counts them.
+double layers_held(const Experiment& e) {
+  const int layers = e.kv_layout.groups.front().layers;
+  const int pp = e.parallel.pp;
+  return double(e.kv_layout.groups.size()) * double((layers + pp - 1) / pp);
+}
+
 }  // namespace
 
 KvTransferCost kv_transfer(const Pools& pools, std::int32_t prompt_tokens) {
   const auto held = [&](const Experiment& e) {
     return e.kv_layout.block.value() * double(e.kv_layout.blocks_for(prompt_tokens));
   };
+  // Where GPUs hold unequal shares, the wider share passes over one link.
   const double per_link = std::max(held(pools.prefill), held(pools.decode));
+  const double layer = std::max(held(pools.prefill) / layers_held(pools.prefill),
+                                held(pools.decode) / layers_held(pools.decode));
+  const double to_one_stage = held(pools.decode) * pools.decode.parallel.tp;
   const int links = pools.decode.parallel.tp;
   // GPU i sends to GPU `first` + i, which is of the next domain where the network is the way.
   const int first = pools.network ? std::max(links, pools.fabric.cluster().scale_up_domain) : links;
@@ -63,8 +74,9 @@ KvTransferCost kv_transfer(const Pools& pools, std::int32_t prompt_tokens) {
     for (int i = 0; i < links; ++i) matrix.at(i, first + i) = bytes;
     return pools.fabric.all_to_all(matrix).time;
   };
-  return {Bytes(per_link * links), time(per_link),
-          time(per_link / double(pools.decode.model.layers.size()))};
+  return {
+      Bytes(to_one_stage / layers_held(pools.decode) * double(pools.decode.model.layers.size())),
+      time(per_link), time(layer)};
 }
 
 std::span<const Key> pools_keys() {

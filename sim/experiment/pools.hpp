@@ -18,12 +18,13 @@ struct Pools {
 
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {
-  Bytes bytes{};         ///< over all links
+  Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links
   Seconds all{};         ///< on links that nobody else uses
   Seconds last_layer{};  ///< of it, what no computation can hide
 };
-/// Blocks as the pool that needs more of them holds them (a narrower tp, a window): every GPU of
-/// the decode rank takes its share over one link, from a GPU of the prefill rank.
+/// Every GPU of the decode rank receives the blocks that it will hold, in each of its pipeline
+/// stages. Links work side by side; the busiest is that of a GPU in the pool whose GPUs hold more
+/// of a prompt (a narrower tp, fewer stages, a window).
 KvTransferCost kv_transfer(const Pools&, std::int32_t prompt_tokens);
 
 /// An experiment with "pools": {"prefill": {..}, "decode": {..}} and "kv_transfer": {"level":

@@ -121,6 +121,9 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
                           const PlacementProblem& problem, int instances) {
   FailurePlan plan;
   const auto read_events = [&](const ConfigNode& events) {
+    if (parallel.pp > 1 && !events.list().empty()) {
+      node.fail(fmt::format("failures are not modelled with pp {}; use none", parallel.pp));
+    }
     for (const ConfigNode& event : events.list()) {
       plan.outages.push_back(read_outage(event, cluster, parallel, instances));
     }

@@ -34,8 +34,13 @@ std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request
   return hashes;
 }
 
-KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching)
-    : layout_(layout), blocks_(blocks), free_(blocks), caching_(prefix_caching) {
+KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching,
+                 bool drops_last_hit)
+    : layout_(layout),
+      blocks_(blocks),
+      free_(blocks),
+      caching_(prefix_caching),
+      drops_last_hit_(drops_last_hit) {
   if (!caching_) return;
   check(layout.groups.size() == 1 && layout.groups.front().window == 0,
         "prefix caching over windows");
@@ -43,15 +48,10 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
 }
 
 CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {
-  const auto most = static_cast<std::size_t>((tokens - 1) / layout_.block_tokens);
-  hashes = hashes.first(std::min(hashes.size(), most));
-  // What is here of a chain is its beginning, and what is held of that too: search by halves.
-  const auto end = std::partition_point(hashes.begin(), hashes.end(),
-                                        [&](BlockHash hash) { return block_of_.contains(hash); });
-  const auto held = std::partition_point(hashes.begin(), end, [&](BlockHash hash) {
-    return at(block_of_.find(hash)->second).holders > 0;
-  });
-  return {end - hashes.begin(), held - hashes.begin()};
+  hashes = found(hashes, tokens, [&](BlockHash hash) { return block_of_.contains(hash); });
+  const auto held = std::ranges::partition_point(
+      hashes, [&](BlockHash hash) { return at(block_of_.find(hash)->second).holders > 0; });
+  return {std::ssize(hashes), held - hashes.begin()};
 }
 
 void KvCache::expect(std::uint32_t request, std::vector<BlockHash> prompt) {
@@ -61,13 +61,6 @@ void KvCache::expect(std::uint32_t request, std::vector<BlockHash> prompt) {
 CacheHit KvCache::find(const Sequence& sequence) const {
   if (!caching_) return {};
   return find(holdings_.at(sequence.request).hashes, sequence.tokens);
-}
-
-std::int64_t KvCache::shared_blocks(const Sequence& sequence) const {
-  if (!caching_) return 0;
-  const std::vector<std::int32_t>& held = holdings_.at(sequence.request).blocks;
-  return std::ranges::partition_point(held, [&](auto block) { return at(block).holders > 1; }) -
-         held.begin();
 }
 
 void KvCache::take_cached(Sequence& sequence) {
@@ -86,7 +79,7 @@ void KvCache::take_cached(Sequence& sequence) {
 }
 
 void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
-  const std::int64_t wanted = layout_.blocks_for(tokens);
+  const std::int64_t wanted = layout_.blocks_in_step(sequence.computed, tokens);
   check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
   const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
   if (!caching_) {
@@ -101,7 +94,7 @@ void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) 
 }
 
 void KvCache::shrink(Sequence& sequence) {
-  const std::int64_t wanted = layout_.blocks_for(sequence.computed);
+  const std::int64_t wanted = layout_.blocks_in_step(sequence.computed, sequence.computed);
   if (!caching_) {
     free_ += sequence.blocks - wanted;
   } else {
@@ -124,15 +117,27 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
     if (b == holding.hashes.size()) {
       holding.hashes.push_back(chain(b == 0 ? 0 : holding.hashes[b - 1], own(request)));
     }
-    const auto [found, fresh] = block_of_.try_emplace(holding.hashes[b], holding.blocks[b]);
-    if (fresh) {
-      at(holding.blocks[b]).cached = true;
-      at(holding.blocks[b]).hash = holding.hashes[b];
-    } else {
-      hold(found->second);
-      let_go(std::exchange(holding.blocks[b], found->second));
-    }
+    add_copy(holding.hashes[b], holding.blocks[b]);
   }
+}
+
+void KvCache::add_copy(BlockHash hash, std::int32_t block) {
+  at(block).cached = true;
+  at(block).hash = hash;
+  at(block).next_copy = 0;
+  const auto [first, fresh] = block_of_.try_emplace(hash, block);
+  if (fresh) return;
+  std::int32_t last = first->second;
+  while (at(last).next_copy != 0) last = at(last).next_copy;
+  at(last).next_copy = block;
+}
+
+void KvCache::forget(std::int32_t block) {
+  const auto first = block_of_.find(at(block).hash);
+  std::int32_t* link = &first->second;
+  while (*link != block) link = &at(*link).next_copy;
+  *link = at(block).next_copy;
+  if (first->second == 0) block_of_.erase(first);
 }
 
 void KvCache::preempt(Sequence& sequence) { release(sequence); }
@@ -163,8 +168,7 @@ std::int32_t KvCache::take_oldest() {
     return static_cast<std::int32_t>(pool_.size() - 1);
   }
   const std::int32_t oldest = at(ring_end).newer;
-  Block& block = at(oldest);
-  if (std::exchange(block.cached, false)) block_of_.erase(block.hash);
+  if (std::exchange(at(oldest).cached, false)) forget(oldest);
   hold(oldest);
   return oldest;
 }

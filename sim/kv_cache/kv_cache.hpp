@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "models/memory.hpp"
-#include "sim/scheduling/scheduler.hpp"
+#include "sim/kv_cache/sequence.hpp"
 #include "traces/requests/request_source.hpp"
 
 namespace moesim {
@@ -23,25 +24,26 @@ std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request
 /// What a lookup found.
 struct CacheHit {
   std::int64_t blocks = 0;  ///< leading blocks that are here
-  std::int64_t in_use = 0;  ///< of those, held by some request: taking them takes no free block
+  std::int64_t in_use = 0;  ///< of those, held by some request: taking them takes no free block;
+                            ///< for a router counted up to the first that none holds
 };
 
 /// The paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free
 /// list. With prefix caching a full block is known by its hash, also after its last holder let go
 /// of it, until it is taken for other tokens. The free list is in order of letting go, and a
 /// request lets go of its last block first: of a prefix the far end is forgotten first, so that
-/// what is here of a chain is always its beginning. Two requests that compute the same block share
-/// one copy.
+/// what is here of a chain is always its beginning. Requests that compute the same block at the
+/// same time each keep their copy; later ones find the copy that was full first.
 class KvCache {
  public:
-  /// Prefix caching needs a layout of one group without a window.
-  KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching);
+  /// Prefix caching needs a layout of one group without a window. With `drops_last_hit` the last
+  /// block of every hit is computed again: drafting modules that read the model's hidden states
+  /// (MTP, EAGLE) need those of the token before.
+  KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false);
 
   std::int64_t blocks() const { return blocks_; }
   /// Blocks nobody holds, those included that can still be hit.
   std::int64_t free_blocks() const { return free_; }
-  /// Blocks that can be hit, held or not.
-  std::int64_t cached_blocks() const { return std::ssize(block_of_); }
 
   /// What a sequence of `tokens` would find of these blocks. It must compute its last token, so at
   /// most (tokens - 1) / block_tokens of them.
@@ -49,16 +51,15 @@ class KvCache {
 
   /// A request comes to this rank with these blocks in its prompt.
   void expect(std::uint32_t request, std::vector<BlockHash> prompt);
-  /// Of a request that was expected: what it would find, and how many of the blocks it holds others
-  /// hold too.
+  /// What a request that was expected would find.
   CacheHit find(const Sequence&) const;
-  std::int64_t shared_blocks(const Sequence&) const;
 
   /// Takes the blocks that are here of a sequence that holds none: `blocks` says how many, and
   /// `computed` reaches at least as far.
   void take_cached(Sequence&);
-  /// Holds blocks for `tokens` tokens, more than it has, of which the first `known` will stay,
-  /// drafts perhaps not. There must be enough free ones.
+  /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
+  /// stay, drafts perhaps not; what a window left behind before this step is let go of. There must
+  /// be enough free ones.
   void grow(Sequence&, std::int32_t tokens, std::int32_t known);
   void grow(Sequence& sequence, std::int32_t tokens) { grow(sequence, tokens, tokens); }
   /// Lets go of blocks behind the computed tokens, which will all stay.
@@ -69,11 +70,14 @@ class KvCache {
   void finish(Sequence&);
 
  private:
+  friend class KvPlan;
+
   struct Block {
     BlockHash hash = 0;
     bool cached = false;
     std::int32_t holders = 0;
     std::int32_t older = 0, newer = 0;  // in the free list
+    std::int32_t next_copy = 0;         // of the same tokens, full after this one; 0 = none
   };
   struct Holding {
     std::vector<BlockHash> hashes;     // of full blocks: the prompt's, then as they fill
@@ -81,13 +85,18 @@ class KvCache {
     std::size_t filled = 0;            // of those, full
   };
 
+  std::span<const BlockHash> found(std::span<const BlockHash>, std::int32_t tokens,
+                                   auto&& is_here) const;
   void release(Sequence&);
+  void add_copy(BlockHash, std::int32_t block);
+  void forget(std::int32_t block);
   void fill(Holding&, std::uint32_t request, std::size_t full_blocks);
   std::int32_t take_oldest();
   void hold(std::int32_t block);
   void let_go(std::int32_t block);
   void append_free(std::int32_t block);
   void unlink(std::int32_t block);
+  std::int64_t untouched() const { return blocks_ + 1 - std::ssize(pool_); }
   Block& at(std::int32_t block) { return pool_[static_cast<std::size_t>(block)]; }
   const Block& at(std::int32_t block) const { return pool_[static_cast<std::size_t>(block)]; }
 
@@ -95,12 +104,23 @@ class KvCache {
 
   KvLayout layout_;
   std::int64_t blocks_, free_;
-  bool caching_;
+  bool caching_, drops_last_hit_;
   // [1 + blocks that were ever held] when caching, the first one the free list's end. Most of a
   // large cache is never touched: what is not here yet is free, and older than all that is.
   std::vector<Block> pool_;
-  std::unordered_map<BlockHash, std::int32_t> block_of_;
+  std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
 };
+
+// Of these blocks those that a sequence of `tokens` finds, if `is_here` says which are here: what
+// is of a chain is its beginning, so that they are searched by halves.
+std::span<const BlockHash> KvCache::found(std::span<const BlockHash> hashes, std::int32_t tokens,
+                                          auto&& is_here) const {
+  const auto most = static_cast<std::size_t>((tokens - 1) / layout_.block_tokens);
+  hashes = hashes.first(std::min(hashes.size(), most));
+  auto count = std::partition_point(hashes.begin(), hashes.end(), is_here) - hashes.begin();
+  if (drops_last_hit_ && count > 0) --count;
+  return hashes.first(static_cast<std::size_t>(count));
+}
 
 }  // namespace moesim

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "hardware/registry.hpp"
@@ -67,6 +68,9 @@ struct PlacementProblem {
   int slots_per_gpu = 0;  ///< gpus * slots_per_gpu >= experts
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
+  /// Numbers of the MoE layers in the model, dense ones counted; empty where nobody knows them.
+  std::vector<int> moe_layers{};
+  int model_layers = 0;  ///< of both kinds
 };
 
 /// Slots per GPU for a replication ratio: ceil(ratio * experts / gpus). Throws ConfigError if the
@@ -86,6 +90,9 @@ class Placer {
   virtual bool uses_load() const = 0;
   /// Whether it needs LayerStatistics::coactivation too.
   virtual bool uses_coactivation() const { return false; }
+  /// One line on how a placement was taken that its user may not expect, or nothing.
+  virtual std::string remark(const PlacementProblem&) const { return {}; }
+
   /// The batches that it needs as LayerStatistics::batches; none by default.
   virtual BatchSample sample() const { return {}; }
 

@@ -22,6 +22,9 @@ namespace moesim {
 
 namespace {
 
+// Tokens of all batches of one size: their rows take 512 MB.
+constexpr std::int64_t most_sampled_tokens = 1 << 26;
+
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
@@ -423,13 +426,43 @@ void require_sound(const ReplayConfig& config) {
   if (config.sampled_batches < 1) throw ConfigError("replay: expected at least 1 sampled batch");
   for (const int batch : config.batches) {
     if (batch < 1) throw ConfigError(fmt::format("replay: a batch of {}; expected >= 1", batch));
+    if (std::int64_t{batch} * config.sampled_batches > most_sampled_tokens) {
+      throw ConfigError(fmt::format(
+          "replay: {} batches of {} tokens; expected at most {} tokens in all, that is batches of "
+          "at most {}, or fewer of them",
+          config.sampled_batches, batch, most_sampled_tokens,
+          most_sampled_tokens / config.sampled_batches));
+    }
   }
+}
+
+// A trace tells which layers of its model have experts; none is known to follow the last of them.
+PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
+                                   double replication) {
+  const std::vector<int>& layers = trace.meta().layer_ids;
+  return {.experts = trace.num_experts(),
+          .gpus = config.gpus,
+          .slots_per_gpu = slots_for_replication(trace.num_experts(), config.gpus, replication),
+          .nodes = config.nodes,
+          .groups = config.groups,
+          .moe_layers = layers,
+          .model_layers = *std::ranges::max_element(layers) + 1};
 }
 
 }  // namespace
 
+std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config) {
+  std::vector<std::string> remarks;
+  for (const ConfigNode& policy : config.placements) {
+    std::string remark = placers().make(policy)->remark(placement_problem(trace, config, 1));
+    if (!remark.empty()) remarks.push_back(std::move(remark));
+  }
+  return remarks;
+}
+
 std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
   require_sound(config);
+  trace.check_ids();  // of a long trace only some rows were when it was opened
   const Limits limits = read_limits(config);
   const Usable usable = usable_requests(trace, config);
   std::vector<Batches> batches;
@@ -444,9 +477,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   for (std::size_t p = 0; p < asked.size(); ++p) {
     const ExpertStatistics seen = observe(std::array{&trace}, observation(*asked[p], config));
     for (const double replication : config.replications) {
-      const int slots = slots_for_replication(trace.num_experts(), config.gpus, replication);
-      const ExpertPlacement placement = place_all(
-          *asked[p], {trace.num_experts(), config.gpus, slots, config.nodes, config.groups}, seen);
+      const PlacementProblem problem = placement_problem(trace, config, replication);
+      const ExpertPlacement placement = place_all(*asked[p], problem, seen);
       const double token_imbalance = score_placement(placement, scored).imbalance_mean;
       const Routers routers = make_routers(config.routings, {placement, config.time, seen.load});
       for (std::size_t b = 0; b < batches.size(); ++b) {
@@ -458,7 +490,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           row.replication = replication;
           row.token_imbalance = token_imbalance;
           row.replication_effective =
-              static_cast<double>(slots) * config.gpus / trace.num_experts();
+              static_cast<double>(problem.slots_per_gpu) * config.gpus / trace.num_experts();
           row.batch = config.batches[b];
           row.tokens_per_request = batches[b].tokens_per_request();
           row.routing = label(config.routings[i]);

@@ -88,8 +88,12 @@ struct ReplayRow {
 
 /// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed
 /// give the same rows on any number of threads. Throws ConfigError if a policy is unknown, a
-/// placement has no solution, or the trace has too few usable requests or tokens for a batch.
+/// placement has no solution, an id of the trace is none, or it has too few usable requests or
+/// tokens for a batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
+
+/// How its placements are taken where that may surprise, a line each.
+std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&);
 
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
 /// only where it is asked for.

@@ -12,6 +12,8 @@ namespace moesim {
 namespace {
 
 constexpr std::size_t hot_ranks_kept = 20;
+// With so many the steps that a window cuts at its ends are less than half of it.
+constexpr std::int64_t several_steps = 4;
 
 // Into a list in order of ratio; of equals the earlier one stays first.
 void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
@@ -20,6 +22,23 @@ void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
                                   [&](const HotRank& other) { return other.ratio < event.ratio; });
   worst.insert(place, event);
   if (worst.size() > hot_ranks_kept) worst.pop_back();
+}
+
+// The share of a step from `start` to `end` that lies in the window.
+double share_within(Time start, Time end, Time window_begin, Time window_end) {
+  if (end <= start) return 1;
+  const Duration inside = std::min(end, window_end) - std::max(start, window_begin);
+  return std::max(0.0, to_seconds(inside) / to_seconds(end - start));
+}
+
+void add_share(Totals& totals, const StepRecord& record, const WindowTokens& of_step, Time now,
+               Time window_end) {
+  const double share = share_within(record.step.start, now, totals.begin, window_end);
+  totals.tokens.output += share * of_step.output;
+  totals.tokens.prompt += share * of_step.prompt;
+  totals.tokens.computed += share * of_step.computed;
+  totals.tokens.hbm_bytes += share * of_step.hbm_bytes;
+  totals.groups[record.instance].busy += share * record.cost.total.count();
 }
 
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
@@ -45,7 +64,7 @@ Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks
 void Measurement::start_if_warm(Time now) {
   if (measuring_ || arrived_ <= warmup_requests_ || left_ < warmup_requests_) return;
   measuring_ = true;
-  warm_up_ = std::exchange(running_, {});
+  whole_ = std::exchange(running_, {});
   running_.begin = now;
   running_.first_gap = running_.end_gap = gaps_.size();
   before_drain_.reset();
@@ -80,19 +99,11 @@ void Measurement::add_gap(Duration gap) {
   }
 }
 
-void Measurement::step_ended(const Instance& instance, const StepOutcome& outcome,
-                             const Requests& requests,
-                             const std::array<RoutingCoverage, 2>& coverage, Time now) {
+void Measurement::step_ended(const StepRecord& record, const Requests& requests, Time now) {
   ++steps_;
-  add_step(running_, instance, now);
-  over_time_.add(instance, outcome, now);
-  for (std::size_t phase = 0; phase < 2; ++phase) {
-    running_.coverage[phase].recorded += coverage[phase].recorded;
-    running_.coverage[phase].borrowed += coverage[phase].borrowed;
-    running_.coverage[phase].wrapped += coverage[phase].wrapped;
-    running_.coverage[phase].synthetic += coverage[phase].synthetic;
-  }
-  const StepBatch& batch = instance.batch();
+  ++steps_of_group_[record.instance];
+  over_time_.add(record, now);
+  const StepBatch& batch = record.batch;
   for (const RowRange& range : batch.rows) {
     routed_ids_ += range.count * experiment_.trace.row_ids();
     std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
@@ -101,19 +112,41 @@ void Measurement::step_ended(const Instance& instance, const StepOutcome& outcom
       ++uses[static_cast<std::size_t>(range.first_row + row)];
     }
   }
-  running_.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
-  for (const StepOutcome::Emitted& token : outcome.tokens) {
-    ++running_.output_tokens;
-    if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
-    if (token.last) ++running_.completed;
+  WindowTokens tokens{
+      .output = double(record.tokens.size()),
+      .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
+      .hbm_bytes = record.cost.hbm_bytes};
+  for (const EmittedToken& token : record.tokens) {
+    if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
     if (!token.first) add_gap(token.gap);
   }
-  running_.end = now;
+  add(running_, record, tokens, now);
+  // Of two pools the one that decodes says what is measured of both.
+  if (measuring_ && (experiment_.prefill_only || !long_enough_)) {
+    add(whole_, record, tokens, now);
+    long_enough_ = holds_several_steps(running_);
+  }
+  if (before_drain_) add_share(*before_drain_, record, tokens, now, before_drain_->end);
 }
 
-void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
-  const StepSummary& step = instance.step();
-  const StepCost& cost = instance.cost();
+void Measurement::add(Totals& totals, const StepRecord& record, const WindowTokens& tokens,
+                      Time now) const {
+  add_step(totals, record, now);
+  add_share(totals, record, tokens, now, now);
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    totals.coverage[phase].recorded += record.step.coverage[phase].recorded;
+    totals.coverage[phase].borrowed += record.step.coverage[phase].borrowed;
+    totals.coverage[phase].wrapped += record.step.coverage[phase].wrapped;
+    totals.coverage[phase].synthetic += record.step.coverage[phase].synthetic;
+  }
+  totals.groups[record.instance].output_tokens += std::ssize(record.tokens);
+  totals.completed += std::ranges::count(record.tokens, true, &EmittedToken::last);
+  totals.end = now;
+}
+
+void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) const {
+  const StepSummary& step = record.step;
+  const StepCost& cost = record.cost;
   const double seconds = cost.total.count();
   StepTotals& kind = totals.by_kind[static_cast<std::size_t>(step.kind)];
   ++kind.steps;
@@ -147,8 +180,8 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;
-  totals.speculation += instance.speculation();
-  GroupTotals& group = totals.groups[instance.number()];
+  totals.speculation += record.speculation;
+  GroupTotals& group = totals.groups[record.instance];
   ++group.steps;
   group.seconds += seconds;
   group.idle += std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
@@ -164,7 +197,7 @@ void Measurement::add_step(Totals& totals, const Instance& instance, Time now) c
     uses.sample = cost.sample;
     ++uses.steps;
   } else {
-    add_layers(kind.experts, totals, cost.layers, instance.model().tokens_of_expert(), 1, now);
+    add_layers(kind.experts, totals, cost.layers, record.tokens_of_expert, 1, now);
   }
 }
 
@@ -220,20 +253,28 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
   }
 }
 
+bool Measurement::holds_several_steps(const Totals& totals) const {
+  return std::ranges::all_of(steps_of_group_, [&](const auto& group) {
+    const auto found = totals.groups.find(group.first);
+    return found != totals.groups.end() && found->second.steps >= several_steps;
+  });
+}
+
 bool Measurement::steady() const {
   return before_drain_ && before_drain_->end > before_drain_->begin &&
+         holds_several_steps(*before_drain_) &&
          2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
 }
 
 Measurement::Window Measurement::window() const {
   if (steady()) return Window::steady;
-  const bool all_was_warm_up = running_.output_tokens == 0 && warm_up_.output_tokens > 0;
-  return all_was_warm_up ? Window::whole : Window::after_warm_up;
+  return measuring_ && !long_enough_ ? Window::whole : Window::after_warm_up;
 }
 
 Totals Measurement::finish(Time now, Window window) {
-  Totals& last = window == Window::whole ? warm_up_ : running_;
+  Totals& last = window == Window::whole && measuring_ ? whole_ : running_;
   last.end = now;
+  last.end_gap = gaps_.size();
   Totals totals = window == Window::steady ? *before_drain_ : last;
   for (StepTotals& kind : totals.by_kind) {
     for (const auto& [number, uses] : kind.experts.samples) {

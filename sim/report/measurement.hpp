@@ -7,9 +7,11 @@
 #include <string_view>
 #include <vector>
 
+#include "sim/experiment/experiment.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/report/time_series.hpp"
-#include "sim/serving/instance.hpp"
+#include "sim/requests/requests.hpp"
+#include "sim/step/step_record.hpp"
 
 namespace moesim {
 
@@ -60,6 +62,7 @@ struct StepTotals {
 struct GroupTotals {
   std::int64_t steps = 0;
   double seconds = 0;  ///< it computed
+  double busy = 0;     ///< of these, within the window
   double idle = 0;     ///< GPU-seconds of them at barriers
   std::int64_t output_tokens = 0, preemptions = 0;
   double prefill_tokens = 0, decode_tokens = 0;  ///< computed
@@ -68,7 +71,15 @@ struct GroupTotals {
   std::int64_t kv_blocks_peak = 0;
 };
 
-/// Everything that is summed while a run is measured. Of several EP groups: over the steps of all.
+/// What rates are made of. Of a step that is only partly within the window, that share.
+struct WindowTokens {
+  double output = 0, prompt = 0;  ///< emitted; of requests with their first token
+  double computed = 0;            ///< prefill and decode tokens
+  double hbm_bytes = 0;
+};
+
+/// Everything that is summed while a run is measured: steps that end in the window, whole, but for
+/// `tokens` and the groups' `busy`. Of several EP groups: over the steps of all.
 struct Totals {
   Time begin{}, end{};
   std::array<StepTotals, 3> by_kind;            ///< what the steps held
@@ -90,16 +101,19 @@ struct Totals {
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
   SpeculationTally speculation;
-  std::int64_t output_tokens = 0, prompt_tokens = 0, arrived = 0, completed = 0, abandoned = 0;
+  WindowTokens tokens;
+  std::int64_t arrived = 0, completed = 0, abandoned = 0;
   std::size_t first_gap = 0, end_gap = 0;  ///< of Measurement::take_gaps()
-  std::map<int, GroupTotals> groups;       ///< by Instance::number()
+  std::map<int, GroupTotals> groups;       ///< by StepRecord::instance
   double busy_seconds() const;
 };
 
 /// Watches the EP groups of a run that are alike. Measuring starts once the warm-up's requests have
 /// arrived and as many have left, and ends with the last arrival. When less than half of the
 /// requests that arrive meanwhile would also leave meanwhile, there is no steady state to measure:
-/// all after the warm-up is or, when nothing is left to do then, the whole run.
+/// all after the warm-up is. A window that does not hold several steps of every group that has
+/// computed measures nothing but where it was cut: the next longer one takes its place, the whole
+/// run at last.
 class Measurement {
  public:
   /// `total_blocks` are the KV blocks of one group.
@@ -111,8 +125,7 @@ class Measurement {
   void request_left(Time now);
   void no_more_arrivals(Time now);
   /// A step that ended at `now`.
-  void step_ended(const Instance&, const StepOutcome&, const Requests&,
-                  const std::array<RoutingCoverage, 2>& coverage, Time now);
+  void step_ended(const StepRecord&, const Requests&, Time now);
   /// How often every trace row was replayed, by phase: [rows of that phase's trace].
   const std::vector<std::uint32_t>& row_uses(Phase phase) const {
     return row_uses_[static_cast<std::size_t>(phase)];
@@ -127,7 +140,9 @@ class Measurement {
   enum class Window { steady, after_warm_up, whole };
   /// What there is to measure.
   Window window() const;
-  /// That, for a run that ended at `now`.
+  /// Whether every group took several steps within these totals.
+  bool holds_several_steps(const Totals&) const;
+  /// Those of a window, for a run that ended at `now`.
   Totals finish(Time now, Window window);
   /// Between tokens of one request: those within these totals. Once only, for they are moved out.
   std::vector<Repeated> take_gaps(const Totals&);
@@ -136,7 +151,8 @@ class Measurement {
   bool steady() const;
   void start_if_warm(Time now);
   void add_gap(Duration gap);
-  void add_step(Totals&, const Instance&, Time now) const;
+  void add(Totals&, const StepRecord&, const WindowTokens&, Time now) const;
+  void add_step(Totals&, const StepRecord&, Time now) const;
   void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,
                   std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                   std::optional<Time> now) const;
@@ -145,8 +161,10 @@ class Measurement {
   std::int64_t total_blocks_;
   std::int64_t warmup_requests_;
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;
+  std::map<int, std::int64_t> steps_of_group_;  // of the whole run, by StepRecord::instance
   bool measuring_ = false;
-  Totals running_, warm_up_;
+  bool long_enough_ = false;  // what is measured holds several steps of every group
+  Totals running_, whole_;    // the latter while it may be needed
   std::optional<Totals> before_drain_;
   std::vector<Repeated> gaps_;  // of the whole run; equal ones in a row are one
   OverTime over_time_;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sim/serving/instance.hpp"
+#include "sim/requests/requests.hpp"
+#include "sim/step/step_record.hpp"
 
 namespace moesim {
 
@@ -11,9 +12,8 @@ namespace moesim {
 class RunObserver {
  public:
   virtual ~RunObserver() = default;
-  /// A step ended: instance.step() and instance.cost() say what it was and took. It lasted from
-  /// step().start to `now`.
-  virtual void step_ended(const Instance&, Time /*now*/) {}
+  /// A step ended. It lasted from its start to `now`.
+  virtual void step_ended(const StepRecord&, Time /*now*/) {}
   /// A request finished, was rejected or abandoned.
   virtual void request_left(std::uint32_t /*id*/, const RequestRecord&) {}
 };

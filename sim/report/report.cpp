@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <stdexcept>
 
 #include <fmt/format.h>
 
 #include "sim/experiment/pools.hpp"
+#include "traces/requests/arrivals.hpp"
 
 namespace moesim {
 
@@ -87,19 +89,18 @@ void add_attainment(OrderedJson& metrics, const RequestCounts& counts, const Slo
 
 // What metrics are made of, over all pools.
 struct Sums {
-  std::int64_t output_tokens = 0, prompt_tokens = 0, completed = 0;
-  double computed = 0, hbm_bytes = 0;
+  WindowTokens tokens;
+  std::int64_t completed = 0;
 };
 
 Sums sum(std::span<const Totals> pools) {
   Sums all;
   for (const Totals& totals : pools) {
-    all.output_tokens += totals.output_tokens;
-    all.prompt_tokens += totals.prompt_tokens;
+    all.tokens.output += totals.tokens.output;
+    all.tokens.prompt += totals.tokens.prompt;
+    all.tokens.computed += totals.tokens.computed;
+    all.tokens.hbm_bytes += totals.tokens.hbm_bytes;
     all.completed += totals.completed;
-    for (const StepTotals& kind : totals.by_kind)
-      all.computed += kind.prefill_tokens + kind.decode_tokens;
-    all.hbm_bytes += totals.hbm_bytes;
   }
   return all;
 }
@@ -141,8 +142,8 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
   };
   const double seconds = to_seconds(end - begin).count();
   const double gpus = gpus_of(e);
-  const double output = ratio(double(totals.output_tokens), seconds);
-  const double prompt = ratio(double(totals.prompt_tokens), seconds);
+  const double output = ratio(totals.tokens.output, seconds);
+  const double prompt = ratio(totals.tokens.prompt, seconds);
   const double request_rate = ratio(double(totals.completed), seconds);
   const Summary tpot_summary = summary_of(&Latency::tpot);
 
@@ -181,8 +182,8 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
   const GpuSpec& gpu = e.cluster.gpu;
   const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
   metrics["mfu"] =
-      ratio(2 * count_parameters(e.model).active * totals.computed, seconds * peak * gpus);
-  metrics["mbu"] = ratio(totals.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
+      ratio(2 * count_parameters(e.model).active * totals.tokens.computed, seconds * peak * gpus);
+  metrics["mbu"] = ratio(totals.tokens.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
   // All GPUs at the price of their hour; nothing where nobody gives one.
   metrics["cost_per_million_output_tokens"] = nullptr;
   if (gpu.price && output > 0) {
@@ -495,15 +496,15 @@ OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
   const double seconds = to_seconds(totals.end - totals.begin).count();
   const auto blocks = double(pool.measurement.total_blocks());
   OrderedJson json = OrderedJson::array();
-  for (const Instance* instance : pool.instances) {
-    const auto found = totals.groups.find(instance->number());
+  for (const InstanceRun& instance : pool.instances) {
+    const auto found = totals.groups.find(instance.number);
     const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
     const double gpus = pool.experiment.parallel.gpus();
     json.push_back(
-        {{"instance", instance->number()},
+        {{"instance", instance.number},
          {"steps", group.steps},
          {"mean_step_ms", ratio(group.seconds * 1e3, double(group.steps))},
-         {"utilization", ratio(group.seconds, seconds)},
+         {"utilization", ratio(group.busy, seconds)},
          {"barrier_idle_share", ratio(group.idle, group.seconds * gpus)},
          {"output_tokens", group.output_tokens},
          {"prefill_tokens", group.prefill_tokens},
@@ -518,19 +519,70 @@ OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
 
 OrderedJson rebalancing_of(const PoolRun& pool) {
   RebalancingLog log;
-  for (const Instance* instance : pool.instances) log += instance->rebalancing();
+  for (const InstanceRun& instance : pool.instances) log += instance.rebalancing;
   return to_json(log);
 }
 
 OrderedJson failures_of(const PoolRun& pool, Time now) {
   OrderedJson failures = OrderedJson::array();
-  for (const Instance* instance : pool.instances) {
-    for (OrderedJson& outage : to_json(instance->outages(), now)) {
-      if (pool.instances.size() > 1) outage["instance"] = instance->number();
+  for (const InstanceRun& instance : pool.instances) {
+    for (OrderedJson& outage : to_json(instance.outages, now)) {
+      if (pool.instances.size() > 1) outage["instance"] = instance.number;
       failures.push_back(std::move(outage));
     }
   }
   return failures;
+}
+
+// The mean TTFT, in seconds, of these requests; as far as they got a token.
+double mean_ttft(std::span<const RequestLife> requests) {
+  double sum = 0;
+  std::int64_t served = 0;
+  for (const RequestLife& request : requests) {
+    if (request.state != RequestLife::State::finished) continue;
+    sum += to_seconds(request.first_token - request.arrival).count();
+    ++served;
+  }
+  return ratio(sum, double(served));
+}
+
+// By how much more requests arrive than can be served: of each second between two arrivals that
+// share of a second is added to the wait. From the first to the last quarter of the requests.
+double queue_growth(std::span<const RequestLife> requests) {
+  const std::size_t quarter = requests.size() / 4;
+  if (quarter == 0) return 0;
+  const auto first = requests.first(quarter), last = requests.last(quarter);
+  const double between = to_seconds(last[quarter / 2].arrival - first[quarter / 2].arrival).count();
+  return ratio(mean_ttft(last) - mean_ttft(first), between);
+}
+
+// Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
+// other (a closed loop) never asks for more than is served.
+OrderedJson measurement_of(const Experiment& e, Measurement::Window window, const Totals& totals,
+                           std::span<const RequestLife> requests) {
+  using Window = Measurement::Window;
+  constexpr double overload = 0.1;  // of the rate that is served
+  constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
+  const double seconds = to_seconds(totals.end - totals.begin).count();
+  const bool closed = e.workload.arrivals->closed();
+  const double growth = closed ? 0 : queue_growth(requests);
+  const double arrivals =
+      requests.empty() ? 0 : to_seconds(requests.back().arrival - requests.front().arrival).count();
+  const double served = ratio(double(totals.completed + totals.abandoned), seconds);
+  const double offered = ratio(double(requests.size()) - 1, arrivals);
+  // As many leave as arrive, where a tenth may be chance.
+  const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
+  const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
+  if (window == Window::whole) state = "too_short";
+  if (growth > overload) state = "overloaded";
+  OrderedJson json{{"window", windows[std::size_t(window)]},
+                   {"state", state},
+                   {"begin_s", to_seconds(totals.begin).count()},
+                   {"end_s", to_seconds(totals.end).count()},
+                   {"offered_request_rate", nullptr},
+                   {"served_request_rate", served}};
+  if (!closed) json["offered_request_rate"] = offered;
+  return json;
 }
 
 // What a pool did, section by section.
@@ -569,6 +621,27 @@ OrderedJson transfers_of(const Pools& pools, const KvTransferTally& tally) {
           {"mean_exposed_ms", mean_ms(tally.exposed)}};
 }
 
+// Of a key, whether its number is a part of a whole.
+bool is_share(std::string_view key) {
+  constexpr std::array<std::string_view, 8> shares{
+      "mfu",         "mbu",      "balancedness",   "gemm_occupancy",
+      "utilization", "hit_rate", "slo_attainment", "share"};
+  return std::ranges::find(shares, key) != shares.end() || key.starts_with("share_of_") ||
+         key.ends_with("_share") || key.ends_with("_utilization") || key.ends_with("_hit_rate");
+}
+
+void check_shares(const OrderedJson& document) {
+  constexpr double rounding = 1e-9;
+  for (const auto& [key, value] : document.items()) {
+    if (document.is_object() && (key == "context" || key == "config")) continue;
+    if (value.is_structured()) check_shares(value);
+    if (!document.is_object() || !value.is_number() || !is_share(key)) continue;
+    if (value.get<double>() > 1 + rounding) {
+      throw std::logic_error(fmt::format("a share of a report, {}, is {}", key, value.dump()));
+    }
+  }
+}
+
 }  // namespace
 
 bool all_numbers_finite(const OrderedJson& document) {
@@ -593,6 +666,7 @@ Report write_report(const Experiment& e, std::span<const PoolRun> pools,
   OrderedJson& document = report.document;
   document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
   document["metrics"] = metrics_of(e, totals, std::move(gaps), requests.lives());
+  document["measurement"] = measurement_of(e, window, totals.back(), requests.lives());
   add_sections(document, pools.back(), totals.back(), now);
   if (e.pools) {
     OrderedJson& prefill = document["pools"]["prefill"];
@@ -610,6 +684,7 @@ Report write_report(const Experiment& e, std::span<const PoolRun> pools,
     report.work.routed_ids += pool.measurement.routed_ids();
   }
   check(all_numbers_finite(document), "a report holds a number that is none");
+  check_shares(document);
   report.work.generated_tokens = requests.generated_tokens();
   return report;
 }

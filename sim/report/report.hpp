@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/rebalancing/relocation.hpp"
 #include "sim/report/measurement.hpp"
 
 namespace moesim {
@@ -21,11 +22,18 @@ struct Report {
   SimulatorWork work;
 };
 
+/// One EP group, as a run leaves it.
+struct InstanceRun {
+  int number = 0;
+  RebalancingLog rebalancing;
+  std::vector<OutageRecord> outages;
+};
+
 /// EP groups alike that served behind one router, as a run leaves them.
 struct PoolRun {
   const Experiment& experiment;
   Measurement& measurement;
-  std::vector<const Instance*> instances;
+  std::vector<InstanceRun> instances;
 };
 
 /// What went from the prefill pool to the decode pool.

@@ -27,17 +27,17 @@ OverTime::Bucket& OverTime::Bucket::operator+=(const Bucket& later) {
   return *this;
 }
 
-void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time now) {
-  const StepCost& cost = instance.cost();
+void OverTime::add(const StepRecord& record, Time now) {
+  const StepCost& cost = record.cost;
   Bucket step;
-  step.begin = instance.step().start;
+  step.begin = record.step.start;
   step.end = now;
   step.steps = 1;
   step.seconds = cost.total.count();
-  for (const RankStep& rank : instance.batch().ranks) {
+  for (const RankStep& rank : record.batch.ranks) {
     if (!rank.dummy) step.sequence_seconds += double(rank.sequences.size()) * step.seconds;
   }
-  step.kv_block_seconds = double(instance.step().kv_blocks_used) * step.seconds;
+  step.kv_block_seconds = double(record.step.kv_blocks_used) * step.seconds;
   const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
   step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
   for (const LayerOutcome& layer : cost.moe_layers()) {
@@ -46,7 +46,7 @@ void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time no
     step.mean_tokens +=
         ratio(std::accumulate(tokens.begin(), tokens.end(), 0.0), double(tokens.size()));
   }
-  for (const StepOutcome::Emitted& token : outcome.tokens) {
+  for (const EmittedToken& token : record.tokens) {
     ++step.tokens;
     if (token.first) continue;
     step.gaps_ms += to_seconds(token.gap).count() * 1e3;

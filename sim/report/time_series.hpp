@@ -3,7 +3,8 @@
 
 #include <vector>
 
-#include "sim/serving/instance.hpp"
+#include "hardware/config.hpp"
+#include "sim/step/step_record.hpp"
 
 namespace moesim {
 
@@ -14,7 +15,7 @@ class OverTime {
   static constexpr std::size_t most_buckets = 100;
 
   /// A step that ended at `now`.
-  void add(const Instance&, const StepOutcome&, Time now);
+  void add(const StepRecord&, Time now);
   /// [{begin_s, end_s, steps, mean_step_ms, mean_itl_ms, output_tokens, imbalance, balancedness,
   ///   rebalancing_seconds, concurrency, kv_utilization}]; mean_itl_ms is null where no second
   /// token fell. Concurrency counts the requests that step, weighted with the time of the steps;

@@ -53,22 +53,29 @@ BatchLimits read_batch_limits(ConfigReader& options) {
   limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs"));
   limits.long_prefill_token_threshold =
       static_cast<std::int32_t>(options.integer("long_prefill_token_threshold"));
+  limits.reserve_full_prompt = options.flag("reserve_full_prompt");
   return limits;
 }
 
-void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left, StepPlan& plan) {
+void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& left, StepPlan& plan) {
   std::size_t seats = static_cast<std::size_t>(limits.max_num_seqs);
   seats -= std::min(seats, plan.running_tokens.size());
-  for (const Sequence& sequence : rank.waiting) {
+  for (Sequence sequence : rank.waiting) {
     if (left.budget <= 0 || plan.admitted_tokens.size() >= seats) break;
+    const CacheHit hit = left.kv.find(sequence);
+    const auto cached = static_cast<std::int32_t>(hit.blocks) * rank.layout.block_tokens;
+    sequence.computed = std::max(sequence.computed, cached);
     std::int32_t tokens = std::min(sequence.need(), left.budget);
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const std::int64_t wanted =
-        rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
-    if (wanted > left.free_blocks) break;
-    left.free_blocks -= wanted;
+    std::int64_t blocks = rank.layout.blocks_in_step(sequence.computed, sequence.computed + tokens);
+    if (limits.reserve_full_prompt) {
+      blocks = std::max(blocks,
+                        rank.layout.blocks_at_most(sequence.tokens, limits.max_num_batched_tokens));
+    }
+    if (blocks - hit.in_use > left.kv.free_blocks()) break;
+    left.kv.admit(sequence, hit, tokens);
     left.budget -= tokens;
     plan.admitted_tokens.push_back(tokens);
   }
@@ -77,7 +84,7 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover left
 void plan_first_come(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
   plan.clear();
   const auto everybody = [](const Sequence&) { return true; };
-  const Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, everybody, plan);
+  Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, everybody, plan);
   if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
 }
 

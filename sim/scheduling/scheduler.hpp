@@ -8,26 +8,10 @@
 
 #include "hardware/registry.hpp"
 #include "models/memory.hpp"
+#include "sim/kv_cache/kv_plan.hpp"
+#include "sim/kv_cache/sequence.hpp"
 
 namespace moesim {
-
-/// One request as the scheduler of its rank sees it.
-struct Sequence {
-  std::uint32_t request = 0;  ///< index into the simulator's requests
-  std::int32_t tokens = 0;    ///< prompt and generated so far: what must be computed
-  std::int32_t computed = 0;  ///< of those, how many are in the KV cache
-  std::int32_t prompt_tokens = 0;
-  std::int64_t blocks = 0;  ///< KV blocks held; of a waiting one, in use by others and its to share
-  std::int64_t shared = 0;  ///< of those, how many preempting it would not free
-  std::int32_t drafts = 0;  ///< tokens guessed to follow, to be verified with the last one
-  double locality = .5;     ///< share of its experts that are near, from 0 to 1; .5 = unknown
-  std::int32_t skipped = 0;  ///< steps since it last computed, though it runs
-  bool decoding() const { return tokens > prompt_tokens && due() == 1; }
-  /// Tokens that must be computed before the next one is known ...
-  std::int32_t due() const { return tokens - computed; }
-  /// ... and all that are computed if a step has room.
-  std::int32_t need() const { return due() + drafts; }
-};
 
 /// What a step costs that is alike on all ranks.
 struct StepPrice {
@@ -46,6 +30,7 @@ struct RankView {
   /// New tokens that the group's expert buffers take from this rank in one step.
   std::int32_t token_room = std::numeric_limits<std::int32_t>::max();
   const StepPrice* price = nullptr;  ///< Scheduler::needs_price()
+  const KvCache* cache = nullptr;    ///< with prefix caching: where the waiting find their prefixes
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -77,7 +62,7 @@ class Scheduler {
   /// the order of arrival. `plan` is overwritten.
   virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
   /// Whether the ranks must agree on prefill or decode before each step.
-  virtual bool separates_phases() const = 0;
+  virtual bool separates_phases() const { return false; }
   /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
   virtual bool prompts_arrive_computed() const { return false; }
   /// Whether it plans by the price of steps.
@@ -94,13 +79,34 @@ struct BatchLimits {
   std::int32_t max_num_batched_tokens = 0;
   std::int32_t max_num_seqs = 0;
   std::int32_t long_prefill_token_threshold = 0;  ///< a prompt's share of one step; 0 = no limit
+  /// A waiting sequence is admitted only when blocks are free for all its tokens, though it takes
+  /// those of its first chunk only: vLLM's scheduler_reserve_full_isl, on by default.
+  bool reserve_full_prompt = true;
 };
 BatchLimits read_batch_limits(ConfigReader&);
-inline constexpr std::array<Key, 3> batch_limit_keys{
+inline constexpr Key reserve_full_prompt_key{
+    "reserve_full_prompt", form::flag, "true",
+    "admits a prompt when all of it fits the KV cache, not its first chunk alone"};
+inline constexpr std::array<Key, 4> batch_limit_keys{
     {{"max_num_batched_tokens", form::integer(1, 1 << 24), required, "tokens of a rank in a step"},
      {"max_num_seqs", form::integer(1, 1 << 24), required, "sequences that run on a rank"},
      {"long_prefill_token_threshold", form::integer(0, 1 << 24), "0",
-      "tokens of one prompt in a step, 0 for no limit"}}};
+      "tokens of one prompt in a step, 0 for no limit"},
+     reserve_full_prompt_key}};
+
+/// A scheduler within batch limits.
+class LimitedScheduler : public Scheduler {
+ public:
+  explicit LimitedScheduler(BatchLimits limits) : limits_(limits) {}
+  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
+  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
+
+ protected:
+  const BatchLimits& limits() const { return limits_; }
+
+ private:
+  BatchLimits limits_;
+};
 
 /// What a running sequence does for which no blocks are left, though all behind it gave up theirs.
 enum class OutOfBlocks {
@@ -108,9 +114,10 @@ enum class OutOfBlocks {
   waits      ///< keeps what it has computed and sits out
 };
 
+/// What running sequences leave to waiting ones.
 struct Leftover {
   std::int32_t budget;
-  std::int64_t free_blocks;
+  KvPlan kv;
   bool out_of_blocks = false;  ///< somebody running went short: nobody new is admitted
 };
 
@@ -120,7 +127,8 @@ struct Leftover {
 template <class Takes>
 Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBlocks out_of_blocks,
                       Takes&& takes, StepPlan& plan) {
-  Leftover left{std::min(limits.max_num_batched_tokens, rank.token_room), rank.free_blocks};
+  Leftover left{std::min(limits.max_num_batched_tokens, rank.token_room),
+                {rank.layout, rank.free_blocks, rank.cache, /*looks_up=*/!rank.waiting.empty()}};
   std::size_t end = rank.running.size();
   plan.running_tokens.assign(end, 0);
   for (std::size_t i = 0; i < end && left.budget > 0; ++i) {
@@ -130,17 +138,15 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const std::int64_t wanted =
-        rank.layout.blocks_for(sequence.computed + tokens) - sequence.blocks;
+    const std::int64_t wanted = left.kv.wanted(sequence, tokens);
     const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
-    while (wanted > left.free_blocks && end > keeps) {
+    while (wanted > left.kv.free_blocks() && end > keeps) {
       left.out_of_blocks = true;
-      --end;
-      left.free_blocks += rank.running[end].blocks - rank.running[end].shared;
+      left.kv.preempt(rank.running[--end]);
     }
-    if (wanted > left.free_blocks) left.out_of_blocks = true;
-    if (wanted > left.free_blocks || end <= i) continue;
-    left.free_blocks -= wanted;
+    if (wanted > left.kv.free_blocks()) left.out_of_blocks = true;
+    if (wanted > left.kv.free_blocks() || end <= i) continue;
+    left.kv.grow(sequence, tokens);
     left.budget -= tokens;
     plan.running_tokens[i] = tokens;
   }
@@ -150,8 +156,8 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 }
 
 /// Admits waiting sequences in order while budget, seats and blocks last; the first that does not
-/// fit ends it.
-void plan_waiting(const RankView&, const BatchLimits&, Leftover, StepPlan&);
+/// fit ends it. Each computes what it does not find in the prefix cache after those before it.
+void plan_waiting(const RankView&, const BatchLimits&, Leftover&, StepPlan&);
 
 /// A whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences
 /// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted

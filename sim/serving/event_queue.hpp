@@ -60,6 +60,8 @@ class EventQueue {
  public:
   Time now() const { return now_; }
   bool empty() const { return heap_.empty(); }
+  /// Whether the next event is at now(), too.
+  bool more_now() const { return !heap_.empty() && heap_.front().at == now_; }
 
   /// Throws std::logic_error if `at` is before now().
   void schedule(Time at, Happening what) {

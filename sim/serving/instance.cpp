@@ -31,7 +31,8 @@ Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requ
 }
 
 KvCache Instance::empty_cache() const {
-  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching};
+  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching,
+          experiment_.speculation.has_module()};
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -50,7 +51,8 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
   const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
   const std::int32_t drafts = experiment_.prefill_only ? 0 : experiment_.speculation.tokens;
   const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
-  return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
+  const std::int32_t chunk = experiment_.scheduler->max_num_batched_tokens();
+  return experiment_.kv_layout.blocks_at_most(tokens, chunk) <= experiment_.memory.kv_blocks;
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
@@ -140,32 +142,26 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
   return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
 }
 
-// What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
-// which no block is left, cannot be admitted in it.
+// What a scheduler may see of the waiting: a sequence beyond the seats of a step cannot be
+// admitted.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
   const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
-  if (!experiment_.prefix_caching) return;
-  const KvLayout& layout = experiment_.kv_layout;
-  for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
-    const CacheHit hit = rank.kv.find(*sequence);
-    const auto cached = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
-    sequence->computed = std::max(sequence->computed, cached);
-    sequence->blocks = hit.in_use;
-    if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
-      rank.waiting_view.erase(sequence, rank.waiting_view.end());
-      break;
-    }
-  }
 }
 
 // Within the room of the expert buffers; whoever fills it is planned without them too, to see
 // whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *experiment_.scheduler;
-  RankView view{rank.running,          rank.waiting_view,         rank.kv.free_blocks(),
-                experiment_.kv_layout, experiment_.buffer_tokens, price_};
+  const KvCache* cache = experiment_.prefix_caching ? &rank.kv : nullptr;
+  RankView view{rank.running,
+                rank.waiting_view,
+                rank.kv.free_blocks(),
+                experiment_.kv_layout,
+                experiment_.buffer_tokens,
+                price_,
+                cache};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
   if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
@@ -181,7 +177,6 @@ bool Instance::plan_turn(Turn turn) {
   for (Rank& rank : ranks_) {
     show_waiting(rank);
     for (Sequence& sequence : rank.running) {
-      sequence.shared = rank.kv.shared_blocks(sequence);
       sequence.drafts = sequence.decoding() ? experiment_.speculation.tokens : 0;
     }
     plan_rank(rank, turn);
@@ -196,8 +191,7 @@ bool Instance::plan_step() {
 }
 
 // Adds a sequence's next tokens to the step: attention work and trace rows.
-void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index,
-                       std::array<RoutingCoverage, 2>& coverage) {
+void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
   step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
   step.tokens += tokens;
@@ -214,18 +208,16 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
   if (of_prompt > 0) {
     rows_.append(binding, Phase::prefill, sequence.computed, of_prompt, index, batch_.rows,
-                 coverage[0]);
+                 summary_.coverage[0]);
   }
   if (of_prompt < tokens) {
     rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
-                 tokens - of_prompt, index, batch_.rows, coverage[1]);
+                 tokens - of_prompt, index, batch_.rows, summary_.coverage[1]);
   }
   request_of_range_.resize(batch_.rows.size(), sequence.request);
 }
 
-// Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
-// took blocks in this step, or more, when others computed the same: it asks for no more blocks than
-// planned either way.
+// Gives a sequence what is cached of it: what the scheduler found as it composed the step.
 void Instance::admit(Rank& rank, Sequence& sequence) {
   const bool arrived_computed = sequence.computed > 0;
   rank.kv.take_cached(sequence);
@@ -238,8 +230,7 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
   summary_.prefix_hit += sequence.computed;
 }
 
-void Instance::apply_plan(Rank& rank, std::int32_t index,
-                          std::array<RoutingCoverage, 2>& coverage) {
+void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     Sequence sequence = rank.running.back();
@@ -261,12 +252,12 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
     Sequence& sequence = rank.running[i];
-    std::int32_t& tokens = rank.plan.running_tokens[i];
+    const std::int32_t tokens = rank.plan.running_tokens[i];
     if (i >= stay) admit(rank, sequence);
-    tokens = std::min(tokens, sequence.need());
+    check(tokens <= sequence.need(), "a sequence was given more tokens than it needs");
     sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
     if (tokens == 0) continue;
-    compute(sequence, tokens, index, coverage);
+    compute(sequence, tokens, index);
     rank.kv.grow(sequence, sequence.computed + tokens,
                  sequence.computed + std::min(tokens, sequence.due()));
   }
@@ -293,7 +284,7 @@ void Instance::pad_to_graph() {
   }
 }
 
-std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
+std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
   if (!plan_step()) {
     for (const Rank& rank : ranks_) {
@@ -317,7 +308,7 @@ std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const auto index = static_cast<std::int32_t>(r);
     RankStep& step = batch_.ranks[r];
-    apply_plan(ranks_[r], index, coverage);
+    apply_plan(ranks_[r], index);
     if (step.tokens > 0 || ranks_[r].down) continue;
     // An idle rank runs one token, so that the collectives complete [vLLM].
     step = {{{1, 0}}, 1, 0, 0, true};
@@ -525,7 +516,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
   for (std::int32_t i = 0; i < tokens; ++i) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
-    outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
+    emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
     if (first) request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
@@ -547,12 +538,12 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
   }
 }
 
-const StepOutcome& Instance::end_step(Time now) {
+StepRecord Instance::end_step(Time now) {
   ++changes_;
   busy_until_ = now;
   stepping_ = false;
   switch_layers(relocation_.take_arrived());
-  outcome_.tokens.clear();
+  emitted_.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -567,7 +558,8 @@ const StepOutcome& Instance::end_step(Time now) {
     });
   }
   drop_abandoned();
-  return outcome_;
+  return {number_,  summary_,     cost_, batch_, model_.tokens_of_expert(), speculation_.tally(),
+          emitted_, used_blocks()};
 }
 
 bool Instance::sent(std::uint32_t id) {

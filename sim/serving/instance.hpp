@@ -13,39 +13,15 @@
 #include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
+#include "sim/requests/requests.hpp"
 #include "sim/scheduling/scheduler.hpp"
-#include "sim/serving/requests.hpp"
 #include "sim/serving/speculation.hpp"
 #include "sim/serving/step_sampler.hpp"
 #include "sim/step/step_model.hpp"
+#include "sim/step/step_record.hpp"
 #include "traces/trace_rows.hpp"
 
 namespace moesim {
-
-/// What the last step was, beside its cost.
-struct StepSummary {
-  StepKind kind = StepKind::decode;  ///< what it held
-  StepKind rule = StepKind::decode;  ///< the rule it ran under; mixed = a policy of its own
-  Time start{};
-  std::int32_t prefill_tokens = 0;
-  std::int32_t decode_tokens = 0;
-  std::int32_t dummy_ranks = 0;
-  std::int32_t preemptions = 0;
-  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
-  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
-  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
-  std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
-};
-
-/// What happened to requests when a step ended.
-struct StepOutcome {
-  struct Emitted {
-    std::uint32_t request;
-    bool first, last;
-    Duration gap;  ///< since the previous token; zero for the first
-  };
-  std::vector<Emitted> tokens;
-};
 
 /// One EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
 /// requests; reads no clock but what it is given.
@@ -63,10 +39,10 @@ class Instance {
   bool can_ever_hold(const RequestRecord&) const;
 
   /// Composes and prices the next step; nothing when no rank has work.
-  std::optional<Seconds> begin_step(Time now, std::array<RoutingCoverage, 2>& coverage);
+  std::optional<Seconds> begin_step(Time now);
   /// Ends the step that began: tokens are emitted, requests that finished or were abandoned free
   /// their blocks.
-  const StepOutcome& end_step(Time now);
+  StepRecord end_step(Time now);
 
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
@@ -94,12 +70,10 @@ class Instance {
   /// What a prompt would find in a rank's KV cache.
   CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
   const ExpertPlacement& placement() const { return placement_; }
+  /// The step in flight, or the last one.
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
   const StepBatch& batch() const { return batch_; }
-  const StepModel& model() const { return model_; }
-  /// Of the last step.
-  const SpeculationTally& speculation() const { return speculation_.tally(); }
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
@@ -130,9 +104,8 @@ class Instance {
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
   void plan_rank(Rank& rank, Turn turn);
-  void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
-  void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
-               std::array<RoutingCoverage, 2>& coverage);
+  void apply_plan(Rank& rank, std::int32_t index);
+  void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void classify_step();
   void pad_to_graph();
   void forget_dummies();
@@ -158,7 +131,7 @@ class Instance {
   StepBatch batch_;
   StepCost cost_;
   StepSummary summary_;
-  StepOutcome outcome_;
+  std::vector<EmittedToken> emitted_;
   ExpertPlacement placement_;  // as it stands
   PhaseRules rules_;           // over that placement
   Mover mover_;

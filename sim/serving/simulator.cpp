@@ -2,6 +2,7 @@
 #include "sim/serving/simulator.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -26,9 +27,8 @@ struct Group {
 
   Pool& pool;
   Instance instance;
-  bool busy = false;        // a step runs, or the engine stands still
-  std::int64_t serial = 0;  // of the step or stop that is under way
-  std::array<RoutingCoverage, 2> coverage{};
+  bool busy = false;                     // a step runs, or the engine stands still
+  std::int64_t serial = 0;               // of the step or stop that is under way
   std::vector<std::size_t> returning{};  // outages that have ended
 };
 
@@ -56,8 +56,11 @@ struct Pool {
     return all;
   }
   PoolRun run() {
-    const std::vector<Instance*> all = instances();
-    return {experiment, measurement, {all.begin(), all.end()}};
+    PoolRun run{experiment, measurement, {}};
+    for (const Instance* instance : instances()) {
+      run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
+    }
+    return run;
   }
 
   const Experiment& experiment;
@@ -66,6 +69,7 @@ struct Pool {
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
   Measurement measurement;
+  bool changed = false;  // something happened at this moment
 };
 
 Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
@@ -103,6 +107,9 @@ class Simulation {
     schedule_arrival();
     while (auto event = queue_.pop()) {
       std::visit([this](const auto& what) { handle(what); }, event->what);
+      // All that happens at one moment has happened before a step begins: requests and KV caches
+      // that come together join the same step.
+      if (!queue_.more_now()) go_on();
     }
     std::vector<PoolRun> runs;
     for (const auto& pool : pools_) {
@@ -143,7 +150,6 @@ class Simulation {
     arrival_pending_ = true;
     queue_.schedule(std::max(due_->arrival, queue_.now()), RequestArrives{});
   }
-  bool more_arrive_now() const { return arrival_pending_ && due_->arrival <= queue_.now(); }
 
   void handle(const RequestArrives&) {
     arrival_pending_ = false;
@@ -174,8 +180,7 @@ class Simulation {
       request_left(id);
     }
     schedule_arrival();
-    // Requests that arrive at the same moment join the same step.
-    if (!more_arrive_now()) go_on(first);
+    first.changed = true;
   }
 
   void await(std::uint32_t id, const Patience& patience) {
@@ -208,8 +213,7 @@ class Simulation {
     }
     request_left(client.request);
     schedule_arrival();
-    if (more_arrive_now()) return;
-    for (const auto& pool : pools_) go_on(*pool);
+    for (const auto& pool : pools_) pool->changed = true;
   }
 
   void handle(const StepEnds& step) {
@@ -219,10 +223,10 @@ class Simulation {
     ended.busy = false;
     ended_ = queue_.now();
     pool.frontend.publish(queue_.now());
-    const StepOutcome& outcome = ended.instance.end_step(queue_.now());
-    pool.measurement.step_ended(ended.instance, outcome, requests_, ended.coverage, queue_.now());
-    for (RunObserver* observer : observers_) observer->step_ended(ended.instance, queue_.now());
-    for (const StepOutcome::Emitted& token : outcome.tokens) {
+    const StepRecord record = ended.instance.end_step(queue_.now());
+    pool.measurement.step_ended(record, requests_, queue_.now());
+    for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
+    for (const EmittedToken& token : record.tokens) {
       if (!token.last) {
         if (pool.experiment.prefill_only) send_kv(token.request);
         continue;
@@ -231,8 +235,7 @@ class Simulation {
       request_left(token.request);
     }
     schedule_arrival();
-    if (&pool == pools_.front().get() && more_arrive_now()) return;
-    go_on(pool);
+    pool.changed = true;
   }
 
   // A prompt's KV cache leaves over the links of the rank that computed it: as layers are computed,
@@ -246,11 +249,11 @@ class Simulation {
         links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
     const Time now = queue_.now();
     const Time ready = pools.overlap ? request.begun : now;
-    const Duration all = to_duration(cost.all);
-    const Duration exposed = to_duration(pools.overlap ? cost.last_layer : cost.all);
-    link.idle = std::max(ready, link.idle) + all;
-    link.delivered = std::max(link.idle, std::max(now, link.delivered) + exposed);
-    const Time alone = std::max(ready + all, now + exposed);
+    const Seconds exposed = pools.overlap ? cost.last_layer : cost.all;
+    const char* const what = "the transfer of a KV cache";
+    link.idle = end_of(cost.all, what, std::max(ready, link.idle));
+    link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
+    const Time alone = std::max(ready + to_duration(cost.all), now + to_duration(exposed));
     request.prefill = std::make_shared<const PrefillRecord>(
         PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
     ++transfers_.transfers;
@@ -274,8 +277,7 @@ class Simulation {
       request.routing = {};
       decode.frontend.arrive(kv.request);
     }
-    go_on(decode);
-    go_on(prefill);
+    decode.changed = prefill.changed = true;
   }
 
   // Nothing has work or will have.
@@ -297,35 +299,37 @@ class Simulation {
                       OutageEnds{begins.instance, begins.outage});
     }
     stop_engine(hit, stopped.time);
-    begin_steps(pool);
+    pool.changed = true;
   }
 
   void handle(const OutageEnds& ends) {
     Group& back = group(ends.instance);
     back.returning.push_back(ends.outage);
-    if (!back.busy) begin_step(back);
+    back.pool.changed = true;
   }
 
   void handle(const EngineReady& ready) {
     Group& stopped = group(ready.instance);
     if (ready.serial != stopped.serial) return;
     stopped.busy = false;
-    go_on(stopped.pool);
+    stopped.pool.changed = true;
   }
 
   void stop_engine(Group& group, Seconds time) {
     group.busy = true;
-    queue_.schedule(end_of(time), EngineReady{group.instance.number(), ++group.serial});
+    queue_.schedule(end_of(time, "a stop", queue_.now()),
+                    EngineReady{group.instance.number(), ++group.serial});
   }
 
-  // When something ends that begins now. A run may outlast the clock on hardware slow enough.
-  Time end_of(Seconds length) const {
-    if (to_seconds(queue_.now()) + length > last_end)
+  // When something ends that begins at `begin`. A run may outlast the clock on hardware slow
+  // enough.
+  static Time end_of(Seconds length, const char* what, Time begin) {
+    if (to_seconds(begin) + length > last_end)
       throw ConfigError(fmt::format(
-          "a step of {:.3g} s would end beyond the 100 days that can be simulated; give the "
-          "cluster higher rates, or fewer and shorter requests",
-          length.count()));
-    return queue_.now() + to_duration(length);
+          "{} of {:.3g} s would end beyond the 100 days that can be simulated; give the cluster "
+          "higher rates, or fewer and shorter requests",
+          what, length.count()));
+    return begin + to_duration(length);
   }
 
   // Ranks that are back take up experts before the next step.
@@ -341,24 +345,23 @@ class Simulation {
   }
 
   // Who waits may find a rank, and whoever has work begins a step.
-  void go_on(Pool& pool) {
-    pool.frontend.place(queue_.now());
-    begin_steps(pool);
-  }
-
-  void begin_steps(Pool& pool) {
-    for (const auto& group : pool.groups) {
-      if (!group->busy) begin_step(*group);
+  void go_on() {
+    for (const auto& pool : pools_) {
+      if (!std::exchange(pool->changed, false)) continue;
+      pool->frontend.place(queue_.now());
+      for (const auto& group : pool->groups) {
+        if (!group->busy) begin_step(*group);
+      }
     }
   }
 
   void begin_step(Group& group) {
     if (take_back(group)) return;
-    group.coverage = {};
-    const auto length = group.instance.begin_step(queue_.now(), group.coverage);
+    const auto length = group.instance.begin_step(queue_.now());
     if (!length) return;
     group.busy = true;
-    queue_.schedule(end_of(*length), StepEnds{group.instance.number(), ++group.serial});
+    queue_.schedule(end_of(*length, "a step", queue_.now()),
+                    StepEnds{group.instance.number(), ++group.serial});
   }
 
   void request_left(std::uint32_t id) {

@@ -77,14 +77,6 @@ void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
 
 }  // namespace
 
-SpeculationTally& SpeculationTally::operator+=(const SpeculationTally& other) {
-  verifications += other.verifications;
-  drafted += other.drafted;
-  accepted += other.accepted;
-  draft_seconds += other.draft_seconds;
-  return *this;
-}
-
 Speculation::Speculation(const Experiment& experiment, int instance)
     : experiment_(experiment),
       rng_(experiment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {

@@ -4,17 +4,9 @@
 #include <optional>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/step/step_record.hpp"
 
 namespace moesim {
-
-/// Over the verifications of single sequences, as vLLM counts them.
-struct SpeculationTally {
-  std::int64_t verifications = 0;  ///< of a sequence, in a step
-  std::int64_t drafted = 0;        ///< tokens that were verified
-  std::int64_t accepted = 0;       ///< of them
-  double draft_seconds = 0;
-  SpeculationTally& operator+=(const SpeculationTally&);
-};
 
 /// Speculative decoding in one group: what drafting costs, and how many drafts hold.
 class Speculation {

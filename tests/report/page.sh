@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Does the page of `moesim report` work in a browser, and do its commands reproduce its points? Skips (77), saying why,
-# without Chromium, Node or what npm installs in tools/report.
+# without Chromium, Node or what tools/report/fetch gets.
 #   tests/report/page.sh MOESIM [FOLDER for screenshots]
 set -euo pipefail
 moesim=$(realpath "$1")
@@ -10,7 +10,7 @@ skip() { echo "skipped: $*" >&2; exit 77; }
 command -v node >/dev/null || skip "no node; tools/setup --tests installs it"
 chromium=$(command -v chromium || command -v chromium-browser || command -v google-chrome) ||
   skip "no chromium; tools/setup --tests installs it"
-[[ -d tools/report/node_modules/playwright-core ]] || skip "no playwright-core; run npm ci --ignore-scripts in tools/report"
+[[ -d tools/report/node_modules/playwright-core ]] || skip "no playwright-core; run tools/report/fetch playwright-core"
 
 if grep -q '"resolved"' tools/report/package-lock.json; then
   echo "package-lock.json names a registry: npm ci would ask nobody else" >&2

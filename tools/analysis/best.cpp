@@ -66,6 +66,12 @@ std::string name_of(const Alternatives& group, const std::vector<Axis>& axes) {
 
 }  // namespace
 
+std::vector<std::string> best_pointers() {
+  std::vector<std::string> pointers{preemptions_pointer};
+  for (const Aspect& aspect : aspects) pointers.emplace_back(aspect.pointer);
+  return pointers;
+}
+
 BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
                        bool lower_is_better) {
   BestChoice result{std::move(sweep), std::move(over), std::move(metric), lower_is_better, {}, {}};

@@ -33,6 +33,9 @@ struct BestChoice {
   std::vector<Alternatives> groups;
 };
 
+/// Where in a report stands what tables show beside the metric.
+std::vector<std::string> best_pointers();
+
 /// Throws ConfigError if the sweep does not vary `over`, or no finished point has the metric.
 BestChoice best_choice(StoredSweep, std::string over, std::string metric, bool lower_is_better);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/analysis/pareto_plot.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <fstream>
@@ -25,11 +26,19 @@ constexpr std::array<std::string_view, 7> colours{"#0072B2", "#D55E00", "#009E73
 constexpr std::array<int, 7> shapes{7, 5, 9, 11, 13, 4, 6};  // full before open ones
 constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-// A text in gnuplot's single quotes.
-std::string quoted(const std::string& text) {
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? std::string("''") : std::string(1, c);
-  return word + "'";
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
+  std::replace_if(line.begin(), line.end(), is_control, ' ');
+  return line;
+}
+
+// A text as the heading of a column of gnuplot's data, where nothing is run: in one line and
+// without the quotes that end it.
+std::string heading(std::string_view text) {
+  std::string line = one_line(text);
+  std::replace(line.begin(), line.end(), '"', '\'');
+  return "\"" + line + "\"";
 }
 
 // What a plot is made of: places under a name, drawn in one style.
@@ -58,45 +67,60 @@ std::vector<Series> series_of(const Pareto& pareto) {
   return all;
 }
 
+// What gnuplot is given. Names that somebody chose stand in the data alone; the script, which
+// could run commands, takes them from there.
+struct Drawing {
+  std::string script, data;
+};
+
 // `style` says how a series is drawn: "with points ..".
 template <class Style>
-std::string script_of(const Pareto& pareto, std::string_view settings, Style&& style) {
-  std::string data;
+Drawing drawing_of(const Pareto& pareto, std::string_view settings, Style&& style) {
+  Drawing drawing;
   std::string plot;
+  std::size_t index = 0;
+  // gnuplot tells blocks of data apart by two empty lines.
   for (const Series& series : series_of(pareto)) {
-    const std::string name = fmt::format("$series{}", data.size());
-    data += fmt::format("{} << EOD\n{}EOD\n", name, series.places);
-    plot += fmt::format("{} {} {} title {}", plot.empty() ? "plot" : ",", name, style(series),
-                        quoted(series.title));
+    drawing.data += fmt::format("x {}\n{}\n\n", heading(series.title), series.places);
+    plot += fmt::format("{} ARG1 index {} using 1:2 {} title columnheader(2)",
+                        plot.empty() ? "plot" : ",", index++, style(series));
   }
-  return fmt::format(
-      "{}{}set xlabel {} noenhanced\nset ylabel {} noenhanced\nset key noenhanced\n"
+  drawing.script = fmt::format(
+      "{}set xlabel ARG2 noenhanced\nset ylabel ARG3 noenhanced\nset key noenhanced\n"
       "set xrange [0:*]\nset yrange [0:*]\n{}\n",
-      data, settings, quoted(pareto.x_name), quoted(pareto.y_name), plot);
+      settings, plot);
+  return drawing;
 }
 
-class ScriptFile {
+class TemporaryText {
  public:
-  explicit ScriptFile(const std::string& script) {
+  explicit TemporaryText(const std::string& text) {
     std::string name = (fs::temp_directory_path() / "moesim-plot-XXXXXX").string();
     const int descriptor = ::mkstemp(name.data());
     if (descriptor < 0) throw ConfigError(fmt::format("{}: cannot be written", name));
     ::close(descriptor);
     path_ = name;
-    std::ofstream(path_) << script;
+    std::ofstream(path_) << text;
   }
-  ~ScriptFile() {
+  ~TemporaryText() {
     std::error_code ignored;
     fs::remove(path_, ignored);
   }
-  ScriptFile(const ScriptFile&) = delete;
-  ScriptFile& operator=(const ScriptFile&) = delete;
+  TemporaryText(const TemporaryText&) = delete;
+  TemporaryText& operator=(const TemporaryText&) = delete;
 
-  std::string run() const { return run_program({"gnuplot", path_.string()}, advice); }
+  std::string path() const { return path_.string(); }
 
  private:
   fs::path path_;
 };
+
+std::string draw(const Drawing& drawing, const Pareto& pareto) {
+  const TemporaryText script(drawing.script), data(drawing.data);
+  return run_program({"gnuplot", "-c", script.path(), data.path(), one_line(pareto.x_name),
+                      one_line(pareto.y_name)},
+                     advice);
+}
 
 std::string_view terminal_of(const fs::path& file) {
   const std::string ending = file.extension().string();
@@ -116,25 +140,25 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
       "set key below Left reverse\n",
       terminal);
-  const std::string script = script_of(pareto, settings, [](const Series& series) -> std::string {
+  const Drawing drawing = drawing_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";
     return fmt::format("with linespoints pt {} ps 1 lw 2 lc rgb '{}'",
                        shapes[series.group % shapes.size()],
                        colours[series.group % colours.size()]);
   });
   // On stdout, so that the file is whole or not there.
-  write_file(file, ScriptFile(script).run());
+  write_file(file, draw(drawing, pareto));
 }
 
 std::string plot_text(const Pareto& pareto) {
-  const std::string script = script_of(
+  const Drawing drawing = drawing_of(
       pareto, "set terminal dumb noenhanced size 99,28\nset key below\n", [](const Series& series) {
         const char letter = series.dominated ? '.' : letters[series.group % letters.size()];
         return fmt::format("with points pt '{}'", letter);
       });
   std::string drawn;
   try {
-    drawn = ScriptFile(script).run();
+    drawn = draw(drawing, pareto);
   } catch (const ConfigError&) {
     return "";
   }

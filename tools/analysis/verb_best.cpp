@@ -21,7 +21,9 @@ Action setup_best(CLI::App& command) {
   command.add_flag("--lower", options->lower, "minimise the metric instead");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] {
-    const BestChoice choice = best_choice(Store::open(options->store).read(), options->over,
+    std::vector<std::string> pointers = best_pointers();
+    pointers.insert(pointers.end(), {options->over, options->metric});
+    const BestChoice choice = best_choice(Store::open(options->store).read(pointers), options->over,
                                           options->metric, options->lower);
     print(options->json ? best_json(choice).dump(1) + "\n" : best_text(choice));
     return 0;

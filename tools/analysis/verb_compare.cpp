@@ -30,7 +30,12 @@ int run(const Options& options) {
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
-  const Comparison result = compare(Store::open(options.store).read(), baseline, candidate);
+  std::vector<std::string> pointers;
+  for (const ComparedMetric& metric : compared_metrics) pointers.emplace_back(metric.pointer);
+  for (const auto* side : {&baseline, &candidate}) {
+    for (const Setting& setting : *side) pointers.push_back(setting.pointer);
+  }
+  const Comparison result = compare(Store::open(options.store).read(pointers), baseline, candidate);
   print(options.json ? comparison_json(result).dump(1) + "\n" : comparison_text(result));
   int code = 0;
   for (const Limit& limit : limits) {

@@ -36,11 +36,14 @@ void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
 }
 
 int run(const Options& options) {
-  const StoredSweep sweep = Store::open(options.store).read();
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   ParetoAxes axes = options.axes;
   add_compared(axes, baseline);
+  std::vector<std::string> pointers = axes.by;
+  pointers.insert(pointers.end(), {axes.x, axes.y});
+  for (const Setting& setting : candidate) pointers.push_back(setting.pointer);
+  const StoredSweep sweep = Store::open(options.store).read(pointers);
   const Pareto result = pareto(sweep, axes);
   std::string text = pareto_text(result);
   if (!baseline.empty())

@@ -2,9 +2,11 @@
 #include <array>
 #include <cstdio>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include "hardware/config.hpp"
 #include "tools/cli/verbs.hpp"
@@ -42,6 +44,16 @@ std::span<const Verb> verbs() {
 
 namespace {
 
+// A descriptor of stdin, stdout or stderr that the caller closed would be given to the next file
+// that is opened, and what is printed would land in it. What is opened in their place takes no
+// results, which is then said, and swallows messages.
+void open_closed_descriptors() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    ::open("/dev/null", descriptor == STDERR_FILENO ? O_WRONLY : O_RDONLY);  // the lowest free one
+  }
+}
+
 int main_with_errors(int argc, char** argv) {
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
@@ -67,6 +79,7 @@ int main_with_errors(int argc, char** argv) {
 }  // namespace moesim
 
 int main(int argc, char** argv) {
+  moesim::open_closed_descriptors();
   // stdout is for results; everything else goes to stderr.
   spdlog::set_default_logger(spdlog::stderr_color_mt("moesim"));
   spdlog::set_pattern("%^%l%$: %v");

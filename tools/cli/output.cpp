@@ -2,7 +2,10 @@
 #include "tools/cli/output.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 
@@ -23,6 +26,40 @@ std::filesystem::path through_link(const std::filesystem::path& file) {
   std::error_code error;
   std::filesystem::path target = std::filesystem::canonical(file, error);
   return error ? file : target;
+}
+
+// The names of files that are not whole yet, where a signal handler, which may neither lock nor
+// allocate, finds them. More than that many at once stay if a signal ends the program.
+std::array<std::atomic<const char*>, 16> unfinished{};
+static_assert(std::atomic<const char*>::is_always_lock_free);
+
+void remove_unfinished(int received) {
+  for (const auto& name : unfinished) {
+    const char* const file = name;
+    if (file != nullptr) ::unlink(file);
+  }
+  std::signal(received, SIG_DFL);
+  std::raise(received);
+}
+
+// Has an interrupted program remove this file, whose name stays where it is. What else handles a
+// signal, or ignores it, goes on doing so.
+void note_unfinished(const char* file) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    const auto before = std::signal(number, remove_unfinished);
+    if (before != SIG_DFL && before != remove_unfinished) std::signal(number, before);
+  }
+  for (auto& place : unfinished) {
+    const char* none = nullptr;
+    if (place.compare_exchange_strong(none, file)) return;
+  }
+}
+
+void forget_unfinished(const char* file) {
+  for (auto& place : unfinished) {
+    const char* known = file;
+    place.compare_exchange_strong(known, nullptr);
+  }
 }
 
 }  // namespace
@@ -66,12 +103,14 @@ OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
   require_writable(file);
   temporary_ = through_link(file);
   temporary_ += fmt::format(".{}.tmp", ::getpid());
+  note_unfinished(temporary_.c_str());
   stream_.open(temporary_, std::ios::binary | std::ios::trunc);
 }
 
 OutputFile::~OutputFile() {
   std::error_code error;
   if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+  forget_unfinished(temporary_.c_str());
 }
 
 void OutputFile::write(std::string_view text) {
@@ -84,6 +123,7 @@ void OutputFile::commit() {
   std::error_code error;
   std::filesystem::rename(temporary_, through_link(named_), error);
   if (error) cannot_write(named_, error.message());
+  forget_unfinished(temporary_.c_str());
   temporary_.clear();
 }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "models/quantization.hpp"
 #include "sim/experiment/experiment.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
@@ -13,13 +15,23 @@ Action setup_check(CLI::App& command) {
   options->add_to(command);
   return [options] {
     TraceLibrary traces;
-    const Experiment e = load_experiment(options->read(), traces);
+    const Experiment e = Remarks().say_of(load_experiment(options->read(), traces));
+    const bool given = options->read().json().contains("precision");
     const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
-    print(fmt::format(
-        "{}: good\n{} on {} GPUs of {}\n{} slots per layer ({:.4g}x)\n"
-        "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
-        options->config, e.model.name, gpus_of(e), e.cluster.name, slots, e.replication_effective,
-        e.memory.kv.value() / 1e9, e.memory.kv_blocks, e.kv_layout.block_tokens));
+    const ParameterCount parameters = count_parameters(e.model);
+    const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+    print(
+        fmt::format("{}: good\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+                    "precision: {} ({})\n"
+                    "{} slots per layer ({:.4g}x)\n"
+                    "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
+                    "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
+                    options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
+                    gpus_of(e), e.cluster.name, precision_text(e.precision),
+                    given ? "as given" : "as the model's files say", slots, e.replication_effective,
+                    gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
+                    gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
+                    gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens));
     return 0;
   };
 }

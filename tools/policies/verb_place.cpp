@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -11,11 +12,15 @@
 #include "sim/placement/placement_score.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
 
 namespace {
+
+// Of slots with GPUs, in a layer: a second or so, as on 16,384 GPUs with a slot each.
+constexpr std::int64_t most_comparisons = 1 << 28;
 
 struct Options {
   PolicyOptions policy;
@@ -39,12 +44,21 @@ int slots_per_gpu(const Options& options, int experts) {
   return options.slots / options.gpus;
 }
 
-std::optional<ExpertStatistics> what_was_seen(const Options& options, const Observation& what) {
-  if (!options.load.empty()) return ExpertStatistics{read_load(options.load)};
+struct Seen : ExpertStatistics {
+  std::vector<int> layers;  // the model's, by number
+};
+
+std::optional<Seen> what_was_seen(const Options& options, const Observation& what) {
+  if (!options.load.empty()) {
+    Seen seen{{read_load(options.load)}, {}};
+    seen.layers.resize(seen.load.size());
+    std::iota(seen.layers.begin(), seen.layers.end(), 0);
+    return seen;
+  }
   if (options.trace.empty()) return std::nullopt;
   const RoutingTrace trace = RoutingTrace::open(options.trace);
   trace.check_ids();
-  return observe(std::array{&trace}, what);
+  return Seen{observe(std::array{&trace}, what), trace.meta().layer_ids};
 }
 
 struct Placed {
@@ -56,15 +70,25 @@ struct Placed {
 Placed make_placement(const Options& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());
-  std::optional<ExpertStatistics> seen = what_was_seen(options, placer->needs());
+  std::optional<Seen> seen = what_was_seen(options, placer->needs());
   if (!seen) throw ConfigError("--policy needs --load FILE or --trace DIR");
   if (options.gpus == 0) throw ConfigError("--policy needs --gpus");
   PlacementProblem problem;
   problem.experts = static_cast<int>(seen->load.front().size());
   problem.gpus = options.gpus;
   problem.slots_per_gpu = slots_per_gpu(options, problem.experts);
+  const std::int64_t slots = std::int64_t{problem.slots_per_gpu} * problem.gpus;
+  if (slots * problem.gpus > most_comparisons) {
+    throw ConfigError(
+        fmt::format("--gpus {}: {} slots in a layer; expected at most {} on that many "
+                    "GPUs: packing compares each slot with each GPU",
+                    options.gpus, slots, most_comparisons / problem.gpus));
+  }
   problem.nodes = options.nodes;
   problem.groups = options.groups;
+  problem.moe_layers = seen->layers;
+  problem.model_layers = *std::ranges::max_element(seen->layers) + 1;
+  Remarks().say(placer->remark(problem));
   return {place_all(*placer, problem, *seen), std::move(seen->load)};
 }
 
@@ -73,7 +97,7 @@ Placed read_placed(const Options& options) {
   Placed placed;
   placed.placement =
       read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
-  std::optional<ExpertStatistics> seen = what_was_seen(options, {});
+  std::optional<Seen> seen = what_was_seen(options, {});
   placed.load = seen ? std::move(seen->load) : uniform_load(placed.placement);
   return placed;
 }
@@ -133,22 +157,23 @@ Action setup_place(CLI::App& command) {
       ->excludes(policy);
   auto* load = command.add_option(
       "--load", options->load,
-      "observed tokens: {\"load\": [layers][experts]} or .npy ([steps,] layers, experts)");
+      "observed tokens: {\"load\": [layers][experts]}, SGLang's {\"logical_count\": ..} or .npy "
+      "([steps,] layers, experts)");
   command.add_option("--trace", options->trace, "routing trace, counted instead")->excludes(load);
   command
       .add_option("--gpus", options->gpus,
                   "expert-parallel ranks; with --placement only if the file does not say")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(CLI::Range(1, 1 << 16));
   auto* slots =
       command.add_option("--slots", options->slots, "slots of all GPUs together, per layer")
-          ->check(CLI::PositiveNumber);
+          ->check(CLI::Range(1, 1 << 24));
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);
   command.add_option("--nodes", options->nodes, "nodes the GPUs stand in (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", options->groups, "expert groups (default: 1)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--format", options->format, "of the placement that is written (default: sglang)")
       ->check(CLI::IsMember(

@@ -6,6 +6,7 @@
 #include "sim/replay/replay.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -88,7 +89,9 @@ Action setup_replay(CLI::App& command) {
       .add_option("--routing", options->routings,
                   "the same for routing policies (even,metro,optimal)")
       ->delimiter(',');
-  command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
+  command.add_option("--batch", config.batches, "tokens per batch (32)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20));
   command
       .add_option("--sample", options->sample,
                   "distinct: one token of each of B requests; consecutive: B tokens of one; "
@@ -106,10 +109,10 @@ Action setup_replay(CLI::App& command) {
                   "placement fitted on requests of these tags, scored on those of all others")
       ->delimiter(',');
   command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 20));
   command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 16));
+  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--weight-time", config.time.weight_time,
                   "time to read one slot's weights, in any unit (1)")
@@ -140,7 +143,10 @@ Action setup_replay(CLI::App& command) {
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
-    const std::vector<ReplayRow> rows = replay(RoutingTrace::open(options->trace), asked);
+    const RoutingTrace trace = RoutingTrace::open(options->trace);
+    Remarks said;
+    for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
+    const std::vector<ReplayRow> rows = replay(trace, asked);
     print(options->json ? to_json(rows, options->each_batch).dump(1) + "\n" : to_text(rows));
     return 0;
   };

@@ -21,6 +21,8 @@ constexpr std::string_view config_prefix = "/context/config";
 constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
 constexpr std::size_t most_load_cells = 400'000;  // about 2 MB of page
+constexpr std::size_t most_details = 5'000;       // points with steps and config: some 10 MB
+constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
 // What a page lets its reader choose as an axis, sort by, and see of a point.
 struct PageMetric {
@@ -253,8 +255,11 @@ std::optional<OrderedJson> compare_values(const StoredSweep& sweep, const Done& 
                                setting_text(*with_baseline)));
   }
   try {
-    const Comparison comparison = compare(sweep, before, after);
+    Comparison comparison = compare(sweep, before, after);
+    const std::size_t pairs = comparison.pairs.size();
+    if (pairs > most_pairs) comparison.pairs.resize(most_pairs);
     OrderedJson json = comparison_json(comparison);
+    json["pairs_left_out"] = pairs - comparison.pairs.size();
     OrderedJson names = OrderedJson::array();
     for (const Axis& of_pairs : comparison.axes) names.push_back(of_pairs.name);
     for (std::size_t i = 0; i < comparison.pairs.size(); ++i) {
@@ -393,7 +398,21 @@ std::string reproduce_command(const StoredSweep& sweep, const StoredPoint& point
   return command;
 }
 
-OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
+std::vector<std::string> page_pointers(const PageOptions& options) {
+  std::vector<std::string> pointers = options.axes.by;
+  pointers.insert(pointers.end(), {options.axes.x, options.axes.y});
+  for (const PageMetric& metric : page_metrics) pointers.emplace_back(metric.pointer);
+  for (const ComparedMetric& metric : compared_metrics) pointers.emplace_back(metric.pointer);
+  return pointers;
+}
+
+OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
+                      const ReportOf& report_of) {
+  const auto whole = [&](const StoredPoint& point) {
+    StoredPoint with_report = point;
+    if (report_of) with_report.report = report_of(point);
+    return with_report;
+  };
   const Pareto curves = pareto(sweep, options.axes);
   std::map<std::string, const StoredPoint*> by_hash;
   Done done;
@@ -424,12 +443,11 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
   data["commands_need_a_file"] =
       options.base.empty() && !sweep.document.value("base", Json()).is_string();
 
-  const Json no_config = Json::object();
-  const auto config_of = [&](const StoredPoint& point) -> const Json& {
+  const auto config_of = [](const StoredPoint& point) {
     const Json* config = find_value(point.report, std::string(config_prefix));
-    return config == nullptr ? no_config : *config;
+    return config == nullptr ? Json::object() : *config;
   };
-  const Json& config = config_of(*by_hash.at(curves.points.front().config_hash));
+  const Json config = config_of(whole(*by_hash.at(curves.points.front().config_hash)));
   data["config"] = config;
   data["groups"] = OrderedJson::array();
   const std::vector<Json>* group = nullptr;
@@ -443,25 +461,29 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
                               {"group", data["groups"].size() - 1},
                               {"settings", texts_of(curve_point.settings)},
                               {"metrics", metrics_of(point, pointers)},
-                              {"parts", parts_of(point)},
-                              {"instances", instances_of(point)},
-                              {"command", reproduce_command(sweep, point, options.base)},
-                              {"patch", Json::diff(config, config_of(point))}});
+                              {"command", reproduce_command(sweep, point, options.base)}});
   }
-  std::size_t cells = 0, left_out = 0;
+  std::size_t details = 0, cells = 0, left_out = 0;
   for (const bool on_frontier : {true, false}) {
-    for (std::size_t i = 0; i < curves.points.size(); ++i) {
+    for (std::size_t i = 0; i < curves.points.size() && details < most_details; ++i) {
       if (curves.points[i].on_frontier != on_frontier) continue;
-      OrderedJson loads = loads_of(*by_hash.at(curves.points[i].config_hash));
+      ++details;
+      const StoredPoint point = whole(*by_hash.at(curves.points[i].config_hash));
+      OrderedJson& shown = data["points"][i];
+      shown["parts"] = parts_of(point);
+      shown["instances"] = instances_of(point);
+      shown["patch"] = Json::diff(config, config_of(point));
+      OrderedJson loads = loads_of(point);
       if (loads.empty()) continue;
       if (cells + cells_of(loads) > most_load_cells) {
         ++left_out;
         continue;
       }
       cells += cells_of(loads);
-      data["points"][i]["loads"] = std::move(loads);
+      shown["loads"] = std::move(loads);
     }
   }
+  data["details_left_out"] = curves.points.size() - details;
   data["loads_left_out"] = left_out;
   data["compared"] = compared_metrics_json();
   data["comparisons"] = comparisons_of(sweep, done, named_axes(options.axes.by));
@@ -472,8 +494,8 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options) {
 std::string report_page(const OrderedJson& data) {
   if (assets::echarts_js().empty()) {
     throw ConfigError(
-        "this moesim was built without Apache ECharts, which draws the page; install npm, run "
-        "`npm ci --omit=dev --ignore-scripts` in tools/report and build again");
+        "this moesim was built without Apache ECharts, which draws the page; run "
+        "`tools/report/fetch echarts/dist/echarts.min.js` and build again");
   }
   // Nothing in the data may end its script: "<" is written as JSON's escape.
   std::string json;

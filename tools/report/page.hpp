@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -20,12 +21,19 @@ struct PageOptions {
   std::string base;   ///< the experiment file that commands name; empty: as the sweep names it
 };
 
+/// The whole report of a point of which part was read.
+using ReportOf = std::function<Json(const StoredPoint&)>;
+
+/// Where in a report stands what the page shows of every point.
+std::vector<std::string> page_pointers(const PageOptions&);
+
 /// What the page shows, as JSON: "metrics" to choose axes from; "groups"; "points" with their
 /// metrics, mean step by part, loads by layer and rank, command, and resolved config as a JSON
 /// patch on "config" (that of the first point); "comparisons" between the values of each grouping
-/// axis; "unfinished" points and why. Loads are left out of points off the frontiers once there are
-/// more than a page should carry. Throws ConfigError as pareto() does.
-OrderedJson page_data(const StoredSweep&, const PageOptions&);
+/// axis; "unfinished" points and why. Of points off the frontiers first loads, then steps and
+/// config are left out once there are more than a page should carry. Without `report_of` the points
+/// hold their whole reports. Throws ConfigError as pareto() does.
+OrderedJson page_data(const StoredSweep&, const PageOptions&, const ReportOf& report_of = {});
 
 /// The command that runs one point: the base, and what the sweep sets in it.
 std::string reproduce_command(const StoredSweep&, const StoredPoint&, const std::string& base);

@@ -2,6 +2,7 @@
 'use strict';
 
 const data = JSON.parse(document.getElementById('data').textContent);
+for (const p of data.points) if (!p.parts) Object.assign(p, { parts: {}, instances: [], patch: null });
 const by_id = id => document.getElementById(id);
 const coarse_pointer = matchMedia('(pointer: coarse)').matches;
 
@@ -298,7 +299,7 @@ function show_point() {
     '/experts/by_step_kind/decode/max_activated_mean', '/experts/by_step_kind/decode/max_tokens_mean', '/breakdown/exposed_communication_share',
     '/breakdown/barrier_idle_share', '/metrics/mbu', '/metrics/timeout_share'].map(metric_at)].filter((m, i, all) => m >= 0 && all.indexOf(m) === i && p.metrics[m] !== null);
   const rows = pairs => element('dl', {}, pairs.flatMap(([name, value]) => [element('dt', {}, name), element('dd', {}, value)]));
-  const config = JSON.stringify(patched(data.config, p.patch), null, 1);
+  const config = p.patch && JSON.stringify(patched(data.config, p.patch), null, 1);
   box.replaceChildren(...[
     element('h3', {}, swatch(p.group), group_label(p.group)),
     rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
@@ -307,6 +308,7 @@ function show_point() {
     element('div', { class: 'with-copy' }, 'Reproduce', copy_button(p.command)),
     element('pre', { id: 'command' }, p.command),
     data.commands_need_a_file ? element('p', { class: 'hint' }, 'Run where the sweep file lies.') : null,
+    config === null ? element('p', { class: 'hint' }, 'Its steps and config are left out to keep this page small.') :
     element('details', {}, element('summary', {}, 'Resolved config'), element('div', { class: 'with-copy' }, `${p.id}.json`, copy_button(config)),
       element('pre', { class: 'config', tabindex: 0 }, config)),
   ].filter(Boolean));
@@ -380,7 +382,7 @@ function show_comparisons() {
     return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
       ...c.also.length ? [element('p', { class: 'hint' }, `The pairs differ in ${c.also.join(', ')} too.`)] : [],
       element('div', { class: 'scroll' }, summary),
-      element('details', {}, element('summary', {}, `${c.pairs.length} pairs`), element('div', { class: 'scroll' }, pairs)));
+      element('details', {}, element('summary', {}, `${c.pairs.length} pairs${c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : ''}`), element('div', { class: 'scroll' }, pairs)));
   }));
 }
 

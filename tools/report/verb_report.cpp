@@ -19,10 +19,14 @@ struct Options {
 
 int run(Options options) {
   require_writable(options.output);
-  const StoredSweep sweep = Store::open(options.store).read();
+  const Store store = Store::open(options.store);
+  const StoredSweep sweep = store.read(page_pointers(options.page));
   if (options.page.axes.by.empty()) options.page.axes.by = default_groups(sweep);
   options.page.store = std::filesystem::path(options.store).filename().string();
-  const std::string page = report_page(page_data(sweep, options.page));
+  const std::string page =
+      report_page(page_data(sweep, options.page, [&](const StoredPoint& point) {
+        return store.report_of(point.config_hash);
+      }));
   write_file(options.output, page);
   spdlog::info("{}: {} of {} points, {:.1f} MB; open it in a browser", options.output,
                count_by_status(sweep.points), sweep.points.size(), double(page.size()) / 1e6);

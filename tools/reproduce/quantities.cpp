@@ -176,6 +176,14 @@ std::vector<std::vector<int>> integers(const ConfigNode& rows) {
   return table;
 }
 
+LayerPlacement placement_of(int experts, const ConfigNode& experts_on_gpu) {
+  try {
+    return {experts, integers(experts_on_gpu)};
+  } catch (const std::invalid_argument& error) {
+    experts_on_gpu.fail(fmt::format("{}; \"tokens\" has {} experts", error.what(), experts));
+  }
+}
+
 Json measure_route(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& r) {
     std::vector<std::int32_t> tokens;
@@ -183,7 +191,7 @@ Json measure_route(const ConfigNode& node) {
       tokens.push_back(static_cast<std::int32_t>(count.integer(non_negative)));
     }
     const ExpertPlacement placement{
-        LayerPlacement(static_cast<int>(tokens.size()), integers(r.child("experts_on_gpu")))};
+        placement_of(static_cast<int>(tokens.size()), r.child("experts_on_gpu"))};
     Json answer;
     for (const ConfigNode& policy : policies(r.child("routings"))) {
       const auto router = token_routers().make(policy, {.placement = placement});
@@ -213,6 +221,13 @@ Json measure_place(const ConfigNode& node) {
     problem.groups = static_cast<int>(r.integer_or("groups", 1, {1, 1 << 16}));
     const ExpertPlacement placed = place_all(*placers().make(r.child("policy")), problem, load);
     const auto expected = integers(r.child("expected"));
+    if (expected.size() != placed.size() ||
+        std::any_of(expected.begin(), expected.end(), [&](const std::vector<int>& layer) {
+          return std::ssize(layer) != placed.front().slots();
+        })) {
+      r.node().fail(fmt::format("\"expected\" is not {} layers of {} slots", placed.size(),
+                                placed.front().slots()));
+    }
     int different = 0;
     for (std::size_t layer = 0; layer < placed.size(); ++layer) {
       for (int slot = 0; slot < placed[layer].slots(); ++slot) {

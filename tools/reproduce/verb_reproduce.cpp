@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/source_tree.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/reproduce/reproduction.hpp"
 
@@ -16,7 +16,7 @@ namespace {
 struct Options {
   std::vector<std::string> names;
   bool all = false;
-  std::filesystem::path folder = source_tree() / "configs/reproduce";
+  std::filesystem::path folder = data_folder() / "configs/reproduce";
 };
 
 std::vector<std::filesystem::path> files_in(const std::filesystem::path& folder) {

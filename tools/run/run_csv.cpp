@@ -53,9 +53,9 @@ StepsCsv::StepsCsv(const std::filesystem::path& file) : file_(file) {
               ",mean_idle_ms,max_activated,mean_activated,max_tokens,mean_tokens,instance\n");
 }
 
-void StepsCsv::step_ended(const Instance& instance, Time now) {
-  const StepSummary& step = instance.step();
-  const StepCost& cost = instance.cost();
+void StepsCsv::step_ended(const StepRecord& record, Time now) {
+  const StepSummary& step = record.step;
+  const StepCost& cost = record.cost;
   std::string line =
       fmt::format("{},{:.9f},{},{},{},{},{},{},{},{}", steps_++, to_seconds(step.start).count(),
                   ms(to_seconds(now - step.start).count()),
@@ -68,7 +68,7 @@ void StepsCsv::step_ended(const Instance& instance, Time now) {
   }
   const double idle = std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
   file_.write(fmt::format("{},{},{},{}\n", line, ms(mean(idle, cost.idle.size())),
-                          expert_cells(cost.moe_layers()), instance.number()));
+                          expert_cells(cost.moe_layers()), record.instance));
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests) {

@@ -18,7 +18,7 @@ class StepsCsv : public RunObserver {
   /// Throws ConfigError if the file cannot be written.
   explicit StepsCsv(const std::filesystem::path& file);
 
-  void step_ended(const Instance&, Time now) override;
+  void step_ended(const StepRecord&, Time now) override;
 
   /// Only now the file stands under its name.
   void finish() { file_.commit(); }

@@ -105,11 +105,11 @@ std::string Timeline::of_group(std::string_view what, std::size_t group) const {
   return fmt::format("{}, {} {}", what, kind, group);
 }
 
-void Timeline::step_ended(const Instance& instance, Time now) {
-  const StepSummary& step = instance.step();
-  const auto group = static_cast<std::size_t>(instance.number());
+void Timeline::step_ended(const StepRecord& record, Time now) {
+  const StepSummary& step = record.step;
+  const auto group = static_cast<std::size_t>(record.instance);
   const ParallelPlan& plan = groups_[group]->parallel;
-  const Lane steps = steps_lane_of(instance.number());
+  const Lane steps = steps_lane_of(record.instance);
   span(step_kind_names[static_cast<std::size_t>(step.kind)], steps, step.start, now,
        fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
                    R"("dummy_ranks":{},"preemptions":{}}})",
@@ -118,9 +118,9 @@ void Timeline::step_ended(const Instance& instance, Time now) {
   write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
   for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
-    add_lane(gpu, plan, step.start, now, instance.cost(), first_gpu_[group] + gpu);
+    add_lane(gpu, plan, step.start, now, record.cost, first_gpu_[group] + gpu);
   }
-  add_alarm(step.start, instance.cost(), plan, first_gpu_[group]);
+  add_alarm(step.start, record.cost, plan, first_gpu_[group]);
 }
 
 void Timeline::add_lane(int gpu, const ParallelPlan& plan, Time start, Time now,

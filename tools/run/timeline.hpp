@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "sim/experiment/experiment.hpp"
 #include "sim/report/observer.hpp"
 #include "tools/cli/output.hpp"
 
@@ -33,7 +34,7 @@ class Timeline : public RunObserver {
   /// Throws ConfigError if the file cannot be written.
   Timeline(const std::filesystem::path& file, const Experiment&);
 
-  void step_ended(const Instance&, Time now) override;
+  void step_ended(const StepRecord&, Time now) override;
   void request_left(std::uint32_t id, const RequestRecord&) override;
 
   /// Ends the trace: only now the file stands under its name.

@@ -7,6 +7,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 
@@ -177,7 +178,7 @@ Action setup_explain(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
-    const Experiment e = load_experiment(options->experiment.read(), traces);
+    const Experiment e = Remarks().say_of(load_experiment(options->experiment.read(), traces));
     const int sequences = options->sequences > 0 ? options->sequences : e.scheduler->max_num_seqs();
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();

@@ -10,6 +10,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -115,6 +116,29 @@ std::string abandoned(const OrderedJson& metrics) {
                      metrics["cancelled"].get<std::int64_t>());
 }
 
+// Whether throughput is that of a steady state, and how much was asked for.
+std::string state_of(const OrderedJson& measurement) {
+  const OrderedJson& offered = measurement["offered_request_rate"];
+  std::string text = fmt::format(
+      "{}, served {} /s: ",
+      offered.is_null() ? "closed loop" : fmt::format("offered {} /s", number(offered, 2)),
+      number(measurement["served_request_rate"], 2));
+  const OrderedJson& state = measurement["state"];
+  if (state == "stable") text += "STABLE";
+  if (state == "overloaded") text += "OVERLOADED, the wait for a first token grows and grows";
+  if (state == "unsteady") {
+    text +=
+        "NO STEADY STATE, fewer requests leave than arrive between warm-up and last arrival; use "
+        "more requests";
+  }
+  if (state == "too_short") {
+    text +=
+        "RUN TOO SHORT, after the warm-up not every group takes several steps; rates are of the "
+        "whole run with its ramps; use more requests";
+  }
+  return wrapped(text) + "\n";
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
   if (m["completed"] == 0 && m.contains("timed_out")) {
@@ -131,11 +155,11 @@ std::string summary(const OrderedJson& report) {
   std::string text = fmt::format(
       "{} requests finished, {} rejected{}; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
-      "requests/s\n\n",
+      "requests/s\n{}\n",
       m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(), abandoned(m),
       m["duration_s"].get<double>(), m["total_token_throughput"].get<double>(),
       m["output_throughput"].get<double>(), m["tokens_per_s_per_gpu"].get<double>(),
-      m["request_throughput"].get<double>());
+      m["request_throughput"].get<double>(), state_of(report["measurement"]));
 
   Table latency({"latency, ms", "mean", "median", "p90", "p99"});
   for (const std::string name : {"ttft", "tpot", "itl", "e2el"}) {
@@ -192,6 +216,12 @@ std::string summary(const OrderedJson& report) {
   return text + bands_of(report);
 }
 
+// Nobody was served: a script should not take that for a result.
+bool all_rejected(const OrderedJson& metrics) {
+  return metrics["rejected"] > 0 && metrics["completed"] == 0 &&
+         metrics.value("timed_out", 0) + metrics.value("cancelled", 0) == 0;
+}
+
 OrderedJson profile_of(const SimulatorWork& work, double wall) {
   rusage usage{};
   ::getrusage(RUSAGE_SELF, &usage);
@@ -211,6 +241,29 @@ OrderedJson intervals_of(const ConfigNode& config) {
   return intervals(config, runs, [&](int finished) { progress.update(finished, runs); });
 }
 
+// An option that names a file to write, and the file; empty if not asked for.
+struct NamedOutput {
+  std::string_view option;
+  std::string file;
+};
+
+// Refuses two options that name one file, of which the later would overwrite the earlier.
+void require_different(std::initializer_list<NamedOutput> files) {
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return a == b || std::filesystem::equivalent(a, b, ignored) ||
+           std::filesystem::weakly_canonical(a, ignored) ==
+               std::filesystem::weakly_canonical(b, ignored);
+  };
+  for (auto one = files.begin(); one != files.end(); ++one) {
+    for (auto other = files.begin(); other != one; ++other) {
+      if (one->file.empty() || !same(one->file, other->file)) continue;
+      throw ConfigError(fmt::format("{} and {} name one file, {}; name two", other->option,
+                                    one->option, one->file));
+    }
+  }
+}
+
 int run_experiment(const Options& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
@@ -219,9 +272,14 @@ int run_experiment(const Options& options) {
   for (const auto& file : {options.report, options.profile, options.requests}) {
     require_writable(file);
   }
+  require_different({{"-o", options.report},
+                     {"--profile", options.profile},
+                     {"--requests", options.requests},
+                     {"--steps", options.steps},
+                     {"--timeline", options.timeline}});
   TraceLibrary traces;
   const ConfigNode config = options.experiment.read();
-  const Experiment experiment = load_experiment(config, traces);
+  const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
   std::optional<Timeline> timeline;
   std::optional<StepsCsv> steps;
   RequestLog requests;
@@ -257,7 +315,7 @@ int run_experiment(const Options& options) {
   if (steps) steps->finish();
   if (!options.report.empty()) write_file(options.report, document);
   print(options.json ? document : summary(report.document));
-  return 0;
+  return all_rejected(report.document["metrics"]) ? 3 : 0;
 }
 
 }  // namespace

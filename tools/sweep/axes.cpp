@@ -62,7 +62,12 @@ std::vector<Axis> axes_of(const Json& sweep) {
   const auto collect = [&](const Json& block) {
     for (const char* key : {"axes", "zip", "set"}) {
       if (!block.contains(key)) continue;
-      for (const auto& item : block.at(key).items()) pointers.insert(item.key());
+      const Json& values = block.at(key);
+      for (const auto& item : values.items()) {
+        if (!values.is_object() || !item.key().starts_with('/'))
+          throw ConfigError(fmt::format("holds a sweep whose \"{}\" are none", key));
+        pointers.insert(item.key());
+      }
     }
   };
   collect(sweep);

@@ -19,7 +19,8 @@ struct Axis {
 /// says nothing ("type").
 std::vector<Axis> named_axes(const std::vector<std::string>& pointers);
 
-/// Everything that a sweep file sets, sorted by pointer.
+/// Everything that a sweep file sets, sorted by pointer. Throws ConfigError, without a file, if
+/// that is not written as in a sweep file.
 std::vector<Axis> axes_of(const Json& sweep);
 
 /// The value at a JSON pointer, or nullptr where there is none.

@@ -16,6 +16,7 @@ namespace moesim {
 namespace {
 
 constexpr int lock_patience_ms = 5000;
+constexpr std::string_view resolved_config = "/context/config";  // in a report
 constexpr std::array<std::string_view, 4> status_names{"pending", "done", "failed", "infeasible"};
 
 // Columns of the view `metrics`. Of /metrics all that `vllm bench serve` names and the ratios, then
@@ -173,6 +174,88 @@ std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> po
   return axes;
 }
 
+std::vector<std::string> keys_of(const std::string& pointer) {
+  std::vector<std::string> keys;
+  try {
+    for (Json::json_pointer rest(pointer); !rest.empty(); rest.pop_back())
+      keys.insert(keys.begin(), rest.back());
+  } catch (const Json::exception&) {  // no pointer: leads nowhere
+  }
+  return keys;
+}
+
+// What stands at a pointer, put at the same place of `part`. A list is copied whole: its places
+// mean nothing without what stands before them.
+void copy_part(const Json& whole, const std::string& pointer, Json& part) {
+  const Json* value = &whole;
+  std::vector<std::string> path;
+  for (const std::string& key : keys_of(pointer)) {
+    if (value->is_array()) break;
+    if (!value->is_object() || !value->contains(key)) return;
+    value = &value->at(key);
+    path.push_back(key);
+  }
+  if (path.empty()) return;
+  Json* place = &part;
+  for (const std::string& key : path) place = &(*place)[key];
+  *place = *value;
+}
+
+// As far as SQLite's paths can follow a pointer: not into a list, which would lose what stands before
+// a place, and not past a quote.
+std::string reachable(const std::string& pointer) {
+  Json::json_pointer reached;
+  for (const std::string& key : keys_of(pointer)) {
+    const bool digits = key.find_first_not_of("0123456789") == std::string::npos;
+    if (digits || key.find('"') != std::string::npos) break;  // digits: of "", too
+    reached.push_back(key);
+  }
+  return reached.to_string();
+}
+
+// What stands at some pointers, taken out by SQLite: it reads JSON ten times as fast as we do.
+class Extraction {
+ public:
+  explicit Extraction(std::vector<std::string> pointers) : pointers_(std::move(pointers)) {}
+
+  /// Columns of a SELECT: each a JSON list of values, null where there is none.
+  std::string columns(std::string_view from) const {
+    std::string sql;
+    for (std::size_t i = 0; i < pointers_.size(); ++i) {
+      if (i % paths_at_once == 0)  // with one path alone it would not be a list
+        sql += fmt::format("{}, json_extract({}, '$.none'", i == 0 ? "" : ")", from);
+      sql += ", " + sql_path(pointers_[i]);
+    }
+    return sql.empty() ? sql : sql + ")";
+  }
+
+  /// The values at their places; `list(i)` is the i-th column.
+  template <class List>
+  Json part(List&& list) const {
+    Json part = Json::object();
+    Json values;
+    for (std::size_t i = 0; i < pointers_.size(); ++i) {
+      if (i % paths_at_once == 0) values = list(static_cast<int>(i / paths_at_once));
+      Json& value = values.at(i % paths_at_once + 1);
+      if (value.is_null()) continue;
+      Json* place = &part;
+      for (const std::string& key : keys_of(pointers_[i])) place = &(*place)[key];
+      *place = std::move(value);
+    }
+    return part;
+  }
+
+ private:
+  static constexpr std::size_t paths_at_once = 50;  // SQLite's functions take 127 arguments
+  std::vector<std::string> pointers_;
+};
+
+Json part_of(const Json& whole, const std::vector<std::string>& pointers) {
+  Json part = Json::object();
+  for (const std::string& pointer : pointers) copy_part(whole, pointer, part);
+  return part;
+}
+
 }  // namespace
 
 SweepPoint sweep_point(Json config, std::uint64_t files) {
@@ -188,6 +271,7 @@ std::string_view status_name(PointStatus status) {
 void Store::Close::operator()(sqlite3* database) const { sqlite3_close(database); }
 
 Store::Store(const std::filesystem::path& file, bool create) : file_(file) {
+  if (file.empty()) throw ConfigError("the store has no name; name a SQLite file");
   sqlite3* database = nullptr;
   // Absolute, because SQLite gives names such as ":memory:" a meaning. Writable also for readers:
   // what a killed sweep left half-written has to be rolled back.
@@ -224,26 +308,30 @@ Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
   store.execute("BEGIN IMMEDIATE");  // rolled back by closing when something throws
   if (store.is_empty()) {
     store.execute(
-        "CREATE TABLE meta(schema_version INTEGER NOT NULL, sweep TEXT NOT NULL);"
+        "CREATE TABLE meta(schema_version INTEGER NOT NULL, sweep TEXT NOT NULL, moesim TEXT);"
         "CREATE TABLE points(config_hash TEXT PRIMARY KEY, config TEXT NOT NULL,"
         " status TEXT NOT NULL, error TEXT, report TEXT);" +
-        fmt::format("INSERT INTO meta VALUES({}, '')", schema_version));
+        fmt::format("INSERT INTO meta VALUES({}, '', NULL)", schema_version));
   }
   store.check_schema();
   store.statuses_of(points);
   Statement(store.file_, store.database_.get(), "UPDATE meta SET sweep = ?1")
       .bind(1, sweep.dump())
       .step();
-  Statement insert(store.file_, store.database_.get(),
+  store.insert(points);
+  store.execute(view_sql(axes_of(sweep)));
+  store.execute("COMMIT");
+  return store;
+}
+
+void Store::insert(std::span<const SweepPoint> points) const {
+  Statement insert(file_, database_.get(),
                    "INSERT INTO points VALUES(?1, ?2, 'pending', NULL, NULL)"
                    " ON CONFLICT(config_hash) DO NOTHING");
   for (const SweepPoint& point : points) {
     const std::string config = point.config.dump();
     insert.bind(1, point.config_hash).bind(2, config).run_and_reset();
   }
-  store.execute(view_sql(axes_of(sweep)));
-  store.execute("COMMIT");
-  return store;
 }
 
 bool Store::is_empty() const {
@@ -271,15 +359,21 @@ void Store::execute(const std::string& sql) const {
   if (code != SQLITE_OK) fail(file_, database_.get(), code);
 }
 
-std::vector<StoreRow> Store::rows() const {
-  std::vector<StoreRow> rows;
+// read(row) of each point, in the order of the sweep, one at a time in memory.
+template <class Read>
+void Store::for_each_row(Read&& read) const {
   Statement statement(file_, database_.get(),
                       "SELECT config_hash, config, status, error, report FROM points"
                       " ORDER BY rowid");
   while (statement.step()) {
-    rows.push_back({statement.text(0), statement.text(1), status_of(statement.text(2)),
-                    statement.text(3), statement.text(4)});
+    read(StoreRow{statement.text(0), statement.text(1), status_of(statement.text(2)),
+                  statement.text(3), statement.text(4)});
   }
+}
+
+std::vector<StoreRow> Store::rows() const {
+  std::vector<StoreRow> rows;
+  for_each_row([&](StoreRow row) { rows.push_back(std::move(row)); });
   return rows;
 }
 
@@ -289,29 +383,94 @@ std::string Store::sweep() const {
   return meta.text(0);
 }
 
-StoredSweep Store::read() const {
-  const auto parsed = [&](std::string_view text) {
-    try {
-      return parse_json(text);
-    } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}: holds text that is {}; name another file", file_.string(),
-                                    error.what()));
-    }
-  };
-  StoredSweep sweep;
+bool Store::names_writers() const {
+  Statement column(file_, database_.get(),
+                   "SELECT 1 FROM pragma_table_info('meta') WHERE name = 'moesim'");
+  return column.step();
+}
+
+std::string Store::written_by() const {
+  if (!names_writers()) return "";
+  Statement meta(file_, database_.get(), "SELECT moesim FROM meta");
+  meta.step();
+  return meta.text(0);
+}
+
+void Store::add_writer(const std::string& version) {
+  if (!names_writers()) execute("ALTER TABLE meta ADD COLUMN moesim TEXT");
+  const std::string known = written_by();
+  if ((", " + known + ", ").find(", " + version + ", ") != std::string::npos) return;
+  Statement(file_, database_.get(), "UPDATE meta SET moesim = ?1")
+      .bind(1, known.empty() ? version : known + ", " + version)
+      .step();
+}
+
+Json Store::parsed(std::string_view text) const {
   try {
-    for (StoreRow& row : rows()) {
-      StoredPoint point{row.config_hash, parsed(row.config), row.status, std::move(row.error), {}};
-      if (point.status == PointStatus::done) point.report = parsed(row.report);
-      sweep.points.push_back(std::move(point));
-    }
-    sweep.document = parsed(this->sweep());
-    sweep.axes = varied(axes_of(sweep.document), sweep.points);
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("{}: holds text that is not JSON ({}); name another file",
-                                  file_.string(), error.what()));
+    return parse_written_json(text);
+  } catch (const ConfigError& error) {
+    throw ConfigError(
+        fmt::format("{}: holds text that is {}; name another file", file_.string(), error.what()));
   }
+}
+
+Json Store::sweep_document() const {
+  const Json document = parsed(sweep());
+  try {
+    axes_of(document);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}; name another file", file_.string(), error.what()));
+  }
+  return document;
+}
+
+StoredSweep Store::read() const {
+  StoredSweep sweep;
+  for_each_row([&](StoreRow row) {
+    StoredPoint point{row.config_hash, parsed(row.config), row.status, std::move(row.error), {}};
+    if (point.status == PointStatus::done) point.report = parsed(row.report);
+    sweep.points.push_back(std::move(point));
+  });
+  sweep.document = sweep_document();
+  sweep.axes = varied(axes_of(sweep.document), sweep.points);
   return sweep;
+}
+
+StoredSweep Store::read(std::span<const std::string> pointers) const {
+  StoredSweep sweep;
+  sweep.document = sweep_document();
+  const std::vector<Axis> axes = axes_of(sweep.document);
+  std::vector<std::string> of_configs(pointers.begin(), pointers.end());
+  for (const Axis& axis : axes) of_configs.push_back(axis.pointer);
+  std::set<std::string> of_reports;
+  for (const std::string& pointer : pointers) of_reports.insert(reachable(pointer));
+  for (const std::string& pointer : of_configs)
+    of_reports.insert(reachable(std::string(resolved_config) + pointer));
+  of_reports.erase("");
+  const Extraction extraction({of_reports.begin(), of_reports.end()});
+  bool any_done = false;
+  Statement statement(file_, database_.get(),
+                      "SELECT config_hash, config, status, error" + extraction.columns("report") +
+                          " FROM points ORDER BY rowid");
+  while (statement.step()) {
+    StoredPoint point{statement.text(0), part_of(parsed(statement.text(1)), of_configs),
+                      status_of(statement.text(2)), statement.text(3), {}};
+    if (point.status == PointStatus::done) {
+      point.report = any_done ? extraction.part([&](int i) { return parsed(statement.text(4 + i)); })
+                              : report_of(point.config_hash);
+      any_done = true;
+    }
+    sweep.points.push_back(std::move(point));
+  }
+  sweep.axes = varied(axes, sweep.points);
+  return sweep;
+}
+
+Json Store::report_of(const std::string& config_hash) const {
+  Statement row(file_, database_.get(), "SELECT report FROM points WHERE config_hash = ?1");
+  row.bind(1, config_hash);
+  const std::string report = row.step() ? row.text(0) : "";
+  return report.empty() ? Json() : parsed(report);
 }
 
 std::map<std::string, PointStatus> Store::statuses_of(std::span<const SweepPoint> points) const {
@@ -346,8 +505,9 @@ void Store::record(const std::string& config_hash, PointStatus status, std::stri
   update.step();
 }
 
-void Store::record(std::span<const StoreRow> rows) {
+void Store::record(std::span<const StoreRow> rows, std::span<const SweepPoint> of) {
   execute("BEGIN IMMEDIATE");
+  insert(of);
   for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
   execute("COMMIT");
 }
@@ -359,6 +519,7 @@ std::optional<double> report_number(const StoredPoint& point, const std::string&
 }
 
 std::string count_by_status(std::span<const StoredPoint> points) {
+  if (points.empty()) return "no points";
   std::string text;
   for (std::size_t s = 0; s < status_names.size(); ++s) {
     const auto count = std::count_if(points.begin(), points.end(), [&](const StoredPoint& point) {

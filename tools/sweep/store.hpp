@@ -41,7 +41,7 @@ struct StoredPoint {
   Json config;
   PointStatus status = PointStatus::pending;
   std::string error;  ///< of a failed or infeasible point
-  Json report;        ///< of a done point, else null
+  Json report;        ///< of a done point, else null; in part, if the store was read in part
 };
 
 /// The same, its JSON as the store holds it: unparsed, empty where there is none.
@@ -60,7 +60,8 @@ struct StoredSweep {
 
 /// The results of a sweep, one SQLite file:
 ///
-///   meta(schema_version, sweep)     one row; the sweep file as JSON
+///   meta(schema_version, sweep, moesim)   one row; the sweep file as JSON, and which versions of
+///                                         moesim wrote points (stores of 0.1.0 may lack it)
 ///   points(config_hash, config, status, error, report)
 ///   metrics                         a view: the axes and the main numbers of each report
 ///
@@ -86,6 +87,16 @@ class Store {
                         std::span<const SweepPoint> points);
 
   StoredSweep read() const;
+  /// Of each config what the sweep sets and what stands at these pointers; of each report the
+  /// latter, and what its resolved config has there. The first done point's report is whole, so
+  /// that messages can say what a report holds. Memory grows with the points, not with reports.
+  StoredSweep read(std::span<const std::string> pointers) const;
+  /// The report of one point, whole; null if it has none.
+  Json report_of(const std::string& config_hash) const;
+  /// Which versions of moesim wrote it, "" if it does not say.
+  std::string written_by() const;
+  /// Notes a version that writes points, once.
+  void add_writer(const std::string& version);
   /// The points alone, in the order of the sweep.
   std::vector<StoreRow> rows() const;
   /// The sweep file, as JSON text with sorted keys.
@@ -96,8 +107,8 @@ class Store {
   /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
   void record(const std::string& config_hash, PointStatus, std::string_view error,
               std::string_view report);
-  /// The same for many points, all or none of them.
-  void record(std::span<const StoreRow> rows);
+  /// The same for many points, all or none of them. Points that the store lacks are added first.
+  void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
 
  private:
   struct Close {
@@ -106,7 +117,13 @@ class Store {
 
   Store(const std::filesystem::path& file, bool create);
   bool is_empty() const;
+  bool names_writers() const;
+  void insert(std::span<const SweepPoint> points) const;
   void check_schema() const;
+  template <class Read>
+  void for_each_row(Read&& read) const;
+  Json parsed(std::string_view text) const;
+  Json sweep_document() const;
   void execute(const std::string& sql) const;
 
   std::filesystem::path file_;

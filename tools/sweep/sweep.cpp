@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <tbb/global_control.h>
@@ -87,6 +88,16 @@ std::vector<Column> read_columns(const ConfigNode& node) {
   return columns;
 }
 
+// 1 and 1.0 are one value.
+std::vector<Json> different(const std::vector<Json>& values) {
+  std::vector<Json> kept;
+  std::set<Json> seen;
+  for (const Json& value : values) {
+    if (seen.insert(value).second) kept.push_back(value);
+  }
+  return kept;
+}
+
 Assignment read_settings(const ConfigNode& node) {
   return read_object(node, setting_keys, [&](ConfigReader& reader) {
     Assignment settings;
@@ -125,7 +136,7 @@ std::vector<Assignment> read_block(ConfigReader& block, const std::vector<Column
   if (block.optional("set")) points.front() = read_settings(block.child("set"));
   if (block.optional("axes")) {
     for (const Column& axis : read_columns(block.child("axes")))
-      points = cross(points, {axis}, node);
+      points = cross(points, {{axis.pointer, different(axis.values)}}, node);
   }
   if (block.optional("zip")) {
     const ConfigNode zip = block.child("zip");
@@ -234,9 +245,11 @@ bool matches(const Json& config, const Assignment& rule) {
 void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
   for (const Assignment& rule : read_skip_rules(node)) {
     for (const auto& [pointer, value] : rule) {
-      const bool known = std::any_of(points.begin(), points.end(), [&](const SweepPoint& point) {
-        return find_value(point.config, pointer) != nullptr;
-      });
+      // clang 14 captures a structured binding only by a name of its own.
+      const bool known = std::any_of(points.begin(), points.end(),
+                                     [&, &pointer = pointer](const SweepPoint& point) {
+                                       return find_value(point.config, pointer) != nullptr;
+                                     });
       if (!known) {
         node.fail(
             fmt::format("no point has a \"{}\"; a rule matches what the base and the axes "
@@ -342,6 +355,20 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
   return errors;
 }
 
+// Columns of a finished sweep's table.
+struct TextColumn {
+  const char* head;
+  const char* pointer;
+};
+constexpr TextColumn text_columns[] = {
+    {"out/s/GPU", "/metrics/tokens_per_s_per_gpu"},
+    {"tokens/s", "/metrics/total_token_throughput"},
+    {"TPOT ms", "/metrics/mean_tpot_ms"},
+    {"median", "/metrics/median_tpot_ms"},
+    {"p99 TTFT ms", "/metrics/p99_ttft_ms"},
+    {"activated", "/experts/by_step_kind/decode/max_activated_mean"},
+};
+
 std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
   std::string text;
   for (const Axis& axis : axes) {
@@ -352,35 +379,73 @@ std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
   return text.empty() ? point.config_hash : text;
 }
 
-// What the files hold that configs name, each read once. A JSON file's own files count too; of a
-// large file its size and first megabyte do.
+constexpr std::uintmax_t mebibyte = 1 << 20;
+constexpr std::uintmax_t pieces_of_large = 64;  // of a MiB each
+
+// Of a large file evenly spread pieces, the first and the last among them.
+std::string file_content(const std::filesystem::path& file, std::uintmax_t size) {
+  std::ifstream stream(file, std::ios::binary);
+  const bool whole = size <= pieces_of_large * mebibyte;
+  std::string content(whole ? size : pieces_of_large * mebibyte, '\0');
+  const auto read = [&](std::uintmax_t from, std::uintmax_t to, std::uintmax_t bytes) {
+    stream.seekg(static_cast<std::streamoff>(from));
+    stream.read(content.data() + to, static_cast<std::streamsize>(bytes));
+  };
+  if (whole) {
+    read(0, 0, size);
+  } else {
+    for (std::uintmax_t i = 0; i < pieces_of_large; ++i)
+      read((size - mebibyte) / (pieces_of_large - 1) * i, i * mebibyte, mebibyte);
+    read(size - mebibyte, (pieces_of_large - 1) * mebibyte, mebibyte);
+  }
+  return content;
+}
+
+// What the files hold that configs name, each read once. A JSON file's own files count too, a
+// routing trace is its three files, and of a file above 64 MiB pieces of that much in all count.
 class FileFingerprints {
  public:
   /// 0 if the config names none. Every text that is the path of a file is taken for its name.
   std::uint64_t of(const Json& config, const std::filesystem::path& folder) {
     std::uint64_t all = 0;
-    if (config.is_string()) return of_file(folder / config.get<std::string>());
+    if (config.is_string()) return of_path(folder / config.get<std::string>());
     if (!config.is_structured()) return 0;
-    for (const Json& value : config) {
-      const std::uint64_t one = of(value, folder);
-      if (one != 0) all = fnv1a(fmt::format("{:016x}", one), all == 0 ? fnv1a("") : all);
-    }
+    for (const Json& value : config) all = and_also(all, of(value, folder));
     return all;
   }
 
  private:
-  std::uint64_t of_file(const std::filesystem::path& file) {
-    const auto [known, is_new] = known_.try_emplace(file.string(), 0);
+  static std::uint64_t and_also(std::uint64_t all, std::uint64_t one) {
+    if (one == 0) return all;
+    return fnv1a(fmt::format("{:016x}", one), all == 0 ? fnv1a("") : all);
+  }
+
+  std::uint64_t of_path(const std::filesystem::path& path) {
+    const auto [known, is_new] = known_.try_emplace(path.string(), 0);
     std::error_code none;
-    if (!is_new || !std::filesystem::is_regular_file(file, none)) return known->second;
-    std::ifstream stream(file, std::ios::binary);
-    std::string head(std::size_t{1} << 20, '\0');
-    head.resize(static_cast<std::size_t>(
-        stream.read(head.data(), static_cast<std::streamsize>(head.size())).gcount()));
-    std::uint64_t print = fnv1a(head) ^ std::filesystem::file_size(file, none);
-    const Json json = json_or_text(head);
-    if (json.is_structured()) print ^= of(json, file.parent_path());
-    return known_[file.string()] = print;
+    if (!is_new) return known->second;
+    std::uint64_t print = 0;
+    if (std::filesystem::is_regular_file(path, none)) print = of_file(path);
+    if (std::filesystem::is_regular_file(path / "meta.json", none)) {
+      for (const char* name : {"meta.json", "requests.jsonl", "topk_ids.npy"})
+        print = and_also(print, of_path(path / name));
+    }
+    return known_[path.string()] = print;
+  }
+
+  std::uint64_t of_file(const std::filesystem::path& file) {
+    std::error_code none;
+    const std::uintmax_t size = std::filesystem::file_size(file, none);
+    if (none) return 0;
+    const std::string content = file_content(file, size);
+    std::uint64_t print = fnv1a(content) ^ size;
+    if (size > mebibyte) return print;  // no config is as long
+    try {
+      const Json json = json_or_text(content);
+      if (json.is_structured()) print ^= of(json, file.parent_path());
+    } catch (const ConfigError&) {  // a key twice: refused where the file is read
+    }
+    return print;
   }
 
   std::map<std::string, std::uint64_t> known_;
@@ -418,7 +483,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     std::vector<Column> seeds;
     if (reader.optional("seeds")) seeds = read_seeds(reader.child("seeds"));
 
-    std::map<std::string, Json> configs;
+    std::map<std::string, std::size_t> place_of;
     FileFingerprints files;
     std::vector<Coupling> couplings;
     if (reader.optional("couple")) couplings = read_couplings(reader.child("couple"));
@@ -431,9 +496,11 @@ Sweep expand_sweep(const ConfigNode& file) {
           assign(config, pointer, value, block.node());
         const std::uint64_t inputs = files.of(config, base.file().parent_path());
         SweepPoint point = sweep_point(std::move(config), inputs);
-        const auto [place, is_new] = configs.emplace(point.config_hash, point.config);
-        check(place->second == point.config, "two configs have one hash");
-        if (is_new) sweep.points.push_back(std::move(point));
+        const auto [place, is_new] = place_of.emplace(point.config_hash, sweep.points.size());
+        if (is_new)
+          sweep.points.push_back(std::move(point));
+        else
+          check(sweep.points[place->second].config == point.config, "two configs have one hash");
       }
     };
     if (reader.optional("blocks")) {
@@ -451,6 +518,11 @@ Sweep expand_sweep(const ConfigNode& file) {
     if (sweep.points.empty()) file.fail("sweeps nothing; add \"axes\" or a block");
     return sweep;
   });
+}
+
+SweepPoint point_of(Json config, const std::filesystem::path& folder) {
+  const std::uint64_t inputs = FileFingerprints().of(config, folder);
+  return sweep_point(std::move(config), inputs);
 }
 
 Shard parse_shard(std::string_view text) {
@@ -482,14 +554,19 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   std::map<std::string, PointStatus> known;
   std::error_code ignored;
   const auto size = std::filesystem::file_size(file, ignored);
-  if (!ignored && size > 0) known = Store::open(file).statuses_of(sweep.points);
+  std::string written_by;
+  if (!ignored && size > 0) {
+    const Store store = Store::open(file);
+    known = store.statuses_of(sweep.points);
+    written_by = store.written_by();
+  }
   std::vector<const SweepPoint*> open;
   for (const SweepPoint& point : sweep.points) {
     const auto found = known.find(point.config_hash);
     if (found == known.end() || found->second != PointStatus::done) open.push_back(&point);
   }
 
-  SweepOutcome outcome{sweep.points.size() - open.size(), 0, open.size()};
+  SweepOutcome outcome{sweep.points.size() - open.size(), 0, open.size(), std::move(written_by)};
   const std::vector<std::optional<std::string>> errors = check_points(open, runner, options);
   if (options.stop()) return outcome;
   const auto infeasible = static_cast<std::size_t>(std::count_if(
@@ -502,6 +579,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   }
 
   Store store = Store::open_for(file, sweep.document, sweep.points);
+  if (!open.empty()) store.add_writer(options.version);
   std::vector<const SweepPoint*> to_run;
   for (std::size_t i = 0; i < open.size(); ++i) {
     if (errors[i]) {
@@ -522,22 +600,16 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   return outcome;
 }
 
+StoredSweep read_for_text(const Store& store) {
+  std::vector<std::string> pointers;
+  for (const TextColumn& column : text_columns) pointers.emplace_back(column.pointer);
+  return store.read(pointers);
+}
+
 std::string sweep_text(const StoredSweep& sweep) {
-  struct Column {
-    const char* head;
-    const char* pointer;
-  };
-  constexpr Column columns[] = {
-      {"out/s/GPU", "/metrics/tokens_per_s_per_gpu"},
-      {"tokens/s", "/metrics/total_token_throughput"},
-      {"TPOT ms", "/metrics/mean_tpot_ms"},
-      {"median", "/metrics/median_tpot_ms"},
-      {"p99 TTFT ms", "/metrics/p99_ttft_ms"},
-      {"activated", "/experts/by_step_kind/decode/max_activated_mean"},
-  };
   std::vector<std::string> head;
   for (const Axis& axis : sweep.axes) head.push_back(axis.name);
-  for (const Column& column : columns) head.emplace_back(column.head);
+  for (const TextColumn& column : text_columns) head.emplace_back(column.head);
 
   std::vector<std::vector<std::string>> rows;
   std::string others;
@@ -555,7 +627,7 @@ std::string sweep_text(const StoredSweep& sweep) {
       const Json* value = find_value(point.config, axis.pointer);
       row.push_back(value == nullptr ? "-" : setting_text(*value));
     }
-    for (const Column& column : columns) {
+    for (const TextColumn& column : text_columns) {
       const auto number = report_number(point, column.pointer);
       row.push_back(number ? number_text(*number) : "-");
     }

@@ -35,11 +35,14 @@ struct Sweep {
 /// a policy and another its option. A coupling is by the value's text as tables show it, and its
 /// settings may not be set elsewhere. A skip rule matches what is written, not defaults; "metro"
 /// and
-/// {"type": "metro"} match each other. Equal points are merged.
+/// {"type": "metro"} match each other. Equal points are merged, equal values of an axis (1 and 1.0)
+/// too.
 ///
 /// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
 /// rule names what no point has, or no point is left.
 Sweep expand_sweep(const ConfigNode& file);
+/// A point of a config that no sweep file lists; names in it are relative to the folder.
+SweepPoint point_of(Json config, const std::filesystem::path& folder);
 /// The keys of a sweep file, as expand_sweep() reads them.
 std::span<const Key> sweep_keys();
 
@@ -63,6 +66,7 @@ Sweep shard_of(Sweep, Shard);
 
 struct SweepOptions {
   int threads = 1;
+  std::string version{};  ///< of moesim, noted in the store
   /// Whether a sweep of which no point can be run is refused; a shard may be so by chance.
   bool refuse_infeasible = true;
   /// Called, by one thread at a time, before the first point is run and whenever one is finished:
@@ -75,9 +79,10 @@ struct SweepOptions {
 };
 
 struct SweepOutcome {
-  std::size_t resumed = 0;  ///< points that were done before
-  std::size_t ran = 0;      ///< points that were run now
-  std::size_t left = 0;     ///< points that are not tried yet, because of a stop
+  std::size_t resumed = 0;   ///< points that were done before
+  std::size_t ran = 0;       ///< points that were run now
+  std::size_t left = 0;      ///< points that are not tried yet, because of a stop
+  std::string written_by{};  ///< the versions of moesim that ran those done before, if they said so
 };
 
 /// Runs the points that the store does not have as done, and records each as it finishes. All are
@@ -96,6 +101,8 @@ SweepOutcome run_sweep(const Sweep&, const std::filesystem::path& store, const P
 void merge_stores(const std::vector<std::filesystem::path>& stores,
                   const std::filesystem::path& output);
 
+/// Reads what sweep_text() shows.
+StoredSweep read_for_text(const Store&);
 /// What a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);
 

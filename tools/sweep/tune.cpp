@@ -2,131 +2,340 @@
 #include "tools/sweep/tune.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
-#include <set>
-#include <utility>
+#include <numeric>
 
 namespace moesim {
 
 namespace {
 
+// For people to read.
+double four_digits(double value) {
+  const double unit = std::pow(10, std::floor(std::log10(value)) - 3);
+  return std::round(value / unit) * unit;
+}
+
+}  // namespace
+
+RateLadder::RateLadder(std::vector<double> rates, double ratio) : rates_(std::move(rates)) {
+  const std::size_t n = rates_.size();
+  ratio_below_ = n > 1 ? rates_[1] / rates_[0] : ratio;
+  ratio_above_ = n > 1 ? rates_[n - 1] / rates_[n - 2] : ratio;
+}
+
+double RateLadder::rate(int rung) const {
+  if (rung < 0) return four_digits(rates_.front() * std::pow(ratio_below_, rung));
+  if (rung >= size()) {
+    return four_digits(rates_.back() * std::pow(ratio_above_, rung - size() + 1));
+  }
+  return rates_[static_cast<std::size_t>(rung)];
+}
+
+int RateLadder::above(double rate) const {
+  int rung = -most_below;
+  while (rung < size() + most_above && this->rate(rung) <= rate) ++rung;
+  return rung;
+}
+
+namespace {
+
+// Points that are run side by side, whatever the number of threads.
+constexpr std::size_t at_once = 4;
+// Places whose best load is looked for when nothing in the ladder meets the SLO.
+constexpr std::size_t hopeful = 4;
+
+struct Stopped {};
+
 class Search {
  public:
-  explicit Search(const TuneProblem& problem) : problem_(problem) {}
+  explicit Search(const TuneProblem& problem) : problem_(problem) {
+    for (std::size_t place = 0; place < problem.bounds.size(); ++place) {
+      if (problem.bounds[place]) places_.push_back(place);
+    }
+    std::stable_sort(places_.begin(), places_.end(), [&](std::size_t a, std::size_t b) {
+      if (bound(a) != bound(b)) return bound(a) > bound(b);
+      return problem_.bounds[a]->excess < problem_.bounds[b]->excess;
+    });
+  }
 
   TuneResult run() {
-    result_.place = best_bound();
-    if (!bound(result_.place)) return result_;
-    climb(result_.place, 0, problem_.loads);
-    // A change of one coordinate is tried first; of two only where one no longer helps.
-    while (improve(neighbours(result_.place)) || improve(pairs(result_.place))) {
+    try {
+      search();
+    } catch (const Stopped&) {
+      result_.stopped = true;
     }
-    return result_;
+    return rank();
   }
 
  private:
-  std::optional<double> bound(const TunePlace& place) {
-    const auto found = bounds_.find(place);
-    if (found != bounds_.end()) return found->second;
-    return bounds_.emplace(place, problem_.bound(place)).first->second;
+  void search() {
+    challenge_all();
+    if (!best_) try_heaviest();
+    if (!best_) try_lighter();
+    if (best_) doubt(best_->point.place);
+    if (problem_.sure || contradicted_) try_rest();
+    find_runners_up();
   }
 
-  Trial trial(const TunePlace& place, std::size_t load) {
-    const auto [found, is_new] = trials_.try_emplace({place, load});
-    if (is_new) {
-      found->second = problem_.run(place, load);
-      ++result_.runs;
-      if (found->second.meets && found->second.goodput > result_.goodput) {
-        result_.place = place;
-        result_.load = load;
-        result_.goodput = found->second.goodput;
-      }
+  double bound(std::size_t place) const { return problem_.bounds[place]->goodput; }
+  double best_goodput() const { return best_ ? best_->trial.goodput : 0; }
+  double most(TunePoint point) const {
+    return std::min(problem_.ladder.rate(point.rung), bound(point.place));
+  }
+  const Trial* tried(TunePoint point) const {
+    const auto found = trials_.find(point);
+    return found == trials_.end() ? nullptr : &found->second;
+  }
+
+  // Runs those of the points that were not run yet.
+  void try_points(std::vector<TunePoint> points) {
+    std::erase_if(points, [&](TunePoint point) { return tried(point) != nullptr; });
+    if (points.empty()) return;
+    const auto trials = problem_.run(points);
+    if (!trials) throw Stopped();
+    for (std::size_t i = 0; i < points.size(); ++i) note(points[i], trials->at(i));
+  }
+
+  void note(TunePoint point, const Trial& trial) {
+    trials_[point] = trial;
+    if (trial.meets && trial.goodput > best_goodput()) best_ = {point, trial};
+    // A lighter load that misses, or a heavier one that meets, where it should not.
+    for (const auto& [other, seen] : trials_) {
+      if (other.place != point.place || other.rung == point.rung) continue;
+      const bool lighter = other.rung < point.rung;
+      if (lighter ? trial.meets && !seen.meets : !trial.meets && seen.meets) contradicted_ = true;
     }
-    return found->second;
   }
 
-  // Bisects for the heaviest load in [first, end) that meets the SLO.
-  void climb(const TunePlace& place, std::size_t first, std::size_t end) {
-    while (first < end) {
-      const std::size_t middle = first + (end - first) / 2;
-      if (trial(place, middle).meets) {
-        first = middle + 1;
-      } else {
-        end = middle;
+  // Every place that its bound leaves a chance, under the lightest load that would make it the
+  // best.
+  void challenge_all() {
+    const int lightest = problem_.start > 0 ? problem_.ladder.above(problem_.start) - 1 : 0;
+    for (std::size_t next = 0; next < places_.size();) {
+      const int rung = best_ ? problem_.ladder.above(best_goodput()) : lightest;
+      std::vector<TunePoint> challengers;
+      for (; next < places_.size() && challengers.size() < at_once; ++next) {
+        if (bound(places_[next]) > best_goodput()) challengers.push_back({places_[next], rung});
       }
-    }
-  }
-
-  // From the first place, one coordinate after the other to its best bound, until none changes.
-  TunePlace best_bound() {
-    TunePlace place(problem_.sizes.size(), 0);
-    for (bool changed = true; changed;) {
-      changed = false;
-      for (const TunePlace& next : neighbours(place)) {
-        if (bound(next).value_or(0) > bound(place).value_or(0)) {
-          place = next;
-          changed = true;
+      if (challengers.empty()) return;
+      try_points(challengers);
+      for (const TunePoint challenger : challengers) {
+        if (tried(challenger)->meets && bound(challenger.place) > best_goodput()) {
+          climb(challenger.place, challenger.rung);
         }
       }
+      // It began too high: down from there, with the place that has most to promise.
+      if (!best_ && lightest > 0) narrow(challengers.front().place, -1, lightest);
     }
-    return place;
   }
 
-  // Places that differ in one coordinate; the most promising first.
-  std::vector<TunePlace> neighbours(const TunePlace& place) {
-    std::vector<TunePlace> places;
-    for (std::size_t c = 0; c < place.size(); ++c) {
-      for (std::size_t value = 0; value < problem_.sizes[c]; ++value) {
-        if (value == place[c]) continue;
-        places.push_back(place);
-        places.back()[c] = value;
+  // The rung above which no load can make the place better.
+  int top_of(std::size_t place) const {
+    const int highest = problem_.ladder.size() - 1 + RateLadder::most_above;
+    int rung = 0;
+    while (rung < highest && problem_.ladder.rate(rung) < bound(place)) ++rung;
+    return rung;
+  }
+
+  // Finds the heaviest load that meets the SLO, from one that does.
+  void climb(std::size_t place, int met) {
+    met = std::max(met, problem_.ladder.above(best_goodput()) - 1);
+    narrow(place, met, std::max(met, top_of(place)) + 1);
+  }
+
+  // The same between a load that meets it, or is known to be too light to matter, and one that
+  // does not: both are asked for a third and two thirds of the way.
+  void narrow(std::size_t place, int met, int missed) {
+    while (missed - met > 1) {
+      const int low = met + std::max(1, (missed - met) / 3);
+      const int high = std::max(low, missed - std::max(1, (missed - met) / 3));
+      try_points(low == high ? std::vector<TunePoint>{{place, low}}
+                             : std::vector<TunePoint>{{place, low}, {place, high}});
+      if (tried({place, high})->meets) {
+        met = high;
+      } else if (tried({place, low})->meets) {
+        met = low;
+        missed = high;
+      } else {
+        missed = low;
       }
     }
+  }
+
+  // When no place bears the lightest load: some bear a heavier one, because steps are composed
+  // another way.
+  void try_heaviest() {
+    for (std::size_t next = 0; next < places_.size() && !best_;) {
+      std::vector<TunePoint> points;
+      for (; next < places_.size() && points.size() < at_once; ++next) {
+        if (bound(places_[next]) > 0) {
+          points.push_back({places_[next], problem_.ladder.size() - 1});
+        }
+      }
+      try_points(points);
+    }
+  }
+
+  // Loads below the ladder, for the places that missed by least; the others are then challenged.
+  void try_lighter() {
+    if (places_.empty()) return;
+    for (int rung = -1; rung >= -RateLadder::most_below && !best_; --rung) {
+      std::vector<TunePoint> nearest;
+      for (const std::size_t place : by_nearness(rung + 1)) {
+        if (nearest.size() < hopeful && bound(place) > 0) nearest.push_back({place, rung});
+      }
+      if (nearest.empty()) break;
+      const double before = least_excess();
+      try_points(nearest);
+      if (!best_ && least_excess() > .999 * before) break;
+    }
+    if (best_) challenge_all();
+    if (!trials_.empty()) return;
+    // By their bounds none has a chance: what the nearest of them give is worth knowing.
+    std::vector<TunePoint> points;
+    for (const std::size_t place : places_) {
+      if (points.size() < hopeful) points.push_back({place, 0});
+    }
+    try_points(points);
+  }
+
+  static bool nearer(const Trial& a, const Trial& b) {
+    if (a.attainment != b.attainment) return a.attainment > b.attainment;
+    return a.excess < b.excess;
+  }
+
+  double least_excess() const {
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto& [point, trial] : trials_) least = std::min(least, trial.excess);
+    return least;
+  }
+
+  // Places that were run at a rung, those that missed by least first.
+  std::vector<std::size_t> by_nearness(int rung) const {
+    std::vector<std::size_t> places;
+    for (const std::size_t place : places_) {
+      if (tried({place, rung}) != nullptr) places.push_back(place);
+    }
+    std::stable_sort(places.begin(), places.end(), [&](std::size_t a, std::size_t b) {
+      return nearer(*tried({a, rung}), *tried({b, rung}));
+    });
     return places;
   }
 
-  // Places that differ in two coordinates.
-  std::vector<TunePlace> pairs(const TunePlace& place) {
-    std::set<TunePlace> places;
-    for (const TunePlace& next : neighbours(place)) {
-      for (const TunePlace& second : neighbours(next)) places.insert(second);
+  // Heavier loads than the best place's first miss, a few of them: do they really miss?
+  void doubt(std::size_t place) {
+    std::vector<TunePoint> above;
+    for (int rung = 0; rung < problem_.ladder.size(); ++rung) {
+      const TunePoint point{place, rung};
+      if (tried(point) == nullptr && most(point) > best_goodput()) above.push_back(point);
     }
-    places.erase(place);
-    for (const TunePlace& next : neighbours(place)) places.erase(next);
-    return {places.begin(), places.end()};
+    std::vector<TunePoint> some;
+    for (std::size_t i = 0; i < std::min(at_once, above.size()); ++i) {
+      some.push_back(above[above.size() - 1 - i * above.size() / at_once]);
+    }
+    std::sort(some.begin(), some.end());
+    some.erase(std::unique(some.begin(), some.end()), some.end());
+    try_points(some);
   }
 
-  // Whether one of the places is better than the best so far; the most promising are tried first.
-  bool improve(std::vector<TunePlace> places) {
-    std::stable_sort(places.begin(), places.end(), [&](const auto& a, const auto& b) {
-      return bound(a).value_or(0) > bound(b).value_or(0);
-    });
-    const double before = result_.goodput;
-    for (const TunePlace& place : places) {
-      if (!tried_.insert(place).second) continue;
-      const auto most = bound(place);
-      if (!most) continue;
-      if (*most <= result_.goodput) {
-        ++result_.pruned;
-        continue;
+  // Points of the ladder that could be better and were not run, the most promising first.
+  std::vector<TunePoint> rest() const {
+    std::vector<TunePoint> points;
+    for (const std::size_t place : places_) {
+      for (int rung = 0; rung < problem_.ladder.size(); ++rung) {
+        const TunePoint point{place, rung};
+        if (most(point) > best_goodput() && tried(point) == nullptr) points.push_back(point);
       }
-      challenge(place);
-      if (result_.goodput > before) return true;
     }
-    return false;
+    std::stable_sort(points.begin(), points.end(),
+                     [&](TunePoint a, TunePoint b) { return most(a) > most(b); });
+    return points;
   }
 
-  // A place that misses the SLO under the load that the best one carries is not better.
-  void challenge(const TunePlace& place) {
-    const std::size_t load = result_.load.value_or(0);
-    if (trial(place, load).meets) climb(place, load + 1, problem_.loads);
+  void try_rest() {
+    for (std::vector<TunePoint> points = rest(); !points.empty(); points = rest()) {
+      points.resize(std::min(points.size(), at_once));
+      try_points(points);
+    }
+  }
+
+  // The heaviest loads of a few more places: those that met the SLO, then those that missed it by
+  // least where they were challenged. At less than half the best they are not worth ranking.
+  void find_runners_up() {
+    if (!best_) return;
+    struct Candidate {
+      std::size_t place;
+      Trial trial;
+      int met, missed;
+    };
+    std::vector<Candidate> candidates;
+    const int floor = problem_.ladder.above(best_goodput() / 2) - 1;
+    for (const std::size_t place : places_) {
+      if (place == best_->point.place) continue;
+      Candidate candidate{place, {}, floor, std::numeric_limits<int>::max()};
+      bool seen = false;
+      for (auto at = trials_.lower_bound({place, std::numeric_limits<int>::min()});
+           at != trials_.end() && at->first.place == place; ++at) {
+        const auto& [point, trial] = *at;
+        if (trial.meets) candidate.met = std::max(candidate.met, point.rung);
+        if (!seen || trial.goodput > candidate.trial.goodput) candidate.trial = trial;
+        seen = true;
+      }
+      if (!seen) continue;
+      for (int rung = candidate.met + 1; rung <= top_of(place) + 1; ++rung) {
+        const Trial* trial = tried({place, rung});
+        candidate.missed = trial != nullptr ? rung : candidate.missed;
+        if (trial != nullptr) break;
+      }
+      candidate.missed = std::min(candidate.missed, std::max(candidate.met, top_of(place)) + 1);
+      candidates.push_back(candidate);
+    }
+    std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
+      if (a.trial.goodput != b.trial.goodput) return a.trial.goodput > b.trial.goodput;
+      return nearer(a.trial, b.trial);
+    });
+    if (candidates.size() > problem_.runners_up) candidates.resize(problem_.runners_up);
+    for (const Candidate& candidate : candidates) {
+      narrow(candidate.place, candidate.met, candidate.missed);
+    }
+  }
+
+  TuneResult rank() {
+    std::map<std::size_t, TuneResult::Found> best_of;
+    for (const auto& [point, trial] : trials_) {
+      if (!trial.meets) continue;
+      const auto [found, is_new] =
+          best_of.try_emplace(point.place, TuneResult::Found{point, trial});
+      if (!is_new && trial.goodput > found->second.trial.goodput) found->second = {point, trial};
+    }
+    for (const auto& [place, found] : best_of) result_.found.push_back(found);
+    std::stable_sort(result_.found.begin(), result_.found.end(), [](const auto& a, const auto& b) {
+      return a.trial.goodput > b.trial.goodput;
+    });
+    for (const auto& [point, trial] : trials_) {
+      if (!result_.nearest || nearer(trial, result_.nearest->trial)) {
+        result_.nearest = {point, trial};
+      }
+    }
+    if (!result_.found.empty()) result_.nearest.reset();
+    result_.runs = trials_.size();
+    for (const std::size_t place : places_) {
+      const bool run = std::ranges::any_of(
+          trials_, [&](const auto& trial) { return trial.first.place == place; });
+      if (!run && bound(place) <= best_goodput()) ++result_.ruled_out;
+    }
+    result_.taken_to_miss = rest().size();
+    return result_;
   }
 
   const TuneProblem& problem_;
+  std::vector<std::size_t> places_;  // that can be run, best bound first
+  std::map<TunePoint, Trial> trials_;
+  std::optional<TuneResult::Found> best_;
+  bool contradicted_ = false;
   TuneResult result_;
-  std::map<TunePlace, std::optional<double>> bounds_;
-  std::map<std::pair<TunePlace, std::size_t>, Trial> trials_;
-  std::set<TunePlace> tried_;
 };
 
 }  // namespace

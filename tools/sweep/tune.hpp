@@ -4,42 +4,86 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace moesim {
 
-/// One value of each coordinate.
-using TunePlace = std::vector<std::size_t>;
+/// Loads to try, in requests/s: rungs 0 .. size() - 1 as given, and more of them below and above,
+/// each further off by the ratio of the outermost two.
+class RateLadder {
+ public:
+  /// Rates ascend. `ratio` (> 1) is taken where there is but one.
+  explicit RateLadder(std::vector<double> rates, double ratio = 1.4142135623730951);
+  int size() const { return static_cast<int>(rates_.size()); }
+  double rate(int rung) const;
+  /// The lowest rung whose rate is above this one, between the ends that are ever tried.
+  int above(double rate) const;
+  static constexpr int most_below = 16, most_above = 16;
 
-/// What one run under one load showed.
-struct Trial {
-  double goodput = 0;  ///< requests/s that met the SLO
-  bool meets = false;  ///< whether enough of them did
+ private:
+  std::vector<double> rates_;
+  double ratio_below_, ratio_above_;
 };
 
-/// What is searched: places on a grid, each under rising loads.
+/// A place (one combination of all settings but the load) under one load.
+struct TunePoint {
+  std::size_t place = 0;
+  int rung = 0;
+  auto operator<=>(const TunePoint&) const = default;
+};
+
+/// What one run showed.
+struct Trial {
+  double goodput = 0;     ///< requests/s that met the SLO, at most the load
+  double attainment = 0;  ///< share of the requests that did
+  double excess = 0;      ///< the worst of latency over its limit, 1 where it is met exactly
+  bool meets = false;     ///< whether enough requests met it
+};
+
+/// What a place cannot exceed, by the time of its steps alone.
+struct TuneBound {
+  double goodput = 0;  ///< requests/s under any load; 0 where a single request misses the SLO
+  double excess = 0;   ///< of a single request's latency over its limit
+};
+
 struct TuneProblem {
-  std::vector<std::size_t> sizes;  ///< values of each coordinate
-  std::size_t loads = 0;           ///< numbered from the lightest
-  /// A goodput that the place cannot exceed under any load, cheap to ask for; nothing where the
-  /// grid has no such place or it cannot be run.
-  std::function<std::optional<double>(const TunePlace&)> bound;
-  /// Runs a place that has a bound. Called once per place and load.
-  std::function<Trial(const TunePlace&, std::size_t load)> run;
+  /// Of each place; nothing where it cannot be run.
+  std::vector<std::optional<TuneBound>> bounds;
+  RateLadder ladder;
+  /// Runs some points, each asked for once, and answers in their order. Nothing: stopped.
+  std::function<std::optional<std::vector<Trial>>(std::span<const TunePoint>)> run;
+  /// Whether every point of the ladder that could still be better is run in the end.
+  bool sure = false;
+  /// A load to begin with, in requests/s; 0: the ladder's lightest.
+  double start = 0;
+  /// Of the best places, to rank below the best one.
+  std::size_t runners_up = 4;
 };
 
 struct TuneResult {
-  TunePlace place;
-  std::optional<std::size_t> load;  ///< nothing where no run met the SLO
-  double goodput = 0;
+  struct Found {
+    TunePoint point;
+    Trial trial;
+  };
+  std::vector<Found> found;      ///< the best point of each place that met the SLO, best first
+  std::optional<Found> nearest;  ///< where none did: the run that missed by least
   std::size_t runs = 0;
-  std::size_t pruned = 0;  ///< places ruled out by their bound alone
+  std::size_t ruled_out = 0;  ///< places that cannot be better by their bound alone
+  /// Points within the ladder that were not run and are not ruled out by bound or load: they are
+  /// taken to miss the SLO because their place missed it under a lighter load. 0: nothing in the
+  /// ladder is better than what was found.
+  std::size_t taken_to_miss = 0;
+  bool stopped = false;
 };
 
-/// The place and load of the largest goodput that meets the SLO: coordinate search from the place
-/// of the best bound, with bisection on the load. It takes for granted that a place which misses
-/// the SLO under one load misses it under heavier ones, and finds an optimum that no change of one
-/// or two coordinates improves. Ties stay with the first found.
+/// The point of the largest goodput that meets the SLO. A place is given up when it misses the SLO
+/// under the lightest load that would make it better than the best so far; places are tried in the
+/// order of their bounds, until no bound is better than what was found. That takes for granted that
+/// who misses the SLO under one load misses it under heavier ones. Where a run shows otherwise, or
+/// it is asked to be `sure`, every point that could be better is run. Loads above the ladder are
+/// tried where its top is met, below it where nothing in it is. Deterministic: the points depend on
+/// nothing but the problem.
 TuneResult tune(const TuneProblem&);
 
 }  // namespace moesim

@@ -18,7 +18,7 @@ struct Options {
 
 int run(const Options& options) {
   merge_stores({options.stores.begin(), options.stores.end()}, options.output);
-  print(sweep_text(Store::open(options.output).read()));
+  print(sweep_text(read_for_text(Store::open(options.output))));
   return 0;
 }
 

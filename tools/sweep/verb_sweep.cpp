@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <atomic>
-#include <csignal>
 #include <memory>
 #include <thread>
 
@@ -9,8 +7,11 @@
 #include <spdlog/spdlog.h>
 
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
+#include "tools/cli/this_build.hpp"
+#include "tools/cli/remarks.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/sweep/slurm.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -20,36 +21,11 @@ namespace moesim {
 namespace {
 
 constexpr int exit_internal_error = 1;
-constexpr int exit_interrupted = 130;  // 128 + SIGINT, as shells have it
 
 struct Options {
   std::string config, store, shard, launcher = "here";
   int threads = 0;
   SlurmOptions slurm;
-};
-
-// The one global: a signal handler can reach nothing else.
-std::atomic<bool> interrupted = false;
-static_assert(std::atomic<bool>::is_always_lock_free);
-
-// The first Ctrl-C, or TERM as a scheduler sends it, lets the points in flight finish; the second
-// ends the program as usual.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    for (const int number : {SIGINT, SIGTERM}) {
-      std::signal(number, [](int received) {
-        interrupted = true;
-        std::signal(received, SIG_DFL);
-      });
-    }
-  }
-  ~InterruptGuard() {
-    std::signal(SIGINT, SIG_DFL);
-    std::signal(SIGTERM, SIG_DFL);
-  }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
 };
 
 int threads_of(const Options& options) {
@@ -88,11 +64,12 @@ int submit(const Options& options, const Sweep& sweep, const PointRunner& runner
   return 0;
 }
 
-int run_here(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
   ProgressBar checks("points checked");
   ProgressBar progress("points");
   SweepOptions how;
   how.threads = threads_of(options);
+  how.version = this_build();
   how.refuse_infeasible = options.shard.empty();
   how.checked = [&](std::size_t checked, std::size_t total) {
     checks.update(static_cast<std::int64_t>(checked), static_cast<std::int64_t>(total));
@@ -101,18 +78,26 @@ int run_here(const Options& options, const Sweep& sweep, const PointRunner& runn
     checks.finish();
     progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
   };
-  how.stop = [] { return interrupted.load(); };
+  how.stop = [] { return InterruptGuard::interrupted(); };
 
   const InterruptGuard guard;
   const SweepOutcome outcome = run_sweep(sweep, options.store, runner, how);
   progress.finish();
   if (outcome.resumed > 0)
     spdlog::info("{} of {} points were done before", outcome.resumed, sweep.points.size());
+  if (outcome.resumed > 0 && outcome.written_by != how.version) {
+    spdlog::warn(
+        "they were done by moesim {}, this is {}: results may differ; to run all again, name "
+        "another file with -o",
+        outcome.written_by.empty() ? "of a version that was not noted" : outcome.written_by,
+        how.version);
+  }
   if (outcome.left > 0) {
     spdlog::warn("stopped with {} points left; the same command runs them", outcome.left);
     return exit_interrupted;
   }
-  const StoredSweep stored = Store::open(options.store).read();
+  sweep.points = {};  // the store has them
+  const StoredSweep stored = read_for_text(Store::open(options.store));
   print(sweep_text(stored));
   const bool failed =
       std::any_of(stored.points.begin(), stored.points.end(),
@@ -121,17 +106,20 @@ int run_here(const Options& options, const Sweep& sweep, const PointRunner& runn
 }
 
 int run(const Options& options) {
+  if (options.store.empty()) throw ConfigError("-o: the store has no name; name a SQLite file");
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
   TraceLibrary traces;
+  const std::filesystem::path base_file = sweep.base_file;
+  Remarks remarks;
   const auto load = [&](const Json& config) {
-    return load_experiment(ConfigNode(config, sweep.base_file), traces);
+    return remarks.say_of(load_experiment(ConfigNode(config, base_file), traces));
   };
   const PointRunner runner{
       [&](const Json& config) { load(config); },
       [&](const Json& config) { return moesim::run(load(config)).document.dump(); }};
   return options.launcher == "slurm" ? submit(options, sweep, runner)
-                                     : run_here(options, sweep, runner);
+                                     : run_here(options, std::move(sweep), runner);
 }
 
 constexpr std::string_view footer = R"(CONFIG is a JSON file:

@@ -1,261 +1,247 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <memory>
+#include <set>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "sim/serving/simulator.hpp"
+#include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/sweep/slo_search.hpp"
 #include "tools/sweep/sweep.hpp"
-#include "tools/sweep/tune.hpp"
 
 namespace moesim {
 
 namespace {
 
 constexpr int exit_limit_not_met = 3;
-const std::string rate_pointer = "/workload/arrivals/rate";
 
 struct Options {
-  std::string config, report;
+  std::string config, report, store;
   double attainment = .9;
-  bool json = false;
+  bool json = false, sure = false;
 };
 
-// What a sweep file varies together: an axis, or all columns of its zip.
-struct Coordinate {
-  std::vector<std::string> pointers;
-  std::vector<std::vector<Json>> rows;  ///< the pointers' values
-};
-
-struct Grid {
-  std::vector<Coordinate> coordinates;
-  std::vector<Json> rates;  ///< ascending
-  std::map<std::pair<TunePlace, std::size_t>, const Json*> configs;
-};
-
-double per_second(const Json& rate) {
-  return parse_quantity<PerSecond>(rate.get<std::string>()).value();
+double rate_of(const SweepPoint& point, const Sweep& sweep) {
+  const Json* rate = find_value(point.config, rate_pointer);
+  const ConfigNode node(rate == nullptr ? Json() : *rate, sweep.base_file, rate_pointer);
+  const double value = node.quantity<PerSecond>().value();
+  if (value <= 0) node.fail("0 requests/s are no load");
+  return value;
 }
 
+// The sweep's points without their loads, and the loads.
+struct Grid {
+  std::vector<Json> places;
+  std::vector<double> rates;
+};
+
 Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
-  const Json& document = sweep.document;
-  if (document.contains("blocks") || document.contains("seeds"))
-    file.fail("tune takes \"axes\", one \"zip\" and \"set\", no \"blocks\" and no \"seeds\"");
+  if (sweep.document.contains("seeds"))
+    file.fail("tune compares runs of one seed; leave \"seeds\" out");
+  const auto axes = axes_of(sweep.document);
+  const bool loads =
+      std::ranges::any_of(axes, [](const Axis& axis) { return axis.pointer == rate_pointer; });
+  if (!loads) {
+    file.fail(fmt::format("needs an axis \"{}\" with the loads to try, e.g. [\"1 /s\", \"2 /s\"]",
+                          rate_pointer));
+  }
+  std::map<std::string, std::size_t> loads_of;  // by place
+  std::set<double> rates;
   Grid grid;
-  const Json axes = document.value("axes", Json::object());
-  for (const auto& axis : axes.items()) {
-    if (axis.key() == rate_pointer) {
-      for (const Json& rate : axis.value()) grid.rates.push_back(rate);
-      continue;
-    }
-    Coordinate& coordinate = grid.coordinates.emplace_back();
-    coordinate.pointers = {axis.key()};
-    for (const Json& value : axis.value()) coordinate.rows.push_back({value});
+  for (const SweepPoint& point : sweep.points) {
+    rates.insert(rate_of(point, sweep));
+    Json place = point.config;
+    place.at(Json::json_pointer("/workload/arrivals")).erase("rate");
+    if (loads_of[place.dump()]++ == 0) grid.places.push_back(point.config);
   }
-  if (grid.rates.empty()) {
-    file.fail(fmt::format(
-        "needs an axis \"{}\" with the loads to bisect, e.g. [\"1 /s\", \"2 /s\"]", rate_pointer));
-  }
-  std::sort(grid.rates.begin(), grid.rates.end(),
-            [](const Json& a, const Json& b) { return per_second(a) < per_second(b); });
-  if (document.contains("zip")) {
-    Coordinate& coordinate = grid.coordinates.emplace_back();
-    for (const auto& column : document.at("zip").items()) {
-      coordinate.pointers.push_back(column.key());
-      coordinate.rows.resize(column.value().size());
-      for (std::size_t row = 0; row < coordinate.rows.size(); ++row)
-        coordinate.rows[row].push_back(column.value()[row]);
-    }
+  grid.rates.assign(rates.begin(), rates.end());
+  for (const auto& [place, count] : loads_of) {
+    if (count != rates.size()) file.fail("every combination needs every load; leave out \"skip\"");
   }
   return grid;
 }
 
-std::size_t row_of(const Json& config, const Coordinate& coordinate) {
-  const auto found = std::find_if(
-      coordinate.rows.begin(), coordinate.rows.end(), [&](const std::vector<Json>& row) {
-        for (std::size_t i = 0; i < row.size(); ++i) {
-          const Json* value = find_value(config, coordinate.pointers[i]);
-          if (value == nullptr || *value != row[i]) return false;
-        }
-        return true;
-      });
-  return static_cast<std::size_t>(found - coordinate.rows.begin());
-}
-
-void place_points(Grid& grid, const Sweep& sweep, const ConfigNode& file) {
-  for (const SweepPoint& point : sweep.points) {
-    TunePlace place;
-    for (const Coordinate& coordinate : grid.coordinates) {
-      place.push_back(row_of(point.config, coordinate));
-      if (place.back() == coordinate.rows.size()) {
-        file.fail(fmt::format("\"{}\" is changed by another axis, too; put both into one axis",
-                              coordinate.pointers.front()));
-      }
+// What the places differ in, for tables.
+std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& places) {
+  std::vector<Axis> axes = axes_of(sweep.document);
+  std::erase_if(axes, [&](const Axis& axis) {
+    std::set<std::string> values;
+    for (const Json& place : places) {
+      const Json* value = find_value(place, axis.pointer);
+      values.insert(value == nullptr ? "" : value->dump());
     }
-    const Json* rate = find_value(point.config, rate_pointer);
-    const auto load = std::find(grid.rates.begin(), grid.rates.end(), *rate);
-    grid.configs[{place, static_cast<std::size_t>(load - grid.rates.begin())}] = &point.config;
-  }
+    return axis.pointer == rate_pointer || values.size() < 2;
+  });
+  return axes;
 }
 
-struct MeanLengths {
-  double prompt = 0, output = 0;
-};
-
-MeanLengths mean_lengths(const Experiment& e) {
-  constexpr int sample = 512;
-  const auto source = e.workload.make(e.seed, e.ranks());
-  MeanLengths sum;
-  int n = 0;
-  for (; n < sample; ++n) {
-    const auto next = source->next();
-    if (!next) break;
-    sum.prompt += next->request.prompt_tokens;
-    sum.output += next->request.output_tokens;
-  }
-  return {sum.prompt / n, sum.output / n};
-}
-
-// The most requests/s that steps of one kind alone allow: for decode dp b / (step(b) (n - 1)) over
-// the batches b per rank whose step meets the SLO on TPOT, n tokens being generated per request,
-// the first by prefill; for prefill dp chunk / (step(chunk) prompt). One step of each size is
-// priced, at the shortest context; its routing is a sample, hence the slack.
-double goodput_bound(const Experiment& e) {
-  constexpr double slack = 1.05;
-  const MeanLengths lengths = mean_lengths(e);
-  const auto context = static_cast<int>(lengths.prompt);
-  double decode = lengths.output > 1 ? 0 : std::numeric_limits<double>::infinity();
-  const auto most = static_cast<int>(e.scheduler->max_num_seqs());
-  for (int b = 1; lengths.output > 1; b = std::min(2 * b, most)) {
-    const Seconds step = explain_step(e, StepKind::decode, b, context, 0).cost.total;
-    if (e.slo.tpot && step.count() > e.slo.tpot->count() * slack) break;
-    decode = std::max(decode, e.ranks() * b / (step.count() * (lengths.output - 1)));
-    if (b == most) break;
-  }
-  const auto chunk =
-      std::min(static_cast<int>(e.scheduler->max_num_batched_tokens()), std::max(1, context));
-  const Seconds step = explain_step(e, StepKind::prefill, 0, 0, chunk).cost.total;
-  const double prefill = e.ranks() * chunk / (step.count() * lengths.prompt);
-  return slack * std::min(decode, prefill);
-}
-
-// A run's goodput, at most what arrives: while a short run drains, more requests end in the
-// measured time than came in it, and the search would take that for merit.
-Trial trial_of(const Json& report, double rate, double attainment) {
-  const Json& metrics = report.at("metrics");
-  const Json& share = metrics.at("slo_attainment");
-  const Json& throughput = metrics.at("request_throughput");
-  if (!share.is_number() || !throughput.is_number()) return {};
-  const double met = share.get<double>();
-  return {std::min(throughput.get<double>(), rate) * met, met >= attainment};
-}
-
-std::string found_text(const Grid& grid, const TuneResult& result, const Sweep& sweep,
-                       const Json& report, std::size_t points) {
+// The command that runs a point again: what differs from the base, by --set.
+std::string command_of(const SloRun& run, const Sweep& sweep) {
   std::string command = fmt::format("moesim run {}", sweep.base_file.string());
-  const auto set = [&](const std::string& pointer, const Json& value) {
-    command += fmt::format(" --set '{}={}'", pointer, value.dump());
-  };
-  const Json fixed = sweep.document.value("set", Json::object());
-  for (const auto& item : fixed.items()) set(item.key(), item.value());
-  Table table({"setting", "best"});
-  const auto add = [&](const std::string& pointer, const Json& value) {
-    table.add({pointer, setting_text(value)});
-    set(pointer, value);
-  };
-  const std::size_t load = *result.load;
-  for (std::size_t c = 0; c < grid.coordinates.size(); ++c) {
-    const Coordinate& coordinate = grid.coordinates[c];
-    for (std::size_t i = 0; i < coordinate.pointers.size(); ++i)
-      add(coordinate.pointers[i], coordinate.rows[result.place[c]][i]);
+  std::vector<std::string> pointers;
+  for (const Axis& axis : axes_of(sweep.document)) pointers.push_back(axis.pointer);
+  std::ranges::sort(pointers);
+  for (const std::string& pointer : pointers) {
+    const Json* value = find_value(run.config, pointer);
+    if (value != nullptr) command += fmt::format(" --set '{}={}'", pointer, value->dump());
   }
-  add(rate_pointer, grid.rates[load]);
-  const auto metric = [&](const char* name) {
-    const Json& value = report.at("metrics").at(name);
-    return value.is_number() ? number_text(value.get<double>()) : "-";
-  };
+  return command;
+}
+
+std::string cell(const SloRun& run, const char* metric) {
+  const Json* value = find_value(run.report, std::string("/metrics/") + metric);
+  return value != nullptr && value->is_number() ? number_text(value->get<double>()) : "-";
+}
+
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& axes,
+                     std::size_t rows) {
+  std::vector<std::string> head;
+  for (const Axis& axis : axes) head.push_back(axis.name);
+  for (const char* name : {"rate", "goodput", "SLO met", "p90 TPOT", "p90 TTFT"}) {
+    head.emplace_back(name);
+  }
+  std::vector<std::vector<std::string>> cells;
+  for (std::size_t i = 0; i < std::min(rows, runs.size()); ++i) {
+    const SloRun& run = runs[i];
+    auto& row = cells.emplace_back();
+    for (const Axis& axis : axes) {
+      const Json* value = find_value(run.config, axis.pointer);
+      row.push_back(value == nullptr ? "-" : setting_text(*value));
+    }
+    row.insert(row.end(), {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment),
+                           cell(run, "p90_tpot_ms"), cell(run, "p90_ttft_ms")});
+  }
+  return narrow_table(std::move(head), std::move(cells), axes.size());
+}
+
+OrderedJson to_json(const SloRun& run) {
+  return {{"config", run.config},
+          {"rate", run.rate},
+          {"goodput", run.trial.goodput},
+          {"slo_attainment", run.trial.attainment}};
+}
+
+OrderedJson to_json(const SloResult& result, std::size_t points) {
+  OrderedJson json;
+  if (!result.found.empty()) json = to_json(result.found.front());
+  json["runs"] = result.search.runs;
+  json["points"] = points;
+  json["ruled_out"] = result.search.ruled_out;
+  json["taken_to_miss"] = result.search.taken_to_miss;
+  json["cannot_run"] = result.cannot_run;
+  json["runners_up"] = OrderedJson::array();
+  for (std::size_t i = 1; i < result.found.size(); ++i) {
+    json["runners_up"].push_back(to_json(result.found[i]));
+  }
+  if (!result.nearest.empty()) json["nearest"] = to_json(result.nearest.front());
+  return json;
+}
+
+std::string effort_text(const SloResult& result, std::size_t points) {
+  const TuneResult& search = result.search;
+  std::string text = fmt::format(
+      "{} runs for a grid of {} points; {} combinations ruled out by the "
+      "time of their steps alone",
+      search.runs, points, search.ruled_out);
+  if (result.cannot_run > 0) {
+    text += fmt::format("; {} cannot be run ({})", result.cannot_run, result.refused);
+  }
+  text += search.taken_to_miss == 0
+              ? ". No other point of the grid is better."
+              : fmt::format(
+                    ". {} points that might be better were not run: their combination missed the "
+                    "SLO under a lighter load. --sure runs them.",
+                    search.taken_to_miss);
+  return wrapped(text) + "\n";
+}
+
+std::string found_text(const SloResult& result, const Sweep& sweep, const std::vector<Axis>& axes) {
+  constexpr std::size_t rows = 5;
   return fmt::format(
-      "{}\ngoodput {} requests/s; SLO met by {} of them; TPOT {} ms, TTFT {} ms (median)\n"
-      "{} runs for a grid of {} points; {} places ruled out by their bound alone\n\n{}\n",
-      table.text(), number_text(result.goodput), metric("slo_attainment"), metric("median_tpot_ms"),
-      metric("median_ttft_ms"), result.runs, points, result.pruned, command);
+      "{}\nbest: {}; {}, met by {} of the requests\n{}\n{}\n", table_of(result.found, axes, rows),
+      result.found.front().rate, latencies_text(result.found.front()),
+      percent(result.found.front().trial.attainment), effort_text(result, sweep.points.size()),
+      command_of(result.found.front(), sweep));
+}
+
+int say_missed(const SloResult& result, const Options& options, const Sweep& sweep) {
+  const SloRun& nearest = result.nearest.front();
+  spdlog::error(
+      "no run met the SLO for {:.0f} % of its requests; the nearest, at {}: {}, met by {}",
+      options.attainment * 100, nearest.rate, latencies_text(nearest),
+      percent(nearest.trial.attainment));
+  print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
+                     : effort_text(result, sweep.points.size()) + "\nthe nearest:\n" +
+                           command_of(nearest, sweep) + "\n");
+  return exit_limit_not_met;
+}
+
+int say_stopped(const SloResult& result, const Options& options) {
+  const std::string kept = options.store.empty() ? "nothing is kept without --store"
+                                                 : "the same command goes on from there";
+  const std::string best = result.found.empty()
+                               ? "none met the SLO so far"
+                               : fmt::format("best so far {} requests/s",
+                                             number_text(result.found.front().trial.goodput));
+  spdlog::warn("stopped after {} runs: {}; {}", result.search.runs, best, kept);
+  return exit_interrupted;
 }
 
 int run(const Options& options) {
+  require_writable(options.report);
   const ConfigNode file = ConfigNode::from_file(options.config);
   const Sweep sweep = expand_sweep(file);
   Grid grid = read_grid(sweep, file);
-  place_points(grid, sweep, file);
+  const std::vector<Axis> axes = varied_axes(sweep, grid.places);
+  const SloSearch search{.document = sweep.document,
+                         .base_file = sweep.base_file,
+                         .places = std::move(grid.places),
+                         .ladder = RateLadder(std::move(grid.rates)),
+                         .attainment = options.attainment,
+                         .sure = options.sure,
+                         .store = options.store};
   TraceLibrary traces;
-  const auto load_point = [&](const Json& config) {
-    return load_experiment(ConfigNode(config, sweep.base_file), traces);
+  Remarks remarks;
+  ProgressBar bounds("combinations looked at"), progress("runs");
+  const InterruptGuard guard;
+  SloHooks hooks;
+  hooks.stop = InterruptGuard::interrupted;
+  hooks.bounded = [&](std::size_t done, std::size_t total) {
+    bounds.update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
   };
-  std::string refused;
-  Json best_report;
-  double best_goodput = 0;
-
-  TuneProblem problem;
-  for (const Coordinate& coordinate : grid.coordinates)
-    problem.sizes.push_back(coordinate.rows.size());
-  problem.loads = grid.rates.size();
-  problem.bound = [&](const TunePlace& place) -> std::optional<double> {
-    const auto config = grid.configs.find({place, 0});
-    if (config == grid.configs.end()) return std::nullopt;
-    try {
-      const Experiment experiment = load_point(*config->second);
-      if (!experiment.slo.tpot && !experiment.slo.ttft && !experiment.slo.e2el)
-        throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
-      return goodput_bound(experiment);
-    } catch (const ConfigError& error) {
-      if (refused.empty()) refused = error.what();
-      return std::nullopt;
-    }
+  hooks.ran = [&](std::size_t runs) {
+    bounds.finish();
+    progress.update(static_cast<std::int64_t>(runs), 0);
   };
-  problem.run = [&](const TunePlace& place, std::size_t load) -> Trial {
-    const auto config = grid.configs.find({place, load});
-    if (config == grid.configs.end()) return {};
-    const Json report = Json::parse(moesim::run(load_point(*config->second)).document.dump());
-    const Trial trial = trial_of(report, per_second(grid.rates[load]), options.attainment);
-    if (trial.meets && trial.goodput > best_goodput) {
-      best_goodput = trial.goodput;
-      best_report = report;
-      spdlog::info("{} requests/s at {}", number_text(trial.goodput),
-                   grid.rates[load].get<std::string>());
-    }
-    return trial;
-  };
-  const TuneResult result = tune(problem);
-  if (result.runs == 0 && !refused.empty()) throw ConfigError(refused);
-  if (!result.load) {
-    spdlog::error("no run met the SLO for {:.0f} % of its requests; allow lower rates or more time",
-                  options.attainment * 100);
-    return exit_limit_not_met;
+  const SloResult result = search_slo(search, traces, remarks, hooks);
+  progress.finish();
+  if (result.resumed > 0) spdlog::info("{} of the runs were done before", result.resumed);
+  if (result.search.stopped) return say_stopped(result, options);
+  if (result.found.empty()) return say_missed(result, options, sweep);
+  if (!options.report.empty()) {
+    write_file(options.report, Json::parse(result.best_report).dump(1) + "\n");
   }
-  if (!options.report.empty()) write_file(options.report, best_report.dump(1) + "\n");
-  print(options.json ? Json{{"config", *grid.configs.at({result.place, *result.load})},
-                            {"goodput", result.goodput},
-                            {"runs", result.runs},
-                            {"pruned", result.pruned},
-                            {"points", sweep.points.size()}}
-                               .dump(1) +
-                           "\n"
-                     : found_text(grid, result, sweep, best_report, sweep.points.size()));
+  print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
+                     : found_text(result, sweep, axes));
   return 0;
 }
 
 constexpr std::string_view footer =
     R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". Found is the
-point of that grid with the most requests/s that meet the SLO, without running them all: the rate is
-bisected, the other axes are searched one and two at a time, and what cannot be better by the time of
-its steps alone is not run. That takes fewer requests to meet the SLO as the rate rises: give runs
-enough requests to last many times the SLO's TTFT; with prefill_first and few of them it may not
-hold, and the answer may be far off. Exit 3 if no point meets the SLO.)";
+point of that grid with the most requests/s that meet the SLO, without running them all: what cannot
+be better by the time of its steps alone is not run, and a combination that misses the SLO under one
+load is not run under heavier ones, unless a run shows that heavier ones can meet it. The last lines
+say how many points that leaves out; --sure runs them. Loads beyond the grid are tried where its
+heaviest is met, or none is. With --store every run is kept; the same command goes on where it was
+stopped, and `moesim report` draws it. Exit 3 if no point meets the SLO, with the nearest miss.)";
 
 }  // namespace
 
@@ -263,11 +249,13 @@ Action setup_tune(CLI::App& command) {
   const auto options = std::make_shared<Options>();
   command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
   command.add_option("-o,--output", options->report, "write the best point's report, JSON");
+  command.add_option("--store", options->store, "keep every run here, a SQLite file, and resume");
   command
       .add_option("--attainment", options->attainment,
                   "the share of requests that must meet the SLO")
       ->check(CLI::Range(0., 1.))
       ->capture_default_str();
+  command.add_flag("--sure", options->sure, "run every point that could still be better");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(std::string(footer));
   return [options] { return run(*options); };

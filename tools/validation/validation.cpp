@@ -7,6 +7,7 @@
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/no_such_file.hpp"
 #include "tools/validation/predict_serving.hpp"
 
 namespace moesim {
@@ -35,15 +36,21 @@ std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
   ServingPredictor serving(root);
   tbb::enumerable_thread_specific<OperationPredictor> operations(
       [&] { return OperationPredictor(root); });
+  std::vector<std::optional<NoSuchFile>> missing(all.size());
   tbb::parallel_for(std::size_t{0}, all.size(), [&](std::size_t i) {
     ValidatedPoint& p = all[i];
     const bool whole = p.point.category == "e2e" || p.point.category == "prefill";
     try {
       p.predicted = whole ? serving.predict(p.point) : operations.local().predict(p.point);
+    } catch (const NoSuchFile& error) {
+      missing[i] = error;
     } catch (const std::exception& error) {
       p.failure = error.what();
     }
   });
+  for (const auto& file : missing) {
+    if (file) throw *file;
+  }
   return all;
 }
 

@@ -28,7 +28,8 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/. Throws NoSuchFile if
+/// they lack a file of a point.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
                                      const std::filesystem::path& root);
 

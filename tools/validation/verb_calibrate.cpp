@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/source_tree.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/calibration.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 struct Options {
   std::string points, gpu, output, source;
-  std::filesystem::path root = source_tree();
+  std::filesystem::path root = data_folder();
 };
 
 std::string_view name_of(const Constants& of) {

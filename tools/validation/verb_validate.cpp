@@ -6,8 +6,8 @@
 #include <fmt/ranges.h>
 
 #include "sim/serving/simulator.hpp"
+#include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/source_tree.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/validation.hpp"
@@ -19,7 +19,7 @@ namespace {
 struct Options {
   std::string points, csv, fidelity;
   std::vector<std::string> only;
-  std::filesystem::path root = source_tree();
+  std::filesystem::path root = data_folder();
   bool json = false;
 };
 

@@ -80,6 +80,7 @@ class ClosedLoop final : public Arrivals {
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
     return std::make_unique<Source>(start, concurrency_ * (per_rank_ ? start.dp_ranks : 1));
   }
+  bool closed() const override { return true; }
 
  private:
   class Source final : public Numbered {

@@ -26,6 +26,8 @@ class Arrivals {
   virtual std::shared_ptr<const Lengths> own_lengths() const { return nullptr; }
   /// How many requests there are to send; 0 when there is no end to them.
   virtual std::int64_t available() const { return 0; }
+  /// Whether a request waits for another to leave, so that never more is asked for than is served.
+  virtual bool closed() const { return false; }
 };
 
 /// The table: closed_loop, poisson, gamma, constant, trace.

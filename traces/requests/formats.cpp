@@ -42,9 +42,24 @@ nanoseconds parse_time(std::string_view text) {
 constexpr auto parse_seconds = parse_time<1'000'000'000>;
 constexpr auto parse_milliseconds = parse_time<1'000'000>;
 
-/// "2023-11-16 18:15:46.6805900", up to nine decimals or none; a zone such as "+00:00" at the end
-/// is the same in every row and left out. Years 1900 to 2100: nanoseconds do not count much
-/// further.
+/// What clocks of a zone are ahead of UTC: "+01:00", "-0530", "+01", "Z" or "", which is UTC.
+std::optional<nanoseconds> zone_offset(std::string_view zone) {
+  if (zone.empty() || zone == "Z") return nanoseconds(0);
+  const bool west = zone[0] == '-';
+  if (!west && zone[0] != '+') return std::nullopt;
+  std::string digits(zone.substr(1));
+  if (digits.size() == 5 && digits[2] == ':') digits.erase(2, 1);
+  if (digits.size() == 2) digits += "00";
+  if (digits.size() != 4 || digits.find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
+  const int hours = std::stoi(digits.substr(0, 2)), minutes = std::stoi(digits.substr(2));
+  if (hours > 23 || minutes > 59) return std::nullopt;
+  const nanoseconds ahead = std::chrono::hours(hours) + std::chrono::minutes(minutes);
+  return west ? -ahead : ahead;
+}
+
+/// "2023-11-16 18:15:46.6805900", up to nine decimals or none, and a zone such as "+00:00" or none,
+/// in UTC. Years 1900 to 2100: nanoseconds do not count much further.
 nanoseconds parse_date_time(std::string_view text) {
   const auto refuse = [whole = text] {
     throw ConfigError(
@@ -73,8 +88,9 @@ nanoseconds parse_date_time(std::string_view text) {
     for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; unit /= 10, text.remove_prefix(1))
       time += nanoseconds((text[0] - '0') * unit);
   }
-  if (!text.empty() && text != "Z" && text[0] != '+' && text[0] != '-') refuse();
-  return time;
+  const std::optional<nanoseconds> ahead = zone_offset(text);
+  if (!ahead) refuse();
+  return time - *ahead;
 }
 
 enum class Encoding { csv, json_lines };

@@ -42,7 +42,7 @@ class LfuAging final : public ExpertMemory {
 
 std::span<const Key> lfu_aging_keys() {
   static constexpr Key keys[] = {{"aging_period", form::integer(0, 9e15), "0",
-                                  "runs after which counts are halved, 0 for never"}};
+                                  "runs after which counts are halved, 0 for 16 per slot"}};
   return keys;
 }
 

@@ -39,9 +39,8 @@ std::size_t slots_in(const GpuSlots& experts_on_gpu) {
   return slots;
 }
 
-// A slot list, cut into equal GPUs.
-GpuSlots cut_into_gpus(const ConfigNode& layer, std::size_t gpus) {
-  const std::vector<int> ids = expert_ids(layer);
+// A layer's slot list, cut into equal GPUs.
+GpuSlots cut_into_gpus(const ConfigNode& layer, const std::vector<int>& ids, std::size_t gpus) {
   if (ids.empty() || ids.size() % gpus != 0) {
     layer.fail(fmt::format("{} slots do not fill {} GPUs evenly", ids.size(), gpus));
   }
@@ -51,6 +50,10 @@ GpuSlots cut_into_gpus(const ConfigNode& layer, std::size_t gpus) {
     experts_on_gpu.emplace_back(first, first + slots_per_gpu);
   }
   return experts_on_gpu;
+}
+
+GpuSlots cut_into_gpus(const ConfigNode& layer, std::size_t gpus) {
+  return cut_into_gpus(layer, expert_ids(layer), gpus);
 }
 
 GpuSlots listed_by_gpu(const ConfigNode& layer, std::size_t gpus) {
@@ -214,6 +217,34 @@ ExpertPlacement read_vllm_ascend(ConfigReader& reader, PlacementContext context)
   return compile(layers, std::nullopt);
 }
 
+// vLLM's physical_to_logical_map: [layers, slots] -> expert.
+ExpertPlacement read_vllm(const NpyArray& array, const std::filesystem::path& file,
+                          PlacementContext context) {
+  const ConfigNode whole_file(Json(), file);
+  if (context.gpus == 0) {
+    whole_file.fail(
+        "does not say on how many GPUs its slots stand ([layers, slots], as vLLM has them); give "
+        "\"gpus\" beside the file");
+  }
+  const auto layers = static_cast<std::size_t>(array.shape()[0]);
+  const auto slots = static_cast<std::size_t>(array.shape()[1]);
+  const std::vector<double> values = array.to_doubles();
+  std::vector<ListedLayer> listed;
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    const ConfigNode place{Json(), file, fmt::format("[{}]", layer)};
+    std::vector<int> ids;
+    for (std::size_t slot = 0; slot < slots; ++slot) {
+      const double id = values[layer * slots + slot];
+      if (id < id_range.min || id > id_range.max) {
+        place.fail(fmt::format("slot {} holds {}; expected an expert's number", slot, id));
+      }
+      ids.push_back(static_cast<int>(id));
+    }
+    listed.push_back({place, cut_into_gpus(place, ids, static_cast<std::size_t>(context.gpus))});
+  }
+  return compile(listed, std::nullopt);
+}
+
 ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext context) {
   const NpyArray array = NpyArray::open(file);
   const auto refuse = [&](const std::string& what) {
@@ -222,11 +253,13 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
   const bool whole =
       array.type() == NpyType::u1 || array.type() == NpyType::i4 || array.type() == NpyType::i8;
   const auto shape = array.shape();
-  if (!whole || shape.size() != 3 || array.elements() == 0) {
+  if (!whole || (shape.size() != 2 && shape.size() != 3) || array.elements() == 0) {
     refuse(fmt::format(
-        "a placement is u1, i4 or i8 of shape [GPUs, layers, experts]; found {} [{}]",
+        "a placement is u1, i4 or i8 of shape [GPUs, layers, experts], or vLLM's "
+        "[layers, slots]; found {} [{}]",
         npy_type_names[static_cast<std::size_t>(array.type())], fmt::join(shape, ", ")));
   }
+  if (shape.size() == 2) return read_vllm(array, file, context);
   if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
     refuse(fmt::format("has {} experts; at most {} are expected", shape[2], expert_range.max));
   }
@@ -356,21 +389,49 @@ std::string npy_of(const ExpertPlacement& placement) {
   return npy_bytes<std::int32_t>(shape, held);
 }
 
+std::vector<ExpertLoad> listed_load(const ConfigNode& node) {
+  std::vector<ExpertLoad> load;
+  for (const ConfigNode& layer : node.list()) {
+    ExpertLoad experts;
+    for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(token_range));
+    if (experts.empty() || (!load.empty() && experts.size() != load.front().size())) {
+      layer.fail(fmt::format("has {} experts; expected {}", experts.size(),
+                             load.empty() ? "at least 1" : std::to_string(load.front().size())));
+    }
+    load.push_back(std::move(experts));
+  }
+  if (load.empty()) node.fail("has no layers");
+  return load;
+}
+
+// SGLang's expert distribution: a load, or one for each of the steps that its buffer held.
+std::vector<ExpertLoad> logical_count(const ConfigNode& node) {
+  const auto depth_of_three = [](const Json& json) {
+    return !json.empty() && json[0].is_array() && !json[0].empty() && json[0][0].is_array();
+  };
+  if (!depth_of_three(node.json())) return listed_load(node);
+  std::vector<ExpertLoad> sum;
+  for (const ConfigNode& step : node.list()) {
+    const std::vector<ExpertLoad> load = listed_load(step);
+    if (sum.empty()) sum.assign(load.size(), ExpertLoad(load.front().size()));
+    if (load.size() != sum.size() || load.front().size() != sum.front().size()) {
+      step.fail(fmt::format("has {} layers of {} experts; expected {} of {} as in the first step",
+                            load.size(), load.front().size(), sum.size(), sum.front().size()));
+    }
+    for (std::size_t layer = 0; layer < sum.size(); ++layer) {
+      std::ranges::transform(sum[layer], load[layer], sum[layer].begin(), std::plus<>());
+    }
+  }
+  return sum;
+}
+
 std::vector<ExpertLoad> load_from_json(const std::filesystem::path& file) {
   return read_object(ConfigNode::from_file(file), [](ConfigReader& reader) {
-    const ConfigNode node = reader.child("load");
-    std::vector<ExpertLoad> load;
-    for (const ConfigNode& layer : node.list()) {
-      ExpertLoad experts;
-      for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(token_range));
-      if (experts.empty() || (!load.empty() && experts.size() != load.front().size())) {
-        layer.fail(fmt::format("has {} experts; expected {}", experts.size(),
-                               load.empty() ? "at least 1" : std::to_string(load.front().size())));
-      }
-      load.push_back(std::move(experts));
-    }
-    if (load.empty()) node.fail("has no layers");
-    return load;
+    if (!reader.has("logical_count")) return listed_load(reader.child("load"));
+    // What SGLang writes beside it.
+    reader.optional("rank");
+    reader.optional("average_utilization_rate_over_window");
+    return logical_count(reader.child("logical_count"));
   });
 }
 

@@ -20,13 +20,14 @@ namespace moesim {
 ///                initial_global_assignments {model layer: [slot]}
 ///   vllm_ascend  expert_map.json of vllm-ascend: layer_list, device_list, device_expert
 ///   npy          0 or 1, [GPUs, layers, experts], as omni-infer keeps them
+/// Read, but not written, is vLLM's physical_to_logical_map, .npy of shape [layers, slots].
 enum class PlacementFormat { sglang, trtllm, vllm_ascend, npy };
 inline constexpr std::array<std::string_view, 4> placement_format_names{"sglang", "trtllm",
                                                                         "vllm_ascend", "npy"};
 
 /// What a placement file leaves to the deployment.
 struct PlacementContext {
-  int gpus = 0;         ///< for trtllm, and for sglang without "num_gpus"; 0: the file must say
+  int gpus = 0;  ///< for trtllm, vLLM, and for sglang without "num_gpus"; 0: the file must say
   int first_layer = 0;  ///< index of the model's first MoE layer: SGLang's and TensorRT-LLM's count
                         ///< the dense layers before it
 };
@@ -44,9 +45,11 @@ ExpertPlacement read_placement(const ConfigNode&, PlacementContext = {});
 /// say it: in trtllm unequal GPUs, in npy two slots of a GPU with one expert.
 std::string placement_bytes(const ExpertPlacement&, PlacementFormat, int first_layer = 0);
 
-/// Reads an observed load, [layers][experts]: {"load": [[tokens of each expert] per layer]}, or an
-/// .npy file of shape [layers, experts], or [steps, layers, experts], which is summed over the
-/// steps. Throws ConfigError with the place if it is no such thing or not finite and >= 0.
+/// Reads an observed load, [layers][experts]: {"load": [[tokens of each expert] per layer]},
+/// SGLang's
+/// {"logical_count": the same, or a list of such over steps}, or an .npy file of shape [layers,
+/// experts] or [steps, layers, experts]; steps are summed. Throws ConfigError with the place if it
+/// is no such thing or not finite and >= 0.
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file);
 
 }  // namespace moesim

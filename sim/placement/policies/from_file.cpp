@@ -20,10 +20,11 @@ int fullest_gpu(const LayerPlacement& layer) {
 
 // A placement made elsewhere, as it stands in a file that read_placement() reads. It must be of the
 // problem's experts and GPUs, and its fullest GPU must fill the slots that memory is reserved for.
+// Its rows are the model's MoE layers, or all of the model's layers, as SGLang writes them.
 class FromFile final : public Placer {
  public:
-  FromFile(std::string file, ExpertPlacement placement)
-      : file_(std::move(file)), placement_(std::move(placement)) {
+  FromFile(std::string file, ExpertPlacement placement, bool cut)
+      : file_(std::move(file)), placement_(std::move(placement)), cut_(cut) {
     for (const LayerPlacement& layer : placement_) {
       slots_per_gpu_ = std::max(slots_per_gpu_, fullest_gpu(layer));
     }
@@ -32,7 +33,7 @@ class FromFile final : public Placer {
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int layer) const override {
     require_sound(problem, seen.load);
-    const std::size_t index = static_cast<std::size_t>(layer);
+    const std::size_t index = row_of(problem, static_cast<std::size_t>(layer));
     if (index >= placement_.size()) {
       throw ConfigError(
           fmt::format("{}: {} layers; layer {} is asked for too", file_, placement_.size(), layer));
@@ -51,7 +52,36 @@ class FromFile final : public Placer {
 
   bool uses_load() const override { return false; }
 
+  std::string remark(const PlacementProblem& problem) const override {
+    if (!has_dense_rows(problem)) return {};
+    return fmt::format(
+        "{}: has a row for each of the model's {} layers; those of its {} MoE layers are taken, "
+        "from row {} on",
+        file_, placement_.size(), problem.moe_layers.size(), problem.moe_layers.front());
+  }
+
  private:
+  bool has_dense_rows(const PlacementProblem& problem) const {
+    const std::size_t rows = placement_.size();
+    return rows != problem.moe_layers.size() && !problem.moe_layers.empty() && !cut_ &&
+           rows == static_cast<std::size_t>(problem.model_layers);
+  }
+
+  std::size_t row_of(const PlacementProblem& problem, std::size_t layer) const {
+    if (has_dense_rows(problem)) return static_cast<std::size_t>(problem.moe_layers.at(layer));
+    const std::size_t expected = problem.moe_layers.size();
+    if (expected != 0 && placement_.size() != expected) {
+      throw ConfigError(fmt::format(
+          "{}: {} layers{}; expected {}, the model's MoE layers{}", file_, placement_.size(),
+          cut_ ? " by its \"first_layer\"" : "", expected,
+          cut_ || problem.model_layers == std::ssize(problem.moe_layers)
+              ? ""
+              : fmt::format(", or {} with dense ones, or \"first_layer\" beside the file",
+                            problem.model_layers)));
+    }
+    return layer;
+  }
+
   void require_equal(std::string_view what, int found, int expected) const {
     if (found == expected) return;
     throw ConfigError(fmt::format("{}: {} {}; expected {}", file_, found, what, expected));
@@ -59,6 +89,7 @@ class FromFile final : public Placer {
 
   std::string file_;
   ExpertPlacement placement_;
+  bool cut_;  // the rows before the first MoE layer are gone, as the user said
   int slots_per_gpu_ = 0;
 };
 
@@ -69,7 +100,8 @@ std::span<const Key> from_file_placement_keys() {
       {"file", form::file, required, "in any format that `place` writes"},
       {"gpus", form::integer(1, 1 << 20), otherwise("the file's"),
        "where the file does not say it"},
-      {"first_layer", form::integer(0, 1 << 20), "0", "of the file that is the first MoE layer"}};
+      {"first_layer", form::integer(0, 1 << 20), otherwise("by the model's layers"),
+       "row of the file that is the first MoE layer's"}};
   return keys;
 }
 
@@ -79,8 +111,9 @@ std::unique_ptr<Placer> make_from_file(ConfigReader& options) {
   if (options.optional("gpus")) {
     context.gpus = static_cast<int>(options.integer("gpus"));
   }
-  context.first_layer = static_cast<int>(options.integer("first_layer"));
-  return std::make_unique<FromFile>(file.string(), read_placement(file, context));
+  const bool cut = options.optional("first_layer");
+  if (cut) context.first_layer = static_cast<int>(options.integer("first_layer"));
+  return std::make_unique<FromFile>(file.string(), read_placement(file, context), cut);
 }
 
 }  // namespace moesim

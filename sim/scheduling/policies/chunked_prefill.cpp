@@ -6,19 +6,12 @@ namespace moesim {
 namespace {
 
 // vLLM v1: there are no phases, a sequence needs tokens - computed.
-class ChunkedPrefill final : public Scheduler {
+class ChunkedPrefill final : public LimitedScheduler {
  public:
-  explicit ChunkedPrefill(BatchLimits limits) : limits_(limits) {}
-
+  using LimitedScheduler::LimitedScheduler;
   void plan(const RankView& rank, Turn, StepPlan& plan) const override {
-    plan_first_come(rank, limits_, plan);
+    plan_first_come(rank, limits(), plan);
   }
-  bool separates_phases() const override { return false; }
-  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
-  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
-
- private:
-  BatchLimits limits_;
 };
 
 }  // namespace

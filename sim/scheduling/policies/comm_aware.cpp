@@ -13,31 +13,28 @@ namespace {
 // target for the time between tokens. The step is priced as a whole, all layers with attention and
 // exchange; its own test takes one layer for all of them and never binds. Prompts fill what
 // the decodes leave, of the target as of the token budget.
-class CommAware final : public Scheduler {
+class CommAware final : public LimitedScheduler {
  public:
   CommAware(BatchLimits limits, Seconds target, double max_skips)
-      : limits_(limits), target_(target), max_skips_(max_skips) {}
+      : LimitedScheduler(limits), target_(target), max_skips_(max_skips) {}
 
   void plan(const RankView& rank, Turn, StepPlan& plan) const override {
     check(rank.price != nullptr, "comm_aware plans by the price of a step");
     Load load;
     const std::vector<char> chosen = choose_decodes(rank, load);
-    BatchLimits limits = limits_;
-    limits.max_num_batched_tokens = static_cast<std::int32_t>(
-        std::min<std::int64_t>(limits.max_num_batched_tokens, load.tokens + room(rank, load)));
+    RankView within_target = rank;
+    within_target.token_room = static_cast<std::int32_t>(
+        std::min<std::int64_t>(rank.token_room, load.tokens + room(rank, load)));
     const auto takes = [&](const Sequence& sequence) {
       return chosen[static_cast<std::size_t>(&sequence - rank.running.data())] != 0;
     };
     plan.clear();
-    const Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, takes, plan);
-    if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
+    Leftover left = plan_running(within_target, limits(), OutOfBlocks::gives_up, takes, plan);
+    if (!left.out_of_blocks) plan_waiting(within_target, limits(), left, plan);
     // Whoever was chosen found no block, and those in front of it sit out: they must go on.
-    if (plan.empty()) plan_first_come(rank, limits_, plan);
+    if (plan.empty()) plan_first_come(rank, limits(), plan);
   }
-  bool separates_phases() const override { return false; }
   bool needs_price() const override { return true; }
-  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
-  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
 
  private:
   struct Load {
@@ -77,7 +74,7 @@ class CommAware final : public Scheduler {
   // Prompt tokens for which the target leaves time; where even one is too many and nobody decodes,
   // as many as the budget allows.
   std::int64_t room(const RankView& rank, const Load& load) const {
-    const std::int64_t most = limits_.max_num_batched_tokens;
+    const std::int64_t most = limits().max_num_batched_tokens;
     std::int64_t fits = 0, too_many = most + 1;
     while (too_many - fits > 1) {
       const std::int64_t tokens = std::midpoint(fits, too_many);
@@ -86,7 +83,6 @@ class CommAware final : public Scheduler {
     return load.tokens == 0 && fits == 0 ? most : fits;
   }
 
-  BatchLimits limits_;
   Seconds target_;
   double max_skips_;
 };
@@ -98,6 +94,7 @@ std::span<const Key> comm_aware_keys() {
       batch_limit_keys[0],
       batch_limit_keys[1],
       batch_limit_keys[2],
+      reserve_full_prompt_key,
       {"target", form::time, "50 ms", "what a step may take"},
       {"max_skips", form::number(1, 1e6), "8", "steps until a decode goes before any nearer one"}};
   return keys;

@@ -9,20 +9,13 @@ namespace {
 // prefill pool, all but their last token, whose step emits the first output token. With a closed
 // loop the batch stays constant and its step time is the TPOT. What is preempted is recomputed
 // here.
-class DecodeOnly final : public Scheduler {
+class DecodeOnly final : public LimitedScheduler {
  public:
-  explicit DecodeOnly(BatchLimits limits) : limits_(limits) {}
-
+  using LimitedScheduler::LimitedScheduler;
   void plan(const RankView& rank, Turn, StepPlan& plan) const override {
-    plan_first_come(rank, limits_, plan);
+    plan_first_come(rank, limits(), plan);
   }
-  bool separates_phases() const override { return false; }
   bool prompts_arrive_computed() const override { return true; }
-  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
-  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
-
- private:
-  BatchLimits limits_;
 };
 
 }  // namespace
@@ -31,7 +24,8 @@ std::span<const Key> decode_only_keys() {
   static constexpr Form count = form::integer(1, 1 << 24);
   static constexpr Key keys[] = {
       {"max_num_seqs", count, required, "sequences that run on a rank"},
-      {"max_num_batched_tokens", count, otherwise("max_num_seqs"), "tokens of a rank in a step"}};
+      {"max_num_batched_tokens", count, otherwise("max_num_seqs"), "tokens of a rank in a step"},
+      reserve_full_prompt_key};
   return keys;
 }
 
@@ -40,6 +34,7 @@ std::unique_ptr<Scheduler> make_decode_only(ConfigReader& options) {
   limits.max_num_seqs = static_cast<std::int32_t>(options.integer("max_num_seqs"));
   limits.max_num_batched_tokens =
       static_cast<std::int32_t>(options.integer_or("max_num_batched_tokens", limits.max_num_seqs));
+  limits.reserve_full_prompt = options.flag("reserve_full_prompt");
   return std::make_unique<DecodeOnly>(limits);
 }
 

@@ -9,9 +9,9 @@ namespace {
 // has prompt tokens that it can compute, the group prefills and nobody decodes (SGLang's default
 // with DP attention; METRO's setting, which applies one token-routing rule to each phase).
 // max_num_batched_tokens limits the chunks; every running sequence decodes.
-class PrefillFirst final : public Scheduler {
+class PrefillFirst final : public LimitedScheduler {
  public:
-  explicit PrefillFirst(BatchLimits limits) : limits_(limits) {
+  explicit PrefillFirst(BatchLimits limits) : LimitedScheduler(limits) {
     decode_limits_ = limits;
     decode_limits_.max_num_batched_tokens = max_num_batched_tokens();
   }
@@ -27,17 +27,16 @@ class PrefillFirst final : public Scheduler {
     // it would start again in the next step, and two ranks that take turns at that would never let
     // the group decode.
     const auto prefilling = [](const Sequence& s) { return !s.decoding(); };
-    const Leftover left = plan_running(rank, limits_, OutOfBlocks::waits, prefilling, plan);
-    if (!left.out_of_blocks) plan_waiting(rank, limits_, left, plan);
+    Leftover left = plan_running(rank, limits(), OutOfBlocks::waits, prefilling, plan);
+    if (!left.out_of_blocks) plan_waiting(rank, limits(), left, plan);
   }
   bool separates_phases() const override { return true; }
   std::int32_t max_num_batched_tokens() const override {
-    return std::max(limits_.max_num_batched_tokens, limits_.max_num_seqs);
+    return std::max(limits().max_num_batched_tokens, limits().max_num_seqs);
   }
-  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
 
  private:
-  BatchLimits limits_, decode_limits_;
+  BatchLimits decode_limits_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "sim/serving/requests.hpp"
+#include "sim/requests/requests.hpp"
 
 #include <algorithm>
 #include <utility>

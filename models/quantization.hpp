@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "models/step_ops.hpp"
+
+namespace moesim {
+
+/// The precisions that a model's own files give.
+struct StoredPrecision {
+  PrecisionPlan plan;
+  std::string said_by;     ///< what says so, for messages: "config.json: quantization_config (fp8)"
+  bool quantised = false;  ///< its weights exist in these precisions alone
+};
+
+/// Reads them from "quantization_config" of a HuggingFace config.json, or hf_quant_config.json
+/// beside it (fp8, whole or in blocks, NVFP4, MXFP4, int4, and mixtures; what is left unconverted
+/// counts where that is most layers' attention or experts); bf16 throughout where a config.json
+/// says nothing. A zoo file says it under "precision". Nothing where a zoo file does not. Throws
+/// ConfigError with the place if a quantisation is not known.
+std::optional<StoredPrecision> read_stored_precision(const ConfigNode& model);
+
+/// "experts fp8_block, other weights bf16, KV cache bf16, activations fp8_block"
+std::string precision_text(const PrecisionPlan&);
+
+}  // namespace moesim

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include "sim/kv_cache/kv_cache.hpp"
+
+namespace moesim {
+
+/// The KV cache of a rank on paper while a step is composed, sequence after sequence in the order
+/// in which the step will be carried out: what is free, and with prefix caching what is found by a
+/// sequence after those before it have taken and filled their blocks. The cache itself stays as it
+/// is.
+class KvPlan {
+ public:
+  /// `cache` is null without prefix caching. Without `looks_up` nobody will ask what is found.
+  KvPlan(const KvLayout&, std::int64_t free_blocks, const KvCache* cache, bool looks_up);
+
+  std::int64_t free_blocks() const { return free_; }
+  /// Blocks for `tokens` more tokens of a running sequence beyond those that it holds; negative
+  /// when its window leaves more behind than it takes.
+  std::int64_t wanted(const Sequence&, std::int32_t tokens) const;
+  /// Gives a running sequence its wanted() blocks, of which there must be enough.
+  void grow(const Sequence&, std::int32_t tokens);
+  /// A running sequence that took nothing in this step lets go of its blocks. Those that are free
+  /// now are those that no other one holds; nothing is looked up any more.
+  void preempt(const Sequence&);
+
+  /// What a waiting sequence would find now. Unlike a router's, `in_use` counts every such block.
+  CacheHit find(const Sequence&) const;
+  /// A waiting sequence takes what it has found, which `computed` counts, and blocks for `tokens`
+  /// more tokens.
+  void admit(const Sequence&, const CacheHit&, std::int32_t tokens);
+
+ private:
+  std::int32_t first_copy(BlockHash) const;
+  bool in_use(BlockHash) const;
+  void take_oldest(std::int64_t count);
+  void fill(const Sequence&, std::size_t filled, std::int32_t tokens);
+
+  const KvLayout& layout_;
+  std::int64_t free_;
+  const KvCache* cache_;
+  bool looks_up_;
+  std::int64_t untouched_ = 0;                // free blocks that were never taken yet
+  std::int32_t oldest_ = 0;                   // in the free list, of those not taken on paper
+  std::unordered_set<std::int32_t> gone_;     // cached blocks that were taken for other tokens
+  std::unordered_set<std::int32_t> revived_;  // free blocks that were found and are held now
+  std::unordered_set<BlockHash> filled_;      // blocks that became full
+  std::unordered_map<std::int32_t, std::int32_t> let_go_;  // holders that were preempted, by block
+};
+
+}  // namespace moesim

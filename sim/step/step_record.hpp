@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "hardware/units.hpp"
+#include "models/step_ops.hpp"
+#include "sim/step/step_cost.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+/// Phases that a step can hold, and the rule it runs under (mixed = a policy of its own).
+enum class StepKind { prefill, decode, mixed };
+inline constexpr std::array<std::string_view, 3> step_kind_names{"prefill", "decode", "mixed"};
+
+/// What a step held and did to the KV cache.
+struct StepSummary {
+  StepKind kind = StepKind::decode;  ///< what it held
+  StepKind rule = StepKind::decode;  ///< the rule it ran under; mixed = a policy of its own
+  Time start{};
+  std::int32_t prefill_tokens = 0;
+  std::int32_t decode_tokens = 0;
+  std::int32_t dummy_ranks = 0;
+  std::int32_t preemptions = 0;
+  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
+  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
+  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
+  std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
+  std::array<RoutingCoverage, 2> coverage{};  ///< where its rows came from, by phase
+};
+
+/// Counts over the verifications of single sequences, as vLLM counts them.
+struct SpeculationTally {
+  std::int64_t verifications = 0;  ///< of a sequence, in a step
+  std::int64_t drafted = 0;        ///< tokens that were verified
+  std::int64_t accepted = 0;       ///< drafts that held
+  double draft_seconds = 0;
+  SpeculationTally& operator+=(const SpeculationTally& more) {
+    verifications += more.verifications;
+    drafted += more.drafted;
+    accepted += more.accepted;
+    draft_seconds += more.draft_seconds;
+    return *this;
+  }
+};
+
+/// A token that a step emitted.
+struct EmittedToken {
+  std::uint32_t request;
+  bool first, last;
+  Duration gap;  ///< since the request's previous token; zero for the first
+};
+
+/// One step of an EP group when it has ended: all that measurement and observers see of it. What it
+/// refers to is valid until the group's next step begins.
+struct StepRecord {
+  int instance = 0;
+  const StepSummary& step;
+  const StepCost& cost;
+  const StepBatch& batch;
+  std::span<const std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]; of a sample: none
+  const SpeculationTally& speculation;
+  std::span<const EmittedToken> tokens;
+  std::int64_t kv_blocks_held = 0;  ///< over all ranks, after what left with the step
+};
+
+}  // namespace moesim

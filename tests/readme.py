@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Does every command line in every README and other page work as it is typed, for somebody who has nothing but the repository?
+
+  tests/readme.py MOESIM
+
+Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
+../shared beside it; each must end with 0. A line that needs ../shared is refused in one line that names it, and only the
+READMEs below may have such. Other programs that READMEs name must be there to be run."""
+import os, pathlib, re, shutil, stat, subprocess, sys, tempfile, time
+
+root = pathlib.Path(__file__).resolve().parents[1]
+COPIED = ["configs", "hardware", "models", "traces/samples"]
+RECORDED = {"hardware/README.md", "sim/rebalancing/README.md", "sim/token_routing/README.md"}
+# Slurm is tested by slurm.sh; here only that the line is understood.
+SBATCH = "#!/bin/sh\necho 1\n"
+
+
+def pages():
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=root, capture_output=True, text=True)
+    names = listed.stdout.split() or [str(p.relative_to(root)) for p in root.rglob("*.md") if "build" not in p.parts]
+    return sorted(names, key=lambda name: (name.count("/"), name))
+
+
+def commands(text):
+    """The lines of indented blocks that begin with moesim, continued ones joined, comments left out."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return [re.sub(r"\s+# .*", "", line.strip()) for line in re.findall(r"^ {4}(moesim .*)$", joined, re.M)]
+
+
+def missing_programs(name, text):
+    """What READMEs call as tools/.., tests/.. or .ci/.. and nobody could run."""
+    programs = re.findall(r"(?:^ {4}|`)((?:tools|tests|traces/samples|\.ci)/[\w/.]+)(?=[ `\n])", text, re.M)
+    folder = (root / name).parent
+    for program in sorted(set(programs)):
+        file = next((f for f in (root / program, folder / program) if f.exists()), None)
+        if file is None:
+            yield f"{program} is not there"
+        elif not file.suffix and file.is_file() and not os.access(file, os.X_OK):
+            yield f"{program} cannot be run"
+
+
+def main():
+    moesim = pathlib.Path(sys.argv[1]).resolve()
+    failures = ran = 0
+
+    def fail(name, what):
+        nonlocal failures
+        failures += 1
+        print(f"FAILED: {name}: {what}")
+
+    with tempfile.TemporaryDirectory(prefix="moesim-readme-") as work:
+        here = pathlib.Path(work) / "moesim"
+        for folder in COPIED:
+            shutil.copytree(root / folder, here / folder)
+        (here / "out").mkdir()
+        programs = pathlib.Path(work) / "bin"
+        programs.mkdir()
+        (programs / "moesim").symlink_to(moesim)
+        (programs / "sbatch").write_text(SBATCH)
+        (programs / "sbatch").chmod(0o755)
+        environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "MOESIM_DATA": str(here)}
+        for name in pages():
+            text = (root / name).read_text()
+            for problem in missing_programs(name, text):
+                fail(name, problem)
+            absent = set()  # files that a line would have written, had ../shared been there
+            for command in commands(text):
+                if any(file in command for file in absent):
+                    print(f"{name}: left out, for want of {' '.join(absent)}: {command}")
+                    continue
+                began = time.monotonic()
+                done = subprocess.run(["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True)
+                ran += 1
+                lines = done.stderr.strip().splitlines()
+                if name in RECORDED and done.returncode != 0 and "shared" in done.stderr:
+                    print(f"{name}: needs ../shared: {command}")
+                    absent.update(re.findall(r"(?<=-o )\S+", command))
+                    if done.returncode != 2 or len(lines) != 1:
+                        fail(name, f"{command}\n  exit {done.returncode}: {done.stderr.strip()}")
+                elif done.returncode != 0:
+                    fail(name, f"{command}\n  exit {done.returncode}: {lines[-1] if lines else 'not a word'}")
+                else:
+                    print(f"{name}: {time.monotonic() - began:.1f} s: {command}")
+    print(f"{ran} command lines, {failures} failures")
+    return 1 if failures or ran < 20 else 0
+
+
+sys.exit(main())

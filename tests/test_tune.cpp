@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does tune find what running every point finds, or say that it might not?
+#include <algorithm>
+#include <cmath>
+
+#include "hardware/rng.hpp"
+#include "tests/support.hpp"
+#include "tools/sweep/tune.hpp"
+
+using namespace moesim;
+
+namespace {
+
+// Places with a capacity each: above it ever fewer requests meet the SLO.
+struct World {
+  std::vector<double> capacity;
+  std::vector<double>
+      heavy_from;  // loads from here on meet it again, as when a backlog fills steps
+  std::vector<std::optional<TuneBound>> bounds;
+  std::vector<double> rates;
+
+  Trial trial(std::size_t place, double rate) const {
+    const double over = rate / capacity[place];
+    double met = over <= 1 ? 1 - .05 * over : .95 * std::exp(-4 * (over - 1));
+    if (rate >= heavy_from[place]) met = .92;
+    const double served = std::min(rate, 1.2 * capacity[place]);
+    return {served * met, met, over, met >= .9};
+  }
+};
+
+World random_world(std::uint64_t seed, bool monotone) {
+  Rng rng(seed, "tune");
+  World world;
+  const std::size_t places = 1 + rng.below(24);
+  for (std::size_t i = 0; i < places; ++i) {
+    const double capacity = 10 * std::exp(3 * rng.uniform());
+    world.capacity.push_back(capacity);
+    const bool heavy = !monotone && rng.uniform() < .3;
+    world.heavy_from.push_back(heavy ? capacity * (1.3 + 3 * rng.uniform()) : 1e18);
+    // Served are at most 1.2 times the capacity.
+    world.bounds.push_back(TuneBound{capacity * (1.2 + rng.uniform()), 0});
+    if (rng.uniform() < .1) world.bounds.back().reset();
+  }
+  if (std::ranges::none_of(world.bounds, [](const auto& bound) { return bound.has_value(); })) {
+    world.bounds.front() = TuneBound{2.4 * world.capacity.front(), 0};
+  }
+  double rate = 5 + 10 * rng.uniform();
+  for (std::size_t i = 2 + rng.below(10); i > 0; --i)
+    world.rates.push_back(rate *= 1.2 + rng.uniform());
+  return world;
+}
+
+// The best of all points of the ladder; 0 where none meets the SLO.
+double exhaustive(const World& world) {
+  double best = 0;
+  for (std::size_t place = 0; place < world.capacity.size(); ++place) {
+    for (const double rate : world.rates) {
+      const Trial trial = world.trial(place, rate);
+      if (world.bounds[place] && trial.meets) best = std::max(best, trial.goodput);
+    }
+  }
+  return best;
+}
+
+struct Answer : TuneResult {
+  double goodput() const { return found.empty() ? 0 : found.front().trial.goodput; }
+};
+
+Answer answer(const World& world, bool sure, std::size_t most_runs = 1'000'000) {
+  const RateLadder ladder(world.rates);
+  std::size_t runs = 0;
+  std::vector<TunePoint> seen;
+  TuneProblem problem{.bounds = world.bounds, .ladder = ladder, .run = {}, .sure = sure};
+  problem.run = [&](std::span<const TunePoint> points) -> std::optional<std::vector<Trial>> {
+    if (runs >= most_runs) return std::nullopt;
+    std::vector<Trial> trials;
+    for (const TunePoint point : points) {
+      CHECK(world.bounds.at(point.place).has_value());
+      CHECK(std::ranges::find(seen, point) == seen.end());  // once each
+      seen.push_back(point);
+      trials.push_back(world.trial(point.place, ladder.rate(point.rung)));
+      ++runs;
+    }
+    return trials;
+  };
+  Answer result{tune(problem)};
+  CHECK(result.runs == runs);
+  return result;
+}
+
+World two_places() {
+  return {.capacity = {100, 80},
+          .heavy_from = {1e18, 1e18},
+          .bounds = {TuneBound{150, .1}, TuneBound{140, .1}},
+          .rates = {20, 40, 60, 90, 110, 130}};
+}
+
+}  // namespace
+
+TEST_CASE("where heavier loads meet an SLO less, tune finds the best point of the grid") {
+  std::size_t runs = 0, points = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    const World world = random_world(seed, true);
+    const Answer found = answer(world, false);
+    CHECK(found.goodput() >= exhaustive(world));
+    runs += found.runs;
+    points += world.capacity.size() * world.rates.size();
+  }
+  CHECK(runs < points / 2);
+}
+
+TEST_CASE("where they may meet it again, tune finds it or says what it took for granted") {
+  std::size_t beaten = 0;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    CAPTURE(seed);
+    const World world = random_world(seed, false);
+    const double best = exhaustive(world);
+    const Answer found = answer(world, false);
+    if (found.goodput() < best) {
+      CHECK(found.taken_to_miss > 0);
+      ++beaten;
+    }
+    const Answer sure = answer(world, true);
+    CHECK(sure.goodput() >= best);
+    CHECK(sure.taken_to_miss == 0);
+  }
+  CHECK(beaten < 30);
+}
+
+TEST_CASE("the heaviest load is found beyond the grid, above and below") {
+  World world = two_places();
+  world.rates = {20, 40};
+  const Answer above = answer(world, false);
+  CHECK(above.found.front().point == TunePoint{0, 2});  // 80 /s; 160 are too many
+  world.rates = {500, 1000};
+  const Answer below = answer(world, false);
+  CHECK(below.found.front().point == TunePoint{0, -3});  // 62.5 /s
+  CHECK(below.nearest == std::nullopt);
+}
+
+TEST_CASE("runners-up are ranked by the heaviest load that each bears") {
+  const Answer found = answer(two_places(), false);
+  REQUIRE(found.found.size() == 2);
+  CHECK(found.found[0].point == TunePoint{0, 3});  // 90 of a capacity of 100
+  CHECK(found.found[1].point == TunePoint{1, 2});  // 60 of 80
+}
+
+TEST_CASE("where nothing meets the SLO the run that missed by least is told") {
+  World world = two_places();
+  world.capacity = {1e-9, 2e-9};
+  world.bounds = {TuneBound{0, 3}, TuneBound{0, 2}};
+  const Answer hopeless = answer(world, false);
+  CHECK(hopeless.found.empty());
+  CHECK(hopeless.runs == 2);
+  REQUIRE(hopeless.nearest);
+  CHECK(hopeless.nearest->point == TunePoint{1, 0});
+  CHECK(hopeless.taken_to_miss == 0);
+}
+
+TEST_CASE("a stopped search says what it has, and the same search later says the same as one") {
+  const World world = random_world(3, true);
+  const Answer whole = answer(world, false);
+  for (std::size_t most = 0; most < whole.runs; ++most) {
+    const Answer cut = answer(world, false, most);
+    CHECK(cut.stopped);
+    CHECK(cut.goodput() <= whole.goodput());
+  }
+  CHECK_FALSE(whole.stopped);
+}
+
+TEST_CASE("a ladder goes on beyond its ends by their ratios") {
+  const RateLadder ladder({10, 20, 50});
+  CHECK(ladder.size() == 3);
+  CHECK(ladder.rate(1) == 20);
+  CHECK(ladder.rate(-2) == 2.5);
+  CHECK(ladder.rate(4) == 312.5);
+  CHECK(ladder.above(19) == 1);
+  CHECK(ladder.above(20) == 2);
+  CHECK(ladder.above(50) == 3);
+  CHECK(ladder.above(4) == -1);
+  CHECK(RateLadder({8}, 2).rate(2) == 32);
+}

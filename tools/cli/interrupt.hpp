@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace moesim {
+
+/// 128 + SIGINT, as shells have it: what a verb returns that was interrupted.
+inline constexpr int exit_interrupted = 130;
+
+/// While it lives the first Ctrl-C, or TERM as a scheduler sends it, is only noted, so that the
+/// runs in flight can finish; the second ends the program as usual.
+class InterruptGuard {
+ public:
+  InterruptGuard();
+  ~InterruptGuard();
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+
+  static bool interrupted();
+};
+
+}  // namespace moesim

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <mutex>
+#include <set>
+#include <string>
+
+#include <spdlog/spdlog.h>
+
+#include "sim/experiment/experiment.hpp"
+
+namespace moesim {
+
+/// Says on stderr what readers found worth a remark, each once. For several threads at a time.
+class Remarks {
+ public:
+  void say(const std::string& remark) {
+    const std::lock_guard lock(mutex_);
+    if (!remark.empty() && said_.insert(remark).second) spdlog::warn("{}", remark);
+  }
+  /// What was found as an experiment was read; gives the experiment on.
+  Experiment say_of(Experiment experiment) {
+    for (const std::string& remark : remarks_of(experiment)) say(remark);
+    return experiment;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::string> said_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "sim/experiment/experiment.hpp"
+#include "tools/cli/remarks.hpp"
+#include "tools/sweep/tune.hpp"
+
+namespace moesim {
+
+/// Where the load stands in an experiment that a search varies.
+inline const std::string rate_pointer = "/workload/arrivals/rate";
+
+/// A search for the most requests/s under an SLO.
+struct SloSearch {
+  Json document;                    ///< what is searched, as its store keeps it: a sweep file
+  std::filesystem::path base_file;  ///< paths in the configs are relative to it
+  std::vector<Json> places;         ///< configs; the search sets their load
+  RateLadder ladder;
+  double attainment = .9;  ///< share of the requests that must meet the SLO
+  bool sure = false;
+  std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
+  double start = 0;               ///< a load to begin with; below 0: by the best bound
+  /// Sets the load of a place.
+  std::function<void(Json& place, const std::string& rate, double per_second)> set_load =
+      [](Json& place, const std::string& rate, double) {
+        place[Json::json_pointer(rate_pointer)] = rate;
+      };
+};
+
+/// A run of a search.
+struct SloRun {
+  std::size_t place = 0;
+  std::string rate;  ///< as the config has it
+  Trial trial;
+  Json config, report;  ///< of the report its "metrics" and "breakdown"
+};
+
+struct SloResult {
+  std::vector<SloRun> found;    ///< the best of each place, best first
+  std::vector<SloRun> nearest;  ///< one, where none met the SLO
+  std::string best_report;      ///< of the first of them, whole
+  TuneResult search;
+  std::size_t resumed = 0;     ///< runs that the store held
+  std::size_t cannot_run = 0;  ///< places
+  std::string refused;         ///< why the first of them cannot
+};
+
+/// What the search asks and tells while it works.
+struct SloHooks {
+  std::function<bool()> stop = [] { return false; };
+  std::function<void(std::size_t done, std::size_t total)> bounded = [](auto, auto) {};
+  std::function<void(std::size_t runs)> ran = [](auto) {};
+};
+
+/// Searches. Same search, same answer on any number of threads, and after any number of stops.
+/// Throws ConfigError if a place has no "slo", its load is not a rate, or the store is another's.
+SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&);
+
+/// "TPOT 17.2 ms (90 % of the requests; limit 18 ms), TTFT 120 ms (limit 1 s)": the latencies that
+/// the experiment's SLO limits.
+std::string latencies_text(const SloRun&);
+
+}  // namespace moesim
