@@ -406,22 +406,22 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   return pointers;
 }
 
-OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
-                      const ReportOf& report_of) {
+OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const ReportOf& report_of) {
   const auto whole = [&](const StoredPoint& point) {
     StoredPoint with_report = point;
     if (report_of) with_report.report = report_of(point);
     return with_report;
   };
   const Pareto curves = pareto(sweep, options.axes);
-  std::map<std::string, const StoredPoint*> by_hash;
+  std::map<std::string, StoredPoint*> by_hash;
   Done done;
-  for (const StoredPoint& point : sweep.points) {
+  for (StoredPoint& point : sweep.points) {
     if (point.status != PointStatus::done) continue;
     done.push_back(&point);
     by_hash[point.config_hash] = &point;
   }
   const std::vector<PageMetric> metrics = metrics_shown(done, options, curves);
+  OrderedJson comparisons = comparisons_of(sweep, done, named_axes(options.axes.by));
   std::vector<std::string> pointers;
   OrderedJson data{{"moesim", find_value(done.front()->report, "/context/moesim") != nullptr
                                   ? *find_value(done.front()->report, "/context/moesim")
@@ -452,7 +452,7 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
   data["groups"] = OrderedJson::array();
   const std::vector<Json>* group = nullptr;
   for (const ParetoPoint& curve_point : curves.points) {
-    const StoredPoint& point = *by_hash.at(curve_point.config_hash);
+    StoredPoint& point = *by_hash.at(curve_point.config_hash);
     if (group == nullptr || *group != curve_point.group) {
       data["groups"].push_back(texts_of(curve_point.group));
       group = &curve_point.group;
@@ -462,6 +462,7 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
                               {"settings", texts_of(curve_point.settings)},
                               {"metrics", metrics_of(point, pointers)},
                               {"command", reproduce_command(sweep, point, options.base)}});
+    if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
   }
   std::size_t details = 0, cells = 0, left_out = 0;
   for (const bool on_frontier : {true, false}) {
@@ -486,7 +487,7 @@ OrderedJson page_data(const StoredSweep& sweep, const PageOptions& options,
   data["details_left_out"] = curves.points.size() - details;
   data["loads_left_out"] = left_out;
   data["compared"] = compared_metrics_json();
-  data["comparisons"] = comparisons_of(sweep, done, named_axes(options.axes.by));
+  data["comparisons"] = std::move(comparisons);
   data["unfinished"] = unfinished_of(sweep);
   return data;
 }

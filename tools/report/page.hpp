@@ -33,7 +33,7 @@ std::vector<std::string> page_pointers(const PageOptions&);
 /// axis; "unfinished" points and why. Of points off the frontiers first loads, then steps and
 /// config are left out once there are more than a page should carry. Without `report_of` the points
 /// hold their whole reports. Throws ConfigError as pareto() does.
-OrderedJson page_data(const StoredSweep&, const PageOptions&, const ReportOf& report_of = {});
+OrderedJson page_data(StoredSweep, const PageOptions&, const ReportOf& report_of = {});
 
 /// The command that runs one point: the base, and what the sweep sets in it.
 std::string reproduce_command(const StoredSweep&, const StoredPoint&, const std::string& base);

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <memory>
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include "tools/cli/output.hpp"
@@ -20,16 +21,18 @@ struct Options {
 int run(Options options) {
   require_writable(options.output);
   const Store store = Store::open(options.store);
-  const StoredSweep sweep = store.read(page_pointers(options.page));
+  StoredSweep sweep = store.read(page_pointers(options.page));
   if (options.page.axes.by.empty()) options.page.axes.by = default_groups(sweep);
   options.page.store = std::filesystem::path(options.store).filename().string();
-  const std::string page =
-      report_page(page_data(sweep, options.page, [&](const StoredPoint& point) {
-        return store.report_of(point.config_hash);
-      }));
+  const std::string points =
+      fmt::format("{} of {}", count_by_status(sweep.points), sweep.points.size());
+  const auto report_of = [&](const StoredPoint& point) {
+    return store.report_of(point.config_hash);
+  };
+  const std::string page = report_page(page_data(std::move(sweep), options.page, report_of));
   write_file(options.output, page);
-  spdlog::info("{}: {} of {} points, {:.1f} MB; open it in a browser", options.output,
-               count_by_status(sweep.points), sweep.points.size(), double(page.size()) / 1e6);
+  spdlog::info("{}: {} points, {:.1f} MB; open it in a browser", options.output, points,
+               double(page.size()) / 1e6);
   return 0;
 }
 
