@@ -69,8 +69,9 @@ void draw_batch(std::vector<DecodeRows>& requests, int tokens, Rng& rng,
     const auto row =
         first + static_cast<std::int64_t>(rng.below(static_cast<std::uint64_t>(count)));
     const auto k = at(trace->experts_per_token()), experts = at(trace->num_experts());
+    const std::int64_t row_ids = trace->row_ids();
     trace->visit([&](auto recorded) {
-      const auto ids = recorded.subspan(at(row * trace->row_ids()), at(trace->row_ids()));
+      const auto ids = recorded.subspan(at(row * row_ids), at(row_ids));
       for (std::size_t j = 0; j < ids.size(); ++j) active[j / k * experts + at(ids[j])] = 1;
     });
   }
