@@ -18,8 +18,10 @@ struct KvLayout {
   int block_tokens = 16;
   Bytes block;  ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
+  std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
   /// Blocks that hold a sequence of `tokens`, over all groups. A window's group keeps the blocks
-  /// the window touches: one more than it fills, as it need not start with a block.
+  /// the window touches: one more than it fills, as it need not start with a block. A sequence of
+  /// any tokens has a state.
   std::int64_t blocks_for(std::int64_t tokens) const;
 };
 /// Windows that differ in layers are cut into groups of their greatest common divisor: 36 chunked

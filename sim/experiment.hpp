@@ -79,6 +79,16 @@ StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens)
 
 struct Pools;
 
+/// How clients and the engine's front meet.
+struct ApiServer {
+  /// A request's way to the engine and back: HTTP, tokenizer, queues between processes.
+  Seconds latency{};
+  std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
+  /// Decode steps after which an engine looks for new requests. It also does so after a step that
+  /// held prompt tokens, and when it has nothing to do.
+  std::int32_t receive_interval = 1;
+};
+
 struct Slo {
   std::optional<Seconds> ttft, tpot, e2el;
 };
@@ -117,6 +127,8 @@ struct Experiment {
   KvLayout kv_layout{};
   bool prefix_caching = false;
   SpeculationPlan speculation{};
+  ApiServer api_server{};
+  std::string engine{};  ///< name and version of the preset, or empty
   Slo slo{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;

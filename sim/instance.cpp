@@ -144,7 +144,10 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
 // which no block is left, cannot be admitted in it.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
-  const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
+  const std::size_t known =
+      experiment_.api_server.receive_interval > 1 ? rank.received : rank.waiting.size();
+  const auto visible =
+      static_cast<std::ptrdiff_t>(std::min({seats, known, rank.waiting.size()}));
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
   if (!experiment_.prefix_caching) return;
   const KvLayout& layout = experiment_.kv_layout;
@@ -190,7 +193,16 @@ bool Instance::plan_turn(Turn turn) {
   return any;
 }
 
+// Looks for new requests if it is time to, or if there is nothing else to do.
+void Instance::receive() {
+  const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
+  if (!idle && decodes_since_received_ < experiment_.api_server.receive_interval) return;
+  decodes_since_received_ = 0;
+  for (Rank& rank : ranks_) rank.received = rank.waiting.size();
+}
+
 bool Instance::plan_step() {
+  receive();
   if (!experiment_.scheduler->separates_phases()) return plan_turn(Turn::any);
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
 }
@@ -248,6 +260,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     sequence.drafts = 0;
     rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
+    ++rank.received;
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
@@ -256,6 +269,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
+    rank.received -= std::min<std::size_t>(rank.received, 1);
     rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
   }
@@ -277,6 +291,8 @@ void Instance::classify_step() {
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
+  decodes_since_received_ =
+      prefill ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
 }
 
 // policies.md 6.4: with CUDA graphs all ranks pad a decode step to the captured size that holds the
@@ -526,7 +542,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
     outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (first) request.first_token = now;
+    if (request.generated <= std::max(1, experiment_.api_server.first_chunk)) request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
   request.last_token = now;

@@ -112,6 +112,7 @@ class Instance {
     std::vector<Sequence> running{};
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
+    std::size_t received = 0;         // of the waiting, those that the engine has looked at
     std::vector<Sequence> sending{};  // left after their first token; their blocks have not
     KvCache kv;
     std::int64_t kv_tokens = 0;
@@ -126,6 +127,7 @@ class Instance {
   RankRequest show_request(const Sequence& sequence) const;
   KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
+  void receive();
   bool plan_step();
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
@@ -166,6 +168,7 @@ class Instance {
   Relocation relocation_;
   std::vector<char> live_;  // by EP rank
   std::int64_t steps_ = 0;
+  std::int32_t decodes_since_received_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
   std::vector<OutageRecord> outages_;

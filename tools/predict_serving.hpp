@@ -20,6 +20,7 @@ class ServingPredictor {
 
  private:
   struct Runs;
+  Predicted online(const MeasuredPoint&, Json config);
   std::filesystem::path root_;
   std::unique_ptr<Runs> runs_;
 };

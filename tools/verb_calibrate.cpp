@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "tools/anchors.hpp"
 #include "tools/calibration.hpp"
 #include "tools/output.hpp"
 #include "tools/source_tree.hpp"
@@ -15,7 +16,7 @@ namespace moesim {
 namespace {
 
 struct Options {
-  std::string points, gpu, output, source;
+  std::string points, serving, gpu, output, source;
   std::filesystem::path root = source_tree();
 };
 
@@ -41,18 +42,46 @@ std::string file_text(const OrderedJson& gpu) {
   return fmt::format("{{\n{}\n}}\n", fmt::join(lines, ",\n"));
 }
 
+/// Runs of one deployment, and what corrects its predictions.
+int calibrate_serving(const Options& options) {
+  const auto anchors = anchors_of(validate(read_points(options.serving), options.root));
+  if (anchors.size() != 1) {
+    throw ConfigError(fmt::format("{}: runs of {} deployments that can be predicted; one is needed",
+                                  options.serving, anchors.size()));
+  }
+  const Anchor& anchor = anchors.begin()->second;
+  write_file(options.output, to_json(anchor).dump(1) + "\n");
+  Table table({"figure", "runs", "factor", "leave-one-out error"});
+  for (const auto& [name, fit] : {std::pair{"tpot", anchor.tpot}, {"ttft", anchor.ttft}}) {
+    if (fit.runs == 0) continue;
+    table.add({name, fmt::format("{}", fit.runs), fmt::format("{:.3f}", fit.factor),
+               fmt::format("{:.1f} %", fit.leave_one_out * 100)});
+  }
+  print(table.text());
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  command.add_option("--points", options->points, "measured points, CSV")->required();
-  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json")->required();
-  command.add_option("-o,--output", options->output, "the GPU file with fitted constants")
+  CLI::Option* kernels = command.add_option("--points", options->points, "measured points, CSV");
+  command
+      .add_option("--serving", options->serving,
+                  "measured runs of one deployment, CSV: writes what corrects its predictions")
+      ->excludes(kernels);
+  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json");
+  command
+      .add_option("-o,--output", options->output,
+                  "the GPU file with fitted constants, or the corrections")
       ->required();
   command.add_option("--source", options->source, "what the points are, for the file (their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
+    if (!options->serving.empty()) return calibrate_serving(*options);
+    if (options->points.empty() || options->gpu.empty())
+      throw ConfigError("calibrate: give --points FILE.csv and --gpu NAME, or --serving RUNS.csv");
     const auto path = options->root / "hardware/gpus" / (options->gpu + ".json");
     const ConfigNode node = ConfigNode::from_file(path);
     GpuSpec gpu = read_gpu(node);
