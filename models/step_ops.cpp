@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
+
 namespace moesim {
 
 namespace {
@@ -54,8 +56,11 @@ class OperationList {
   }
   // Queries against keys and values. Queries stay in bf16, and with them the product, however the
   // cache is stored: FlashMLA and FlashInfer widen an fp8 cache on the way in.
-  void attention(std::string_view name, KernelFamily family, double flops, double bytes) {
-    append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
+  void attention(std::string_view name, AttentionShape shape, AttentionLoad load, double flops,
+                 double bytes) {
+    shape.kv_cache = precision_.kv_cache;
+    load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
+    append(name, moesim::attention(shape, load, gpu_));
   }
 
  private:
@@ -90,19 +95,32 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   return 2 * rotated * bf16_bytes;
 }
 
+AttentionLoad decode_load(const AttentionWork& work) {
+  return {work.decode_batch, work.decode_sequences, work.decode_context};
+}
+
+AttentionLoad prefill_load(const AttentionWork& work) {
+  return {work.prefill_batch, work.prefill_tokens, work.prefill_context};
+}
+
 void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
               OperationList& ops) {
+  AttentionShape shape{.q_heads = slice.heads,
+                       .kv_heads = slice.kv_elements / (2 * a.head_dim),
+                       .head_dim = static_cast<double>(a.head_dim),
+                       .window = work.window};
   const double query = slice.heads * a.head_dim;
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_pairs,
+        "attention_decode", shape, decode_load(work), 4 * query * work.decode_pairs,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
+  shape.decode = false;
   if (work.prefill_tokens > 0) {
     ops.attention(
-        "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
+        "attention_prefill", shape, prefill_load(work), 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
 }
@@ -120,7 +138,7 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
     ops.bf16_gemm("k_b_absorbed", work.decode_sequences, heads * a.qk_nope, a.kv_lora);
     ops.bf16_gemm("v_b_absorbed", work.decode_sequences, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
-    ops.attention("attention_decode", KernelFamily::mla_decode,
+    ops.attention("attention_decode", {.mla = true, .q_heads = heads}, decode_load(work),
                   2 * query_and_output * work.decode_pairs,
                   work.decode_kv_tokens * slice.kv_bytes +
                       work.decode_sequences * query_and_output * bf16_bytes);
@@ -128,8 +146,8 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", KernelFamily::attention_prefill,
-                  2 * heads * per_head * work.prefill_pairs,
+    ops.attention("attention_prefill", {.decode = false, .mla = true, .q_heads = heads},
+                  prefill_load(work), 2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
 }
@@ -199,7 +217,7 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
 }
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
-  AttentionWork work;
+  AttentionWork work{.window = layer.chunked ? 0 : layer.window};
   for (const auto& [new_tokens, context, verifies] : sequences) {
     if (new_tokens == 0) continue;
     const std::int64_t first = context;
@@ -212,10 +230,14 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Laye
       work.decode_sequences += new_tokens;
       work.decode_kv_tokens += keys;
       work.decode_pairs += pairs;
+      work.decode_batch += 1;
+      work.decode_context += static_cast<double>(end);
     } else {
       work.prefill_tokens += new_tokens;
       work.prefill_kv_tokens += keys;
       work.prefill_pairs += pairs;
+      work.prefill_batch += 1;
+      work.prefill_context += static_cast<double>(end);
     }
   }
   return work;
