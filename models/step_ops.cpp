@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
+
 namespace moesim {
 
 namespace {
@@ -38,6 +40,7 @@ class OperationList {
       : part_(part),
         weights_(part == Part::attention ? precision.attention : precision.ffn),
         activations_(weights_ == Precision::bf16 ? Precision::bf16 : precision.activations),
+        kv_cache_(precision.kv_cache),
         gpu_(gpu),
         out_(out) {}
 
@@ -58,7 +61,14 @@ class OperationList {
   }
   // Queries against keys and values. Queries stay in bf16, and with them the product, however the
   // cache is stored: FlashMLA and FlashInfer widen an fp8 cache on the way in.
-  void attention(std::string_view name, KernelFamily family, double flops, double bytes) {
+  void attention(std::string_view name, AttentionShape shape, AttentionLoad load, double flops,
+                 double bytes) {
+    shape.kv_cache = kv_cache_;
+    load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
+    append(name, moesim::attention(shape, load, gpu_));
+  }
+  // The same of a kernel that no table knows.
+  void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
     append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }
 
@@ -66,7 +76,7 @@ class OperationList {
   void append(std::string_view name, const Cost& cost) { out_.push_back({name, part_, cost}); }
 
   Part part_;
-  Precision weights_, activations_;
+  Precision weights_, activations_, kv_cache_;
   const GpuSpec& gpu_;
   std::vector<Operation>& out_;
 };
@@ -104,19 +114,32 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   return 2 * rotated * bf16_bytes;
 }
 
+AttentionLoad decode_load(const AttentionWork& work) {
+  return {work.decode_batch, work.decode_sequences, work.decode_context};
+}
+
+AttentionLoad prefill_load(const AttentionWork& work) {
+  return {work.prefill_batch, work.prefill_tokens, work.prefill_context};
+}
+
 void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
               OperationList& ops) {
+  AttentionShape shape{.q_heads = slice.heads,
+                       .kv_heads = slice.kv_elements / (2 * a.head_dim),
+                       .head_dim = static_cast<double>(a.head_dim),
+                       .window = work.window};
   const double query = slice.heads * a.head_dim;
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_pairs,
+        "attention_decode", shape, decode_load(work), 4 * query * work.decode_pairs,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
+  shape.decode = false;
   if (work.prefill_tokens > 0) {
     ops.attention(
-        "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
+        "attention_prefill", shape, prefill_load(work), 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
 }
@@ -126,7 +149,7 @@ void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
 void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
                   OperationList& ops) {
   const double key = a.index_dim * slice.kv_bytes / slice.kv_elements;
-  ops.attention("index_scores", KernelFamily::attention_prefill,
+  ops.kernel("index_scores", KernelFamily::attention_prefill,
                 2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
   ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
 }
@@ -141,27 +164,31 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const double expanded = heads * (a.qk_nope + a.v_dim);
   const double latent = a.kv_lora + a.qk_rope;
   const double latent_bytes = latent * slice.kv_bytes / slice.kv_elements;
-  const auto absorbed = [&](std::string_view name, double queries, double pairs, double keys) {
+  const auto absorbed = [&](std::string_view name, double queries, double pairs,
+                            const AttentionLoad& load) {
     // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
     ops.bf16_gemm("k_b_absorbed", queries, heads * a.qk_nope, a.kv_lora);
     ops.bf16_gemm("v_b_absorbed", queries, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (latent + a.kv_lora);
-    ops.attention(name, KernelFamily::mla_decode, 2 * query_and_output * pairs,
-                  keys * latent_bytes + queries * query_and_output * bf16_bytes);
+    ops.attention(name, {.mla = true, .q_heads = heads}, load, 2 * query_and_output * pairs,
+                  load.context * latent_bytes + queries * query_and_output * bf16_bytes);
   };
   if (a.is_sparse()) index_tokens(a, slice, work, ops);
   if (work.decode_sequences > 0) {
-    absorbed("attention_decode", work.decode_sequences, work.decode_pairs, work.decode_kv_tokens);
+    AttentionLoad load = decode_load(work);
+    load.context = work.decode_kv_tokens;
+    absorbed("attention_decode", work.decode_sequences, work.decode_pairs, load);
   }
   // What an indexer has thinned out is gathered token by token and stays in the latent.
   const bool thinned = a.is_sparse() && work.decode_pairs + work.prefill_pairs < work.indexed_pairs;
   if (work.prefill_tokens > 0 && thinned) {
-    absorbed("attention_prefill", work.prefill_tokens, work.prefill_pairs, work.prefill_pairs);
+    const AttentionLoad load{work.prefill_tokens, work.prefill_tokens, work.prefill_pairs};
+    absorbed("attention_prefill", work.prefill_tokens, work.prefill_pairs, load);
   } else if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", KernelFamily::attention_prefill,
-                  2 * heads * per_head * work.prefill_pairs,
+    ops.attention("attention_prefill", {.decode = false, .mla = true, .q_heads = heads},
+                  prefill_load(work), 2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
 }
@@ -241,7 +268,7 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
 }
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
-  AttentionWork work;
+  AttentionWork work{.window = layer.chunked ? 0 : layer.window};
   for (const auto& [new_tokens, context, verifies] : sequences) {
     if (new_tokens == 0) continue;
     const std::int64_t first = context;
@@ -262,10 +289,14 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Laye
       work.decode_sequences += new_tokens;
       work.decode_kv_tokens += keys;
       work.decode_pairs += pairs;
+      work.decode_batch += 1;
+      work.decode_context += static_cast<double>(end);
     } else {
       work.prefill_tokens += new_tokens;
       work.prefill_kv_tokens += keys;
       work.prefill_pairs += pairs;
+      work.prefill_batch += 1;
+      work.prefill_context += static_cast<double>(end);
     }
   }
   return work;
@@ -351,7 +382,7 @@ void linear_attention_core_operations(const MoeModel& model, const ParallelPlan&
   if (work.prefill_tokens == 0) return;
   const double key = a.key_dim, value = a.value_dim;
   const double flops = 6 * key * value + 2 * chunk * (3 * key + 2 * value);
-  ops.attention("linear_prefill", KernelFamily::attention_prefill,
+  ops.kernel("linear_prefill", KernelFamily::attention_prefill,
                 work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
 }
 

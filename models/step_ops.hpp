@@ -57,12 +57,17 @@ struct SequenceWork {
 
 /// What attention must do on one rank, for layers of one kind: sums over its sequences.
 struct AttentionWork {
+  int window = 0;                ///< keys that a query sees, where it slides; 0: all
   double decode_sequences = 0;   ///< queries of sequences that decode: one each, or those verified
   double decode_kv_tokens = 0;   ///< keys read by them, once per sequence (new ones included)
   double decode_pairs = 0;       ///< causal query-key pairs of theirs
+  double decode_batch = 0;       ///< sequences that decode
+  double decode_context = 0;     ///< tokens in their KV caches, whatever a window hides
   double prefill_tokens = 0;     ///< queries of sequences with more than one new token
   double prefill_kv_tokens = 0;  ///< keys read by them, once per sequence
   double prefill_pairs = 0;      ///< causal query-key pairs
+  double prefill_batch = 0;      ///< sequences with more than one new token
+  double prefill_context = 0;    ///< tokens in their KV caches, new ones included
   double sequences = 0;
   double indexed_keys = 0;   ///< sparse attention: keys that the indexer reads ...
   double indexed_pairs = 0;  ///< ... and query-key pairs that it scores, whatever is seen of them

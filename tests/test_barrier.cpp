@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which value of an axis is best, on otherwise equal points?
 #include "tests/support.hpp"
-#include "tools/best.hpp"
+#include "tools/analysis/best.hpp"
 
 namespace moesim {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/calibration.hpp"
-#include "tools/validation.hpp"
+#include "tools/validation/calibration.hpp"
+#include "tools/validation/validation.hpp"
 
 using namespace moesim;
 using Catch::Matchers::Contains;

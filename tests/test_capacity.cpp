@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "hardware/rng.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {
@@ -59,7 +59,7 @@ std::vector<std::uint16_t> uniform_ids(std::size_t tokens, std::size_t k, std::s
   return ids;
 }
 
-// E[(X - C)+] / mu with X ~ Poisson(mu): what uniform routing loses, policies.md 4.6.
+// E[(X - C)+] / mu with X ~ Poisson(mu): what uniform routing loses.
 double poisson_loss(double mu, std::int32_t capacity) {
   double probability = std::exp(-mu), loss = 0;
   for (int x = 1; x < 400; ++x) {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "sim/scheduling/scheduler.hpp"
-#include "sim/simulator.hpp"
-#include "sim/step_price.hpp"
+#include "sim/serving/simulator.hpp"
+#include "sim/serving/step_time_estimate.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "hardware/rng.hpp"
-#include "sim/copy_counter.hpp"
+#include "sim/dispatch/token_traffic.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {

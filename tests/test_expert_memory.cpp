@@ -9,7 +9,7 @@
 #include <tbb/global_control.h>
 
 #include "hardware/rng.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {

@@ -2,7 +2,7 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

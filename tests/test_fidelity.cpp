@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a run whose MoE layers are sampled agree with one that routes every token?
-#include "sim/simulator.hpp"
-#include "sim/step_sampler.hpp"
+#include "sim/serving/simulator.hpp"
+#include "sim/serving/step_sampler.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "sim/request_routing/active_experts.hpp"
 #include "sim/request_routing/request_router.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"

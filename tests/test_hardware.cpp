@@ -403,7 +403,7 @@ TEST_CASE("in decode one more activated expert costs its weights, one more token
 }
 
 TEST_CASE("decode of DeepSeek-V3 experts on H100 follows the measured law") {
-  // measured.md 3.2, TensorRT-LLM fp8_block, balanced, EP8: 8 active experts 143 us, 32 with 16
+  // TensorRT-LLM [aiconfigurator], fp8_block, balanced, EP8: 8 active experts 143 us, 32 with 16
   // tokens in all 488 us; EP64: 4 active 87 us.
   const GpuSpec h100 = gpu_named("h100");
   const auto measured = [&](std::size_t active, std::int32_t tokens) {
@@ -546,7 +546,7 @@ TEST_CASE("the network is slower than NVLink") {
 }
 
 TEST_CASE("NCCL and custom all-reduces on H100 are met within a quarter") {
-  // specs.md section 3: ring busbw 349 GB/s on 4 GPUs at 512 MiB; graph-captured custom kernels
+  // [aiconfigurator]: ring busbw 349 GB/s on 4 GPUs at 512 MiB; graph-captured custom kernels
   // 3.5 us (8 KiB) and 17.6 us (512 KiB) on 8 GPUs; all-gather busbw 336 GB/s on 8.
   const Fabric fabric(cluster_named("h100x8"));
   const double mib512 = 512.0 * 1024 * 1024;

@@ -7,9 +7,9 @@
 #include <sys/stat.h>
 
 #include "hardware/parse_json.hpp"
-#include "sim/placement/placement_file.hpp"
-#include "sim/report.hpp"
-#include "sim/simulator.hpp"
+#include "sim/placement/files/placement_file.hpp"
+#include "sim/report/report.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"

@@ -7,11 +7,11 @@
 #include <fmt/format.h>
 
 #include "hardware/parse_json.hpp"
-#include "sim/experiment.hpp"
+#include "sim/experiment/experiment.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
-#include "tools/config_keys.hpp"
-#include "tools/sweep.hpp"
+#include "tools/config/config_keys.hpp"
+#include "tools/sweep/sweep.hpp"
 
 using namespace moesim;
 using namespace moesim::test;

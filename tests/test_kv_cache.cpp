@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
-#include "sim/kv_cache.hpp"
-#include "sim/simulator.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "traces/requests/lengths.hpp"

@@ -8,7 +8,7 @@
 #include <tbb/parallel_for.h>
 
 #include "hardware/rng.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim {

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

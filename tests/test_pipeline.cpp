@@ -2,8 +2,8 @@
 // Do pipeline stages take the time, the memory and the transfers that they should?
 #include <numeric>
 
-#include "sim/micro_batches.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
+#include "sim/step/micro_batches.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
-#include "sim/placement/eplb.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "sim/placement/policies/eplb.hpp"
 #include "sim/placement/replicas.hpp"
 #include "tests/support.hpp"
 #include "traces/trace_statistics.hpp"

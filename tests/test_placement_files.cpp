@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "sim/placement/placement_file.hpp"
+#include "sim/placement/files/placement_file.hpp"
+#include "sim/placement/files/plain_yaml.hpp"
 #include "sim/placement/placement_score.hpp"
-#include "sim/placement/plain_yaml.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "traces/gating/gating.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Can a program add policies of its own without touching the simulator? One file (this one), one
 // row each.
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {

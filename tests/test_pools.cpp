@@ -3,8 +3,8 @@
 // link that is charged?
 #include <fmt/format.h>
 
-#include "sim/pools.hpp"
-#include "sim/simulator.hpp"
+#include "sim/experiment/pools.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -9,7 +9,7 @@
 #include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/migration.hpp"
 #include "sim/rebalancing/relocation.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"

@@ -6,7 +6,7 @@
 #include <tbb/global_control.h>
 
 #include "hardware/rng.hpp"
-#include "sim/replay.hpp"
+#include "sim/replay/replay.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/trace_meta.hpp"

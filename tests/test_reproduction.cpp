@@ -6,7 +6,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/reproduction.hpp"
+#include "tools/reproduce/reproduction.hpp"
 
 namespace moesim {
 namespace {

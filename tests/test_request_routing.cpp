@@ -5,16 +5,16 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/expert_history.hpp"
 #include "sim/request_routing/horizon.hpp"
-#include "sim/request_routing/pool.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
-#include "tools/router_testbed.hpp"
+#include "tools/reproduce/router_testbed.hpp"
 
 namespace moesim {
 namespace {

@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include "tests/support.hpp"
-#include "tools/router_testbed.hpp"
+#include "tools/reproduce/router_testbed.hpp"
 
 namespace moesim {
 namespace {

@@ -5,7 +5,7 @@
 #include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "sim/capacity/capacity.hpp"
-#include "sim/copy_counter.hpp"
+#include "sim/dispatch/token_traffic.hpp"
 #include "tests/support.hpp"
 #include "traces/gating/expert_sampler.hpp"
 

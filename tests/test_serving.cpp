@@ -4,13 +4,13 @@
 #include <fstream>
 #include <set>
 
-#include "sim/anchor.hpp"
-#include "sim/engine.hpp"
+#include "sim/experiment/anchor.hpp"
+#include "sim/experiment/engine.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
-#include "tools/anchors.hpp"
-#include "tools/serving_deployment.hpp"
-#include "tools/validation.hpp"
+#include "tools/validation/anchors.hpp"
+#include "tools/validation/serving_deployment.hpp"
+#include "tools/validation/validation.hpp"
 
 namespace moesim {
 namespace {

@@ -5,18 +5,18 @@
 
 #include <fmt/format.h>
 
-#include "sim/charges.hpp"
 #include "sim/dispatch/dispatch.hpp"
-#include "sim/event_queue.hpp"
+#include "sim/report/statistics.hpp"
 #include "sim/request_routing/request_router.hpp"
-#include "sim/row_source.hpp"
 #include "sim/scheduling/scheduler.hpp"
-#include "sim/simulator.hpp"
-#include "sim/statistics.hpp"
+#include "sim/serving/event_queue.hpp"
+#include "sim/serving/simulator.hpp"
+#include "sim/token_routing/charges.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
+#include "traces/trace_rows.hpp"
 
 namespace moesim {
 namespace {

@@ -2,8 +2,8 @@
 // What do drafts cost, and how many tokens does a verification yield?
 #include <cmath>
 
-#include "sim/kv_cache.hpp"
-#include "sim/simulator.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 

@@ -7,10 +7,10 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/compare.hpp"
-#include "tools/pareto.hpp"
-#include "tools/pareto_gain.hpp"
-#include "tools/sweep.hpp"
+#include "tools/analysis/compare.hpp"
+#include "tools/analysis/pareto.hpp"
+#include "tools/analysis/pareto_gain.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 namespace {

@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/run_csv.hpp"
-#include "tools/timeline.hpp"
+#include "tools/run/run_csv.hpp"
+#include "tools/run/timeline.hpp"
 
 namespace moesim {
 namespace {

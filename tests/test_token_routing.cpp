@@ -152,7 +152,8 @@ Tokens best_loads(const LayerPlacement& placement, const Tokens& tokens, int exp
   return best;
 }
 
-// policies.md A.2 word for word, restart and all: the GPU that serves each expert, or -1.
+// The exact semi-matching by its definition, restart and all: the GPU that serves each expert, or
+// -1.
 std::vector<int> semi_matching(const LayerPlacement& placement, const Tokens& tokens) {
   const auto at = [](int i) { return static_cast<std::size_t>(i); };
   std::vector<int> order;

@@ -4,9 +4,9 @@
 
 #include <tbb/global_control.h>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
-#include "tools/intervals.hpp"
+#include "tools/run/intervals.hpp"
 
 using namespace moesim;
 using namespace moesim::test;

@@ -41,7 +41,7 @@ struct CapacityTally {
 };
 
 /// C = max(1, ceil(factor * k * tokens / experts)): selections that an expert takes.
-/// policies.md 4.6
+/// [GShard]
 std::int32_t expert_capacity(double factor, std::size_t k, std::size_t tokens, std::size_t experts);
 
 /// How many more selections every expert takes.

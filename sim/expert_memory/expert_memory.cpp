@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "sim/expert_memory/policies.hpp"
+#include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {
 

@@ -22,7 +22,7 @@ struct ExpertMemoryTally {
   ExpertMemoryTally& operator+=(const ExpertMemoryTally&);
 };
 
-/// The expert slots of one EP rank in HBM, DRAM and NVMe, through time (policies.md 4.5, A.6).
+/// The expert slots of one EP rank in HBM, DRAM and NVMe, through time.
 ///
 /// A layer's residents run together at once; every other expert runs when it has arrived:
 ///   t = now + gemm(residents); for each arrival: t = max(t, arrival) + gemm(expert)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include "sim/expert_memory/ranked_cache.hpp"
 
-#include "sim/expert_memory/policies.hpp"
+#include <algorithm>
 
 namespace moesim {
 

@@ -9,7 +9,7 @@
 
 namespace moesim {
 
-/// Tokens per expert over the last steps, as vLLM's circular window keeps them (policies.md 1.5).
+/// Tokens per expert over the last steps, as the circular window of [vLLM] keeps them.
 class LoadWindow {
  public:
   /// `steps` >= 1 are remembered.

@@ -12,7 +12,7 @@
 
 namespace moesim {
 
-/// Whose copy fills a slot. An engine's rule (policies.md 4.3):
+/// Whose copy fills a slot. An engine's rule [SGLang, vLLM]:
 ///   sglang: a copy on the same GPU; else one in the same NVLink domain; else any; sources are
 ///           shared evenly over destinations in chunks (expert_location_updater.py)
 ///   vllm:   a copy on the same GPU, and experts that stay on a GPU keep their slot; else any: each

@@ -18,8 +18,8 @@ inline constexpr std::array<Key, 7> periodic_keys{
       "share by which a layer's fullest rank must get lighter"},
      {"planning", form::time, "0 s", "to compute the maps; engines give no figures"}}};
 
-/// A new placement of all layers every so many steps, from the load of the last ones: vLLM's and
-/// SGLang's EPLB (policies.md 1.5). Dummy tokens are not in the window, steps of dummies advance
+/// A new placement of all layers every so many steps, from the load of the last ones: the EPLB of
+/// [vLLM] and [SGLang]. Dummy tokens are not in the window, steps of dummies advance
 /// the counter.
 class Periodic final : public Rebalancer {
  public:

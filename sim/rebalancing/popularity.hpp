@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-/// How popularity is remembered (policies.md 4.1, one decay per step).
+/// How popularity is remembered (one decay per step).
 struct PopularityOptions {
   enum class By { rank, request } by = By::rank;
   double decay = 1;         ///< per step; unless ...

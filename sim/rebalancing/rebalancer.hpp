@@ -5,8 +5,8 @@
 
 #include "hardware/registry.hpp"
 #include "sim/rebalancing/movement.hpp"
-#include "sim/row_source.hpp"
 #include "sim/token_routing/token_routing.hpp"
+#include "traces/trace_rows.hpp"
 
 namespace moesim {
 

@@ -4,7 +4,7 @@
 #include <deque>
 
 #include "sim/rebalancing/rebalancer.hpp"
-#include "sim/step_model.hpp"
+#include "sim/step/step_model.hpp"
 
 namespace moesim {
 

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "models/step_ops.hpp"
-#include "sim/kv_cache.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
 #include "sim/placement/placement.hpp"
-#include "sim/row_source.hpp"
+#include "traces/trace_rows.hpp"
 
 namespace moesim {
 
-/// Predicts which experts a request will use from those that finished before it (policies.md 3.1):
+/// Predicts which experts a request will use from those that finished before it [expert-locality]:
 /// the `top` most used per layer of the latest request whose prompt shares at least 4/5 of its
 /// blocks with it, as a prefix; else of all requests of its topic, if one is given and any of them
 /// finished; else of all requests. Equal use: lowest expert.

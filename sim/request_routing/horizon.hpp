@@ -66,7 +66,7 @@ std::vector<double> project(std::span<const std::int32_t> points, std::span<cons
   return loads;
 }
 
-/// What a request of s tokens adds to the load above the envelope on each rank (policies.md A.5):
+/// What a request of s tokens adds to the load above the envelope on each rank:
 /// sum_k weight_k * max(s + grow * h_k - (M(h_k) - L_g(h_k)), 0), where M = max L over the ranks of
 /// g's EP group, plus how far M is above the least of any group's: the group with the request,
 /// above the one that waits least without it. [ranks].

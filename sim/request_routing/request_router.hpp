@@ -8,7 +8,7 @@
 
 #include "hardware/registry.hpp"
 #include "hardware/units.hpp"
-#include "sim/kv_cache.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
 
 namespace moesim {
 

@@ -8,11 +8,11 @@
 
 namespace moesim {
 
-/// BalanceRoute's F = s - G max(s - m, 0) (policies.md 3): minus the growth of the barrier idle G
+/// F = s - G max(s - m, 0) of [BalanceRoute]: minus the growth of the barrier idle G
 /// max L - sum L when s tokens go to a rank that is m below the most loaded one.
 double barrier_gain(std::int64_t s, std::int64_t margin, std::int64_t ranks);
 
-/// SGLang's cache_aware (policies.md 3): when the requests on workers differ by more than
+/// cache_aware of [SGLang]: when the requests on workers differ by more than
 /// `absolute` and by more than a factor `relative` the shortest queue; else the best match, if it
 /// is above the threshold, else the smallest tree. Ties lowest index.
 struct CacheAwareLimits {
@@ -27,7 +27,7 @@ std::size_t cache_aware_choice(const CacheAwareLimits&, std::span<const std::int
 /// T)); all equal -> uniform.
 std::vector<double> dynamo_probabilities(std::span<const double> logits, double temperature);
 
-/// One rank's part in the joint score (policies.md 3.1).
+/// One rank's part in the joint score [expert-locality].
 struct JointTerms {
   double prompt_tokens = 0;
   double hit = 0;       ///< share of the prompt that is cached
@@ -37,8 +37,8 @@ struct JointTerms {
 struct JointWeights {
   double kv = 1, expert = .5, load = .3;
 };
-/// The article's formula, in its own scale: kv (1 - hit) prompt + expert (1 - locality) experts +
-/// load 100 load / max(max load, 1).
+/// The formula of [expert-locality], in its own scale: kv (1 - hit) prompt + expert (1 - locality)
+/// experts + load 100 load / max(max load, 1).
 double joint_seed_cost(const JointWeights&, const JointTerms&, int experts);
 
 }  // namespace moesim

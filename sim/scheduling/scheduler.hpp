@@ -114,7 +114,7 @@ struct Leftover {
   bool out_of_blocks = false;  ///< somebody running went short: nobody new is admitted
 };
 
-/// vLLM v1's pass over running sequences (policies.md 6.1): in order, min(need, threshold, budget)
+/// The pass of [vLLM] v1 over running sequences: in order, min(need, threshold, budget)
 /// tokens each; when blocks run out the LAST running sequence is preempted. `takes` says which
 /// sequences take part. Returns the budget and blocks that are left.
 template <class Takes>
@@ -153,7 +153,7 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// fit ends it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover, StepPlan&);
 
-/// A whole step of vLLM v1 (vllm/v1/core/sched/scheduler.py; policies.md 6.1). Running sequences
+/// A whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences
 /// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted
 /// only when nothing had to be preempted.
 void plan_first_come(const RankView&, const BatchLimits&, StepPlan&);

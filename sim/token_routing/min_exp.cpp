@@ -15,7 +15,7 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // Shifts load along cost-reducing paths until there are none: GPU g, an expert on g that another
 // GPU hosts too, that GPU, an expert on it, and so on to a GPU with at least two active experts
-// fewer than g. A shift takes one from g and gives one to the last. policies.md A.2: from the
+// fewer than g. A shift takes one from g and gives one to the last. From the
 // fullest GPU first, breadth first, experts ascending, ties to the lowest GPU.
 //
 // What a failed search saw is settled for good: its GPUs reach none outside, and all of them have

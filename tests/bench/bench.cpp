@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 
 namespace moesim {
 namespace {

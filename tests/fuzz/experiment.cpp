@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Experiments: a small one with the input merged into it. Inputs with numbers of more than three
 // digits are left out: they ask for large experiments, not for wrong ones.
-#include "sim/experiment.hpp"
+#include "sim/experiment/experiment.hpp"
 
 #include <regex>
 

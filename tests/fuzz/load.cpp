@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Observed loads of experts, as JSON.
-#include "sim/placement/placement_file.hpp"
+#include "sim/placement/files/placement_file.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace moesim;

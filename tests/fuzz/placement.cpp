@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Placements in every format; what was read can be written in each that can say it.
-#include "sim/placement/placement_file.hpp"
+#include "sim/placement/files/placement_file.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace moesim;

@@ -3,7 +3,7 @@
 // it.
 #include <iostream>
 
-#include "sim/simulator.hpp"
+#include "sim/serving/simulator.hpp"
 
 using namespace moesim;
 

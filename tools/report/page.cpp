@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "sim/experiment.hpp"
-#include "tools/compare.hpp"
+#include "sim/experiment/experiment.hpp"
+#include "tools/analysis/compare.hpp"
 #include "tools/report/assets.hpp"
 
 namespace moesim {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/pareto.hpp"
+#include "tools/analysis/pareto.hpp"
 
 namespace moesim {
 

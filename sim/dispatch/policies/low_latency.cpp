@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/dispatch/dispatch.hpp"
+
+namespace moesim {
+
+namespace {
+
+// One message per (token, expert), without deduplication, straight into the expert's receive
+// buffer whatever the domain; every expert's result comes back on its own and is weighted at the
+// source: k (1 - 1/G) remote copies per token where experts are evenly spread, each way.
+// Low-latency kernels of [DeepEP].
+class LowLatency final : public Dispatch {
+ public:
+  explicit LowLatency(TokenBytes bytes) : bytes_(bytes) {}
+
+  Exchange exchange(const DispatchProblem& problem) const override {
+    const auto leg = [&](double bytes) {
+      return send_copies(problem.fabric, *problem.selections, bytes,
+                         Collective::low_latency_all_to_all);
+    };
+    return {"low_latency", leg(bytes_.out(problem.hidden)), leg(bytes_.back(problem.hidden)), {}};
+  }
+  bool gives_global_counts() const override { return false; }
+  bool needs_selections() const override { return true; }
+  // Every expert keeps a place for every token of every rank: experts / ranks of them on one GPU.
+  double buffer_rows(double tokens, double /*ranks*/, double experts) const override {
+    return tokens * experts;
+  }
+
+ private:
+  TokenBytes bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatch> low_latency(TokenBytes bytes) {
+  return std::make_unique<LowLatency>(bytes);
+}
+
+std::unique_ptr<Dispatch> make_low_latency(ConfigReader& options) {
+  return low_latency(read_token_bytes(options));
+}
+
+}  // namespace moesim

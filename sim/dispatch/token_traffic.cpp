@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/dispatch/token_traffic.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// Bit b of a byte as a one in byte b.
+constexpr std::array<std::uint64_t, 256> spread = [] {
+  std::array<std::uint64_t, 256> table{};
+  for (std::size_t byte = 0; byte < table.size(); ++byte) {
+    for (std::size_t bit = 0; bit < 8; ++bit) table[byte] |= (byte >> bit & 1) << (8 * bit);
+  }
+  return table;
+}();
+
+int domains_of(int gpus, int domain) { return (gpus - 1) / domain + 1; }
+
+}  // namespace
+
+void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
+  const std::array<int, 3> shape{ranks, moe_tp, domain};
+  if (shape == shape_) return;
+  shape_ = shape;
+  const int gpus = ranks * moe_tp;
+  // One domain alone needs no forwarding, hence no bits.
+  const int domains = domains_of(gpus, domain) > 1 ? domains_of(gpus, domain) : 0;
+  used_bits_ = ranks + domains;
+  words_ = at(used_bits_ + 63) / 64;
+  bits_.assign(at(ranks) * words_, 0);
+  targets_.clear();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto set = [&](int bit) {
+      bits_[at(rank) * words_ + at(bit) / 64] |= std::uint64_t{1} << (bit % 64);
+    };
+    set(rank);
+    if (domains > 0) {
+      for (int gpu = rank * moe_tp; gpu < (rank + 1) * moe_tp; ++gpu) set(ranks + gpu / domain);
+    }
+    targets_.push_back({bits_[at(rank) * words_], rank});
+  }
+  counts_.resize(words_ * 64);
+}
+
+// Every expert's first slot, and the next one behind each; whether some expert has several. What is
+// of no use goes to an expert too many, so that no branch is needed.
+bool CopyCounter::start(const LayerPlacement& placement,
+                        std::span<const std::int32_t> tokens_of_slot) {
+  const int nobody = placement.experts();
+  experts_.assign(at(nobody) + 1, {0, -1, 0});
+  next_slot_.resize(at(placement.slots()));
+  int several = 0;
+  for (int gpu = placement.gpus() - 1; gpu >= 0; --gpu) {
+    const std::uint64_t bits = targets_[at(gpu)].bits;
+    for (int slot = placement.first_slot(gpu + 1) - 1; slot >= placement.first_slot(gpu); --slot) {
+      const std::int32_t tokens = tokens_of_slot[at(slot)];
+      const int active = tokens > 0 ? 1 : 0;
+      Expert& owner = experts_[at(nobody + (placement.expert_of_slot(slot) - nobody) * active)];
+      next_slot_[at(slot)] = owner.slot;
+      several |= active & (owner.slot >= 0 ? 1 : 0);
+      owner = {bits, slot, tokens};
+    }
+  }
+  return several != 0;
+}
+
+// The same for bits that fit so many bytes: each counts in eight lanes of a register, up to 255.
+template <std::size_t Bytes, class TargetOf>
+void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t k,
+                                 TargetOf&& target_of) {
+  for (std::size_t token = first; token < end;) {
+    std::array<std::uint64_t, Bytes> lanes{};
+    for (const std::size_t full = std::min(end, token + 255); token < full; ++token) {
+      std::uint64_t bits = 0;
+      for (std::size_t i = token * k; i < (token + 1) * k; ++i) bits |= target_of(i).bits;
+      for (std::size_t b = 0; b < Bytes; ++b) lanes[b] += spread[bits >> (8 * b) & 255];
+    }
+    for (std::size_t bit = 0; bit < 8 * Bytes; ++bit) {
+      counts_[bit] += static_cast<std::int32_t>(lanes[bit / 8] >> (bit % 8 * 8) & 255);
+    }
+  }
+}
+
+// The tokens of one source: how many of them go to each rank and domain.
+template <class TargetOf>
+void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
+                               TargetOf&& target_of) {
+  std::ranges::fill(counts_, 0);
+  if (used_bits_ <= 8) return count_in_lanes<1>(first, end, k, target_of);
+  if (used_bits_ <= 16) return count_in_lanes<2>(first, end, k, target_of);
+  if (used_bits_ <= 32) return count_in_lanes<4>(first, end, k, target_of);
+  if (used_bits_ <= 64) return count_in_lanes<8>(first, end, k, target_of);
+  std::vector<std::uint64_t> bits(words_);
+  for (std::size_t token = first; token < end; ++token) {
+    std::fill(bits.begin(), bits.end(), 0);
+    for (std::size_t i = token * k; i < (token + 1) * k; ++i) {
+      const std::int32_t rank = target_of(i).rank;
+      if (rank < 0) continue;
+      for (std::size_t w = 0; w < words_; ++w) bits[w] |= bits_[at(rank) * words_ + w];
+    }
+    for (std::size_t w = 0; w < words_; ++w) {
+      for (std::uint64_t left = bits[w]; left != 0; left &= left - 1) {
+        ++counts_[w * 64 + static_cast<std::size_t>(std::countr_zero(left))];
+      }
+    }
+  }
+}
+
+// From counts per expert rank and domain to links.
+void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
+  const int gpus = copies.gpus();
+  if (domains_of(gpus, domain) == 1) {
+    for (int rank = 0, target = 0; target < gpus; ++rank) {
+      for (int i = 0; i < moe_tp; ++i) copies.at(source, target++) += counts_[at(rank)];
+    }
+    return;
+  }
+  const int own = source / domain;
+  const auto relay = [&](int there) {
+    return std::min(there * domain + source % domain, gpus - 1);
+  };
+  for (int target = 0; target < gpus; ++target) {
+    const std::int32_t tokens = counts_[at(target / moe_tp)];
+    const int from = target / domain == own ? source : relay(target / domain);
+    if (tokens > 0 && (from == source || from != target)) copies.at(from, target) += tokens;
+  }
+  const std::int32_t* to_domain = counts_.data() + gpus / moe_tp;
+  for (int there = 0; there < domains_of(gpus, domain); ++there) {
+    if (there != own && to_domain[there] > 0) copies.at(source, relay(there)) += to_domain[there];
+  }
+}
+
+void CopyCounter::count(const LayerPlacement& placement,
+                        std::span<const std::int32_t> tokens_of_slot,
+                        std::span<const std::uint16_t> ids,
+                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+                        CopyRule rule, TrafficMatrix& copies) {
+  name_targets(placement.gpus(), moe_tp, domain);
+  const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
+  const auto target = [&](const Expert& expert) {
+    return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
+  };
+  if (start(placement, tokens_of_slot)) {
+    count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+      Expert& expert = experts_[ids[i]];
+      if (expert.left == 0) {
+        const std::int32_t slot = next_slot_[at(expert.slot)];
+        expert = {targets_[at(placement.gpu_of_slot(slot))].bits, slot, tokens_of_slot[at(slot)]};
+      }
+      --expert.left;
+      return target(expert);
+    });
+  } else {
+    count_sources(k, source_gpu, moe_tp, domain, rule, copies,
+                  [&](std::size_t i) { return target(experts_[ids[i]]); });
+  }
+}
+
+void CopyCounter::count(const LayerPlacement& placement,
+                        std::span<const std::int32_t> slot_of_selection,
+                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
+                        CopyRule rule, TrafficMatrix& copies) {
+  name_targets(placement.gpus(), moe_tp, domain);
+  const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
+  count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+    const std::int32_t slot = slot_of_selection[i];
+    return slot < 0 ? Target{0, -1} : targets_[at(placement.gpu_of_slot(slot))];
+  });
+}
+
+// target_of(i) is called once for every selection, in order.
+template <class TargetOf>
+void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
+                                int domain, CopyRule rule, TrafficMatrix& copies,
+                                TargetOf&& target_of) {
+  const int gpus = static_cast<int>(targets_.size()) * moe_tp;
+  if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
+  copies.clear();
+  const std::size_t tokens = source_gpu.size();
+  for (std::size_t first = 0; first < tokens;) {
+    const std::int32_t source = source_gpu[first];
+    std::size_t end = first;
+    while (end < tokens && source_gpu[end] == source) ++end;
+    if (rule == CopyRule::per_gpu) {
+      count_copies(first, end, k, target_of);
+      expand(source, moe_tp, domain, copies);
+    } else {
+      std::fill(counts_.begin(), counts_.end(), 0);
+      for (std::size_t i = first * k; i < end * k; ++i) {
+        if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
+      }
+      // Straight to the expert: as if all GPUs stood in one domain.
+      expand(source, moe_tp, gpus, copies);
+    }
+    first = end;
+  }
+}
+
+void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                    std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
+                    std::vector<std::int32_t>& slot_of_selection) {
+  std::vector<std::int32_t> left(tokens_of_slot.begin(), tokens_of_slot.end());
+  std::vector<std::size_t> place(at(placement.experts()));
+  slot_of_selection.assign(ids.size(), -1);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (dropped[i] != 0) continue;
+    const auto slots = placement.slots_of(ids[i]);
+    std::size_t& p = place[ids[i]];
+    while (left[at(slots[p])] == 0) ++p;
+    --left[at(slots[p])];
+    slot_of_selection[i] = slots[p];
+  }
+}
+
+}  // namespace moesim

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "sim/placement/placement.hpp"
+
+namespace moesim {
+
+/// How often a token travels.
+enum class CopyRule {
+  per_gpu,       ///< once to each destination GPU, across domains once per domain, then forwarded
+  per_selection  ///< once per expert that it chose, straight there
+};
+
+/// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
+/// its slots in (source rank, position) order, the order of the tokens. A token is copied once to
+/// each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's own
+/// index there, which forwards it [DeepEP]. Keeps its memory between layers: one per
+/// thread.
+class CopyCounter {
+ public:
+  /// `ids` are the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases; an expert
+  /// rank is `moe_tp` GPUs, all of which need its tokens. `copies` is overwritten: [from, to],
+  /// local ones on the diagonal.
+  void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
+             std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
+             int moe_tp, int domain, CopyRule, TrafficMatrix& copies);
+  /// The same where every selection has its own slot, [tokens, k], or -1: it goes nowhere.
+  void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
+             std::span<const std::int32_t> source_gpu, int moe_tp, int domain, CopyRule,
+             TrafficMatrix& copies);
+
+ private:
+  struct Target {
+    std::uint64_t bits;  // the first word of the rank's bits
+    std::int32_t rank;   // nowhere: -1
+  };
+  struct Expert {
+    std::uint64_t bits;  // of its current slot's rank, as in Target
+    std::int32_t slot;   // none yet: -1
+    std::int32_t left;   // tokens that this slot still takes
+  };
+
+  void name_targets(int ranks, int moe_tp, int domain);
+  bool start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  template <class TargetOf>
+  void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
+                     int domain, CopyRule, TrafficMatrix& copies, TargetOf&& target_of);
+  template <std::size_t Bytes, class TargetOf>
+  void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
+  template <class TargetOf>
+  void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
+  void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
+
+  // A rank's bits: its own and, where there are several domains, those of its GPUs' domains behind
+  // the bits of all ranks.
+  std::array<int, 3> shape_{};  // ranks, moe_tp, domain
+  int used_bits_ = 0;
+  std::size_t words_ = 1;
+  std::vector<std::uint64_t> bits_;  // [ranks, words]
+  std::vector<Target> targets_;      // [ranks]
+  std::vector<Expert> experts_;
+  std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
+  std::vector<std::int32_t> counts_;     // by bit
+};
+
+/// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of
+/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k].
+void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
+                    std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
+                    std::vector<std::int32_t>& slot_of_selection);
+
+}  // namespace moesim

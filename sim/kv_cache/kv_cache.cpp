@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/kv_cache/kv_cache.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+// SplitMix64's finaliser over the parent and what follows it.
+BlockHash chain(BlockHash parent, std::uint64_t what) {
+  std::uint64_t z = (parent ^ (what + 0x9e3779b97f4a7c15ULL)) + 0x9e3779b97f4a7c15ULL;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+  return z ^ (z >> 31);
+}
+
+// What only this request's tokens hash to.
+std::uint64_t own(std::uint32_t request) { return (std::uint64_t{1} << 63) | request; }
+
+}  // namespace
+
+std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request,
+                                     std::int32_t prompt_tokens, int block_tokens) {
+  std::vector<BlockHash> hashes(static_cast<std::size_t>(prompt_tokens / block_tokens));
+  BlockHash parent = 0;
+  for (std::size_t b = 0; b < hashes.size(); ++b) {
+    // The id under a block's last token names every token before it as well.
+    const std::size_t last_token = (b + 1) * static_cast<std::size_t>(block_tokens) - 1;
+    const std::uint64_t what =
+        ids ? ids->ids[last_token / static_cast<std::size_t>(ids->block_tokens)] : own(request);
+    parent = hashes[b] = chain(parent, what);
+  }
+  return hashes;
+}
+
+KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching)
+    : layout_(layout), blocks_(blocks), free_(blocks), caching_(prefix_caching) {
+  if (!caching_) return;
+  check(layout.groups.size() == 1 && layout.groups.front().window == 0,
+        "prefix caching over windows");
+  pool_.resize(1);
+}
+
+CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {
+  const auto most = static_cast<std::size_t>((tokens - 1) / layout_.block_tokens);
+  hashes = hashes.first(std::min(hashes.size(), most));
+  // What is here of a chain is its beginning, and what is held of that too: search by halves.
+  const auto end = std::partition_point(hashes.begin(), hashes.end(),
+                                        [&](BlockHash hash) { return block_of_.contains(hash); });
+  const auto held = std::partition_point(hashes.begin(), end, [&](BlockHash hash) {
+    return at(block_of_.find(hash)->second).holders > 0;
+  });
+  return {end - hashes.begin(), held - hashes.begin()};
+}
+
+void KvCache::expect(std::uint32_t request, std::vector<BlockHash> prompt) {
+  if (caching_) holdings_[request].hashes = std::move(prompt);
+}
+
+CacheHit KvCache::find(const Sequence& sequence) const {
+  if (!caching_) return {};
+  return find(holdings_.at(sequence.request).hashes, sequence.tokens);
+}
+
+std::int64_t KvCache::shared_blocks(const Sequence& sequence) const {
+  if (!caching_) return 0;
+  const std::vector<std::int32_t>& held = holdings_.at(sequence.request).blocks;
+  return std::ranges::partition_point(held, [&](auto block) { return at(block).holders > 1; }) -
+         held.begin();
+}
+
+void KvCache::take_cached(Sequence& sequence) {
+  if (!caching_) return;
+  Holding& holding = holdings_.at(sequence.request);
+  const CacheHit hit = find(holding.hashes, sequence.tokens);
+  for (std::size_t b = 0; b < static_cast<std::size_t>(hit.blocks); ++b) {
+    const std::int32_t block = block_of_.at(holding.hashes[b]);
+    hold(block);
+    holding.blocks.push_back(block);
+  }
+  holding.filled = holding.blocks.size();
+  sequence.blocks = hit.blocks;
+  const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
+  sequence.computed = std::max(sequence.computed, cached);
+}
+
+void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
+  const std::int64_t wanted = layout_.blocks_for(tokens);
+  check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
+  const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
+  if (!caching_) {
+    free_ -= wanted - sequence.blocks;
+  } else if (wanted != sequence.blocks ||
+             full != static_cast<std::size_t>(sequence.computed / layout_.block_tokens)) {
+    Holding& holding = holdings_.at(sequence.request);
+    while (std::ssize(holding.blocks) < wanted) holding.blocks.push_back(take_oldest());
+    fill(holding, sequence.request, full);
+  }
+  sequence.blocks = wanted;
+}
+
+void KvCache::shrink(Sequence& sequence) {
+  const std::int64_t wanted = layout_.blocks_for(sequence.computed);
+  if (!caching_) {
+    free_ += sequence.blocks - wanted;
+  } else {
+    Holding& holding = holdings_.at(sequence.request);
+    for (; std::ssize(holding.blocks) > wanted; holding.blocks.pop_back()) {
+      let_go(holding.blocks.back());
+    }
+    fill(holding, sequence.request,
+         static_cast<std::size_t>(sequence.computed / layout_.block_tokens));
+  }
+  sequence.blocks = wanted;
+}
+
+// Blocks that are full can be hit by whoever comes next, in this very step: a kernel writes keys
+// before it reads any.
+void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blocks) {
+  for (; holding.filled < full_blocks; ++holding.filled) {
+    const std::size_t b = holding.filled;
+    // Past the prompt's whole blocks come tokens that only this request has.
+    if (b == holding.hashes.size()) {
+      holding.hashes.push_back(chain(b == 0 ? 0 : holding.hashes[b - 1], own(request)));
+    }
+    const auto [found, fresh] = block_of_.try_emplace(holding.hashes[b], holding.blocks[b]);
+    if (fresh) {
+      at(holding.blocks[b]).cached = true;
+      at(holding.blocks[b]).hash = holding.hashes[b];
+    } else {
+      hold(found->second);
+      let_go(std::exchange(holding.blocks[b], found->second));
+    }
+  }
+}
+
+void KvCache::preempt(Sequence& sequence) { release(sequence); }
+
+void KvCache::finish(Sequence& sequence) {
+  release(sequence);
+  holdings_.erase(sequence.request);
+}
+
+void KvCache::release(Sequence& sequence) {
+  if (caching_) {
+    Holding& holding = holdings_.at(sequence.request);
+    std::for_each(holding.blocks.rbegin(), holding.blocks.rend(),
+                  [this](std::int32_t block) { let_go(block); });
+    holding.blocks.clear();
+    holding.filled = 0;
+  } else {
+    free_ += sequence.blocks;
+  }
+  sequence.blocks = 0;
+  sequence.computed = 0;
+}
+
+std::int32_t KvCache::take_oldest() {
+  if (std::ssize(pool_) <= blocks_) {
+    pool_.push_back({.holders = 1});
+    --free_;
+    return static_cast<std::int32_t>(pool_.size() - 1);
+  }
+  const std::int32_t oldest = at(ring_end).newer;
+  Block& block = at(oldest);
+  if (std::exchange(block.cached, false)) block_of_.erase(block.hash);
+  hold(oldest);
+  return oldest;
+}
+
+void KvCache::hold(std::int32_t block) {
+  if (at(block).holders++ == 0) unlink(block);
+}
+
+void KvCache::let_go(std::int32_t block) {
+  if (--at(block).holders == 0) append_free(block);
+}
+
+// The free list is a ring through its end, whose `newer` is the oldest.
+void KvCache::append_free(std::int32_t block) {
+  const std::int32_t newest = at(ring_end).older;
+  at(block).older = newest;
+  at(block).newer = ring_end;
+  at(newest).newer = block;
+  at(ring_end).older = block;
+  ++free_;
+}
+
+void KvCache::unlink(std::int32_t block) {
+  at(at(block).older).newer = at(block).newer;
+  at(at(block).newer).older = at(block).older;
+  --free_;
+}
+
+}  // namespace moesim

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/placement/files/placement_file.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "sim/placement/files/plain_yaml.hpp"
+#include "traces/npy.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr Range count_range{1, 1 << 24};
+constexpr Range id_range{0, 65535};  // as in routing traces
+constexpr Range expert_range{1, 65536};
+constexpr Range token_range{0, 1e15};  // sums and ratios of these stay finite in a float
+
+using GpuSlots = std::vector<std::vector<int>>;  // [gpu][slot] -> expert
+
+std::vector<int> expert_ids(const ConfigNode& node) {
+  std::vector<int> ids;
+  for (const ConfigNode& id : node.list()) {
+    ids.push_back(static_cast<int>(id.integer(id_range)));
+  }
+  return ids;
+}
+
+std::size_t slots_in(const GpuSlots& experts_on_gpu) {
+  std::size_t slots = 0;
+  for (const auto& experts : experts_on_gpu) slots += experts.size();
+  return slots;
+}
+
+// A slot list, cut into equal GPUs.
+GpuSlots cut_into_gpus(const ConfigNode& layer, std::size_t gpus) {
+  const std::vector<int> ids = expert_ids(layer);
+  if (ids.empty() || ids.size() % gpus != 0) {
+    layer.fail(fmt::format("{} slots do not fill {} GPUs evenly", ids.size(), gpus));
+  }
+  const auto slots_per_gpu = static_cast<std::ptrdiff_t>(ids.size() / gpus);
+  GpuSlots experts_on_gpu;
+  for (auto first = ids.begin(); first != ids.end(); first += slots_per_gpu) {
+    experts_on_gpu.emplace_back(first, first + slots_per_gpu);
+  }
+  return experts_on_gpu;
+}
+
+GpuSlots listed_by_gpu(const ConfigNode& layer, std::size_t gpus) {
+  GpuSlots experts_on_gpu;
+  for (const ConfigNode& gpu : layer.list()) experts_on_gpu.push_back(expert_ids(gpu));
+  if (experts_on_gpu.size() != gpus) {
+    layer.fail(fmt::format("lists {} GPUs; expected num_gpus = {}", experts_on_gpu.size(), gpus));
+  }
+  return experts_on_gpu;
+}
+
+// A layer as the file lists it, and where.
+struct ListedLayer {
+  ConfigNode place;
+  GpuSlots experts_on_gpu;
+};
+
+ExpertPlacement compile(const std::vector<ListedLayer>& layers, std::optional<int> said_experts) {
+  int experts = said_experts.value_or(0);
+  for (std::size_t i = 0; i < layers.size() && !said_experts; ++i) {
+    for (const auto& ids : layers[i].experts_on_gpu) {
+      for (const int id : ids) experts = std::max(experts, id + 1);
+    }
+  }
+  ExpertPlacement placement;
+  for (const ListedLayer& layer : layers) {
+    try {
+      placement.emplace_back(experts, layer.experts_on_gpu);
+    } catch (const std::invalid_argument& error) {
+      layer.place.fail(error.what());
+    }
+  }
+  return placement;
+}
+
+// How many GPUs, by what the file says under `key`, which may be nothing, and what is known.
+std::size_t gpu_count(ConfigReader& reader, std::string_view key, int known) {
+  if (!reader.optional(key)) {
+    if (known == 0) {
+      reader.node().fail(fmt::format(
+          "does not say on how many GPUs its slots stand (\"{}\"); give \"gpus\" beside "
+          "the file",
+          key));
+    }
+    return static_cast<std::size_t>(known);
+  }
+  const auto said = reader.integer(key, count_range);
+  if (known != 0 && said != known) {
+    reader.child(key).fail(fmt::format("the file is for {} GPUs; expected {}", said, known));
+  }
+  return static_cast<std::size_t>(said);
+}
+
+ExpertPlacement read_sglang(ConfigReader& reader, PlacementContext context) {
+  const std::size_t gpus = gpu_count(reader, "num_gpus", context.gpus);
+  const bool by_gpu = reader.has("experts_on_gpu");
+  if (by_gpu && reader.has("physical_to_logical_map")) {
+    reader.node().fail("has both physical_to_logical_map and experts_on_gpu; expected one");
+  }
+  const ConfigNode map = reader.child(by_gpu ? "experts_on_gpu" : "physical_to_logical_map");
+  const std::vector<ConfigNode> nodes = map.list();
+  const auto first_layer = static_cast<std::size_t>(context.first_layer);
+  if (nodes.size() <= first_layer) {
+    map.fail(nodes.empty()
+                 ? "has no layers"
+                 : fmt::format("has {} layers, none from layer {} on", nodes.size(), first_layer));
+  }
+  std::vector<ListedLayer> layers;
+  for (std::size_t i = first_layer; i < nodes.size(); ++i) {
+    const ConfigNode& node = nodes[i];
+    layers.push_back({node, by_gpu ? listed_by_gpu(node, gpus) : cut_into_gpus(node, gpus)});
+    const std::size_t slots = slots_in(layers.back().experts_on_gpu);
+    const std::size_t expected = slots_in(layers.front().experts_on_gpu);
+    if (!by_gpu && slots != expected) {
+      node.fail(fmt::format("has {} slots; expected {} as in the first layer", slots, expected));
+    }
+  }
+  std::optional<int> experts;
+  if (reader.optional("num_experts")) {
+    experts = static_cast<int>(reader.integer("num_experts", expert_range));
+  }
+  return compile(layers, experts);
+}
+
+// The members of an object whose keys are layers, by layer.
+std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
+  return read_object(node, [&](ConfigReader& reader) {
+    std::map<int, ConfigNode> layers;
+    for (const std::string& key : reader.all_keys()) {
+      int layer = 0;
+      const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
+      const bool number = error == std::errc() && end == key.data() + key.size() && layer >= 0;
+      if (!number || !layers.emplace(layer, reader.child(key)).second) {
+        node.fail(fmt::format("\"{}\" is no layer; expected each layer's number once", key));
+      }
+    }
+    if (layers.empty()) node.fail("has no layers");
+    return layers;
+  });
+}
+
+ExpertPlacement read_trtllm(ConfigReader& reader, PlacementContext context) {
+  const std::size_t gpus = gpu_count(reader, "ep_size", context.gpus);
+  const auto slots = static_cast<std::size_t>(reader.integer("num_slots", count_range));
+  const ConfigNode assignments = reader.child("initial_global_assignments");
+  reader.integer_or("layer_updates_per_iter", 0, non_negative);
+  std::vector<ListedLayer> layers;
+  int expected = -1;
+  for (const auto& [layer, node] : by_layer(assignments)) {
+    if (expected >= 0 && layer != expected) {
+      assignments.fail(
+          fmt::format("has layer {} after layer {}; a layer is missing", layer, expected - 1));
+    }
+    expected = layer + 1;
+    layers.push_back({node, cut_into_gpus(node, gpus)});
+    if (slots_in(layers.back().experts_on_gpu) != slots) {
+      node.fail(fmt::format("has {} slots; expected num_slots = {}",
+                            slots_in(layers.back().experts_on_gpu), slots));
+    }
+  }
+  return compile(layers, std::nullopt);
+}
+
+// The objects in a list, each of which says its place in the list under `id`.
+template <class Read>
+auto read_numbered(const ConfigNode& list, std::int64_t count, std::string_view id, Read read) {
+  const std::vector<ConfigNode> nodes = list.list();
+  if (std::ssize(nodes) != count) {
+    list.fail(fmt::format("has {} entries; expected {} as is said beside it", nodes.size(), count));
+  }
+  using Value = decltype(read(std::declval<ConfigReader&>()));
+  std::vector<Value> values;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    values.push_back(read_object(nodes[i], [&](ConfigReader& reader) {
+      const std::int64_t said = reader.integer(id);
+      if (said != static_cast<std::int64_t>(i)) {
+        reader.child(id).fail(fmt::format("is {}; expected {}, in order from 0", said, i));
+      }
+      return read(reader);
+    }));
+  }
+  return values;
+}
+
+ExpertPlacement read_vllm_ascend(ConfigReader& reader, PlacementContext context) {
+  const auto count = reader.integer("moe_layer_count", count_range);
+  std::int64_t gpus = context.gpus;
+  const auto layers =
+      read_numbered(reader.child("layer_list"), count, "layer_id", [&](ConfigReader& layer) {
+        const auto devices = layer.integer("device_count", count_range);
+        if (gpus == 0) gpus = devices;
+        if (devices != gpus) {
+          layer.child("device_count").fail(fmt::format("is {}; expected {}", devices, gpus));
+        }
+        return ListedLayer{layer.node(),
+                           read_numbered(layer.child("device_list"), devices, "device_id",
+                                         [](ConfigReader& device) {
+                                           return expert_ids(device.child("device_expert"));
+                                         })};
+      });
+  return compile(layers, std::nullopt);
+}
+
+ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext context) {
+  const NpyArray array = NpyArray::open(file);
+  const auto refuse = [&](const std::string& what) {
+    throw ConfigError(fmt::format("{}: {}", file.string(), what));
+  };
+  const bool whole =
+      array.type() == NpyType::u1 || array.type() == NpyType::i4 || array.type() == NpyType::i8;
+  const auto shape = array.shape();
+  if (!whole || shape.size() != 3 || array.elements() == 0) {
+    refuse(fmt::format(
+        "a placement is u1, i4 or i8 of shape [GPUs, layers, experts]; found {} [{}]",
+        npy_type_names[static_cast<std::size_t>(array.type())], fmt::join(shape, ", ")));
+  }
+  if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
+    refuse(fmt::format("has {} experts; at most {} are expected", shape[2], expert_range.max));
+  }
+  if (context.gpus != 0 && shape[0] != context.gpus) {
+    refuse(fmt::format("has {} GPUs; expected {}", shape[0], context.gpus));
+  }
+  const auto layers = static_cast<std::size_t>(shape[1]);
+  const auto experts = static_cast<std::size_t>(shape[2]);
+  std::vector<ListedLayer> listed;
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    listed.push_back({{Json(), file, fmt::format("[:, {}]", layer)},
+                      GpuSlots(static_cast<std::size_t>(shape[0]))});
+  }
+  const std::vector<double> values = array.to_doubles();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t expert = i % experts, layer = i / experts % layers,
+                      gpu = i / experts / layers;
+    if (values[i] != 0 && values[i] != 1) {
+      refuse(fmt::format("[{}, {}, {}] is {}; expected 0 or 1", gpu, layer, expert, values[i]));
+    }
+    if (values[i] == 1) listed[layer].experts_on_gpu[gpu].push_back(static_cast<int>(expert));
+  }
+  return compile(listed, static_cast<int>(experts));
+}
+
+bool equally_filled(const ExpertPlacement& placement) {
+  const int slots_per_gpu = placement.front().slots() / placement.front().gpus();
+  return std::all_of(placement.begin(), placement.end(), [&](const LayerPlacement& layer) {
+    for (int gpu = 0; gpu < layer.gpus(); ++gpu) {
+      if (layer.first_slot(gpu + 1) - layer.first_slot(gpu) != slots_per_gpu) return false;
+    }
+    return true;
+  });
+}
+
+std::vector<int> experts_in_slots(const LayerPlacement& layer, int first, int last) {
+  std::vector<int> experts;
+  for (int slot = first; slot < last; ++slot) experts.push_back(layer.expert_of_slot(slot));
+  return experts;
+}
+
+std::vector<int> experts_on(const LayerPlacement& layer, int gpu) {
+  return experts_in_slots(layer, layer.first_slot(gpu), layer.first_slot(gpu + 1));
+}
+
+// What stands in the rows of dense layers, which nobody reads: as SGLang's trivial map.
+LayerPlacement dense_row(const LayerPlacement& like) {
+  GpuSlots experts_on_gpu;
+  for (int gpu = 0; gpu < like.gpus(); ++gpu) {
+    std::vector<int>& experts = experts_on_gpu.emplace_back();
+    for (int slot = like.first_slot(gpu); slot < like.first_slot(gpu + 1); ++slot) {
+      experts.push_back(slot % like.experts());
+    }
+  }
+  return {like.experts(), experts_on_gpu};
+}
+
+OrderedJson sglang_json(ExpertPlacement placement, int first_layer) {
+  placement.insert(placement.begin(), static_cast<std::size_t>(first_layer),
+                   dense_row(placement.front()));
+  OrderedJson json{{"num_gpus", placement.front().gpus()},
+                   {"num_experts", placement.front().experts()}};
+  const bool equal = equally_filled(placement);
+  for (const LayerPlacement& layer : placement) {
+    if (equal) {
+      json["physical_to_logical_map"].push_back(experts_in_slots(layer, 0, layer.slots()));
+      continue;
+    }
+    OrderedJson by_gpu = OrderedJson::array();
+    for (int gpu = 0; gpu < layer.gpus(); ++gpu) by_gpu.push_back(experts_on(layer, gpu));
+    json["experts_on_gpu"].push_back(std::move(by_gpu));
+  }
+  return json;
+}
+
+std::string trtllm_yaml(const ExpertPlacement& placement, int first_layer) {
+  if (!equally_filled(placement)) {
+    throw ConfigError(
+        "trtllm files hold as many slots on every GPU in every layer, which this placement does "
+        "not; use another format");
+  }
+  std::string text =
+      fmt::format("num_slots: {}\nlayer_updates_per_iter: 0\ninitial_global_assignments:\n",
+                  placement.front().slots());
+  for (const LayerPlacement& layer : placement) {
+    text += fmt::format("  {}: [{}]\n", first_layer++,
+                        fmt::join(experts_in_slots(layer, 0, layer.slots()), ", "));
+  }
+  return text;
+}
+
+OrderedJson vllm_ascend_json(const ExpertPlacement& placement) {
+  OrderedJson layers = OrderedJson::array();
+  for (const LayerPlacement& layer : placement) {
+    OrderedJson devices = OrderedJson::array();
+    for (int gpu = 0; gpu < layer.gpus(); ++gpu) {
+      devices.push_back({{"device_id", gpu}, {"device_expert", experts_on(layer, gpu)}});
+    }
+    layers.push_back({{"layer_id", layers.size()},
+                      {"device_count", layer.gpus()},
+                      {"device_list", std::move(devices)}});
+  }
+  return {{"moe_layer_count", placement.size()}, {"layer_list", std::move(layers)}};
+}
+
+std::string npy_of(const ExpertPlacement& placement) {
+  const auto layers = placement.size();
+  const auto experts = static_cast<std::size_t>(placement.front().experts());
+  const auto gpus = static_cast<std::size_t>(placement.front().gpus());
+  std::vector<std::int32_t> held(gpus * layers * experts);
+  for (std::size_t layer = 0; layer < layers; ++layer) {
+    for (int slot = 0; slot < placement[layer].slots(); ++slot) {
+      const int gpu = placement[layer].gpu_of_slot(slot);
+      const int expert = placement[layer].expert_of_slot(slot);
+      auto& here = held[(static_cast<std::size_t>(gpu) * layers + layer) * experts +
+                        static_cast<std::size_t>(expert)];
+      if (++here == 2) {
+        throw ConfigError(
+            fmt::format("npy files cannot hold expert {} twice on GPU {}, as layer {} does; use "
+                        "another format",
+                        expert, gpu, layer));
+      }
+    }
+  }
+  const std::array shape{static_cast<std::int64_t>(gpus), static_cast<std::int64_t>(layers),
+                         static_cast<std::int64_t>(experts)};
+  return npy_bytes<std::int32_t>(shape, held);
+}
+
+std::vector<ExpertLoad> load_from_json(const std::filesystem::path& file) {
+  return read_object(ConfigNode::from_file(file), [](ConfigReader& reader) {
+    const ConfigNode node = reader.child("load");
+    std::vector<ExpertLoad> load;
+    for (const ConfigNode& layer : node.list()) {
+      ExpertLoad experts;
+      for (const ConfigNode& tokens : layer.list()) experts.push_back(tokens.number(token_range));
+      if (experts.empty() || (!load.empty() && experts.size() != load.front().size())) {
+        layer.fail(fmt::format("has {} experts; expected {}", experts.size(),
+                               load.empty() ? "at least 1" : std::to_string(load.front().size())));
+      }
+      load.push_back(std::move(experts));
+    }
+    if (load.empty()) node.fail("has no layers");
+    return load;
+  });
+}
+
+std::vector<ExpertLoad> load_from_npy(const std::filesystem::path& file) {
+  const NpyArray array = NpyArray::open(file);
+  const auto shape = array.shape();
+  if ((shape.size() != 2 && shape.size() != 3) || array.elements() == 0) {
+    throw ConfigError(fmt::format(
+        "{}: a load has the shape [layers, experts] or [steps, layers, experts]; found [{}]",
+        file.string(), fmt::join(shape, ", ")));
+  }
+  const auto experts = static_cast<std::size_t>(shape.back());
+  const auto layers = static_cast<std::size_t>(shape[shape.size() - 2]);
+  std::vector<ExpertLoad> load(layers, ExpertLoad(experts));
+  const std::vector<double> values = array.to_doubles();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t layer = i / experts % layers;
+    if (!(values[i] >= 0 && values[i] <= token_range.max)) {
+      throw ConfigError(
+          fmt::format("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
+                      file.string(), i % experts, layer, values[i]));
+    }
+    load[layer][i % experts] += values[i];
+  }
+  return load;
+}
+
+}  // namespace
+
+ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context) {
+  return read_object(node, [&](ConfigReader& reader) {
+    if (reader.has("initial_global_assignments")) return read_trtllm(reader, context);
+    if (reader.has("layer_list")) return read_vllm_ascend(reader, context);
+    if (reader.has("physical_to_logical_map") || reader.has("experts_on_gpu")) {
+      return read_sglang(reader, context);
+    }
+    node.fail(
+        "is no placement; expected physical_to_logical_map, experts_on_gpu (SGLang), "
+        "initial_global_assignments (TensorRT-LLM) or layer_list (vllm-ascend)");
+  });
+}
+
+ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext context) {
+  const MappedFile mapped(file);
+  const std::string_view text = mapped.text();
+  if (text.starts_with("\x93NUMPY")) return read_npy(file, context);
+  const auto first = text.find_first_not_of(" \t\r\n");
+  const bool json = first != std::string_view::npos && text[first] == '{';
+  return read_placement(
+      json ? ConfigNode::from_file(file) : ConfigNode(parse_plain_yaml(text, file), file), context);
+}
+
+std::string placement_bytes(const ExpertPlacement& placement, PlacementFormat format,
+                            int first_layer) {
+  check(!placement.empty(), "a placement without layers cannot be written");
+  switch (format) {
+    case PlacementFormat::trtllm: return trtllm_yaml(placement, first_layer);
+    case PlacementFormat::vllm_ascend: return vllm_ascend_json(placement).dump() + "\n";
+    case PlacementFormat::npy: return npy_of(placement);
+    case PlacementFormat::sglang: break;
+  }
+  return sglang_json(placement, first_layer).dump() + "\n";
+}
+
+std::vector<ExpertLoad> read_load(const std::filesystem::path& file) {
+  return file.extension() == ".npy" ? load_from_npy(file) : load_from_json(file);
+}
+
+}  // namespace moesim

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report/measurement.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::size_t hot_ranks_kept = 20;
+
+// Into a list in order of ratio; of equals the earlier one stays first.
+void keep_worst(std::vector<HotRank>& worst, const HotRank& event) {
+  if (worst.size() == hot_ranks_kept && worst.back().ratio >= event.ratio) return;
+  const auto place = std::find_if(worst.begin(), worst.end(),
+                                  [&](const HotRank& other) { return other.ratio < event.ratio; });
+  worst.insert(place, event);
+  if (worst.size() > hot_ranks_kept) worst.pop_back();
+}
+
+std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }
+
+}  // namespace
+
+double Totals::busy_seconds() const {
+  return by_kind[0].seconds + by_kind[1].seconds + by_kind[2].seconds;
+}
+
+Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks)
+    : experiment_(experiment),
+      total_blocks_(total_blocks),
+      warmup_requests_(static_cast<std::int64_t>(
+          experiment.warmup * static_cast<double>(experiment.workload.requests))) {
+  if (!experiment.expert_counts) return;
+  const RoutingTrace& prefill =
+      experiment.prefill_trace ? *experiment.prefill_trace : experiment.trace;
+  row_uses_[0].resize(static_cast<std::size_t>(prefill.tokens()));
+  row_uses_[1].resize(static_cast<std::size_t>(experiment.trace.tokens()));
+}
+
+void Measurement::start_if_warm(Time now) {
+  if (measuring_ || arrived_ <= warmup_requests_ || left_ < warmup_requests_) return;
+  measuring_ = true;
+  warm_up_ = std::exchange(running_, {});
+  running_.begin = now;
+  running_.first_gap = running_.end_gap = gaps_.size();
+  before_drain_.reset();
+}
+
+void Measurement::request_arrived(Time now) {
+  ++arrived_;
+  start_if_warm(now);
+  ++running_.arrived;
+}
+
+void Measurement::request_left(Time now) {
+  ++left_;
+  start_if_warm(now);
+}
+
+void Measurement::no_more_arrivals(Time now) {
+  running_.end = now;
+  before_drain_ = running_;
+}
+
+void Measurement::add_gap(Duration gap) {
+  constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
+  // Those before are in totals that have ended.
+  const std::size_t first_open = before_drain_ ? before_drain_->end_gap : running_.first_gap;
+  const bool again = gaps_.size() > first_open && gaps_.back().duration() == gap;
+  if (again && gaps_.back().count() < most) {
+    gaps_.back().repeat();
+  } else {
+    gaps_.emplace_back(gap, 1);
+    running_.end_gap = gaps_.size();
+  }
+}
+
+void Measurement::step_ended(const Instance& instance, const StepOutcome& outcome,
+                             const Requests& requests,
+                             const std::array<RoutingCoverage, 2>& coverage, Time now) {
+  ++steps_;
+  add_step(running_, instance, now);
+  over_time_.add(instance, outcome, now);
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    running_.coverage[phase].recorded += coverage[phase].recorded;
+    running_.coverage[phase].borrowed += coverage[phase].borrowed;
+    running_.coverage[phase].wrapped += coverage[phase].wrapped;
+    running_.coverage[phase].synthetic += coverage[phase].synthetic;
+  }
+  const StepBatch& batch = instance.batch();
+  for (const RowRange& range : batch.rows) {
+    routed_ids_ += range.count * experiment_.trace.row_ids();
+    std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
+    if (uses.empty() || batch.ranks[static_cast<std::size_t>(range.rank)].dummy) continue;
+    for (std::int64_t row = 0; row < range.count; ++row) {
+      ++uses[static_cast<std::size_t>(range.first_row + row)];
+    }
+  }
+  running_.groups[instance.number()].output_tokens += std::ssize(outcome.tokens);
+  for (const StepOutcome::Emitted& token : outcome.tokens) {
+    ++running_.output_tokens;
+    if (token.first) running_.prompt_tokens += requests[token.request].prompt_tokens;
+    if (token.last) ++running_.completed;
+    if (!token.first) add_gap(token.gap);
+  }
+  running_.end = now;
+}
+
+void Measurement::add_step(Totals& totals, const Instance& instance, Time now) const {
+  const StepSummary& step = instance.step();
+  const StepCost& cost = instance.cost();
+  const double seconds = cost.total.count();
+  StepTotals& kind = totals.by_kind[static_cast<std::size_t>(step.kind)];
+  ++kind.steps;
+  kind.seconds += seconds;
+  kind.prefill_tokens += step.prefill_tokens;
+  kind.decode_tokens += step.decode_tokens;
+  kind.dummy_ranks += step.dummy_ranks;
+  ++totals.steps_by_rule[static_cast<std::size_t>(step.rule)];
+  totals.seconds_by_rule[static_cast<std::size_t>(step.rule)] += seconds;
+  for (std::size_t part = 0; part < totals.parts.size(); ++part) {
+    for (std::size_t resource = 0; resource < totals.parts[part].size(); ++resource) {
+      totals.parts[part][resource] += cost.parts[part][resource];
+      kind.parts[part] += cost.parts[part][resource];
+    }
+    for (std::size_t ground = 0; ground < totals.grounds[part].size(); ++ground) {
+      totals.grounds[part][ground] += cost.grounds[part][ground];
+    }
+  }
+  totals.dispatch += cost.dispatch;
+  totals.combine += cost.combine;
+  totals.all_reduce += cost.all_reduce;
+  totals.idle.resize(cost.idle.size());
+  for (std::size_t gpu = 0; gpu < cost.idle.size(); ++gpu) totals.idle[gpu] += cost.idle[gpu];
+  totals.flops += cost.flops;
+  totals.hbm_bytes += cost.hbm_bytes;
+  totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
+  totals.kv_blocks_peak = std::max(totals.kv_blocks_peak, step.kv_blocks_used);
+  totals.preemptions += step.preemptions;
+  totals.prefix_queried += step.prefix_queried;
+  totals.prefix_hit += step.prefix_hit;
+  totals.cut_rank_steps += step.cut_ranks;
+  totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
+  totals.expert_memory += cost.expert_memory;
+  totals.speculation += instance.speculation();
+  GroupTotals& group = totals.groups[instance.number()];
+  ++group.steps;
+  group.seconds += seconds;
+  group.idle += std::accumulate(cost.idle.begin(), cost.idle.end(), 0.0);
+  group.prefill_tokens += step.prefill_tokens;
+  group.decode_tokens += step.decode_tokens;
+  group.preemptions += step.preemptions;
+  group.prefix_queried += step.prefix_queried;
+  group.prefix_hit += step.prefix_hit;
+  group.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
+  group.kv_blocks_peak = std::max(group.kv_blocks_peak, step.kv_blocks_used);
+  if (cost.sample != nullptr) {
+    SampleUses& uses = kind.experts.samples[cost.sample->number];
+    uses.sample = cost.sample;
+    ++uses.steps;
+  } else {
+    add_layers(kind.experts, totals, cost.layers, instance.model().tokens_of_expert(), 1, now);
+  }
+}
+
+// What so many steps did in their MoE layers; `now`, if it was one.
+void Measurement::add_layers(ExpertTotals& totals, Totals& all,
+                             std::span<const LayerOutcome> layers,
+                             std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
+                             std::optional<Time> now) const {
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto times = static_cast<double>(steps);
+  totals.layers.resize(layers.size());
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerOutcome& outcome = layers[l];
+    const LayerLoad& load = outcome.load;
+    ExpertTotals::Layer& layer = totals.layers[l];
+    const auto ranks = static_cast<double>(load.tokens.size());
+    layer.tokens_of_rank.resize(load.tokens.size());
+    layer.activated_of_rank.resize(load.tokens.size());
+    double activated = 0, tokens = 0, squares = 0;
+    for (std::size_t rank = 0; rank < load.tokens.size(); ++rank) {
+      activated += load.activated[rank];
+      tokens += load.tokens[rank];
+      squares += double(load.tokens[rank]) * load.tokens[rank];
+      layer.tokens_of_rank[rank] += load.tokens[rank] * steps;
+      layer.activated_of_rank[rank] += load.activated[rank] * steps;
+    }
+    layer.rank_tokens.add(load.tokens, steps);
+    layer.rank_activated.add(load.activated, steps);
+    layer.expert_tokens.add(tokens_of_expert.subspan(l * experts, experts), steps);
+    const double mean = tokens / ranks;
+    const double ratio = load.max_tokens / mean;
+    const bool hot = ratio > experiment_.hot_rank_threshold;
+    totals.layer_steps += times;
+    totals.max_activated += load.max_activated * times;
+    totals.mean_activated += activated / ranks * times;
+    totals.max_tokens += load.max_tokens * times;
+    totals.mean_tokens += mean * times;
+    totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean * times;
+    totals.active_experts += outcome.active_experts * times;
+    totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
+    totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
+    totals.capacity += outcome.capacity;
+    totals.hot_layer_steps += hot ? steps : 0;
+    totals.hottest = std::max(totals.hottest, ratio);
+    if (hot && now) {
+      const auto busiest = std::max_element(load.tokens.begin(), load.tokens.end());
+      keep_worst(all.hot_ranks, {*now, static_cast<std::int32_t>(l),
+                                 static_cast<std::int32_t>(busiest - load.tokens.begin()), ratio});
+    }
+    if (!outcome.exchange.name.empty()) all.layers_by_dispatch[outcome.exchange.name] += steps;
+    all.dispatch_ns.add(nanoseconds(outcome.exchange.dispatch.time), steps);
+    all.combine_ns.add(nanoseconds(outcome.exchange.combine.time), steps);
+  }
+}
+
+bool Measurement::steady() const {
+  return before_drain_ && before_drain_->end > before_drain_->begin &&
+         2 * (before_drain_->completed + before_drain_->abandoned) >= before_drain_->arrived;
+}
+
+Measurement::Window Measurement::window() const {
+  if (steady()) return Window::steady;
+  const bool all_was_warm_up = running_.output_tokens == 0 && warm_up_.output_tokens > 0;
+  return all_was_warm_up ? Window::whole : Window::after_warm_up;
+}
+
+Totals Measurement::finish(Time now, Window window) {
+  Totals& last = window == Window::whole ? warm_up_ : running_;
+  last.end = now;
+  Totals totals = window == Window::steady ? *before_drain_ : last;
+  for (StepTotals& kind : totals.by_kind) {
+    for (const auto& [number, uses] : kind.experts.samples) {
+      add_layers(kind.experts, totals, uses.sample->layers, uses.sample->tokens_of_expert,
+                 uses.steps, std::nullopt);
+    }
+  }
+  return totals;
+}
+
+std::vector<Repeated> Measurement::take_gaps(const Totals& totals) {
+  const auto begin = gaps_.begin();
+  gaps_.erase(begin + std::ptrdiff_t(totals.end_gap), gaps_.end());
+  gaps_.erase(begin, begin + std::ptrdiff_t(totals.first_gap));
+  return std::move(gaps_);
+}
+
+}  // namespace moesim

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report/time_series.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace moesim {
+
+namespace {
+
+double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
+
+}  // namespace
+
+OverTime::Bucket& OverTime::Bucket::operator+=(const Bucket& later) {
+  end = later.end;
+  steps += later.steps;
+  seconds += later.seconds;
+  rebalancing_seconds += later.rebalancing_seconds;
+  max_tokens += later.max_tokens;
+  mean_tokens += later.mean_tokens;
+  gaps_ms += later.gaps_ms;
+  sequence_seconds += later.sequence_seconds;
+  kv_block_seconds += later.kv_block_seconds;
+  gaps += later.gaps;
+  tokens += later.tokens;
+  return *this;
+}
+
+void OverTime::add(const Instance& instance, const StepOutcome& outcome, Time now) {
+  const StepCost& cost = instance.cost();
+  Bucket step;
+  step.begin = instance.step().start;
+  step.end = now;
+  step.steps = 1;
+  step.seconds = cost.total.count();
+  for (const RankStep& rank : instance.batch().ranks) {
+    if (!rank.dummy) step.sequence_seconds += double(rank.sequences.size()) * step.seconds;
+  }
+  step.kv_block_seconds = double(instance.step().kv_blocks_used) * step.seconds;
+  const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
+  step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
+  for (const LayerOutcome& layer : cost.moe_layers()) {
+    const std::vector<std::int32_t>& tokens = layer.load.tokens;
+    step.max_tokens += layer.load.max_tokens;
+    step.mean_tokens +=
+        ratio(std::accumulate(tokens.begin(), tokens.end(), 0.0), double(tokens.size()));
+  }
+  for (const StepOutcome::Emitted& token : outcome.tokens) {
+    ++step.tokens;
+    if (token.first) continue;
+    step.gaps_ms += to_seconds(token.gap).count() * 1e3;
+    ++step.gaps;
+  }
+
+  if (!buckets_.empty() && buckets_.back().steps < steps_per_bucket_) {
+    buckets_.back() += step;
+    return;
+  }
+  if (buckets_.size() == most_buckets) {  // all full: pairs become one
+    steps_per_bucket_ *= 2;
+    for (std::size_t i = 0; i < most_buckets / 2; ++i) {
+      buckets_[i] = buckets_[2 * i];
+      buckets_[i] += buckets_[2 * i + 1];
+    }
+    buckets_.resize(most_buckets / 2);
+  }
+  buckets_.push_back(step);
+}
+
+OrderedJson OverTime::report(std::int64_t kv_blocks) const {
+  OrderedJson json = OrderedJson::array();
+  for (const Bucket& b : buckets_) {
+    json.push_back(
+        {{"begin_s", to_seconds(b.begin).count()},
+         {"end_s", to_seconds(b.end).count()},
+         {"steps", b.steps},
+         {"mean_step_ms", ratio(b.seconds * 1e3, double(b.steps))},
+         {"mean_itl_ms", b.gaps == 0 ? OrderedJson() : OrderedJson(b.gaps_ms / double(b.gaps))},
+         {"output_tokens", b.tokens},
+         {"imbalance", ratio(b.max_tokens, b.mean_tokens)},
+         {"balancedness", ratio(b.mean_tokens, b.max_tokens)},
+         {"rebalancing_seconds", b.rebalancing_seconds},
+         {"concurrency", ratio(b.sequence_seconds, b.seconds)},
+         {"kv_utilization", ratio(b.kv_block_seconds, b.seconds * double(kv_blocks))}});
+  }
+  return json;
+}
+
+}  // namespace moesim

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/request_routing/routers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Requests of one topic share experts, so a group that already reads a request's experts takes it
+// for less. The least time of the group's decode step with the request on it, as
+// far as it depends on requests:
+//   time to read the KV cache of the group's most loaded rank
+//   + weight * time to read the experts that requests of the group use
+// What the request adds to these alone would send all to one group, which reads most experts
+// already. Within one group the second term is the same for all ranks. Ties as usual. With "topics"
+// a request's workload tag is known, as an application or a tenant would tell it.
+class ActivationAware final : public OneByOneRouter {
+ public:
+  ActivationAware(ConfigReader& options, const RouterContext& context)
+      : OneByOneRouter(options),
+        context_(context),
+        weight_(options.number("weight")),
+        topics_(options.flag("topics")) {}
+
+  RouterNeeds needs() const override { return {.experts_read = true, .topics = topics_}; }
+
+ private:
+  Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    std::vector<double> seconds;
+    for (const auto group : groups_of(ranks)) {
+      const std::int64_t barrier = barrier_of(group);
+      for (const RankLoad& rank : group) {
+        const std::int64_t kv_tokens = std::max(barrier, rank.kv_tokens + request.prompt_tokens);
+        const double experts = request.experts_read[static_cast<std::size_t>(rank.rank)];
+        seconds.push_back(static_cast<double>(kv_tokens) * context_.kv_token_s +
+                          weight_ * experts * context_.expert_read_s);
+      }
+    }
+    const std::size_t best = least(seconds, ranks);
+    return {best, seconds[best]};
+  }
+
+  RouterContext context_;
+  double weight_;
+  bool topics_;
+};
+
+}  // namespace
+
+std::span<const Key> activation_aware_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"weight", form::number(non_negative), "1", "of reading experts over reading KV"},
+      topics_key};
+  return keys;
+}
+
+std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader& options,
+                                                            const RouterContext& context) {
+  return std::make_unique<ActivationAware>(options, context);
+}
+
+}  // namespace moesim

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "hardware/rng.hpp"
+#include "sim/request_routing/routers.hpp"
+#include "sim/request_routing/scores.hpp"
+
+namespace moesim {
+
+namespace {
+
+// The KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower
+// is better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
+// of this prompt. Decode blocks: those in use or promised, with this request on it. Temperature 0
+// takes the least (ties lowest rank), above 0 draws by softmax.
+class DynamoKv final : public OneByOneRouter {
+ public:
+  DynamoKv(ConfigReader& options, const RouterContext& context)
+      : OneByOneRouter(options),
+        overlap_weight_(options.number("overlap_weight")),
+        temperature_(options.number("temperature")),
+        block_tokens_(context.block_tokens),
+        rng_(context.seed, "request_routing/dynamo_kv") {}
+
+  Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
+              const RoutingState&) override {
+    logits_.clear();
+    for (const RankLoad& rank : ranks) logits_.push_back(logit(request, rank));
+    const std::size_t chosen = temperature_ > 0 ? draw() : lowest();
+    return {chosen, logits_[chosen]};
+  }
+  RouterNeeds needs() const override { return {.requests = true, .prefixes = true}; }
+
+ private:
+  double logit(const PendingRequest& request, const RankLoad& rank) const {
+    const CacheHit hit = request.hits[static_cast<std::size_t>(rank.rank)];
+    std::int64_t prefill = request.prompt_tokens - hit.blocks * block_tokens_;
+    for (const RankRequest& r : rank.requests) prefill += r.prefill_left;
+    return overlap_weight_ * static_cast<double>(prefill) / block_tokens_ +
+           static_cast<double>(rank.blocks + request.blocks - hit.in_use);
+  }
+  std::size_t lowest() const {
+    return static_cast<std::size_t>(std::min_element(logits_.begin(), logits_.end()) -
+                                    logits_.begin());
+  }
+  std::size_t draw() {
+    const std::vector<double> p = dynamo_probabilities(logits_, temperature_);
+    double left = rng_.uniform();
+    std::size_t chosen = 0;
+    while (chosen + 1 < p.size() && left >= p[chosen]) left -= p[chosen++];
+    return chosen;
+  }
+
+  double overlap_weight_, temperature_;
+  int block_tokens_;
+  Rng rng_;
+  std::vector<double> logits_;
+};
+
+}  // namespace
+
+std::span<const Key> dynamo_kv_router_keys() {
+  static constexpr Key keys[] = {
+      admission_key,
+      {"overlap_weight", form::number(non_negative), "1", "of prefill blocks over decode blocks"},
+      {"temperature", form::number(non_negative), "0",
+       "of the draw by softmax, 0 takes the least"}};
+  return keys;
+}
+
+std::unique_ptr<RequestRouter> make_dynamo_kv_router(ConfigReader& options,
+                                                     const RouterContext& context) {
+  return std::make_unique<DynamoKv>(options, context);
+}
+
+}  // namespace moesim

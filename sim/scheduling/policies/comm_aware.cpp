@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <numeric>
+
+#include "sim/scheduling/schedulers.hpp"
+
+namespace moesim {
+
+namespace {
+
+// The decode scheduler of [expert-locality], repaired: requests whose
+// experts are near come first, but none waits for long, and a step holds as many as it can within a
+// target for the time between tokens. The step is priced as a whole, all layers with attention and
+// exchange; its own test takes one layer for all of them and never binds. Prompts fill what
+// the decodes leave, of the target as of the token budget.
+class CommAware final : public Scheduler {
+ public:
+  CommAware(BatchLimits limits, Seconds target, double max_skips)
+      : limits_(limits), target_(target), max_skips_(max_skips) {}
+
+  void plan(const RankView& rank, Turn, StepPlan& plan) const override {
+    check(rank.price != nullptr, "comm_aware plans by the price of a step");
+    Load load;
+    const std::vector<char> chosen = choose_decodes(rank, load);
+    BatchLimits limits = limits_;
+    limits.max_num_batched_tokens = static_cast<std::int32_t>(
+        std::min<std::int64_t>(limits.max_num_batched_tokens, load.tokens + room(rank, load)));
+    const auto takes = [&](const Sequence& sequence) {
+      return chosen[static_cast<std::size_t>(&sequence - rank.running.data())] != 0;
+    };
+    plan.clear();
+    const Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, takes, plan);
+    if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
+    // Whoever was chosen found no block, and those in front of it sit out: they must go on.
+    if (plan.empty()) plan_first_come(rank, limits_, plan);
+  }
+  bool separates_phases() const override { return false; }
+  bool needs_price() const override { return true; }
+  std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
+  std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
+
+ private:
+  struct Load {
+    std::int64_t tokens = 0, context = 0;
+  };
+
+  bool meets_target(const RankView& rank, const Load& load) const {
+    return rank.price->time(load.tokens, load.context) <= target_;
+  }
+
+  // Which running sequences may compute, by place: every prompt, and of the decodes those that fit,
+  // the nearest and longest skipped first, at least one. One that does not fit may be followed by
+  // one with a shorter context that does.
+  std::vector<char> choose_decodes(const RankView& rank, Load& load) const {
+    std::vector<char> chosen(rank.running.size(), 1);
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < rank.running.size(); ++i) {
+      if (rank.running[i].decoding()) order.push_back(i);
+    }
+    const auto key = [&](std::size_t i) {
+      return rank.running[i].locality + rank.running[i].skipped / max_skips_;
+    };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return key(a) > key(b); });
+    for (const std::size_t i : order) {
+      const Sequence& sequence = rank.running[i];
+      const Load with{load.tokens + sequence.need(), load.context + sequence.computed};
+      if (load.tokens > 0 && !meets_target(rank, with)) {
+        chosen[i] = 0;
+      } else {
+        load = with;
+      }
+    }
+    return chosen;
+  }
+
+  // Prompt tokens for which the target leaves time; where even one is too many and nobody decodes,
+  // as many as the budget allows.
+  std::int64_t room(const RankView& rank, const Load& load) const {
+    const std::int64_t most = limits_.max_num_batched_tokens;
+    std::int64_t fits = 0, too_many = most + 1;
+    while (too_many - fits > 1) {
+      const std::int64_t tokens = std::midpoint(fits, too_many);
+      (meets_target(rank, {load.tokens + tokens, load.context}) ? fits : too_many) = tokens;
+    }
+    return load.tokens == 0 && fits == 0 ? most : fits;
+  }
+
+  BatchLimits limits_;
+  Seconds target_;
+  double max_skips_;
+};
+
+}  // namespace
+
+std::span<const Key> comm_aware_keys() {
+  static constexpr Key keys[] = {
+      batch_limit_keys[0],
+      batch_limit_keys[1],
+      batch_limit_keys[2],
+      {"target", form::time, "50 ms", "what a step may take"},
+      {"max_skips", form::number(1, 1e6), "8", "steps until a decode goes before any nearer one"}};
+  return keys;
+}
+
+std::unique_ptr<Scheduler> make_comm_aware(ConfigReader& options) {
+  const BatchLimits limits = read_batch_limits(options);
+  const auto target = options.quantity<Seconds>("target");
+  return std::make_unique<CommAware>(limits, target, options.number("max_skips"));
+}
+
+}  // namespace moesim

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/frontend.hpp"
+
+#include <algorithm>
+#include <functional>
+
+#include "sim/experiment/router_context.hpp"
+
+namespace moesim {
+
+Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instances,
+                   const RowSource& rows, Requests& requests)
+    : experiment_(experiment),
+      instances_(std::move(instances)),
+      rows_(rows),
+      requests_(requests),
+      router_(experiment.policies->request_routing.make(experiment.request_routing,
+                                                        router_context(experiment))),
+      needs_(router_->needs()),
+      history_(experiment.model.moe_layers(), experiment.model.experts),
+      active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts,
+                      experiment.model.experts_per_token),
+      published_(static_cast<std::size_t>(experiment.ranks())),
+      seen_(instances_.size()) {}
+
+// Looks again at the groups on which something has changed.
+void Frontend::look_at_ranks() {
+  auto place = ranks_.begin();
+  for (std::size_t i = 0; i < instances_.size(); ++i) {
+    Seen& seen = seen_[i];
+    if (seen.changes == instances_[i]->changes()) {
+      place += seen.ranks;
+      continue;
+    }
+    instances_[i]->loads(needs_.requests, ranks_of_instance_);
+    for (RankLoad& rank : ranks_of_instance_) {
+      rank.group = static_cast<std::int32_t>(i);
+      rank.rank += rank.group * experiment_.parallel.dp;
+      show_published(rank);
+    }
+    if (std::ssize(ranks_of_instance_) != seen.ranks) {
+      place = ranks_.erase(place, place + seen.ranks);
+      place = ranks_.insert(place, ranks_of_instance_.size(), RankLoad{});
+    }
+    place = std::ranges::copy(ranks_of_instance_, place).out;
+    seen = {instances_[i]->changes(), std::ssize(ranks_of_instance_)};
+  }
+}
+
+void Frontend::show_published(RankLoad& rank) const {
+  const RankLoad& published = published_[static_cast<std::size_t>(rank.rank)];
+  rank.published_waiting = published.waiting;
+  rank.published_running = published.running;
+}
+
+void Frontend::publish(Time now) {
+  if (!needs_.statistics_interval) return;
+  const std::int64_t due = now.time_since_epoch() / *needs_.statistics_interval;
+  if (due == publication_) return;
+  publication_ = due;
+  look_at_ranks();
+  for (RankLoad& rank : ranks_) {
+    published_[static_cast<std::size_t>(rank.rank)] = rank;
+    show_published(rank);
+  }
+}
+
+void Frontend::arrive(std::uint32_t request) {
+  left(request);
+  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}});
+  if (needs_.prefixes || needs_.locality || needs_.experts_read) {
+    waiting.hashes = prompt_of(request);
+  }
+}
+
+std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
+  const RequestRecord& record = requests_[request];
+  return prompt_hashes(record.prompt_ids.get(), request, record.prompt_tokens,
+                       experiment_.kv_layout.block_tokens);
+}
+
+std::span<const std::uint16_t> Frontend::experts_of(const PendingRequest& pending) const {
+  if (!needs_.topics) return history_.predict(pending.hashes);
+  return history_.predict(pending.hashes, rows_.workload(requests_[pending.id].binding));
+}
+
+void Frontend::finished(std::uint32_t request) {
+  left(request);
+  const RequestRecord& record = requests_[request];
+  finished_outputs_.push_back(record.output_tokens);
+  if (needs_.locality || needs_.experts_read) {
+    history_.record(record.binding, record.output_tokens, rows_, prompt_of(request));
+  }
+}
+
+bool Frontend::withdraw(std::uint32_t request) {
+  const auto found = std::ranges::find(waiting_, request, &Waiting::request);
+  if (found == waiting_.end()) return false;
+  waiting_.erase(found);
+  return true;
+}
+
+void Frontend::show() {
+  look_at_ranks();
+  const std::size_t shown = std::min(needs_.window, waiting_.size());
+  const std::size_t count = published_.size();  // of all ranks, those that are down included
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  hits_.resize(needs_.prefixes ? shown * count : 0);
+  localities_.resize(needs_.locality ? shown * count : 0);
+  experts_read_.resize(needs_.experts_read ? shown * count : 0);
+  pending_.clear();
+  for (std::size_t i = 0; i < shown; ++i) {
+    const Waiting& waiting = waiting_[i];
+    const RequestRecord& record = requests_[waiting.request];
+    PendingRequest& pending = pending_.emplace_back();
+    pending.id = waiting.request;
+    // What was generated on a rank that failed is computed again, as if it were of the prompt.
+    pending.prompt_tokens = record.prompt_tokens + record.generated;
+    pending.output_tokens = record.output_tokens - record.generated;
+    pending.blocks = experiment_.kv_layout.blocks_for(pending.prompt_tokens);
+    pending.hashes = waiting.hashes;
+    if (needs_.prefixes) {
+      pending.hits = std::span(hits_).subspan(i * count, count);
+      for (std::size_t g = 0; g < count; ++g) {
+        hits_[i * count + g] =
+            instances_[g / dp]->find(g % dp, waiting.hashes, pending.prompt_tokens);
+      }
+    }
+    if (needs_.locality || needs_.experts_read) show_experts(pending, i, count);
+  }
+}
+
+void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
+  const auto experts = experts_of(pending);
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  if (needs_.locality) {
+    const auto localities = std::span(localities_).subspan(place * ranks, ranks);
+    for (std::size_t g = 0; g < ranks; ++g) {
+      localities[g] = expert_locality(experts, instances_[g / dp]->placement(),
+                                      experiment_.parallel, static_cast<int>(g % dp));
+    }
+    pending.locality = localities;
+  }
+  if (needs_.experts_read) {
+    const auto read = std::span(experts_read_).subspan(place * ranks, ranks);
+    for (std::size_t i = 0; i < instances_.size(); ++i) {
+      std::ranges::fill(read.subspan(i * dp, dp),
+                        active_experts_.expected(i) + active_experts_.expected_new(i, experts));
+    }
+    pending.experts_read = read;
+  }
+}
+
+void Frontend::carry_out(const Assignment& assignment) {
+  const PendingRequest& pending = pending_[assignment.pending];
+  const auto rank = static_cast<std::size_t>(assignment.rank);
+  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  RoutingRecord& routing = requests_[pending.id].routing;
+  routing.score = assignment.score;
+  routing.load = std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank)->kv_tokens;
+  if (needs_.prefixes) {
+    routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
+                        experiment_.kv_layout.block_tokens / pending.prompt_tokens;
+  }
+  if (needs_.locality) routing.locality = pending.locality[rank];
+  if (needs_.experts_read) {
+    active_experts_.add(pending.id, rank / dp, experts_of(pending));
+  }
+  instances_[rank / dp]->submit(pending.id, rank % dp);
+}
+
+void Frontend::place(Time now) {
+  while (!waiting_.empty()) {
+    show();
+    if (ranks_.empty()) return;
+    assignments_.clear();
+    router_->route({now, pending_, ranks_, publication_, finished_outputs_}, assignments_);
+    if (assignments_.empty()) return;
+    for (const Assignment& assignment : assignments_) carry_out(assignment);
+    std::ranges::sort(assignments_, std::ranges::greater{}, &Assignment::pending);
+    for (const Assignment& assignment : assignments_) {
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(assignment.pending));
+    }
+  }
+}
+
+}  // namespace moesim

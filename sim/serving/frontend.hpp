@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "sim/request_routing/active_experts.hpp"
+#include "sim/request_routing/expert_history.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/serving/instance.hpp"
+
+namespace moesim {
+
+/// Where requests wait until a router has given them a rank: shows the router what it needs, and
+/// carries out what it decides. Of several EP groups the router sees all ranks, those of the first
+/// group first: its rank number is instance * dp + rank.
+class Frontend {
+ public:
+  /// Routers have state: each run makes its own. The instances outlive this.
+  Frontend(const Experiment&, std::vector<Instance*> instances, const RowSource&,
+           Requests& requests);
+
+  /// Before anything changes at `now`: statistics that were due meanwhile are published as they
+  /// stood.
+  void publish(Time now);
+  void arrive(std::uint32_t request);
+  /// A request is on none of the ranks any more.
+  void left(std::uint32_t request) { active_experts_.remove(request); }
+  void finished(std::uint32_t request);
+  /// Takes a request back that waits here. Whether it did.
+  bool withdraw(std::uint32_t request);
+  /// Lets the router place who waits, as long as it does.
+  void place(Time now);
+  bool empty() const { return waiting_.empty(); }
+
+ private:
+  struct Waiting {
+    std::uint32_t request;
+    std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
+  };
+  std::vector<BlockHash> prompt_of(std::uint32_t request) const;
+  std::span<const std::uint16_t> experts_of(const PendingRequest&) const;
+  void look_at_ranks();
+  void show_published(RankLoad&) const;
+  void show();
+  void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
+  void carry_out(const Assignment&);
+
+  const Experiment& experiment_;
+  std::vector<Instance*> instances_;
+  const RowSource& rows_;
+  Requests& requests_;
+  std::unique_ptr<RequestRouter> router_;
+  RouterNeeds needs_;
+  std::deque<Waiting> waiting_;
+  std::vector<std::int32_t> finished_outputs_;
+  ExpertHistory history_;
+  ActiveExperts active_experts_;  // RouterNeeds::experts_read
+  std::int64_t publication_ = 0;
+  std::vector<RankLoad> published_;
+
+  // What the router is shown: ranks are looked at again when something has changed on their group,
+  // the rest is rebuilt for each call.
+  struct Seen {
+    std::int64_t changes = -1;
+    std::ptrdiff_t ranks = 0;  // that were up
+  };
+  std::vector<Seen> seen_;  // [instances]
+  std::vector<RankLoad> ranks_, ranks_of_instance_;
+  std::vector<PendingRequest> pending_;
+  std::vector<CacheHit> hits_;        // [pending, ranks]
+  std::vector<double> localities_;    // [pending, ranks]
+  std::vector<double> experts_read_;  // [pending, ranks]
+  std::vector<Assignment> assignments_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,602 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/instance.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace moesim {
+
+Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requests, int number,
+                   StepSampler* sampler, const StepPrice* price)
+    : experiment_(experiment),
+      sampler_(sampler),
+      price_(price),
+      rows_(rows),
+      requests_(requests),
+      number_(number),
+      model_(step_model(experiment)),
+      speculation_(experiment, number),
+      placement_(experiment.placement),
+      rules_(experiment.rules),
+      mover_(mover_of(experiment)),
+      rebalancer_(make_rebalancer(experiment, mover_)),
+      relocation_(experiment.movement.link_share),
+      live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
+  for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
+  if (experiment.failures.placer) {
+    constexpr std::size_t steps = 1000;  // vLLM's window
+    recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
+  }
+  batch_.ranks.resize(ranks_.size());
+}
+
+KvCache Instance::empty_cache() const {
+  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching};
+}
+
+std::int64_t Instance::total_blocks() const {
+  return experiment_.memory.kv_blocks * static_cast<std::int64_t>(ranks_.size());
+}
+
+std::int64_t Instance::used_blocks() const {
+  std::int64_t used = total_blocks();
+  for (const Rank& rank : ranks_) used -= rank.kv.free_blocks();
+  return used;
+}
+
+bool Instance::can_ever_hold(const RequestRecord& request) const {
+  // The last output token is never fed back, so it needs no room, but drafts behind it do: that it
+  // is the last one is not known before.
+  const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
+  const std::int32_t drafts = experiment_.prefill_only ? 0 : experiment_.speculation.tokens;
+  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
+  return experiment_.kv_layout.blocks_for(tokens) <= experiment_.memory.kv_blocks;
+}
+
+void Instance::submit(std::uint32_t id, std::size_t index) {
+  ++changes_;
+  RequestRecord& request = requests_[id];
+  request.instance = number_;
+  request.rank = static_cast<std::int32_t>(index);
+  check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
+  Rank& rank = ranks_[index];
+  // Of what arrives computed the last token is left, whose step emits the next one: of a prompt, or
+  // of a prompt and the first output token. What was generated before a failure is lost with the KV
+  // cache.
+  const bool computed = request.generated == 0 ? experiment_.scheduler->prompts_arrive_computed()
+                                               : request.kv_arrived;
+  const std::int32_t tokens = request.prompt_tokens + request.generated;
+  Sequence& sequence = rank.waiting.emplace_back(Sequence{
+      id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
+  if (request.routing.locality > 0) sequence.locality = request.routing.locality;
+  if (experiment_.prefix_caching) {
+    rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
+                                     experiment_.kv_layout.block_tokens));
+  }
+  rank.kv_tokens += tokens;
+  rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
+}
+
+void Instance::abandon(std::uint32_t id) {
+  ++changes_;
+  ranks_[static_cast<std::size_t>(requests_[id].rank)].abandoned = true;
+  if (!stepping_) drop_abandoned();
+}
+
+void Instance::drop_abandoned() {
+  const auto gone = [&](const Sequence& s) { return requests_[s.request].abandoned(); };
+  for (Rank& rank : ranks_) {
+    if (!std::exchange(rank.abandoned, false)) continue;
+    const auto let_go = [&](Sequence& sequence) {
+      rank.kv_tokens -= sequence.tokens;
+      rank.kv.finish(sequence);
+    };
+    for (Sequence& sequence : rank.running) {
+      if (gone(sequence)) let_go(sequence);
+    }
+    for (Sequence& sequence : rank.waiting) {
+      if (!gone(sequence)) continue;
+      rank.waiting_blocks -= experiment_.kv_layout.blocks_for(sequence.tokens);
+      let_go(sequence);
+    }
+    std::erase_if(rank.running, gone);
+    std::erase_if(rank.waiting, gone);
+  }
+}
+
+void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
+  loads.clear();
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    Rank& rank = ranks_[r];
+    if (rank.down) continue;
+    RankLoad& load = loads.emplace_back();
+    load.kv_tokens = rank.kv_tokens;
+    load.waiting = std::ssize(rank.waiting);
+    load.running = std::ssize(rank.running);
+    load.rank = static_cast<std::int32_t>(r);
+    load.seats = experiment_.scheduler->max_num_seqs() - load.waiting - load.running;
+    load.total_blocks = rank.kv.blocks();
+    load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
+    if (!requests) continue;
+    rank.shown.clear();
+    for (const Sequence& s : rank.running) rank.shown.push_back(show_request(s));
+    for (const Sequence& s : rank.waiting) rank.shown.push_back(show_request(s));
+    load.requests = rank.shown;
+  }
+}
+
+RankRequest Instance::show_request(const Sequence& sequence) const {
+  const RequestRecord& request = requests_[sequence.request];
+  // Of one that waits, what the router found cached counts as good as computed.
+  const auto expected =
+      static_cast<std::int32_t>(request.routing.hit_share * request.prompt_tokens + .5);
+  const std::int32_t computed = std::max(sequence.computed, expected);
+  return {sequence.request, request.prompt_tokens, request.generated, request.output_tokens,
+          std::max(request.prompt_tokens - computed, 0)};
+}
+
+CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
+                        std::int32_t tokens) const {
+  return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
+}
+
+// What a scheduler may see of the waiting: a sequence beyond the seats of a step, or behind one for
+// which no block is left, cannot be admitted in it.
+void Instance::show_waiting(Rank& rank) const {
+  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
+  const std::size_t known =
+      experiment_.api_server.receive_interval > 1 ? rank.received : rank.waiting.size();
+  const auto visible =
+      static_cast<std::ptrdiff_t>(std::min({seats, known, rank.waiting.size()}));
+  rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+  if (!experiment_.prefix_caching) return;
+  const KvLayout& layout = experiment_.kv_layout;
+  for (auto sequence = rank.waiting_view.begin(); sequence != rank.waiting_view.end(); ++sequence) {
+    const CacheHit hit = rank.kv.find(*sequence);
+    const auto cached = static_cast<std::int32_t>(hit.blocks) * layout.block_tokens;
+    sequence->computed = std::max(sequence->computed, cached);
+    sequence->blocks = hit.in_use;
+    if (layout.blocks_for(sequence->computed + 1) - hit.in_use > rank.kv.free_blocks()) {
+      rank.waiting_view.erase(sequence, rank.waiting_view.end());
+      break;
+    }
+  }
+}
+
+// Within the room of the expert buffers; whoever fills it is planned without them too, to see
+// whether they made the step smaller.
+void Instance::plan_rank(Rank& rank, Turn turn) {
+  const Scheduler& scheduler = *experiment_.scheduler;
+  RankView view{rank.running,          rank.waiting_view,         rank.kv.free_blocks(),
+                experiment_.kv_layout, experiment_.buffer_tokens, price_};
+  scheduler.plan(view, turn, rank.plan);
+  rank.cut_by_buffers = false;
+  if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
+  StepPlan unbounded;
+  view.token_room = std::numeric_limits<std::int32_t>::max();
+  scheduler.plan(view, turn, unbounded);
+  rank.cut_by_buffers = unbounded.new_tokens() > rank.plan.new_tokens();
+}
+
+// Plans every rank for one turn; whether anybody has something to do in it.
+bool Instance::plan_turn(Turn turn) {
+  bool any = false;
+  for (Rank& rank : ranks_) {
+    show_waiting(rank);
+    for (Sequence& sequence : rank.running) {
+      sequence.shared = rank.kv.shared_blocks(sequence);
+      sequence.drafts = sequence.decoding() ? experiment_.speculation.tokens : 0;
+    }
+    plan_rank(rank, turn);
+    any = any || !rank.plan.empty();
+  }
+  return any;
+}
+
+// Looks for new requests if it is time to, or if there is nothing else to do.
+void Instance::receive() {
+  const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
+  if (!idle && decodes_since_received_ < experiment_.api_server.receive_interval) return;
+  decodes_since_received_ = 0;
+  for (Rank& rank : ranks_) rank.received = rank.waiting.size();
+}
+
+bool Instance::plan_step() {
+  receive();
+  if (!experiment_.scheduler->separates_phases()) return plan_turn(Turn::any);
+  return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
+}
+
+// Adds a sequence's next tokens to the step: attention work and trace rows.
+void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index,
+                       std::array<RoutingCoverage, 2>& coverage) {
+  RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
+  step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
+  step.tokens += tokens;
+  // Logits: of the last token that is due, and of every draft.
+  step.sampled += std::max(0, tokens - sequence.due() + 1);
+  if (sequence.decoding()) {
+    summary_.decode_tokens += tokens;
+  } else {
+    summary_.prefill_tokens += tokens;
+  }
+  if (sampler_ != nullptr) return;
+  // After a preemption generated tokens are prefilled again, but their rows stay those of decode.
+  const Binding& binding = requests_[sequence.request].binding;
+  const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
+  if (of_prompt > 0) {
+    rows_.append(binding, Phase::prefill, sequence.computed, of_prompt, index, batch_.rows,
+                 coverage[0]);
+  }
+  if (of_prompt < tokens) {
+    rows_.append(binding, Phase::decode, sequence.computed + of_prompt - sequence.prompt_tokens,
+                 tokens - of_prompt, index, batch_.rows, coverage[1]);
+  }
+  request_of_range_.resize(batch_.rows.size(), sequence.request);
+}
+
+// Gives a sequence what is cached of it. That may be less than the scheduler was shown, when others
+// took blocks in this step, or more, when others computed the same: it asks for no more blocks than
+// planned either way.
+void Instance::admit(Rank& rank, Sequence& sequence) {
+  const bool arrived_computed = sequence.computed > 0;
+  rank.kv.take_cached(sequence);
+  RequestRecord& request = requests_[sequence.request];
+  request.state = RequestRecord::State::running;
+  if (request.generated == 0 && request.preemptions == 0) request.begun = summary_.start;
+  if (request.preemptions > 0 || arrived_computed) return;
+  request.cached_tokens = sequence.computed;
+  summary_.prefix_queried += sequence.tokens;
+  summary_.prefix_hit += sequence.computed;
+}
+
+void Instance::apply_plan(Rank& rank, std::int32_t index,
+                          std::array<RoutingCoverage, 2>& coverage) {
+  summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
+  for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
+    Sequence sequence = rank.running.back();
+    rank.running.pop_back();
+    rank.kv.preempt(sequence);
+    sequence.drafts = 0;
+    rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
+    rank.waiting.push_front(sequence);
+    ++rank.received;
+    ++requests_[sequence.request].preemptions;
+    requests_[sequence.request].state = RequestRecord::State::waiting;
+    ++summary_.preemptions;
+  }
+  const std::size_t stay = rank.running.size();
+  for (const std::int32_t tokens : rank.plan.admitted_tokens) {
+    rank.running.push_back(rank.waiting.front());
+    rank.waiting.pop_front();
+    rank.received -= std::min<std::size_t>(rank.received, 1);
+    rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
+    rank.plan.running_tokens.push_back(tokens);
+  }
+  for (std::size_t i = 0; i < rank.running.size(); ++i) {
+    Sequence& sequence = rank.running[i];
+    std::int32_t& tokens = rank.plan.running_tokens[i];
+    if (i >= stay) admit(rank, sequence);
+    tokens = std::min(tokens, sequence.need());
+    sequence.skipped = tokens == 0 ? sequence.skipped + 1 : 0;
+    if (tokens == 0) continue;
+    compute(sequence, tokens, index, coverage);
+    rank.kv.grow(sequence, sequence.computed + tokens,
+                 sequence.computed + std::min(tokens, sequence.due()));
+  }
+}
+
+void Instance::classify_step() {
+  const bool prefill = summary_.prefill_tokens > 0;
+  const bool decode = summary_.decode_tokens > 0;
+  summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
+  summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
+  decodes_since_received_ =
+      prefill ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
+}
+
+// With CUDA graphs all ranks pad a decode step to the captured size that holds the
+// largest of them. The padding computes; it is not routed, and sends nothing.
+void Instance::pad_to_graph() {
+  if (summary_.kind != StepKind::decode) return;
+  std::int32_t largest = 0;
+  for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
+  const std::vector<std::int32_t>& sizes = experiment_.graph_sizes;
+  const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
+  if (size == sizes.end()) return;
+  for (RankStep& rank : batch_.ranks) {
+    if (rank.tokens > 0) rank.padding = *size - rank.tokens;
+  }
+}
+
+std::optional<Seconds> Instance::begin_step(Time now, std::array<RoutingCoverage, 2>& coverage) {
+  ++changes_;
+  if (!plan_step()) {
+    for (const Rank& rank : ranks_) {
+      const bool idle = rank.running.empty() && rank.waiting.empty();
+      check(idle || !rank.sending.empty(), "a rank with work was left idle");
+    }
+    return std::nullopt;
+  }
+  relocation_.pass(to_seconds(now - busy_until_));
+  switch_layers(relocation_.take_arrived());
+  summary_ = {};
+  summary_.start = now;
+  batch_.start = to_seconds(now);
+  batch_.rows.clear();
+  request_of_range_.clear();
+  for (RankStep& step : batch_.ranks) {
+    step.sequences.clear();
+    step.tokens = step.sampled = step.padding = 0;
+    step.dummy = false;
+  }
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    const auto index = static_cast<std::int32_t>(r);
+    RankStep& step = batch_.ranks[r];
+    apply_plan(ranks_[r], index, coverage);
+    if (step.tokens > 0 || ranks_[r].down) continue;
+    // An idle rank runs one token, so that the collectives complete [vLLM].
+    step = {{{1, 0}}, 1, 0, 0, true};
+    ++summary_.dummy_ranks;
+    if (sampler_ != nullptr) continue;
+    batch_.rows.push_back(rows_.dummy(index));
+    request_of_range_.push_back(StepSeen::no_request);
+  }
+  summary_.kv_blocks_used = used_blocks();
+  classify_step();
+  pad_to_graph();
+  if (sampler_ != nullptr) {
+    model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
+  } else {
+    model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+    speculation_.clear_tally();
+    speculation_.draft(batch_, rules_.of(StepKind::decode), placement_, rows_, cost_);
+    rebalance(now);
+  }
+  if (experiment_.anchored_tpot != 1) scale_times(cost_, experiment_.anchored_tpot);
+  stepping_ = true;
+  return cost_.total;
+}
+
+// Dummy tokens are not recorded, as in [vLLM].
+void Instance::forget_dummies() {
+  const auto tokens = model_.tokens_of_expert();
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
+  real_tokens_.assign(tokens.begin(), tokens.end());
+  for (std::size_t i = 0; i < batch_.rows.size(); ++i) {
+    if (request_of_range_[i] != StepSeen::no_request) continue;
+    const RoutingTrace& trace = rows_.trace(batch_.rows[i].phase);
+    const std::int64_t first = batch_.rows[i].first_row * trace.row_ids();
+    trace.visit([&](auto ids) {
+      const auto* row = ids.data() + first;
+      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
+        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
+      }
+    });
+  }
+}
+
+// What is decided after this step, and what moves, is part of its time.
+void Instance::rebalance(Time now) {
+  relocation_.beside(cost_);
+  if (recent_ || rebalancer_) forget_dummies();
+  if (recent_) recent_->add(real_tokens_);
+  if (rebalancer_) {
+    const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
+                        real_tokens_,      batch_.rows,
+                        request_of_range_, rows_,
+                        placement_,        live_,
+                        relocation_.busy()};
+    if (auto plan = rebalancer_->after_step(seen)) {
+      relocation_.start(std::move(*plan), seen, mover_);
+    }
+  }
+  relocation_.stall(cost_);
+}
+
+void Instance::switch_layers(std::vector<RebalancePlan::Change> layers) {
+  if (layers.empty()) return;
+  for (RebalancePlan::Change& change : layers) {
+    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+  }
+  rules_ = rules_over(experiment_, placement_);
+}
+
+void Instance::set_live(const Outage& outage, bool live) {
+  for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = !live;
+  for (const int rank : outage.ep_ranks) live_[static_cast<std::size_t>(rank)] = live ? 1 : 0;
+}
+
+bool Instance::any_live() const { return std::count(live_.begin(), live_.end(), 1) > 0; }
+
+// All layers over the ranks that are live, by the load of the last steps; before there is any, and
+// without a placer, what survives of the map serves.
+ExpertPlacement Instance::placed_anew() const {
+  ExpertPlacement placement;
+  const std::vector<ExpertLoad> loads = recent_ ? recent_->loads() : std::vector<ExpertLoad>{};
+  for (std::size_t layer = 0; layer < whole_.size(); ++layer) {
+    const bool seen = recent_ && std::any_of(loads[layer].begin(), loads[layer].end(),
+                                             [](double tokens) { return tokens > 0; });
+    placement.push_back(seen ? place_on_live(*experiment_.failures.placer,
+                                             experiment_.placement_problem, loads[layer],
+                                             static_cast<int>(layer), live_)
+                             : on_survivors(whole_[layer], live_));
+  }
+  return placement;
+}
+
+// Layer after layer, and what has no copy left from outside, every GPU for itself.
+MoveCost Instance::move_all(ExpertPlacement to, std::span<const char> sources) {
+  MoveCost all;
+  all.reloaded.resize(live_.size());
+  for (std::size_t layer = 0; layer < to.size(); ++layer) {
+    to[layer] = mover_.arranged(placement_[layer], std::move(to[layer]));
+    const MoveCost cost = mover_.cost(placement_[layer], to[layer], sources);
+    all.time += cost.time;
+    all.nvlink += cost.nvlink;
+    all.network += cost.network;
+    for (std::size_t rank = 0; rank < all.reloaded.size(); ++rank) {
+      all.reloaded[rank] += cost.reloaded[rank];
+    }
+  }
+  placement_ = std::move(to);
+  rules_ = rules_over(experiment_, placement_);
+  return all;
+}
+
+Instance::Stopped Instance::fail(const Outage& outage, Time now) {
+  ++changes_;
+  OutageRecord& record = outages_.emplace_back();
+  record.what = outage.what;
+  record.gpus = outage.gpus;
+  record.at = now;
+  if (stepping_) record.step_lost = to_seconds(now - summary_.start);
+  stepping_ = false;
+  drop_abandoned();
+  relocation_.cancel();
+  if (std::count(live_.begin(), live_.end(), 0) == 0) whole_ = placement_;
+  set_live(outage, false);
+
+  Stopped stopped;
+  for (const int index : outage.dp_ranks) {
+    Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    for (const Sequence& sequence : rank.running) {
+      stopped.requests.push_back(sequence.request);
+      record.tokens_lost += sequence.computed;
+    }
+    for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
+    rank.running.clear();
+    rank.waiting.clear();
+    rank.sending.clear();
+    rank.plan.clear();
+    rank.kv = empty_cache();
+    rank.kv_tokens = 0;
+    rank.waiting_blocks = 0;
+  }
+  std::sort(stopped.requests.begin(), stopped.requests.end());
+  for (const std::uint32_t id : stopped.requests) {
+    requests_[id].state = RequestRecord::State::waiting;
+    requests_[id].kv_arrived = false;
+  }
+  record.requests = std::ssize(stopped.requests);
+
+  for (const LayerPlacement& layer : placement_) {
+    for (int expert = 0; expert < layer.experts(); ++expert) {
+      const auto hosts = layer.hosts_of(expert);
+      const bool survives = std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
+        return live_[static_cast<std::size_t>(layer.gpu_of_slot(slot))] != 0;
+      });
+      record.experts_lost += survives ? 0 : 1;
+    }
+  }
+  if (!any_live()) return stopped;
+  const MoveCost moved = move_all(placed_anew(), live_);
+  record.moved = moved.nvlink + moved.network;
+  Bytes most{};
+  for (const Bytes bytes : moved.reloaded) {
+    record.reloaded += bytes * experiment_.parallel.moe_tp();
+    most = std::max(most, bytes);
+  }
+  record.stopped = experiment_.failures.detection + moved.time + most / experiment_.failures.reload;
+  stopped.time = record.stopped;
+  return stopped;
+}
+
+Seconds Instance::recover(const Outage& outage, Time now) {
+  ++changes_;
+  const auto record = std::find_if(outages_.rbegin(), outages_.rend(), [&](const OutageRecord& r) {
+    return r.what == outage.what && !r.recovered;
+  });
+  check(record != outages_.rend(), "GPUs came back that had not stopped");
+  relocation_.cancel();
+  const std::vector<char> sources = live_;
+  const bool starts_anew = !any_live();
+  set_live(outage, true);
+  record->recovered = now;
+  if (starts_anew) {
+    // Every GPU loads all its weights from outside.
+    const Bytes weights =
+        experiment_.memory.weights + experiment_.memory.experts + experiment_.memory.replicas;
+    record->reloaded = weights * experiment_.parallel.gpus();
+    record->stopped_again = weights / experiment_.failures.reload;
+    placement_ = placed_anew();
+    rules_ = rules_over(experiment_, placement_);
+    return record->stopped_again;
+  }
+  const MoveCost moved = move_all(placed_anew(), sources);
+  record->moved_back = moved.nvlink + moved.network;
+  record->stopped_again = moved.time;
+  return moved.time;
+}
+
+// A step has computed all that was due of a sequence: its next token is known and, if it verified
+// drafts, those that hold before it. What was computed of the others is dropped.
+void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
+  RequestRecord& request = requests_[sequence.request];
+  const std::int32_t drafts = -sequence.due();
+  const std::int32_t known = 1 + (drafts > 0 ? speculation_.accept(drafts) : 0);
+  const std::int32_t tokens = std::min(known, request.output_tokens - request.generated);
+  // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
+  const Duration gap = (now - request.last_token) / tokens;
+  for (std::int32_t i = 0; i < tokens; ++i) {
+    const bool first = ++request.generated == 1;
+    const bool last = request.generated == request.output_tokens;
+    outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
+    if (request.generated <= std::max(1, experiment_.api_server.first_chunk)) request.first_token = now;
+    if (last) request.state = RequestRecord::State::finished;
+  }
+  request.last_token = now;
+  sequence.tokens += tokens;
+  rank.kv_tokens += tokens;
+  if (drafts > 0) {
+    sequence.computed = sequence.tokens - 1;
+    rank.kv.shrink(sequence);
+  }
+  const bool finished = request.state == RequestRecord::State::finished;
+  if (!finished && !experiment_.prefill_only) return;
+  rank.kv_tokens -= sequence.tokens;
+  if (finished) {
+    rank.kv.finish(sequence);
+  } else {
+    request.state = RequestRecord::State::waiting;
+    rank.sending.push_back(sequence);
+  }
+}
+
+const StepOutcome& Instance::end_step(Time now) {
+  ++changes_;
+  busy_until_ = now;
+  stepping_ = false;
+  switch_layers(relocation_.take_arrived());
+  outcome_.tokens.clear();
+  for (Rank& rank : ranks_) {
+    const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      Sequence& sequence = rank.running[i];
+      sequence.computed += tokens[i];
+      if (tokens[i] == 0 || sequence.due() > 0) continue;
+      if (!requests_[sequence.request].abandoned()) emit(rank, sequence, now);
+    }
+    std::erase_if(rank.running, [&](const Sequence& sequence) {
+      const RequestRecord::State state = requests_[sequence.request].state;
+      return state == RequestRecord::State::finished || state == RequestRecord::State::waiting;
+    });
+  }
+  drop_abandoned();
+  return outcome_;
+}
+
+bool Instance::sent(std::uint32_t id) {
+  ++changes_;
+  for (Rank& rank : ranks_) {
+    const auto sequence = std::ranges::find(rank.sending, id, &Sequence::request);
+    if (sequence == rank.sending.end()) continue;
+    rank.kv.finish(*sequence);
+    rank.sending.erase(sequence);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace moesim

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sim/experiment/experiment.hpp"
+#include "sim/kv_cache/kv_cache.hpp"
+#include "sim/rebalancing/load_window.hpp"
+#include "sim/rebalancing/relocation.hpp"
+#include "sim/request_routing/request_router.hpp"
+#include "sim/scheduling/scheduler.hpp"
+#include "sim/serving/requests.hpp"
+#include "sim/serving/speculation.hpp"
+#include "sim/serving/step_sampler.hpp"
+#include "sim/step/step_model.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+/// What the last step was, beside its cost.
+struct StepSummary {
+  StepKind kind = StepKind::decode;  ///< what it held
+  StepKind rule = StepKind::decode;  ///< the rule it ran under; mixed = a policy of its own
+  Time start{};
+  std::int32_t prefill_tokens = 0;
+  std::int32_t decode_tokens = 0;
+  std::int32_t dummy_ranks = 0;
+  std::int32_t preemptions = 0;
+  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
+  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
+  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
+  std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
+};
+
+/// What happened to requests when a step ended.
+struct StepOutcome {
+  struct Emitted {
+    std::uint32_t request;
+    bool first, last;
+    Duration gap;  ///< since the previous token; zero for the first
+  };
+  std::vector<Emitted> tokens;
+};
+
+/// One EP group: its DP ranks step together. Owns queues, KV blocks and the trace rows of its
+/// requests; reads no clock but what it is given.
+class Instance {
+ public:
+  /// `number` is what observers and requests know it by. A sampler stands for the routing of the
+  /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
+  Instance(const Experiment&, RowSource&, Requests& requests, int number = 0,
+           StepSampler* sampler = nullptr, const StepPrice* price = nullptr);
+  int number() const { return number_; }
+
+  /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
+  /// that stopped computes again what it has generated.
+  void submit(std::uint32_t request, std::size_t rank);
+  bool can_ever_hold(const RequestRecord&) const;
+
+  /// Composes and prices the next step; nothing when no rank has work.
+  std::optional<Seconds> begin_step(Time now, std::array<RoutingCoverage, 2>& coverage);
+  /// Ends the step that began: tokens are emitted, requests that finished or were abandoned free
+  /// their blocks.
+  const StepOutcome& end_step(Time now);
+
+  /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
+  /// free. False if its rank has stopped meanwhile, and the KV cache with it.
+  bool sent(std::uint32_t request);
+  /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
+  /// step in flight ends.
+  void abandon(std::uint32_t request);
+
+  /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
+  /// order of arrival, and how long the engine stands still.
+  struct Stopped {
+    std::vector<std::uint32_t> requests;
+    Seconds time{};
+  };
+  Stopped fail(const Outage&, Time now);
+  /// The last outage of these GPUs ends, between two steps. Answers how long the engine stands
+  /// still while experts move back.
+  Seconds recover(const Outage&, Time now);
+
+  /// What routers see of the ranks that are up; with the requests on them only if asked. What
+  /// `loads` refers to is good until the next call.
+  void loads(bool requests, std::vector<RankLoad>& loads);
+  /// Counts what may have changed the answer of `loads`.
+  std::int64_t changes() const { return changes_; }
+  /// What a prompt would find in a rank's KV cache.
+  CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
+  const ExpertPlacement& placement() const { return placement_; }
+  const StepSummary& step() const { return summary_; }
+  const StepCost& cost() const { return cost_; }
+  const StepBatch& batch() const { return batch_; }
+  const StepModel& model() const { return model_; }
+  /// Of the last step.
+  const SpeculationTally& speculation() const { return speculation_.tally(); }
+  std::int64_t total_blocks() const;
+  /// KV blocks held over all ranks, now.
+  std::int64_t used_blocks() const;
+  const std::vector<OutageRecord>& outages() const { return outages_; }
+  /// Of the whole run so far.
+  const RebalancingLog& rebalancing() const { return relocation_.log(); }
+
+ private:
+  struct Rank {
+    std::vector<Sequence> running{};
+    std::deque<Sequence> waiting{};
+    std::vector<Sequence> waiting_view{};
+    std::size_t received = 0;         // of the waiting, those that the engine has looked at
+    std::vector<Sequence> sending{};  // left after their first token; their blocks have not
+    KvCache kv;
+    std::int64_t kv_tokens = 0;
+    std::int64_t waiting_blocks = 0;  // that the waiting need
+    std::vector<RankRequest> shown{};
+    StepPlan plan{};
+    bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
+    bool abandoned = false;       // somebody on it was
+    bool down = false;
+  };
+
+  RankRequest show_request(const Sequence& sequence) const;
+  KvCache empty_cache() const;
+  void show_waiting(Rank& rank) const;
+  void receive();
+  bool plan_step();
+  bool plan_turn(Turn turn);
+  void admit(Rank& rank, Sequence& sequence);
+  void plan_rank(Rank& rank, Turn turn);
+  void apply_plan(Rank& rank, std::int32_t index, std::array<RoutingCoverage, 2>& coverage);
+  void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank,
+               std::array<RoutingCoverage, 2>& coverage);
+  void classify_step();
+  void pad_to_graph();
+  void forget_dummies();
+  void emit(Rank& rank, Sequence& sequence, Time now);
+  void drop_abandoned();
+  void rebalance(Time now);
+  void switch_layers(std::vector<RebalancePlan::Change> layers);
+  void set_live(const Outage&, bool live);
+  bool any_live() const;
+  ExpertPlacement placed_anew() const;
+  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
+
+  const Experiment& experiment_;
+  StepSampler* sampler_;    // none: every token is routed
+  const StepPrice* price_;  // if the scheduler needs it
+  std::int64_t changes_ = 0;
+  RowSource& rows_;
+  Requests& requests_;
+  int number_;
+  StepModel model_;
+  Speculation speculation_;
+  std::vector<Rank> ranks_;
+  StepBatch batch_;
+  StepCost cost_;
+  StepSummary summary_;
+  StepOutcome outcome_;
+  ExpertPlacement placement_;  // as it stands
+  PhaseRules rules_;           // over that placement
+  Mover mover_;
+  std::unique_ptr<Rebalancer> rebalancer_;  // if anybody rebalances
+  Relocation relocation_;
+  std::vector<char> live_;  // by EP rank
+  std::int64_t steps_ = 0;
+  std::int32_t decodes_since_received_ = 0;
+  Time busy_until_{};
+  bool stepping_ = false;
+  std::vector<OutageRecord> outages_;
+  ExpertPlacement whole_;                        // as it stood when all ranks were last up
+  std::optional<LoadWindow> recent_;             // what experts are placed by after an outage
+  std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
+  std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
+};
+
+}  // namespace moesim

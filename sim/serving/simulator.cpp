@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/simulator.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "sim/experiment/pools.hpp"
+#include "sim/serving/event_queue.hpp"
+#include "sim/serving/frontend.hpp"
+#include "sim/serving/instance.hpp"
+#include "sim/serving/step_time_estimate.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::uint32_t finished_between_progress = 64;
+constexpr Seconds last_end{8.64e6};  // 100 days, of the clock's 106
+
+struct Pool;
+
+// One EP group and its clock.
+struct Group {
+  Group(Pool& of_pool, RowSource& rows, Requests& requests, int number);
+
+  Pool& pool;
+  Instance instance;
+  bool busy = false;        // a step runs, or the engine stands still
+  std::int64_t serial = 0;  // of the step or stop that is under way
+  std::array<RoutingCoverage, 2> coverage{};
+  std::vector<std::size_t> returning{};  // outages that have ended
+};
+
+// EP groups alike behind one router.
+struct Pool {
+  Pool(const Experiment& of_pool, RowSource& rows, Requests& requests, int first)
+      : experiment(of_pool),
+        sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
+        price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
+                                               : std::nullopt),
+        groups(make_groups(rows, requests, first)),
+        frontend(of_pool, instances(), rows, requests),
+        measurement(of_pool, groups.front()->instance.total_blocks()) {}
+
+  std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
+    std::vector<std::unique_ptr<Group>> made;
+    for (int i = 0; i < experiment.instances; ++i) {
+      made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
+    }
+    return made;
+  }
+  std::vector<Instance*> instances() const {
+    std::vector<Instance*> all;
+    for (const auto& group : groups) all.push_back(&group->instance);
+    return all;
+  }
+  PoolRun run() {
+    const std::vector<Instance*> all = instances();
+    return {experiment, measurement, {all.begin(), all.end()}};
+  }
+
+  const Experiment& experiment;
+  std::unique_ptr<StepSampler> sampler;  // none: exact
+  std::optional<StepPrice> price;        // if the scheduler needs it
+  std::vector<std::unique_ptr<Group>> groups;
+  Frontend frontend;
+  Measurement measurement;
+};
+
+Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
+    : pool(of_pool),
+      instance(of_pool.experiment, rows, requests, number, of_pool.sampler.get(),
+               of_pool.price ? &*of_pool.price : nullptr) {}
+
+// The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
+// KV caches from the pool that prefills, if there is one, to the pool that decodes.
+class Simulation {
+ public:
+  Simulation(const Experiment& experiment, const Progress& progress,
+             std::span<RunObserver* const> observers)
+      : experiment_(experiment),
+        progress_(progress),
+        observers_(observers),
+        source_(experiment.workload.make(experiment.seed, experiment.ranks())),
+        requests_(experiment.workload.requests),
+        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
+              experiment.binding),
+        patience_rng_(experiment.seed, "workload/patience"),
+        on_the_way_(to_duration(experiment.api_server.latency)) {
+    if (experiment.pools) add_pool(experiment.pools->prefill);
+    add_pool(experiment.pools ? experiment.pools->decode : experiment);
+  }
+
+  Report run() {
+    for (const Group* group : groups_) {
+      const std::vector<Outage>& outages = outages_of(*group);
+      const int first = group->pool.groups.front()->instance.number();
+      for (std::size_t i = 0; i < outages.size(); ++i) {
+        if (first + outages[i].instance != group->instance.number()) continue;
+        queue_.schedule(outages[i].at, OutageBegins{group->instance.number(), i});
+      }
+    }
+    schedule_arrival();
+    while (auto event = queue_.pop()) {
+      std::visit([this](const auto& what) { handle(what); }, event->what);
+    }
+    std::vector<PoolRun> runs;
+    for (const auto& pool : pools_) {
+      check(pool->frontend.empty(), "a request was left without a rank");
+      runs.push_back(pool->run());
+    }
+    for (const Group* group : groups_) {
+      check(group->instance.used_blocks() == 0, "KV blocks were left behind");
+    }
+    return write_report(experiment_, runs, transfers_, requests_, ended_);
+  }
+
+ private:
+  // Over which a rank's KV caches leave.
+  struct Link {
+    Time idle{};       // from when on it carries nothing
+    Time delivered{};  // when the last KV cache was there
+  };
+
+  void add_pool(const Experiment& experiment) {
+    const int first = static_cast<int>(groups_.size());
+    Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(experiment, rows_, requests_, first));
+    for (const auto& group : pool.groups) groups_.push_back(group.get());
+    if (!experiment.prefill_only) return;
+    links_.assign(groups_.size(),
+                  std::vector<Link>(static_cast<std::size_t>(experiment.parallel.dp)));
+  }
+  Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
+  static const std::vector<Outage>& outages_of(const Group& group) {
+    return group.pool.experiment.failures.outages;
+  }
+
+  // One arrival is in the queue at a time; the source is asked for the next when it is due.
+  void schedule_arrival() {
+    if (arrival_pending_) return;
+    due_ = source_->next();
+    if (!due_) return;
+    arrival_pending_ = true;
+    queue_.schedule(std::max(due_->arrival + on_the_way_, queue_.now()), RequestArrives{});
+  }
+  bool more_arrive_now() const {
+    return arrival_pending_ && due_->arrival + on_the_way_ <= queue_.now();
+  }
+
+  void handle(const RequestArrives&) {
+    arrival_pending_ = false;
+    ended_ = queue_.now();
+    const auto id = static_cast<std::uint32_t>(requests_.size());
+    RequestRecord& request = requests_.add();
+    request.prompt_tokens = due_->request.prompt_tokens;
+    request.output_tokens = due_->request.output_tokens;
+    request.prompt_ids = due_->request.prompt_ids;
+    request.arrival = queue_.now() - on_the_way_;
+    request.binding = rows_.bind();
+    const bool last = requests_.size() == experiment_.workload.requests;
+    for (const auto& pool : pools_) {
+      pool->measurement.request_arrived(queue_.now());
+      if (last) pool->measurement.no_more_arrivals(queue_.now());
+    }
+    const Patience patience = experiment_.workload.patience.draw(patience_rng_);
+    Pool& first = *pools_.front();
+    first.frontend.publish(queue_.now());
+    const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
+      return pool->groups.front()->instance.can_ever_hold(request);
+    });
+    if (fits) {
+      await(id, patience);
+      first.frontend.arrive(id);
+    } else {
+      request.state = RequestRecord::State::rejected;
+      request_left(id);
+    }
+    schedule_arrival();
+    // Requests that arrive at the same moment join the same step.
+    if (!more_arrive_now()) go_on(first);
+  }
+
+  void await(std::uint32_t id, const Patience& patience) {
+    using Because = ClientLeaves::Because;
+    const auto leaves = [&](const std::optional<Duration>& after, Because because) {
+      if (after) queue_.schedule(queue_.now() + *after, ClientLeaves{id, because});
+    };
+    leaves(patience.first_token, Because::no_first_token);
+    leaves(patience.whole, Because::not_finished);
+    leaves(patience.cancels, Because::cancelled);
+  }
+
+  void handle(const ClientLeaves& client) {
+    using Because = ClientLeaves::Because;
+    if (!requests_.has(client.request)) return;
+    RequestRecord& request = requests_[client.request];
+    const bool served = client.because == Because::no_first_token && request.generated > 0;
+    if (!request.open() || served) return;
+    ended_ = queue_.now();
+    for (const auto& pool : pools_) pool->frontend.publish(queue_.now());
+    request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
+                                                         : RequestRecord::State::timed_out;
+    request.abandoned_at = queue_.now();
+    const bool waited = std::ranges::any_of(
+        pools_, [&](const auto& pool) { return pool->frontend.withdraw(client.request); });
+    if (!waited) group(request.instance).instance.abandon(client.request);
+    for (const auto& pool : pools_) {
+      pool->frontend.left(client.request);
+      pool->measurement.request_abandoned();
+    }
+    request_left(client.request);
+    schedule_arrival();
+    if (more_arrive_now()) return;
+    for (const auto& pool : pools_) go_on(*pool);
+  }
+
+  void handle(const StepEnds& step) {
+    Group& ended = group(step.instance);
+    if (step.serial != ended.serial) return;
+    Pool& pool = ended.pool;
+    ended.busy = false;
+    ended_ = queue_.now();
+    pool.frontend.publish(queue_.now());
+    const StepOutcome& outcome = ended.instance.end_step(queue_.now());
+    pool.measurement.step_ended(ended.instance, outcome, requests_, ended.coverage, queue_.now());
+    for (RunObserver* observer : observers_) observer->step_ended(ended.instance, queue_.now());
+    for (const StepOutcome::Emitted& token : outcome.tokens) {
+      if (!token.last) {
+        if (pool.experiment.prefill_only) send_kv(token.request);
+        continue;
+      }
+      for (const auto& any : pools_) any->frontend.finished(token.request);
+      request_left(token.request);
+    }
+    schedule_arrival();
+    if (&pool == pools_.front().get() && more_arrive_now()) return;
+    go_on(pool);
+  }
+
+  // A prompt's KV cache leaves over the links of the rank that computed it: as layers are computed,
+  // from the prompt's first step on, or after the first token. What a link carries it carries one
+  // after the other, and so do last layers follow each other.
+  void send_kv(std::uint32_t id) {
+    const Pools& pools = *experiment_.pools;
+    RequestRecord& request = requests_[id];
+    const KvTransferCost cost = kv_transfer(pools, request.prompt_tokens);
+    Link& link =
+        links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
+    const Time now = queue_.now();
+    const Time ready = pools.overlap ? request.begun : now;
+    const Duration all = to_duration(cost.all);
+    const Duration exposed = to_duration(pools.overlap ? cost.last_layer : cost.all);
+    link.idle = std::max(ready, link.idle) + all;
+    link.delivered = std::max(link.idle, std::max(now, link.delivered) + exposed);
+    const Time alone = std::max(ready + all, now + exposed);
+    request.prefill = std::make_shared<const PrefillRecord>(
+        PrefillRecord{request.instance, request.rank, request.routing, link.delivered - now});
+    ++transfers_.transfers;
+    transfers_.bytes += cost.bytes;
+    transfers_.on_links += cost.all;
+    transfers_.waited += to_seconds(link.delivered - alone);
+    transfers_.exposed += to_seconds(link.delivered - now);
+    queue_.schedule(link.delivered, KvArrives{id});
+  }
+
+  void handle(const KvArrives& kv) {
+    Pool& prefill = *pools_.front();
+    Pool& decode = *pools_.back();
+    RequestRecord& request = requests_[kv.request];
+    prefill.frontend.publish(queue_.now());
+    decode.frontend.publish(queue_.now());
+    // If the rank has stopped on the way, the decode pool computes the prompt again.
+    request.kv_arrived = group(request.instance).instance.sent(kv.request);
+    prefill.frontend.left(kv.request);
+    if (!request.abandoned()) {
+      request.routing = {};
+      decode.frontend.arrive(kv.request);
+    }
+    go_on(decode);
+    go_on(prefill);
+  }
+
+  // Nothing has work or will have.
+  bool finished() const { return !arrival_pending_ && left_ == requests_.size(); }
+
+  // Whoever lost its rank arrives anew at another one, with all its tokens as a prompt.
+  void handle(const OutageBegins& begins) {
+    if (finished()) return;
+    Group& hit = group(begins.instance);
+    Pool& pool = hit.pool;
+    const Outage& outage = outages_of(hit)[begins.outage];
+    pool.frontend.publish(queue_.now());
+    const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
+    hit.busy = true;
+    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id);
+    pool.frontend.place(queue_.now());
+    if (outage.recovers_after) {
+      queue_.schedule(queue_.now() + *outage.recovers_after,
+                      OutageEnds{begins.instance, begins.outage});
+    }
+    stop_engine(hit, stopped.time);
+    begin_steps(pool);
+  }
+
+  void handle(const OutageEnds& ends) {
+    Group& back = group(ends.instance);
+    back.returning.push_back(ends.outage);
+    if (!back.busy) begin_step(back);
+  }
+
+  void handle(const EngineReady& ready) {
+    Group& stopped = group(ready.instance);
+    if (ready.serial != stopped.serial) return;
+    stopped.busy = false;
+    go_on(stopped.pool);
+  }
+
+  void stop_engine(Group& group, Seconds time) {
+    group.busy = true;
+    queue_.schedule(end_of(time), EngineReady{group.instance.number(), ++group.serial});
+  }
+
+  // When something ends that begins now. A run may outlast the clock on hardware slow enough.
+  Time end_of(Seconds length) const {
+    if (to_seconds(queue_.now()) + length > last_end)
+      throw ConfigError(fmt::format(
+          "a step of {:.3g} s would end beyond the 100 days that can be simulated; give the "
+          "cluster higher rates, or fewer and shorter requests",
+          length.count()));
+    return queue_.now() + to_duration(length);
+  }
+
+  // Ranks that are back take up experts before the next step.
+  bool take_back(Group& group) {
+    if (group.returning.empty()) return false;
+    Seconds time{};
+    for (const std::size_t outage : group.returning) {
+      time += group.instance.recover(outages_of(group)[outage], queue_.now());
+    }
+    group.returning.clear();
+    stop_engine(group, time);
+    return true;
+  }
+
+  // Who waits may find a rank, and whoever has work begins a step.
+  void go_on(Pool& pool) {
+    pool.frontend.place(queue_.now());
+    begin_steps(pool);
+  }
+
+  void begin_steps(Pool& pool) {
+    for (const auto& group : pool.groups) {
+      if (!group->busy) begin_step(*group);
+    }
+  }
+
+  void begin_step(Group& group) {
+    if (take_back(group)) return;
+    group.coverage = {};
+    const auto length = group.instance.begin_step(queue_.now(), group.coverage);
+    if (!length) return;
+    group.busy = true;
+    queue_.schedule(end_of(*length), StepEnds{group.instance.number(), ++group.serial});
+  }
+
+  void request_left(std::uint32_t id) {
+    source_->completed(queue_.now());
+    for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
+    for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
+    requests_.left(id);
+    if (++left_ % finished_between_progress == 0 && progress_) {
+      progress_(left_, experiment_.workload.requests);
+    }
+  }
+
+  const Experiment& experiment_;
+  const Progress& progress_;
+  std::span<RunObserver* const> observers_;
+  EventQueue queue_;
+  std::unique_ptr<RequestSource> source_;
+  Requests requests_;
+  RowSource rows_;
+  std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
+  std::vector<Group*> groups_;                // by Instance::number()
+  std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
+  KvTransferTally transfers_;
+  Rng patience_rng_;
+  Duration on_the_way_;  // from a client to the engine
+  std::optional<TimedRequest> due_;
+  bool arrival_pending_ = false;
+  Time ended_{};
+  std::int64_t left_ = 0;
+};
+
+}  // namespace
+
+Report run(const Experiment& experiment, const Progress& progress,
+           std::span<RunObserver* const> observers) {
+  return Simulation(experiment, progress, observers).run();
+}
+
+ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+                           int context, int prefill_tokens) {
+  RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+                 experiment.seed);
+  StepModel model = step_model(experiment);
+  StepBatch batch;
+  ExplainedStep step;
+  for (int r = 0; r < experiment.parallel.dp; ++r) {
+    batch.ranks.emplace_back();
+    if (kind != StepKind::decode) {
+      add_sequence(batch, rows, rows.bind(), Phase::prefill, {prefill_tokens, 0}, 0);
+      step.summary.prefill_tokens += prefill_tokens;
+    }
+    for (int i = 0; i < sequences_per_rank && kind != StepKind::prefill; ++i) {
+      add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
+      ++step.summary.decode_tokens;
+    }
+  }
+  step.summary.kind = kind;
+  step.summary.rule = rule_kind(experiment.mixed, kind, step.summary.prefill_tokens);
+  model.price(batch, experiment.rules.of(step.summary.rule), experiment.placement, rows, step.cost,
+              &step.operations);
+  return step;
+}
+
+}  // namespace moesim

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/speculation.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+// An MTP module is one more layer like the model's last one, with the model's embedding and head
+// (DeepSeek-V3, arXiv:2412.19437, section 2.2).
+StepModel module_of(const Experiment& e) {
+  MoeModel layer = e.model;
+  layer.layers.erase(layer.layers.begin(), layer.layers.end() - 1);
+  return {e.cluster, layer, e.parallel, e.precision, e.charges, e.overlap};
+}
+
+// What every GPU computes after the step.
+void follow(StepCost& sum, Part part, const Cost& cost) {
+  charge(sum, part, cost);
+  sum.total += cost.time;
+  sum.segments.push_back({false, cost.time.count()});
+}
+
+// A forward pass after another one. What the layers did is told of the first.
+void append(StepCost& sum, const StepCost& pass) {
+  sum.total += pass.total;
+  add_times(sum, pass);
+  add_traffic(sum, pass);
+  add_work(sum, pass);
+  sum.segments.insert(sum.segments.end(), pass.segments.begin(), pass.segments.end());
+}
+
+// The rows of a step's tokens, which are asked for in ascending order.
+class TokenRows {
+ public:
+  explicit TokenRows(const std::vector<RowRange>& ranges) : range_(ranges.begin()) {}
+  RowRange of(std::int64_t token) {
+    for (; token >= first_ + range_->count; ++range_) first_ += range_->count;
+    return {range_->phase, range_->rank, 1, range_->first_row + (token - first_)};
+  }
+
+ private:
+  std::vector<RowRange>::const_iterator range_;
+  std::int64_t first_ = 0;  // token of range_
+};
+
+// One pass of the drafting layer: of every sequence that verifies more than `index` drafts the
+// token that stands there. A rank that has none keeps step with a token of its own.
+void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
+  pass.start = step.start;
+  pass.rows.clear();
+  pass.ranks.resize(step.ranks.size());
+  TokenRows rows(step.rows);
+  std::int64_t token = 0;
+  for (std::size_t r = 0; r < step.ranks.size(); ++r) {
+    RankStep& rank = pass.ranks[r];
+    rank.sequences.clear();
+    const std::int64_t first = token;
+    for (const SequenceWork& work : step.ranks[r].sequences) {
+      if (work.verifies && work.new_tokens > index + 1) {
+        rank.sequences.push_back({1, work.context_tokens + index});
+        pass.rows.push_back(rows.of(token + index));
+      }
+      token += work.new_tokens;
+    }
+    rank.dummy = rank.sequences.empty() && step.ranks[r].tokens > 0;
+    rank.tokens = rank.sampled = static_cast<std::int32_t>(rank.sequences.size());
+    if (!rank.dummy) continue;
+    rank.sequences.push_back({1, 0});
+    rank.tokens = 1;
+    pass.rows.push_back(rows.of(first));
+  }
+}
+
+}  // namespace
+
+SpeculationTally& SpeculationTally::operator+=(const SpeculationTally& other) {
+  verifications += other.verifications;
+  drafted += other.drafted;
+  accepted += other.accepted;
+  draft_seconds += other.draft_seconds;
+  return *this;
+}
+
+Speculation::Speculation(const Experiment& experiment, int instance)
+    : experiment_(experiment),
+      rng_(experiment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
+  if (experiment.speculation.has_module()) module_.emplace(module_of(experiment));
+}
+
+std::int32_t Speculation::accept(std::int32_t drafts) {
+  std::int32_t accepted = 0;
+  while (accepted < drafts && rng_.uniform() < experiment_.speculation.acceptance) ++accepted;
+  ++tally_.verifications;
+  tally_.drafted += drafts;
+  tally_.accepted += accepted;
+  return accepted;
+}
+
+void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
+                        const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
+  std::int32_t passes = 0;
+  for (const RankStep& rank : step.ranks) {
+    for (const SequenceWork& work : rank.sequences) {
+      if (work.verifies) passes = std::max(passes, work.new_tokens - 1);
+    }
+  }
+  const Seconds before = cost.total;
+  for (std::int32_t index = 0; index < passes; ++index) {
+    if (module_) {
+      pass(index, step, rule, placement, rows, cost);
+    } else {
+      follow(cost, Part::other, {experiment_.speculation.draft_time, Resource::launch, {}});
+    }
+  }
+  tally_.draft_seconds += (cost.total - before).count();
+}
+
+// The module's first operation projects a token's embedding and the hidden state before it to one
+// hidden state: [tokens, 2h] x [2h, h], sliced by tp. Its routing is that of the first MoE layer.
+void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRule& rule,
+                       const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
+  take_tokens(step, index, batch_);
+  const Experiment& e = experiment_;
+  std::int32_t most = 0;
+  for (const RankStep& rank : batch_.ranks) most = std::max(most, rank.tokens);
+  const double hidden = e.model.hidden;
+  const Cost projection = gemm(most, hidden / e.parallel.tp, 2 * hidden, e.precision.attention,
+                               e.precision.activations, e.cluster.gpu);
+  follow(cost, Part::dense_ffn, projection);
+  cost.flops += projection.work.flops.value() * e.parallel.gpus();
+  cost.hbm_bytes += projection.work.hbm.value() * e.parallel.gpus();
+  module_->price(batch_, rule, placement, rows, cost_);
+  append(cost, cost_);
+}
+
+}  // namespace moesim

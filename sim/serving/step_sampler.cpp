@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/step_sampler.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace moesim {
+
+namespace {
+
+// Each has many layers; large steps differ little from each other and take long to price.
+std::size_t samples_of(std::int64_t tokens) {
+  constexpr std::int64_t tokens_of_all = 1 << 13;
+  return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
+}
+
+std::int32_t share(std::int64_t tokens, int rank, int ranks) {
+  return static_cast<std::int32_t>(tokens * (rank + 1) / ranks - tokens * rank / ranks);
+}
+
+}  // namespace
+
+StepSampler::StepSampler(const Experiment& experiment)
+    : experiment_(experiment),
+      rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
+            experiment.seed ^ fnv1a("sampled fidelity"), experiment.binding),
+      model_(step_model(experiment)),
+      rng_(experiment.seed, "sampled fidelity") {}
+
+const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
+  std::int64_t decode = 0, prefill = 0, most = 0;
+  for (const RankStep& rank : batch.ranks) {
+    const std::int64_t before = prefill;
+    for (const SequenceWork& work : rank.sequences) {
+      (work.new_tokens == 1 ? decode : prefill) += work.new_tokens;
+    }
+    most = std::max(most, prefill - before);
+  }
+  const std::int64_t sizes_per_octave = prefill > 0 ? 1 : 8;
+  const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(most, sizes_per_octave),
+                on_grid(prefill - most, sizes_per_octave)};
+  const std::size_t wanted =
+      samples_of(key.decode_tokens + key.most_prefill_tokens + key.other_prefill_tokens);
+  std::vector<const StepSample*>& samples = by_key_[key];
+  const std::size_t which = rng_.below(wanted);
+  if (which < samples.size()) return *samples[which];
+  samples.push_back(&price(key));
+  return *samples.back();
+}
+
+std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octave) {
+  if (size < sizes_per_octave) return size;
+  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size)));
+  const std::int64_t step = octave / sizes_per_octave;
+  const std::int64_t above = size % step;
+  const bool up = static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(step))) < above;
+  return size - above + (up ? step : 0);
+}
+
+const StepSample& StepSampler::price(const Key& key) {
+  StepBatch batch;
+  const int ranks = experiment_.parallel.dp;
+  for (int r = 0; r < ranks; ++r) {
+    RankStep& rank = batch.ranks.emplace_back();
+    const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(key.most_prefill_tokens)
+                                        : share(key.other_prefill_tokens, r - 1, ranks - 1);
+    const std::int32_t decode = share(key.decode_tokens, r, ranks);
+    if (prefill > 0) {
+      add_sequence(batch, rows_, rows_.bind(), Phase::prefill, {prefill, 0}, 0);
+    }
+    for (std::int32_t i = 0; i < decode; ++i) {
+      const Binding binding = rows_.bind();
+      const auto recorded = std::max<std::int64_t>(rows_.recorded(binding, Phase::decode), 1);
+      const auto place =
+          static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(recorded)));
+      add_sequence(batch, rows_, binding, Phase::decode, {1, 0}, place);
+    }
+    if (rank.tokens > 0) continue;
+    rank = {{{1, 0}}, 1, 0, 0, true};
+    batch.rows.push_back(rows_.dummy(r));
+  }
+  StepCost cost;
+  model_.price(batch, experiment_.rules.of(key.rule), experiment_.placement, rows_, cost);
+  const auto tokens = model_.tokens_of_expert();
+  samples_.push_back(std::make_unique<StepSample>(
+      StepSample{samples_.size(), std::move(cost.layers), {tokens.begin(), tokens.end()}}));
+  return *samples_.back();
+}
+
+}  // namespace moesim

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "sim/experiment/experiment.hpp"
+#include "sim/step/step_model.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+/// `sampled` fidelity: what a step's MoE layers take is drawn from steps like it that were priced
+/// exactly once, instead of from the routing of its own tokens. Everything else of a step - its
+/// sequences' attention, KV cache and scheduling - stays exact.
+///
+/// Steps are alike that run under one rule with as many decode tokens over the group, as many
+/// prompt tokens on the rank that has most of them, and as many on the others. Sizes are on a grid,
+/// of eight to the octave where all tokens decode, else powers of two (exact below that); a size
+/// between two takes the lower or the upper one at random so that the mean comes out. A sample's
+/// decode tokens, and the prompt tokens of the other ranks, are spread evenly; decode tokens are of
+/// as many recorded requests, each at a random place; a rank's prompt tokens follow each other in
+/// the recording. How tokens are spread over unequal ranks otherwise, and that consecutive steps
+/// have their requests in common, is what a sample does not know.
+class StepSampler {
+ public:
+  explicit StepSampler(const Experiment&);
+
+  /// A step like this one; good as long as the sampler.
+  const StepSample& draw(StepKind rule, const StepBatch&);
+  std::size_t samples() const { return samples_.size(); }
+
+ private:
+  struct Key {
+    StepKind rule;
+    std::int64_t decode_tokens, most_prefill_tokens, other_prefill_tokens;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
+  const StepSample& price(const Key&);
+
+  const Experiment& experiment_;
+  RowSource rows_;
+  StepModel model_;
+  Rng rng_;
+  std::map<Key, std::vector<const StepSample*>> by_key_;
+  std::vector<std::unique_ptr<StepSample>> samples_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/step_time_estimate.hpp"
+
+namespace moesim {
+
+StepPrice price_steps(const Experiment& e) {
+  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  StepModel model = step_model(e);
+  StepCost cost;
+  const auto seconds = [&](std::int32_t sequences, std::int32_t context) {
+    StepBatch batch;
+    for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
+      batch.ranks.emplace_back();
+      for (std::int32_t i = 0; i < sequences; ++i) {
+        add_sequence(batch, rows, rows.bind(), Phase::decode, {1, context}, i);
+      }
+    }
+    model.price(batch, e.rules.of(StepKind::decode), e.placement, rows, cost);
+    return cost.total.count();
+  };
+  StepPrice price;
+  std::int32_t sequences = 1;
+  for (; sequences < 2 * std::max(2, e.scheduler->max_num_seqs()); sequences *= 2) {
+    price.of_tokens.push_back(seconds(sequences, 0));
+  }
+  constexpr std::int32_t context = 4096;
+  price.of_context =
+      (seconds(sequences / 2, context) - price.of_tokens.back()) / (sequences / 2) / context;
+  return price;
+}
+
+}  // namespace moesim

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step/critical_path.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+void RankCost::add_up() {
+  total = {};
+  flops = {};
+  hbm = {};
+  for (const Operation& operation : operations) {
+    total += operation.cost.time;
+    flops += operation.cost.work.flops;
+    hbm += operation.cost.work.hbm;
+  }
+}
+
+void Explainer::add_row(std::string_view name, Part part, const Cost& cost, double link_bytes) {
+  const auto same = [&](const ExplainedOperation& row) {
+    return row.name == name && row.part == part && row.bound == cost.bound &&
+           row.evidence == cost.evidence;
+  };
+  auto row = std::find_if(rows_->begin(), rows_->end(), same);
+  if (row == rows_->end()) {
+    rows_->push_back({name, part, cost.bound, cost.evidence});
+    row = rows_->end() - 1;
+  }
+  ++row->calls;
+  row->seconds += cost.time.count();
+  row->flops += cost.work.flops.value();
+  row->hbm_bytes += cost.work.hbm.value();
+  row->l2_bytes += cost.work.l2.value();
+  row->smem_bytes += cost.work.smem.value();
+  row->link_bytes += link_bytes;
+  row->peak_flops += cost.peak.value() * cost.time.count();
+}
+
+CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
+    : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {
+  cost_.segments.clear();
+  cost_.stages.clear();
+}
+
+void CriticalPath::add(const RankCosts& ranks) {
+  for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r]->total;
+  pending_.push_back(&ranks);
+}
+
+void CriticalPath::barrier() {
+  const auto slowest = static_cast<std::size_t>(
+      std::max_element(since_barrier_.begin(), since_barrier_.end()) - since_barrier_.begin());
+  const Seconds longest = since_barrier_[slowest];
+  for (const auto* ranks : pending_) {
+    for (const Operation& operation : (*ranks)[slowest]->operations) {
+      charge(cost_, operation.part, operation.cost);
+      explainer_.add(operation.name, operation.part, operation.cost);
+    }
+  }
+  for (int gpu = 0; gpu < plan_.stage_gpus(); ++gpu) {
+    idle(gpu) += (longest - since_barrier_[at(gpu / plan_.tp)]).count();
+  }
+  spend(false, longest);
+  finish_transfer(longest);
+  pending_.clear();
+  std::fill(since_barrier_.begin(), since_barrier_.end(), Seconds{});
+}
+
+void CriticalPath::everybody(std::string_view name, Part part, const Cost& cost) {
+  charge(cost_, part, cost);
+  explainer_.add(name, part, cost);
+  spend(false, cost.time);
+}
+
+void CriticalPath::collective(std::string_view name, Part part, const CollectiveCost& collective,
+                              Traffic& traffic, double copies) {
+  start_transfer(name, part, collective, traffic, copies);
+  finish_transfer({});
+}
+
+void CriticalPath::start_transfer(std::string_view name, Part part,
+                                  const CollectiveCost& collective, Traffic& traffic,
+                                  double copies) {
+  finish_transfer({});
+  traffic.seconds += collective.time.count();
+  traffic.nvlink_bytes += collective.nvlink.value() * copies;
+  traffic.network_bytes += collective.network.value() * copies;
+  transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic};
+  explainer_.add(name, part, transfer_.cost,
+                 (collective.nvlink + collective.network).value() * copies);
+}
+
+void CriticalPath::experts(const std::vector<Cost>& ranks) {
+  const Cost& slowest = *std::max_element(
+      ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
+  charge(cost_, Part::experts, slowest);
+  explainer_.add("expert_ffn", Part::experts, slowest);
+  for (int gpu = 0; gpu < plan_.stage_gpus(); ++gpu) {
+    idle(gpu) += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
+  }
+  spend(false, slowest.time);
+  for (const Cost& rank : ranks) {
+    cost_.flops += rank.work.flops.value() * plan_.moe_tp();
+    cost_.hbm_bytes += rank.work.hbm.value() * plan_.moe_tp();
+  }
+}
+
+void CriticalPath::end_stage() {
+  barrier();
+  cost_.stages.push_back(cost_.total - stages_);
+  stages_ = cost_.total;
+  first_gpu_ += plan_.stage_gpus();
+}
+
+// The transfer under way has run beside `computed`; the rest is waited for.
+void CriticalPath::finish_transfer(Seconds computed) {
+  if (transfer_.traffic == nullptr) return;
+  const Seconds hidden = std::min(computed, transfer_.cost.time);
+  transfer_.traffic->hidden += hidden.count();
+  transfer_.cost.time -= hidden;
+  charge(cost_, transfer_.part, transfer_.cost);
+  spend(true, transfer_.cost.time);
+  transfer_.traffic = nullptr;
+}
+
+void CriticalPath::spend(bool on_link, Seconds time) {
+  cost_.total += time;
+  std::vector<Segment>& segments = cost_.segments;
+  if (segments.empty() || segments.back().on_link != on_link) segments.push_back({on_link, 0});
+  segments.back().seconds += time.count();
+}
+
+}  // namespace moesim

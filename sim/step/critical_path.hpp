@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "models/step_ops.hpp"
+#include "sim/step/step_cost.hpp"
+
+namespace moesim {
+
+/// Operations that follow each other on one rank, between two barriers, and their sums.
+struct RankCost {
+  std::vector<Operation> operations;
+  Seconds total{};
+  Flops flops{};
+  Bytes hbm{};
+  void add_up();
+};
+
+/// What each rank does: [dp].
+using RankCosts = std::vector<const RankCost*>;
+
+/// Collects `explain` rows: equal names with equal bounds and grounds are one row. Without a place
+/// for them it does nothing.
+class Explainer {
+ public:
+  explicit Explainer(std::vector<ExplainedOperation>* rows) : rows_(rows) {}
+  void add(std::string_view name, Part part, const Cost& cost, double link_bytes = 0) {
+    if (rows_ != nullptr && cost.time.count() != 0) add_row(name, part, cost, link_bytes);
+  }
+
+ private:
+  void add_row(std::string_view name, Part part, const Cost& cost, double link_bytes);
+
+  std::vector<ExplainedOperation>* rows_;
+};
+
+/// Walks the layers of a step, adding up the critical path barrier by barrier.
+class CriticalPath {
+ public:
+  CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer);
+
+  /// Every rank does its own work; nobody waits yet.
+  void add(const RankCosts& ranks);
+  /// All ranks wait for the slowest.
+  void barrier();
+  /// Something that every GPU computes for the same time.
+  void everybody(std::string_view name, Part part, const Cost& cost);
+  /// A transfer that everybody waits for. One that is still under way ends before it.
+  void collective(std::string_view name, Part part, const CollectiveCost& collective,
+                  Traffic& traffic, double copies = 1);
+  /// A transfer beside what is computed up to the next barrier, which it then must have reached.
+  void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
+                      Traffic& traffic, double copies = 1);
+  /// Expert ranks work beside each other and wait for the slowest.
+  void experts(const std::vector<Cost>& ranks);
+  /// What was added since the last call is one stage of the pipeline; the next GPUs go on.
+  void end_stage();
+
+ private:
+  struct Transfer {
+    Part part = Part::dispatch;
+    Cost cost;
+    Traffic* traffic = nullptr;  // none under way: nullptr
+  };
+
+  void finish_transfer(Seconds computed);
+  void spend(bool on_link, Seconds time);
+  double& idle(int gpu) { return cost_.idle[static_cast<std::size_t>(first_gpu_ + gpu)]; }
+
+  const ParallelPlan& plan_;
+  StepCost& cost_;
+  Explainer explainer_;
+  std::vector<Seconds> since_barrier_;
+  std::vector<const RankCosts*> pending_;
+  Transfer transfer_;
+  int first_gpu_ = 0;  // of the stage
+  Seconds stages_{};   // that have ended
+};
+
+}  // namespace moesim

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/step/step_cost.hpp"
+
+namespace moesim {
+
+/// What the trace rows of one step say: how many tokens chose each expert of each MoE layer, where
+/// every token stands and, when somebody asks, every choice. Reads each row once, and keeps its
+/// memory from step to step.
+class StepRows {
+ public:
+  StepRows(const MoeModel&, const ParallelPlan&);
+
+  /// A new step, of which nothing is read yet; `keep_ids` asks for ids().
+  void start(const StepBatch&, bool keep_ids);
+  /// Reads these layers of it. Threads may read different ones at a time.
+  void read(const StepBatch&, const RowSource&, int first_layer, int last_layer);
+
+  std::int64_t tokens() const { return tokens_; }
+  /// [MoE layers, experts]; whoever prices several batches for one step may add them up.
+  std::vector<std::int32_t>& tokens_of_expert() { return tokens_of_expert_; }
+  std::span<std::int32_t> tokens_of_expert(int layer) {
+    return std::span(tokens_of_expert_).subspan(at(layer) * experts_, experts_);
+  }
+  bool has_ids() const { return has_ids_; }
+  /// Of one layer, [tokens, k].
+  std::span<const std::uint16_t> ids(int layer) const {
+    return std::span(ids_).subspan(at(layer) * layer_ids_, static_cast<std::size_t>(tokens_) * k_);
+  }
+  /// The GPU and the EP rank that hold each token: [tokens], never decreasing.
+  const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
+  const std::vector<std::int32_t>& source_rank() const { return source_rank_; }
+  const std::vector<double>& tokens_of_gpu() const { return tokens_of_gpu_; }
+
+ private:
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  void find_sources(const StepBatch&);
+  template <class Count>
+  void add_rows(const StepBatch&, const RowSource&, std::size_t first, std::size_t layers,
+                Count* counts);
+
+  std::size_t layers_, experts_, k_;
+  ParallelPlan plan_;
+  std::int64_t tokens_ = 0;
+  std::vector<std::int32_t> tokens_of_expert_;
+  std::vector<std::uint16_t> small_counts_;  // the same while they are counted, if they fit
+  bool has_ids_ = false;
+  std::vector<std::uint16_t> ids_;
+  std::size_t layer_ids_ = 0;  // of ids_ from layer to layer
+  std::vector<std::int32_t> source_gpu_, source_rank_;
+  std::vector<double> tokens_of_gpu_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step/micro_batches.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
+
+void add(CollectiveCost& sum, const CollectiveCost& other) {
+  sum.time += other.time;
+  sum.nvlink += other.nvlink;
+  sum.network += other.network;
+}
+
+// An expert that both micro-batches activate is read twice, hence counted twice.
+void add(LayerOutcome& sum, const LayerOutcome& other) {
+  sum.load.max_activated = sum.load.max_tokens = 0;
+  for (std::size_t rank = 0; rank < sum.load.tokens.size(); ++rank) {
+    sum.load.activated[rank] += other.load.activated[rank];
+    sum.load.tokens[rank] += other.load.tokens[rank];
+    sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
+    sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
+    sum.experts[rank].time += other.experts[rank].time;
+  }
+  sum.active_experts += other.active_experts;
+  sum.routing += other.routing;
+  add(sum.exchange.dispatch, other.exchange.dispatch);
+  add(sum.exchange.combine, other.exchange.combine);
+  sum.useful_rows += other.useful_rows;
+  sum.padded_rows += other.padded_rows;
+}
+
+void add_layers(StepCost& sum, const StepCost& other) {
+  for (std::size_t l = 0; l < sum.layers.size(); ++l) add(sum.layers[l], other.layers[l]);
+}
+
+std::int32_t share(std::int32_t all, std::int32_t tokens, std::int32_t of) {
+  return static_cast<std::int32_t>(std::int64_t{all} * tokens / of);
+}
+
+}  // namespace
+
+std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
+  std::vector<StepBatch> parts(at(count));
+  // The tokens of each rank that parts 0 .. i hold together.
+  const auto end_of = [&](std::int32_t all, int i) { return (all * (i + 1) + count - 1) / count; };
+  for (StepBatch& part : parts) {
+    part.start = batch.start;
+    part.ranks.resize(batch.ranks.size());
+  }
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    const RankStep& rank = batch.ranks[r];
+    int i = 0;
+    std::int32_t passed = 0;
+    for (SequenceWork work : rank.sequences) {
+      while (work.new_tokens > 0) {
+        const std::int32_t here = std::min(end_of(rank.tokens, i) - passed, work.new_tokens);
+        if (here > 0)
+          parts[at(i)].ranks[r].sequences.push_back({here, work.context_tokens, work.verifies});
+        parts[at(i)].ranks[r].tokens += here;
+        work.new_tokens -= here;
+        work.context_tokens += here;
+        passed += here;
+        if (passed == end_of(rank.tokens, i)) ++i;
+      }
+    }
+    std::int32_t sampled = 0, padding = 0;
+    for (i = 0; i < count; ++i) {
+      RankStep& part = parts[at(i)].ranks[r];
+      const std::int32_t until = end_of(rank.tokens, i);
+      part.sampled = share(rank.sampled, until, rank.tokens) - sampled;
+      part.padding = end_of(rank.padding, i) - padding;
+      sampled += part.sampled;
+      padding += part.padding;
+    }
+  }
+  std::vector<std::int32_t> passed(batch.ranks.size());
+  for (RowRange range : batch.rows) {
+    std::int32_t& before = passed[at(range.rank)];
+    const std::int32_t all = batch.ranks[at(range.rank)].tokens;
+    for (int i = 0; range.count > 0; ++i) {
+      const std::int32_t here = std::min(end_of(all, i) - before, range.count);
+      if (here <= 0) continue;
+      parts[at(i)].rows.push_back({range.phase, range.rank, here, range.first_row});
+      before += here;
+      range.first_row += here;
+      range.count -= here;
+    }
+  }
+  return parts;
+}
+
+void join_interleaved(StepCost& sum, const StepCost& other) {
+  double computed = 0, on_links = 0;
+  for (const StepCost* half : {&std::as_const(sum), &other}) {
+    for (const Segment& segment : half->segments) {
+      (segment.on_link ? on_links : computed) += segment.seconds;
+    }
+  }
+  const double total = interleaved_seconds(sum.segments, other.segments);
+  const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
+  for (std::size_t part = 0; part < sum.parts.size(); ++part) {
+    const bool link = part == row_of(Part::dispatch) || part == row_of(Part::combine) ||
+                      part == row_of(Part::all_reduce);
+    for (std::size_t resource = 0; resource < sum.parts[part].size(); ++resource) {
+      double& seconds = sum.parts[part][resource];
+      seconds += other.parts[part][resource];
+      if (link) seconds *= exposed;
+    }
+    for (std::size_t ground = 0; ground < sum.grounds[part].size(); ++ground) {
+      double& seconds = sum.grounds[part][ground];
+      seconds += other.grounds[part][ground];
+      if (link) seconds *= exposed;
+    }
+  }
+  for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
+    Traffic& traffic = sum.*kind;
+    traffic += other.*kind;
+    traffic.hidden += (traffic.seconds - traffic.hidden) * (1 - exposed);
+  }
+  add_work(sum, other);
+  add_layers(sum, other);
+  sum.total = Seconds(total);
+  sum.two_batches = true;
+}
+
+Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
+                        std::span<const std::vector<Seconds>> hops) {
+  // The rounds of a max-plus system become periodic after a few; the mean is over those after.
+  constexpr int settled = 16, measured = 16;
+  std::vector<Seconds> free(stages.front().size());
+  std::vector<Seconds> back(stages.size());
+  Seconds begin{};
+  for (int round = 0; round < settled + measured; ++round) {
+    for (std::size_t m = 0; m < stages.size(); ++m) {
+      Seconds ready = back[m];
+      for (std::size_t s = 0; s < free.size(); ++s) {
+        free[s] = std::max(ready, free[s]) + stages[m][s];
+        ready = free[s] + hops[m][s];
+      }
+      back[m] = ready;
+    }
+    if (round == settled - 1) begin = back.back();
+  }
+  return (back.back() - begin) / measured;
+}
+
+StepCost join_pipeline(std::span<const StepCost> micro_batches,
+                       std::span<const std::vector<CollectiveCost>> hops,
+                       const ParallelPlan& plan) {
+  std::vector<std::vector<Seconds>> stages, ways;
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    const StepCost& cost = micro_batches[m];
+    stages.push_back(cost.stages);
+    std::vector<Seconds>& way = ways.emplace_back();
+    for (const CollectiveCost& hop : hops[m]) way.push_back(hop.time);
+    way.back() += cost.total - std::accumulate(cost.stages.begin(), cost.stages.end(), Seconds{});
+  }
+  StepCost step = micro_batches.front();
+  step.total = pipeline_period(stages, ways);
+  for (const StepCost& other : micro_batches.subspan(1)) {
+    add_work(step, other);
+    add_layers(step, other);
+    add_traffic(step, other);
+  }
+  for (auto kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
+    (step.*kind).seconds /= plan.pp;
+    (step.*kind).hidden /= plan.pp;
+  }
+
+  const double mean = 1.0 / plan.pp;
+  step.parts = {};
+  step.grounds = {};
+  Seconds charged{};
+  auto& pipeline = step.parts[row_of(Part::pipeline)];
+  for (std::size_t m = 0; m < micro_batches.size(); ++m) {
+    add_times(step, micro_batches[m], mean);
+    charged += micro_batches[m].total * mean;
+    for (const CollectiveCost& hop : hops[m]) {
+      pipeline[static_cast<std::size_t>(hop.bound)] += hop.time.count() * mean;
+      charged += hop.time * mean;
+    }
+  }
+  const double waiting = std::max(0.0, (step.total - charged).count());
+  pipeline[static_cast<std::size_t>(Resource::latency)] += waiting;
+  // Nobody has measured a pipeline of these stages.
+  step.grounds[row_of(Part::pipeline)][static_cast<std::size_t>(Evidence::extrapolated)] +=
+      std::accumulate(pipeline.begin(), pipeline.end(), 0.0);
+
+  const int stage_gpus = plan.stage_gpus();
+  for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
+    Seconds busy{};
+    for (const StepCost& cost : micro_batches) busy += cost.stages[at(gpu / stage_gpus)];
+    step.idle[at(gpu)] += (step.total - busy).count();
+  }
+  step.segments = {{false, step.total.count()}};
+  return step;
+}
+
+}  // namespace moesim

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "sim/step/step_cost.hpp"
+
+namespace moesim {
+
+/// A step's sequences in `count` parts of nearly equal tokens on every rank, the first at most one
+/// larger. A prompt chunk may be cut; its later pieces then have the earlier in their context. A
+/// rank with fewer tokens than parts has none in some.
+std::vector<StepBatch> micro_batches(const StepBatch&, int count);
+
+/// Two micro-batches that share a compute and a link stream, as one step: `other` is added to
+/// `sum`. All that computes is on the critical path; of the links what remains of the total is
+/// exposed, dispatch, combine and all-reduce in proportion to their times.
+void join_interleaved(StepCost& sum, const StepCost& other);
+
+/// How long micro-batches take to pass a pipeline once, round after round in the same order: a
+/// stage serves one at a time, and a micro-batch starts its next round when it has left the last
+/// stage. stages[m][s] is the time of micro-batch m on stage s, hops[m][s] its way on from there
+/// (from the last stage: back to the first). Mean of the rounds of the steady state.
+Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
+                        std::span<const std::vector<Seconds>> hops);
+
+/// One round of a pipeline as one step that takes pipeline_period(). Parts are what a stage spends
+/// in the mean; Part::pipeline is the rest of the period: transfers between stages and waiting for
+/// other stages. hops[m][s] as above, without what of each micro-batch is the host's. Layers are
+/// sums: an expert that two micro-batches activate is read twice, hence counted twice.
+StepCost join_pipeline(std::span<const StepCost> micro_batches,
+                       std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan&);
+
+}  // namespace moesim

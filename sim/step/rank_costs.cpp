@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step/rank_costs.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+namespace {
+
+// A price takes a few KB.
+constexpr std::size_t sizes_remembered = 2048;
+
+}  // namespace
+
+RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
+                       const PrecisionPlan& precision, const GpuSpec& gpu)
+    : model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
+  for (const LayerSpec& layer : model_.layers) {
+    const auto found = std::ranges::find(classes_, layer, &Class::spec);
+    class_of_layer_.push_back(static_cast<std::size_t>(found - classes_.begin()));
+    if (found == classes_.end()) {
+      classes_.push_back({layer, 1});
+    } else {
+      ++found->layers;
+    }
+  }
+}
+
+RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& layer) const {
+  TokenCosts price;
+  std::vector<Operation>& before = price.before_dispatch.operations;
+  std::vector<Operation>& after = price.after_combine.operations;
+  const auto input =
+      layer.linear ? linear_attention_input_operations : attention_input_operations;
+  const auto output =
+      layer.linear ? linear_attention_output_operations : attention_output_operations;
+  input(model_, plan_, precision_, tokens, gpu_, price.before_attention.operations);
+  output(model_, plan_, precision_, tokens, gpu_, before);
+  if (layer.moe) {
+    gate_operations(model_, precision_, tokens, gpu_, before);
+    if (plan_.dp > 1) {
+      const double selections = tokens * model_.experts_per_token / plan_.tp;
+      permute_operations(model_, precision_, selections, "pack", gpu_, before);
+      permute_operations(model_, precision_, selections, "unpack", gpu_, after);
+    }
+    dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
+                         Part::shared_experts, gpu_, price.shared_experts.operations);
+  }
+  if (!layer.moe || model_.dense_residual) {
+    dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
+                         gpu_, after);
+  }
+  for (RankCost* part : {&price.before_attention, &price.before_dispatch, &price.after_combine,
+                         &price.shared_experts}) {
+    part->add_up();
+  }
+  return price;
+}
+
+void RankPrices::price(const StepBatch& batch, Class& layers) const {
+  if (layers.of_tokens.size() > sizes_remembered) layers.of_tokens.clear();
+  LayerCosts& costs = layers.costs;
+  for (RankCosts* all : {&costs.before_attention, &costs.attention, &costs.before_dispatch,
+                         &costs.after_combine, &costs.shared_experts}) {
+    all->clear();
+  }
+  layers.attention.resize(batch.ranks.size());
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    const RankStep& rank = batch.ranks[r];
+    RankCost& attention = layers.attention[r];
+    attention.operations.clear();
+    const auto core =
+        layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
+    core(model_, plan_, precision_, attention_work(rank.sequences, layers.spec), gpu_,
+         attention.operations);
+    attention.add_up();
+    const std::int32_t tokens = rank.tokens + rank.padding;
+    const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);
+    if (unseen) found->second = price_tokens(tokens, layers.spec);
+    const TokenCosts& price = found->second;
+    costs.before_attention.push_back(&price.before_attention);
+    costs.attention.push_back(&attention);
+    costs.before_dispatch.push_back(&price.before_dispatch);
+    costs.after_combine.push_back(&price.after_combine);
+    costs.shared_experts.push_back(&price.shared_experts);
+  }
+}
+
+void RankPrices::price(const StepBatch& batch) {
+  for (Class& layers : classes_) price(batch, layers);
+  if (head_of_.size() > sizes_remembered) head_of_.clear();
+  head_.clear();
+  for (const RankStep& rank : batch.ranks) {
+    const std::int32_t tokens = rank.tokens + rank.padding;
+    const auto [found, unseen] = head_of_.try_emplace({tokens, rank.sampled});
+    RankCost& head = found->second;
+    if (unseen) {
+      head_operations(model_, plan_, precision_, tokens, rank.sampled, gpu_, head.operations);
+      head.add_up();
+    }
+    head_.push_back(&head);
+  }
+}
+
+RankPrices::Sums RankPrices::sums() const {
+  Sums sums;
+  const auto add = [&](const RankCosts& ranks, int times) {
+    for (const RankCost* rank : ranks) {
+      sums.flops += rank->flops.value() * plan_.tp * times;
+      sums.hbm_bytes += rank->hbm.value() * plan_.tp * times;
+    }
+  };
+  for (const Class& layers : classes_) {
+    const LayerCosts& costs = layers.costs;
+    for (const RankCosts* all : {&costs.before_attention, &costs.attention, &costs.before_dispatch,
+                                 &costs.after_combine, &costs.shared_experts}) {
+      add(*all, layers.layers);
+    }
+  }
+  add(head_, 1);
+  return sums;
+}
+
+}  // namespace moesim

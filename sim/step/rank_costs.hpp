@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "sim/step/critical_path.hpp"
+
+namespace moesim {
+
+/// What every rank of a step computes by itself, whatever its experts do. What depends on a rank's
+/// tokens alone is priced once and remembered, as the same sizes come again from step to step.
+class RankPrices {
+ public:
+  /// What the ranks do in layers of one kind, one after the other.
+  struct LayerCosts {
+    RankCosts before_attention, attention, before_dispatch, after_combine, shared_experts;
+  };
+
+  RankPrices(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, const GpuSpec&);
+
+  /// What the others answer is good until the next call.
+  void price(const StepBatch&);
+  int layers() const { return static_cast<int>(class_of_layer_.size()); }
+  bool is_moe(int layer) const { return class_of(layer).spec.moe; }
+  const LayerCosts& layer(int layer) const { return class_of(layer).costs; }
+  /// Embedding, LM head, sampling.
+  const RankCosts& head() const { return head_; }
+  /// Of all layers and the head, on all GPUs.
+  struct Sums {
+    double flops = 0, hbm_bytes = 0;
+  };
+  Sums sums() const;
+
+ private:
+  // What a rank with so many tokens does, whatever the sequences that they are of.
+  struct TokenCosts {
+    RankCost before_attention, before_dispatch, after_combine, shared_experts;
+  };
+  // Layers alike.
+  struct Class {
+    LayerSpec spec;
+    int layers = 0;
+    std::unordered_map<std::int32_t, TokenCosts> of_tokens{};
+    std::vector<RankCost> attention{};  // [ranks]
+    LayerCosts costs{};
+  };
+
+  const Class& class_of(int layer) const {
+    return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
+  }
+  void price(const StepBatch&, Class&) const;
+  TokenCosts price_tokens(double tokens, const LayerSpec&) const;
+
+  MoeModel model_;
+  ParallelPlan plan_;
+  PrecisionPlan precision_;
+  GpuSpec gpu_;
+  std::vector<Class> classes_;
+  std::vector<std::size_t> class_of_layer_;
+  std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // tokens, sampled of them
+  RankCosts head_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/step/step_model.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+
+#include "sim/dispatch/token_traffic.hpp"
+#include "sim/step/critical_path.hpp"
+#include "sim/step/expert_choices.hpp"
+#include "sim/step/micro_batches.hpp"
+#include "sim/step/rank_costs.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// Below this many routed ids a step is priced on one thread: handing out work would cost more than
+// it saves.
+constexpr std::int64_t ids_worth_threads = 1 << 16;
+
+// The costs of grouped GEMMs by their rows: in decode the same few come again from layer to layer
+// and from step to step. A place may be taken by other rows.
+class ExpertCosts {
+ public:
+  template <class Price>
+  const Cost& of(const GroupedRows& rows, Price&& price) {
+    Entry& entry =
+        entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
+                 entries_.size()];
+    if (entry.rows != rows) entry = {rows, price(rows)};
+    return entry.cost;
+  }
+
+ private:
+  struct Entry {
+    GroupedRows rows{};
+    Cost cost{};
+  };
+  std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
+};
+
+}  // namespace
+
+// Memory that price() reuses from step to step.
+struct StepModel::Scratch {
+  Scratch(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
+          const PrecisionPlan& precision)
+      : rows(model, plan), ranks(model, plan, precision, cluster.gpu) {}
+
+  // Per-layer work of one thread.
+  struct Worker {
+    RoutingScratch routing;
+    std::vector<std::int32_t> tokens_of_slot;
+    CopyCounter counter;
+    TrafficMatrix copies, selections;
+    LayerChoices choices;
+    ExpertCosts expert_costs;
+  };
+  StepRows rows;
+  RankPrices ranks;
+  std::vector<std::vector<DelayedSelection>> backlog;  // [moe layers]
+  tbb::enumerable_thread_specific<Worker> workers;
+  StepCost second_half;
+};
+
+StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
+                     const PrecisionPlan& precision, Charges charges, Overlap overlap,
+                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
+    : fabric_(cluster),
+      experts_({static_cast<double>(model.hidden),
+                static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
+                precision.activations},
+               cluster.gpu),
+      model_(model),
+      plan_(plan),
+      precision_(precision),
+      charges_(std::move(charges)),
+      overlap_(overlap),
+      capacity_(std::move(capacity)),
+      memories_(std::move(memories)),
+      scratch_(std::make_unique<Scratch>(cluster, model, plan, precision)) {
+  scratch_->backlog.resize(at(model_.moe_layers()));
+}
+
+StepModel::~StepModel() = default;
+StepModel::StepModel(StepModel&&) noexcept = default;
+
+std::span<const std::int32_t> StepModel::tokens_of_expert() const {
+  return scratch_->rows.tokens_of_expert();
+}
+
+void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
+                                const LayerPlacement& placement, std::uint64_t step,
+                                LayerOutcome& outcome) {
+  Scratch& s = *scratch_;
+  Scratch::Worker& worker = s.workers.local();
+  const std::span<std::int32_t> tokens = s.rows.tokens_of_expert(moe_layer);
+  std::span<const std::int32_t> source_gpu(s.rows.source_gpu());
+
+  worker.tokens_of_slot.resize(at(placement.slots()));
+  RoutingProblem problem{placement, tokens, moe_layer, step, {}};
+  if (s.rows.has_ids()) problem.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
+  outcome.capacity = {};
+  if (capacity_) {
+    LayerChoices& choices = worker.choices;
+    choices.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
+    choices.source_rank = s.rows.source_rank();
+    choices.source_gpu = s.rows.source_gpu();
+    limit_choices(*capacity_, choices, s.backlog[at(moe_layer)], tokens, outcome.capacity);
+    problem.rows = {choices.ids, choices.source_rank, choices.dropped};
+    source_gpu = choices.source_gpu;
+  }
+  rule.router->route(problem, worker.routing, worker.tokens_of_slot);
+  layer_load(placement, worker.tokens_of_slot, outcome.load);
+  outcome.active_experts = static_cast<std::int32_t>(
+      std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
+
+  const bool replicated = placement.slots() > placement.experts();
+  outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
+
+  outcome.exchange = {};
+  if (plan_.dp > 1) {
+    const bool global = rule.router->needs_global_counts();
+    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.hidden),
+                             static_cast<double>(model_.experts_per_token)};
+    exchange.needs_global_counts = global;
+    if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
+    const int domain = fabric_.cluster().scale_up_domain;
+    const bool has_slots = rule.router->needs_token_rows();
+    if (capacity_ && !has_slots) {
+      slots_in_order(placement, worker.tokens_of_slot, problem.rows.ids, problem.rows.dropped,
+                     worker.routing.slot_of_selection);
+    }
+    const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
+      if (has_slots || capacity_) {
+        worker.counter.count(placement, worker.routing.slot_of_selection, source_gpu,
+                             plan_.moe_tp(), domain, copies, matrix);
+      } else {
+        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, source_gpu,
+                             plan_.moe_tp(), domain, copies, matrix);
+      }
+      return &matrix;
+    };
+    if (rule.dispatch->needs_copies()) {
+      exchange.copies = count(CopyRule::per_gpu, worker.copies);
+    }
+    if (rule.dispatch->needs_selections()) {
+      exchange.selections = count(CopyRule::per_selection, worker.selections);
+    }
+    outcome.exchange = rule.dispatch->exchange(exchange);
+    outcome.routing += outcome.exchange.top_k;
+  } else if (plan_.stage_gpus() > 1) {
+    // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
+    // reduced.
+    outcome.exchange.combine = fabric_.all_reduce(
+        plan_.stage_gpus(), Bytes(static_cast<double>(s.rows.tokens()) * model_.hidden * 2));
+  }
+
+  outcome.experts.resize(at(plan_.ep));
+  outcome.useful_rows = outcome.padded_rows = 0;
+  for (int rank = 0; rank < plan_.ep; ++rank) {
+    const auto first = at(placement.first_slot(rank));
+    const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
+                           .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    const GroupedRows rows = experts_.rows(slots);
+    outcome.experts[at(rank)] =
+        worker.expert_costs.of(rows, [&](const GroupedRows& r) { return experts_.cost(r); });
+    outcome.useful_rows += rows.tokens;
+    outcome.padded_rows += rows.padded;
+  }
+  if (!memories_.empty()) outcome.tokens_of_slot = worker.tokens_of_slot;
+}
+
+// The experts' times with the weights that they wait for, layers in order of time: `now` is when
+// this one's tokens have arrived.
+void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement& placements,
+                                 StepCost& result) {
+  std::vector<Cost>& experts = result.layers[at(moe_layer)].experts;
+  const auto longest = [&] {
+    Seconds time{};
+    for (const Cost& cost : experts) time = std::max(time, cost.time);
+    return time;
+  };
+  const auto gemm = [&](std::span<const std::int32_t> tokens) {
+    return experts_.cost(experts_.rows(tokens)).time;
+  };
+  const Seconds in_hbm = longest();
+  for (int rank = 0; rank < plan_.ep; ++rank) {
+    const auto tokens_of = [&](int layer) {
+      const LayerPlacement& placement = placements[at(layer)];
+      const auto first = at(placement.first_slot(rank));
+      return std::span<const std::int32_t>(result.layers[at(layer)].tokens_of_slot)
+          .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    };
+    Cost& cost = experts[at(rank)];
+    const Seconds time =
+        memories_[at(rank)].run(moe_layer, now, tokens_of, gemm, result.expert_memory);
+    if (time > 2 * cost.time) cost.bound = Resource::host_link;
+    cost.time = time;
+  }
+  result.expert_memory.stall_seconds += (longest() - in_hbm).count();
+}
+
+namespace {
+
+bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
+  return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
+    const bool decode = std::ranges::all_of(
+        rank.sequences, [](const SequenceWork& w) { return w.new_tokens == 1 || w.verifies; });
+    return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
+  });
+}
+
+}  // namespace
+
+void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
+                      const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
+                      std::vector<ExplainedOperation>* explain) {
+  if (explain != nullptr) explain->clear();
+  if (plan_.pp > 1) {
+    price_pipeline(batch, rule, placements, rows, result, explain);
+  } else if (overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch)) {
+    price_two_batches(batch, rule, placements, rows, result, explain);
+  } else {
+    price_batch(batch, rule, placements, rows, steps_, result, explain);
+  }
+  steps_ += static_cast<std::uint64_t>(std::max(2, plan_.pp));
+}
+
+void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
+                                  const ExpertPlacement& placements, const RowSource& rows,
+                                  StepCost& result, std::vector<ExplainedOperation>* explain) {
+  const std::vector<StepBatch> two = micro_batches(batch, 2);
+  price_batch(two[0], rule, placements, rows, steps_, result, explain);
+  std::vector<std::int32_t>& tokens = scratch_->rows.tokens_of_expert();
+  const std::vector<std::int32_t> of_first = tokens;
+  price_batch(two[1], rule, placements, rows, steps_ + 1, scratch_->second_half, explain);
+  for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
+  join_interleaved(result, scratch_->second_half);
+}
+
+void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
+                               const ExpertPlacement& placements, const RowSource& rows,
+                               StepCost& result, std::vector<ExplainedOperation>* explain) {
+  std::vector<StepCost> costs;
+  std::vector<std::vector<CollectiveCost>> hops;
+  std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
+  std::vector<std::int32_t> tokens(of_part.size());
+  for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
+    if (part.rows.empty()) continue;
+    price_batch(part, rule, placements, rows, steps_ + costs.size(), costs.emplace_back(), explain);
+    tokens.resize(of_part.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+    auto& hops_of_part = hops.emplace_back();
+    for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
+  }
+  of_part = std::move(tokens);
+  result = join_pipeline(costs, hops, plan_);
+  if (explain == nullptr) return;
+  for (ExplainedOperation& row : *explain) {
+    row.calls /= plan_.pp;
+    for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
+                        &row.link_bytes, &row.peak_flops}) {
+      *sum /= plan_.pp;
+    }
+  }
+  const auto& pipeline = result.parts[static_cast<std::size_t>(Part::pipeline)];
+  Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
+  rest.evidence = Evidence::extrapolated;
+  Explainer(explain).add("other_stages", Part::pipeline, rest);
+}
+
+// From a stage to the next travel the hidden states and the residual, bf16, sliced by tp (vLLM
+// v0.11, GPUModelRunner with pipeline parallelism); from the last to the first the sampled ids.
+CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
+  const bool last = stage == plan_.pp - 1;
+  double bytes = 0;
+  for (const RankStep& rank : batch.ranks) {
+    bytes = std::max(bytes, last ? 4.0 * rank.sampled : 2.0 * 2 * rank.tokens * model_.hidden);
+  }
+  const int gpus = plan_.stage_gpus();
+  const int next = last ? 0 : (stage + 1) * gpus;
+  return fabric_.send(stage * gpus, next, Bytes(bytes / (last ? 1 : plan_.tp)));
+}
+
+void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
+                            const ExpertPlacement& placements, const RowSource& rows,
+                            std::uint64_t step, StepCost& result,
+                            std::vector<ExplainedOperation>* explain) {
+  Scratch& s = *scratch_;
+  const int moe_layers = model_.moe_layers();
+  const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
+  s.rows.start(batch,
+               capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
+  result.layers.resize(at(moe_layers));
+  const auto price_layers = [&](int first, int last) {
+    s.rows.read(batch, rows, first, last);
+    for (int layer = first; layer < last; ++layer) {
+      price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
+    }
+  };
+  if (s.rows.tokens() * model_.experts_per_token * moe_layers < ids_worth_threads) {
+    price_layers(0, moe_layers);
+  } else {
+    const auto threads = static_cast<int>(
+        tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+    const int parts = std::min(moe_layers, threads);
+    // TBB sees to it that the parts come after what was done until here, but out of
+    // ThreadSanitizer's sight, which would report everything that they read.
+    std::atomic<bool> begun = false;
+    begun.store(true, std::memory_order_release);
+    tbb::parallel_for(0, parts, [&](int part) {
+      check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
+      price_layers(moe_layers * part / parts, moe_layers * (part + 1) / parts);
+    });
+  }
+
+  result.sample = nullptr;
+  add_up(batch, &placements, result, explain);
+}
+
+void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost& result) {
+  result.sample = &sample;
+  add_up(batch, nullptr, result, nullptr);
+}
+
+// What the host and the gaps between kernels add, and what it takes at least to launch every kernel
+// of a step that has no graph.
+void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& path,
+                            const StepCost& result) const {
+  std::size_t sequences = 0;
+  std::int32_t tokens = 0;
+  bool decodes = true;
+  for (const RankStep& rank : batch.ranks) {
+    sequences = std::max(sequences, rank.sequences.size());
+    tokens = std::max(tokens, rank.tokens);
+    decodes = decodes && std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
+                return work.new_tokens == 1 || work.verifies;
+              });
+  }
+  const auto charge = [&](std::string_view name, Seconds time) {
+    path.everybody(name, Part::other, {time, Resource::launch, {}});
+  };
+  charge("kernel_gaps", charges_.per_layer * layers);
+  const bool eager = !decodes || tokens > charges_.graph_tokens;
+  const Seconds launches = charges_.eager_layer * layers;
+  if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  charge("host_overhead",
+         charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
+}
+
+// The step's time from what its MoE layers took and what every rank computes by itself.
+void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
+                       std::vector<ExplainedOperation>* explain) {
+  RankPrices& ranks = scratch_->ranks;
+  ranks.price(batch);
+  std::int32_t most_tokens = 0;
+  std::int64_t all_tokens = 0;
+  for (const RankStep& rank : batch.ranks) {
+    most_tokens = std::max(most_tokens, rank.tokens);
+    all_tokens += rank.tokens;
+  }
+
+  result.total = {};
+  result.two_batches = false;
+  result.parts = {};
+  result.grounds = {};
+  result.dispatch = result.combine = result.all_reduce = {};
+  result.expert_memory = {};
+  result.idle.assign(at(plan_.gpus()), 0.0);
+  result.flops = result.hbm_bytes = 0;
+  CriticalPath path(plan_, result, Explainer(explain));
+  // The ranks' tensor-parallel groups reduce side by side; each waits for nobody but itself, so the
+  // largest sets the time.
+  const double activations = double{2} * most_tokens * model_.hidden;
+  const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
+  const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
+  const CollectiveCost all_gather = fabric_.all_gather(slices);
+  // What all groups move together, in multiples of what the largest does.
+  const double groups = static_cast<double>(all_tokens) / most_tokens;
+  // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
+  // is sliced by tp.
+  const auto rejoin = [&] {
+    if (plan_.tp == 1 || plan_.dp == 1) return;
+    const bool sliced = model_.shared_width > 0 || model_.dense_residual;
+    path.collective(sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
+                    sliced ? all_reduce : all_gather, result.all_reduce, groups);
+  };
+  int moe_layer = 0;
+  const int layers = ranks.layers();
+  for (int layer = 0; layer < layers; ++layer) {
+    const RankPrices::LayerCosts& costs = ranks.layer(layer);
+    if (layer > 0 && plan_.stage_of(layer, layers) != plan_.stage_of(layer - 1, layers)) {
+      path.end_stage();
+    }
+    path.add(costs.before_attention);
+    path.add(costs.attention);
+    path.add(costs.before_dispatch);
+    if (plan_.tp > 1) {
+      path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
+    }
+    if (ranks.is_moe(layer)) {
+      const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
+      path.barrier();
+      path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
+      if (overlap_.shared_expert) {
+        path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+        path.add(costs.shared_experts);
+        path.barrier();
+      } else {
+        path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+      }
+      if (!memories_.empty()) {
+        wait_for_experts(moe_layer, batch.start + result.total, *placements, result);
+      }
+      path.experts(outcome.experts);
+      if (overlap_.combine_attention) {
+        path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine);
+      } else {
+        path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+      }
+      ++moe_layer;
+      path.add(costs.after_combine);
+      if (!overlap_.shared_expert) path.add(costs.shared_experts);
+      rejoin();
+    } else {
+      path.add(costs.after_combine);
+      if (plan_.tp > 1) {
+        path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
+      }
+    }
+  }
+  path.add(ranks.head());
+  path.end_stage();
+  charge_host(batch, layers, path, result);
+
+  const RankPrices::Sums sums = ranks.sums();
+  result.flops += sums.flops;
+  result.hbm_bytes += sums.hbm_bytes;
+}
+
+}  // namespace moesim

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "models/memory.hpp"
+#include "models/step_ops.hpp"
+#include "sim/capacity/capacity.hpp"
+#include "sim/dispatch/dispatch.hpp"
+#include "sim/expert_memory/rank_memory.hpp"
+#include "sim/step/overlap.hpp"
+#include "sim/step/step_cost.hpp"
+#include "sim/token_routing/charges.hpp"
+#include "sim/token_routing/token_routing.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+class CriticalPath;
+
+/// How the tokens of a step find replicas and travel: one rule for the whole group.
+struct PhaseRule {
+  ConfigNode routing;  ///< what `router` was made from
+  std::string router_name;
+  std::shared_ptr<const TokenRouter> router;
+  std::shared_ptr<const Dispatch> dispatch;
+};
+
+/// Prices forward steps of one EP group. Per layer:
+///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
+///   slowest rank; combine
+/// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss; without any,
+/// every expert stands in HBM. No capacity rule is dropless.
+/// step = sum over layers + embedding, LM head, sampling, host overhead.
+/// Overlap hides communication beside computation; parts and total then hold what is exposed.
+/// With pipeline stages a step is one round of the batch, cut into as many micro-batches as there
+/// are stages, in the steady state: see join_pipeline().
+class StepModel {
+ public:
+  StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
+            Overlap = {}, std::shared_ptr<const CapacityRule> = nullptr,
+            std::vector<RankMemory> memories = {});
+  ~StepModel();
+  StepModel(StepModel&&) noexcept;
+
+  /// The result is overwritten; its vectors keep their memory. `explain` collects operations when
+  /// it is given.
+  void price(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+             StepCost& result, std::vector<ExplainedOperation>* explain = nullptr);
+
+  /// The same with the MoE layers of another step. Not for two_batch, pipelines, and memories below
+  /// HBM.
+  void price(const StepBatch&, const StepSample&, StepCost& result);
+
+  /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
+  std::span<const std::int32_t> tokens_of_expert() const;
+
+  const Fabric& fabric() const { return fabric_; }
+  const Charges& charges() const { return charges_; }
+
+ private:
+  struct Scratch;
+  void price_two_batches(const StepBatch&, const PhaseRule&, const ExpertPlacement&,
+                         const RowSource&, StepCost& result, std::vector<ExplainedOperation>*);
+  void price_pipeline(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                      StepCost& result, std::vector<ExplainedOperation>* explain);
+  CollectiveCost hop(const StepBatch&, int stage) const;
+  void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                   std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
+  void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
+              std::vector<ExplainedOperation>* explain);
+  void charge_host(const StepBatch&, int layers, CriticalPath&, const StepCost& result) const;
+  void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
+  void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
+                       LayerOutcome&);
+
+  Fabric fabric_;
+  GroupedGemm experts_;  // of one layer on one GPU
+  MoeModel model_;
+  ParallelPlan plan_;
+  PrecisionPlan precision_;
+  Charges charges_;
+  Overlap overlap_;
+  std::shared_ptr<const CapacityRule> capacity_;  // null: dropless
+  std::vector<RankMemory> memories_;              // [EP ranks], or none
+  std::unique_ptr<Scratch> scratch_;
+  std::uint64_t steps_ = 0;
+};
+
+}  // namespace moesim

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/token_routing/min_exp.hpp"
+#include "sim/token_routing/routers.hpp"
+#include "sim/token_routing/token_flow.hpp"
+
+namespace moesim {
+
+namespace {
+
+// What SGLang's and DeepSeek's LPLB approximate by linear programming: the fewest tokens on the
+// busiest GPU. Splits start from the exact optimum of activations and go no further than balance
+// needs, because each part of a split expert is read again. [LPLB] solves the
+// same problem by linear programming.
+class TokenBalanced final : public TokenRouter {
+ public:
+  explicit TokenBalanced(const ExpertPlacement& placement) {
+    for (const LayerPlacement& layer : placement) layers_.emplace_back(layer);
+  }
+
+  void route(const RoutingProblem& problem, RoutingScratch& scratch,
+             std::span<std::int32_t> tokens_of_slot) const override {
+    layers_.at(static_cast<std::size_t>(problem.layer))
+        .serve(problem.placement, problem.tokens, scratch, tokens_of_slot);
+    TokenFlow flow(problem.placement, scratch, tokens_of_slot);
+    flow.spare_slots(flow.minimise());
+  }
+
+  bool needs_global_counts() const override { return true; }
+
+ private:
+  std::vector<MinExp> layers_;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext& context) {
+  return std::make_unique<TokenBalanced>(context.placement);
+}
+
+}  // namespace moesim

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/token_routing/row_router.hpp"
+
+namespace moesim {
+
+namespace {
+
+// The j-th occurrence of an expert among 1,024 consecutive selections of a rank takes replica
+// (j + block + rank) mod r: a round robin per expert. [TensorRT-LLM]
+class Trtllm final : public RowRouter {
+  void choose(const RoutingProblem& problem, RoutingScratch& scratch,
+              std::span<std::int32_t> slot_of_selection) const override {
+    std::vector<std::int32_t>& seen = scratch.seen_of_expert;
+    const std::size_t k = problem.rows.k();
+    for_each_token(problem.rows,
+                   [&](std::int32_t rank, std::uint32_t row, std::size_t first, std::size_t last) {
+                     for (std::size_t i = first; i < last; ++i) {
+                       const std::size_t position = row * k + i - first;
+                       if (position % block_size == 0) seen.assign(problem.tokens.size(), 0);
+                       const std::uint16_t expert = problem.rows.ids[i];
+                       const auto slots = problem.placement.slots_of(expert);
+                       const auto turn = static_cast<std::size_t>(seen[expert]++) +
+                                         position / block_size + static_cast<std::size_t>(rank);
+                       slot_of_selection[i] = slots[turn % slots.size()];
+                     }
+                   });
+  }
+
+  static constexpr std::size_t block_size = 1024;
+};
+
+}  // namespace
+
+std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&) {
+  return std::make_unique<Trtllm>();
+}
+
+}  // namespace moesim

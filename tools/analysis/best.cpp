@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/analysis/best.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "tools/cli/table.hpp"
+
+namespace moesim {
+
+namespace {
+
+/// What a choice moves. With every request in decode, tokens/s = sequences / step: the two columns
+/// say whether a value gained by shorter steps or lost by fewer requests.
+struct Aspect {
+  std::string_view head;
+  std::string_view key;
+  std::string_view pointer;
+};
+constexpr const char* preemptions_pointer = "/kv/preemptions";
+constexpr std::array aspects{
+    Aspect{"sequences", "decode_sequences", "/steps/decode/mean_decode_tokens"},
+    Aspect{"step", "decode_step", "/steps/decode/mean_ms"},
+    Aspect{"prefill", "prefill_step", "/steps/prefill/mean_ms"},
+    Aspect{"TPOT", "median_tpot", "/metrics/median_tpot_ms"},
+    Aspect{"KV cache", "kv_bytes", "/memory/kv_bytes"},
+};
+
+Json value_at(const Json& config, const std::string& pointer) {
+  const Json* value = find_value(config, pointer);
+  return value == nullptr ? Json() : *value;
+}
+
+Json without(Json config, const std::string& pointer) {
+  if (find_value(config, pointer) != nullptr) config[Json::json_pointer(pointer)] = nullptr;
+  return config;
+}
+
+void mark_best(Alternatives& group, bool lower_is_better) {
+  if (group.values.empty()) return;
+  const auto better = [&](const Alternative& a, const Alternative& b) {
+    return lower_is_better ? a.metric < b.metric : a.metric > b.metric;
+  };
+  auto best = group.values.begin();
+  for (auto it = best + 1; it != group.values.end(); ++it) {
+    if (better(*it, *best)) best = it;
+  }
+  best->best = true;
+}
+
+std::string ratio_text(std::optional<double> value, std::optional<double> first) {
+  if (!value || !first || *first == 0) return "-";
+  return fmt::format("{:.3f}", *value / *first);
+}
+
+std::string name_of(const Alternatives& group, const std::vector<Axis>& axes) {
+  std::string name;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    name +=
+        fmt::format("{}{} {}", i == 0 ? "" : ", ", axes[i].name, setting_text(group.settings[i]));
+  }
+  return name.empty() ? "all points" : name;
+}
+
+}  // namespace
+
+BestChoice best_choice(StoredSweep sweep, std::string over, std::string metric,
+                       bool lower_is_better) {
+  BestChoice result{std::move(sweep), std::move(over), std::move(metric), lower_is_better, {}, {}};
+  std::vector<std::string_view> varied;
+  for (const Axis& axis : result.sweep.axes) {
+    varied.push_back(axis.pointer);
+    if (axis.pointer != result.over) result.axes.push_back(axis);
+  }
+  if (result.axes.size() == varied.size()) {
+    throw ConfigError(fmt::format("--over {}: the sweep varies {}", result.over,
+                                  varied.empty() ? "nothing" : join_names(varied)));
+  }
+
+  std::map<Json, std::size_t> group_of;
+  for (const StoredPoint& point : result.sweep.points) {
+    const auto [place, fresh] =
+        group_of.try_emplace(without(point.config, result.over), result.groups.size());
+    if (fresh) {
+      Alternatives& group = result.groups.emplace_back();
+      for (const Axis& axis : result.axes) {
+        group.settings.push_back(value_at(point.config, axis.pointer));
+      }
+    }
+    Alternatives& group = result.groups[place->second];
+    const auto number = report_number(point, result.metric);
+    if (number) {
+      group.values.push_back({value_at(point.config, result.over), &point, *number});
+    } else {
+      ++group.without;
+    }
+  }
+  const bool any = std::any_of(result.groups.begin(), result.groups.end(),
+                               [](const Alternatives& group) { return !group.values.empty(); });
+  if (!any) {
+    throw ConfigError(fmt::format("--metric {}: no finished point has this number", result.metric));
+  }
+  for (Alternatives& group : result.groups) mark_best(group, lower_is_better);
+  return result;
+}
+
+std::string best_text(const BestChoice& choice) {
+  const std::string axis = choice.over.substr(choice.over.rfind('/') + 1);
+  const std::string metric = choice.metric.substr(choice.metric.rfind('/') + 1);
+  std::string text;
+  for (const Alternatives& group : choice.groups) {
+    std::vector<std::string> head{"", axis, metric, "x first"};
+    for (const Aspect& aspect : aspects) head.emplace_back(aspect.head);
+    head.emplace_back("preempted");
+    Table table(std::move(head));
+    for (const Alternative& value : group.values) {
+      std::vector<std::string> row{value.best ? "*" : "", setting_text(value.value),
+                                   number_text(value.metric),
+                                   ratio_text(value.metric, group.values.front().metric)};
+      for (const Aspect& aspect : aspects) {
+        const std::string pointer(aspect.pointer);
+        row.push_back(ratio_text(report_number(*value.point, pointer),
+                                 report_number(*group.values.front().point, pointer)));
+      }
+      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      row.push_back(preemptions ? number_text(*preemptions) : "-");
+      table.add(std::move(row));
+    }
+    text += fmt::format("{}\n{}", name_of(group, choice.axes), table.text());
+    if (group.without > 0)
+      text += fmt::format("{} of its points are not done or lack this number\n", group.without);
+    text += "\n";
+  }
+  text += fmt::format(
+      "*: best {} at otherwise equal settings. Columns from \"x first\" on are ratios to the first "
+      "row:\nof {}, sequences in a decode step, time of a decode and of a prefill step, median "
+      "TPOT, KV cache.\npreempted: how often a sequence gave up its KV cache, to compute it "
+      "again.\n",
+      axis, metric);
+  return text;
+}
+
+OrderedJson best_json(const BestChoice& choice) {
+  OrderedJson groups = OrderedJson::array();
+  for (const Alternatives& group : choice.groups) {
+    OrderedJson settings = OrderedJson::object(), values = OrderedJson::array(), best;
+    for (std::size_t i = 0; i < choice.axes.size(); ++i) {
+      settings[choice.axes[i].pointer] = group.settings[i];
+    }
+    for (const Alternative& value : group.values) {
+      OrderedJson row{{"value", value.value},
+                      {"metric", value.metric},
+                      {"config_hash", value.point->config_hash}};
+      for (const Aspect& aspect : aspects) {
+        const auto number = report_number(*value.point, std::string(aspect.pointer));
+        row[std::string(aspect.key)] = number ? OrderedJson(*number) : OrderedJson();
+      }
+      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
+      values.push_back(std::move(row));
+      if (value.best) best = value.value;
+    }
+    groups.push_back({{"settings", std::move(settings)},
+                      {"best", std::move(best)},
+                      {"values", std::move(values)},
+                      {"points_without_number", group.without}});
+  }
+  return {{"over", choice.over}, {"metric", choice.metric}, {"groups", std::move(groups)}};
+}
+
+}  // namespace moesim

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/sweep/store.hpp"
+
+namespace moesim {
+
+/// One value of the axis in a group of points that are equal in everything else.
+struct Alternative {
+  Json value;                ///< null where the config leaves it out
+  const StoredPoint* point;  ///< done
+  double metric = 0;         ///< what is maximised (or minimised)
+  bool best = false;         ///< of its group; ties: the first in the sweep's order
+};
+
+/// Points that differ in one axis alone.
+struct Alternatives {
+  std::vector<Json> settings;  ///< what tells this group from others, by BestChoice::axes
+  std::vector<Alternative> values;
+  std::size_t without = 0;  ///< points of the group that are not done or lack the metric
+};
+
+/// The best value of one axis, whatever else was chosen.
+struct BestChoice {
+  StoredSweep sweep;
+  std::string over;    ///< pointer into the config
+  std::string metric;  ///< pointer into the report
+  bool lower_is_better = false;
+  std::vector<Axis> axes;  ///< that tell groups apart
+  std::vector<Alternatives> groups;
+};
+
+/// Throws ConfigError if the sweep does not vary `over`, or no finished point has the metric.
+BestChoice best_choice(StoredSweep, std::string over, std::string metric, bool lower_is_better);
+
+/// Tables of at most 100 columns: per group every value of the axis beside what it gains and costs
+/// against the group's first value: throughput, sequences in a decode step, decode step time, KV
+/// cache.
+std::string best_text(const BestChoice&);
+OrderedJson best_json(const BestChoice&);
+
+}  // namespace moesim

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/analysis/compare.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <numbers>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "hardware/parse_json.hpp"
+#include "hardware/rng.hpp"
+#include "tools/cli/table.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view config_prefix = "/context/config";
+using Settings = std::span<const Setting>;
+
+const Json* value_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  return find_value(point.report, std::string(config_prefix) + pointer);
+}
+
+// What both sides name, and whether by whole values or, where all are texts, by the policy's type.
+using ComparedPointers = std::map<std::string, bool>;  // pointer -> whole
+
+ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
+  ComparedPointers pointers;
+  for (const Settings side : {baseline, candidate}) {
+    for (const Setting& setting : side) {
+      pointers[setting.pointer] = pointers[setting.pointer] || !setting.value.is_string();
+    }
+  }
+  return pointers;
+}
+
+bool matches(const StoredPoint& point, Settings settings, const ComparedPointers& pointers) {
+  return std::all_of(settings.begin(), settings.end(), [&](const Setting& setting) {
+    const Json* value = value_of(point, setting.pointer);
+    if (value == nullptr) return false;
+    const bool by_type = !pointers.at(setting.pointer) && value->is_object();
+    return by_type ? value->value("type", Json()) == setting.value
+                   : same_setting(*value, setting.value);
+  });
+}
+
+void erase_at(Json& config, const std::string& pointer) {
+  const Json::json_pointer place(pointer);
+  Json& holder = config.at(place.parent_pointer());
+  if (holder.is_array()) {
+    holder.at(static_cast<std::size_t>(std::stoul(place.back()))) = nullptr;
+  } else {
+    holder.erase(place.back());
+  }
+}
+
+// The config without what is compared.
+Json everything_else(const StoredPoint& point, const ComparedPointers& pointers) {
+  Json rest = point.config;
+  for (const auto& [pointer, whole] : pointers) {
+    const Json* value = find_value(rest, pointer);
+    if (value == nullptr) continue;
+    Json options = !whole && value->is_object() ? *value : Json::object();
+    options.erase("type");
+    if (options.empty()) {
+      erase_at(rest, pointer);
+    } else {
+      rest[Json::json_pointer(pointer)] = std::move(options);
+    }
+  }
+  return rest;
+}
+
+struct Group {
+  Json rest;
+  std::vector<const StoredPoint*> baseline, candidate;
+};
+
+std::string describe(Settings settings) {
+  std::string text;
+  for (const Setting& setting : settings) {
+    text += fmt::format(
+        "{}{}={}", text.empty() ? "" : " and ", setting.pointer,
+        setting.value.is_string() ? setting.value.get<std::string>() : setting.value.dump());
+  }
+  return text;
+}
+
+std::string list(const std::set<std::string>& texts) {
+  const std::vector<std::string_view> names(texts.begin(), texts.end());
+  return names.empty() ? "nothing" : join_names(names);
+}
+
+// Why no point matches one side.
+[[noreturn]] void fail_without_match(const StoredSweep& sweep, Settings settings) {
+  std::string there;
+  for (const Setting& setting : settings) {
+    std::set<std::string> values;
+    for (const StoredPoint& point : sweep.points) {
+      const Json* value = value_of(point, setting.pointer);
+      if (value != nullptr && point.status == PointStatus::done)
+        values.insert(setting_text(*value));
+    }
+    if (values.empty()) {
+      std::set<std::string> axes;
+      for (const Axis& axis : sweep.axes) axes.insert(axis.pointer);
+      throw ConfigError(fmt::format("{}: no finished point has it; the sweep varies {}",
+                                    setting.pointer, list(axes)));
+    }
+    there += fmt::format("; of {} there is {}", setting.pointer, list(values));
+  }
+  throw ConfigError(fmt::format("no finished point has {}{}", describe(settings), there));
+}
+
+// Where the first baseline point differs from the candidate most like it.
+std::string differences(const std::vector<Group>& groups) {
+  const auto first = std::find_if(groups.begin(), groups.end(),
+                                  [](const Group& group) { return !group.baseline.empty(); });
+  std::set<std::string> fewest;
+  for (const Group& group : groups) {
+    if (group.candidate.empty()) continue;
+    std::set<std::string> paths;
+    for (const Json& change : Json::diff(first->rest, group.rest)) paths.insert(change.at("path"));
+    if (fewest.empty() || paths.size() < fewest.size()) fewest = std::move(paths);
+  }
+  return list(fewest);
+}
+
+const StoredPoint& only(const std::vector<const StoredPoint*>& points, Settings settings) {
+  if (points.size() == 1) return *points.front();
+  throw ConfigError(fmt::format(
+      "{} points have {} and are equal in everything that is not compared ({} and {}); "
+      "say more about them",
+      points.size(), describe(settings), points[0]->config_hash, points[1]->config_hash));
+}
+
+PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
+  PointPair pair{baseline.config_hash, candidate.config_hash, {}, 0, {}};
+  for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
+    const std::string pointer(compared_metrics[m].pointer);
+    const auto before = report_number(baseline, pointer);
+    const auto after = report_number(candidate, pointer);
+    if (before && after && *before != 0) pair.ratios[m] = *after / *before;
+  }
+  return pair;
+}
+
+// Logarithms of one metric's ratios, those of one point together.
+using Samples = std::map<std::size_t, std::vector<double>>;
+
+// Percentile bootstrap (Efron 1979), stratified by point.
+std::optional<std::pair<double, double>> bootstrap(const Samples& samples) {
+  constexpr std::size_t resamples = 2000;
+  constexpr double tail = .025;
+  const bool several = std::all_of(samples.begin(), samples.end(),
+                                   [](const auto& point) { return point.second.size() > 1; });
+  if (samples.empty() || !several) return std::nullopt;
+  Rng rng(1, "compare: bootstrap");
+  std::vector<double> means(resamples);
+  for (double& mean : means) {
+    double sum = 0;
+    std::size_t n = 0;
+    for (const auto& [point, seeds] : samples) {
+      for (std::size_t i = 0; i < seeds.size(); ++i)
+        sum += seeds[static_cast<std::size_t>(rng.below(seeds.size()))];
+      n += seeds.size();
+    }
+    mean = std::exp(sum / double(n));
+  }
+  std::sort(means.begin(), means.end());
+  const auto cut = static_cast<std::size_t>(tail * double(resamples));
+  return std::pair(means[cut], means[resamples - 1 - cut]);
+}
+
+RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) {
+  RatioSummary summary;
+  Samples samples;
+  double logarithms = 0;
+  for (const PointPair& pair : pairs) {
+    const auto& ratio = pair.ratios[metric];
+    if (!ratio) continue;
+    ++summary.pairs;
+    logarithms += std::log(*ratio);
+    samples[pair.point].push_back(std::log(*ratio));
+    const bool more = *ratio > 1;
+    if (*ratio != 1)
+      ++(more == compared_metrics[metric].more_is_better ? summary.wins : summary.losses);
+  }
+  if (summary.pairs > 0) summary.ratio = std::exp(logarithms / double(summary.pairs));
+  summary.interval = bootstrap(samples);
+  summary.sign_test = sign_test(summary.wins, summary.losses);
+  return summary;
+}
+
+// The axes on which these configs differ, and each one's values there.
+void add_settings(Comparison& comparison, const std::vector<Axis>& axes,
+                  const std::vector<const Json*>& rests) {
+  for (const Axis& axis : axes) {
+    std::vector<Json> values;
+    for (const Json* rest : rests) {
+      const Json* value = find_value(*rest, axis.pointer);
+      values.push_back(value == nullptr ? Json() : *value);
+    }
+    const bool one_value = std::all_of(values.begin(), values.end(),
+                                       [&](const Json& value) { return value == values.front(); });
+    if (one_value) continue;
+    comparison.axes.push_back(axis);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      comparison.pairs[i].settings.push_back(std::move(values[i]));
+  }
+}
+
+std::string ratio_text(const std::optional<double>& ratio) {
+  return ratio ? fmt::format("{:.3f}", *ratio) : "-";
+}
+
+OrderedJson ratio_json(const std::optional<double>& ratio) {
+  return ratio ? OrderedJson(*ratio) : OrderedJson();
+}
+
+}  // namespace
+
+Setting parse_setting(std::string_view text) {
+  const auto equals = text.find('=');
+  std::string pointer(text.substr(0, equals));
+  if (pointer.starts_with(std::string(config_prefix) + "/")) pointer.erase(0, config_prefix.size());
+  try {
+    if (equals != std::string_view::npos && !Json::json_pointer(pointer).empty()) {
+      const std::string value(text.substr(equals + 1));
+      Json parsed = json_or_text(value);
+      if (!parsed.is_string()) return {pointer, std::move(parsed)};
+      // A text means the type of a policy anyway.
+      if (pointer.ends_with("/type")) pointer.resize(pointer.size() - 5);
+      return {pointer, std::move(parsed)};
+    }
+  } catch (const Json::exception&) {
+  }
+  throw ConfigError(
+      fmt::format("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text));
+}
+
+double sign_test(std::size_t wins, std::size_t losses) {
+  const auto n = double(wins + losses);
+  double outcomes = 0;  // P(at most the fewer of both), binomial with p = 1/2
+  for (std::size_t k = 0; k <= std::min(wins, losses); ++k) {
+    const double ways =
+        std::lgamma(n + 1) - std::lgamma(double(k) + 1) - std::lgamma(n - double(k) + 1);
+    outcomes += std::exp(ways - n * std::numbers::ln2);
+  }
+  return std::min(1., 2 * outcomes);
+}
+
+StoredSweep points_with(const StoredSweep& sweep, Settings settings) {
+  const ComparedPointers pointers = compared_pointers(settings, {});
+  StoredSweep found{sweep.document, sweep.axes, {}};
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status == PointStatus::done && matches(point, settings, pointers))
+      found.points.push_back(point);
+  }
+  if (found.points.empty()) fail_without_match(sweep, settings);
+  return found;
+}
+
+Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candidate) {
+  const ComparedPointers pointers = compared_pointers(baseline, candidate);
+  Comparison comparison;
+  std::vector<Group> groups;
+  std::map<std::string, std::size_t> group_of;
+  std::size_t matched[2] = {0, 0};
+  for (const StoredPoint& point : sweep.points) {
+    const bool is_baseline = matches(point, baseline, pointers);
+    const bool is_candidate = matches(point, candidate, pointers);
+    if (!is_baseline && !is_candidate) continue;
+    if (point.status != PointStatus::done) {
+      ++comparison.not_done;
+      continue;
+    }
+    Json rest = everything_else(point, pointers);
+    const auto [place, is_new] = group_of.emplace(rest.dump(), groups.size());
+    if (is_new) groups.push_back({std::move(rest), {}, {}});
+    Group& group = groups[place->second];
+    if (is_baseline) group.baseline.push_back(&point);
+    if (is_candidate) group.candidate.push_back(&point);
+    matched[0] += is_baseline ? 1 : 0;
+    matched[1] += is_candidate ? 1 : 0;
+  }
+  if (matched[0] == 0) fail_without_match(sweep, baseline);
+  if (matched[1] == 0) fail_without_match(sweep, candidate);
+
+  std::vector<const Json*> rests;
+  std::map<std::string, std::size_t> point_of;
+  for (const Group& group : groups) {
+    if (group.baseline.empty() || group.candidate.empty()) {
+      comparison.unpaired += group.baseline.size() + group.candidate.size();
+      continue;
+    }
+    comparison.pairs.push_back(
+        pair_of(only(group.baseline, baseline), only(group.candidate, candidate)));
+    rests.push_back(&group.rest);
+    Json seedless = group.rest;
+    seedless.erase("seed");
+    comparison.pairs.back().point =
+        point_of.emplace(seedless.dump(), point_of.size()).first->second;
+  }
+  if (rests.empty()) {
+    throw ConfigError(fmt::format(
+        "{} points have {}, {} have {}, but no two are equal in everything else: those most alike "
+        "differ in {}; sweep both sides over the same values there, or name it on both sides",
+        matched[0], describe(baseline), matched[1], describe(candidate), differences(groups)));
+  }
+  add_settings(comparison, sweep.axes, rests);
+  for (std::size_t m = 0; m < compared_metrics.size(); ++m)
+    comparison.summary[m] = summarize(comparison.pairs, m);
+  return comparison;
+}
+
+std::string comparison_text(const Comparison& comparison) {
+  std::vector<std::string> head;
+  for (const Axis& axis : comparison.axes) head.push_back(axis.name);
+  for (const ComparedMetric& metric : compared_metrics) head.emplace_back(metric.head);
+  std::vector<std::vector<std::string>> rows;
+  for (const PointPair& pair : comparison.pairs) {
+    auto& row = rows.emplace_back();
+    for (const Json& value : pair.settings)
+      row.push_back(value.is_null() ? "-" : setting_text(value));
+    for (const auto& ratio : pair.ratios) row.push_back(ratio_text(ratio));
+  }
+  bool seeds = false;
+  Table summary({"candidate / baseline", "geometric mean", "95 % interval", "better", "worse",
+                 "pairs", "sign test", ""});
+  for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
+    const RatioSummary& of = comparison.summary[m];
+    summary.add({std::string(compared_metrics[m].name), ratio_text(of.ratio),
+                 of.interval
+                     ? fmt::format("{:.3f} to {:.3f}", of.interval->first, of.interval->second)
+                     : "-",
+                 std::to_string(of.wins), std::to_string(of.losses), std::to_string(of.pairs),
+                 of.pairs == 0 ? "-" : fmt::format("{:.2g}", of.sign_test),
+                 of.within_noise() ? "within the noise" : ""});
+    seeds = seeds || of.interval;
+  }
+  std::string text = narrow_table(std::move(head), std::move(rows), comparison.axes.size()) + "\n" +
+                     summary.text();
+  if (!seeds) {
+    text +=
+        "no intervals: that takes several seeds of every point, \"seeds\": [1, 2, 3] in the "
+        "sweep\n";
+  }
+  if (comparison.unpaired > 0)
+    text += fmt::format("{} points have no partner on the other side\n", comparison.unpaired);
+  if (comparison.not_done > 0)
+    text += fmt::format("{} points have no report\n", comparison.not_done);
+  return text;
+}
+
+OrderedJson comparison_json(const Comparison& comparison) {
+  OrderedJson json{{"pairs", OrderedJson::array()}, {"summary", OrderedJson::object()}};
+  for (const PointPair& pair : comparison.pairs) {
+    OrderedJson entry{{"baseline", pair.baseline},
+                      {"candidate", pair.candidate},
+                      {"settings", OrderedJson::object()},
+                      {"ratios", OrderedJson::object()}};
+    for (std::size_t i = 0; i < pair.settings.size(); ++i)
+      entry["settings"][comparison.axes[i].pointer] = pair.settings[i];
+    for (std::size_t m = 0; m < compared_metrics.size(); ++m)
+      entry["ratios"][std::string(compared_metrics[m].name)] = ratio_json(pair.ratios[m]);
+    json["pairs"].push_back(std::move(entry));
+  }
+  for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
+    const RatioSummary& of = comparison.summary[m];
+    const OrderedJson interval =
+        of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
+    json["summary"][std::string(compared_metrics[m].name)] = {{"ratio", ratio_json(of.ratio)},
+                                                              {"pairs", of.pairs},
+                                                              {"wins", of.wins},
+                                                              {"losses", of.losses},
+                                                              {"interval", interval},
+                                                              {"sign_test", of.sign_test},
+                                                              {"within_noise", of.within_noise()}};
+  }
+  json["unpaired"] = comparison.unpaired;
+  json["not_done"] = comparison.not_done;
+  return json;
+}
+
+Limit parse_limit(std::string_view text) {
+  const auto trimmed = [](std::string_view part) {
+    const auto begin = std::min(part.find_first_not_of(' '), part.size());
+    part.remove_prefix(begin);
+    return std::string(part.substr(0, part.find_last_not_of(' ') + 1));
+  };
+  const auto sign = text.find_first_of("<>");
+  const std::string number = sign == text.npos ? "" : trimmed(text.substr(sign + 1));
+  char* end = nullptr;
+  const double bound = std::strtod(number.c_str(), &end);
+  if (number.empty() || *end != '\0' || !std::isfinite(bound)) {
+    throw ConfigError(
+        fmt::format("--fail-if \"{}\": expected METRIC < NUMBER or METRIC > NUMBER, e.g. "
+                    "\"total_token_throughput < 0.98\"",
+                    text));
+  }
+  const std::string name = trimmed(text.substr(0, sign));
+  std::vector<std::string_view> names;
+  for (const ComparedMetric& metric : compared_metrics) names.push_back(metric.name);
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
+    const std::string_view nearest = nearest_name(name, names);
+    throw ConfigError(fmt::format("--fail-if \"{}\": unknown metric \"{}\"; {}", text, name,
+                                  nearest.empty() ? "one of: " + join_names(names)
+                                                  : fmt::format("did you mean \"{}\"?", nearest)));
+  }
+  return {static_cast<std::size_t>(found - names.begin()), text[sign] == '<', bound};
+}
+
+std::optional<std::string> violation(const Comparison& comparison, const Limit& limit) {
+  const std::string_view name = compared_metrics[limit.metric].name;
+  const std::optional<double> ratio = comparison.summary[limit.metric].ratio;
+  if (!ratio) {
+    throw ConfigError(fmt::format(
+        "--fail-if: no pair has {}, so it cannot be judged; name another metric", name));
+  }
+  if (limit.below ? *ratio >= limit.bound : *ratio <= limit.bound) return std::nullopt;
+  return fmt::format("{}: candidate / baseline is {:.4f}, {} {} (geometric mean of {} pairs)", name,
+                     *ratio, limit.below ? "<" : ">", limit.bound,
+                     comparison.summary[limit.metric].pairs);
+}
+
+}  // namespace moesim

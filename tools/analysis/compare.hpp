@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tools/sweep/store.hpp"
+
+namespace moesim {
+
+/// A metric that comparisons give the ratio of.
+struct ComparedMetric {
+  std::string_view name;
+  std::string_view head;  ///< of its column in tables
+  std::string_view pointer;
+  bool more_is_better;
+};
+
+inline constexpr std::array<ComparedMetric, 8> compared_metrics{{
+    {"total_token_throughput", "tokens/s", "/metrics/total_token_throughput", true},
+    {"output_throughput", "output/s", "/metrics/output_throughput", true},
+    {"median_tpot_ms", "TPOT", "/metrics/median_tpot_ms", false},
+    {"median_ttft_ms", "TTFT", "/metrics/median_ttft_ms", false},
+    {"p99_ttft_ms", "p99 TTFT", "/metrics/p99_ttft_ms", false},
+    {"decode_step_ms", "step", "/steps/decode/mean_ms", false},
+    {"max_activated_mean", "activated", "/experts/by_step_kind/decode/max_activated_mean", false},
+    {"max_tokens_mean", "max tok.", "/experts/by_step_kind/decode/max_tokens_mean", false},
+}};
+
+/// One condition on a config: "/token_routing/decode=metro".
+struct Setting {
+  std::string pointer;  ///< into the config
+  Json value;
+};
+
+/// Reads "/ptr=value" or "/context/config/ptr=value"; the value is JSON, or a text where it is not.
+/// Throws ConfigError.
+Setting parse_setting(std::string_view text);
+
+/// The finished points of a sweep that match all settings, as compare() understands them. Throws
+/// ConfigError if there is none.
+StoredSweep points_with(const StoredSweep&, std::span<const Setting> settings);
+
+/// A baseline point and a candidate point that are equal in everything else.
+struct PointPair {
+  std::string baseline, candidate;  ///< config hashes
+  std::vector<Json> settings;       ///< what tells the pair from others, null where it has none
+  std::size_t point = 0;            ///< the same for pairs that differ in the seed alone
+  /// Candidate over baseline; nothing where one of them lacks the metric or the baseline is 0.
+  std::array<std::optional<double>, compared_metrics.size()> ratios;
+};
+
+struct RatioSummary {
+  std::optional<double> ratio;                  ///< geometric mean; nothing without pairs
+  std::size_t pairs = 0, wins = 0, losses = 0;  ///< of the candidate
+  /// Where 95 % of the means lie that other seeds would have given: bootstrap, the seeds of each
+  /// point drawn anew with replacement. Nothing unless every point has several seeds.
+  std::optional<std::pair<double, double>> interval;
+  /// How likely as unequal a count of wins and losses is where both are equally likely: two-sided
+  /// sign test. Ties are left out.
+  double sign_test = 1;
+  /// Whether the interval holds 1: the difference is no more than seeds make.
+  bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
+};
+
+/// P(a fair coin falls at least as unequally as `wins` to `losses`).
+double sign_test(std::size_t wins, std::size_t losses);
+
+struct Comparison {
+  std::vector<Axis> axes;  ///< of the pairs' settings
+  std::vector<PointPair> pairs;
+  std::array<RatioSummary, compared_metrics.size()> summary;
+  std::size_t unpaired = 0;  ///< done points of either side without one on the other
+  std::size_t not_done = 0;  ///< points of either side that have no report
+};
+
+/// Pairs the done points that match all settings of one side with those that match all of the other
+/// and are equal in everything else. Texts match a policy by its type ("metro" matches "metro" and
+/// {"type": "metro", ...}), and then its other options must be equal, too; an object on either side
+/// compares whole policies. A value that a config leaves out is the default of the resolved config.
+/// Throws ConfigError if there is no pair, or if a point has several partners.
+Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
+                   std::span<const Setting> candidate);
+
+/// Pairs and summary, for a terminal.
+std::string comparison_text(const Comparison&);
+/// {"pairs": [{"baseline", "candidate", "settings": {pointer: value}, "ratios": {metric: ratio}}],
+///  "summary": {metric: {"ratio", "pairs", "wins", "losses", "interval": [low, high] or null,
+///  "sign_test", "within_noise"}}, "unpaired", "not_done"}
+OrderedJson comparison_json(const Comparison&);
+
+/// What must not be: "total_token_throughput < 0.98", on the geometric mean of the ratios.
+struct Limit {
+  std::size_t metric = 0;  ///< of compared_metrics
+  bool below = true;       ///< '<', else '>'
+  double bound = 0;
+};
+
+/// Throws ConfigError if the text is not METRIC < NUMBER or METRIC > NUMBER.
+Limit parse_limit(std::string_view text);
+/// A line that says why, if the limit's condition holds. Throws ConfigError if no pair has the
+/// metric.
+std::optional<std::string> violation(const Comparison&, const Limit&);
+
+}  // namespace moesim

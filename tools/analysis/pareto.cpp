@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/analysis/pareto.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <tuple>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view config_prefix = "/context/config";
+
+const Json* value_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.report, pointer)) return value;
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  return find_value(point.report, std::string(config_prefix) + pointer);
+}
+
+// What a point was set to, though its report may have a section of the same name ("instances",
+// "pools"); else what the report says.
+const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  if (const Json* value = find_value(point.report, std::string(config_prefix) + pointer))
+    return value;
+  return find_value(point.report, pointer);
+}
+
+// Where a pointer that leads nowhere goes wrong: the last object it reaches, and what that holds.
+std::string what_would_be_right(const Json& report, const std::string& pointer) {
+  const Json* holder = &report;
+  std::string reached;
+  std::string missing;
+  std::size_t start = 1;
+  for (;;) {
+    const auto end = std::min(pointer.find('/', start), pointer.size());
+    missing = pointer.substr(start, end - start);
+    if (!holder->is_object() || !holder->contains(missing)) break;
+    holder = &holder->at(missing);
+    reached += '/';
+    reached += missing;
+    start = end + 1;
+  }
+  std::vector<std::string> keys;
+  if (holder->is_object()) {
+    for (const auto& item : holder->items()) keys.push_back(item.key());
+  }
+  if (keys.empty()) return fmt::format("\"{}\" holds no names", reached);
+  const std::vector<std::string_view> names(keys.begin(), keys.end());
+  const std::string_view nearest = nearest_name(missing, names);
+  if (!nearest.empty()) return fmt::format("did you mean \"{}/{}\"?", reached, nearest);
+  return fmt::format("\"{}/..\" has {}", reached, join_names(names));
+}
+
+void check_pointer(const std::vector<const StoredPoint*>& points, const std::string& pointer) {
+  if (!pointer.starts_with('/')) {
+    throw ConfigError(fmt::format(
+        "{}: expected a JSON pointer into the report, such as /metrics/median_tpot_ms", pointer));
+  }
+  const bool found = std::any_of(points.begin(), points.end(), [&](const StoredPoint* point) {
+    return value_of(*point, pointer) != nullptr;
+  });
+  if (found) return;
+  throw ConfigError(fmt::format("{}: no report has it; {}", pointer,
+                                what_would_be_right(points.front()->report, pointer)));
+}
+
+std::optional<double> number_at(const StoredPoint& point, const std::string& pointer) {
+  const Json* value = value_of(point, pointer);
+  if (value == nullptr || value->is_null()) return std::nullopt;
+  if (!value->is_number()) {
+    throw ConfigError(fmt::format("{}: a number is expected, a report has {}", pointer,
+                                  value->is_structured() ? "an object or a list" : value->dump()));
+  }
+  return value->get<double>();
+}
+
+std::vector<Json> values_at(const StoredPoint& point, const std::vector<std::string>& pointers) {
+  std::vector<Json> values;
+  for (const std::string& pointer : pointers) {
+    const Json* value = setting_of(point, pointer);
+    values.push_back(value == nullptr ? Json() : *value);
+  }
+  return values;
+}
+
+std::vector<std::string> names_of(const std::vector<Axis>& axes) {
+  std::vector<std::string> names;
+  for (const Axis& axis : axes) names.push_back(axis.name);
+  return names;
+}
+
+// To 40 of a double's 53 bits, one part in 10^12: what differs only by how a sum was rounded is
+// equal. The page (report/page.js) does the same.
+double without_rounding_errors(double number) {
+  int exponent = 0;
+  const double fraction = std::frexp(number, &exponent);
+  return std::ldexp(std::round(std::ldexp(fraction, 40)), exponent - 40);
+}
+
+// Marks the frontier of points of one group.
+void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
+  std::vector<std::pair<double, double>> places;
+  std::vector<ParetoPoint*> placed;
+  for (ParetoPoint& point : group) {
+    if (!point.x || !point.y) continue;
+    places.emplace_back(without_rounding_errors(*point.x),
+                        without_rounding_errors(least_y ? -*point.y : *point.y));
+    placed.push_back(&point);
+  }
+  const std::vector<bool> best = frontier(places);
+  for (std::size_t i = 0; i < placed.size(); ++i) placed[i]->on_frontier = best[i];
+}
+
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string cell = "\"";
+  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return cell + "\"";
+}
+
+std::string csv_cell(const Json& value) {
+  if (value.is_null()) return "";
+  return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+std::string csv_cell(const std::optional<double>& number) {
+  return number ? Json(*number).dump() : "";
+}
+
+}  // namespace
+
+std::vector<bool> frontier(std::span<const std::pair<double, double>> points) {
+  std::vector<std::size_t> order(points.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::tuple(points[a].first, -points[a].second) <
+           std::tuple(points[b].first, -points[b].second);
+  });
+  std::vector<bool> best(points.size());
+  const std::pair<double, double>* last = nullptr;  // the latest on the frontier: the highest y
+  for (const std::size_t i : order) {
+    best[i] = last == nullptr || points[i].second > last->second || points[i] == *last;
+    if (best[i]) last = &points[i];
+  }
+  return best;
+}
+
+Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
+  std::vector<const StoredPoint*> done;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status == PointStatus::done) done.push_back(&point);
+  }
+  if (done.empty()) {
+    throw ConfigError(fmt::format("the store has no finished point ({}); run its sweep again",
+                                  count_by_status(sweep.points)));
+  }
+  check_pointer(done, axes.x);
+  check_pointer(done, axes.y);
+  for (const std::string& pointer : axes.by) check_pointer(done, pointer);
+
+  std::vector<std::string> settings;
+  for (const Axis& axis : sweep.axes) {
+    const bool grouped = std::any_of(axes.by.begin(), axes.by.end(), [&](const std::string& by) {
+      return by == axis.pointer || by == std::string(config_prefix) + axis.pointer;
+    });
+    if (!grouped) settings.push_back(axis.pointer);
+  }
+  // Named together, so that no two columns have one name.
+  std::vector<std::string> columns = axes.by;
+  columns.insert(columns.end(), settings.begin(), settings.end());
+  columns.insert(columns.end(), {axes.x, axes.y});
+  const std::vector<std::string> names = names_of(named_axes(columns));
+  const auto first_setting = names.begin() + std::ssize(axes.by);
+  Pareto result{{names.begin(), first_setting},
+                {first_setting, names.end() - 2},
+                names[names.size() - 2],
+                names.back(),
+                axes.least_y,
+                {}};
+  for (const StoredPoint* point : done) {
+    result.points.push_back({point->config_hash, values_at(*point, axes.by),
+                             values_at(*point, settings), number_at(*point, axes.x),
+                             number_at(*point, axes.y)});
+  }
+  // By group, then x; points without x last.
+  const auto key = [&](const ParetoPoint& point) {
+    return std::tuple(point.group, point.x.value_or(std::numeric_limits<double>::infinity()),
+                      (axes.least_y ? 1 : -1) * point.y.value_or(0));
+  };
+  std::stable_sort(result.points.begin(), result.points.end(),
+                   [&](const ParetoPoint& a, const ParetoPoint& b) { return key(a) < key(b); });
+  for (auto begin = result.points.begin(); begin != result.points.end();) {
+    const auto end = std::find_if(begin, result.points.end(), [&](const ParetoPoint& point) {
+      return point.group != begin->group;
+    });
+    mark_frontier({begin, end}, axes.least_y);
+    begin = end;
+  }
+  return result;
+}
+
+std::string group_text(const Pareto& pareto, const ParetoPoint& point) {
+  std::string text;
+  for (std::size_t i = 0; i < point.group.size(); ++i) {
+    const Json& value = point.group[i];
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", pareto.group_names[i],
+                        value.is_null() ? "-" : setting_text(value));
+  }
+  return text.empty() ? "all points" : text;
+}
+
+std::vector<std::span<const ParetoPoint>> groups_of(const Pareto& pareto) {
+  std::vector<std::span<const ParetoPoint>> groups;
+  for (auto begin = pareto.points.begin(); begin != pareto.points.end();) {
+    const auto end = std::find_if(begin, pareto.points.end(), [&](const ParetoPoint& point) {
+      return point.group != begin->group;
+    });
+    groups.emplace_back(begin, end);
+    begin = end;
+  }
+  return groups;
+}
+
+std::string pareto_text(const Pareto& pareto) {
+  std::vector<std::string> head = pareto.group_names;
+  head.insert(head.end(), pareto.setting_names.begin(), pareto.setting_names.end());
+  const std::size_t settings = head.size();
+  head.insert(head.end(), {pareto.x_name, pareto.y_name});
+  std::vector<std::vector<std::string>> rows;
+  for (const ParetoPoint& point : pareto.points) {
+    if (!point.on_frontier) continue;
+    auto& row = rows.emplace_back();
+    for (const auto* values : {&point.group, &point.settings}) {
+      for (const Json& value : *values) row.push_back(value.is_null() ? "-" : setting_text(value));
+    }
+    row.push_back(number_text(*point.x));
+    row.push_back(number_text(*point.y));
+  }
+  const std::size_t shown = rows.size();
+  return fmt::format("{}\n{} of {} points are on a frontier (least {}, {} {})\n",
+                     narrow_table(std::move(head), std::move(rows), settings), shown,
+                     pareto.points.size(), pareto.x_name, pareto.least_y ? "least" : "most",
+                     pareto.y_name);
+}
+
+std::string pareto_csv(const Pareto& pareto) {
+  std::string csv = "config_hash";
+  for (const auto* names : {&pareto.group_names, &pareto.setting_names}) {
+    for (const std::string& name : *names) csv.append(1, ',').append(csv_cell(name));
+  }
+  csv += fmt::format(",{},{},on_frontier\n", csv_cell(pareto.x_name), csv_cell(pareto.y_name));
+  for (const ParetoPoint& point : pareto.points) {
+    csv += point.config_hash;
+    for (const auto* values : {&point.group, &point.settings}) {
+      for (const Json& value : *values) csv.append(1, ',').append(csv_cell(value));
+    }
+    csv +=
+        fmt::format(",{},{},{}\n", csv_cell(point.x), csv_cell(point.y), point.on_frontier ? 1 : 0);
+  }
+  return csv;
+}
+
+}  // namespace moesim

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/sweep/store.hpp"
+
+namespace moesim {
+
+/// Which (x, y) no other point dominates: none has a smaller or equal x and a larger or equal y,
+/// one of them strictly. Equal points stand together on the frontier or not at all.
+std::vector<bool> frontier(std::span<const std::pair<double, double>> points);
+
+/// What a frontier is drawn of. Pointers lead into the report ("/metrics/..",
+/// "/context/config/.."), or, where that has none, into the config ("/token_routing/decode").
+struct ParetoAxes {
+  std::string x = "/metrics/median_tpot_ms";        ///< to minimise
+  std::string y = "/metrics/tokens_per_s_per_gpu";  ///< to maximise, unless ...
+  bool least_y = false;                             ///< ... it is to be minimised: a cost
+  std::vector<std::string> by = {};                 ///< a frontier for each of their values
+};
+
+struct ParetoPoint {
+  std::string config_hash;
+  std::vector<Json> group;     ///< values of `by`, null where a point has none
+  std::vector<Json> settings;  ///< values of the other axes that vary, null where a point has none
+  std::optional<double> x, y;  ///< nothing where the report has null, e.g. a TPOT of no request
+  bool on_frontier = false;    ///< of its group
+};
+
+/// Every done point of a store, sorted by group and x.
+struct Pareto {
+  std::vector<std::string> group_names, setting_names;
+  std::string x_name, y_name;
+  bool least_y = false;
+  std::vector<ParetoPoint> points;
+};
+
+/// Throws ConfigError if the store has no done point, or a pointer is found in none of them.
+Pareto pareto(const StoredSweep&, const ParetoAxes&);
+
+/// "replication=1.5, decode=metro", or "all points".
+std::string group_text(const Pareto&, const ParetoPoint&);
+/// Its points, group after group.
+std::vector<std::span<const ParetoPoint>> groups_of(const Pareto&);
+
+/// The points on the frontiers, for a terminal.
+std::string pareto_text(const Pareto&);
+/// All points: config_hash, group and settings, x and y under their names, on_frontier (0 or 1).
+std::string pareto_csv(const Pareto&);
+
+}  // namespace moesim

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
+#include <spdlog/spdlog.h>
+
+#include "tools/analysis/compare.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr int exit_limit_not_met = 3;
+
+struct Options {
+  std::string store;
+  std::vector<std::string> baseline, candidate, fail_if;
+  bool json = false;
+};
+
+std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
+  std::vector<Setting> settings;
+  for (const std::string& text : texts) settings.push_back(parse_setting(text));
+  return settings;
+}
+
+int run(const Options& options) {
+  std::vector<Limit> limits;
+  for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
+  const std::vector<Setting> baseline = parse_settings(options.baseline);
+  const std::vector<Setting> candidate = parse_settings(options.candidate);
+  const Comparison result = compare(Store::open(options.store).read(), baseline, candidate);
+  print(options.json ? comparison_json(result).dump(1) + "\n" : comparison_text(result));
+  int code = 0;
+  for (const Limit& limit : limits) {
+    if (const auto why = violation(result, limit)) {
+      spdlog::error("{}", *why);
+      code = exit_limit_not_met;
+    }
+  }
+  return code;
+}
+
+constexpr std::string_view footer =
+    R"(Pointers lead into the config (a leading /context/config may stay). Points are paired that have the
+one and the other setting and are equal in everything else, seeds included. A text matches a policy
+by its type, its other options must then be equal; an object compares whole policies.
+
+Where a token routing needs another dispatch than the baseline's (metro needs to see the whole
+group's choices), either sweep both under one dispatch, or name what differs on both sides:
+  --baseline  /token_routing/decode=even  --baseline  /dispatch/decode=all_to_all
+  --candidate /token_routing/decode=metro --candidate /dispatch/decode=ids_all_gather)";
+
+}  // namespace
+
+Action setup_compare(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
+      ->required()
+      ->allow_extra_args(false);
+  command.add_option("--candidate", options->candidate, "/pointer=value; repeatable")
+      ->required()
+      ->allow_extra_args(false);
+  command
+      .add_option("--fail-if", options->fail_if,
+                  "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable")
+      ->allow_extra_args(false);
+  command.add_flag("--json", options->json, "print JSON instead of tables");
+  command.footer(std::string(footer));
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <memory>
+
+#include <unistd.h>
+
+#include "tools/analysis/pareto.hpp"
+#include "tools/analysis/pareto_gain.hpp"
+#include "tools/analysis/pareto_plot.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  std::string store, csv, plot;
+  ParetoAxes axes;
+  std::vector<std::string> baseline, candidate;
+  std::vector<double> at;
+};
+
+std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
+  std::vector<Setting> settings;
+  for (const std::string& text : texts) settings.push_back(parse_setting(text));
+  return settings;
+}
+
+// What is compared has frontiers of its own.
+void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
+  for (const Setting& setting : settings) {
+    if (std::find(axes.by.begin(), axes.by.end(), setting.pointer) == axes.by.end())
+      axes.by.push_back(setting.pointer);
+  }
+}
+
+int run(const Options& options) {
+  const StoredSweep sweep = Store::open(options.store).read();
+  const std::vector<Setting> baseline = parse_settings(options.baseline);
+  const std::vector<Setting> candidate = parse_settings(options.candidate);
+  ParetoAxes axes = options.axes;
+  add_compared(axes, baseline);
+  const Pareto result = pareto(sweep, axes);
+  std::string text = pareto_text(result);
+  if (!baseline.empty())
+    text += "\n" + gain_text(pareto_gain(sweep, axes, baseline, candidate, options.at));
+  if (!options.csv.empty()) write_file(options.csv, pareto_csv(result));
+  if (!options.plot.empty()) plot_pareto(result, options.plot);
+  if (::isatty(STDOUT_FILENO) != 0) print(plot_text(result));
+  print(text);
+  return 0;
+}
+
+constexpr std::string_view footer =
+    R"(Pointers lead into the report (/metrics/.., /context/config/..) or the config
+(/token_routing/decode). With --baseline and --candidate a table says what the one frontier has over
+the other at equal x, for each group of --by: "step" takes the best evaluated point that meets x,
+"interpolated" the straight line between two. A terminal gets a plot in letters, too.)";
+
+}  // namespace
+
+Action setup_pareto(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("--x", options->axes.x, "to minimise; a pointer into the report")
+      ->capture_default_str();
+  command.add_option("--y", options->axes.y, "to maximise; a pointer into the report")
+      ->capture_default_str();
+  command.add_flag("--least-y", options->axes.least_y, "minimise y, too, e.g. a cost");
+  command.add_option("--by", options->axes.by, "a frontier for each value of this; repeatable")
+      ->allow_extra_args(false);
+  command.add_option("--csv", options->csv, "write all finished points, with column on_frontier");
+  command.add_option("--plot", options->plot, "draw them: .svg, .png or .pdf (gnuplot)");
+  CLI::Option* baseline =
+      command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
+          ->allow_extra_args(false);
+  CLI::Option* candidate = command
+                               .add_option("--candidate", options->candidate,
+                                           "/pointer=value; its gain over the baseline; repeatable")
+                               ->allow_extra_args(false)
+                               ->needs(baseline);
+  baseline->needs(candidate);
+  command.add_option("--at", options->at, "values of x to give the gain at: 10,20,50")
+      ->delimiter(',')
+      ->needs(baseline);
+  command.footer(std::string(footer));
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "hardware/config.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+std::span<const Verb> verbs() {
+  static constexpr std::array table{
+      Verb{"run", "simulate one experiment", setup_run},
+      Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
+      Verb{"merge", "the shards of a sweep into one store", setup_merge},
+      Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
+      Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
+      Verb{"report", "one HTML page of a store that opens offline", setup_report},
+      Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
+      Verb{"tune", "the best point of a sweep under an SLO, without running all", setup_tune},
+      Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
+           setup_replay},
+      Verb{"place", "make an expert placement from observed loads", setup_place},
+      Verb{"route", "one token-routing decision, explained", setup_route},
+      Verb{"explain", "one forward step, operation by operation", setup_explain},
+      Verb{"trace", "look at, check or generate routing traces", setup_trace},
+      Verb{"list", "what can be chosen, with a line on each", setup_list},
+      Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",
+           setup_keys},
+      Verb{"check", "read an experiment and everything it names, and say what is wrong",
+           setup_check},
+      Verb{"validate", "predicted beside measured, with the error of every category",
+           setup_validate},
+      Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
+      Verb{"reproduce", "published figures beside simulated ones, with the verdict",
+           setup_reproduce}};
+  return table;
+}
+
+namespace {
+
+int main_with_errors(int argc, char** argv) {
+  CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "moesim 0.1.0");
+  Action action;
+  for (const Verb& verb : verbs()) {
+    CLI::App* command = app.add_subcommand(std::string(verb.name), std::string(verb.summary));
+    command->callback([&action, run = verb.setup(*command)] { action = run; });
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
+    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", error.what(), verb);
+    return 2;
+  }
+  return action();
+}
+
+}  // namespace
+
+}  // namespace moesim
+
+int main(int argc, char** argv) {
+  // stdout is for results; everything else goes to stderr.
+  spdlog::set_default_logger(spdlog::stderr_color_mt("moesim"));
+  spdlog::set_pattern("%^%l%$: %v");
+  try {
+    const int code = moesim::main_with_errors(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      fmt::print(stderr, "moesim: the results could not be written to stdout; is the disk full?\n");
+      return 1;
+    }
+    return code;
+  } catch (const moesim::ConfigError& error) {
+    fmt::print(stderr, "moesim: {}\n", error.what());
+    return 2;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "moesim: not enough memory for an input or a run of this size\n");
+    return 1;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "moesim: internal error: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/output.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace moesim {
+
+namespace {
+
+[[noreturn]] void cannot_write(const std::filesystem::path& file, std::string_view why) {
+  throw ConfigError(fmt::format("{}: cannot be written ({}); name a file in a writable folder",
+                                file.string(), why));
+}
+
+// What a link names: renaming onto the link would replace it.
+std::filesystem::path through_link(const std::filesystem::path& file) {
+  std::error_code error;
+  std::filesystem::path target = std::filesystem::canonical(file, error);
+  return error ? file : target;
+}
+
+}  // namespace
+
+void require_writable(const std::filesystem::path& file) {
+  if (file.empty()) return;
+  std::error_code error;
+  const auto status = std::filesystem::status(file, error);
+  if (error && error != std::errc::no_such_file_or_directory) cannot_write(file, error.message());
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    cannot_write(file, "it is not a regular file");
+  }
+  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+std::string wrapped(std::string_view text, std::size_t columns, std::size_t indent) {
+  // Leading spaces stay: they are the first line's own indentation.
+  std::size_t used = std::min(text.find_first_not_of(' '), text.size());
+  std::string lines(text.substr(0, used));
+  text.remove_prefix(used);
+  for (bool first = true; !text.empty(); first = false) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    const std::string_view word = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const bool breaks = !first && used + 1 + word.size() > columns;
+    if (breaks) {
+      lines += '\n' + std::string(indent, ' ');
+      used = indent;
+    } else if (!first) {
+      lines += ' ';
+      ++used;
+    }
+    lines += word;
+    used += word.size();
+  }
+  return lines;
+}
+
+OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
+  require_writable(file);
+  temporary_ = through_link(file);
+  temporary_ += fmt::format(".{}.tmp", ::getpid());
+  stream_.open(temporary_, std::ios::binary | std::ios::trunc);
+}
+
+OutputFile::~OutputFile() {
+  std::error_code error;
+  if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+}
+
+void OutputFile::write(std::string_view text) {
+  stream_.write(text.data(), static_cast<std::streamsize>(text.size()));
+}
+
+void OutputFile::commit() {
+  stream_.close();
+  if (!stream_) cannot_write(named_, std::strerror(errno));
+  std::error_code error;
+  std::filesystem::rename(temporary_, through_link(named_), error);
+  if (error) cannot_write(named_, error.message());
+  temporary_.clear();
+}
+
+void write_file(const std::filesystem::path& named, std::string_view content) {
+  OutputFile file(named);
+  file.write(content);
+  file.commit();
+}
+
+void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+
+}  // namespace moesim

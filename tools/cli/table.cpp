@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/table.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "hardware/units.hpp"
+
+namespace moesim {
+
+namespace {
+
+bool numeric(const std::string& cell) {
+  if (cell.empty() || cell == "-") return true;
+  char* end = nullptr;
+  std::strtod(cell.c_str(), &end);
+  // "1.5x" and "+3.1 %" are numbers to a reader.
+  return end != cell.c_str() && cell.size() - static_cast<std::size_t>(end - cell.c_str()) <= 2;
+}
+
+// Columns, not bytes: UTF-8 continuation bytes take none.
+std::size_t width(const std::string& cell) {
+  return static_cast<std::size_t>(std::count_if(cell.begin(), cell.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
+}
+
+}  // namespace
+
+Table::Table(std::vector<std::string> head) { rows_.push_back(std::move(head)); }
+
+void Table::add(std::vector<std::string> row) {
+  check(row.size() == rows_.front().size(),
+        "a table row has another number of cells than its head");
+  rows_.push_back(std::move(row));
+}
+
+std::string Table::text() const {
+  const std::size_t columns = rows_.front().size();
+  std::vector<std::size_t> widths(columns);
+  std::vector<bool> right(columns, rows_.size() > 1);
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    for (std::size_t c = 0; c < columns; ++c) {
+      widths[c] = std::max(widths[c], width(rows_[r][c]));
+      if (r > 0 && !numeric(rows_[r][c])) right[c] = false;
+    }
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (std::size_t c = 0; c < columns; ++c) {
+      const std::string padding(widths[c] - width(row[c]), ' ');
+      if (c > 0) line += "  ";
+      line += right[c] ? padding + row[c] : row[c] + padding;
+    }
+    while (line.ends_with(' ')) line.pop_back();
+    text += line + '\n';
+  }
+  return text;
+}
+
+}  // namespace moesim

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/config/config_keys.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "sim/experiment/experiment.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/sweep/sweep.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::string range_text(Range range) {
+  const bool bounded = range.max < 1e9;  // beyond, a bound is there for arithmetic alone
+  if (bounded) return fmt::format(" {}..{}", range.min, range.max);
+  return std::isfinite(range.min) ? fmt::format(" >= {}", range.min) : "";
+}
+
+std::string form_text(const Form& form) {
+  using Kind = Form::Kind;
+  std::string text;
+  switch (form.kind) {
+    case Kind::number: text = "number" + range_text(form.range); break;
+    case Kind::integer: text = "integer" + range_text(form.range); break;
+    case Kind::flag: text = "true | false"; break;
+    case Kind::text: text = "text"; break;
+    case Kind::file: text = "file"; break;
+    case Kind::bytes: text = "bytes: \"80 GB\""; break;
+    case Kind::bytes_per_second: text = "rate: \"3.35 TB/s\""; break;
+    case Kind::flops_per_second: text = "rate: \"989 TFLOP/s\""; break;
+    case Kind::per_second: text = "rate: \"12 /s\""; break;
+    case Kind::time: text = "time: \"50 ms\""; break;
+    case Kind::choice: text = fmt::format("{}", fmt::join(form.names, " | ")); break;
+    case Kind::list: text = fmt::format("list of {}", form_text(*form.element)); break;
+    case Kind::object: text = form.bare ? "its type | object" : "object"; break;
+    case Kind::policy: text = fmt::format("a policy of {}", form.registry); break;
+    case Kind::foreign: text = fmt::format("object with {}", fmt::join(form.names, " or ")); break;
+    case Kind::any: text = "any JSON"; break;
+  }
+  return form.or_else == nullptr ? text : text + " | " + form_text(*form.or_else);
+}
+
+std::string standard_text(const Standard& standard) {
+  switch (standard.kind) {
+    case Standard::Kind::required: return "required";
+    case Standard::Kind::literal: return fmt::format("default {}", standard.text);
+    case Standard::Kind::words: return fmt::format("else {}", standard.text);
+  }
+  return "";
+}
+
+// "name   what may stand there; default: meaning", and the keys below it, of each table once.
+std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTable>& shown) {
+  std::string text;
+  for (const Key& key : keys) {
+    std::string name(key.name);
+    if (name == "*") name = key.registry.empty() ? "NAME" : "POLICY";
+    if (name == "/*") name = "/JSON/POINTER";
+    std::string meaning(key.meaning);
+    if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
+    if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
+    text += wrapped(fmt::format("{:{}}{:<{}} {}; {}: {}", "", 2 * depth, name, 30 - 2 * depth,
+                                form_text(key.form), standard_text(key.standard), meaning),
+                    100, 33) +
+            '\n';
+    for (const Form* form = &key.form; form != nullptr; form = form->or_else) {
+      const Form& inner = form->kind == Form::Kind::list ? *form->element : *form;
+      // A pool's keys are the experiment's own.
+      if (inner.keys == nullptr || inner.partial || std::ranges::count(shown, inner.keys) > 0)
+        continue;
+      if (inner.keys != no_keys) shown.push_back(inner.keys);
+      text += tree(inner.keys(), depth + 1, shown);
+    }
+  }
+  return text;
+}
+
+std::string policies_text(std::string_view registry, const std::vector<PolicyRow>& rows) {
+  std::string text = fmt::format("policies of {}\n", registry);
+  for (const PolicyRow& row : rows) {
+    text += wrapped(fmt::format("  {:<28} {}", row.name, row.summary), 100, 33) + '\n';
+    std::vector<KeyTable> shown;
+    text += tree(row.keys(), 2, shown);
+  }
+  return text + '\n';
+}
+
+}  // namespace
+
+std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
+  std::string text, trees;
+  std::vector<std::string_view> names;
+  for (const Key& key : experiment_keys()) {
+    names.push_back(key.name);
+    std::vector<KeyTable> shown;
+    if (wanted.empty() || wanted == key.name) trees += tree({&key, 1}, 0, shown);
+  }
+  if (!trees.empty()) text += trees + '\n';
+  for (const auto& [registry, rows] : policies) {
+    names.push_back(registry);
+    if (wanted.empty() || wanted == registry) text += policies_text(registry, rows);
+  }
+  names.push_back("sweep");
+  if (wanted.empty() || wanted == "sweep") {
+    std::vector<KeyTable> shown;
+    text += "a sweep's file\n" + tree(sweep_keys(), 1, shown) + '\n';
+  }
+  if (text.empty()) {
+    throw ConfigError(fmt::format("keys: there is no key and no extension point \"{}\"; one of: {}",
+                                  wanted, join_names(names)));
+  }
+  text.pop_back();
+  return text;
+}
+
+}  // namespace moesim

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/policies.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/config/config_keys.hpp"
+
+namespace moesim {
+
+Action setup_keys(CLI::App& command) {
+  struct Options {
+    std::string wanted;
+    bool schema = false;
+  };
+  const auto options = std::make_shared<Options>();
+  command.add_option("NAME", options->wanted,
+                     "one key of an experiment, one extension point, or sweep (default: all)");
+  command.add_flag("--schema", options->schema,
+                   "a JSON Schema of experiments instead, for editors; of sweeps if NAME is sweep");
+  return [options] {
+    const PolicyRows policies = Policies().rows();
+    const std::string& wanted = options->wanted;
+    if (!options->schema) {
+      print(keys_text(policies, wanted));
+      return 0;
+    }
+    if (!wanted.empty() && wanted != "sweep") {
+      throw ConfigError("keys: --schema is of a whole file: give no NAME, or sweep");
+    }
+    print((wanted.empty() ? experiment_schema(policies) : sweep_schema(policies)).dump(1) + "\n");
+    return 0;
+  };
+}
+
+}  // namespace moesim

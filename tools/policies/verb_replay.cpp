@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "sim/replay/replay.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/policy_options.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  std::string trace;
+  std::vector<std::string> placements{"eplb"};
+  std::vector<std::string> routings{"even", "metro", "optimal"};
+  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory;
+  ReplayConfig config;
+  bool json = false;
+};
+
+std::vector<ConfigNode> policies(const std::vector<std::string>& names, const char* flag) {
+  std::vector<ConfigNode> nodes;
+  for (const std::string& name : names) nodes.push_back(policy_node(name, flag));
+  return nodes;
+}
+
+std::string to_text(const std::vector<ReplayRow>& rows) {
+  const bool drops =
+      std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
+  const bool misses = !rows.empty() && rows.front().hit_rate;
+  std::vector<std::string> columns({"placement", "replicas", "batch", "routing", "slots", "tokens",
+                                    "time", "vs optimal", "vs even", "inversions"});
+  if (drops) columns.push_back("dropped");
+  if (misses) columns.push_back("in HBM");
+  Table table(columns);
+  for (const ReplayRow& row : rows) {
+    std::vector<std::string> cells(
+        {row.placement, fmt::format("{:.4g}x", row.replication_effective),
+         row.tokens_per_request > 1
+             ? fmt::format("{} ({:.1f} each)", row.batch, row.tokens_per_request)
+             : fmt::format("{}", row.batch),
+         row.routing, fmt::format("{:.3f}", row.max_activated_mean),
+         fmt::format("{:.2f}", row.max_tokens_mean), fmt::format("{:.3f}", row.time_mean),
+         fmt::format("{:.4f}", row.activated_vs_optimal),
+         fmt::format("{:.4f}", row.activated_vs_even),
+         fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
+    if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
+    if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
+    table.add(cells);
+  }
+  return table.text() +
+         "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; time: "
+         "of "
+         "the slowest\nGPU, max(weight time * slots, token time * tokens); vs: slots; inversions: "
+         "layers of batches where a\nrouting activates more than the even split; each: tokens per "
+         "request\n";
+}
+
+}  // namespace
+
+Action setup_replay(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  ReplayConfig& config = options->config;
+  config.replications = {1.0};
+  config.batches = {32};
+  config.seed = 1;
+  command.add_option("--trace", options->trace, "routing trace, a directory")->required();
+  command.add_option("--gpus", config.gpus, "expert-parallel ranks")
+      ->required()
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--placement", options->placements,
+                  "policies, comma-separated, with options as name:key=value (eplb)")
+      ->delimiter(',');
+  command.add_option("--replication", config.replications, "slots per expert (1.0)")
+      ->delimiter(',');
+  command
+      .add_option("--routing", options->routings,
+                  "the same for routing policies (even,metro,optimal)")
+      ->delimiter(',');
+  command.add_option("--batch", config.batches, "tokens per batch (32)")->delimiter(',');
+  command
+      .add_option("--sample", options->sample,
+                  "distinct: one token of each of B requests; consecutive: B tokens of one; "
+                  "several: distinct, but more tokens of each where B is larger")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(replay_sample_names.begin(), replay_sample_names.end())));
+  command
+      .add_option("--fit", options->fit,
+                  "placement fitted on the whole trace (self) or on even requests, scored on odd "
+                  "ones (half)")
+      ->check(CLI::IsMember(
+          std::vector<std::string>(replay_fit_names.begin(), replay_fit_names.end())));
+  command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::PositiveNumber);
+  command
+      .add_option("--weight-time", config.time.weight_time,
+                  "time to read one slot's weights, in any unit (1)")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--token-time", config.time.token_time,
+                  "time to compute one token, in the same unit (1/206: bf16 on an H200)")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--capacity", options->capacity,
+                     "what an expert takes: drop:factor=1.25 (dropless)");
+  command.add_option("--expert-memory", options->expert_memory,
+                     "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
+  command.add_option("--seed", config.seed, "of the sampled batches (1)");
+  command.add_flag("--json", options->json, "print JSON instead of a table");
+  return [options] {
+    ReplayConfig asked = options->config;
+    asked.placements = policies(options->placements, "--placement");
+    asked.routings = policies(options->routings, "--routing");
+    asked.capacity = policy_node(options->capacity, "--capacity");
+    if (!options->expert_memory.empty()) {
+      asked.expert_memory = policy_node(options->expert_memory, "--expert-memory");
+    }
+    const auto sample =
+        std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
+    asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
+    asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
+    const std::vector<ReplayRow> rows = replay(RoutingTrace::open(options->trace), asked);
+    print(options->json ? to_json(rows).dump(1) + "\n" : to_text(rows));
+    return 0;
+  };
+}
+
+}  // namespace moesim

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include <fmt/format.h>
+
+#include "hardware/parse_json.hpp"
+#include "models/moe_model.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/verbs.hpp"
+#include "traces/gating/gating.hpp"
+#include "traces/trace_statistics.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::array batches{1, 4, 8, 16, 32, 64, 128, 256};
+constexpr std::array imbalance_batches{8, 64, 256, 1024};
+constexpr std::array expert_ranks{2, 4, 8, 16};
+constexpr std::array lags{1, 2, 8, 32, 128};
+
+struct Info {
+  RoutingTrace trace;
+  PopularitySkew skew;
+  std::vector<DistinctExperts> distinct;
+  std::vector<RankImbalance> imbalance;
+  TokenOverlap overlap;
+  std::optional<LayerPredictability> layers;
+};
+
+Info look_at(const std::string& directory, std::uint64_t seed) {
+  RoutingTrace trace = RoutingTrace::open(directory);
+  trace.check_ids();
+  Info info{trace,
+            popularity_skew(trace.expert_counts(), trace.num_experts()),
+            distinct_experts(trace, batches, seed),
+            rank_imbalance(trace, expert_ranks, imbalance_batches, seed),
+            token_overlap(trace, lags, seed),
+            layer_predictability(trace, seed)};
+  return info;
+}
+
+OrderedJson to_json(const LayerSpread& spread) {
+  return {{"mean", spread.mean}, {"min", spread.min}, {"max", spread.max}};
+}
+
+template <class T>
+OrderedJson or_null(const std::optional<T>& value) {
+  if (!value) return nullptr;
+  if constexpr (std::is_same_v<T, LayerSpread>) {
+    return to_json(*value);
+  } else {
+    return *value;
+  }
+}
+
+OrderedJson to_json(const Info& info) {
+  const TraceMeta& meta = info.trace.meta();
+  OrderedJson json{{"model", meta.model},
+                   {"source", meta.source},
+                   {"synthetic", meta.synthetic},
+                   {"tokens", info.trace.tokens()},
+                   {"layers", info.trace.layers()},
+                   {"num_experts", meta.num_experts},
+                   {"experts_per_token", meta.experts_per_token},
+                   {"phases", meta.phases},
+                   {"requests", info.trace.requests().size()},
+                   {"workloads", std::vector<std::string>(info.trace.workloads().begin(),
+                                                          info.trace.workloads().end())}};
+  json["skew"] = {{"max_over_mean", to_json(info.skew.max_over_mean)},
+                  {"min_over_mean", to_json(info.skew.min_over_mean)},
+                  {"cv", to_json(info.skew.variation)},
+                  {"top_12.5_percent_share", to_json(info.skew.top_eighth_share)},
+                  {"gini", to_json(info.skew.gini)}};
+  for (const DistinctExperts& d : info.distinct) {
+    json["distinct_experts"].push_back({{"batch", d.batch},
+                                        {"decode", d.decode},
+                                        {"independent", d.independent},
+                                        {"uniform", d.uniform},
+                                        {"chunk", or_null(d.chunk)}});
+  }
+  for (const RankImbalance& i : info.imbalance) {
+    json["rank_imbalance"].push_back(
+        {{"ranks", i.ranks}, {"batch", i.batch}, {"max_over_mean", i.max_over_mean}});
+  }
+  OrderedJson& overlap = json["token_overlap"];
+  for (const TokenOverlap::Lag& lag : info.overlap.lags) {
+    overlap["lags"].push_back({{"lag", lag.tokens}, {"share", or_null(lag.share)}});
+  }
+  overlap["same_request"] = or_null(info.overlap.same_request);
+  overlap["different_requests"] = or_null(info.overlap.different_requests);
+  overlap["independent"] = info.overlap.independent;
+  overlap["uniform"] = info.overlap.uniform;
+  if (info.layers) {
+    json["next_layer"] = {{"recall_k", to_json(info.layers->recall_k)},
+                          {"recall_2k", to_json(info.layers->recall_2k)},
+                          {"popularity_recall_k", info.layers->popularity_recall_k}};
+  }
+  return json;
+}
+
+std::string to_text(const Info& info) {
+  const TraceMeta& meta = info.trace.meta();
+  std::string phases;
+  for (const std::string& phase : meta.phases) phases += (phases.empty() ? "" : " + ") + phase;
+  std::string text = fmt::format(
+      "{}{}: {} tokens of {} requests ({}), {} workloads\n{} MoE layers, top-{} of {} "
+      "experts\n{}\n\n",
+      meta.model, meta.synthetic ? " (synthetic)" : "", info.trace.tokens(),
+      info.trace.requests().size(), phases, info.trace.workloads().size(), info.trace.layers(),
+      meta.experts_per_token, meta.num_experts, wrapped("source: " + meta.source, 100, 8));
+
+  Table skew({"skew over experts", "mean over layers", "min", "max"});
+  const auto add_skew = [&](const std::string& name, const LayerSpread& spread) {
+    skew.add({name, fmt::format("{:.3f}", spread.mean), fmt::format("{:.3f}", spread.min),
+              fmt::format("{:.3f}", spread.max)});
+  };
+  add_skew("hottest/mean", info.skew.max_over_mean);
+  add_skew("coldest/mean", info.skew.min_over_mean);
+  add_skew("coefficient of variation", info.skew.variation);
+  add_skew("share of top 12.5 %", info.skew.top_eighth_share);
+  add_skew("Gini", info.skew.gini);
+  text += skew.text() + "\n";
+
+  Table distinct(
+      {"batch", "distinct experts: decode", "independent", "uniform", "chunk of one request"});
+  for (const DistinctExperts& d : info.distinct) {
+    distinct.add({fmt::format("{}", d.batch), fmt::format("{:.1f}", d.decode),
+                  fmt::format("{:.1f}", d.independent), fmt::format("{:.1f}", d.uniform),
+                  d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-"});
+  }
+  text += distinct.text() + "\n";
+
+  std::vector<std::string> head{"busiest/mean rank, decode batch"};
+  for (const int batch : imbalance_batches) head.push_back(fmt::format("{}", batch));
+  Table imbalance(head);
+  for (const int ranks : expert_ranks) {
+    std::vector<std::string> row{fmt::format("EP{}", ranks)};
+    for (const RankImbalance& i : info.imbalance) {
+      if (i.ranks == ranks) row.push_back(fmt::format("{:.2f}", i.max_over_mean));
+    }
+    if (row.size() == head.size()) imbalance.add(row);
+  }
+  text += imbalance.text() + "\n";
+
+  Table overlap({"experts two tokens share", "share of k"});
+  for (const TokenOverlap::Lag& lag : info.overlap.lags) {
+    overlap.add({fmt::format("one request, {} apart", lag.tokens),
+                 lag.share ? fmt::format("{:.3f}", lag.share->mean) : "-"});
+  }
+  const auto add_overlap = [&](const std::string& name, const std::optional<double>& share) {
+    overlap.add({name, share ? fmt::format("{:.3f}", *share) : "-"});
+  };
+  add_overlap("one request, random", info.overlap.same_request);
+  add_overlap("different requests", info.overlap.different_requests);
+  add_overlap("independent draws by popularity", info.overlap.independent);
+  add_overlap("uniform", info.overlap.uniform);
+  text += overlap.text();
+  if (info.layers) {
+    text += "\n" +
+            wrapped(fmt::format(
+                "the next layer's experts, guessed from this one's: recall@k {:.2f} "
+                "[{:.2f}..{:.2f}], recall@2k {:.2f} (by popularity alone {:.2f})",
+                info.layers->recall_k.mean, info.layers->recall_k.min, info.layers->recall_k.max,
+                info.layers->recall_2k.mean, info.layers->popularity_recall_k)) +
+            "\n";
+  }
+  return text;
+}
+
+struct InfoOptions {
+  std::string directory;
+  std::uint64_t seed = 1;
+  bool json = false;
+};
+
+struct GenerateOptions {
+  std::string model, gating, output;
+  std::uint64_t seed = 1;
+};
+
+void generate(const GenerateOptions& options) {
+  const MoeModel model = read_model(ConfigNode::from_file(options.model));
+  std::error_code nowhere;
+  if (!std::filesystem::is_empty(options.output, nowhere) && !nowhere)
+    throw ConfigError(fmt::format("{}: exists already; name a new directory", options.output));
+  const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
+  const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
+  write_trace(trace, options.output);
+  print(fmt::format("{}: {} tokens of {} requests, {} layers, top-{} of {} experts\n",
+                    options.output, trace.tokens(), trace.requests().size(), trace.layers(),
+                    trace.experts_per_token(), trace.num_experts()));
+}
+
+}  // namespace
+
+Action setup_trace(CLI::App& command) {
+  command.require_subcommand(1);
+  const auto chosen = std::make_shared<Action>();
+
+  const auto info = std::make_shared<InfoOptions>();
+  CLI::App* look = command.add_subcommand("info", "skew, distinct experts, overlaps of a trace");
+  look->add_option("DIR", info->directory, "routing trace, a directory")->required();
+  look->add_option("--seed", info->seed, "of the sampled batches (default: 1)");
+  look->add_flag("--json", info->json, "print JSON instead of tables");
+  look->callback([info, chosen] {
+    *chosen = [info] {
+      const Info seen = look_at(info->directory, info->seed);
+      print(info->json ? to_json(seen).dump(1) + "\n" : to_text(seen));
+      return 0;
+    };
+  });
+
+  const auto made = std::make_shared<GenerateOptions>();
+  CLI::App* make = command.add_subcommand("generate", "make a synthetic trace for a model");
+  make->add_option("--model", made->model, "model file")->required();
+  make->add_option("--gating", made->gating,
+                   "name or JSON, e.g. '{\"type\": \"topical\", \"requests\": 64}'")
+      ->required();
+  make->add_option("--seed", made->seed, "(default: 1)");
+  make->add_option("-o,--output", made->output, "directory to write")->required();
+  make->callback([made, chosen] {
+    *chosen = [made] {
+      generate(*made);
+      return 0;
+    };
+  });
+  return [chosen] { return (*chosen)(); };
+}
+
+}  // namespace moesim

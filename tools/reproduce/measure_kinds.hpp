@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+// Kinds of measure() (tools/reproduce/reproduction.hpp) with a file of their own. Each reads its
+// object and throws ConfigError.
+
+/// One decode step of each point of a sweep, and frontiers of throughput over step time among them.
+Json measure_frontier(const ConfigNode&);
+/// Routers in the EP-barrier article's world.
+Json measure_article(const ConfigNode&);
+/// Routers in the world of BF-IO's paper.
+Json measure_bfio(const ConfigNode&);
+
+}  // namespace moesim

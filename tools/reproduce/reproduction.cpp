@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/reproduce/reproduction.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "tools/cli/output.hpp"
+#include "tools/sweep/axes.hpp"
+
+namespace moesim {
+
+namespace {
+
+using Measured = std::map<std::string, Json, std::less<>>;
+
+double look_up(const ConfigNode& node, const Measured& measured) {
+  const std::string place = node.text();
+  const auto colon = place.find(':');
+  const auto found = measured.find(place.substr(0, colon));
+  if (colon == std::string::npos || found == measured.end()) {
+    node.fail(fmt::format("\"{}\" is no name:/pointer into \"measured\"", place));
+  }
+  const Json* value = find_value(found->second, place.substr(colon + 1));
+  if (value == nullptr || !value->is_number()) {
+    node.fail(fmt::format("\"{}\" leads to no number", place));
+  }
+  return value->get<double>();
+}
+
+double evaluate(const ConfigNode& node, const Measured& measured);
+
+std::vector<double> evaluate_all(const ConfigNode& list, const Measured& measured) {
+  std::vector<double> values;
+  for (const ConfigNode& node : list.list()) values.push_back(evaluate(node, measured));
+  if (values.empty()) list.fail("an operation needs operands");
+  return values;
+}
+
+double evaluate(const ConfigNode& node, const Measured& measured) {
+  if (node.json().is_number()) return node.number();
+  if (node.json().is_string()) return look_up(node, measured);
+  return read_object(node, [&](ConfigReader& r) {
+    constexpr std::array<std::string_view, 7> operations{"sum",    "product", "difference", "ratio",
+                                                         "change", "min",     "max"};
+    for (const std::string_view operation : operations) {
+      if (!r.optional(operation)) continue;
+      const std::vector<double> of = evaluate_all(r.child(operation), measured);
+      if (operation == "min") return *std::min_element(of.begin(), of.end());
+      if (operation == "max") return *std::max_element(of.begin(), of.end());
+      double value = of.front();
+      for (std::size_t i = 1; i < of.size(); ++i) {
+        if (operation == "sum") value += of[i];
+        if (operation == "product") value *= of[i];
+        if (operation == "difference") value -= of[i];
+        if (operation == "ratio") value /= of[i];
+        if (operation == "change") value = 100 * (value / of[i] - 1);
+      }
+      return value;
+    }
+    node.fail("expected one of " + join_names(operations));
+  });
+}
+
+bool within(const ConfigNode& limits, double value) {
+  const std::vector<ConfigNode> ends = limits.list();
+  if (ends.size() != 2) limits.fail("expected [low, high]");
+  return (ends[0].json().is_null() || value >= ends[0].number()) &&
+         (ends[1].json().is_null() || value <= ends[1].number());
+}
+
+Verdict judge(ConfigReader& r, double value) {
+  if (!r.optional("band")) return Verdict::not_published;
+  const bool in_band = within(r.child("band"), value);
+  const bool right_sign = r.optional("sign") && within(r.child("sign"), value);
+  return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
+}
+
+ReproducedRow read_row(const ConfigNode& node, const Measured& measured) {
+  return read_object(node, [&](ConfigReader& r) {
+    ReproducedRow row;
+    row.what = r.text("what");
+    row.published = r.text("published");
+    row.unit = r.text_or("unit", "");
+    row.simulated = evaluate(r.child("value"), measured);
+    row.verdict = judge(r, row.simulated);
+    row.recorded = static_cast<Verdict>(r.choice("verdict", verdict_names));
+    row.reason = r.text_or("reason", "");
+    read_object(r.child_or("causes", Json::object()), [&](ConfigReader& causes) {
+      for (const std::string& input : causes.all_keys()) {
+        row.causes.push_back({input, evaluate(causes.child(input), measured)});
+      }
+    });
+    const bool misses =
+        row.recorded == Verdict::sign_only || row.recorded == Verdict::not_reproduced;
+    if (misses && row.reason.empty()) {
+      node.fail("a row that is not within band needs a \"reason\"");
+    }
+    return row;
+  });
+}
+
+std::string verdict_text(const ReproducedRow& row) {
+  const auto name = [](Verdict verdict) {
+    return verdict_names[static_cast<std::size_t>(verdict)];
+  };
+  return row.verdict == row.recorded
+             ? std::string(name(row.verdict))
+             : fmt::format("{} (recorded: {})", name(row.verdict), name(row.recorded));
+}
+
+std::string simulated_text(const ReproducedRow& row) {
+  return number_text(row.simulated) + row.unit;
+}
+
+/// The reason, then what each input changes: "gating; by cause: charge +4.33, gating -0.51".
+std::string why_text(const ReproducedRow& row) {
+  std::string text = row.reason;
+  std::string_view before = text.empty() ? "by cause: " : "; by cause: ";
+  for (const Cause& cause : row.causes) {
+    const double change = cause.simulated - row.simulated;
+    text +=
+        fmt::format("{}{} {}{}", before, cause.input, change < 0 ? "" : "+", number_text(change));
+    before = ", ";
+  }
+  return text;
+}
+
+}  // namespace
+
+bool is_quick(const ConfigNode& file) {
+  return file.json().is_object() && file.json().value("quick", false);
+}
+
+Reproduction reproduce(const ConfigNode& file) {
+  return read_object(file, [&](ConfigReader& r) {
+    Reproduction figure;
+    figure.name = file.file().stem().string();
+    figure.title = r.text("title");
+    figure.source = r.text("source");
+    r.flag_or("quick", false);
+    for (const ConfigNode& text : r.child("assumed").list()) figure.assumed.push_back(text.text());
+    const Measured measured = read_object(r.child("measured"), [](ConfigReader& names) {
+      Measured answers;
+      for (const std::string& name : names.all_keys()) {
+        answers.emplace(name, measure(names.child(name)));
+      }
+      return answers;
+    });
+    for (const ConfigNode& row : r.child("rows").list()) {
+      figure.rows.push_back(read_row(row, measured));
+    }
+    return figure;
+  });
+}
+
+std::string markdown(const Reproduction& figure) {
+  std::string text = fmt::format(
+      "## {}\n\n{} (`{}.json`)\n\n| | published | simulated | verdict | why "
+      "|\n|---|---|---|---|---|\n",
+      figure.title, figure.source, figure.name);
+  for (const ReproducedRow& row : figure.rows) {
+    text += fmt::format("| {} | {} | {} | {} | {} |\n", row.what, row.published,
+                        simulated_text(row), verdict_text(row), why_text(row));
+  }
+  if (!figure.assumed.empty()) text += "\nNot published, and how it was chosen:\n";
+  for (const std::string& assumption : figure.assumed)
+    text += wrapped("- " + assumption, 100, 2) + "\n";
+  return text;
+}
+
+std::string to_text(const Reproduction& figure) {
+  std::string text;
+  const auto line = [&](std::size_t indent, const std::string& content) {
+    text += std::string(indent, ' ') + wrapped(content, 100 - indent, indent + 2) + "\n";
+  };
+  line(0, figure.name + ": " + figure.title);
+  for (const ReproducedRow& row : figure.rows) {
+    line(2, row.what);
+    line(4, fmt::format("published {}, simulated {}: {}", row.published, simulated_text(row),
+                        verdict_text(row)));
+    if (const std::string why = why_text(row); !why.empty()) line(4, why);
+  }
+  return text;
+}
+
+}  // namespace moesim

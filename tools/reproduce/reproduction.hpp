@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// What became of a published number. The first three in that order: each is worse than the one
+/// before. Nothing was published for a row that stands beside the others to explain them.
+enum class Verdict { within_band, sign_only, not_reproduced, not_published };
+inline constexpr std::array<std::string_view, 4> verdict_names{"within band", "sign only",
+                                                               "not reproduced", "not published"};
+
+/// What a row's number would be with one of its inputs changed.
+struct Cause {
+  std::string input;
+  double simulated = 0;
+};
+
+/// One published number and what the simulator says instead.
+struct ReproducedRow {
+  std::string what;
+  std::string published;  ///< as the source puts it
+  std::string unit;       ///< of `simulated`, with the space before it; may be empty
+  double simulated = 0;
+  Verdict verdict = Verdict::within_band;
+  Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
+  std::string reason;
+  std::vector<Cause> causes;  ///< by input
+};
+
+/// One figure or table of a publication.
+struct Reproduction {
+  std::string name;  ///< of the file
+  std::string title, source;
+  std::vector<std::string> assumed;  ///< inputs the source leaves out, and how they were chosen
+  std::vector<ReproducedRow> rows;
+};
+
+/// Whether a file under configs/reproduce says that it takes a second or less.
+bool is_quick(const ConfigNode& file);
+
+/// Computes every row of a file (configs/reproduce/README.md):
+///
+///   {"title", "source", "quick": true, "assumed": [texts],
+///    "measured": {"name": {"<kind>": {...}}},          see measure()
+///    "rows": [{"what", "published", "unit", "value": expression, "band": [low, high],
+///              "sign": [low, high], "verdict", "reason", "causes": {"input": expression}}]}
+///
+/// A value within "band" is within band, else within "sign" it is sign only; null is no limit, and
+/// without "sign" there is no such verdict. Without "band" nothing was published. "causes" are the
+/// same value with one input changed; told is by how much that changes it. An expression is a
+/// number, "name:/pointer" into what was measured, or one operation on a list of expressions: sum,
+/// difference, product, ratio, change (a over b, in percent), min, max. Throws ConfigError.
+Reproduction reproduce(const ConfigNode& file);
+
+/// A Markdown section: a table of the rows, then what was assumed.
+std::string markdown(const Reproduction&);
+/// The same for a terminal.
+std::string to_text(const Reproduction&);
+
+/// Answers of the simulator for one {"kind": {...}}, as JSON that pointers lead into. With
+/// "workload", a file {"dataset", "lengths", "gating", "sources": {"/lengths/..": text}} beside the
+/// kind, runs and explained steps take lengths and gating from there. Throws ConfigError.
+///
+///   run      a sweep file (tools/sweep/sweep.hpp): reports, by the values of its axes
+///   explain  the same with "step", "sequences", "context", "tokens": one step of each, by
+///            operation
+///   replay   ReplayConfig on "trace" or on "gating" with "model": by placement, replication,
+///            batch and routing
+///   route    "experts_on_gpu", "tokens", "routings": activated slots and tokens of the busiest GPU
+///   place    "load", "gpus", "slots", ...: imbalance, and slots that differ from "expected"
+///   model    a zoo file: sizes
+///   gpu      a GPU file: peaks and bandwidths
+///   exchange tokens that travel to uniformly drawn experts: copies, bytes, time on a cluster
+///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
+///   point    one operation, described like a row of a measured points file: microseconds
+///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
+///   timing   token routers on this machine: the power of ten, from 10 us, above a layer's time
+///   spells   "sweep", how many seconds a "key" of the report's "over_time" was "above" a limit
+///   frontier a "sweep" file, one decode step at "context" of each point that fits in memory, with
+///            "set" in all; "frontiers" {name: [settings, any of which a point matches, null: not
+///            set]}, "gains" {name: [baseline frontier, candidate]}: throughput per GPU at equal
+///            step time
+///   article  "routers" {name: policy} in the EP-barrier article's world
+///   (tools/reproduce/router_testbed.hpp) bfio     the same in that of BF-IO's paper; its own are
+///   "bfio_fcfs" and "bfio_round_robin"
+Json measure(const ConfigNode&);
+
+}  // namespace moesim

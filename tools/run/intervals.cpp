@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/run/intervals.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+
+#include "sim/experiment/pools.hpp"
+#include "sim/serving/simulator.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::array<std::string_view, 5> banded{"mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms",
+                                                 "output_throughput", "tokens_per_s_per_gpu"};
+constexpr double middle = 0.9;
+
+/// exp(s z); half of a normal lies within 0.6745 of its standard deviations.
+double slowdown(const std::optional<Calibration>& calibration, Rng& rng) {
+  const double median = calibration ? calibration->median_error : unmeasured_error;
+  return std::exp(std::log1p(median) / 0.6745 * rng.normal());
+}
+
+void resample_constants(GpuSpec& gpu, std::uint64_t seed, int draw) {
+  const auto stream = [&](std::string_view name) {
+    return Rng(seed, fmt::format("interval {} {}", draw, name));
+  };
+  for (auto& [family, kernel] : gpu.kernels) {
+    Rng rng = stream(kernel_family_names[static_cast<std::size_t>(family)]);
+    const double factor = slowdown(kernel.calibration, rng);
+    kernel.launch *= factor;
+    kernel.bandwidth_share = std::min(1.0, kernel.bandwidth_share / factor);
+    for (auto& [precision, share] : kernel.peak_share) share = std::min(1.0, share / factor);
+  }
+  for (std::size_t i = 0; i < gpu.collectives.size(); ++i) {
+    Rng rng = stream(collective_names[i]);
+    CollectiveConstants& collective = gpu.collectives[i];
+    const double factor = slowdown(collective.calibration, rng);
+    collective.launch *= factor;
+    collective.per_gpu *= factor;
+    collective.bandwidth_share = std::min(1.0, collective.bandwidth_share / factor);
+    collective.ramp *= factor;
+  }
+}
+
+RoutingTrace resampled_requests(const RoutingTrace& trace, Rng rng) {
+  const auto recorded = trace.requests();
+  std::vector<TraceRequest> drawn;
+  for (std::size_t i = 0; i < recorded.size(); ++i) {
+    const std::size_t parity = i % 2;
+    drawn.push_back(recorded[2 * rng.below((recorded.size() - parity + 1) / 2) + parity]);
+  }
+  return trace.with_requests(std::move(drawn));
+}
+
+double quantile(const std::vector<double>& sorted, double share) {
+  const double place = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<std::size_t>(place);
+  const std::size_t above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
+}
+
+OrderedJson band(std::vector<double> values) {
+  if (values.empty()) return nullptr;
+  std::sort(values.begin(), values.end());
+  return {{"low", quantile(values, (1 - middle) / 2)},
+          {"median", quantile(values, 0.5)},
+          {"high", quantile(values, (1 + middle) / 2)}};
+}
+
+}  // namespace
+
+Experiment resampled(const Experiment& experiment, int draw) {
+  Experiment copy = experiment;
+  resample_constants(copy.cluster.gpu, experiment.seed, draw);
+  const auto of_phase = [&](std::string_view phase) {
+    return Rng(experiment.seed, fmt::format("interval {} {} requests", draw, phase));
+  };
+  if (!copy.trace.meta().synthetic) {
+    copy.trace = resampled_requests(copy.trace, of_phase("decode"));
+  }
+  if (copy.prefill_trace && !copy.prefill_trace->meta().synthetic) {
+    copy.prefill_trace = resampled_requests(*copy.prefill_trace, of_phase("prefill"));
+  }
+  if (copy.pools) {
+    copy.pools = std::make_shared<const Pools>(
+        Pools{resampled(copy.pools->prefill, draw), resampled(copy.pools->decode, draw),
+              copy.pools->fabric, copy.pools->network, copy.pools->overlap});
+  }
+  return copy;
+}
+
+OrderedJson intervals(const ConfigNode& config, int runs,
+                      const std::function<void(int)>& finished) {
+  const std::uint64_t seed = config.json().value("seed", std::uint64_t{1});
+  std::vector<Json> metrics(static_cast<std::size_t>(runs));
+  std::mutex mutex;
+  int done = 0;
+  tbb::parallel_for(0, runs, [&](int i) {
+    Json json = config.json();
+    json["seed"] = Rng(seed, fmt::format("interval {} seed", i)).below(1u << 30);
+    TraceLibrary traces;
+    const Experiment experiment =
+        load_experiment(ConfigNode(std::move(json), config.file()), traces);
+    metrics[static_cast<std::size_t>(i)] = run(resampled(experiment, i)).document.at("metrics");
+    const std::lock_guard lock(mutex);
+    finished(++done);
+  });
+  OrderedJson result{{"runs", runs}, {"share", middle}, {"metrics", OrderedJson::object()}};
+  for (const std::string_view name : banded) {
+    std::vector<double> values;
+    for (const Json& of_run : metrics) {
+      const Json& value = of_run.at(std::string(name));
+      if (!value.is_null()) values.push_back(value.get<double>());
+    }
+    result["metrics"][std::string(name)] = band(std::move(values));
+  }
+  return result;
+}
+
+}  // namespace moesim

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "sim/experiment/experiment.hpp"
+
+namespace moesim {
+
+/// A copy of the experiment that could as well be true:
+///   - the constants of every kernel family and collective make it faster or slower by exp(s z), z
+///     normal: s is what a fit's median error says of a normal's spread, and `unmeasured_error`
+///     stands in where a family was never measured on the GPU. Shares stay at most 1.
+///   - of recorded traces the requests are drawn again with replacement, those of even index from
+///     among even ones and odd from odd, so that what a placement was fitted on stays apart.
+/// `draw` names the copy. Pure.
+Experiment resampled(const Experiment&, int draw);
+
+/// The median error of families that were fitted on other GPUs alone, about what validate shows.
+inline constexpr double unmeasured_error = 0.15;
+
+/// How far metrics vary between runs that could as well be true: `runs` of them, each with a seed
+/// of its own (arrivals, lengths, generated gating) and resampled().
+///   {"runs", "share", "metrics": {name: {"low", "median", "high"}}}
+/// The band holds the middle `share` of the runs, between neighbours linearly. Same config, same
+/// result, on any number of threads. `finished` is told how many runs are, by one thread at a time.
+/// Throws ConfigError.
+OrderedJson intervals(const ConfigNode& config, int runs, const std::function<void(int)>& finished);
+
+}  // namespace moesim

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "sim/report/observer.hpp"
+#include "tools/cli/output.hpp"
+
+namespace moesim {
+
+/// Writes a line per step as CSV: when, what it held, its length and its parts along the critical
+/// path (they add up to it), what a GPU waited at barriers on average, and activated slots and
+/// tokens of the busiest and of the average rank, means over the MoE layers. Units stand in the
+/// header: _s, _ms; the others are counts.
+class StepsCsv : public RunObserver {
+ public:
+  /// Throws ConfigError if the file cannot be written.
+  explicit StepsCsv(const std::filesystem::path& file);
+
+  void step_ended(const Instance&, Time now) override;
+
+  /// Only now the file stands under its name.
+  void finish() { file_.commit(); }
+
+ private:
+  OutputFile file_;
+  std::int64_t steps_ = 0;
+};
+
+/// A line per request, with where the router sent it (EP group, DP rank in it) and what it went by:
+/// its score, the share of the prompt cached there, the experts near by, KV tokens on the rank. The
+/// prefill_ columns say the same of a prefill pool, kv_transfer_ms what came between the first
+/// token and the decode pool; empty without pools. Latencies of finished requests only; TPOT of
+/// those with two output tokens and more. Units as above.
+std::string requests_csv(const std::vector<RequestRecord>&);
+
+}  // namespace moesim

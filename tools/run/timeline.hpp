@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "sim/report/observer.hpp"
+#include "tools/cli/output.hpp"
+
+namespace moesim {
+
+/// Writes a run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the
+/// trace-event format, JSON, times in microseconds. Processes and their lanes:
+///
+///   steps     one lane of steps, and a counter of the KV blocks in use
+///   GPUs      a lane per GPU: what it did in each step, part by part
+///   requests  a span per request: to its first token, then decoding
+///
+/// Of several EP groups each has a lane of steps, and lanes of its own GPUs.
+///
+/// The layers of a step are folded: all attention, up to the barrier, then all dispatch, all
+/// experts, up to the barrier, all combine. "attention" is everything that a GPU computes by itself
+/// outside the routed experts (gate, packing, shared and dense FFNs, LM head, ...). A lane fills
+/// its steps exactly. An instant "hot rank" marks a step in which the busiest rank of a layer has
+/// more than hot_rank_threshold times the mean tokens: the worst layer's.
+///
+/// Holds one step at a time; whoever observes other happenings adds them the same way.
+class Timeline : public RunObserver {
+ public:
+  /// Where an event stands, in the format's words.
+  struct Lane {
+    int process;
+    std::int64_t thread;
+  };
+
+  /// Throws ConfigError if the file cannot be written.
+  Timeline(const std::filesystem::path& file, const Experiment&);
+
+  void step_ended(const Instance&, Time now) override;
+  void request_left(std::uint32_t id, const RequestRecord&) override;
+
+  /// Ends the trace: only now the file stands under its name.
+  void finish();
+
+ private:
+  void write(std::string_view name, char phase, Lane lane, std::string_view more);
+  void name(std::string_view what, Lane lane, std::string_view name);
+  void span(std::string_view name, Lane lane, Time begin, Time end, std::string_view more = "");
+  void add_lane(int gpu, const ParallelPlan&, Time start, Time now, const StepCost&,
+                std::int64_t lane);
+  void add_alarm(Time start, const StepCost&, const ParallelPlan&, std::int64_t first_gpu);
+  std::string of_group(std::string_view what, std::size_t group) const;
+
+  const Experiment& experiment_;
+  std::vector<const Experiment*> groups_;
+  std::vector<std::int64_t> first_gpu_;  // of each group's lanes, and past the last
+  OutputFile file_;
+  bool empty_ = true;
+};
+
+}  // namespace moesim

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+
+#include <fmt/format.h>
+
+#include "sim/serving/simulator.hpp"
+#include "tools/cli/experiment_options.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  ExperimentOptions experiment;
+  std::string kind = "decode";
+  int sequences = 0;
+  int context = 1024;
+  int prefill_tokens = 0;
+  bool json = false;
+};
+
+double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes : 0; }
+
+/// Of the data sheet's peak in the operation's own precision; padded rows count.
+double peak_share(const ExplainedOperation& op) {
+  return op.peak_flops > 0 ? op.flops / op.peak_flops : 0;
+}
+
+double bandwidth_share(const ExplainedOperation& op, const GpuSpec& gpu) {
+  return op.seconds > 0 ? op.hbm_bytes / op.seconds / gpu.hbm_bandwidth.value() : 0;
+}
+
+/// Flops per byte of HBM at which a GPU is busy with both, at its data-sheet peaks.
+double balance(const GpuSpec& gpu, Precision weights, Precision activations) {
+  return gpu.peak(weights, activations).value() / gpu.hbm_bandwidth.value();
+}
+
+/// Share of the step's time by what its prediction rests on.
+std::array<double, evidence_names.size()> shares(const StepCost& cost) {
+  std::array<double, evidence_names.size()> shares{};
+  for (const auto& part : cost.grounds)
+    for (std::size_t g = 0; g < shares.size(); ++g) shares[g] += part[g] / cost.total.count();
+  return shares;
+}
+
+OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  const auto share = shares(step.cost);
+  OrderedJson json{{"kind", step_kind_names[static_cast<std::size_t>(step.summary.kind)]},
+                   {"total_ms", step.cost.total.count() * 1e3},
+                   {"flops_per_byte", intensity(step.cost.flops, step.cost.hbm_bytes)},
+                   {"gpu_flops_per_byte",
+                    {{"bf16", balance(gpu, Precision::bf16, Precision::bf16)},
+                     {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
+                   {"extrapolated_share", share[static_cast<std::size_t>(Evidence::extrapolated)]},
+                   {"unmeasured_share", share[static_cast<std::size_t>(Evidence::unmeasured)]},
+                   {"operations", OrderedJson::array()}};
+  for (const ExplainedOperation& op : step.operations) {
+    json["operations"].push_back(
+        {{"operation", op.name},
+         {"part", part_names[static_cast<std::size_t>(op.part)]},
+         {"bound", resource_names[static_cast<std::size_t>(op.bound)]},
+         {"evidence", evidence_names[static_cast<std::size_t>(op.evidence)]},
+         {"calls", op.calls},
+         {"seconds", op.seconds},
+         {"flops", op.flops},
+         {"flops_per_byte", intensity(op.flops, op.hbm_bytes)},
+         {"hbm_bytes", op.hbm_bytes},
+         {"l2_bytes", op.l2_bytes},
+         {"smem_bytes", op.smem_bytes},
+         {"link_bytes", op.link_bytes},
+         {"hbm_share", bandwidth_share(op, gpu)},
+         {"peak_share", peak_share(op)}});
+  }
+  return json;
+}
+
+std::string marked(const ExplainedOperation& op) {
+  constexpr std::array<std::string_view, evidence_names.size()> marks{"", " *", " ?"};
+  return fmt::format("{}{}", op.name, marks[static_cast<std::size_t>(op.evidence)]);
+}
+
+/// What the marks mean, where there are any.
+std::string grounds_of(const StepCost& cost) {
+  const auto share = shares(cost);
+  const double beyond = share[static_cast<std::size_t>(Evidence::extrapolated)];
+  const double unmeasured = share[static_cast<std::size_t>(Evidence::unmeasured)];
+  std::string text;
+  if (beyond > 0)
+    text += fmt::format("* beyond what its constants were fitted on: {:.1f} % of the step\n",
+                        100 * beyond);
+  if (unmeasured > 0)
+    text += fmt::format("? never measured on this GPU, family defaults: {:.1f} % of the step\n",
+                        100 * unmeasured);
+  return text.empty() ? text : "\n" + text;
+}
+
+std::string to_text(const ExplainedStep& step, const Experiment& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
+               "% HBM", "% peak"});
+  for (const ExplainedOperation& op : step.operations) {
+    const auto or_dash = [](double value, const char* format) {
+      return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
+    };
+    table.add({marked(op), fmt::format("{:.3f}", op.seconds * 1e3),
+               fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
+               std::string(resource_names[static_cast<std::size_t>(op.bound)]),
+               or_dash(op.flops * 1e-9, "{:.0f}"), or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
+               or_dash(op.link_bytes * 1e-6, "{:.0f}"),
+               or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
+               or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
+               or_dash(100 * peak_share(op), "{:.0f}")});
+  }
+  return fmt::format(
+      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n"
+      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
+      "experts\n\n{}{}",
+      step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
+      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      balance(gpu, Precision::bf16, Precision::bf16),
+      balance(gpu, e.precision.experts, e.precision.activations), table.text(),
+      grounds_of(step.cost));
+}
+
+}  // namespace
+
+Action setup_explain(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  options->experiment.add_to(command);
+  command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
+      ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
+  command
+      .add_option("--sequences", options->sequences,
+                  "decode sequences per rank (default: max_num_seqs)")
+      ->check(CLI::Range(1, 1 << 16));
+  command
+      .add_option("--context", options->context, "tokens in the KV cache of each (default: 1024)")
+      ->check(CLI::Range(0, 1 << 24));
+  command
+      .add_option("--prefill-tokens", options->prefill_tokens,
+                  "prompt tokens per rank (default: max_num_batched_tokens)")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_flag("--json", options->json, "print JSON instead of a table");
+  return [options] {
+    TraceLibrary traces;
+    const Experiment e = load_experiment(options->experiment.read(), traces);
+    const int sequences = options->sequences > 0 ? options->sequences : e.scheduler->max_num_seqs();
+    const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
+                                                   : e.scheduler->max_num_batched_tokens();
+    const StepKind kind = options->kind == "decode"    ? StepKind::decode
+                          : options->kind == "prefill" ? StepKind::prefill
+                                                       : StepKind::mixed;
+    const ExplainedStep step = explain_step(e, kind, sequences, options->context, tokens);
+    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
+    return 0;
+  };
+}
+
+}  // namespace moesim

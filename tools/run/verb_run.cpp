@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <thread>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/resource.h>
+#include <tbb/global_control.h>
+
+#include "sim/serving/simulator.hpp"
+#include "tools/cli/experiment_options.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/progress.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/run/intervals.hpp"
+#include "tools/run/run_csv.hpp"
+#include "tools/run/timeline.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  ExperimentOptions experiment;
+  std::string report, profile, requests, steps, timeline;
+  bool json = false, intervals = false;
+  int threads = 0;
+};
+
+std::string number(const OrderedJson& value, int digits = 1) {
+  return value.is_null() ? "-" : fmt::format("{:.{}f}", value.get<double>(), digits);
+}
+std::string percent(const OrderedJson& value) {
+  return fmt::format("{:.1f} %", value.get<double>() * 100);
+}
+
+// What moved and what stopped, when anything did.
+std::string events_of(const OrderedJson& report) {
+  std::string text;
+  const OrderedJson& moved = report["rebalancing"];
+  if (moved["count"] > 0) {
+    const double bytes =
+        moved["bytes"]["nvlink"].get<double>() + moved["bytes"]["network"].get<double>();
+    text += wrapped(fmt::format("rebalanced {} times: {} layers, {:.1f} GB; engine stopped for "
+                                "{:.3f} s, steps slowed by {:.3f} s",
+                                moved["count"].get<std::int64_t>(),
+                                moved["layers_switched"].get<std::int64_t>(), bytes / 1e9,
+                                moved["stall_seconds"].get<double>(),
+                                moved["slowdown_seconds"].get<double>())) +
+            "\n";
+  }
+  for (const OrderedJson& outage : report["failures"]) {
+    text += wrapped(fmt::format(
+                "{} stopped at {:.3f} s{}: {} requests moved, {} experts lost, engine stopped for "
+                "{:.3f} s",
+                outage["what"].get<std::string>(), outage["at_s"].get<double>(),
+                outage["recovered_at_s"].is_null()
+                    ? ""
+                    : fmt::format(", back at {:.3f} s", outage["recovered_at_s"].get<double>()),
+                outage["requests_moved"].get<std::int64_t>(),
+                outage["experts_lost"].get<std::int64_t>(),
+                outage["stopped_seconds"].get<double>() +
+                    outage["stopped_again_seconds"].get<double>())) +
+            "\n";
+  }
+  return text;
+}
+
+// How far metrics vary between runs that could as well be true, when that was asked for.
+std::string bands_of(const OrderedJson& report) {
+  if (!report.contains("intervals")) return "";
+  const OrderedJson& intervals = report["intervals"];
+  Table table({fmt::format("{} of {} runs within", percent(intervals["share"]),
+                           intervals["runs"].get<int>()),
+               "low", "median", "high"});
+  for (const auto& [name, band] : intervals["metrics"].items()) {
+    if (band.is_null()) continue;
+    table.add({name, number(band["low"], 2), number(band["median"], 2), number(band["high"], 2)});
+  }
+  return "\n" + table.text();
+}
+
+// A line per EP group, where there are several.
+std::string groups_of(const OrderedJson& report) {
+  const bool pools = report.contains("pools");
+  if (!pools && !report.contains("instances")) return "";
+  Table table({"group", "steps", "mean ms", "busy", "output tokens", "KV mean", "peak", "hits"});
+  const auto add = [&](const std::string& name, const OrderedJson& instances) {
+    for (const OrderedJson& group : instances) {
+      table.add({fmt::format("{} {}", name, group["instance"].get<int>()),
+                 fmt::format("{}", group["steps"].get<std::int64_t>()),
+                 number(group["mean_step_ms"], 3), percent(group["utilization"]),
+                 fmt::format("{}", group["output_tokens"].get<std::int64_t>()),
+                 percent(group["kv_mean_utilization"]), percent(group["kv_peak_utilization"]),
+                 percent(group["prefix_hit_rate"])});
+    }
+  };
+  if (!pools) {
+    add("instance", report["instances"]);
+    return "\n" + table.text();
+  }
+  for (const char* pool : {"prefill", "decode"}) add(pool, report["pools"][pool]["instances"]);
+  const OrderedJson& kv = report["pools"]["kv_transfer"];
+  return fmt::format(
+      "what stands above this line is of the decode pool, but for throughput and latency\n\n{}"
+      "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first token\n",
+      table.text(), kv["level"].get<std::string>(), kv["transfers"].get<std::int64_t>(),
+      kv["bytes"].get<double>() / 1e9, number(kv["mean_ms"], 2), number(kv["mean_exposed_ms"], 2));
+}
+
+std::string abandoned(const OrderedJson& metrics) {
+  if (!metrics.contains("timed_out")) return "";
+  return fmt::format(", {} timed out, {} cancelled", metrics["timed_out"].get<std::int64_t>(),
+                     metrics["cancelled"].get<std::int64_t>());
+}
+
+std::string summary(const OrderedJson& report) {
+  const OrderedJson& m = report["metrics"];
+  if (m["completed"] == 0 && m.contains("timed_out")) {
+    return fmt::format("no request finished: {} rejected{}\n", m["rejected"].get<std::int64_t>(),
+                       abandoned(m));
+  }
+  if (m["completed"] == 0) {
+    return fmt::format(
+        "no request finished: {} of {} were rejected, because they need more KV blocks than the {} "
+        "that a rank has\n",
+        m["rejected"].get<std::int64_t>(), m["measured_requests"].get<std::int64_t>(),
+        report["kv"]["blocks_per_rank"].get<std::int64_t>());
+  }
+  std::string text = fmt::format(
+      "{} requests finished, {} rejected{}; {:.1f} s measured\n"
+      "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
+      "requests/s\n\n",
+      m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(), abandoned(m),
+      m["duration_s"].get<double>(), m["total_token_throughput"].get<double>(),
+      m["output_throughput"].get<double>(), m["tokens_per_s_per_gpu"].get<double>(),
+      m["request_throughput"].get<double>());
+
+  Table latency({"latency, ms", "mean", "median", "p90", "p99"});
+  for (const std::string name : {"ttft", "tpot", "itl", "e2el"}) {
+    const auto at = [&](const std::string& statistic) {
+      return number(m[statistic + "_" + name + "_ms"], 2);
+    };
+    latency.add({name, at("mean"), at("median"), at("p90"), at("p99")});
+  }
+  text += latency.text() + "\n";
+
+  Table steps({"steps", "count", "mean ms", "time", "decodes/rank", "max activated", "max tokens",
+               "balance"});
+  for (const auto& [kind, experts] : report["experts"]["by_step_kind"].items()) {
+    const OrderedJson& step = report["steps"][kind];
+    steps.add({kind, fmt::format("{}", step["steps"].get<std::int64_t>()),
+               number(step["mean_ms"], 3), percent(step["share_of_time"]),
+               number(step["mean_decode_tokens_per_rank"]),
+               number(experts["max_activated_mean"], 2), number(experts["max_tokens_mean"]),
+               number(experts["balancedness"], 3)});
+  }
+  text += steps.text() + "\n";
+
+  std::string parts;
+  for (const auto& [part, entry] : report["breakdown"]["parts"].items()) {
+    if (entry["share"].get<double>() < .005) continue;
+    parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry["share"]));
+  }
+  text += wrapped("time goes to " + parts) + "\n";
+  text += fmt::format(
+      "barriers idle {}, KV cache {} used, peak {}; routing rows recorded {} (decode)\n",
+      percent(report["breakdown"]["barrier_idle_share"]), percent(report["kv"]["mean_utilization"]),
+      percent(report["kv"]["peak_utilization"]),
+      percent(report["routing_coverage"]["decode"]["recorded"]));
+  const OrderedJson& memory = report["expert_memory"];
+  if (memory["type"] != "resident") {
+    text +=
+        fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
+                    percent(memory["hit_rate"]), number(memory["stall_seconds"], 2));
+  }
+  const OrderedJson& experts = report["experts"];
+  if (experts["dropped"] != 0 || experts["rerouted"] != 0 || experts["delayed"] != 0) {
+    text +=
+        fmt::format("selections dropped {}, rerouted {}, delayed {}\n", percent(experts["dropped"]),
+                    percent(experts["rerouted"]), percent(experts["delayed"]));
+  }
+  const auto cut = report["expert_buffers"]["steps_cut"].get<std::int64_t>();
+  if (cut > 0) text += fmt::format("{} steps were made smaller: expert buffers were full\n", cut);
+  text += groups_of(report);
+  text += events_of(report);
+  if (!m["cost_per_million_output_tokens"].is_null()) {
+    text += fmt::format("a million output tokens cost {} dollars\n",
+                        number(m["cost_per_million_output_tokens"], 2));
+  }
+  return text + bands_of(report);
+}
+
+OrderedJson profile_of(const SimulatorWork& work, double wall) {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) { return double(t.tv_sec) + double(t.tv_usec) * 1e-6; };
+  return {{"wall_s", wall},
+          {"cpu_s", seconds(usage.ru_utime) + seconds(usage.ru_stime)},
+          {"peak_rss_mb", double(usage.ru_maxrss) / 1024},
+          {"steps", work.steps},
+          {"steps_per_s", double(work.steps) / wall},
+          {"routed_ids_per_s", double(work.routed_ids) / wall},
+          {"generated_tokens_per_s", double(work.generated_tokens) / wall}};
+}
+
+OrderedJson intervals_of(const ConfigNode& config) {
+  constexpr int runs = 16;
+  ProgressBar progress("runs");
+  return intervals(config, runs, [&](int finished) { progress.update(finished, runs); });
+}
+
+int run_experiment(const Options& options) {
+  const auto threads = static_cast<std::size_t>(
+      options.threads > 0 ? options.threads
+                          : static_cast<int>(std::thread::hardware_concurrency()));
+  const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+  for (const auto& file : {options.report, options.profile, options.requests}) {
+    require_writable(file);
+  }
+  TraceLibrary traces;
+  const ConfigNode config = options.experiment.read();
+  const Experiment experiment = load_experiment(config, traces);
+  std::optional<Timeline> timeline;
+  std::optional<StepsCsv> steps;
+  RequestLog requests;
+  std::vector<RunObserver*> observers;
+  if (!options.timeline.empty() && experiment.parallel.pp > 1) {
+    throw ConfigError(
+        "--timeline: a GPU of a pipeline has several micro-batches in a step, which "
+        "lanes do not show; use --steps, or \"pp\": 1");
+  }
+  if (!options.timeline.empty()) {
+    observers.push_back(&timeline.emplace(options.timeline, experiment));
+  }
+  if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
+  if (!options.requests.empty()) observers.push_back(&requests);
+  const auto start = std::chrono::steady_clock::now();
+  ProgressBar progress("requests");
+  Report report = run(
+      experiment,
+      [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
+      observers);
+  progress.finish();
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+
+  const OrderedJson profile = profile_of(report.work, wall.count());
+  spdlog::info("simulated {} steps in {:.2f} s ({:.0f} steps/s, {:.3g} routed ids/s)",
+               report.work.steps, wall.count(), profile["steps_per_s"].get<double>(),
+               profile["routed_ids_per_s"].get<double>());
+  if (options.intervals) report.document["intervals"] = intervals_of(config);
+  const std::string document = report.document.dump(1) + "\n";
+  if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
+  if (!options.requests.empty()) write_file(options.requests, requests_csv(requests.requests()));
+  if (timeline) timeline->finish();
+  if (steps) steps->finish();
+  if (!options.report.empty()) write_file(options.report, document);
+  print(options.json ? document : summary(report.document));
+  return 0;
+}
+
+}  // namespace
+
+Action setup_run(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  options->experiment.add_to(command);
+  command.add_option("-o,--output", options->report, "write the whole report, JSON");
+  command.add_flag("--json", options->json, "print the report instead of tables");
+  command.add_flag("--intervals", options->intervals,
+                   "run 16 times more with constants, seeds and recorded requests drawn again, and "
+                   "say how far the results vary");
+  command.add_option("--threads", options->threads, "threads to use (default: all cores)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--profile", options->profile,
+                     "write the simulator's own time, memory and speed, JSON");
+  command.add_option("--requests", options->requests, "write a line per request, CSV");
+  command.add_option("--steps", options->steps, "write a line per step, CSV");
+  command.add_option("--timeline", options->timeline,
+                     "write steps, GPU lanes and requests as a trace that Perfetto opens, JSON");
+  return [options] { return run_experiment(*options); };
+}
+
+}  // namespace moesim

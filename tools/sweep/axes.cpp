@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/sweep/axes.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "tools/cli/table.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::size_t table_columns = 100;
+constexpr std::size_t column_gap = 2;
+constexpr std::size_t shortest_cell = 6;
+
+// The last `keys` keys of a pointer: "/token_routing/decode", 1 -> "decode".
+std::string_view pointer_end(std::string_view pointer, int keys) {
+  std::size_t start = pointer.size();
+  for (; keys > 0 && start != 0; --keys) start = pointer.rfind('/', start - 1);
+  return pointer.substr(std::min(start + 1, pointer.size()));
+}
+
+bool is_unique(std::string_view end, int keys, const std::vector<std::string>& pointers) {
+  return std::count_if(pointers.begin(), pointers.end(), [&](const std::string& other) {
+           return pointer_end(other, keys) == end;
+         }) == 1;
+}
+
+std::string unique_end(const std::string& pointer, const std::vector<std::string>& pointers) {
+  const auto keys = static_cast<int>(std::count(pointer.begin(), pointer.end(), '/'));
+  for (int n = 1; n < keys; ++n) {
+    const std::string_view end = pointer_end(pointer, n);
+    if (end != "type" && is_unique(end, n, pointers)) return std::string(end);
+  }
+  return pointer.substr(1);
+}
+
+std::string cut(const std::string& cell, std::size_t width) {
+  if (cell.size() <= width) return cell;
+  std::size_t end = width - 1;
+  // Not within a UTF-8 character.
+  while (end > 0 && (static_cast<unsigned char>(cell[end]) & 0xC0) == 0x80) --end;
+  return cell.substr(0, end) + "~";
+}
+
+}  // namespace
+
+std::vector<Axis> named_axes(const std::vector<std::string>& pointers) {
+  std::vector<Axis> axes;
+  for (const std::string& pointer : pointers)
+    axes.push_back({pointer, unique_end(pointer, pointers)});
+  return axes;
+}
+
+std::vector<Axis> axes_of(const Json& sweep) {
+  std::set<std::string> pointers;
+  const auto collect = [&](const Json& block) {
+    for (const char* key : {"axes", "zip", "set"}) {
+      if (!block.contains(key)) continue;
+      for (const auto& item : block.at(key).items()) pointers.insert(item.key());
+    }
+  };
+  collect(sweep);
+  if (sweep.contains("blocks")) {
+    for (const Json& block : sweep.at("blocks")) collect(block);
+  }
+  if (sweep.contains("seeds")) pointers.insert("/seed");
+  return named_axes({pointers.begin(), pointers.end()});
+}
+
+const Json* find_value(const Json& json, const std::string& pointer) {
+  try {
+    return &json.at(Json::json_pointer(pointer));
+  } catch (const Json::exception&) {
+    return nullptr;
+  }
+}
+
+bool same_setting(const Json& a, const Json& b) {
+  if (a == b) return true;
+  if (a.is_string() && b.is_object()) return b == Json{{"type", a}};
+  return b.is_string() && a.is_object() && a == Json{{"type", b}};
+}
+
+std::string setting_text(const Json& value) {
+  if (value.is_string()) {
+    const auto text = value.get<std::string>();
+    return text.ends_with(".json") ? std::filesystem::path(text).stem().string() : text;
+  }
+  if (!value.is_structured()) return value.dump();
+  std::string text;
+  const auto append = [&](const Json& member) {
+    const std::string member_text = setting_text(member);
+    if (!text.empty() && !member_text.empty()) text += ' ';
+    text += member_text;
+  };
+  if (value.contains("type")) append(value.at("type"));
+  for (const auto& item : value.items()) {
+    if (item.key() != "type") append(item.value());
+  }
+  return text;
+}
+
+std::string number_text(double value) {
+  const double size = std::abs(value);
+  const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
+  return fmt::format("{:.{}f}", value, digits);
+}
+
+std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
+                         std::size_t settings) {
+  std::vector<std::size_t> widths;
+  for (std::size_t c = 0; c < head.size(); ++c) {
+    widths.push_back(head[c].size());
+    for (const auto& row : rows) widths[c] = std::max(widths[c], row[c].size());
+  }
+  const auto total = [&] {
+    return std::accumulate(widths.begin(), widths.end(), column_gap * (widths.size() - 1));
+  };
+  std::string left_out;
+  while (settings > 0 && total() > table_columns) {
+    const auto end = widths.begin() + static_cast<std::ptrdiff_t>(settings);
+    const auto widest = std::max_element(widths.begin(), end);
+    if (*widest > shortest_cell) {
+      --*widest;
+      continue;
+    }
+    --settings;
+    left_out += (left_out.empty() ? "" : ", ") + head[settings];
+    const auto drop = [&](auto& cells) {
+      cells.erase(cells.begin() + static_cast<std::ptrdiff_t>(settings));
+    };
+    drop(widths);
+    drop(head);
+    for (auto& row : rows) drop(row);
+  }
+  const auto fit = [&](std::vector<std::string>& row) {
+    for (std::size_t c = 0; c < settings; ++c) row[c] = cut(row[c], widths[c]);
+    return row;
+  };
+  Table table(fit(head));
+  for (auto& row : rows) table.add(fit(row));
+  return table.text() + (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
+}
+
+}  // namespace moesim

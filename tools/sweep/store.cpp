@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/sweep/store.hpp"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include <fmt/format.h>
+#include <sqlite3.h>
+
+#include "hardware/parse_json.hpp"
+#include "hardware/rng.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr int lock_patience_ms = 5000;
+constexpr std::array<std::string_view, 4> status_names{"pending", "done", "failed", "infeasible"};
+
+// Columns of the view `metrics`. Of /metrics all that `vllm bench serve` names and the ratios, then
+// what explains them.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> other_columns{{
+    {"decode_step_ms", "/steps/decode/mean_ms"},
+    {"prefill_step_ms", "/steps/prefill/mean_ms"},
+    {"decode_max_activated_mean", "/experts/by_step_kind/decode/max_activated_mean"},
+    {"decode_max_tokens_mean", "/experts/by_step_kind/decode/max_tokens_mean"},
+    {"replication_effective", "/experts/replication_effective"},
+    {"exposed_communication_share", "/breakdown/exposed_communication_share"},
+    {"barrier_idle_share", "/breakdown/barrier_idle_share"},
+}};
+
+std::vector<std::pair<std::string, std::string>> metric_columns() {
+  std::vector<std::pair<std::string, std::string>> columns;
+  const auto add = [&](const std::string& name) { columns.emplace_back(name, "/metrics/" + name); };
+  for (const char* name :
+       {"completed", "rejected", "timeout_share", "cancelled_share", "slo_attainment", "duration_s",
+        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput"}) {
+    add(name);
+  }
+  for (const std::string what : {"ttft", "tpot", "itl", "e2el"}) {
+    for (const std::string statistic : {"mean", "median", "p90", "p95", "p99"}) {
+      add(statistic + "_" + what + "_ms");
+    }
+  }
+  for (const char* name : {"tokens_per_s_per_gpu", "tokens_per_s_per_user", "mfu", "mbu"}) {
+    add(name);
+  }
+  columns.insert(columns.end(), other_columns.begin(), other_columns.end());
+  return columns;
+}
+
+std::string in_quotes(std::string_view text, char quote) {
+  std::string result(1, quote);
+  for (const char c : text) result += c == quote ? std::string(2, c) : std::string(1, c);
+  return result + quote;
+}
+
+// "/steps/decode/mean_ms" -> '$."steps"."decode"."mean_ms"', as a text of SQL. A number between
+// slashes is taken as a place in a list: no config has keys that are numbers.
+std::string sql_path(const std::string& pointer) {
+  std::string path = "$";
+  Json::json_pointer rest(pointer);
+  std::vector<std::string> keys;
+  for (; !rest.empty(); rest.pop_back()) keys.push_back(rest.back());
+  for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
+    const bool place = !key->empty() && key->find_first_not_of("0123456789") == std::string::npos;
+    path += place ? fmt::format("[{}]", *key) : fmt::format(".\"{}\"", *key);
+  }
+  return in_quotes(path, '\'');
+}
+
+std::string view_sql(const std::vector<Axis>& axes) {
+  std::string sql =
+      "DROP VIEW IF EXISTS metrics; CREATE VIEW metrics AS SELECT config_hash, status";
+  const auto add = [&](std::string_view from, const std::string& pointer, std::string_view name) {
+    sql +=
+        fmt::format(", json_extract({}, {}) AS {}", from, sql_path(pointer), in_quotes(name, '"'));
+  };
+  for (const Axis& axis : axes) add("config", axis.pointer, axis.name);
+  for (const auto& [name, pointer] : metric_columns()) add("report", pointer, name);
+  return sql + " FROM points";
+}
+
+PointStatus status_of(const std::string& name) {
+  const auto found = std::find(status_names.begin(), status_names.end(), name);
+  if (found == status_names.end()) {
+    throw ConfigError(fmt::format("a point has the unknown status \"{}\"", name));
+  }
+  return static_cast<PointStatus>(found - status_names.begin());
+}
+
+std::string_view advice(int code) {
+  switch (code & 0xff) {  // the low byte is the kind of error, the rest its variety
+    case SQLITE_NOTADB: return "is not a store that `moesim sweep` wrote; name another file";
+    case SQLITE_CORRUPT: return "is damaged or cut short; restore a copy or name another file";
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED: return "is locked by another program; try again when that is done";
+    case SQLITE_CANTOPEN:
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH: return "cannot be opened or written; name a file in a writable folder";
+    case SQLITE_FULL:
+    case SQLITE_IOERR: return "cannot be written, is the disk full? What was finished is kept";
+    default: return "cannot be used as a store; name another file";
+  }
+}
+
+[[noreturn]] void fail(const std::filesystem::path& file, sqlite3* database, int code) {
+  throw ConfigError(
+      fmt::format("{}: {} ({})", file.string(), advice(code),
+                  database != nullptr ? sqlite3_errmsg(database) : sqlite3_errstr(code)));
+}
+
+// One SQL statement: bind, then row by row.
+class Statement {
+ public:
+  Statement(const std::filesystem::path& file, sqlite3* database, std::string_view sql)
+      : file_(file), database_(database) {
+    sqlite3_stmt* statement = nullptr;
+    const int code =
+        sqlite3_prepare_v2(database, sql.data(), static_cast<int>(sql.size()), &statement, nullptr);
+    statement_.reset(statement);
+    if (code != SQLITE_OK) fail(file_, database_, code);
+  }
+
+  Statement& bind(int place, std::string_view text) {
+    const int code = sqlite3_bind_text64(statement_.get(), place, text.data(), text.size(),
+                                         SQLITE_STATIC, SQLITE_UTF8);
+    if (code != SQLITE_OK) fail(file_, database_, code);
+    return *this;
+  }
+  Statement& bind_null(int place) {
+    sqlite3_bind_null(statement_.get(), place);
+    return *this;
+  }
+
+  /// Whether there is a row.
+  bool step() {
+    const int code = sqlite3_step(statement_.get());
+    if (code != SQLITE_ROW && code != SQLITE_DONE) fail(file_, database_, code);
+    return code == SQLITE_ROW;
+  }
+  void run_and_reset() {
+    step();
+    sqlite3_reset(statement_.get());
+  }
+  std::string text(int column) const {
+    const auto* bytes = sqlite3_column_blob(statement_.get(), column);
+    const auto size = static_cast<std::size_t>(sqlite3_column_bytes(statement_.get(), column));
+    return bytes == nullptr ? std::string() : std::string(static_cast<const char*>(bytes), size);
+  }
+  int integer(int column) const { return sqlite3_column_int(statement_.get(), column); }
+
+ private:
+  struct Finalize {
+    void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
+  };
+  const std::filesystem::path& file_;
+  sqlite3* database_;
+  std::unique_ptr<sqlite3_stmt, Finalize> statement_;
+};
+
+std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> points) {
+  std::erase_if(axes, [&](const Axis& axis) {
+    std::set<std::string> values;
+    for (const StoredPoint& point : points) {
+      const Json* value = find_value(point.config, axis.pointer);
+      values.insert(value == nullptr ? "" : value->dump());
+    }
+    return values.size() < 2;
+  });
+  return axes;
+}
+
+}  // namespace
+
+SweepPoint sweep_point(Json config, std::uint64_t files) {
+  std::string canonical = config.dump();
+  if (files != 0) canonical += fmt::format("{:016x}", files);
+  return {fmt::format("{:016x}", fnv1a(canonical)), std::move(config)};
+}
+
+std::string_view status_name(PointStatus status) {
+  return status_names[static_cast<std::size_t>(status)];
+}
+
+void Store::Close::operator()(sqlite3* database) const { sqlite3_close(database); }
+
+Store::Store(const std::filesystem::path& file, bool create) : file_(file) {
+  sqlite3* database = nullptr;
+  // Absolute, because SQLite gives names such as ":memory:" a meaning. Writable also for readers:
+  // what a killed sweep left half-written has to be rolled back.
+  const int code =
+      sqlite3_open_v2(std::filesystem::absolute(file).c_str(), &database,
+                      SQLITE_OPEN_READWRITE | (create ? SQLITE_OPEN_CREATE : 0), nullptr);
+  database_.reset(database);
+  if (code != SQLITE_OK) fail(file_, database, code);
+  sqlite3_extended_result_codes(database, 1);
+  sqlite3_busy_timeout(database, lock_patience_ms);
+  Statement check(file_, database, "PRAGMA quick_check(1)");
+  if (check.step() && check.text(0) != "ok") fail(file_, nullptr, SQLITE_CORRUPT);
+}
+
+Store Store::open(const std::filesystem::path& file) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(file, ignored)) {
+    throw ConfigError(
+        fmt::format("{}: there is no such store; make one with `moesim sweep CONFIG -o {}`",
+                    file.string(), file.filename().string()));
+  }
+  Store store(file, false);
+  if (store.is_empty()) {
+    throw ConfigError(fmt::format("{}: holds no sweep; fill it with `moesim sweep CONFIG -o {}`",
+                                  file.string(), file.filename().string()));
+  }
+  store.check_schema();
+  return store;
+}
+
+Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
+                      std::span<const SweepPoint> points) {
+  Store store(file, true);
+  store.execute("BEGIN IMMEDIATE");  // rolled back by closing when something throws
+  if (store.is_empty()) {
+    store.execute(
+        "CREATE TABLE meta(schema_version INTEGER NOT NULL, sweep TEXT NOT NULL);"
+        "CREATE TABLE points(config_hash TEXT PRIMARY KEY, config TEXT NOT NULL,"
+        " status TEXT NOT NULL, error TEXT, report TEXT);" +
+        fmt::format("INSERT INTO meta VALUES({}, '')", schema_version));
+  }
+  store.check_schema();
+  store.statuses_of(points);
+  Statement(store.file_, store.database_.get(), "UPDATE meta SET sweep = ?1")
+      .bind(1, sweep.dump())
+      .step();
+  Statement insert(store.file_, store.database_.get(),
+                   "INSERT INTO points VALUES(?1, ?2, 'pending', NULL, NULL)"
+                   " ON CONFLICT(config_hash) DO NOTHING");
+  for (const SweepPoint& point : points) {
+    const std::string config = point.config.dump();
+    insert.bind(1, point.config_hash).bind(2, config).run_and_reset();
+  }
+  store.execute(view_sql(axes_of(sweep)));
+  store.execute("COMMIT");
+  return store;
+}
+
+bool Store::is_empty() const {
+  return !Statement(file_, database_.get(), "SELECT 1 FROM sqlite_master LIMIT 1").step();
+}
+
+void Store::check_schema() const {
+  Statement tables(file_, database_.get(),
+                   "SELECT count(*) FROM sqlite_master WHERE name IN ('meta', 'points')");
+  tables.step();
+  if (tables.integer(0) != 2) {
+    throw ConfigError(
+        fmt::format("{}: is a database of something else; name another file", file_.string()));
+  }
+  Statement version(file_, database_.get(), "SELECT schema_version FROM meta");
+  if (!version.step() || version.integer(0) != schema_version) {
+    throw ConfigError(
+        fmt::format("{}: is a store of schema version {}, this moesim reads {}; name another file",
+                    file_.string(), version.text(0), schema_version));
+  }
+}
+
+void Store::execute(const std::string& sql) const {
+  const int code = sqlite3_exec(database_.get(), sql.c_str(), nullptr, nullptr, nullptr);
+  if (code != SQLITE_OK) fail(file_, database_.get(), code);
+}
+
+std::vector<StoreRow> Store::rows() const {
+  std::vector<StoreRow> rows;
+  Statement statement(file_, database_.get(),
+                      "SELECT config_hash, config, status, error, report FROM points"
+                      " ORDER BY rowid");
+  while (statement.step()) {
+    rows.push_back({statement.text(0), statement.text(1), status_of(statement.text(2)),
+                    statement.text(3), statement.text(4)});
+  }
+  return rows;
+}
+
+std::string Store::sweep() const {
+  Statement meta(file_, database_.get(), "SELECT sweep FROM meta");
+  meta.step();
+  return meta.text(0);
+}
+
+StoredSweep Store::read() const {
+  const auto parsed = [&](std::string_view text) {
+    try {
+      return parse_json(text);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: holds text that is {}; name another file", file_.string(),
+                                    error.what()));
+    }
+  };
+  StoredSweep sweep;
+  try {
+    for (StoreRow& row : rows()) {
+      StoredPoint point{row.config_hash, parsed(row.config), row.status, std::move(row.error), {}};
+      if (point.status == PointStatus::done) point.report = parsed(row.report);
+      sweep.points.push_back(std::move(point));
+    }
+    sweep.document = parsed(this->sweep());
+    sweep.axes = varied(axes_of(sweep.document), sweep.points);
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("{}: holds text that is not JSON ({}); name another file",
+                                  file_.string(), error.what()));
+  }
+  return sweep;
+}
+
+std::map<std::string, PointStatus> Store::statuses_of(std::span<const SweepPoint> points) const {
+  std::set<std::string> known;
+  for (const SweepPoint& point : points) known.insert(point.config_hash);
+  std::map<std::string, PointStatus> statuses;
+  std::size_t others = 0;
+  Statement rows(file_, database_.get(), "SELECT config_hash, status FROM points");
+  while (rows.step()) {
+    if (known.contains(rows.text(0))) {
+      statuses[rows.text(0)] = status_of(rows.text(1));
+    } else {
+      ++others;
+    }
+  }
+  if (others > 0) {
+    throw ConfigError(fmt::format(
+        "{}: holds {} points that this sweep does not have: another sweep wrote it, or another "
+        "version of this one or of a file that it names; name another file with -o",
+        file_.string(), others));
+  }
+  return statuses;
+}
+
+void Store::record(const std::string& config_hash, PointStatus status, std::string_view error,
+                   std::string_view report) {
+  Statement update(file_, database_.get(),
+                   "UPDATE points SET status = ?2, error = ?3, report = ?4 WHERE config_hash = ?1");
+  update.bind(1, config_hash).bind(2, status_name(status));
+  error.empty() ? update.bind_null(3) : update.bind(3, error);
+  report.empty() ? update.bind_null(4) : update.bind(4, report);
+  update.step();
+}
+
+void Store::record(std::span<const StoreRow> rows) {
+  execute("BEGIN IMMEDIATE");
+  for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
+  execute("COMMIT");
+}
+
+std::optional<double> report_number(const StoredPoint& point, const std::string& pointer) {
+  const Json* value = find_value(point.report, pointer);
+  if (value == nullptr || !value->is_number()) return std::nullopt;
+  return value->get<double>();
+}
+
+std::string count_by_status(std::span<const StoredPoint> points) {
+  std::string text;
+  for (std::size_t s = 0; s < status_names.size(); ++s) {
+    const auto count = std::count_if(points.begin(), points.end(), [&](const StoredPoint& point) {
+      return point.status == static_cast<PointStatus>(s);
+    });
+    if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, status_names[s]);
+  }
+  return text;
+}
+
+}  // namespace moesim

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+#include "tools/sweep/axes.hpp"
+
+struct sqlite3;
+
+namespace moesim {
+
+/// One point of a sweep: a whole experiment config, before defaults.
+struct SweepPoint {
+  std::string config_hash;  ///< 16 hex digits: FNV-1a of the config as canonical JSON, and of what
+                            ///< the files hold that it names
+  Json config;
+};
+
+/// Makes a point of a config that names files with these contents; none: 0.
+SweepPoint sweep_point(Json config, std::uint64_t files = 0);
+
+enum class PointStatus {
+  pending,    ///< not run to its end yet
+  done,       ///< has a report
+  failed,     ///< the simulator broke off: a bug, `error` says which
+  infeasible  ///< the config asks for what cannot be, `error` says what
+};
+std::string_view status_name(PointStatus);
+
+/// One point as the store holds it.
+struct StoredPoint {
+  std::string config_hash;
+  Json config;
+  PointStatus status = PointStatus::pending;
+  std::string error;  ///< of a failed or infeasible point
+  Json report;        ///< of a done point, else null
+};
+
+/// The same, its JSON as the store holds it: unparsed, empty where there is none.
+struct StoreRow {
+  std::string config_hash, config;
+  PointStatus status = PointStatus::pending;
+  std::string error, report;
+};
+
+/// Everything in a store: what verbs that evaluate it work on.
+struct StoredSweep {
+  Json document;                    ///< the sweep file
+  std::vector<Axis> axes;           ///< what differs between the points
+  std::vector<StoredPoint> points;  ///< in the order of the sweep
+};
+
+/// The results of a sweep, one SQLite file:
+///
+///   meta(schema_version, sweep)     one row; the sweep file as JSON
+///   points(config_hash, config, status, error, report)
+///   metrics                         a view: the axes and the main numbers of each report
+///
+/// Nothing in it depends on the clock or on the number of threads.
+///
+/// Every point is written in a transaction of its own, with SQLite's rollback journal: killed at
+/// any time, the file keeps what was finished. A store that is opened for the same sweep again
+/// keeps its done points for good; points that are pending, failed or infeasible are to be tried
+/// again (a fixed file may make them feasible). The sweep may have grown: new points are added. A
+/// store that holds points which the sweep lacks belongs to another sweep and is refused.
+///
+/// What can be wrong with the file is a ConfigError of one line that leaves the file as it was: not
+/// a SQLite file, damaged or cut short, a database of something else, another schema version,
+/// locked by another program, not writable. Not for several threads at a time.
+class Store {
+ public:
+  static constexpr int schema_version = 1;
+
+  /// Opens what a sweep has written.
+  static Store open(const std::filesystem::path& file);
+  /// Opens or creates the store of a sweep; points that it lacks become pending.
+  static Store open_for(const std::filesystem::path& file, const Json& sweep,
+                        std::span<const SweepPoint> points);
+
+  StoredSweep read() const;
+  /// The points alone, in the order of the sweep.
+  std::vector<StoreRow> rows() const;
+  /// The sweep file, as JSON text with sorted keys.
+  std::string sweep() const;
+  /// The status of each of these points that the store holds, by hash. Throws ConfigError if it
+  /// holds others.
+  std::map<std::string, PointStatus> statuses_of(std::span<const SweepPoint> points) const;
+  /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
+  void record(const std::string& config_hash, PointStatus, std::string_view error,
+              std::string_view report);
+  /// The same for many points, all or none of them.
+  void record(std::span<const StoreRow> rows);
+
+ private:
+  struct Close {
+    void operator()(sqlite3*) const;
+  };
+
+  Store(const std::filesystem::path& file, bool create);
+  bool is_empty() const;
+  void check_schema() const;
+  void execute(const std::string& sql) const;
+
+  std::filesystem::path file_;
+  std::unique_ptr<sqlite3, Close> database_;
+};
+
+/// The number at a pointer into a point's report, or nothing: absent, null, or the point is not
+/// done.
+std::optional<double> report_number(const StoredPoint& point, const std::string& pointer);
+
+/// "12 done, 3 infeasible"
+std::string count_by_status(std::span<const StoredPoint> points);
+
+}  // namespace moesim

@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/sweep/sweep.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <exception>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include <fmt/format.h>
+#include <tbb/global_control.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "hardware/parse_json.hpp"
+#include "hardware/rng.hpp"
+#include "tools/cli/output.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::size_t most_points = 1'000'000;
+
+// What one point sets, or what a rule of "skip" matches: sorted, so that "/placement" comes before
+// "/placement/replication".
+using Assignment = std::map<std::string, Json>;
+
+// An axis, or a column of a zip.
+struct Column {
+  std::string pointer;
+  std::vector<Json> values;
+};
+
+void check_pointer(const std::string& pointer, const ConfigNode& node) {
+  try {
+    if (!Json::json_pointer(pointer).empty()) return;
+  } catch (const Json::exception&) {
+  }
+  node.fail(
+      fmt::format("\"{}\" is not a JSON pointer such as \"/placement/replication\"", pointer));
+}
+
+constexpr Standard as_in_base = otherwise("as in the base");
+
+std::span<const Key> column_keys() {
+  static constexpr Form values = form::list(form::any);
+  static constexpr Key keys[] = {{"/*", values, as_in_base, "the values it takes, in this order"}};
+  return keys;
+}
+
+std::span<const Key> setting_keys() {
+  static constexpr Key keys[] = {{"/*", form::any, as_in_base, "its value"}};
+  return keys;
+}
+
+std::span<const Key> block_keys() {
+  static constexpr Form columns = form::object(column_keys), settings = form::object(setting_keys);
+  static constexpr Key keys[] = {
+      {"axes", columns, otherwise("none"), "every combination of these values"},
+      {"zip", columns, otherwise("none"), "... with each row of these lists of one length"},
+      {"set", settings, otherwise("none"), "... and this in all of them"}};
+  return keys;
+}
+
+std::vector<Column> read_columns(const ConfigNode& node) {
+  std::vector<Column> columns;
+  read_object(node, column_keys, [&](ConfigReader& reader) {
+    for (const std::string& pointer : reader.all_keys()) {
+      check_pointer(pointer, node);
+      const ConfigNode list = reader.child(pointer);
+      if (!list.json().is_array() || list.json().empty()) {
+        node.fail(fmt::format("\"{}\" needs a list of at least one value", pointer));
+      }
+      columns.push_back({pointer, list.json()});
+    }
+  });
+  return columns;
+}
+
+Assignment read_settings(const ConfigNode& node) {
+  return read_object(node, setting_keys, [&](ConfigReader& reader) {
+    Assignment settings;
+    for (const std::string& pointer : reader.all_keys()) {
+      check_pointer(pointer, node);
+      settings[pointer] = reader.child(pointer).json();
+    }
+    return settings;
+  });
+}
+
+// Every point with every row of the columns, which are of one length.
+std::vector<Assignment> cross(const std::vector<Assignment>& points,
+                              const std::vector<Column>& columns, const ConfigNode& node) {
+  const std::size_t rows = columns.front().values.size();
+  if (points.size() * rows > most_points) {
+    node.fail(fmt::format("more than {} points; sweep fewer values", most_points));
+  }
+  std::vector<Assignment> crossed;
+  for (const Assignment& point : points) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      Assignment& next = crossed.emplace_back(point);
+      for (const Column& column : columns) {
+        if (!next.emplace(column.pointer, column.values[row]).second) {
+          node.fail(fmt::format("\"{}\" is set twice; leave it in one place", column.pointer));
+        }
+      }
+    }
+  }
+  return crossed;
+}
+
+std::vector<Assignment> read_block(ConfigReader& block, const std::vector<Column>& seeds) {
+  const ConfigNode& node = block.node();
+  std::vector<Assignment> points(1);
+  if (block.optional("set")) points.front() = read_settings(block.child("set"));
+  if (block.optional("axes")) {
+    for (const Column& axis : read_columns(block.child("axes")))
+      points = cross(points, {axis}, node);
+  }
+  if (block.optional("zip")) {
+    const ConfigNode zip = block.child("zip");
+    const std::vector<Column> columns = read_columns(zip);
+    for (const Column& column : columns) {
+      if (column.values.size() == columns.front().values.size()) continue;
+      zip.fail(fmt::format("\"{}\" has {} values, \"{}\" has {}; give each equally many",
+                           columns.front().pointer, columns.front().values.size(), column.pointer,
+                           column.values.size()));
+    }
+    if (!columns.empty()) points = cross(points, columns, node);
+  }
+  return seeds.empty() ? points : cross(points, seeds, node);
+}
+
+// Sets one value; what holds it must be there.
+void assign(Json& config, const std::string& pointer, const Json& value, const ConfigNode& block) {
+  const Json::json_pointer place(pointer);
+  const Json::json_pointer above = place.parent_pointer();
+  const Json* holder = find_value(config, above.to_string());
+  if (holder == nullptr) {
+    block.fail(fmt::format("\"{}\": the base has no \"{}\" to set \"{}\" in; add it to the base",
+                           pointer, above.to_string(), place.back()));
+  }
+  if (holder->is_string()) {
+    block.fail(fmt::format(
+        "\"{}\": \"{}\" is the text {} in the base; write it as an object, {{\"type\": {}}}",
+        pointer, above.to_string(), holder->dump(), holder->dump()));
+  }
+  const bool in_list = holder->is_array() && find_value(config, pointer) != nullptr;
+  if (!holder->is_object() && !in_list) {
+    block.fail(fmt::format("\"{}\": \"{}\" in the base is {}, which has no such place", pointer,
+                           above.to_string(), holder->dump()));
+  }
+  config[place] = value;
+}
+
+std::vector<Assignment> read_skip_rules(const ConfigNode& node) {
+  std::vector<Assignment> rules;
+  for (const ConfigNode& rule : node.list()) {
+    rules.push_back(read_settings(rule));
+    if (rules.back().empty()) rule.fail("matches every point; name a pointer and a value");
+  }
+  return rules;
+}
+
+bool matches(const Json& config, const Assignment& rule) {
+  return std::all_of(rule.begin(), rule.end(), [&](const auto& pair) {
+    const Json* value = find_value(config, pair.first);
+    return value != nullptr && same_setting(*value, pair.second);
+  });
+}
+
+void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
+  for (const Assignment& rule : read_skip_rules(node)) {
+    for (const auto& [pointer, value] : rule) {
+      const bool known = std::any_of(points.begin(), points.end(), [&](const SweepPoint& point) {
+        return find_value(point.config, pointer) != nullptr;
+      });
+      if (!known) {
+        node.fail(
+            fmt::format("no point has a \"{}\"; a rule matches what the base and the axes "
+                        "write, not defaults",
+                        pointer));
+      }
+    }
+    std::erase_if(points, [&](const SweepPoint& point) { return matches(point.config, rule); });
+    if (points.empty()) node.fail("leaves no point");
+  }
+}
+
+void refuse_experiment(const ConfigNode& file) {
+  const Json& json = file.json();
+  if (json.contains("base") || !(json.contains("model") || json.contains("workload"))) return;
+  const std::string name = file.file().filename().string();
+  file.fail(fmt::format(
+      "this is an experiment, not a sweep; run it with `moesim run {0}`, or write a sweep that "
+      "names it: {{\"base\": \"{0}\", \"axes\": {{\"/placement/replication\": [1, 1.5]}}}}",
+      name));
+}
+
+ConfigNode read_base(const ConfigNode& node) {
+  const ConfigNode base = node.json().is_string()
+                              ? ConfigNode::from_file(node.relative(node.text()))
+                              : ConfigNode(node.json(), node.file());
+  if (!base.json().is_object()) node.fail("expected the name of an experiment, or an experiment");
+  return base;
+}
+
+std::vector<Column> read_seeds(const ConfigNode& node) {
+  for (const ConfigNode& seed : node.list()) seed.integer();
+  if (node.json().empty()) node.fail("needs at least one seed");
+  return {{"/seed", node.json()}};
+}
+
+// Does `work` on 0 .. n - 1, on `threads` threads, until stopped or until one throws; then
+// rethrows. Each piece of work is isolated: a thread that waits for the inner loops of one run must
+// not start another run meanwhile, which could wait for a lock that the first one holds.
+template <class Work>
+void for_each_point(std::size_t n, const SweepOptions& options, Work&& work) {
+  std::mutex mutex;
+  std::exception_ptr broken;
+  std::atomic<bool> ended = false;
+  // More threads than cores are given, too, if asked for.
+  const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
+                                  static_cast<std::size_t>(options.threads));
+  tbb::task_arena arena(options.threads);
+  arena.execute([&] {
+    tbb::parallel_for(
+        tbb::blocked_range<std::size_t>(0, n, 1),
+        [&](const auto& range) {
+          for (std::size_t i = range.begin(); i < range.end(); ++i) {
+            if (ended || options.stop()) return;
+            try {
+              tbb::this_task_arena::isolate([&] { work(i); });
+            } catch (...) {
+              // Not thrown on from here: that would cancel the inner loops of the runs in flight,
+              // whose reports would then be wrong.
+              const std::lock_guard lock(mutex);
+              if (!broken) broken = std::current_exception();
+              ended = true;
+            }
+          }
+        },
+        tbb::simple_partitioner());
+  });
+  if (broken) std::rethrow_exception(broken);
+}
+
+struct Result {
+  PointStatus status;
+  std::string error;
+  std::string report;
+};
+
+Result run_point(const PointRunner& runner, const Json& config) {
+  try {
+    return {PointStatus::done, "", runner.run(config)};
+  } catch (const ConfigError& error) {
+    return {PointStatus::infeasible, error.what(), ""};
+  } catch (const std::exception& error) {
+    return {PointStatus::failed, error.what(), ""};
+  }
+}
+
+// Why each point cannot be run; nothing for those that can.
+std::vector<std::optional<std::string>> check_points(const std::vector<const SweepPoint*>& points,
+                                                     const PointRunner& runner,
+                                                     const SweepOptions& options) {
+  std::vector<std::optional<std::string>> errors(points.size());
+  std::mutex mutex;
+  std::size_t checked = 0;
+  for_each_point(points.size(), options, [&](std::size_t i) {
+    try {
+      runner.check(points[i]->config);
+    } catch (const ConfigError& error) {
+      errors[i] = error.what();
+    }
+    const std::lock_guard lock(mutex);
+    options.checked(++checked, points.size());
+  });
+  return errors;
+}
+
+std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
+  std::string text;
+  for (const Axis& axis : axes) {
+    const Json* value = find_value(point.config, axis.pointer);
+    if (value != nullptr) text += fmt::format("{}={} ", axis.name, setting_text(*value));
+  }
+  if (!text.empty()) text.pop_back();
+  return text.empty() ? point.config_hash : text;
+}
+
+// What the files hold that configs name, each read once. A JSON file's own files count too; of a
+// large file its size and first megabyte do.
+class FileFingerprints {
+ public:
+  /// 0 if the config names none. Every text that is the path of a file is taken for its name.
+  std::uint64_t of(const Json& config, const std::filesystem::path& folder) {
+    std::uint64_t all = 0;
+    if (config.is_string()) return of_file(folder / config.get<std::string>());
+    if (!config.is_structured()) return 0;
+    for (const Json& value : config) {
+      const std::uint64_t one = of(value, folder);
+      if (one != 0) all = fnv1a(fmt::format("{:016x}", one), all == 0 ? fnv1a("") : all);
+    }
+    return all;
+  }
+
+ private:
+  std::uint64_t of_file(const std::filesystem::path& file) {
+    const auto [known, is_new] = known_.try_emplace(file.string(), 0);
+    std::error_code none;
+    if (!is_new || !std::filesystem::is_regular_file(file, none)) return known->second;
+    std::ifstream stream(file, std::ios::binary);
+    std::string head(std::size_t{1} << 20, '\0');
+    head.resize(static_cast<std::size_t>(
+        stream.read(head.data(), static_cast<std::streamsize>(head.size())).gcount()));
+    std::uint64_t print = fnv1a(head) ^ std::filesystem::file_size(file, none);
+    const Json json = json_or_text(head);
+    if (json.is_structured()) print ^= of(json, file.parent_path());
+    return known_[file.string()] = print;
+  }
+
+  std::map<std::string, std::uint64_t> known_;
+};
+
+}  // namespace
+
+std::span<const Key> sweep_keys() {
+  static constexpr Form experiment = form::file.or_a(form::any), seed = form::integer(0, 9e15),
+                        seeds = form::list(seed), rule = form::object(setting_keys),
+                        rules = form::list(rule), block = form::object(block_keys),
+                        blocks = form::list(block);
+  static const std::vector<Key> keys = [] {
+    std::vector<Key> all{{"base", experiment, required, "an experiment, or the file of one"}};
+    all.insert(all.end(), block_keys().begin(), block_keys().end());
+    const Key others[] = {
+        {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
+        {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
+        {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
+        {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+    all.insert(all.end(), std::begin(others), std::end(others));
+    return all;
+  }();
+  return keys;
+}
+
+Sweep expand_sweep(const ConfigNode& file) {
+  refuse_experiment(file);
+  return read_object(file, sweep_keys, [&](ConfigReader& reader) {
+    reader.optional("$schema");
+    const ConfigNode base = read_base(reader.child("base"));
+    Sweep sweep{file.json(), base.file(), {}};
+    std::vector<Column> seeds;
+    if (reader.optional("seeds")) seeds = read_seeds(reader.child("seeds"));
+
+    std::map<std::string, Json> configs;
+    FileFingerprints files;
+    const auto add_block = [&](ConfigReader& block) {
+      for (const Assignment& assignment : read_block(block, seeds)) {
+        Json config = base.json();
+        for (const auto& [pointer, value] : assignment)
+          assign(config, pointer, value, block.node());
+        const std::uint64_t inputs = files.of(config, base.file().parent_path());
+        SweepPoint point = sweep_point(std::move(config), inputs);
+        const auto [place, is_new] = configs.emplace(point.config_hash, point.config);
+        check(place->second == point.config, "two configs have one hash");
+        if (is_new) sweep.points.push_back(std::move(point));
+      }
+    };
+    if (reader.optional("blocks")) {
+      for (const char* key : {"axes", "zip", "set"}) {
+        if (reader.optional(key))
+          file.fail(fmt::format("\"{}\" stands beside \"blocks\"; put it into each block", key));
+      }
+      for (const ConfigNode& block : reader.child("blocks").list())
+        read_object(block, block_keys, add_block);
+    } else {
+      add_block(reader);
+    }
+    if (reader.optional("skip")) skip_points(sweep.points, reader.child("skip"));
+    if (sweep.points.empty()) file.fail("sweeps nothing; add \"axes\" or a block");
+    return sweep;
+  });
+}
+
+Shard parse_shard(std::string_view text) {
+  std::size_t place = 0, count = 0;
+  const char* const end = text.data() + text.size();
+  const auto first = std::from_chars(text.data(), end, place);
+  const bool slash = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
+  const auto second = slash ? std::from_chars(first.ptr + 1, end, count) : first;
+  if (!slash || second.ec != std::errc() || second.ptr != end || place < 1 || place > count) {
+    throw ConfigError(fmt::format("--shard {}: expected I/N with I from 1 to N, e.g. 2/8", text));
+  }
+  return {place - 1, count};
+}
+
+Sweep shard_of(Sweep sweep, Shard shard) {
+  std::vector<SweepPoint> points;
+  for (std::size_t i = shard.index; i < sweep.points.size(); i += shard.count)
+    points.push_back(std::move(sweep.points[i]));
+  if (points.empty()) {
+    throw ConfigError(fmt::format("--shard {}/{}: the sweep has {} points; use no more shards",
+                                  shard.index + 1, shard.count, sweep.points.size()));
+  }
+  sweep.points = std::move(points);
+  return sweep;
+}
+
+SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
+                       const PointRunner& runner, const SweepOptions& options) {
+  std::map<std::string, PointStatus> known;
+  std::error_code ignored;
+  const auto size = std::filesystem::file_size(file, ignored);
+  if (!ignored && size > 0) known = Store::open(file).statuses_of(sweep.points);
+  std::vector<const SweepPoint*> open;
+  for (const SweepPoint& point : sweep.points) {
+    const auto found = known.find(point.config_hash);
+    if (found == known.end() || found->second != PointStatus::done) open.push_back(&point);
+  }
+
+  SweepOutcome outcome{sweep.points.size() - open.size(), 0, open.size()};
+  const std::vector<std::optional<std::string>> errors = check_points(open, runner, options);
+  if (options.stop()) return outcome;
+  const auto infeasible = static_cast<std::size_t>(std::count_if(
+      errors.begin(), errors.end(), [](const auto& error) { return error.has_value(); }));
+  if (options.refuse_infeasible && infeasible == sweep.points.size()) {
+    throw ConfigError(infeasible == 1
+                          ? *errors.front()
+                          : fmt::format("{} (none of the {} points can be run; this is the first)",
+                                        *errors.front(), infeasible));
+  }
+
+  Store store = Store::open_for(file, sweep.document, sweep.points);
+  std::vector<const SweepPoint*> to_run;
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    if (errors[i]) {
+      store.record(open[i]->config_hash, PointStatus::infeasible, *errors[i], "");
+    } else {
+      to_run.push_back(open[i]);
+    }
+  }
+  options.progress(0, to_run.size());
+  std::mutex mutex;
+  for_each_point(to_run.size(), options, [&](std::size_t i) {
+    const Result result = run_point(runner, to_run[i]->config);
+    const std::lock_guard lock(mutex);
+    store.record(to_run[i]->config_hash, result.status, result.error, result.report);
+    options.progress(++outcome.ran, to_run.size());
+  });
+  outcome.left = to_run.size() - outcome.ran;
+  return outcome;
+}
+
+std::string sweep_text(const StoredSweep& sweep) {
+  struct Column {
+    const char* head;
+    const char* pointer;
+  };
+  constexpr Column columns[] = {
+      {"out/s/GPU", "/metrics/tokens_per_s_per_gpu"},
+      {"tokens/s", "/metrics/total_token_throughput"},
+      {"TPOT ms", "/metrics/mean_tpot_ms"},
+      {"median", "/metrics/median_tpot_ms"},
+      {"p99 TTFT ms", "/metrics/p99_ttft_ms"},
+      {"activated", "/experts/by_step_kind/decode/max_activated_mean"},
+  };
+  std::vector<std::string> head;
+  for (const Axis& axis : sweep.axes) head.push_back(axis.name);
+  for (const Column& column : columns) head.emplace_back(column.head);
+
+  std::vector<std::vector<std::string>> rows;
+  std::string others;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) {
+      const std::string why = point.error.empty() ? "" : ": " + point.error;
+      others += wrapped(fmt::format("{}: {}{}", axes_text(sweep.axes, point),
+                                    status_name(point.status), why),
+                        100, 4) +
+                "\n";
+      continue;
+    }
+    auto& row = rows.emplace_back();
+    for (const Axis& axis : sweep.axes) {
+      const Json* value = find_value(point.config, axis.pointer);
+      row.push_back(value == nullptr ? "-" : setting_text(*value));
+    }
+    for (const Column& column : columns) {
+      const auto number = report_number(point, column.pointer);
+      row.push_back(number ? number_text(*number) : "-");
+    }
+  }
+  const std::string table =
+      rows.empty() ? "" : narrow_table(std::move(head), std::move(rows), sweep.axes.size());
+  return fmt::format("{}{}{} points: {}\n{}", table, table.empty() ? "" : "\n", sweep.points.size(),
+                     count_by_status(sweep.points), others);
+}
+
+}  // namespace moesim

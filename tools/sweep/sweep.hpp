@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "hardware/config.hpp"
+#include "tools/sweep/store.hpp"
+
+namespace moesim {
+
+/// A sweep file, written out.
+struct Sweep {
+  Json document;                    ///< the file as written
+  std::filesystem::path base_file;  ///< paths in the configs are relative to it
+  std::vector<SweepPoint> points;   ///< different from each other; later axes vary fastest
+};
+
+/// Writes out a sweep file:
+///
+///   {"base": "experiment.json",                    or the experiment itself
+///    "axes": {"/json/pointer": [values], ...},     every combination of these ...
+///    "zip":  {"/a": [1, 2], "/b": [8, 4]},         ... with each row of these ...
+///    "set":  {"/c": value},                        ... and this in all of them
+///    "seeds": [1, 2, 3],                           the same as an axis "/seed"
+///    "skip": [{"/a": 1, "/x": "metro"}, ...]}      leaves out points that match all of a rule
+///
+/// or, in the place of axes, zip and set, "blocks": a list of objects with these keys, one after
+/// the other. Pointers lead into the base; what they set may be new, what holds it must be there.
+/// Values may be objects; shorter pointers are set before longer ones, so that one axis can change
+/// a policy and another its option. A skip rule matches what is written, not defaults; "metro" and
+/// {"type": "metro"} match each other. Equal points are merged.
+///
+/// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
+/// rule names what no point has, or no point is left.
+Sweep expand_sweep(const ConfigNode& file);
+/// The keys of a sweep file, as expand_sweep() reads them.
+std::span<const Key> sweep_keys();
+
+/// What a sweep does with a config. Called by several threads at a time.
+struct PointRunner {
+  /// Throws ConfigError if the config cannot be run.
+  std::function<void(const Json& config)> check;
+  /// The report, JSON. Throws ConfigError if the config cannot be run after all; any other
+  /// exception is a failed point.
+  std::function<std::string(const Json& config)> run;
+};
+
+/// Every `count`th point from the `index`th on, counted from 0: what one of several machines runs.
+struct Shard {
+  std::size_t index = 0, count = 1;
+};
+/// Reads "2/8", counted from 1. Throws ConfigError.
+Shard parse_shard(std::string_view text);
+/// The sweep with this shard's points alone. Throws ConfigError if it has none.
+Sweep shard_of(Sweep, Shard);
+
+struct SweepOptions {
+  int threads = 1;
+  /// Whether a sweep of which no point can be run is refused; a shard may be so by chance.
+  bool refuse_infeasible = true;
+  /// Called, by one thread at a time, before the first point is run and whenever one is finished:
+  /// (finished, to run this time).
+  std::function<void(std::size_t, std::size_t)> progress = [](std::size_t, std::size_t) {};
+  /// The same for the checks before.
+  std::function<void(std::size_t, std::size_t)> checked = [](std::size_t, std::size_t) {};
+  /// Asked before each point: true ends the sweep after the points in flight.
+  std::function<bool()> stop = [] { return false; };
+};
+
+struct SweepOutcome {
+  std::size_t resumed = 0;  ///< points that were done before
+  std::size_t ran = 0;      ///< points that were run now
+  std::size_t left = 0;     ///< points that are not tried yet, because of a stop
+};
+
+/// Runs the points that the store does not have as done, and records each as it finishes. All are
+/// checked before the first is run: one that cannot be run is recorded as infeasible. Throws
+/// ConfigError, with the store untouched, if no point of the sweep can be run (the first one's
+/// error, see SweepOptions) or the store is not this sweep's (see Store).
+SweepOutcome run_sweep(const Sweep&, const std::filesystem::path& store, const PointRunner&,
+                       const SweepOptions&);
+
+/// Merges stores of one sweep, such as those of its shards, into `output`, which may be there
+/// already and may be among them. The rows are taken in turn, so that all shards, in order, give
+/// the order of the sweep. Of the same point in two stores a done one replaces one that is not;
+/// merging again changes nothing. Throws ConfigError, with `output` untouched, if a file is no
+/// store of this schema, the stores are not of one sweep, or two of them contradict each other: a
+/// point with two configs or two reports.
+void merge_stores(const std::vector<std::filesystem::path>& stores,
+                  const std::filesystem::path& output);
+
+/// What a terminal shows of a finished sweep: a row per done point, then the others and why.
+std::string sweep_text(const StoredSweep&);
+
+}  // namespace moesim

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "tools/cli/output.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/sweep/sweep.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> stores;
+  std::string output;
+};
+
+int run(const Options& options) {
+  merge_stores({options.stores.begin(), options.stores.end()}, options.output);
+  print(sweep_text(Store::open(options.output).read()));
+  return 0;
+}
+
+}  // namespace
+
+Action setup_merge(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  command.add_option("STORE", options->stores, "what `moesim sweep --shard I/N` wrote")->required();
+  command.add_option("-o,--output", options->output, "the store of all, new or to be added to")
+      ->required();
+  command.footer(
+      "Merging again changes nothing. Stores of different sweeps or schemas are refused, and "
+      "stores\n"
+      "that hold different results of one point; the output is then left as it was.");
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <atomic>
+#include <csignal>
+#include <memory>
+#include <thread>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "sim/serving/simulator.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/progress.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/sweep/slurm.hpp"
+#include "tools/sweep/sweep.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr int exit_internal_error = 1;
+constexpr int exit_interrupted = 130;  // 128 + SIGINT, as shells have it
+
+struct Options {
+  std::string config, store, shard, launcher = "here";
+  int threads = 0;
+  SlurmOptions slurm;
+};
+
+// The one global: a signal handler can reach nothing else.
+std::atomic<bool> interrupted = false;
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+// The first Ctrl-C, or TERM as a scheduler sends it, lets the points in flight finish; the second
+// ends the program as usual.
+class InterruptGuard {
+ public:
+  InterruptGuard() {
+    for (const int number : {SIGINT, SIGTERM}) {
+      std::signal(number, [](int received) {
+        interrupted = true;
+        std::signal(received, SIG_DFL);
+      });
+    }
+  }
+  ~InterruptGuard() {
+    std::signal(SIGINT, SIG_DFL);
+    std::signal(SIGTERM, SIG_DFL);
+  }
+  InterruptGuard(const InterruptGuard&) = delete;
+  InterruptGuard& operator=(const InterruptGuard&) = delete;
+};
+
+int threads_of(const Options& options) {
+  return options.threads > 0 ? options.threads
+                             : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+// Refuses what no task could run, so that it is said here and not in N logs.
+void require_feasible(const Sweep& sweep, const PointRunner& runner) {
+  std::string first;
+  for (const SweepPoint& point : sweep.points) {
+    try {
+      runner.check(point.config);
+      return;
+    } catch (const ConfigError& error) {
+      if (first.empty()) first = error.what();
+    }
+  }
+  throw ConfigError(fmt::format("{} (none of the {} points can be run; this is the first)", first,
+                                sweep.points.size()));
+}
+
+int submit(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+  require_feasible(sweep, runner);
+  SlurmOptions slurm = options.slurm;
+  slurm.tasks = std::min(slurm.tasks, sweep.points.size());
+  slurm.cpus = std::max(1, options.threads);
+  const SlurmJobs jobs = submit_to_slurm(std::filesystem::read_symlink("/proc/self/exe"),
+                                         options.config, options.store, slurm);
+  print(wrapped(fmt::format("{} points in {} tasks: job array {}; job {} merges them into {}. "
+                            "Stores, scripts and logs of the tasks are in {}. The same command "
+                            "submits what is not done.",
+                            sweep.points.size(), slurm.tasks, jobs.array, jobs.merge, options.store,
+                            jobs.folder.string())) +
+        "\n");
+  return 0;
+}
+
+int run_here(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+  ProgressBar checks("points checked");
+  ProgressBar progress("points");
+  SweepOptions how;
+  how.threads = threads_of(options);
+  how.refuse_infeasible = options.shard.empty();
+  how.checked = [&](std::size_t checked, std::size_t total) {
+    checks.update(static_cast<std::int64_t>(checked), static_cast<std::int64_t>(total));
+  };
+  how.progress = [&](std::size_t finished, std::size_t total) {
+    checks.finish();
+    progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
+  };
+  how.stop = [] { return interrupted.load(); };
+
+  const InterruptGuard guard;
+  const SweepOutcome outcome = run_sweep(sweep, options.store, runner, how);
+  progress.finish();
+  if (outcome.resumed > 0)
+    spdlog::info("{} of {} points were done before", outcome.resumed, sweep.points.size());
+  if (outcome.left > 0) {
+    spdlog::warn("stopped with {} points left; the same command runs them", outcome.left);
+    return exit_interrupted;
+  }
+  const StoredSweep stored = Store::open(options.store).read();
+  print(sweep_text(stored));
+  const bool failed =
+      std::any_of(stored.points.begin(), stored.points.end(),
+                  [](const StoredPoint& point) { return point.status == PointStatus::failed; });
+  return failed ? exit_internal_error : 0;
+}
+
+int run(const Options& options) {
+  Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
+  if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
+  TraceLibrary traces;
+  const auto load = [&](const Json& config) {
+    return load_experiment(ConfigNode(config, sweep.base_file), traces);
+  };
+  const PointRunner runner{
+      [&](const Json& config) { load(config); },
+      [&](const Json& config) { return moesim::run(load(config)).document.dump(); }};
+  return options.launcher == "slurm" ? submit(options, sweep, runner)
+                                     : run_here(options, sweep, runner);
+}
+
+constexpr std::string_view footer = R"(CONFIG is a JSON file:
+  {"base": "experiment.json",
+   "axes": {"/placement/replication": [1, 1.5], "/token_routing/decode": ["even", "metro"]},
+   "zip":  {"/parallel/dp": [8, 16], "/parallel/ep": [8, 16]},
+   "set":  {"/slo": {"tpot": "50 ms"}},
+   "seeds": [1, 2, 3],
+   "skip": [{"/placement/replication": 1, "/token_routing/decode": "metro"}]}
+Every combination of the axes is run with each row of the zip and each seed; what is set is set in
+all. "blocks": [{"axes", "zip", "set"}, ..] holds several such grids. A point that matches a whole
+skip rule is left out. Values may be objects. Paths in values are relative to the folder of the
+base.
+
+The same command goes on where it was stopped or killed: points that are done are not run again.
+Ctrl-C waits for the points in flight, a second one does not. Under slurm -j is the number of cores
+of each task, and requeued tasks go on likewise.
+Exit: 0 done (points that cannot be run are listed), 1 a point failed, 2 bad input, 130 Ctrl-C.)";
+
+}  // namespace
+
+Action setup_sweep(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
+  command.add_option("-o,--output", options->store, "store of the results, a SQLite file")
+      ->required();
+  command.add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
+      ->check(CLI::PositiveNumber);
+  CLI::Option* shard =
+      command.add_option("--shard", options->shard,
+                         "run every Nth point from the Ith on: I/N, merge the stores later");
+  command
+      .add_option("--launcher", options->launcher,
+                  "here, or slurm: a job array and a job that merges")
+      ->check(CLI::IsMember({"here", "slurm"}))
+      ->excludes(shard);
+  command.add_option("--tasks", options->slurm.tasks, "slurm: tasks of the array (default: 8)")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--partition", options->slurm.partition, "slurm: where the tasks run");
+  command.add_option("--time", options->slurm.time, "slurm: limit of each task, e.g. 2:00:00");
+  command
+      .add_option("--sbatch", options->slurm.more,
+                  "slurm: any other option, e.g. --sbatch=--account=lab; repeatable")
+      ->allow_extra_args(false);
+  command.footer(std::string(footer));
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/validation/predict_operation.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/rng.hpp"
+#include "models/step_ops.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct Named {
+  std::string_view source, file;
+};
+
+std::string file_of(std::string_view name, std::span<const Named> table) {
+  const auto found = std::find_if(table.begin(), table.end(),
+                                  [&](const Named& row) { return name.starts_with(row.source); });
+  return found == table.end() ? std::string() : std::string(found->file);
+}
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+/// The numbers behind the names in "q_heads=32 kv_heads=4 hd=128" or "M=64 N=2048 K=4096".
+double number_after(const std::string& text, const std::string& name) {
+  const std::size_t place = text.find(name + "=");
+  if (place == std::string::npos) return 0;
+  const char* digits = text.data() + place + name.size() + 1;
+  long number = 0;
+  std::from_chars(digits, text.data() + text.size(), number);
+  return static_cast<double>(number);
+}
+
+/// The shape of the routed experts of the models whose layers were measured.
+struct ExpertShape {
+  double hidden, width;
+  int experts, per_token;
+};
+
+std::optional<ExpertShape> expert_shape(std::string_view model) {
+  if (model.starts_with("Qwen3-30B")) return ExpertShape{2048, 768, 128, 8};
+  if (model.starts_with("Qwen3-235B")) return ExpertShape{4096, 1536, 128, 8};
+  if (model.starts_with("DeepSeek")) return ExpertShape{7168, 2048, 256, 8};
+  if (model.starts_with("Mixtral-8x7B")) return ExpertShape{4096, 14336, 8, 2};
+  if (model.starts_with("gpt-oss-120b")) return ExpertShape{2880, 2880, 128, 4};
+  return std::nullopt;
+}
+
+struct Stored {
+  Precision weights, activations;
+};
+
+std::optional<Stored> stored_as(std::string_view precision) {
+  if (precision == "bfloat16" || precision == "bf16")
+    return Stored{Precision::bf16, Precision::bf16};
+  if (precision == "fp8_block") return Stored{Precision::fp8_block, Precision::fp8_block};
+  if (precision == "fp8") return Stored{Precision::fp8, Precision::fp8};
+  if (precision == "w4a16_mxfp4") return Stored{Precision::mxfp4, Precision::bf16};
+  if (precision == "nvfp4" || precision == "fp4") return Stored{Precision::nvfp4, Precision::nvfp4};
+  return std::nullopt;
+}
+
+constexpr double microseconds = 1e6;
+
+Prediction in_us(const Cost& cost) {
+  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
+  return {cost.time.count() * microseconds,
+          fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
+                      cost.work.hbm.value() / 1e6),
+          cost.evidence != Evidence::calibrated, cost.work.hbm.value(), cost.work.flops.value()};
+}
+
+// --- experts -------------------------------------------------------------------------------------
+
+/// Tokens per expert over all experts, drawn as the benchmark that was measured draws them
+/// (ai-dynamo/aiconfigurator, collector/helper.py): a bounded power law over experts, rounded to
+/// the number of selections, no expert twice for a token.
+std::vector<std::int32_t> power_law_counts(const ExpertShape& shape, double tokens, int ranks,
+                                           double alpha, Rng& rng) {
+  const double selections = tokens * shape.per_token;
+  const bool many = selections > shape.experts;
+  const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
+  const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
+  std::vector<double> weights;
+  double sum = 0;
+  for (int e = 0; e < shape.experts; ++e) {
+    weights.push_back(std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha)));
+    sum += weights.back();
+  }
+  std::vector<std::int32_t> counts;
+  auto left = std::llround(selections);
+  for (const double w : weights) {
+    counts.push_back(static_cast<std::int32_t>(std::min(tokens, std::round(w / sum * selections))));
+    left -= counts.back();
+  }
+  // What rounding added or lost goes to the least and comes from the most loaded expert, rank by
+  // rank.
+  const auto per_rank = static_cast<std::ptrdiff_t>(shape.experts / ranks);
+  for (std::ptrdiff_t rank = 0; left != 0; rank = (rank + 1) % ranks) {
+    const auto first = counts.begin() + rank * per_rank;
+    const auto last = first + per_rank;
+    const auto expert = left > 0 ? std::min_element(first, last) : std::max_element(first, last);
+    if (left > 0 ? *expert >= tokens : *expert == 0) continue;
+    *expert += left > 0 ? 1 : -1;
+    left -= left > 0 ? 1 : -1;
+  }
+  return counts;
+}
+
+/// Tokens per expert of one rank when aiconfigurator times SGLang's Triton layer, whose experts all
+/// stand on that rank (collector/helper.py, balanced_logits and build_rank0_local_workload): token
+/// t chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and
+/// what else they choose goes to expert 0, because the kernel needs some index
+/// (collector/sglang/collect_moe.py).
+std::vector<std::int32_t> lone_rank_counts(const ExpertShape& shape, std::int64_t tokens,
+                                           int ranks) {
+  const int stride = (shape.experts + shape.per_token - 1) / shape.per_token;
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.experts / ranks));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t first = tokens < stride ? t * stride / tokens : t;
+    std::int32_t elsewhere = 0;
+    for (int j = 0; j < shape.per_token; ++j) {
+      const auto expert = static_cast<std::size_t>((first + j * stride) % shape.experts);
+      expert < counts.size() ? ++counts[expert] : ++elsewhere;
+    }
+    if (elsewhere < shape.per_token) counts[0] += elsewhere;
+  }
+  return counts;
+}
+
+/// The rank with the most tokens is the one that was timed.
+std::span<const std::int32_t> hottest_rank(std::span<const std::int32_t> counts, int ranks) {
+  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
+  std::span<const std::int32_t> hottest;
+  std::int64_t most = -1;
+  for (std::size_t first = 0; first < counts.size(); first += per_rank) {
+    const auto rank = counts.subspan(first, per_rank);
+    std::int64_t sum = 0;
+    for (const std::int32_t n : rank) sum += n;
+    if (sum > most) {
+      most = sum;
+      hottest = rank;
+    }
+  }
+  return hottest;
+}
+
+/// Weights that fit in 70 % of the L2 stay there when a benchmark repeats a kernel on them
+/// (RRZE-HPC/gpu-benches: resident up to about 28 of 40 MB on A100).
+GpuSpec with_warm_l2(const GpuSpec& gpu, Bytes touched) {
+  GpuSpec warm = gpu;
+  if (touched < gpu.l2_capacity * 0.7)
+    warm.hbm_bandwidth = std::max(gpu.hbm_bandwidth, gpu.l2_bandwidth);
+  return warm;
+}
+
+Cost repeated(const GroupedGemmShape& shape, const GroupedRows& rows, const GpuSpec& gpu) {
+  const Bytes touched = GroupedGemm(shape, gpu).cost(rows).work.hbm;
+  return GroupedGemm(shape, with_warm_l2(gpu, touched)).cost(rows);
+}
+
+bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
+
+bool is_lone_triton_rank(const MeasuredPoint& point) {
+  return contains(point.source, "moe/sglang") && point.ep > 1 && point.distribution == "balanced";
+}
+
+// --- attention -----------------------------------------------------------------------------------
+
+MoeModel attention_model(const MeasuredPoint& point) {
+  MoeModel model;
+  model.hidden = 1;
+  AttentionSpec& a = model.attention;
+  const bool mla = contains(point.operation, "MLA");
+  const bool decode = point.category == "attn_decode";
+  a.query_heads = static_cast<int>(number_after(point.operation, mla || decode ? "q_heads" : "q"));
+  if (mla) {
+    a.kv_lora = 512;
+    a.qk_nope = 128;
+    a.qk_rope = 64;
+    a.v_dim = 128;
+  } else {
+    a.kv_heads = static_cast<int>(number_after(point.operation, decode ? "kv_heads" : "kv"));
+    a.head_dim = static_cast<int>(number_after(point.operation, "hd"));
+  }
+  return model;
+}
+
+Predicted attention(const MeasuredPoint& point, const GpuSpec& gpu) {
+  const MoeModel model = attention_model(point);
+  if (model.attention.query_heads == 0 || point.metric != "kernel_time")
+    return Skipped{"the row does not give the shape that was measured"};
+  PrecisionPlan precision;
+  if (contains(point.precision, "fp8")) precision.kv_cache = Precision::fp8;
+  const bool decode = point.category == "attn_decode";
+  const auto length = static_cast<std::int32_t>(decode ? point.context : point.prompt);
+  const SequenceWork sequence = decode ? SequenceWork{1, length - 1} : SequenceWork{length, 0};
+  const std::vector<SequenceWork> sequences(static_cast<std::size_t>(point.batch), sequence);
+  std::vector<Operation> operations;
+  attention_operations(model, {}, precision, 1, attention_work(sequences, {}), gpu, operations);
+  const std::string_view core = decode ? "attention_decode" : "attention_prefill";
+  for (const Operation& operation : operations)
+    if (operation.name == core) return in_us(operation.cost);
+  return Skipped{"no such operation"};
+}
+
+Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
+  const auto stored = stored_as(point.precision);
+  const double m = number_after(point.operation, "M");
+  if (!stored || m == 0) return Skipped{"the row does not give the shape that was measured"};
+  return in_us(gemm(m, number_after(point.operation, "N"), number_after(point.operation, "K"),
+                    stored->weights, stored->activations, gpu));
+}
+
+// --- communication -------------------------------------------------------------------------------
+
+/// The cluster a collective was measured on. One NIC of 400 Gb/s per GPU between domains.
+ClusterSpec cluster_of(const MeasuredPoint& point, const GpuSpec& gpu, const LinkSpec& network) {
+  ClusterSpec cluster;
+  cluster.gpu = gpu;
+  cluster.nodes = std::max(1, point.nodes);
+  cluster.gpus_per_node = point.gpus / cluster.nodes;
+  const bool rack = contains(point.interconnect, "NVL72");
+  cluster.scale_up_domain = rack ? point.gpus : cluster.gpus_per_node;
+  cluster.network = network;
+  return cluster;
+}
+
+Prediction in_us(const CollectiveCost& cost, int gpus) {
+  const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
+  return {cost.time.count() * microseconds,
+          fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name, cost.nvlink.value() / 1e6,
+                      cost.network.value() / 1e6),
+          cost.evidence != Evidence::calibrated, cost.nvlink.value() / gpus};
+}
+
+TrafficMatrix uniform_traffic(int gpus, double to_each) {
+  TrafficMatrix traffic(gpus);
+  for (int from = 0; from < gpus; ++from)
+    for (int to = 0; to < gpus; ++to)
+      if (to != from) traffic.at(from, to) = to_each;
+  return traffic;
+}
+
+/// Expected bytes when a token travels once per domain (to the GPU of the same index there) and
+/// from there once per GPU, its k experts drawn evenly.
+TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, double token_bytes) {
+  const double reaches_gpu = 1 - std::pow(1 - 1.0 / gpus, k);
+  const double reaches_domain = 1 - std::pow(1 - double(domain) / gpus, k);
+  TrafficMatrix traffic(gpus);
+  for (int from = 0; from < gpus; ++from) {
+    const int own = from / domain;
+    for (int other = 0; other < gpus / domain; ++other) {
+      const int landing = other * domain + from % domain;
+      if (other != own) traffic.at(from, landing) += tokens * token_bytes * reaches_domain;
+      for (int to = other * domain; to < (other + 1) * domain; ++to)
+        if (to != landing) traffic.at(landing, to) += tokens * token_bytes * reaches_gpu;
+    }
+  }
+  return traffic;
+}
+
+}  // namespace
+
+std::string gpu_file(std::string_view name) {
+  static constexpr std::array<Named, 10> table{{{"A100-SXM4-80GB", "a100_80g"},
+                                                {"H100", "h100"},
+                                                {"H200", "h200"},
+                                                {"H800", "h800"},
+                                                {"B200", "b200"},
+                                                {"GB200", "gb200"},
+                                                {"RTX-PRO-6000", "rtx_pro_6000"},
+                                                {"MI300X", "mi300x"},
+                                                {"MI325X", "mi325x"},
+                                                {"A100-SXM4-40GB", "a100_40g"}}};
+  return file_of(name, table);
+}
+
+std::string model_file(std::string_view name) {
+  static constexpr std::array<Named, 7> table{{{"DeepSeek", "deepseek_v3"},
+                                               {"Qwen3-30B", "qwen3_30b_a3b"},
+                                               {"Qwen3-235B", "qwen3_235b_a22b"},
+                                               {"gpt-oss-120b", "gpt_oss_120b"},
+                                               {"gpt-oss-20b", "gpt_oss_20b"},
+                                               {"MiniMax-M2.5", "minimax_m2_5"},
+                                               {"Mixtral-8x7B", "mixtral_8x7b"}}};
+  return file_of(name, table);
+}
+
+Constants constants_of(const MeasuredPoint& point) {
+  const std::string& c = point.category;
+  const std::string& op = point.operation;
+  if (c == "moe_kernel")
+    return is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm;
+  if (c == "gemm") return KernelFamily::gemm;
+  if (c == "attn_prefill") return KernelFamily::attention_prefill;
+  if (c == "attn_decode")
+    return contains(op, "MLA") ? KernelFamily::mla_decode : KernelFamily::attention_decode;
+  if (c == "moe_a2a") {
+    if (contains(op, "normal")) return Collective::all_to_all;
+    return contains(op, "combine") ? Collective::low_latency_combine
+                                   : Collective::low_latency_all_to_all;
+  }
+  if (c != "collective") return std::monostate{};
+  if (contains(op, "custom")) return Collective::one_shot_all_reduce;
+  if (contains(op, "all_reduce")) return Collective::all_reduce;
+  if (contains(op, "all_gather")) return Collective::all_gather;
+  if (contains(op, "reduce_scatter")) return Collective::reduce_scatter;
+  if (contains(op, "alltoall")) return Collective::all_to_all;
+  return std::monostate{};
+}
+
+const GpuSpec& OperationPredictor::gpu(const std::string& file) {
+  const auto found = gpus_.find(file);
+  if (found != gpus_.end()) return found->second;
+  const auto path = root_ / "hardware/gpus" / (file + ".json");
+  return gpus_.emplace(file, read_gpu(ConfigNode::from_file(path))).first->second;
+}
+
+Predicted OperationPredictor::predict(const MeasuredPoint& point) {
+  const std::string file = gpu_file(point.gpu);
+  if (file.empty()) return Skipped{"no such GPU in hardware/gpus"};
+  return predict(point, gpu(file));
+}
+
+Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {
+  if (point.category == "moe_kernel") return expert_layer(point, spec);
+  if (point.category == "gemm") return dense_gemm(point, spec);
+  if (point.category.starts_with("attn_")) return attention(point, spec);
+  if (point.category == "collective") return collective(point, spec);
+  if (point.category == "moe_a2a") return token_exchange(point, spec);
+  return Skipped{"no model of this category"};
+}
+
+Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const GpuSpec& gpu) const {
+  const auto shape = expert_shape(point.model);
+  const auto stored = stored_as(point.precision);
+  if (!shape || !stored) return Skipped{"unknown expert shape or precision"};
+  const int ranks = std::max(1, point.ep);
+  const GroupedGemmShape gemm{
+      .hidden = shape->hidden,
+      .width = shape->width / std::max(1, point.tp),
+      .weights = stored->weights,
+      .activations = stored->activations,
+      .kernel = is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm};
+  const int tile = gpu.kernel(gemm.kernel).tile_m;
+  const auto price = [&](std::span<const std::int32_t> tokens) {
+    return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
+  };
+  if (point.distribution.starts_with("power_law_")) {
+    // The benchmark averages five routings.
+    constexpr int routings = 5;
+    const double alpha = std::stod(point.distribution.substr(10));
+    Rng rng(1, "power law " + point.id);
+    Prediction mean;
+    for (int i = 0; i < routings; ++i) {
+      const auto counts = power_law_counts(*shape, point.tokens, ranks, alpha, rng);
+      const double sum = mean.value;
+      mean = price(hottest_rank(counts, ranks));
+      mean.value += sum;
+    }
+    mean.value /= routings;
+    return mean;
+  }
+  if (is_lone_triton_rank(point)) {
+    return price(lone_rank_counts(*shape, std::llround(point.tokens), ranks));
+  }
+  if (point.active_experts <= 0) return Skipped{"active experts unknown"};
+  const long long active = std::llround(point.active_experts);
+  const long long tokens = std::max(active, std::llround(point.tokens * shape->per_token / ranks));
+  std::vector<std::int32_t> slots;
+  for (long long i = 0; i < active; ++i)
+    slots.push_back(static_cast<std::int32_t>((i + 1) * tokens / active - i * tokens / active));
+  return price(slots);
+}
+
+Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSpec& gpu) const {
+  const LinkSpec network =
+      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
+  const Fabric fabric(cluster_of(point, gpu, network));
+  const auto kind = std::get<Collective>(constants_of(point));
+  const double n = point.gpus;
+  const std::vector<double> shares(static_cast<std::size_t>(point.gpus), point.bytes / n);
+  CollectiveCost cost;
+  switch (kind) {
+    case Collective::all_gather: cost = fabric.all_gather(shares); break;
+    case Collective::reduce_scatter: cost = fabric.reduce_scatter(shares); break;
+    case Collective::all_to_all:
+      cost = fabric.all_to_all(uniform_traffic(point.gpus, point.bytes / n));
+      break;
+    default: cost = fabric.all_reduce(point.gpus, Bytes(point.bytes), kind);
+  }
+  Prediction prediction = in_us(cost, point.gpus);
+  // nccl-tests: what one GPU's link carries, 2 (n - 1)/n of the message in an all-reduce.
+  if (point.metric == "busbw")
+    prediction.value = 2 * (n - 1) / n * point.bytes / cost.time.count() / 1e9;
+  return prediction;
+}
+
+Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const GpuSpec& gpu) const {
+  if (point.metric != "latency") return Skipped{"a bandwidth without the bytes it was taken over"};
+  constexpr int top_k = 8;
+  constexpr double hidden = 7168;
+  const LinkSpec network =
+      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
+  const ClusterSpec cluster = cluster_of(point, gpu, network);
+  const int gpus = point.gpus;
+  // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
+  const bool bf16 = contains(point.operation, "combine") || contains(point.operation, "bf16");
+  const double token_bytes = bf16 ? 2 * hidden : hidden + hidden / 128 * 4;
+  const auto kind = std::get<Collective>(constants_of(point));
+  const auto traffic = [&] {
+    if (kind == Collective::all_to_all)
+      return hierarchical_traffic(gpus, cluster.scale_up_domain, point.batch, top_k, token_bytes);
+    // One message per token and expert; NVLinkOneSided sends one per token and GPU, and its
+    // benchmark spreads a token's experts over as many GPUs as it can.
+    const int messages = contains(point.operation, "OneSided") ? std::min(top_k, gpus) : top_k;
+    return uniform_traffic(gpus, point.batch * messages * token_bytes / gpus);
+  };
+  return in_us(Fabric(cluster).all_to_all(traffic(), kind), gpus);
+}
+
+}  // namespace moesim

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <variant>
+
+#include "hardware/fabric.hpp"
+#include "tools/validation/measured_points.hpp"
+
+namespace moesim {
+
+/// What the simulator answers for a measured point, in the point's unit.
+struct Prediction {
+  double value = 0;
+  std::string breakdown;      ///< what it is made of and what bound it
+  bool extrapolated = false;  ///< outside what its constants were fitted on
+  double bytes = 0;           ///< HBM of a kernel; NVLink of the busiest rank of a collective
+  double flops = 0;
+};
+
+/// Why a point cannot be modelled.
+struct Skipped {
+  std::string reason;
+};
+
+using Predicted = std::variant<Prediction, Skipped>;
+
+/// File of a GPU in hardware/gpus without its extension, by the name sources use; empty if there is
+/// none.
+std::string gpu_file(std::string_view name);
+/// The same for models/zoo.
+std::string model_file(std::string_view name);
+
+/// Which constants a point says something about: a kernel family, a collective, or neither.
+using Constants = std::variant<std::monostate, KernelFamily, Collective>;
+Constants constants_of(const MeasuredPoint&);
+
+/// Predicts points of single operations (every category but e2e and prefill). `root` is the folder
+/// that holds hardware/ and models/. Reads files once; give each thread its own.
+class OperationPredictor {
+ public:
+  explicit OperationPredictor(std::filesystem::path root) : root_(std::move(root)) {}
+  Predicted predict(const MeasuredPoint&);
+  /// The same on a GPU whose constants are being fitted.
+  Predicted predict(const MeasuredPoint&, const GpuSpec&) const;
+  const GpuSpec& gpu(const std::string& file);
+
+ private:
+  Predicted expert_layer(const MeasuredPoint&, const GpuSpec&) const;
+  Predicted collective(const MeasuredPoint&, const GpuSpec&) const;
+  Predicted token_exchange(const MeasuredPoint&, const GpuSpec&) const;
+
+  std::filesystem::path root_;
+  std::map<std::string, GpuSpec> gpus_;
+};
+
+}  // namespace moesim

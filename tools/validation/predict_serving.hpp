@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <memory>
+
+#include "tools/validation/predict_operation.hpp"
+
+namespace moesim {
+
+/// Predicts points of whole deployments, categories e2e and prefill. Online runs are simulated,
+/// request by request. Runs at the greatest throughput, without a stated concurrency, are priced in
+/// their steady state: every step holds the same sequences and its share of prompts; the best over
+/// powers of two that fit the KV cache. Thread-safe; equal runs are simulated once.
+class ServingPredictor {
+ public:
+  explicit ServingPredictor(std::filesystem::path root);
+  ~ServingPredictor();
+  Predicted predict(const MeasuredPoint&);
+
+ private:
+  struct Runs;
+  Predicted online(const MeasuredPoint&, Json config);
+  std::filesystem::path root_;
+  std::unique_ptr<Runs> runs_;
+};
+
+}  // namespace moesim
