@@ -358,8 +358,10 @@ void linear_attention_input_operations(const MoeModel& model, const ParallelPlan
   OperationList ops(Part::attention, precision, gpu, out);
   const LinearSlice slice = slice_of(model.linear, plan.tp);
   ops.memory("input_norm", tokens * norm_bytes(model));
-  // Queries, keys, values and the output's gate, and a decay and a rate for each head.
-  ops.gemm("qkvz_proj", tokens, 2 * slice.keys + 2 * slice.values + 2 * slice.heads, model.hidden);
+  // Queries, keys, values and the output's gate; a decay and a rate for each head.
+  ops.gemm("qkvz_proj", tokens, 2 * slice.keys + 2 * slice.values, model.hidden);
+  ops.gemm("ba_proj", tokens, 2 * slice.heads, model.hidden);
+  ops.memory("split_qkvz", tokens * 2 * (2 * slice.keys + 2 * slice.values) * bf16_bytes);
   ops.memory("convolution", tokens * 2 * (2 * slice.keys + slice.values) * bf16_bytes);
 }
 

@@ -586,6 +586,8 @@ std::span<const Key> kv_cache_keys() {
   static constexpr Key keys[] = {
       {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "of HBM that is used at all"},
+      {"free_gpu_memory_fraction", form::number(0.01, 1), otherwise("not used"),
+       "instead: of what all else leaves of HBM (TensorRT-LLM)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
   return keys;
 }
@@ -838,6 +840,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
         e.kv_layout.block = e.kv_layout.block * ((layers + 1) / layers);
       }
       e.memory = budget(e, kv.number("gpu_memory_utilization"));
+      if (kv.optional("free_gpu_memory_fraction")) {
+        MemoryBudget whole = budget(e, 1);
+        whole.kv = whole.kv * kv.number("free_gpu_memory_fraction");
+        whole.kv_blocks = static_cast<std::int64_t>(std::floor(whole.kv / e.kv_layout.block));
+        e.memory = whole;
+      }
       e.prefix_caching = kv.flag("prefix_caching");
       const bool windows = e.kv_layout.groups.size() > 1 ||
                            e.kv_layout.groups.front().window > 0 || e.kv_layout.state_blocks > 0;

@@ -85,8 +85,8 @@ struct ApiServer {
   /// A request's way to the engine and back: HTTP, tokenizer, queues between processes.
   Seconds latency{};
   std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
-  /// Decode steps after which an engine looks for new requests. It also does so after a step that
-  /// held prompt tokens, and when it has nothing to do.
+  /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
+  /// to do and, if prompts have steps of their own, after such a step.
   std::int32_t receive_interval = 1;
 };
 

@@ -43,10 +43,11 @@ struct Latency {
 // TTFT = first token - arrival, corrected by measured runs where there are any; TPOT = (e2el -
 // ttft)/(output - 1) for outputs of two tokens and more.
 Latency latency_of(const RequestLife& request, double anchored_ttft) {
-  const double ttft = ms(request.first_token - request.arrival) * anchored_ttft;
-  const double rest = ms(request.last_token - request.first_token);
-  if (request.output_tokens < 2) return {ttft, std::nullopt, ttft + rest};
-  return {ttft, rest / (request.output_tokens - 1), ttft + rest};
+  const double ttft = ms(request.first_token - request.arrival);
+  const double e2el = ms(request.last_token - request.arrival);
+  Latency latency{ttft * anchored_ttft, std::nullopt, e2el + ttft * (anchored_ttft - 1)};
+  if (request.output_tokens > 1) latency.tpot = (e2el - ttft) / (request.output_tokens - 1);
+  return latency;
 }
 
 // Which objectives a request met; those that nobody set, it met.

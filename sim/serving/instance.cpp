@@ -291,8 +291,9 @@ void Instance::classify_step() {
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
+  const bool looks_again = prefill && experiment_.scheduler->separates_phases();
   decodes_since_received_ =
-      prefill ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
+      looks_again ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
 }
 
 // With CUDA graphs all ranks pad a decode step to the captured size that holds the

@@ -238,9 +238,9 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
     const Json dispatch{{"type", "all_to_all"}, {"precision", "fp8_block"}};
     json["dispatch"] = {{"prefill", dispatch}, {"decode", dispatch}};
   }
-  // 0.95 of what the weights leave free, hence at least 0.95 of all (perf-overview.md).
+  // perf-overview.md.
   if (contains(point.operation, "trtllm-bench"))
-    json["kv_cache"] = {{"gpu_memory_utilization", .95}};
+    json["kv_cache"] = {{"free_gpu_memory_fraction", .95}};
   if (contains(point.operation, "EPLB") || contains(point.operation, "production"))
     json["placement"] = {{"type", "eplb"}, {"replication", 1.125}};
   return {json, ""};
