@@ -509,7 +509,9 @@ std::span<const Key> api_server_keys() {
       {"latency", form::time, "0 us", "of a request on its way to the engine"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
       {"receive_interval", form::integer(1, 1 << 20), "1",
-       "decode steps after which new requests are looked for"}};
+       "decode steps after which new requests are looked for"},
+      {"admission_steps", form::integer(0, 1 << 20), "0",
+       "steps from then on until they are scheduled"}};
   return keys;
 }
 
@@ -518,7 +520,8 @@ ApiServer read_api_server(const ConfigNode& node) {
     return ApiServer{
         .latency = reader.quantity<Seconds>("latency"),
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
-        .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval"))};
+        .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
+        .admission_steps = static_cast<std::int32_t>(reader.integer("admission_steps"))};
   });
 }
 

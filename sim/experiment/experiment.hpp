@@ -88,6 +88,9 @@ struct ApiServer {
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
   /// to do and, if prompts have steps of their own, after such a step.
   std::int32_t receive_interval = 1;
+  /// Steps from then on until the scheduler takes a request: the API server shares a process with
+  /// what is streamed of every step, and steps are scheduled ahead.
+  std::int32_t admission_steps = 0;
 };
 
 struct Slo {

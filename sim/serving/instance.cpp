@@ -73,6 +73,7 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                      experiment_.kv_layout.block_tokens));
   }
+  ++rank.arrived;
   rank.kv_tokens += tokens;
   rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
 }
@@ -100,7 +101,7 @@ void Instance::drop_abandoned() {
       let_go(sequence);
     }
     std::erase_if(rank.running, gone);
-    std::erase_if(rank.waiting, gone);
+    rank.gone += static_cast<std::int64_t>(std::erase_if(rank.waiting, gone));
   }
 }
 
@@ -144,10 +145,10 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
 // which no block is left, cannot be admitted in it.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
-  const std::size_t known =
-      experiment_.api_server.receive_interval > 1 ? rank.received : rank.waiting.size();
+  const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
+  const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
   const auto visible =
-      static_cast<std::ptrdiff_t>(std::min({seats, known, rank.waiting.size()}));
+      static_cast<std::ptrdiff_t>(std::min({seats, received, rank.waiting.size()}));
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
   if (!experiment_.prefix_caching) return;
   const KvLayout& layout = experiment_.kv_layout;
@@ -195,10 +196,17 @@ bool Instance::plan_turn(Turn turn) {
 
 // Looks for new requests if it is time to, or if there is nothing else to do.
 void Instance::receive() {
+  const ApiServer& server = experiment_.api_server;
+  if (server.receive_interval == 1 && server.admission_steps == 0) return;
   const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
-  if (!idle && decodes_since_received_ < experiment_.api_server.receive_interval) return;
-  decodes_since_received_ = 0;
-  for (Rank& rank : ranks_) rank.received = rank.waiting.size();
+  const bool looks = idle || decodes_since_received_ >= server.receive_interval;
+  if (looks) decodes_since_received_ = 0;
+  const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
+  for (Rank& rank : ranks_) {
+    const std::int64_t before = rank.known.empty() ? 0 : rank.known.back();
+    rank.known.push_back(looks ? rank.arrived : before);
+    while (rank.known.size() > steps + 1) rank.known.pop_front();
+  }
 }
 
 bool Instance::plan_step() {
@@ -260,7 +268,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
     sequence.drafts = 0;
     rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
-    ++rank.received;
+    --rank.gone;
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
@@ -269,7 +277,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index,
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
-    rank.received -= std::min<std::size_t>(rank.received, 1);
+    ++rank.gone;
     rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
   }
@@ -468,6 +476,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
     }
     for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
     rank.running.clear();
+    rank.gone += std::ssize(rank.waiting);
     rank.waiting.clear();
     rank.sending.clear();
     rank.plan.clear();

@@ -112,7 +112,10 @@ class Instance {
     std::vector<Sequence> running{};
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
-    std::size_t received = 0;         // of the waiting, those that the engine has looked at
+    // Sequences that ever waited here, those that wait no more, and those that the engine knew of,
+    // by steps: as many steps ago as it takes from knowing to scheduling comes first.
+    std::int64_t arrived = 0, gone = 0;
+    std::deque<std::int64_t> known{};
     std::vector<Sequence> sending{};  // left after their first token; their blocks have not
     KvCache kv;
     std::int64_t kv_tokens = 0;

@@ -261,8 +261,10 @@ struct ServingPredictor::Runs {
   }
 };
 
-ServingPredictor::ServingPredictor(std::filesystem::path root)
-    : root_(std::filesystem::absolute(root)), runs_(std::make_unique<Runs>()) {}
+ServingPredictor::ServingPredictor(std::filesystem::path root, Json overrides)
+    : root_(std::filesystem::absolute(root)),
+      overrides_(std::move(overrides)),
+      runs_(std::make_unique<Runs>()) {}
 ServingPredictor::~ServingPredictor() = default;
 
 Predicted ServingPredictor::online(const MeasuredPoint& point, Json config) {
@@ -282,6 +284,7 @@ Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   const bool apart = stated.category == "disaggregated";
   DeploymentJson deployment = apart ? pools_json(stated, root_) : deployment_json(stated, root_);
   if (!deployment.unknown.empty()) return Skipped{deployment.unknown};
+  deployment.experiment.merge_patch(overrides_);
   if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));
   Json& config = deployment.experiment;
   config["workload"].update(offline_workload(stated));

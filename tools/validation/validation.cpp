@@ -35,10 +35,10 @@ double ValidatedPoint::error_pct() const {
 }
 
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
-                                     const std::filesystem::path& root) {
+                                     const std::filesystem::path& root, const Json& overrides) {
   std::vector<ValidatedPoint> all;
   for (const MeasuredPoint& point : points) all.push_back({point, Skipped{}, {}});
-  ServingPredictor serving(root);
+  ServingPredictor serving(root, overrides);
   tbb::enumerable_thread_specific<OperationPredictor> operations(
       [&] { return OperationPredictor(root); });
   tbb::parallel_for(std::size_t{0}, all.size(), [&](std::size_t i) {

@@ -28,9 +28,11 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are simulated
+/// with `overrides`, a merge patch of their experiments.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
-                                     const std::filesystem::path& root);
+                                     const std::filesystem::path& root,
+                                     const Json& overrides = Json::object());
 
 /// The categories a point counts in: its own and, of e2e and disaggregated, also e2e/tpot, e2e/ttft
 /// or e2e/throughput.

@@ -10,13 +10,14 @@
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/anchors.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/engine_fit.hpp"
 
 namespace moesim {
 
 namespace {
 
 struct Options {
-  std::string points, serving, gpu, output, source;
+  std::string points, serving, engine, gpu, output, source;
   std::filesystem::path root = source_tree();
 };
 
@@ -61,6 +62,44 @@ int calibrate_serving(const Options& options) {
   return 0;
 }
 
+/// An engine preset as people edit it: one line for each setting.
+std::string preset_text(const OrderedJson& preset) {
+  std::vector<std::string> settings;
+  for (const OrderedJson& setting : preset.at("settings"))
+    settings.push_back("    " + setting.dump());
+  return fmt::format("{{\n  \"name\": {},\n  \"source\": {},\n  \"settings\": [\n{}\n  ]\n}}\n",
+                     preset.at("name").dump(), preset.at("source").dump(),
+                     fmt::join(settings, ",\n"));
+}
+
+/// What kernels leave of an engine's steps, fitted on runs of many deployments.
+int calibrate_engine(const Options& options) {
+  const auto runs =
+      runs_of_engine(read_points(options.serving), options.engine, options.root);
+  if (runs.size() < 10)
+    throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
+                                  options.serving, runs.size(), options.engine));
+  const EngineConstants fitted = fit_engine(runs);
+  const double error = held_out_error(runs);
+  const std::string name = options.source.empty() ? options.serving : options.source;
+  std::ifstream in(options.root / "hardware/engines" / (options.engine + ".json"));
+  write_file(options.output,
+             preset_text(with_constants(
+                 OrderedJson::parse(in), fitted,
+                 fmt::format("fitted on {} runs of {}; median error of TPOT on deployments left "
+                             "out {:.1f} %",
+                             runs.size(), name, error * 100))));
+  Table table({"constant", "value"});
+  table.add({"per layer", fmt::format("{:.1f} us", fitted.per_layer_us)});
+  table.add({"per step", fmt::format("{:.0f} us", fitted.per_step_us)});
+  table.add({"per sequence", fmt::format("{:.1f} us", fitted.per_sequence_us)});
+  table.add({"latency", fmt::format("{:.1f} ms", fitted.latency_ms)});
+  table.add({"admission steps", fmt::format("{}", fitted.admission_steps)});
+  table.add({"TPOT, deployment left out", fmt::format("{:.1f} %", error * 100)});
+  print(table.text());
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
@@ -70,6 +109,10 @@ Action setup_calibrate(CLI::App& command) {
       .add_option("--serving", options->serving,
                   "measured runs of one deployment, CSV: writes what corrects its predictions")
       ->excludes(kernels);
+  command
+      .add_option("--engine", options->engine,
+                  "with --serving: fits the constants of this engine's preset on all of its runs")
+      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
   command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json");
   command
       .add_option("-o,--output", options->output,
@@ -79,6 +122,7 @@ Action setup_calibrate(CLI::App& command) {
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
+    if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
     if (!options->serving.empty()) return calibrate_serving(*options);
     if (options->points.empty() || options->gpu.empty())
       throw ConfigError("calibrate: give --points FILE.csv and --gpu NAME, or --serving RUNS.csv");
