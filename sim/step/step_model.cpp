@@ -331,6 +331,31 @@ void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost
   add_up(batch, nullptr, result, nullptr);
 }
 
+// What the host and the gaps between kernels add, and what it takes at least to launch every kernel
+// of a step that has no graph.
+void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& path,
+                            const StepCost& result) const {
+  std::size_t sequences = 0;
+  std::int32_t tokens = 0;
+  bool decodes = true;
+  for (const RankStep& rank : batch.ranks) {
+    sequences = std::max(sequences, rank.sequences.size());
+    tokens = std::max(tokens, rank.tokens);
+    decodes = decodes && std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
+                return work.new_tokens == 1 || work.verifies;
+              });
+  }
+  const auto charge = [&](std::string_view name, Seconds time) {
+    path.everybody(name, Part::other, {time, Resource::launch, {}});
+  };
+  charge("kernel_gaps", charges_.per_layer * layers);
+  const bool eager = !decodes || tokens > charges_.graph_tokens;
+  const Seconds launches = charges_.eager_layer * layers;
+  if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  charge("host_overhead",
+         charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
+}
+
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
                        std::vector<ExplainedOperation>* explain) {
@@ -414,7 +439,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   }
   path.add(ranks.head());
   path.end_stage();
-  path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
+  charge_host(batch, layers, path, result);
 
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;

@@ -8,14 +8,16 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/validation/anchors.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/engine_fit.hpp"
 
 namespace moesim {
 
 namespace {
 
 struct Options {
-  std::string points, gpu, output, source;
+  std::string points, serving, engine, gpu, output, source;
   std::filesystem::path root = data_folder();
 };
 
@@ -41,18 +43,89 @@ std::string file_text(const OrderedJson& gpu) {
   return fmt::format("{{\n{}\n}}\n", fmt::join(lines, ",\n"));
 }
 
+/// Runs of one deployment, and what corrects its predictions.
+int calibrate_serving(const Options& options) {
+  const auto anchors = anchors_of(validate(read_points(options.serving), options.root));
+  if (anchors.size() != 1) {
+    throw ConfigError(fmt::format("{}: runs of {} deployments that can be predicted; one is needed",
+                                  options.serving, anchors.size()));
+  }
+  const Anchor& anchor = anchors.begin()->second;
+  write_file(options.output, to_json(anchor).dump(1) + "\n");
+  Table table({"figure", "runs", "factor", "leave-one-out error"});
+  for (const auto& [name, fit] : {std::pair{"tpot", anchor.tpot}, {"ttft", anchor.ttft}}) {
+    if (fit.runs == 0) continue;
+    table.add({name, fmt::format("{}", fit.runs), fmt::format("{:.3f}", fit.factor),
+               fmt::format("{:.1f} %", fit.leave_one_out * 100)});
+  }
+  print(table.text());
+  return 0;
+}
+
+/// An engine preset as people edit it: one line for each setting.
+std::string preset_text(const OrderedJson& preset) {
+  std::vector<std::string> settings;
+  for (const OrderedJson& setting : preset.at("settings"))
+    settings.push_back("    " + setting.dump());
+  return fmt::format("{{\n  \"name\": {},\n  \"source\": {},\n  \"settings\": [\n{}\n  ]\n}}\n",
+                     preset.at("name").dump(), preset.at("source").dump(),
+                     fmt::join(settings, ",\n"));
+}
+
+/// What kernels leave of an engine's steps, fitted on runs of many deployments.
+int calibrate_engine(const Options& options) {
+  const auto runs =
+      runs_of_engine(read_points(options.serving), options.engine, options.root);
+  if (runs.size() < 10)
+    throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
+                                  options.serving, runs.size(), options.engine));
+  const EngineConstants fitted = fit_engine(runs);
+  const double error = held_out_error(runs);
+  const std::string name = options.source.empty() ? options.serving : options.source;
+  std::ifstream in(options.root / "hardware/engines" / (options.engine + ".json"));
+  write_file(options.output,
+             preset_text(with_constants(
+                 OrderedJson::parse(in), fitted,
+                 fmt::format("fitted on {} runs of {}; median error of TPOT on deployments left "
+                             "out {:.1f} %",
+                             runs.size(), name, error * 100))));
+  Table table({"constant", "value"});
+  table.add({"per layer", fmt::format("{:.1f} us", fitted.per_layer_us)});
+  table.add({"per step", fmt::format("{:.0f} us", fitted.per_step_us)});
+  table.add({"per sequence", fmt::format("{:.1f} us", fitted.per_sequence_us)});
+  table.add({"latency", fmt::format("{:.1f} ms", fitted.latency_ms)});
+  table.add({"admission steps", fmt::format("{}", fitted.admission_steps)});
+  table.add({"TPOT, deployment left out", fmt::format("{:.1f} %", error * 100)});
+  print(table.text());
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  command.add_option("--points", options->points, "measured points, CSV")->required();
-  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json")->required();
-  command.add_option("-o,--output", options->output, "the GPU file with fitted constants")
+  CLI::Option* kernels = command.add_option("--points", options->points, "measured points, CSV");
+  command
+      .add_option("--serving", options->serving,
+                  "measured runs of one deployment, CSV: writes what corrects its predictions")
+      ->excludes(kernels);
+  command
+      .add_option("--engine", options->engine,
+                  "with --serving: fits the constants of this engine's preset on all of its runs")
+      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
+  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json");
+  command
+      .add_option("-o,--output", options->output,
+                  "the GPU file with fitted constants, or the corrections")
       ->required();
   command.add_option("--source", options->source, "what the points are, for the file (their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
+    if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
+    if (!options->serving.empty()) return calibrate_serving(*options);
+    if (options->points.empty() || options->gpu.empty())
+      throw ConfigError("calibrate: give --points FILE.csv and --gpu NAME, or --serving RUNS.csv");
     const auto path = options->root / "hardware/gpus" / (options->gpu + ".json");
     const ConfigNode node = ConfigNode::from_file(path);
     GpuSpec gpu = read_gpu(node);
