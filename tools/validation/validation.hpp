@@ -28,9 +28,11 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/; `gpus` are files for the
+/// names that points give GPUs, before those in hardware/gpus.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
-                                     const std::filesystem::path& root);
+                                     const std::filesystem::path& root,
+                                     const std::map<std::string, std::filesystem::path>& gpus = {});
 
 /// The categories a point counts in: its own and, of e2e, also e2e/tpot, e2e/ttft or
 /// e2e/throughput.

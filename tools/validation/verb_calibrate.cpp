@@ -9,13 +9,15 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/table_calibration.hpp"
 
 namespace moesim {
 
 namespace {
 
 struct Options {
-  std::string points, gpu, output, source;
+  std::string points, tables, gpu, output, source, profiles;
+  double tolerance = 0.05;
   std::filesystem::path root = source_tree();
 };
 
@@ -41,19 +43,81 @@ std::string file_text(const OrderedJson& gpu) {
   return fmt::format("{{\n{}\n}}\n", fmt::join(lines, ",\n"));
 }
 
+/// A GPU's file by its path, or by its name in hardware/gpus.
+std::filesystem::path gpu_path(const Options& options) {
+  if (options.gpu.ends_with(".json")) return options.gpu;
+  return options.root / "hardware/gpus" / (options.gpu + ".json");
+}
+
+std::string in_percent(const CalibratedTable::Errors& errors) {
+  if (errors.points == 0) return "-";
+  return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
+}
+
+/// `path` as a file in `folder` names it: relative where both stand below one root.
+std::string seen_from(const std::filesystem::path& folder, const std::filesystem::path& path) {
+  return std::filesystem::proximate(std::filesystem::absolute(path),
+                                    std::filesystem::absolute(folder))
+      .string();
+}
+
+/// Measured tables of a GPU, thinned, beside a copy of its file that names them.
+int calibrate_from_tables(const Options& options) {
+  const std::filesystem::path path = gpu_path(options), output = options.output;
+  // What tables the file names so far does not matter.
+  Json facts = ConfigNode::from_file(path).json();
+  facts.erase("profiles");
+  const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));
+  const std::filesystem::path profiles =
+      options.profiles.empty() ? output.parent_path() / (output.stem().string() + "-profiles")
+                               : std::filesystem::path(options.profiles);
+  const auto tables = calibrate_tables(options.tables, gpu, profiles, options.tolerance);
+  std::ifstream in(path);
+  OrderedJson file = OrderedJson::parse(in);
+  const auto folder = output.parent_path().empty() ? "." : output.parent_path();
+  if (file.contains("sibling")) {
+    file["sibling"] = seen_from(folder, path.parent_path() / file["sibling"].get<std::string>());
+  }
+  file["profiles"] = seen_from(folder, profiles);
+  write_file(output, file_text(file));
+  Table table(
+      {"profile", "table", "rows", "kept", "a tenth left out", "of the kept", "model left out"});
+  for (const CalibratedTable& t : tables) {
+    table.add({t.profile, std::string(table_family_names[static_cast<std::size_t>(t.family)]),
+               fmt::format("{}", t.rows), fmt::format("{}", t.kept), in_percent(t.points),
+               in_percent(t.thinned), in_percent(t.models)});
+  }
+  print(table.text() + "median / p90 of |predicted / measured - 1|\n");
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  command.add_option("--points", options->points, "measured points, CSV")->required();
-  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json")->required();
+  CLI::Option* points = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* tables =
+      command.add_option("--tables", options->tables,
+                         "folder of one GPU's kernel times, <engine>-<version>/<table>.csv");
+  points->excludes(tables);
+  command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json")
+      ->required();
+  command.add_option("--profiles", options->profiles,
+                     "where thinned tables go (default: beside the output, NAME-profiles)");
+  command
+      .add_option("--tolerance", options->tolerance,
+                  "rows of tables that others predict this well are left out (default: 0.05)")
+      ->check(CLI::Range(0.0, 1.0));
   command.add_option("-o,--output", options->output, "the GPU file with fitted constants")
       ->required();
   command.add_option("--source", options->source, "what the points are, for the file (their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
-    const auto path = options->root / "hardware/gpus" / (options->gpu + ".json");
+    if (!options->tables.empty()) return calibrate_from_tables(*options);
+    if (options->points.empty())
+      throw ConfigError("calibrate: give --points FILE.csv or --tables DIR");
+    const auto path = gpu_path(*options);
     const ConfigNode node = ConfigNode::from_file(path);
     GpuSpec gpu = read_gpu(node);
     const std::vector<MeasuredPoint> points = read_points(options->points);
