@@ -387,14 +387,23 @@ OrderedJson breakdown_of(const Totals& totals) {
   const double exposed = totals.dispatch.seconds + totals.combine.seconds +
                          totals.all_reduce.seconds - totals.dispatch.hidden -
                          totals.combine.hidden - totals.all_reduce.hidden;
-  return {{"busy_seconds", busy},
-          {"parts", by_part},
-          {"bound_by", by_resource},
-          {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
-          {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
-          {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
-          {"barrier_idle_seconds_per_gpu", totals.idle},
-          {"exposed_communication_share", ratio(exposed, busy)}};
+  OrderedJson breakdown{
+      {"busy_seconds", busy},
+      {"parts", by_part},
+      {"bound_by", by_resource},
+      {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
+      {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
+      {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
+      {"barrier_idle_seconds_per_gpu", totals.idle},
+      {"exposed_communication_share", ratio(exposed, busy)}};
+  // Only kernels that tables priced have these grounds.
+  for (const Evidence evidence :
+       {Evidence::measured, Evidence::interpolated, Evidence::carried_over}) {
+    const auto g = static_cast<std::size_t>(evidence);
+    if (by_ground[g] > 0)
+      breakdown[fmt::format("{}_share", evidence_names[g])] = ratio(by_ground[g], busy);
+  }
+  return breakdown;
 }
 
 OrderedJson steps_of(const Experiment& e, const Totals& totals) {

@@ -30,17 +30,18 @@ constexpr std::int64_t ids_worth_threads = 1 << 16;
 class ExpertCosts {
  public:
   template <class Price>
-  const Cost& of(const GroupedRows& rows, Price&& price) {
+  const Cost& of(const GroupedRows& rows, std::int64_t tokens, Price&& price) {
     Entry& entry =
         entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
                  entries_.size()];
-    if (entry.rows != rows) entry = {rows, price(rows)};
+    if (entry.rows != rows || entry.tokens != tokens) entry = {rows, tokens, price(rows)};
     return entry.cost;
   }
 
  private:
   struct Entry {
     GroupedRows rows{};
+    std::int64_t tokens = 0;  // of the whole group
     Cost cost{};
   };
   std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
@@ -76,7 +77,8 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
     : fabric_(cluster),
       experts_({static_cast<double>(model.hidden),
                 static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
-                precision.activations},
+                precision.activations, KernelFamily::grouped_gemm,
+                static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
                cluster.gpu),
       model_(model),
       plan_(plan),
@@ -171,7 +173,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
     const GroupedRows rows = experts_.rows(slots);
     outcome.experts[at(rank)] =
-        worker.expert_costs.of(rows, [&](const GroupedRows& r) { return experts_.cost(r); });
+        worker.expert_costs.of(rows, s.rows.tokens(), [&](const GroupedRows& r) {
+          return experts_.cost(r, static_cast<double>(s.rows.tokens()));
+        });
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }

@@ -36,12 +36,18 @@ double ValidatedPoint::error_pct() const {
 }
 
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
-                                     const std::filesystem::path& root, const Json& overrides) {
+                                     const std::filesystem::path& root, const Json& overrides,
+                                     const GpuFiles& gpus) {
+  std::map<std::string, GpuSpec> given;
+  for (const auto& [name, file] : gpus) given[name] = read_gpu(ConfigNode::from_file(file));
   std::vector<ValidatedPoint> all;
   for (const MeasuredPoint& point : points) all.push_back({point, Skipped{}, {}});
   ServingPredictor serving(root, overrides);
-  tbb::enumerable_thread_specific<OperationPredictor> operations(
-      [&] { return OperationPredictor(root); });
+  tbb::enumerable_thread_specific<OperationPredictor> operations([&] {
+    OperationPredictor predictor(root);
+    for (const auto& [name, gpu] : given) predictor.use(name, gpu);
+    return predictor;
+  });
   std::vector<std::optional<NoSuchFile>> missing(all.size());
   tbb::parallel_for(std::size_t{0}, all.size(), [&](std::size_t i) {
     ValidatedPoint& p = all[i];

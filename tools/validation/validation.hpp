@@ -28,12 +28,16 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
+/// Files for the names that points give GPUs, before those in hardware/gpus.
+using GpuFiles = std::map<std::string, std::filesystem::path>;
+
 /// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are simulated
 /// with `overrides`, a merge patch of their experiments. Throws NoSuchFile if `root` lacks a file of
 /// a point.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
                                      const std::filesystem::path& root,
-                                     const Json& overrides = Json::object());
+                                     const Json& overrides = Json::object(),
+                                     const GpuFiles& gpus = {});
 
 /// The categories a point counts in: its own and, of e2e and disaggregated, also e2e/tpot, e2e/ttft
 /// or e2e/throughput.

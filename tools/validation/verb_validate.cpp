@@ -18,7 +18,7 @@ namespace {
 
 struct Options {
   std::string points, csv, fidelity;
-  std::vector<std::string> only;
+  std::vector<std::string> only, gpus;
   std::filesystem::path root = data_folder();
   int anchors = 0;
   std::string anchor;
@@ -86,9 +86,9 @@ std::string csv_field(std::string_view field) {
 std::string to_csv(const std::vector<ValidatedPoint>& points) {
   std::string text =
       "id,category,gpu,model,op,precision,tp,ep,dp,concurrency,isl,osl,metric,measured,predicted,"
-      "error_pct,extrapolated,breakdown\n";
+      "error_pct,extrapolated,evidence,breakdown\n";
   for (const ValidatedPoint& p : points) {
-    std::string predicted, error, extrapolated, breakdown;
+    std::string predicted, error, extrapolated, evidence, breakdown;
     if (p.skipped()) {
       breakdown = "skipped: " + std::get<Skipped>(p.predicted).reason;
     } else if (!p.failure.empty()) {
@@ -98,14 +98,16 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
       predicted = fmt::format("{:.5g}", prediction.value);
       error = fmt::format("{:.1f}", p.error_pct());
       extrapolated = prediction.extrapolated ? "yes" : "no";
+      evidence = evidence_names[static_cast<std::size_t>(prediction.evidence)];
       breakdown = prediction.breakdown;
     }
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{}\n", p.point.id,
-                        p.point.category, csv_field(p.point.gpu), csv_field(p.point.model),
-                        csv_field(p.point.operation), csv_field(p.point.precision), p.point.tp,
-                        p.point.ep, p.point.dp, p.point.concurrency, p.point.prompt,
-                        p.point.output, p.point.metric, p.point.value, predicted, error,
-                        extrapolated, csv_field(breakdown));
+    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n",
+                        p.point.id, p.point.category, csv_field(p.point.gpu),
+                        csv_field(p.point.model), csv_field(p.point.operation),
+                        csv_field(p.point.precision), p.point.tp, p.point.ep, p.point.dp,
+                        p.point.concurrency, p.point.prompt, p.point.output, p.point.metric,
+                        p.point.value, predicted, error, extrapolated, evidence,
+                        csv_field(breakdown));
   }
   return text;
 }
@@ -175,6 +177,23 @@ OrderedJson to_json(const BothFidelities& both) {
 
 }  // namespace
 
+namespace {
+
+std::map<std::string, std::filesystem::path> named_files(const std::vector<std::string>& options) {
+  std::map<std::string, std::filesystem::path> files;
+  for (const std::string& option : options) {
+    const std::size_t equals = option.find('=');
+    if (equals == 0 || equals == std::string::npos || equals + 1 == option.size()) {
+      throw ConfigError(fmt::format(
+          "--gpu {}: expected NAME=FILE, e.g. H100-SXM-80GB=hardware/gpus/h100.json", option));
+    }
+    files[option.substr(0, equals)] = option.substr(equals + 1);
+  }
+  return files;
+}
+
+}  // namespace
+
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
   CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
@@ -184,6 +203,8 @@ Action setup_validate(CLI::App& command) {
   csv_file->excludes(fidelity);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
+  command.add_option("--gpu", options->gpus,
+                     "NAME=FILE: points of the GPU of this name are predicted with this file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   command.add_option("--anchor", options->anchor,
                      "corrections that calibrate --serving wrote, for their deployment");
@@ -208,7 +229,8 @@ Action setup_validate(CLI::App& command) {
       return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
     };
     std::erase_if(points, unwanted);
-    std::vector<ValidatedPoint> validated = validate(points, options->root);
+    std::vector<ValidatedPoint> validated =
+        validate(points, options->root, Json::object(), named_files(options->gpus));
     if (!options->anchor.empty())
       correct(validated, read_anchor(ConfigNode::from_file(options->anchor)));
     if (options->anchors > 0) validated = with_anchors(validated, options->anchors);
