@@ -27,7 +27,7 @@ ExpertPlacement read_text(const std::string& text, PlacementContext context = {}
   return read_placement(file.path(), context);
 }
 
-std::string refused(const std::string& text, PlacementContext context = {}) {
+std::string refused_file(const std::string& text, PlacementContext context = {}) {
   return config_error([&] { read_text(text, context); });
 }
 
@@ -95,34 +95,37 @@ TEST_CASE("what a format cannot hold is not written") {
 }
 
 TEST_CASE("a placement file says where it is wrong") {
-  CHECK_THAT(refused(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,2,3],[0,1,2,2]]})"),
+  CHECK_THAT(refused_file(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,2,3],[0,1,2,2]]})"),
              EndsWith(":/physical_to_logical_map/1: expert 3 has no slot"));
-  CHECK_THAT(refused(R"({"num_gpus":2,"num_experts":5,"physical_to_logical_map":[[0,1,2,3]]})"),
-             EndsWith("/physical_to_logical_map/0: expert 4 has no slot"));
-  CHECK_THAT(refused(R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,2,3]]})"),
-             EndsWith("/physical_to_logical_map/0: GPU 1 holds expert 3; expected 0 to 2"));
-  CHECK_THAT(refused(R"({"num_gpus":2,"physical_to_logical_map":[[0,1],[0,1,1,0]]})"),
+  CHECK_THAT(
+      refused_file(R"({"num_gpus":2,"num_experts":5,"physical_to_logical_map":[[0,1,2,3]]})"),
+      EndsWith("/physical_to_logical_map/0: expert 4 has no slot"));
+  CHECK_THAT(
+      refused_file(R"({"num_gpus":2,"num_experts":3,"physical_to_logical_map":[[0,1,2,3]]})"),
+      EndsWith("/physical_to_logical_map/0: GPU 1 holds expert 3; expected 0 to 2"));
+  CHECK_THAT(refused_file(R"({"num_gpus":2,"physical_to_logical_map":[[0,1],[0,1,1,0]]})"),
              EndsWith("/physical_to_logical_map/1: has 4 slots; expected 2 as in the first layer"));
-  CHECK_THAT(refused(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,0]]})"),
+  CHECK_THAT(refused_file(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,0]]})"),
              EndsWith("/physical_to_logical_map/0: 3 slots do not fill 2 GPUs evenly"));
-  CHECK_THAT(refused(R"({"num_gpus":2,"experts_on_gpu":[[[0],[1],[0]]]})"),
+  CHECK_THAT(refused_file(R"({"num_gpus":2,"experts_on_gpu":[[[0],[1],[0]]]})"),
              EndsWith("/experts_on_gpu/0: lists 3 GPUs; expected num_gpus = 2"));
-  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[[0,-1]]})"),
+  CHECK_THAT(refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0,-1]]})"),
              Contains("/physical_to_logical_map/0/1: -1 is out of range"));
-  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[]})"),
+  CHECK_THAT(refused_file(R"({"num_gpus":1,"physical_to_logical_map":[]})"),
              EndsWith("/physical_to_logical_map: has no layers"));
-  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[[0]]})", {0, 1}),
+  CHECK_THAT(refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0]]})", {0, 1}),
              EndsWith("/physical_to_logical_map: has 1 layers, none from layer 1 on"));
-  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[[0]]})", {2, 0}),
+  CHECK_THAT(refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0]]})", {2, 0}),
              EndsWith("/num_gpus: the file is for 1 GPUs; expected 2"));
   CHECK_THAT(
-      refused(R"({"physical_to_logical_map":[[0]]})"),
+      refused_file(R"({"physical_to_logical_map":[[0]]})"),
       EndsWith("does not say on how many GPUs its slots stand (\"num_gpus\"); give \"gpus\" beside "
                "the file"));
-  CHECK_THAT(refused(R"({"num_gpus":1,"physical_to_logical_map":[[0]],"experts_on_gpu":[[[0]]]})"),
-             EndsWith("has both physical_to_logical_map and experts_on_gpu; expected one"));
-  CHECK_THAT(refused(R"({"num_gpus":1})"), Contains("is no placement; expected"));
-  CHECK_THAT(refused(" "), EndsWith("is empty"));
+  CHECK_THAT(
+      refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0]],"experts_on_gpu":[[[0]]]})"),
+      EndsWith("has both physical_to_logical_map and experts_on_gpu; expected one"));
+  CHECK_THAT(refused_file(R"({"num_gpus":1})"), Contains("is no placement; expected"));
+  CHECK_THAT(refused_file(" "), EndsWith("is empty"));
 }
 
 TEST_CASE("TensorRT-LLM's files are read as PyYAML writes them, and as JSON") {
@@ -142,18 +145,19 @@ TEST_CASE("TensorRT-LLM's files are read as PyYAML writes them, and as JSON") {
 
 TEST_CASE("a TensorRT-LLM file says where it is wrong") {
   const PlacementContext two{2, 0};
-  CHECK_THAT(refused("num_slots: 4\ninitial_global_assignments: {0: [0, 1]}\n", two),
+  CHECK_THAT(refused_file("num_slots: 4\ninitial_global_assignments: {0: [0, 1]}\n", two),
              EndsWith("/initial_global_assignments/0: has 2 slots; expected num_slots = 4"));
   CHECK_THAT(
-      refused("num_slots: 2\ninitial_global_assignments: {0: [0, 1], 2: [0, 1]}\n", two),
+      refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1], 2: [0, 1]}\n", two),
       EndsWith("/initial_global_assignments: has layer 2 after layer 0; a layer is missing"));
-  CHECK_THAT(refused("num_slots: 2\ninitial_global_assignments: {0: [0, 1], 1: [0, 0]}\n", two),
-             EndsWith("/initial_global_assignments/1: expert 1 has no slot"));
-  CHECK_THAT(refused("num_slots: 2\ninitial_global_assignments: {first: [0, 1]}\n", two),
+  CHECK_THAT(
+      refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1], 1: [0, 0]}\n", two),
+      EndsWith("/initial_global_assignments/1: expert 1 has no slot"));
+  CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {first: [0, 1]}\n", two),
              EndsWith("\"first\" is no layer; expected each layer's number once"));
-  CHECK_THAT(refused("num_slots: 2\ninitial_global_assignments: {0: [0, 1]}\n"),
+  CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1]}\n"),
              Contains("does not say on how many GPUs its slots stand (\"ep_size\")"));
-  CHECK_THAT(refused("num_slots: 2\nslots: 3\ninitial_global_assignments: {0: [0, 1]}\n", two),
+  CHECK_THAT(refused_file("num_slots: 2\nslots: 3\ninitial_global_assignments: {0: [0, 1]}\n", two),
              Contains("unknown key \"slots\""));
 }
 
@@ -164,16 +168,17 @@ TEST_CASE("an expert_map.json says where it is wrong") {
                        layers, layer, devices, device, ids);
   };
   CHECK(read_text(file(1, 0, 1, 0, "[1, 0]")) == ExpertPlacement{LayerPlacement(2, {{1, 0}})});
-  CHECK_THAT(refused(file(2, 0, 1, 0, "[0]")),
+  CHECK_THAT(refused_file(file(2, 0, 1, 0, "[0]")),
              EndsWith("/layer_list: has 1 entries; expected 2 as is said beside it"));
-  CHECK_THAT(refused(file(1, 3, 1, 0, "[0]")),
+  CHECK_THAT(refused_file(file(1, 3, 1, 0, "[0]")),
              EndsWith("/layer_list/0/layer_id: is 3; expected 0, in order from 0"));
-  CHECK_THAT(refused(file(1, 0, 2, 0, "[0]")),
+  CHECK_THAT(refused_file(file(1, 0, 2, 0, "[0]")),
              EndsWith("/layer_list/0/device_list: has 1 entries; expected 2 as is said beside it"));
-  CHECK_THAT(refused(file(1, 0, 1, 7, "[0]")),
+  CHECK_THAT(refused_file(file(1, 0, 1, 7, "[0]")),
              EndsWith("/layer_list/0/device_list/0/device_id: is 7; expected 0, in order from 0"));
-  CHECK_THAT(refused(file(1, 0, 1, 0, "[1]")), EndsWith("/layer_list/0: expert 0 has no slot"));
-  CHECK_THAT(refused(file(1, 0, 1, 0, "[0]"), {4, 0}),
+  CHECK_THAT(refused_file(file(1, 0, 1, 0, "[1]")),
+             EndsWith("/layer_list/0: expert 0 has no slot"));
+  CHECK_THAT(refused_file(file(1, 0, 1, 0, "[0]"), {4, 0}),
              EndsWith("/layer_list/0/device_count: is 1; expected 4"));
 }
 
@@ -183,14 +188,16 @@ TEST_CASE("a placement of 0 and 1 says where it is wrong") {
   };
   CHECK(read_text(npy({2, 1, 2}, {1, 0, 1, 1})) ==
         ExpertPlacement{LayerPlacement(2, {{0}, {0, 1}})});
-  CHECK_THAT(refused(npy({2, 1, 2}, {1, 0, 1, 0})), EndsWith(":[:, 0]: expert 1 has no slot"));
-  CHECK_THAT(refused(npy({2, 1, 2}, {1, 0, 2, 1})), EndsWith("[1, 0, 0] is 2; expected 0 or 1"));
-  CHECK_THAT(refused(npy({2, 1, 2}, {1, 0, 1, 1}), {4, 0}), EndsWith("has 2 GPUs; expected 4"));
+  CHECK_THAT(refused_file(npy({2, 1, 2}, {1, 0, 1, 0})), EndsWith(":[:, 0]: expert 1 has no slot"));
+  CHECK_THAT(refused_file(npy({2, 1, 2}, {1, 0, 2, 1})),
+             EndsWith("[1, 0, 0] is 2; expected 0 or 1"));
+  CHECK_THAT(refused_file(npy({2, 1, 2}, {1, 0, 1, 1}), {4, 0}),
+             EndsWith("has 2 GPUs; expected 4"));
   const std::vector<float> reals{1, 1};
-  CHECK_THAT(refused(npy_bytes<float>(std::array<std::int64_t, 3>{1, 1, 2}, reals)),
+  CHECK_THAT(refused_file(npy_bytes<float>(std::array<std::int64_t, 3>{1, 1, 2}, reals)),
              EndsWith("is u1, i4 or i8 of shape [GPUs, layers, experts]; found f4 [1, 1, 2]"));
   const std::vector<std::uint8_t> flat{1, 1};
-  CHECK_THAT(refused(npy_bytes<std::uint8_t>(std::array<std::int64_t, 2>{1, 2}, flat)),
+  CHECK_THAT(refused_file(npy_bytes<std::uint8_t>(std::array<std::int64_t, 2>{1, 2}, flat)),
              EndsWith("found u1 [1, 2]"));
 }
 
@@ -300,7 +307,7 @@ TEST_CASE("run and replay take SGLang's rows of dense layers for what they are")
   CHECK(e.placement == ExpertPlacement{rows[1], rows[2]});
   REQUIRE(remarks_of(e).size() == 1);
   CHECK_THAT(remarks_of(e).front(), EndsWith("are taken, from row 1 on"));
-  CHECK_THAT(refused(with(Json::array({block("dense", 2), block("moe", 2)}))),
+  CHECK_THAT(refused_file(with(Json::array({block("dense", 2), block("moe", 2)}))),
              Contains("3 layers; expected 2, the model's MoE layers, or 4 with dense ones"));
 
   const RoutingTrace& trace = e.trace;
