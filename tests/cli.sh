@@ -284,13 +284,13 @@ refuses "pairs of 65,536 experts" 'expected at most 4096' place --policy coactiv
 
 # What is wrong is said where it stands.
 set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0000b" holds a NUL'
-set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set /workload/gating/preset=.*expected text in UTF-8'
+set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set .*/workload/gating/preset=.*expected text in UTF-8'
 sed 's/"seed": 1/"seed": 1, "seed": 2/' "$config" >"$work/twice_config.json"
 refuses "a key twice" 'twice_config.json: "/seed" is there twice' check "$work/twice_config.json"
 refuses "a store without a name" 'the store has no name' sweep configs/quick_sweep.json -o ""
 refuses "one file for two outputs" '-o and --profile name one file' run "$config" -o "$work/one" --profile "$work/../$(basename "$work")/one"
 printf '{"base": "%s", "axes": {"/workload/arrivals/rate": [100, 200]}, "set": {"/slo": {"ttft": "1 s"}}}' "$config" >"$work/tune.json"
-refuses "rates without a unit" 'tune.json:.*expected a (rate|number) with its unit' tune "$work/tune.json"
+refuses "rates without a unit" 'json:/workload/arrivals/rate: expected a (rate|number) with its unit' tune "$work/tune.json"
 printf 'id,category,gpu,n_gpu,n_node,model,op,precision,tp,ep,tokens,distribution,active_experts_rank,metric,value,unit\n%s\n' \
   'a,moe_kernel,A100-SXM4-80GB,1,1,Qwen3-30B-A3B,fused_moe,bfloat16,1,2,1024,balanced,64,kernel_time,937,us' >"$work/points.csv"
 "$moesim" validate --points "$work/points.csv" --json | grep -q '"failed": 0' || fail "validate"

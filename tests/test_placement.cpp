@@ -234,6 +234,8 @@ TEST_CASE("every placer gives every expert a slot and every GPU as many, on rand
       for (int gpu = 0; gpu < gpus; ++gpu) CHECK(layer.first_slot(gpu) == gpu * slots);
       CHECK(layer == place->place(problem, {load, coactivation, batches}, round));
       if (with_duplicates.contains(std::string(entry.name)) || slots > experts) continue;
+      // Its experts stay on nodes, which may then have more slots than experts.
+      if (entry.name == "joint" && groups % nodes == 0 && slots > experts / nodes) continue;
       for (int expert = 0; expert < experts; ++expert) {
         CHECK(layer.slots_of(expert).size() == layer.hosts_of(expert).size());
       }

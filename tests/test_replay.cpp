@@ -433,26 +433,33 @@ TEST_CASE("every placement can be replayed, one from a file too") {
 // On requests that neither placement has seen, 8 GPUs. Of DeepSeek-V2-Lite with 32 tokens the bound
 // ceil(active / GPUs) itself is 3.0 % below EPLB's.
 TEST_CASE("joint activates fewer than EPLB on held-out recordings, with prefill as balanced") {
-  for (const auto& [name, slack_at_32] :
+  for (const auto& [name, limit_at_32] :
        {std::pair{"gpt-oss-20b", 0.97}, {"deepseek-v2-lite", 0.975}}) {
     const auto trace = recorded(name);
     if (!trace) continue;
     ReplayConfig config = small_config();
     config.gpus = 8;
-    config.placements = policies({"eplb", "joint"});
-    config.replications = {1.25};
+    config.placements = {test::config(R"("eplb")"),
+                         test::config(R"({"type": "joint", "batches": 128, "moves": 3000})")};
+    config.replications = {1.0, 1.25};
     config.routings = policies({"optimal"});
     config.batches = {8, 16, 32};
-    config.sampled_batches = 200;
+    config.sampled_batches = 100;
     config.fit = ReplayFit::half;
     const auto rows = replay(*trace, config);
-    REQUIRE(rows.size() == 6);
+    REQUIRE(rows.size() == 12);
     for (std::size_t b = 0; b < 3; ++b) {
-      const ReplayRow &eplb = rows[b], &joint = rows[3 + b];
+      const ReplayRow &none = rows[b], &eplb = rows[3 + b], &joint = rows[9 + b];
       CAPTURE(name, eplb.batch, eplb.max_activated_mean, joint.max_activated_mean);
-      const double limit = eplb.batch == 32 ? slack_at_32 : 0.97;
+      const double limit = eplb.batch == 32 ? limit_at_32 : 0.97;
       CHECK(joint.max_activated_mean < limit * eplb.max_activated_mean);
       CHECK(joint.token_imbalance < eplb.token_imbalance + 0.02);
+      // No batch is sure to stay below another placement's, but hardly any does not.
+      int above_none = 0;
+      for (std::size_t i = 0; i < joint.activated_of_batch.size(); ++i) {
+        above_none += joint.activated_of_batch[i] > none.activated_of_batch[i] ? 1 : 0;
+      }
+      CHECK(above_none <= 2);
     }
   }
 }

@@ -57,7 +57,8 @@ TEST_CASE("a run of one wave is measured whole, every token once, and says that 
   // All prompts fit one step, so that all requests of a group leave with the same one.
   const Json lengths{{"type", "fixed"}, {"prompt", 4}, {"output", 30}};
   const OrderedJson report = two_groups(
-      24, {{"workload",
+      24, {{"measurement", {{"warmup", 0.1}}},
+           {"workload",
             {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}}, {"lengths", lengths}}}});
   CHECK(report["measurement"]["window"] == "whole");
   CHECK(report["measurement"]["state"] == "too_short");

@@ -86,7 +86,7 @@ struct BatchLimits {
 BatchLimits read_batch_limits(ConfigReader&);
 inline constexpr Key reserve_full_prompt_key{
     "reserve_full_prompt", form::flag, "true",
-    "admits a prompt when all of it fits the KV cache, not its first chunk alone"};
+    "admits a prompt only when all of it fits the KV cache"};
 inline constexpr std::array<Key, 4> batch_limit_keys{
     {{"max_num_batched_tokens", form::integer(1, 1 << 24), required, "tokens of a rank in a step"},
      {"max_num_seqs", form::integer(1, 1 << 24), required, "sequences that run on a rank"},

@@ -34,7 +34,7 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
       std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
   const bool misses = !rows.empty() && rows.front().hit_rate;
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
-                                    "+-", "vs bound", "tokens", "time", "vs optimal", "vs even",
+                                    "+-", "/bound", "tokens", "time", "/optimal", "/even",
                                     "inversions"});
   if (drops) columns.push_back("dropped");
   if (misses) columns.push_back("in HBM");

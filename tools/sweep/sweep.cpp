@@ -185,12 +185,20 @@ std::vector<Coupling> read_couplings(const ConfigNode& node) {
   read_object(node, couple_keys, [&](ConfigReader& reader) {
     for (const std::string& pointer : reader.all_keys()) {
       check_pointer(pointer, node);
-      const ConfigNode values = reader.child(pointer);
-      read_object(values, [&](ConfigReader& by_value) {
-        for (const std::string& value : by_value.all_keys()) {
-          couplings.push_back({pointer, value, read_settings(by_value.child(value))});
+      const Json by_value = reader.child(pointer).json();
+      if (!by_value.is_object()) {
+        node.fail(fmt::format("\"{}\" needs {{\"value\": {{\"/pointer\": setting}}}}", pointer));
+      }
+      for (const auto& [value, settings] : by_value.items()) {
+        if (!settings.is_object() || settings.empty()) {
+          node.fail(fmt::format("\"{}\": \"{}\" needs {{\"/pointer\": setting}}", pointer, value));
         }
-      });
+        Coupling& coupling = couplings.emplace_back(Coupling{pointer, value, {}});
+        for (const auto& [coupled, to] : settings.items()) {
+          check_pointer(coupled, node);
+          coupling.settings[coupled] = to;
+        }
+      }
     }
   });
   return couplings;

@@ -8,8 +8,8 @@
 
 #include "hardware/rng.hpp"
 #include "sim/placement/batch_matching.hpp"
-#include "sim/placement/policies/eplb.hpp"
 #include "sim/placement/placers.hpp"
+#include "sim/placement/policies/eplb.hpp"
 
 namespace moesim {
 
@@ -322,7 +322,7 @@ std::span<const Key> joint_placement_keys() {
       {"batches", form::integer(1, 1e5), "256", "sampled of each size"},
       {"moves", form::integer(0, 1e9), "6000", "tried in each layer"},
       {"token_weight", form::number(non_negative), "4",
-       "of what the fullest GPU's tokens exceed the slack by, against activated experts"},
+       "of tokens beyond the slack on the fullest GPU, against activations"},
       {"load_slack", form::number(non_negative), "0.02",
        "above the mean that a GPU's tokens may be for nothing"},
       {"seed", form::integer(non_negative), "1", "of batches and moves"}};

@@ -144,7 +144,7 @@ class StaticPrimary final : public TokenRouter {
 std::span<const Key> static_primary_routing_keys() {
   static constexpr Key keys[] = {
       {"tokens_per_expert", form::number(non_negative), "2",
-       "in batches that replicas are chosen for by the load seen; 0: as if all were active"}};
+       "in the batches that replicas are chosen for; 0: as if all were active"}};
   return keys;
 }
 
