@@ -230,7 +230,7 @@ std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const Gp
                     .tokens = row.number("tokens")};
       // What a thinned table says of its draws; what a source's own says only by name.
       if (row.text("rows").empty()) {
-        const RankLoad load = rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts,
+        const BusiestRank load = rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts,
                                         row.number("ep", 1), kernel_of(row).starts_with("sglang"));
         c.rows = load.rows;
         c.active = load.active;
@@ -334,8 +334,8 @@ std::vector<double> power_law_counts(double tokens, double selections, int exper
   return counts;
 }
 
-RankLoad load_of(std::span<const double> experts) {
-  RankLoad load;
+BusiestRank load_of(std::span<const double> experts) {
+  BusiestRank load;
   for (const double tokens : experts) {
     load.rows += tokens;
     load.active += tokens > 0 ? 1 : 0;
@@ -343,18 +343,18 @@ RankLoad load_of(std::span<const double> experts) {
   return load;
 }
 
-RankLoad busiest(std::span<const double> counts, int ranks) {
+BusiestRank busiest(std::span<const double> counts, int ranks) {
   const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
-  RankLoad most{-1, 0};
+  BusiestRank most{-1, 0};
   for (std::size_t first = 0; first + per_rank <= counts.size(); first += per_rank) {
-    const RankLoad load = load_of(counts.subspan(first, per_rank));
+    const BusiestRank load = load_of(counts.subspan(first, per_rank));
     if (load.rows > most.rows) most = load;
   }
   return most;
 }
 
 // Token t chooses the experts t + j stride; what it chooses outside of this rank goes to expert 0.
-RankLoad lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
+BusiestRank lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
   const int stride = (experts + top_k - 1) / top_k;
   std::vector<double> counts(static_cast<std::size_t>(experts / ranks));
   for (std::int64_t t = 0; t < tokens; ++t) {
@@ -371,7 +371,7 @@ RankLoad lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
 
 }  // namespace
 
-RankLoad rank_load(std::string_view distribution, double tokens, double top_k, double experts,
+BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
                    double ranks, bool lone) {
   const double selections = tokens * top_k;
   constexpr std::string_view law = "power_law_";
@@ -391,13 +391,13 @@ RankLoad rank_load(std::string_view distribution, double tokens, double top_k, d
   constexpr int draws = 5;
   // The same few come again in row after row.
   const std::string name = fmt::format("{} {} {} {}", distribution, tokens, top_k, experts);
-  static thread_local std::map<std::pair<std::string, double>, RankLoad> drawn;
+  static thread_local std::map<std::pair<std::string, double>, BusiestRank> drawn;
   const auto [found, unseen] = drawn.try_emplace({name, ranks});
-  RankLoad& mean = found->second;
+  BusiestRank& mean = found->second;
   if (!unseen) return mean;
   Rng rng(1, name);
   for (int i = 0; i < draws; ++i) {
-    const RankLoad load = busiest(power_law_counts(tokens, selections, static_cast<int>(experts),
+    const BusiestRank load = busiest(power_law_counts(tokens, selections, static_cast<int>(experts),
                                                    static_cast<int>(ranks), alpha, rng),
                                   static_cast<int>(ranks));
     mean.rows += load.rows / draws;

@@ -124,10 +124,10 @@ std::string_view table_name(std::string_view precision);
 /// (ai-dynamo/aiconfigurator, collector/helper.py): the mean over draws of a power law, the busiest
 /// rank of the EP group. SGLang's balanced rows send what a rank's tokens choose elsewhere to the
 /// rank's expert 0 (collector/sglang/collect_moe.py).
-struct RankLoad {
+struct BusiestRank {
   double rows = 0, active = 0;
 };
-RankLoad rank_load(std::string_view distribution, double tokens, double top_k, double experts,
+BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
                    double ranks, bool lone_rank);
 
 }  // namespace moesim
