@@ -21,7 +21,7 @@ struct PrecisionPlan {
   Precision kv_cache = Precision::bf16;
   Precision activations = Precision::bf16;  ///< that narrow weights are multiplied with
   Precision ffn = Precision::bf16;          ///< weights of dense FFNs and shared experts
-  double state_bytes = 4;  ///< of a number in the state of linear attention
+  double state_bytes = 4;                   ///< of a number in the state of linear attention
 };
 /// "experts" and "attention" must be given; "ffn" is as attention, "kv_cache" and "activations" are
 /// bf16 if not. Throws ConfigError.

@@ -553,7 +553,8 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
     outcome_.tokens.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (request.generated <= std::max(1, experiment_.api_server.first_chunk)) request.first_token = now;
+    if (request.generated <= std::max(1, experiment_.api_server.first_chunk))
+      request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
   request.last_token = now;

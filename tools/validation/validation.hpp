@@ -28,8 +28,8 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are simulated
-/// with `overrides`, a merge patch of their experiments.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are
+/// simulated with `overrides`, a merge patch of their experiments.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
                                      const std::filesystem::path& root,
                                      const Json& overrides = Json::object());
