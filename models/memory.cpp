@@ -76,8 +76,7 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
   return kv_bytes_per_layer(model, plan, precision) *
-         static_cast<double>(
-             ceil_div(std::ssize(model.layers) - model.linear_layers(), plan.pp));
+         static_cast<double>(ceil_div(std::ssize(model.layers) - model.linear_layers(), plan.pp));
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,

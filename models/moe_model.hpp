@@ -42,8 +42,8 @@ struct LayerSpec {
   int window = 0;        ///< tokens of context attention sees; 0 = all
   bool chunked = false;  ///< the window is an aligned chunk (Llama 4), not sliding
   bool moe = true;
-  bool linear = false;   ///< linear attention in the place of attention
-  int sparse_top = 0;    ///< tokens that a query of sparse attention sees; 0 = all
+  bool linear = false;  ///< linear attention in the place of attention
+  int sparse_top = 0;   ///< tokens that a query of sparse attention sees; 0 = all
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -61,10 +61,10 @@ struct MoeModel {
   bool tied_embeddings = false;
   AttentionSpec attention;
   LinearAttentionSpec linear;  ///< of the layers that are linear
-  int experts = 0;            ///< N, routed, per MoE layer; 0 = dense model
-  int experts_per_token = 0;  ///< k
-  int expert_width = 0;       ///< m, intermediate width of one routed expert
-  int shared_width = 0;       ///< total intermediate width of the shared experts, 0 for none
+  int experts = 0;             ///< N, routed, per MoE layer; 0 = dense model
+  int experts_per_token = 0;   ///< k
+  int expert_width = 0;        ///< m, intermediate width of one routed expert
+  int shared_width = 0;        ///< total intermediate width of the shared experts, 0 for none
   int dense_width =
       0;  ///< intermediate width of the dense FFN layers (and dense residual), 0 for none
   bool dense_residual =

@@ -99,7 +99,8 @@ struct LinearSlice {
 };
 
 LinearSlice slice_of(const LinearAttentionSpec& a, int tp) {
-  return {static_cast<double>(a.value_heads) / tp, static_cast<double>(a.key_heads) * a.key_dim / tp,
+  return {static_cast<double>(a.value_heads) / tp,
+          static_cast<double>(a.key_heads) * a.key_dim / tp,
           static_cast<double>(a.value_heads) * a.value_dim / tp};
 }
 
@@ -144,13 +145,13 @@ void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   }
 }
 
-// DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index heads
-// that every GPU has all of, and the best are picked from the fp32 scores.
+// DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
+// heads that every GPU has all of, and the best are picked from the fp32 scores.
 void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
                   OperationList& ops) {
   const double key = a.index_dim * slice.kv_bytes / slice.kv_elements;
   ops.kernel("index_scores", KernelFamily::attention_prefill,
-                2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
+             2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
   ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
 }
 
@@ -395,7 +396,7 @@ void linear_attention_core_operations(const MoeModel& model, const ParallelPlan&
   const double key = a.key_dim, value = a.value_dim;
   const double flops = 6 * key * value + 2 * chunk * (3 * key + 2 * value);
   ops.kernel("linear_prefill", KernelFamily::attention_prefill,
-                work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
+             work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
 }
 
 void linear_attention_output_operations(const MoeModel& model, const ParallelPlan& plan,

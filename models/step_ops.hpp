@@ -21,7 +21,7 @@ struct PrecisionPlan {
   Precision kv_cache = Precision::bf16;
   Precision activations = Precision::bf16;  ///< that narrow weights are multiplied with
   Precision ffn = Precision::bf16;          ///< weights of dense FFNs and shared experts
-  double state_bytes = 4;  ///< of a number in the state of linear attention
+  double state_bytes = 4;                   ///< of a number in the state of linear attention
 };
 /// What is not given is `stored`'s, the model's own precisions; where these are not known,
 /// "experts" and "attention" must be given, "ffn" is as attention, and "kv_cache" and "activations"

@@ -387,8 +387,8 @@ TEST_CASE("models with linear or sparse attention read from their config.json as
     return;
   }
   const auto hf = [](const char* folder) {
-    return read_model(ConfigNode::from_file(test::shared_dir() / "data/models" / folder /
-                                            "config.json"));
+    return read_model(
+        ConfigNode::from_file(test::shared_dir() / "data/models" / folder / "config.json"));
   };
   const auto same = [](const MoeModel& a, const MoeModel& b) {
     CHECK(a.attention == b.attention);
@@ -781,8 +781,8 @@ TEST_CASE("a windowed layer costs what a full one does below the window, and les
 TEST_CASE("a dense FFN reads its three matrices, sliced by tp") {
   const MoeModel model = zoo("deepseek_v3");
   std::vector<Operation> out;
-  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, 1,
-                       model.dense_width, Part::dense_ffn, plain_gpu(), out);
+  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, 1, model.dense_width,
+                       Part::dense_ffn, plain_gpu(), out);
   double bytes = 0;
   for (const Operation& op : out) {
     CHECK(op.part == Part::dense_ffn);

@@ -115,10 +115,13 @@ TEST_CASE("an unknown engine is refused with the names there are") {
 // ---- the client and the engine's front ----
 
 TEST_CASE("lengths of the benchmark's client lie evenly between a share and the whole") {
-  const Experiment e = load_tiny(
-      {{"workload",
-        {{"lengths",
-          {{"type", "uniform"}, {"prompt", 100}, {"output", 50}, {"least", 0.8}, {"$x", nullptr}}}}}});
+  const Experiment e = load_tiny({{"workload",
+                                   {{"lengths",
+                                     {{"type", "uniform"},
+                                      {"prompt", 100},
+                                      {"output", 50},
+                                      {"least", 0.8},
+                                      {"$x", nullptr}}}}}});
   Rng rng(1, "test");
   std::set<std::int32_t> prompts, outputs;
   double sum = 0;
@@ -209,15 +212,14 @@ TEST_CASE("engines capture the batch sizes that they do") {
     return load_tiny({{"cuda_graph", {{"sizes", rule}, {"max", largest}}}}).graph_sizes;
   };
   const auto vllm = sizes("vllm", 512);
-  CHECK(std::vector(vllm.begin(), vllm.begin() + 5) ==
-        std::vector<std::int32_t>{1, 2, 4, 8, 16});
+  CHECK(std::vector(vllm.begin(), vllm.begin() + 5) == std::vector<std::int32_t>{1, 2, 4, 8, 16});
   CHECK(std::count(vllm.begin(), vllm.end(), 248) == 1);
   CHECK(std::count(vllm.begin(), vllm.end(), 264) == 0);
   CHECK(vllm.back() == 512);
   CHECK(sizes("sglang", 20) == std::vector<std::int32_t>{1, 2, 4, 8, 12, 16, 20});
-  CHECK(sizes("trtllm", 300) ==
-        std::vector<std::int32_t>{1,  2,  4,  8,  16, 24, 32,  40,  48,  56, 64,
-                                  72, 80, 88, 96, 104, 112, 120, 128, 256, 300});
+  CHECK(sizes("trtllm", 300) == std::vector<std::int32_t>{1,  2,   4,   8,   16,  24,  32,
+                                                          40, 48,  56,  64,  72,  80,  88,
+                                                          96, 104, 112, 120, 128, 256, 300});
 }
 
 // ---- anchors ----
@@ -254,13 +256,14 @@ TEST_CASE("an anchor is read as it was written, and its errors name the place") 
 TEST_CASE("rows of deployments apart are two points each, with both sides' workers") {
   const test::TemporaryFolder folder;
   const auto file = folder.path() / "apart.csv";
-  std::ofstream(file) << "id,model,gpu,engine,version,measured,precision,experts_precision,isl,osl,"
-                         "concurrency,prefill_num_workers,prefill_batch_size,prefill_tp_size,"
-                         "prefill_attention_dp_size,prefill_moe_ep_size,decode_num_workers,"
-                         "decode_batch_size,decode_tp_size,decode_attention_dp_size,"
-                         "decode_moe_ep_size,ttft_ms,tpot_ms,source\n"
-                         "d1,DeepSeek-R1,GB200,trtllm,0.8.1,2026-02-05,fp8,fp8,1024,1024,,2,1,1,8,8,"
-                         "1,4,1,32,32,600,15,s\n";
+  std::ofstream(file)
+      << "id,model,gpu,engine,version,measured,precision,experts_precision,isl,osl,"
+         "concurrency,prefill_num_workers,prefill_batch_size,prefill_tp_size,"
+         "prefill_attention_dp_size,prefill_moe_ep_size,decode_num_workers,"
+         "decode_batch_size,decode_tp_size,decode_attention_dp_size,"
+         "decode_moe_ep_size,ttft_ms,tpot_ms,source\n"
+         "d1,DeepSeek-R1,GB200,trtllm,0.8.1,2026-02-05,fp8,fp8,1024,1024,,2,1,1,8,8,"
+         "1,4,1,32,32,600,15,s\n";
   const auto points = read_points(file);
   REQUIRE(points.size() == 2);
   CHECK(points[0].metric == "TTFT");

@@ -897,11 +897,12 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
         e.memory = whole;
       }
       e.prefix_caching = kv.flag("prefix_caching");
-      const bool windows = e.kv_layout.groups.size() > 1 ||
-                           e.kv_layout.groups.front().window > 0 || e.kv_layout.state_blocks > 0;
+      const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0 ||
+                           e.kv_layout.state_blocks > 0;
       if (e.prefix_caching && windows) {
         kv.child("prefix_caching")
-            .fail(fmt::format("is not modelled for the attention windows and states of {}", e.model.name));
+            .fail(fmt::format("is not modelled for the attention windows and states of {}",
+                              e.model.name));
       }
     });
     check_memory(parallel, e.memory);

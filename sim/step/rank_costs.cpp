@@ -30,8 +30,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   TokenCosts price;
   std::vector<Operation>& before = price.before_dispatch.operations;
   std::vector<Operation>& after = price.after_combine.operations;
-  const auto input =
-      layer.linear ? linear_attention_input_operations : attention_input_operations;
+  const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
   const auto output =
       layer.linear ? linear_attention_output_operations : attention_output_operations;
   input(model_, plan_, precision_, tokens, gpu_, price.before_attention.operations);

@@ -128,8 +128,7 @@ void add_disaggregated(const Row& row, std::vector<MeasuredPoint>& points) {
   point.decode = workers_of(row, "decode");
   const WorkerPlan& decode = point.decode;
   const double in_flight = row.number("concurrency");
-  point.concurrency =
-      in_flight > 0 ? in_flight : double(decode.workers) * decode.batch * decode.dp;
+  point.concurrency = in_flight > 0 ? in_flight : double(decode.workers) * decode.batch * decode.dp;
   const auto gpus = [](const WorkerPlan& plan) { return plan.workers * plan.tp * plan.dp; };
   point.gpus = gpus(point.prefill) + gpus(decode);
   for (const auto& [metric, column] : {std::pair{"TTFT", "ttft_ms"}, {"TPOT", "tpot_ms"}}) {

@@ -35,8 +35,9 @@ struct MeasuredPoint {
 };
 
 /// Reads a CSV file (RFC 4180) with one header line that names at least id, category, gpu, metric
-/// and value; or, of deployments with prefill and decode apart, id, gpu, engine, decode_num_workers,
-/// ttft_ms and tpot_ms, whose rows are two points each. Throws ConfigError "file:line: ...".
+/// and value; or, of deployments with prefill and decode apart, id, gpu, engine,
+/// decode_num_workers, ttft_ms and tpot_ms, whose rows are two points each. Throws ConfigError
+/// "file:line: ...".
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file);
 
 }  // namespace moesim

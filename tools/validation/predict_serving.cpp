@@ -88,8 +88,7 @@ struct Latencies {
 Latencies mean_latencies(std::span<const RequestRecord> requests, std::size_t concurrency,
                          int waves) {
   const std::size_t simulated = requests.size() / concurrency;
-  const double between =
-      simulated > 2 ? (waves - 2.0) / static_cast<double>(simulated - 2) : 1;
+  const double between = simulated > 2 ? (waves - 2.0) / static_cast<double>(simulated - 2) : 1;
   Latencies mean;
   double ttfts = 0, tpots = 0;
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -183,7 +182,8 @@ double step_limit(const MeasuredPoint& point) {
   return contains(point.model, "Mixtral") ? 0.200 : 0.080;
 }
 
-Prediction best_throughput(const Experiment& e, const MeasuredPoint& point, const ServingPlan& plan) {
+Prediction best_throughput(const Experiment& e, const MeasuredPoint& point,
+                           const ServingPlan& plan) {
   const double context = point.context > 0 ? point.context : point.prompt + point.output / 2;
   // TensorRT-LLM admits a request when its whole output will fit (GUARANTEED_NO_EVICT, its
   // default).

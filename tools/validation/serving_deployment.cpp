@@ -128,8 +128,8 @@ ServingClient client_of(const MeasuredPoint& point) {
   const auto whole = [](double tokens) { return tokens == 1024 || tokens == 8192; };
   const bool theirs = contains(point.notes, "InferenceX");
   // Rows of the same file that say no more than their lengths.
-  const bool alike = contains(point.notes, "median/mean over run") && whole(point.prompt) &&
-                     whole(point.output);
+  const bool alike =
+      contains(point.notes, "median/mean over run") && whole(point.prompt) && whole(point.output);
   const bool apart = point.category == "disaggregated" && whole(point.prompt);
   client.recipe = theirs || alike || apart;
   const std::size_t place = point.notes.find("run 20");
@@ -147,8 +147,7 @@ NamedEngine engine_of(const MeasuredPoint& point) {
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
     // Dynamo's images of TensorRT-LLM carry Dynamo's own versions.
     if (std::string_view(name) == "trtllm" && version.starts_with("0.")) return {name, ""};
-    if (!number)
-      version = version_on(name, client_of(point).date);
+    if (!number) version = version_on(name, client_of(point).date);
     return {name, version};
   }
   return {"trtllm", ""};

@@ -76,8 +76,7 @@ std::string preset_text(const OrderedJson& preset) {
 
 /// What kernels leave of an engine's steps, fitted on runs of many deployments.
 int calibrate_engine(const Options& options) {
-  const auto runs =
-      runs_of_engine(read_points(options.serving), options.engine, options.root);
+  const auto runs = runs_of_engine(read_points(options.serving), options.engine, options.root);
   if (runs.size() < 10)
     throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
                                   options.serving, runs.size(), options.engine));
