@@ -351,9 +351,9 @@ std::span<const Key> gpu_keys() {
       {"kernels", form::object(kernel_table_keys), "{}", "kernel families measured on it"},
       {"collectives", form::object(collective_table_keys), "{}", "collectives measured on it"},
       {"profiles", form::file, otherwise("none"),
-       "folder with tables of kernel times measured on it, one folder for each <engine>-<version>"},
+       "folder of measured kernel times, <engine>-<version>/<table>.csv"},
       {"sibling", form::file, otherwise("none"),
-       "GPU file whose tables, scaled by the data sheets, stand in for those it lacks"},
+       "GPU file whose tables, scaled by data sheets, stand in for its own"},
       {"price", form::object(price_keys), otherwise("no cost in reports"), "what it costs"}};
   return keys;
 }

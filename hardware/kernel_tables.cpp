@@ -42,7 +42,7 @@ std::vector<Profile> by_nearness(std::vector<Profile> profiles, const EngineVers
   const auto farther = [&](const Profile& profile) {
     if (profile.engine.name != engine.name) return std::pair(1, 0.0);
     // No version at all asks for the newest.
-    const std::string_view wanted = engine.version.empty() ? "999" : engine.version;
+    const std::string_view wanted = engine.version.empty() ? "999.999.999" : engine.version;
     return std::pair(0, distance(profile.engine.version, wanted));
   };
   std::ranges::stable_sort(profiles, {}, farther);
@@ -205,7 +205,7 @@ namespace {
 
 Evidence evidence_of(bool sibling, double nearest) {
   if (sibling) return Evidence::carried_over;
-  if (nearest <= 0) return Evidence::measured;
+  if (nearest < 1e-9) return Evidence::measured;  // the logarithms of a row meet themselves
   return nearest <= far_away ? Evidence::interpolated : Evidence::extrapolated;
 }
 

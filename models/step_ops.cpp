@@ -223,15 +223,13 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
       if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
     }
     const Precision attention = precision("attention", &PrecisionPlan::attention);
-    const Precision ffn =
-        r.has("attention") || stored == nullptr ? attention : stored->ffn;
-    return PrecisionPlan{
-        .experts = precision("experts", &PrecisionPlan::experts),
-        .attention = attention,
-        .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
-        .activations = precision("activations", &PrecisionPlan::activations),
-        .ffn = r.has("ffn") ? precision("ffn", &PrecisionPlan::ffn) : ffn,
-        .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
+    const Precision ffn = r.has("attention") || stored == nullptr ? attention : stored->ffn;
+    return PrecisionPlan{.experts = precision("experts", &PrecisionPlan::experts),
+                         .attention = attention,
+                         .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
+                         .activations = precision("activations", &PrecisionPlan::activations),
+                         .ffn = r.has("ffn") ? precision("ffn", &PrecisionPlan::ffn) : ffn,
+                         .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
   });
 }
 

@@ -230,8 +230,9 @@ std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const Gp
                     .tokens = row.number("tokens")};
       // What a thinned table says of its draws; what a source's own says only by name.
       if (row.text("rows").empty()) {
-        const BusiestRank load = rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts,
-                                        row.number("ep", 1), kernel_of(row).starts_with("sglang"));
+        const BusiestRank load =
+            rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
+                      kernel_of(row).starts_with("sglang"));
         c.rows = load.rows;
         c.active = load.active;
       } else {
@@ -372,7 +373,7 @@ BusiestRank lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
 }  // namespace
 
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                   double ranks, bool lone) {
+                      double ranks, bool lone) {
   const double selections = tokens * top_k;
   constexpr std::string_view law = "power_law_";
   if (!distribution.starts_with(law)) {
@@ -398,8 +399,8 @@ BusiestRank rank_load(std::string_view distribution, double tokens, double top_k
   Rng rng(1, name);
   for (int i = 0; i < draws; ++i) {
     const BusiestRank load = busiest(power_law_counts(tokens, selections, static_cast<int>(experts),
-                                                   static_cast<int>(ranks), alpha, rng),
-                                  static_cast<int>(ranks));
+                                                      static_cast<int>(ranks), alpha, rng),
+                                     static_cast<int>(ranks));
     mean.rows += load.rows / draws;
     mean.active += load.active / draws;
   }

@@ -128,6 +128,6 @@ struct BusiestRank {
   double rows = 0, active = 0;
 };
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                   double ranks, bool lone_rank);
+                      double ranks, bool lone_rank);
 
 }  // namespace moesim

@@ -500,8 +500,8 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
                                           .experts = double(shape.experts)});
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
-  BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts, ranks,
-                            is_lone_triton_rank(point));
+  BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts,
+                               ranks, is_lone_triton_rank(point));
   if (point.active_experts > 0 && !is_lone_triton_rank(point) &&
       !point.distribution.starts_with("power_law")) {
     load.active = point.active_experts;

@@ -31,9 +31,9 @@ struct CategoryErrors {
 /// Files for the names that points give GPUs, before those in hardware/gpus.
 using GpuFiles = std::map<std::string, std::filesystem::path>;
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are simulated
-/// with `overrides`, a merge patch of their experiments. Throws NoSuchFile if `root` lacks a file of
-/// a point.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are
+/// simulated with `overrides`, a merge patch of their experiments. Throws NoSuchFile if `root`
+/// lacks a file of a point.
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
                                      const std::filesystem::path& root,
                                      const Json& overrides = Json::object(),

@@ -101,13 +101,12 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
       evidence = evidence_names[static_cast<std::size_t>(prediction.evidence)];
       breakdown = prediction.breakdown;
     }
-    text += fmt::format("{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n",
-                        p.point.id, p.point.category, csv_field(p.point.gpu),
-                        csv_field(p.point.model), csv_field(p.point.operation),
-                        csv_field(p.point.precision), p.point.tp, p.point.ep, p.point.dp,
-                        p.point.concurrency, p.point.prompt, p.point.output, p.point.metric,
-                        p.point.value, predicted, error, extrapolated, evidence,
-                        csv_field(breakdown));
+    text += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n", p.point.id,
+        p.point.category, csv_field(p.point.gpu), csv_field(p.point.model),
+        csv_field(p.point.operation), csv_field(p.point.precision), p.point.tp, p.point.ep,
+        p.point.dp, p.point.concurrency, p.point.prompt, p.point.output, p.point.metric,
+        p.point.value, predicted, error, extrapolated, evidence, csv_field(breakdown));
   }
   return text;
 }
