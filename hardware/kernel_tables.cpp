@@ -42,8 +42,8 @@ std::vector<Profile> by_nearness(std::vector<Profile> profiles, const EngineVers
   const auto farther = [&](const Profile& profile) {
     if (profile.engine.name != engine.name) return std::pair(1, 0.0);
     // No version at all asks for the newest.
-    const std::string_view wanted = engine.version.empty() ? "999.999.999" : engine.version;
-    return std::pair(0, distance(profile.engine.version, wanted));
+    if (engine.version.empty()) return std::pair(0, -distance(profile.engine.version, "0"));
+    return std::pair(0, distance(profile.engine.version, engine.version));
   };
   std::ranges::stable_sort(profiles, {}, farther);
   return profiles;
@@ -56,6 +56,8 @@ namespace {
 // Farther than this from any measured point a prediction is an extrapolation: two octaves on one
 // axis.
 constexpr double far_away = 2;
+// Coordinates are kept as floats: a row meets itself within this.
+constexpr double same_point = 1e-4;
 
 }  // namespace
 
@@ -205,7 +207,7 @@ namespace {
 
 Evidence evidence_of(bool sibling, double nearest) {
   if (sibling) return Evidence::carried_over;
-  if (nearest < 1e-9) return Evidence::measured;  // the logarithms of a row meet themselves
+  if (nearest < same_point) return Evidence::measured;
   return nearest <= far_away ? Evidence::interpolated : Evidence::extrapolated;
 }
 
@@ -372,7 +374,7 @@ TableTime ExpertTables::time(double tokens, double rows, double active) const {
                      std::log2(std::max(1.0, active))});
   const Evidence evidence = best_ == Evidence::carried_over
                                 ? best_
-                                : evidence_of(false, std::max(log_time.nearest, 1e-6));
+                                : evidence_of(false, std::max(log_time.nearest, same_point));
   return {Seconds(std::exp(log_time.value) * 1e-6), evidence};
 }
 
