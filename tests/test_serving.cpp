@@ -283,9 +283,10 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
 }
 
 TEST_CASE("a point's engine, version and recipe are those of its row") {
-  MeasuredPoint point{.model = "gpt-oss-120b",
-                      .operation = "online serving vllm 0.19.0, aggregated, closed loop",
-                      .notes = "InferenceX run 2026-04-21; random lengths"};
+  MeasuredPoint point;
+  point.model = "gpt-oss-120b";
+  point.operation = "online serving vllm 0.19.0, aggregated, closed loop";
+  point.notes = "InferenceX run 2026-04-21; random lengths";
   CHECK(engine_of(point).name == "vllm");
   CHECK(engine_of(point).version == "0.19.0");
   CHECK(client_of(point).recipe);

@@ -891,10 +891,10 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       }
       e.memory = budget(e, kv.number("gpu_memory_utilization"));
       if (kv.optional("free_gpu_memory_fraction")) {
-        MemoryBudget whole = budget(e, 1);
-        whole.kv = whole.kv * kv.number("free_gpu_memory_fraction");
-        whole.kv_blocks = static_cast<std::int64_t>(std::floor(whole.kv / e.kv_layout.block));
-        e.memory = whole;
+        MemoryBudget all = budget(e, 1);
+        all.kv = all.kv * kv.number("free_gpu_memory_fraction");
+        all.kv_blocks = static_cast<std::int64_t>(std::floor(all.kv / e.kv_layout.block));
+        e.memory = all;
       }
       e.prefix_caching = kv.flag("prefix_caching");
       const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0 ||

@@ -153,7 +153,7 @@ int calibrate_from_tables(const Options& options) {
 
 Action setup_calibrate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  CLI::Option* points = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* of_points = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* serving =
       command.add_option("--serving", options->serving,
                          "measured runs of one deployment, CSV: writes what corrects its "
@@ -161,7 +161,7 @@ Action setup_calibrate(CLI::App& command) {
   CLI::Option* tables =
       command.add_option("--tables", options->tables,
                          "folder of one GPU's kernel times, <engine>-<version>/<table>.csv");
-  points->excludes(tables)->excludes(serving);
+  of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
   command
       .add_option("--engine", options->engine,
