@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
+
 namespace moesim {
 
 namespace {
@@ -62,6 +64,46 @@ void check_domain(const ClusterSpec& cluster, const ConfigNode& node) {
 Seconds transfer_time(double bytes, BytesPerSecond rate, Seconds ramp) {
   const Seconds full_rate = Bytes(bytes) / rate;
   return full_rate + Seconds(std::sqrt(ramp.count() * full_rate.count()));
+}
+
+// A measured time in the place of what the constants give, but no less than the links allow.
+void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
+  cost.time = std::max(measured.time, least);
+  cost.evidence = measured.evidence;
+  if (least * 2 < cost.time) cost.bound = Resource::latency;
+}
+
+// A collective of NCCL or the engine as tables time it.
+void take_measured(CollectiveCost& cost, const GpuSpec& gpu, const CollectiveCall& call) {
+  if (!gpu.tables || cost.time <= Seconds{}) return;
+  const auto measured = gpu.tables->time(call);
+  // A switch may add up on the way: then an all-reduce sends each byte once.
+  const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
+  if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
+}
+
+// DeepEP's tables are of tokens; this many of the usual kind are as much for the busiest rank.
+std::optional<TableTime> exchange_time(const KernelTables& tables, Collective kind, double domains,
+                                       double nvlink_bytes, double network_bytes) {
+  ExchangeCall call{.low_latency = kind != Collective::all_to_all,
+                    .combine = kind == Collective::low_latency_combine,
+                    .nodes = domains,
+                    .hidden = 7168,
+                    .top_k = 8,
+                    .experts = 256,
+                    .sms = kind == Collective::all_to_all ? 20.0 : 0.0};
+  const auto timed = [&](bool combine) {
+    call.combine = combine;
+    const ExchangeVolume one = volume_of(call);
+    call.tokens_per_rank = std::max(
+        {1.0, nvlink_bytes / one.nvlink, one.network > 0 ? network_bytes / one.network : 0});
+    return tables.time(call);
+  };
+  auto time = timed(call.combine);
+  if (!time || call.low_latency) return time;
+  // One pair of constants for both ways: the mean of them.
+  if (const auto back = timed(true)) time->time = (time->time + back->time) / 2;
+  return time;
 }
 
 }  // namespace
@@ -152,7 +194,11 @@ CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
   const int gpus = static_cast<int>(contribution.size());
   check(gpus <= cluster_.gpus(), "an all-gather is wider than the cluster");
   if (gpus <= 1) return {};
-  return cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
+  CollectiveCost gathered = cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
+  const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
+  if (gpus <= cluster_.scale_up_domain)
+    take_measured(gathered, cluster_.gpu, {false, "all_gather", double(gpus), total});
+  return gathered;
 }
 
 CollectiveCost Fabric::send(int from, int to, Bytes bytes) const {
@@ -171,7 +217,11 @@ CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) cons
   const int gpus = static_cast<int>(contribution.size());
   check(gpus <= cluster_.gpus(), "a reduce-scatter is wider than the cluster");
   if (gpus <= 1) return {};
-  return cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
+  CollectiveCost sums = cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
+  const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
+  if (gpus <= cluster_.scale_up_domain)
+    take_measured(sums, cluster_.gpu, {false, "reduce_scatter", double(gpus), total});
+  return sums;
 }
 
 CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, Collective kind) const {
@@ -183,7 +233,12 @@ CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, Collective kind) const 
        {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {
     *bytes_moved *= 2;
   }
-  return cost(kind, gpus, 2, volume);
+  CollectiveCost sum = cost(kind, gpus, 2, volume);
+  if (gpus <= cluster_.scale_up_domain) {
+    const bool engine = kind == Collective::one_shot_all_reduce;
+    take_measured(sum, cluster_.gpu, {engine, "all_reduce", double(gpus), bytes.value()});
+  }
+  return sum;
 }
 
 CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
@@ -222,7 +277,17 @@ CollectiveCost Fabric::all_to_all(const TrafficMatrix& bytes, Collective kind) c
         std::max(domain_out, domain_in) * cluster_.oversubscription / (end - first);
     volume.network_rank = std::max(volume.network_rank, uplink);
   }
-  return cost(kind, gpus, 1, volume);
+  CollectiveCost exchange = cost(kind, gpus, 1, volume);
+  const int domains = (gpus + domain - 1) / domain;
+  const KernelTables* tables = cluster_.gpu.tables.get();
+  if (tables == nullptr || exchange.time <= Seconds{}) return exchange;
+  const bool like_measured = std::abs(cluster_.network.bandwidth.value() / measured_nic - 1) < 0.2;
+  if (domains > 1 && !like_measured) return exchange;
+  if (const auto measured =
+          exchange_time(*tables, kind, domains, volume.nvlink_rank, volume.network_rank)) {
+    take(exchange, *measured, Bytes(volume.nvlink_rank) / cluster_.gpu.scale_up_bandwidth);
+  }
+  return exchange;
 }
 
 }  // namespace moesim

@@ -164,6 +164,27 @@ std::span<const Key> collective_table_keys() {
   return keys;
 }
 
+// Engine and version in the name of a profile: "vllm-0.19.0".
+EngineVersion split_name(std::string_view name) {
+  const std::size_t dash = name.find('-');
+  if (dash == std::string_view::npos) return {std::string(name), ""};
+  return {std::string(name.substr(0, dash)), std::string(name.substr(dash + 1))};
+}
+
+// One folder for each <engine>-<version>, by name.
+std::vector<Profile> read_profiles(const ConfigNode& node) {
+  const auto folder = node.relative(node.text());
+  std::error_code failed;
+  std::vector<Profile> profiles;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, failed))
+    if (entry.is_directory())
+      profiles.push_back({split_name(entry.path().filename().string()), entry.path()});
+  if (profiles.empty())
+    node.fail(fmt::format("{} holds no folder <engine>-<version> of tables", folder.string()));
+  std::ranges::sort(profiles, {}, &Profile::folder);
+  return profiles;
+}
+
 /// `read(row, index)` is given the object of every name that is there.
 template <std::size_t N, class Read>
 void read_table(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
@@ -329,12 +350,29 @@ std::span<const Key> gpu_keys() {
       {"dense_peak", form::object(peak_keys), required, "tensor-core peaks by precision"},
       {"kernels", form::object(kernel_table_keys), "{}", "kernel families measured on it"},
       {"collectives", form::object(collective_table_keys), "{}", "collectives measured on it"},
+      {"profiles", form::file, otherwise("none"),
+       "folder of measured kernel times, <engine>-<version>/<table>.csv"},
+      {"sibling", form::file, otherwise("none"),
+       "GPU file whose tables, scaled by data sheets, stand in for its own"},
       {"price", form::object(price_keys), otherwise("no cost in reports"), "what it costs"}};
   return keys;
 }
 
+namespace {
+
 // A thousand times what any GPU has; blocks of it can be counted in 64 bits.
 constexpr Bytes most_hbm(1e15);
+
+std::shared_ptr<const GpuSpec> read_sibling(const ConfigNode& node) {
+  const auto file = node.relative(node.text());
+  if (std::filesystem::exists(file) && std::filesystem::equivalent(file, node.file()))
+    node.fail("a GPU cannot be its own sibling");
+  GpuSpec sibling = read_gpu(ConfigNode::from_file(file));
+  if (sibling.sibling) node.fail("has a sibling itself; name a GPU that was measured");
+  return std::make_shared<const GpuSpec>(std::move(sibling));
+}
+
+}  // namespace
 
 GpuSpec read_gpu(const ConfigNode& node) {
   return read_object(node, gpu_keys, [](ConfigReader& reader) {
@@ -369,6 +407,8 @@ GpuSpec read_gpu(const ConfigNode& node) {
         reader.child("collectives"), collective_table_keys, collective_keys, collective_names,
         [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
+    if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
+    if (reader.optional("sibling")) gpu.sibling = read_sibling(reader.child("sibling"));
     return gpu;
   });
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,11 +44,13 @@ struct Interval {
   bool holds(double x) const { return min <= x && x <= max; }
 };
 
-/// What a predicted time rests on: constants fitted on work like it, constants fitted on this GPU
-/// but on smaller work or other precisions, or constants that nobody measured on this GPU.
-enum class Evidence { calibrated, extrapolated, unmeasured };
-inline constexpr std::array<std::string_view, 3> evidence_names{"calibrated", "extrapolated",
-                                                                "unmeasured"};
+/// What a predicted time rests on. By measured tables: this very point, points of this GPU around
+/// it, or points of a sibling GPU carried over. By a roofline: constants fitted on work like it,
+/// constants fitted on this GPU but on smaller work or other precisions, or constants that were
+/// never measured on this GPU.
+enum class Evidence { calibrated, extrapolated, unmeasured, measured, interpolated, carried_over };
+inline constexpr std::array<std::string_view, 6> evidence_names{
+    "calibrated", "extrapolated", "unmeasured", "measured", "interpolated", "carried_over"};
 
 /// The measurements that constants were fitted on. A prediction for more bytes or flops than any of
 /// them is an extrapolation.
@@ -138,6 +141,20 @@ struct Price {
 KernelConstants family_default(KernelFamily);
 CollectiveConstants family_default(Collective);
 
+/// An engine (vllm, sglang, trtllm) or a library beneath it (nccl, deepep), e.g. {"vllm",
+/// "0.19.0"}.
+struct EngineVersion {
+  std::string name, version;
+};
+
+/// Where tables of kernel times stand that were measured with one version of an engine or library.
+struct Profile {
+  EngineVersion engine;
+  std::filesystem::path folder;
+};
+
+class KernelTables;
+
 /// One GPU as its data sheet and measurements describe it. Facts have no defaults.
 struct GpuSpec {
   std::string name;
@@ -156,6 +173,10 @@ struct GpuSpec {
   std::map<KernelFamily, KernelConstants> kernels;
   std::array<CollectiveConstants, collective_names.size()> collectives;  ///< by Collective
   std::optional<Price> price{};
+  std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
+  std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
+  /// What prices kernels before the rooflines do: none unless with_engine() gave it.
+  std::shared_ptr<const KernelTables> tables{};
 
   /// The peak at which weights and activations of these precisions multiply: narrow weights without
   /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'

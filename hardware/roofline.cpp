@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "hardware/kernel_tables.hpp"
+
 namespace moesim {
 
 namespace {
@@ -140,10 +142,17 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
       tile_m_(gpu.kernel(shape.kernel).tile_m),
       tile_n_(gpu.kernel(shape.kernel).tile_n),
       sms_(gpu.sms),
+      hbm_(gpu.hbm_bandwidth),
+      peak_(gpu.peak(shape.weights, shape.activations)),
       roofline_({shape.weights, shape.activations}, shape.kernel, gpu) {
   for (std::int32_t tokens = 0; tokens <= tile_m_; ++tokens) {
     padded_.push_back(
         static_cast<std::int32_t>(grouped_rows(std::span(&tokens, 1), tile_m_).padded));
+  }
+  const bool fused = shape.kernel == KernelFamily::grouped_gemm && shape.experts > 0;
+  if (gpu.tables && fused) {
+    tables_ = gpu.tables->experts(shape.hidden, shape.width, shape.top_k, shape.experts,
+                                  shape.weights, shape.activations);
   }
 }
 
@@ -162,7 +171,7 @@ GroupedRows GroupedGemm::rows(std::span<const std::int32_t> tokens_per_slot) con
           rows.padded + long_ones.padded, rows.slots + long_ones.tiles};
 }
 
-Cost GroupedGemm::cost(const GroupedRows& rows) const {
+Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
   if (rows.slots == 0) return {};
   const double weight = bytes_per_element(shape_.weights);
   const double activation = bytes_per_element(shape_.activations);
@@ -176,7 +185,13 @@ Cost GroupedGemm::cost(const GroupedRows& rows) const {
   // Waves do not show in the fused layers that were measured: they are fitted better without (H200
   // 1.6 against 2.3 % median error, A100 7.2 against 7.5 %).
   if (shape_.kernel == KernelFamily::grouped_gemm) total.busy_flops = total.work.flops.value();
-  return tiled_cost(total, roofline_);
+  if (!tables_) return tiled_cost(total, roofline_);
+  const auto useful = static_cast<double>(rows.tokens);
+  const auto own = useful / shape_.top_k;
+  const TableTime measured = tables_->time(std::max(tokens, own), useful, double(rows.slots));
+  const Flops flops(6 * shape_.hidden * shape_.width * useful);
+  return priced({.work = total.work, .peak = peak_}, measured, total.work.hbm / hbm_,
+                flops / peak_);
 }
 
 Cost gemm(double m, double n, double k, Precision weights, Precision activations,
@@ -188,6 +203,15 @@ Cost gemm(double m, double n, double k, Precision weights, Precision activations
   TiledWork total;
   const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
   add_projection(total, rows, projection, {kernel.tile_m, kernel.tile_n}, gpu.sms);
+  if (gpu.tables) {
+    const FlopsPerSecond peak = gpu.peak(weights, activations);
+    for (const std::string_view name : table_names(weights, activations)) {
+      const auto measured = gpu.tables->time(GemmCall{name, m, n, k});
+      if (!measured) continue;
+      return priced({.work = total.work, .peak = peak}, *measured,
+                    total.work.hbm / gpu.hbm_bandwidth, Flops(2 * m * n * k) / peak);
+    }
+  }
   return tiled_cost(total, Roofline({weights, activations}, KernelFamily::gemm, gpu));
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -77,7 +78,11 @@ struct GroupedGemmShape {
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
   KernelFamily kernel = KernelFamily::grouped_gemm;
+  double experts = 0;  ///< of the layer, on all GPUs; 0: unknown, and no table is asked
+  double top_k = 0;    ///< experts of a token
 };
+
+class ExpertTables;
 
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
 /// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
@@ -88,11 +93,16 @@ class GroupedGemm {
   GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
   /// grouped_rows() with the kernel's tile_m.
   GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
-  Cost cost(const GroupedRows&) const;
+  /// `tokens` enter the EP group of which this GPU computes a share; only tables ask for them, and
+  /// take the rows' own where they are 0.
+  Cost cost(const GroupedRows&, double tokens = 0) const;
 
  private:
   GroupedGemmShape shape_;
+  std::shared_ptr<const ExpertTables> tables_;  // null: none has this layer
   int tile_m_, tile_n_, sms_;
+  BytesPerSecond hbm_;  // of the data sheet, as is the peak
+  FlopsPerSecond peak_;
   std::vector<std::int32_t> padded_;  // rows of a slot by its tokens, up to tile_m
   Roofline roofline_;
 };

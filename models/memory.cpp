@@ -2,6 +2,7 @@
 #include "models/memory.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -19,7 +20,7 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
 }  // namespace
 
 std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) const {
-  std::int64_t blocks = 0;
+  std::int64_t blocks = end > 0 ? state_blocks : 0;
   for (const KvGroup& group : groups) {
     std::int64_t behind = 0;  // tokens that none of the step attends to
     if (group.chunked) {
@@ -34,7 +35,7 @@ std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) c
 
 std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) const {
   const std::int64_t all = ceil_div(tokens, block_tokens);
-  std::int64_t blocks = 0;
+  std::int64_t blocks = tokens > 0 ? state_blocks : 0;
   for (const KvGroup& group : groups) {
     const std::int64_t held = ceil_div(group.window - 1 + chunk, block_tokens) + 1;
     blocks += group.window == 0 ? all : std::min(all, held);
@@ -45,7 +46,9 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
                    int block_tokens) {
   std::map<std::pair<int, bool>, int> layers_of_kind;
-  for (const LayerSpec& layer : model.layers) ++layers_of_kind[{layer.window, layer.chunked}];
+  for (const LayerSpec& layer : model.layers) {
+    if (!layer.linear) ++layers_of_kind[{layer.window, layer.chunked}];
+  }
   int fewest = static_cast<int>(model.layers.size()), most = 0;
   for (const auto& [kind, layers] : layers_of_kind) {
     fewest = std::min(fewest, layers);
@@ -62,13 +65,18 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
       layout.groups.push_back(
           {.layers = group_layers, .window = kind.first, .chunked = kind.second});
   }
+  const auto linear = static_cast<double>(ceil_div(model.linear_layers(), plan.pp));
+  const LinearState state = linear_state(model.linear, plan.tp);
+  const double bytes = linear * (state.recurrent * precision.state_bytes +
+                                 state.convolution * bytes_per_element(Precision::bf16));
+  layout.state_blocks = static_cast<std::int64_t>(std::ceil(bytes / layout.block.value()));
   return layout;
 }
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
   return kv_bytes_per_layer(model, plan, precision) *
-         static_cast<double>(ceil_div(std::ssize(model.layers), plan.pp));
+         static_cast<double>(ceil_div(std::ssize(model.layers) - model.linear_layers(), plan.pp));
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
@@ -82,27 +90,28 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   const double table = static_cast<double>(model.vocabulary) * model.hidden / plan.tp;
   const int layers = static_cast<int>(model.layers.size());
   struct Stage {
-    double quantised = 0, kept = 0;
+    double attention = 0, ffn = 0, kept = 0;
   };
   std::vector<Stage> stages(static_cast<std::size_t>(plan.pp));
   for (int l = 0; l < layers; ++l) {
     const LayerSpec& layer = model.layers[static_cast<std::size_t>(l)];
     Stage& stage = stages[static_cast<std::size_t>(plan.stage_of(l, layers))];
-    stage.quantised += attention_parameters(model.attention, model.hidden, plan.tp);
+    stage.attention += mixer_parameters(model, layer, plan.tp);
     stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
-      stage.quantised += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
+      stage.ffn += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
       stage.kept += static_cast<double>(model.hidden) * model.experts;  // the gate
     }
     if (!layer.moe || model.dense_residual)
-      stage.quantised += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
+      stage.ffn += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
   }
   // Tied tables are one only where the first stage is the last.
   if (!model.tied_embeddings || plan.pp > 1) stages.front().kept += table;
   stages.back().kept += table + model.hidden;  // and the final norm
   Bytes most{};
   for (const Stage& stage : stages) {
-    most = std::max(most, Bytes(stage.quantised * bytes_per_element(precision.attention) +
+    most = std::max(most, Bytes(stage.attention * bytes_per_element(precision.attention) +
+                                stage.ffn * bytes_per_element(precision.ffn) +
                                 stage.kept * bytes_per_element(Precision::bf16)));
   }
   return most;

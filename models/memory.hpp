@@ -19,9 +19,11 @@ struct KvLayout {
   int block_tokens = 16;
   Bytes block;  ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
+  std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of
-  /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does.
+  /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does. A sequence
+  /// of any tokens has a state.
   std::int64_t blocks_in_step(std::int64_t computed, std::int64_t end) const;
   /// What blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at most
   /// `chunk`: a window's group holds window - 1 + chunk tokens in one block more than they fill, as

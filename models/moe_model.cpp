@@ -34,7 +34,11 @@ std::span<const Key> attention_keys() {
       {"kv_lora", size, mla, "MLA: rank of the latent that is cached"},
       {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
       {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
-      {"v_dim", size, mla, "MLA: a head's value dimension"}};
+      {"v_dim", size, mla, "MLA: a head's value dimension"},
+      {"output_gate", form::flag, "false", "GQA: queries bring a gate of the output along"},
+      {"index_heads", size_or_none, "0", "MLA: heads of a sparse attention's indexer, 0 for none"},
+      {"index_dim", size_or_none, "0", "MLA: dimension of its heads"},
+      {"index_top", size_or_none, "0", "MLA: tokens that it leaves for attention to see"}};
   return keys;
 }
 
@@ -47,11 +51,33 @@ AttentionSpec read_attention(ConfigReader& r) {
     a.qk_nope = count(r, "qk_nope");
     a.qk_rope = count(r, "qk_rope");
     a.v_dim = count(r, "v_dim");
+    a.index_heads = static_cast<int>(r.integer("index_heads"));
+    a.index_dim = static_cast<int>(r.integer("index_dim"));
+    a.index_top = static_cast<int>(r.integer("index_top"));
   } else {
     a.kv_heads = count(r, "kv_heads");
     a.head_dim = count(r, "head_dim");
+    a.output_gate = r.flag("output_gate");
   }
   return a;
+}
+
+std::span<const Key> linear_attention_keys() {
+  static constexpr Key keys[] = {
+      {"key_heads", size, required, "query and key heads"},
+      {"key_dim", size, required, "dimension of a query or key"},
+      {"value_heads", size, required, "value heads, each with a state"},
+      {"value_dim", size, required, "dimension of a value"},
+      {"convolution", size, required, "tokens that the short convolution spans"}};
+  return keys;
+}
+
+LinearAttentionSpec read_linear_attention(ConfigReader& r) {
+  return {.key_heads = count(r, "key_heads"),
+          .key_dim = count(r, "key_dim"),
+          .value_heads = count(r, "value_heads"),
+          .value_dim = count(r, "value_dim"),
+          .convolution = count(r, "convolution")};
 }
 
 std::span<const Key> expert_keys() {
@@ -79,6 +105,7 @@ std::span<const Key> layer_keys() {
   static constexpr Standard all = otherwise("every token before");
   static constexpr Key keys[] = {
       {"ffn", form::choice(ffns), required, "what follows attention"},
+      {"linear", form::flag, "false", "linear attention in the place of attention"},
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"}};
   return keys;
@@ -87,6 +114,7 @@ std::span<const Key> layer_keys() {
 LayerSpec read_layer(ConfigReader& r) {
   LayerSpec layer;
   layer.moe = r.choice("ffn") == 1;
+  layer.linear = r.flag("linear");
   if (r.has("chunk")) {
     layer.chunked = true;
     layer.window = count(r, "chunk");
@@ -129,6 +157,11 @@ void read_published(ConfigReader& r, MoeModel& m) {
   m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts"));
 }
 
+// Every layer of a model with an indexer has one.
+void limit_to_best(MoeModel& m) {
+  for (LayerSpec& layer : m.layers) layer.sparse_top = layer.linear ? 0 : m.attention.index_top;
+}
+
 MoeModel read_zoo_model(ConfigReader& r) {
   MoeModel m;
   m.name = r.text("name");
@@ -137,12 +170,16 @@ MoeModel read_zoo_model(ConfigReader& r) {
   m.vocabulary = count(r, "vocabulary");
   m.tied_embeddings = r.flag("tied_embeddings");
   m.attention = read_object(r.child("attention"), attention_keys, read_attention);
+  if (r.has("linear_attention"))
+    m.linear =
+        read_object(r.child("linear_attention"), linear_attention_keys, read_linear_attention);
   if (r.has("experts"))
     read_object(r.child("experts"), expert_keys, [&](ConfigReader& e) { read_experts(e, m); });
   m.dense_width = static_cast<int>(r.integer("dense_width"));
   m.dense_residual = r.flag("dense_residual");
   for (const ConfigNode& block : r.child("layers").list())
     read_object(block, block_keys, [&](ConfigReader& b) { append_block(b, m.layers); });
+  limit_to_best(m);
   if (r.has("published"))
     read_object(r.child("published"), published_keys,
                 [&](ConfigReader& p) { read_published(p, m); });
@@ -239,6 +276,19 @@ void read_qwen_moe(ConfigReader& r, MoeModel& m) {
   qwen_window(r, m);
 }
 
+// Three of four layers are linear unless layer_types says which.
+void read_qwen_next(ConfigReader& r, MoeModel& m) {
+  read_qwen_moe(r, m);
+  m.attention.output_gate = true;
+  m.linear = {.key_heads = count(r, "linear_num_key_heads"),
+              .key_dim = count(r, "linear_key_head_dim"),
+              .value_heads = count(r, "linear_num_value_heads"),
+              .value_dim = count(r, "linear_value_head_dim"),
+              .convolution = count(r, "linear_conv_kernel_dim")};
+  const int interval = std::max(1, optional(r, "full_attention_interval", 4));
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.linear = (i + 1) % interval != 0; });
+}
+
 // DeepSeek's way to write experts, shared by Kimi and GLM.
 void deepseek_experts(ConfigReader& r, MoeModel& m) {
   hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
@@ -253,6 +303,13 @@ void deepseek_experts(ConfigReader& r, MoeModel& m) {
 void read_deepseek(ConfigReader& r, MoeModel& m) {
   m.attention = hf_mla(r);
   deepseek_experts(r, m);
+}
+void read_deepseek_sparse(ConfigReader& r, MoeModel& m) {
+  read_deepseek(r, m);
+  m.attention.index_heads = count(r, "index_n_heads");
+  m.attention.index_dim = count(r, "index_head_dim");
+  m.attention.index_top = count(r, "index_topk");
+  limit_to_best(m);
 }
 void read_glm(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
@@ -437,9 +494,11 @@ constexpr std::array families{
     Family{"dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
+    Family{"deepseek_v32", "DeepseekV32ForCausalLM", read_deepseek_sparse},
     Family{"dots1", "Dots1ForCausalLM", read_dots},
     Family{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
     Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
+    Family{"glm_moe_dsa", "GlmMoeDsaForCausalLM", read_deepseek_sparse},
     Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"granitemoe", "GraniteMoeForCausalLM", read_granite},
     Family{"granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite},
@@ -455,7 +514,9 @@ constexpr std::array families{
     Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
     Family{"qwen2_moe", "Qwen2MoeForCausalLM", read_qwen_moe},
     Family{"qwen3", "Qwen3ForCausalLM", read_qwen_dense},
+    Family{"qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration", read_qwen_next},
     Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe},
+    Family{"qwen3_next", "Qwen3NextForCausalLM", read_qwen_next},
     Family{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", read_qwen_moe},
     Family{"step3p7", "Step3p7FlashForCausalLM", read_step},
 };
@@ -487,8 +548,8 @@ const Family& family_of(ConfigReader& top, ConfigReader& text) {
 // What each layer attends to, where the file says it layer by layer.
 void hf_layer_types(ConfigReader& r, MoeModel& m) {
   if (!present(r, "layer_types")) return;
-  static constexpr std::array<std::string_view, 3> known{"full_attention", "sliding_attention",
-                                                         "chunked_attention"};
+  static constexpr std::array<std::string_view, 4> known{"full_attention", "sliding_attention",
+                                                         "chunked_attention", "linear_attention"};
   const ConfigNode node = r.child("layer_types");
   const std::vector<ConfigNode> types = node.list();
   if (types.size() != m.layers.size())
@@ -501,6 +562,9 @@ void hf_layer_types(ConfigReader& r, MoeModel& m) {
       type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
                             join_names(known)));
     }
+    layer.linear = name == "linear_attention";
+    if (layer.linear && m.linear.value_heads == 0)
+      type.fail(fmt::format("linear attention of this architecture is not modelled"));
     layer.chunked = name == "chunked_attention";
     layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
                    : name == "sliding_attention" ? count(r, "sliding_window")
@@ -548,6 +612,12 @@ void require_consistent(const ConfigNode& node, const MoeModel& m) {
   require(node, a.is_mla() || a.query_heads % a.kv_heads == 0,
           fmt::format("{} query heads do not share {} KV heads evenly", a.query_heads, a.kv_heads));
   require(node, a.is_mla() || a.head_dim > 0, "the attention's head dimension is 0");
+  require(node, !a.is_sparse() || (a.index_heads > 0 && a.index_dim > 0),
+          "sparse attention needs the heads of its indexer and their dimension");
+  require(node, m.linear_layers() == 0 || m.linear.value_heads > 0,
+          "a layer is linear but \"linear_attention\" is missing");
+  require(node, m.linear_layers() < static_cast<int>(m.layers.size()),
+          "every layer is linear; at least one with attention is expected");
   const int moe_layers = m.moe_layers();
   require(node, moe_layers == 0 || m.experts > 0, "a layer is \"moe\" but \"experts\" is missing");
   require(node, moe_layers > 0 || m.experts == 0, "there are experts but no layer is \"moe\"");
@@ -570,6 +640,11 @@ int MoeModel::moe_layers() const {
                                         [](const LayerSpec& layer) { return layer.moe; }));
 }
 
+int MoeModel::linear_layers() const {
+  return static_cast<int>(std::count_if(layers.begin(), layers.end(),
+                                        [](const LayerSpec& layer) { return layer.linear; }));
+}
+
 bool is_hf_model(const ConfigNode& node) {
   return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
            return node.json().contains(mark);
@@ -585,6 +660,8 @@ std::span<const Key> model_keys() {
       {"vocabulary", size, required, "tokens that it knows"},
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
       {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
+      {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
+       "gated delta net, of layers with \"linear\""},
       {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
       {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
@@ -604,20 +681,47 @@ MoeModel read_model(const ConfigNode& node) {
 
 double kv_elements(const AttentionSpec& a, int tp) {
   // DeepSeek-V2 (arXiv:2405.04434) section 2.1: the latent and the key's rotary part.
-  if (a.is_mla()) return a.kv_lora + a.qk_rope;
+  if (a.is_mla()) return a.kv_lora + a.qk_rope + a.index_dim;
   const int heads = (a.kv_heads + tp - 1) / tp;
   return 2.0 * heads * a.head_dim;
 }
 
 double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
   const double heads = static_cast<double>(a.query_heads) / tp;
-  if (!a.is_mla()) return hidden * (2 * heads * a.head_dim + kv_elements(a, tp));
+  const double queries = a.output_gate ? 2 : 1;
+  if (!a.is_mla()) return hidden * ((queries + 1) * heads * a.head_dim + kv_elements(a, tp));
   // DeepSeek-V2 (arXiv:2405.04434) section 2.1: q = W_uq W_dq x, latent = W_dkv x, k and v from the
   // latent, all heads' outputs through W_o.
   const double down = static_cast<double>(hidden) * (a.q_lora + a.kv_lora + a.qk_rope);
   const double query = heads * (a.qk_nope + a.qk_rope) * (a.q_lora > 0 ? a.q_lora : hidden);
   const double key_value = heads * (a.qk_nope + a.v_dim) * a.kv_lora;
-  return down + query + key_value + heads * a.v_dim * hidden;
+  // DeepSeek-V3.2's indexer: queries from the compressed ones, one key and the heads' weights from
+  // the hidden state.
+  const double indexer =
+      static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
+      static_cast<double>(hidden) * (a.index_dim + a.index_heads);
+  return down + query + key_value + heads * a.v_dim * hidden + indexer;
+}
+
+double linear_attention_parameters(const LinearAttentionSpec& a, int hidden, int tp) {
+  const double keys = static_cast<double>(a.key_heads) * a.key_dim / tp;
+  const double values = static_cast<double>(a.value_heads) * a.value_dim / tp;
+  const double heads = static_cast<double>(a.value_heads) / tp;
+  // Queries, keys, values and the output's gate; a decay and a rate for each head; the convolution
+  // over queries, keys and values; the output.
+  return hidden * (2 * keys + 2 * values + 2 * heads) + (2 * keys + values) * a.convolution +
+         2 * heads + a.value_dim + values * hidden;
+}
+
+double mixer_parameters(const MoeModel& m, const LayerSpec& layer, int tp) {
+  return layer.linear ? linear_attention_parameters(m.linear, m.hidden, tp)
+                      : attention_parameters(m.attention, m.hidden, tp);
+}
+
+LinearState linear_state(const LinearAttentionSpec& a, int tp) {
+  const double keys = static_cast<double>(a.key_heads) * a.key_dim / tp;
+  const double values = static_cast<double>(a.value_heads) * a.value_dim / tp;
+  return {values * a.key_dim, (2 * keys + values) * std::max(0, a.convolution - 1)};
 }
 
 double ffn_parameters(int hidden, double width) { return 3.0 * hidden * width; }
@@ -628,9 +732,12 @@ ParameterCount count_parameters(const MoeModel& m) {
   const double embedding = static_cast<double>(m.vocabulary) * m.hidden;
   const double moe_layers = m.moe_layers();
   const double all_layers = static_cast<double>(m.layers.size());
+  const double linear_layers = m.linear_layers();
   const double dense_ffns = m.dense_residual ? all_layers : all_layers - moe_layers;
   const double everywhere =
-      all_layers * (attention_parameters(m.attention, m.hidden) + norm_parameters(m.hidden)) +
+      (all_layers - linear_layers) * attention_parameters(m.attention, m.hidden) +
+      linear_layers * linear_attention_parameters(m.linear, m.hidden) +
+      all_layers * norm_parameters(m.hidden) +
       moe_layers *
           (static_cast<double>(m.hidden) * m.experts + ffn_parameters(m.hidden, m.shared_width)) +
       dense_ffns * ffn_parameters(m.hidden, m.dense_width) + m.hidden;

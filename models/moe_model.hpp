@@ -18,8 +18,23 @@ struct AttentionSpec {
   int q_lora = 0;                           ///< MLA: rank of the query's compression, 0 for none
   int kv_lora = 0;                          ///< MLA: rank of the cached latent
   int qk_nope = 0, qk_rope = 0, v_dim = 0;  ///< MLA, per head
+  bool output_gate = false;  ///< GQA: queries bring a gate of the output along (Qwen3-Next)
+  /// Sparse attention (DeepSeek-V3.2): an indexer scores every token before with heads of its own,
+  /// over keys of its own that it caches; a query attends to the `index_top` best. 0 for none.
+  int index_heads = 0, index_dim = 0, index_top = 0;
   bool is_mla() const { return kv_lora > 0; }
+  bool is_sparse() const { return index_top > 0; }
   bool operator==(const AttentionSpec&) const = default;
+};
+
+/// Gated delta net, the linear attention of Qwen3-Next (arXiv:2412.06464): a sequence keeps a state
+/// of value_heads x key_dim x value_dim numbers and the last inputs of a short convolution, however
+/// long it is.
+struct LinearAttentionSpec {
+  int key_heads = 0, key_dim = 0;
+  int value_heads = 0, value_dim = 0;
+  int convolution = 0;  ///< tokens that it spans
+  bool operator==(const LinearAttentionSpec&) const = default;
 };
 
 /// One transformer layer.
@@ -27,6 +42,8 @@ struct LayerSpec {
   int window = 0;        ///< tokens of context attention sees; 0 = all
   bool chunked = false;  ///< the window is an aligned chunk (Llama 4), not sliding
   bool moe = true;
+  bool linear = false;  ///< linear attention in the place of attention
+  int sparse_top = 0;   ///< tokens that a query of sparse attention sees; 0 = all
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -43,10 +60,11 @@ struct MoeModel {
   int vocabulary = 0;
   bool tied_embeddings = false;
   AttentionSpec attention;
-  int experts = 0;            ///< N, routed, per MoE layer; 0 = dense model
-  int experts_per_token = 0;  ///< k
-  int expert_width = 0;       ///< m, intermediate width of one routed expert
-  int shared_width = 0;       ///< total intermediate width of the shared experts, 0 for none
+  LinearAttentionSpec linear;  ///< of the layers that are linear
+  int experts = 0;             ///< N, routed, per MoE layer; 0 = dense model
+  int experts_per_token = 0;   ///< k
+  int expert_width = 0;        ///< m, intermediate width of one routed expert
+  int shared_width = 0;        ///< total intermediate width of the shared experts, 0 for none
   int dense_width =
       0;  ///< intermediate width of the dense FFN layers (and dense residual), 0 for none
   bool dense_residual =
@@ -59,6 +77,7 @@ struct MoeModel {
   ActiveCounts published_counts = ActiveCounts::lm_head;  ///< the rule behind published_active
 
   int moe_layers() const;
+  int linear_layers() const;
   bool operator==(const MoeModel&) const = default;
 };
 
@@ -73,10 +92,22 @@ inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "a
 bool is_hf_model(const ConfigNode&);
 
 /// Numbers that one token caches in one layer on one of `tp` GPUs: keys and values of a slice of
-/// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU.
+/// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU, and an
+/// indexer's key beside it.
 double kv_elements(const AttentionSpec&, int tp);
-/// Parameters of one layer's attention on one of `tp` GPUs; MLA's down projections are replicated.
+/// Parameters of one layer's attention on one of `tp` GPUs; MLA's down projections and an indexer
+/// are replicated.
 double attention_parameters(const AttentionSpec&, int hidden, int tp = 1);
+/// The same of linear attention: projections, convolution and gates, sliced by heads.
+double linear_attention_parameters(const LinearAttentionSpec&, int hidden, int tp = 1);
+/// Of whichever of the two a layer has.
+double mixer_parameters(const MoeModel&, const LayerSpec&, int tp = 1);
+/// Numbers in the recurrent state of one sequence and linear layer on one of `tp` GPUs, and in what
+/// its convolution keeps.
+struct LinearState {
+  double recurrent = 0, convolution = 0;
+};
+LinearState linear_state(const LinearAttentionSpec&, int tp);
 /// Parameters of a gated FFN: gate, up and down projections.
 double ffn_parameters(int hidden, double width);
 /// Parameters of the two norms of a layer.

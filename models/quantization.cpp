@@ -58,6 +58,7 @@ enum class Modules { none, attention, experts };
 // What a list of modules means by a name, a glob or a regular expression ("re:") of one.
 Modules meant_by(std::string name) {
   std::erase(name, '\\');
+  if (contains(name, "norm")) return Modules::none;  // post_attention_layernorm is no projection
   if (contains(name, "attn") || contains(name, "attention")) return Modules::attention;
   if (contains(name, "shared_expert")) return Modules::none;
   if (contains(name, "experts")) return Modules::experts;

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
+
 namespace moesim {
 
 namespace {
@@ -35,16 +37,21 @@ class OperationList {
  public:
   OperationList(Part part, const PrecisionPlan& precision, const GpuSpec& gpu,
                 std::vector<Operation>& out)
-      : part_(part), precision_(precision), gpu_(gpu), out_(out) {}
+      : part_(part),
+        weights_(part == Part::attention ? precision.attention : precision.ffn),
+        activations_(weights_ == Precision::bf16 ? Precision::bf16 : precision.activations),
+        kv_cache_(precision.kv_cache),
+        gpu_(gpu),
+        out_(out) {}
 
-  // [m, k] x [k, n] with weights in the precision of everything outside the routed experts.
-  // Narrow activations are quantised by a kernel of their own: read in bf16, written as multiplied.
+  // [m, k] x [k, n] with weights in the precision of the part. Narrow activations are quantised by
+  // a kernel of their own, read in bf16 and written as multiplied; beside weights in bf16 they stay
+  // as they are.
   void gemm(std::string_view name, double m, double n, double k) {
     if (m <= 0) return;
-    const double stored = bytes_per_element(precision_.activations);
-    if (precision_.attention != Precision::bf16 && stored < bf16_bytes)
-      memory("quantise", m * k * (bf16_bytes + stored));
-    append(name, moesim::gemm(m, n, k, precision_.attention, precision_.activations, gpu_));
+    const double stored = bytes_per_element(activations_);
+    if (stored < bf16_bytes) memory("quantise", m * k * (bf16_bytes + stored));
+    append(name, moesim::gemm(m, n, k, weights_, activations_, gpu_));
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
     if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
@@ -54,7 +61,14 @@ class OperationList {
   }
   // Queries against keys and values. Queries stay in bf16, and with them the product, however the
   // cache is stored: FlashMLA and FlashInfer widen an fp8 cache on the way in.
-  void attention(std::string_view name, KernelFamily family, double flops, double bytes) {
+  void attention(std::string_view name, AttentionShape shape, AttentionLoad load, double flops,
+                 double bytes) {
+    shape.kv_cache = kv_cache_;
+    load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
+    append(name, moesim::attention(shape, load, gpu_));
+  }
+  // The same of a kernel that no table knows.
+  void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
     append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }
 
@@ -62,7 +76,7 @@ class OperationList {
   void append(std::string_view name, const Cost& cost) { out_.push_back({name, part_, cost}); }
 
   Part part_;
-  const PrecisionPlan& precision_;
+  Precision weights_, activations_, kv_cache_;
   const GpuSpec& gpu_;
   std::vector<Operation>& out_;
 };
@@ -79,6 +93,17 @@ AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   return {static_cast<double>(a.query_heads) / tp, elements, elements * bytes_per_element(cache)};
 }
 
+// One linear layer as a GPU sees it: its slice of the heads, keys and values.
+struct LinearSlice {
+  double heads, keys, values;
+};
+
+LinearSlice slice_of(const LinearAttentionSpec& a, int tp) {
+  return {static_cast<double>(a.value_heads) / tp,
+          static_cast<double>(a.key_heads) * a.key_dim / tp,
+          static_cast<double>(a.value_heads) * a.value_dim / tp};
+}
+
 // A fused residual-add RMSNorm reads and writes both streams.
 double norm_bytes(const MoeModel& m) { return 4.0 * m.hidden * bf16_bytes; }
 
@@ -90,21 +115,44 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   return 2 * rotated * bf16_bytes;
 }
 
+AttentionLoad decode_load(const AttentionWork& work) {
+  return {work.decode_batch, work.decode_sequences, work.decode_context};
+}
+
+AttentionLoad prefill_load(const AttentionWork& work) {
+  return {work.prefill_batch, work.prefill_tokens, work.prefill_context};
+}
+
 void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
               OperationList& ops) {
+  AttentionShape shape{.q_heads = slice.heads,
+                       .kv_heads = slice.kv_elements / (2 * a.head_dim),
+                       .head_dim = static_cast<double>(a.head_dim),
+                       .window = work.window};
   const double query = slice.heads * a.head_dim;
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
     ops.attention(
-        "attention_decode", KernelFamily::attention_decode, 4 * query * work.decode_pairs,
+        "attention_decode", shape, decode_load(work), 4 * query * work.decode_pairs,
         work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
   }
+  shape.decode = false;
   if (work.prefill_tokens > 0) {
     ops.attention(
-        "attention_prefill", KernelFamily::attention_prefill, 4 * query * work.prefill_pairs,
+        "attention_prefill", shape, prefill_load(work), 4 * query * work.prefill_pairs,
         work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
   }
+}
+
+// DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
+// heads that every GPU has all of, and the best are picked from the fp32 scores.
+void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
+                  OperationList& ops) {
+  const double key = a.index_dim * slice.kv_bytes / slice.kv_elements;
+  ops.kernel("index_scores", KernelFamily::attention_prefill,
+             2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
+  ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
 }
 
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
@@ -115,24 +163,38 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const double heads = slice.heads;
   const double qk = a.qk_nope + a.qk_rope;
   const double expanded = heads * (a.qk_nope + a.v_dim);
-  if (work.decode_sequences > 0) {
+  const double latent = a.kv_lora + a.qk_rope;
+  const double latent_bytes = latent * slice.kv_bytes / slice.kv_elements;
+  const auto absorbed = [&](std::string_view name, double queries, double pairs,
+                            const AttentionLoad& load) {
     // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
-    ops.bf16_gemm("k_b_absorbed", work.decode_sequences, heads * a.qk_nope, a.kv_lora);
-    ops.bf16_gemm("v_b_absorbed", work.decode_sequences, heads * a.v_dim, a.kv_lora);
-    const double query_and_output = heads * (slice.kv_elements + a.kv_lora);
-    ops.attention("attention_decode", KernelFamily::mla_decode,
-                  2 * query_and_output * work.decode_pairs,
-                  work.decode_kv_tokens * slice.kv_bytes +
-                      work.decode_sequences * query_and_output * bf16_bytes);
+    ops.bf16_gemm("k_b_absorbed", queries, heads * a.qk_nope, a.kv_lora);
+    ops.bf16_gemm("v_b_absorbed", queries, heads * a.v_dim, a.kv_lora);
+    const double query_and_output = heads * (latent + a.kv_lora);
+    ops.attention(name, {.mla = true, .q_heads = heads}, load, 2 * query_and_output * pairs,
+                  load.context * latent_bytes + queries * query_and_output * bf16_bytes);
+  };
+  if (a.is_sparse()) index_tokens(a, slice, work, ops);
+  if (work.decode_sequences > 0) {
+    AttentionLoad load = decode_load(work);
+    load.context = work.decode_kv_tokens;
+    absorbed("attention_decode", work.decode_sequences, work.decode_pairs, load);
   }
-  if (work.prefill_tokens > 0) {
+  // What an indexer has thinned out is gathered token by token and stays in the latent.
+  const bool thinned = a.is_sparse() && work.decode_pairs + work.prefill_pairs < work.indexed_pairs;
+  if (work.prefill_tokens > 0 && thinned) {
+    const AttentionLoad load{work.prefill_tokens, work.prefill_tokens, work.prefill_pairs};
+    absorbed("attention_prefill", work.prefill_tokens, work.prefill_pairs, load);
+  } else if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", KernelFamily::attention_prefill,
-                  2 * heads * per_head * work.prefill_pairs,
+    ops.attention("attention_prefill", {.decode = false, .mla = true, .q_heads = heads},
+                  prefill_load(work), 2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
 }
+
+constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 }  // namespace
 
@@ -142,9 +204,11 @@ std::span<const Key> precision_keys() {
   static constexpr Standard stored_or_bf16 = otherwise("as the model's files say, or bf16");
   static constexpr Key keys[] = {
       {"experts", precision, stored, "weights of routed experts"},
-      {"attention", precision, stored, "all other weights"},
+      {"attention", precision, stored, "weights of attention"},
+      {"ffn", precision, otherwise("attention's"), "weights of dense FFNs and shared experts"},
       {"kv_cache", precision, stored_or_bf16, "the KV cache"},
-      {"activations", precision, stored_or_bf16, "what weights are multiplied with"}};
+      {"activations", precision, stored_or_bf16, "what weights are multiplied with"},
+      {"state", form::choice(state_precisions), "fp32", "the state of linear attention"}};
   return keys;
 }
 
@@ -158,10 +222,14 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
     for (const char* key : {"experts", "attention"}) {
       if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
     }
+    const Precision attention = precision("attention", &PrecisionPlan::attention);
+    const Precision ffn = r.has("attention") || stored == nullptr ? attention : stored->ffn;
     return PrecisionPlan{.experts = precision("experts", &PrecisionPlan::experts),
-                         .attention = precision("attention", &PrecisionPlan::attention),
+                         .attention = attention,
                          .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
-                         .activations = precision("activations", &PrecisionPlan::activations)};
+                         .activations = precision("activations", &PrecisionPlan::activations),
+                         .ffn = r.has("ffn") ? precision("ffn", &PrecisionPlan::ffn) : ffn,
+                         .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
   });
 }
 
@@ -198,6 +266,9 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     require(
         a.query_heads % plan.tp == 0,
         fmt::format("tp {} does not divide the model's {} query heads", plan.tp, a.query_heads));
+    require(model.linear.value_heads % plan.tp == 0,
+            fmt::format("tp {} does not divide the {} value heads of the model's linear attention",
+                        plan.tp, model.linear.value_heads));
     require(a.is_mla() || a.kv_heads % plan.tp == 0 || plan.tp % a.kv_heads == 0,
             fmt::format("tp {} neither divides the model's {} KV heads nor is a multiple of them",
                         plan.tp, a.kv_heads));
@@ -206,23 +277,35 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
 }
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
-  AttentionWork work;
+  AttentionWork work{.window = layer.chunked ? 0 : layer.window};
   for (const auto& [new_tokens, context, verifies] : sequences) {
     if (new_tokens == 0) continue;
     const std::int64_t first = context;
     const std::int64_t end = first + new_tokens;
-    const auto keys = static_cast<double>(end - first_seen(first, layer));
-    const auto pairs =
-        static_cast<double>(keys_seen_before(end, layer) - keys_seen_before(first, layer));
+    const auto pairs_of = [&](const LayerSpec& seen) {
+      return static_cast<double>(keys_seen_before(end, seen) - keys_seen_before(first, seen));
+    };
+    // As many pairs as of a sliding window, wherever the tokens stand.
+    const LayerSpec seen = layer.sparse_top > 0 ? LayerSpec{.window = layer.sparse_top} : layer;
+    const auto keys = static_cast<double>(end - first_seen(first, seen));
+    const double pairs = pairs_of(seen);
     work.sequences += 1;
+    if (layer.sparse_top > 0) {
+      work.indexed_keys += static_cast<double>(end);
+      work.indexed_pairs += pairs_of({});
+    }
     if (new_tokens == 1 || verifies) {
       work.decode_sequences += new_tokens;
       work.decode_kv_tokens += keys;
       work.decode_pairs += pairs;
+      work.decode_batch += 1;
+      work.decode_context += static_cast<double>(end);
     } else {
       work.prefill_tokens += new_tokens;
       work.prefill_kv_tokens += keys;
       work.prefill_pairs += pairs;
+      work.prefill_batch += 1;
+      work.prefill_context += static_cast<double>(end);
     }
   }
   return work;
@@ -240,12 +323,18 @@ void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
   ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
   if (!a.is_mla()) {
-    ops.gemm("qkv_proj", tokens, query + slice.kv_elements, model.hidden);
+    const double gated = a.output_gate ? 2 * query : query;
+    ops.gemm("qkv_proj", tokens, gated + slice.kv_elements, model.hidden);
   } else if (a.q_lora > 0) {
     ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, model.hidden);
     ops.gemm("q_b_proj", tokens, query, a.q_lora);
   } else {
     ops.gemm("q_kv_a_proj", tokens, query + slice.kv_elements, model.hidden);
+  }
+  if (a.is_sparse()) {
+    ops.gemm("index_q_proj", tokens, static_cast<double>(a.index_heads) * a.index_dim,
+             a.q_lora > 0 ? a.q_lora : model.hidden);
+    ops.gemm("index_weights_proj", tokens, a.index_heads, model.hidden);
   }
 }
 
@@ -267,7 +356,54 @@ void attention_output_operations(const MoeModel& model, const ParallelPlan& plan
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSpec& a = model.attention;
   const double heads = static_cast<double>(a.query_heads) / plan.tp;
+  if (a.output_gate) ops.memory("output_gate", tokens * 3 * heads * a.head_dim * bf16_bytes);
   ops.gemm("o_proj", tokens, model.hidden, heads * (a.is_mla() ? a.v_dim : a.head_dim));
+  ops.memory("post_norm", tokens * norm_bytes(model));
+}
+
+void linear_attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
+                                       const PrecisionPlan& precision, double tokens,
+                                       const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::attention, precision, gpu, out);
+  const LinearSlice slice = slice_of(model.linear, plan.tp);
+  ops.memory("input_norm", tokens * norm_bytes(model));
+  // Queries, keys, values and the output's gate; a decay and a rate for each head.
+  ops.gemm("qkvz_proj", tokens, 2 * slice.keys + 2 * slice.values, model.hidden);
+  ops.gemm("ba_proj", tokens, 2 * slice.heads, model.hidden);
+  ops.memory("split_qkvz", tokens * 2 * (2 * slice.keys + 2 * slice.values) * bf16_bytes);
+  ops.memory("convolution", tokens * 2 * (2 * slice.keys + slice.values) * bf16_bytes);
+}
+
+// In chunks as gated delta nets are computed (arXiv:2412.06464, section 3.3): within a chunk of C
+// tokens keys meet keys and queries, their triangle is inverted onto keys and values, and values
+// are read out; between chunks each token reads the state twice and writes it once.
+void linear_attention_core_operations(const MoeModel& model, const ParallelPlan& plan,
+                                      const PrecisionPlan& precision, const AttentionWork& work,
+                                      const GpuSpec& gpu, std::vector<Operation>& out) {
+  constexpr double chunk = 64;
+  OperationList ops(Part::attention, precision, gpu, out);
+  const LinearAttentionSpec& a = model.linear;
+  const LinearSlice slice = slice_of(a, plan.tp);
+  const LinearState state = linear_state(a, plan.tp);
+  const double passed = (2 * slice.keys + 2 * slice.values) * bf16_bytes;
+  ops.memory("linear_state",
+             work.sequences * 2 *
+                     (state.recurrent * precision.state_bytes + state.convolution * bf16_bytes) +
+                 work.decode_sequences * passed);
+  if (work.prefill_tokens == 0) return;
+  const double key = a.key_dim, value = a.value_dim;
+  const double flops = 6 * key * value + 2 * chunk * (3 * key + 2 * value);
+  ops.kernel("linear_prefill", KernelFamily::attention_prefill,
+             work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
+}
+
+void linear_attention_output_operations(const MoeModel& model, const ParallelPlan& plan,
+                                        const PrecisionPlan& precision, double tokens,
+                                        const GpuSpec& gpu, std::vector<Operation>& out) {
+  OperationList ops(Part::attention, precision, gpu, out);
+  const LinearSlice slice = slice_of(model.linear, plan.tp);
+  ops.memory("gated_norm", tokens * 3 * slice.values * bf16_bytes);
+  ops.gemm("o_proj", tokens, model.hidden, slice.values);
   ops.memory("post_norm", tokens * norm_bytes(model));
 }
 

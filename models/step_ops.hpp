@@ -16,14 +16,16 @@ namespace moesim {
 /// The stored and multiplied precisions of one deployment.
 struct PrecisionPlan {
   Precision experts = Precision::bf16;
-  Precision attention = Precision::bf16;  ///< weights outside the routed experts; embeddings, LM
-                                          ///< head, norms and gates stay bf16
+  Precision attention = Precision::bf16;  ///< weights of attention; embeddings, LM head, norms and
+                                          ///< gates stay bf16
   Precision kv_cache = Precision::bf16;
-  Precision activations = Precision::bf16;
+  Precision activations = Precision::bf16;  ///< that narrow weights are multiplied with
+  Precision ffn = Precision::bf16;          ///< weights of dense FFNs and shared experts
+  double state_bytes = 4;                   ///< of a number in the state of linear attention
 };
 /// What is not given is `stored`'s, the model's own precisions; where these are not known,
-/// "experts" and "attention" must be given, and "kv_cache" and "activations" are bf16. Throws
-/// ConfigError.
+/// "experts" and "attention" must be given, "ffn" is as attention, and "kv_cache" and "activations"
+/// are bf16. Throws ConfigError.
 PrecisionPlan read_precision(const ConfigNode&, const PrecisionPlan* stored = nullptr);
 std::span<const Key> precision_keys();
 
@@ -56,13 +58,20 @@ struct SequenceWork {
 
 /// What attention must do on one rank, for layers of one kind: sums over its sequences.
 struct AttentionWork {
+  int window = 0;                ///< keys that a query sees, where it slides; 0: all
   double decode_sequences = 0;   ///< queries of sequences that decode: one each, or those verified
   double decode_kv_tokens = 0;   ///< keys read by them, once per sequence (new ones included)
   double decode_pairs = 0;       ///< causal query-key pairs of theirs
+  double decode_batch = 0;       ///< sequences that decode
+  double decode_context = 0;     ///< tokens in their KV caches, whatever a window hides
   double prefill_tokens = 0;     ///< queries of sequences with more than one new token
   double prefill_kv_tokens = 0;  ///< keys read by them, once per sequence
   double prefill_pairs = 0;      ///< causal query-key pairs
+  double prefill_batch = 0;      ///< sequences with more than one new token
+  double prefill_context = 0;    ///< tokens in their KV caches, new ones included
   double sequences = 0;
+  double indexed_keys = 0;   ///< sparse attention: keys that the indexer reads ...
+  double indexed_pairs = 0;  ///< ... and query-key pairs that it scores, whatever is seen of them
 };
 /// What a step asks of attention in layers like `layer`, whose window limits what each query sees.
 /// A sequence that verifies, or has one new token, counts as decode, also when it is a prompt's
@@ -109,6 +118,17 @@ void attention_core_operations(const MoeModel&, const ParallelPlan&, const Preci
 /// between the two is the caller's (it needs the fabric).
 void attention_output_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
                                  double tokens, const GpuSpec&, std::vector<Operation>& out);
+/// The same of a layer with linear attention: norm, projections and convolution; the recurrent
+/// state, which every sequence of the step reads and writes once, and the chunks of prompts; the
+/// gated norm, the output projection and the norm behind it.
+void linear_attention_input_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                                       double tokens, const GpuSpec&, std::vector<Operation>& out);
+void linear_attention_core_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                                      const AttentionWork&, const GpuSpec&,
+                                      std::vector<Operation>& out);
+void linear_attention_output_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
+                                        double tokens, const GpuSpec&, std::vector<Operation>& out);
+
 /// All three.
 void attention_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
                           const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);

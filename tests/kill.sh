@@ -26,9 +26,12 @@ kills=0 finished=0 moments=''
 while ((kills < 20)); do
   "$moesim" sweep sweep.json -o killed.sqlite >/dev/null 2>&1 &
   process=$!
-  # Random, and on average what leads to three fifths of the points by the twentieth kill, however fast the machine is.
-  behind=$(((kills + 1) * 30 - finished))
-  pause=$((RANDOM % (took / 20 + (behind > 0 ? 2 * behind * took / 1000 : 0) + 1)))
+  # Every other one at any moment, while points are still checked too; the others once a point more is done and a random
+  # while later, so that some points are done at the twentieth kill and some are not, however fast the machine is.
+  if ((kills % 2 == 1)); then
+    for _ in $(seq 2000); do (($(count "WHERE status = 'done'") > finished)) && break; sleep .01; done
+  fi
+  pause=$((RANDOM % (took / 40 + 1)))
   sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000)))"
   kill -KILL "$process" || fail "the sweep was done after $kills kills"
   wait "$process" 2>/dev/null || true

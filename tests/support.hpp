@@ -26,6 +26,15 @@ inline ConfigNode config(const std::string& text) {
   return ConfigNode(Json::parse(text), source_dir() / "tests" / "inline.json");
 }
 
+/// A GPU file to be written into a config: its data sheet and fitted constants, without the folders
+/// beside it that it names.
+inline Json bare_gpu(const std::filesystem::path& file) {
+  Json gpu = ConfigNode::from_file(file).json();
+  gpu.erase("profiles");
+  gpu.erase("sibling");
+  return gpu;
+}
+
 /// The message of the ConfigError that fn throws, or "" when it throws none.
 template <class Fn>
 std::string config_error(Fn&& fn) {

@@ -220,7 +220,7 @@ TEST_CASE("an experiment that no machine could hold, or no clock time, is refuse
   Json slow = tiny("{}");
   const auto clusters = test::source_dir() / "hardware/clusters";
   slow["cluster"] = ConfigNode::from_file(clusters / "h100x16.json").json();
-  slow["cluster"]["gpu"] = ConfigNode::from_file(clusters / "../gpus/h100.json").json();
+  slow["cluster"]["gpu"] = test::bare_gpu(clusters / "../gpus/h100.json");
   slow["cluster"]["gpu"]["hbm_bandwidth"] = "1e-9 B/s";
   CHECK_THAT(refusal([&] { run(load(slow)); }), Contains("beyond the 100 days"));
 }
@@ -247,7 +247,7 @@ TEST_CASE("more GPUs or bytes than can be counted are refused") {
     Json json = test::tiny_experiment(Json::object());
     const auto folder = test::source_dir() / "hardware";
     json["cluster"] = ConfigNode::from_file(folder / "clusters/h100x8.json").json();
-    json["cluster"]["gpu"] = ConfigNode::from_file(folder / "gpus/h100.json").json();
+    json["cluster"]["gpu"] = test::bare_gpu(folder / "gpus/h100.json");
     json["cluster"].merge_patch(set);
     return refusal([&] { test::load(json); });
   };

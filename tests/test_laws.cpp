@@ -38,7 +38,7 @@ Json tiny_model(Rng& rng) {
 Json cluster(const char* name = "h100x16") {
   const auto path = test::source_dir() / "hardware/clusters" / fmt::format("{}.json", name);
   Json json = ConfigNode::from_file(path).json();
-  json["gpu"] = ConfigNode::from_file((path.parent_path() / json["gpu"].get<std::string>())).json();
+  json["gpu"] = test::bare_gpu(path.parent_path() / json["gpu"].get<std::string>());
   return json;
 }
 

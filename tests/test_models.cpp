@@ -80,9 +80,9 @@ struct Published {
 // Total within 1 %; active within 3 % or half a unit of its last digit. Which embeddings count as
 // active is the authors' choice and stands in the file as "active_counts"; gpt-oss and GLM-4.5
 // state their rule, for the others it is the one that fits their figure:
-//   both tables  Qwen3, Mixtral, Llama 4, OLMoE
+//   both tables  Qwen3, Qwen3.5, Mixtral, Llama, OLMoE
 //   LM head      DeepSeek, Kimi, gpt-oss, MiniMax, Arctic
-//   neither      GLM-4.5
+//   neither      GLM, Qwen3-Next
 const std::vector<Published>& published() {
   static const std::vector<Published> table{
       {"qwen3_30b_a3b", 30.5e9, 3.3e9, 1e8, 0},
@@ -100,6 +100,15 @@ const std::vector<Published>& published() {
       {"glm_4_5_air", 106e9, 12e9, 1e9, 0},
       {"llama_4_scout", 109e9, 17e9, 1e9, 0.87e9},  // the vision encoder
       {"olmoe_1b_7b", 6.9e9, 1.3e9, 1e8, 0},
+      {"llama_3_1_8b", 8.03e9, 8.03e9, 1e7, 0},
+      {"llama_3_3_70b", 70.6e9, 70.6e9, 1e8, 0},
+      {"qwen3_32b", 32.8e9, 32.8e9, 1e8, 0},
+      {"kimi_k2_5", 1026.5e9, 32e9, 1e9, 0},
+      {"llama_4_maverick", 400e9, 17e9, 1e9, 0},
+      {"qwen3_5_397b_a17b", 397e9, 17e9, 1e9, 0},
+      {"qwen3_next_80b_a3b", 80e9, 3e9, 1e9, 0},
+      {"glm_5", 744e9, 40e9, 1e9, 0},
+      {"deepseek_v3_2", 671e9, 37e9, 1e9, 0},
   };
   return table;
 }
@@ -292,7 +301,8 @@ TEST_CASE("windows follow layer_types, or the architecture's own rule without th
   CHECK(read_model(config(json.dump())).layers[3].window == 0);
   json["layer_types"][1] = "linear_attention";
   CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
-             Catch::Matchers::Contains("/layer_types/1: attention of type \"linear_attention\""));
+             Catch::Matchers::Contains(
+                 "/layer_types/1: linear attention of this architecture is not modelled"));
   json["layer_types"] = {"full_attention", "full_attention"};
   CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
              Catch::Matchers::Contains("/layer_types: expected one entry per layer (4), found 2"));
@@ -370,6 +380,94 @@ TEST_CASE("a config.json is named as it says, else as its file, else as its fold
   CHECK(name_of(json, "/models/small.json") == "small");
   json["_name_or_path"] = "Qwen/Tiny";
   CHECK(name_of(json, "/models/small/config.json") == "Qwen/Tiny");
+}
+
+TEST_CASE("models with linear or sparse attention read from their config.json as from the zoo") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const auto hf = [](const char* folder) {
+    return read_model(
+        ConfigNode::from_file(test::shared_dir() / "data/models" / folder / "config.json"));
+  };
+  const auto same = [](const MoeModel& a, const MoeModel& b) {
+    CHECK(a.attention == b.attention);
+    CHECK(a.linear == b.linear);
+    CHECK(a.layers == b.layers);
+    CHECK(count_parameters(a).total == count_parameters(b).total);
+  };
+  same(hf("Qwen--Qwen3-Next-80B-A3B-Instruct"), zoo("qwen3_next_80b_a3b"));
+  same(hf("deepseek-ai--DeepSeek-V3.2"), zoo("deepseek_v3_2"));
+  same(hf("nvidia--GLM-5-NVFP4"), zoo("glm_5"));
+  same(hf("moonshotai--Kimi-K2.5"), zoo("kimi_k2_5"));
+  same(hf("meta-llama--Llama-4-Maverick-17B-128E-Instruct"), zoo("llama_4_maverick"));
+  const MoeModel qwen = hf("Qwen--Qwen3.5-122B-A10B");
+  CHECK(qwen.linear_layers() == 36);
+  CHECK_THAT(count_parameters(qwen).total, WithinRel(122e9, 0.01));
+}
+
+TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no KV cache") {
+  const MoeModel model = zoo("qwen3_5_397b_a17b");
+  // 64 heads of 128 x 128, and three inputs of 12,288 channels.
+  CHECK(linear_state(model.linear, 1).recurrent == 1'048'576);
+  CHECK(linear_state(model.linear, 1).convolution == 3 * 12'288);
+  CHECK(linear_state(model.linear, 8).recurrent == 131'072);
+  // 15 layers of attention, 2 x 2 heads x 256.
+  CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(15 * 1024 * 2));
+  PrecisionPlan precision;
+  precision.state_bytes = 2;
+  const KvLayout layout = kv_layout(model, {}, precision, 16);
+  const double state = 45 * (1'048'576 * 2.0 + 3 * 12'288 * 2.0);
+  CHECK(double(layout.state_blocks) == std::ceil(state / layout.block.value()));
+  CHECK(layout.blocks_for(0) == 0);
+  CHECK(layout.blocks_for(1) == layout.state_blocks + 1);
+  CHECK(layout.blocks_for(1'000) == layout.state_blocks + 63);
+}
+
+TEST_CASE("a linear layer's decode reads and writes its state, whatever came before") {
+  const MoeModel model = zoo("qwen3_next_80b_a3b");
+  const auto core = [&](std::int32_t context) {
+    const std::vector<SequenceWork> sequences(4, {1, context});
+    std::vector<Operation> out;
+    linear_attention_core_operations(model, {}, {}, attention_work(sequences, model.layers.front()),
+                                     plain_gpu(), out);
+    return find(out, "linear_state").cost;
+  };
+  const double states = 4 * 2 * (524'288 * 4.0 + 3 * 8'192 * 2.0);
+  const double passed = 4 * (2 * 2'048 + 2 * 4'096) * 2.0;
+  CHECK_THAT(core(100).work.hbm.value(), WithinRel(states + passed, 1e-9));
+  CHECK(core(100).time == core(100'000).time);
+}
+
+TEST_CASE("sparse attention scores every token and reads the best") {
+  const MoeModel model = zoo("deepseek_v3_2");
+  const auto ops = [&](std::int32_t context) {
+    return attention(model, {}, {{1, context - 1}}, {});
+  };
+  const double latent = 512 + 64, per_query = 128 * (latent + 512) * 2;
+  CHECK_THAT(find(ops(8'192), "attention_decode").cost.work.hbm.value(),
+             WithinRel(2'048 * latent * 2 + per_query, 1e-9));
+  CHECK_THAT(find(ops(1'024), "attention_decode").cost.work.hbm.value(),
+             WithinRel(1'024 * latent * 2 + per_query, 1e-9));
+  const Work scores = find(ops(8'192), "index_scores").cost.work;
+  CHECK(scores.flops == Flops(2.0 * 64 * 128 * 8'192));
+  CHECK(scores.hbm == Bytes(8'192 * 128 * 2));
+  // The cache holds the indexer's keys beside the latent.
+  CHECK(kv_elements(model.attention, 8) == 576 + 128);
+}
+
+TEST_CASE("shared and dense FFNs may be stored otherwise than attention") {
+  const PrecisionPlan plan =
+      read_precision(config(R"({"experts": "nvfp4", "attention": "bf16", "ffn": "nvfp4"})"));
+  CHECK(plan.attention == Precision::bf16);
+  CHECK(plan.ffn == Precision::nvfp4);
+  CHECK(read_precision(config(R"({"experts": "fp8", "attention": "fp8"})")).ffn == Precision::fp8);
+  const MoeModel model = zoo("deepseek_v3");
+  const double wide = non_expert_bytes(model, {}, {}).value();
+  const double narrow = non_expert_bytes(model, {}, plan).value();
+  const double ffns = 3.0 * 7168 * (58 * 2048 + 3 * 18432);
+  CHECK_THAT(wide - narrow, WithinRel(ffns * (2 - bytes_per_element(Precision::nvfp4)), 1e-9));
 }
 
 TEST_CASE("a missing or impossible fact is an error that names it") {
@@ -684,8 +782,8 @@ TEST_CASE("a windowed layer costs what a full one does below the window, and les
 TEST_CASE("a dense FFN reads its three matrices, sliced by tp") {
   const MoeModel model = zoo("deepseek_v3");
   std::vector<Operation> out;
-  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.attention = Precision::fp8}, 1,
-                       model.dense_width, Part::dense_ffn, plain_gpu(), out);
+  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, 1, model.dense_width,
+                       Part::dense_ffn, plain_gpu(), out);
   double bytes = 0;
   for (const Operation& op : out) {
     CHECK(op.part == Part::dense_ffn);

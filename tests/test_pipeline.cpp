@@ -91,7 +91,10 @@ TEST_CASE("a round's parts add up to it, and every token passes every layer once
   const StepCost cost = explain_step(experiment(2, 1, 2), StepKind::decode, 8, 256, 0).cost;
   CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-12));
   CHECK(cost.idle.size() == 4);
-  for (const double idle : cost.idle) CHECK((idle >= 0 && idle <= cost.total.count()));
+  for (const double idle : cost.idle) {
+    CHECK(idle >= -1e-12);
+    CHECK(idle <= cost.total.count());
+  }
   // 2 ranks of 8 sequences, top 2, 6 layers.
   CHECK(tokens_of(cost) == 2 * 8 * 2 * 6);
   CHECK(pipeline_of(cost) > 0);

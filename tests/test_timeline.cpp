@@ -25,7 +25,7 @@ using test::WithinRel;
 Experiment experiment(int ep, const char* scheduling = "chunked_prefill") {
   const auto clusters = test::source_dir() / "hardware/clusters";
   Json cluster = ConfigNode::from_file(clusters / "h100x8.json").json();
-  cluster["gpu"] = ConfigNode::from_file(clusters / cluster["gpu"].get<std::string>()).json();
+  cluster["gpu"] = test::bare_gpu(clusters / cluster["gpu"].get<std::string>());
   const Json model = {
       {"name", "tiny"},
       {"source", "made for a test"},

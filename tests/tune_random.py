@@ -22,7 +22,7 @@ def problem(seed):
     if output > 1 and (not slo or draw.random() < .8):
         slo["tpot"] = f"{draw.choice([1.2, 1.6, 2.5, 4])} ms"
     lengths = draw.choice([{"type": "fixed", "prompt": prompt, "output": output},
-                           {"type": "uniform", "prompt": [max(1, prompt // 2), prompt * 2], "output": [output, output * 2]}])
+                           {"type": "uniform", "prompt": prompt * 2, "output": output * 2, "least": 0.5}])
     return {"base": str(root / "tests/tiny.json"),
             "set": {"/slo": slo, "/workload/requests": draw.choice([60, 150, 300]), "/workload/lengths": lengths,
                     "/workload/arrivals": {"type": "poisson", "rate": "1 /s"}, "/placement/type": "eplb",

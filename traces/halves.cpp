@@ -13,7 +13,7 @@ std::vector<char> fitted_half(const RoutingTrace& trace) {
     std::optional<bool>& last = last_of_workload[static_cast<std::size_t>(request.workload)];
     last = last ? !*last : 2 * count <= fitted.size();
     fitted.push_back(*last ? 1 : 0);
-    count += *last ? 1 : 0;
+    count += *last ? std::size_t{1} : 0;
   }
   return fitted;
 }

@@ -6,8 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
 #include "models/quantization.hpp"
 #include "sim/experiment/does_not_fit.hpp"
+#include "sim/experiment/engine.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/experiment/router_context.hpp"
 #include "traces/requests/arrivals.hpp"
@@ -90,10 +92,21 @@ void add_remark(Experiment& experiment, std::string remark) {
   if (!remark.empty()) experiment.remarks.push_back(std::move(remark));
 }
 
+// A dense model has no experts to place; the policy's options are held to its table all the same.
+void place_nothing(ConfigReader& reader, const Policies& policies) {
+  reader.number("replication", {1, 1});
+  reader.flag("strict");
+  read_object(reader.child("load"), load_keys, [](ConfigReader& load) {
+    load.choice("from"), load.flag("disjoint"), load.optional("workloads");
+  });
+  policies.placement.make_from(reader);
+}
+
 void read_placement(const ConfigNode& node, Experiment& experiment) {
   read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
     const int experts = experiment.model.experts;
     const int ranks = experiment.parallel.ep;
+    if (experts == 0) return place_nothing(reader, *experiment.policies);
     experiment.replication = reader.number("replication", {1.0, double(ranks)});
     const bool strict = reader.flag("strict");
 
@@ -417,13 +430,23 @@ void take_background(const ConfigNode& node, ClusterSpec& cluster) {
 }
 
 std::span<const Key> cuda_graph_keys() {
-  static constexpr std::array<std::string_view, 1> names{"powers_of_two"};
+  static constexpr std::array<std::string_view, 4> names{"powers_of_two", "vllm", "sglang",
+                                                         "trtllm"};
   static constexpr Form size = form::integer(1, 1 << 20);
   static constexpr Form list = form::list(size);
   static constexpr Key keys[] = {
       {"sizes", form::choice(names).or_a(list), required, "decode batches that have a graph"},
-      {"max", size, "512", "the largest power of two"}};
+      {"max", size, "512", "the largest"}};
   return keys;
+}
+
+// Sizes that engines capture, from the smallest on: vLLM 0.11 (vllm/config/compilation.py), SGLang
+// 0.5.9 (python/sglang/srt/server_args.py), TensorRT-LLM 1.0 (tensorrt_llm/llmapi/llm_args.py).
+std::int32_t next_size(std::size_t rule, std::int32_t size) {
+  if (rule == 0 || size < 4) return 2 * size;
+  if (rule == 3 && size >= 128) return 2 * size;
+  if (size < 256) return rule == 2 && size < 16 ? size + 4 : size / 8 * 8 + 8;
+  return rule == 2 && size >= 512 ? size + 32 : size + 16;
 }
 
 // Batches larger than any run without padding.
@@ -438,9 +461,13 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
       std::sort(sizes.begin(), sizes.end());
       return sizes;
     }
-    reader.choice("sizes");
+    const std::size_t rule = reader.choice("sizes");
     const auto largest = static_cast<std::int32_t>(reader.integer("max"));
-    for (std::int32_t size = 1; size <= largest; size *= 2) sizes.push_back(size);
+    for (std::int32_t size = 1; size <= largest; size = next_size(rule, size)) {
+      sizes.push_back(size);
+    }
+    // Engines capture the limit itself too.
+    if (rule > 0 && sizes.back() < largest) sizes.push_back(largest);
     return sizes;
   });
 }
@@ -510,6 +537,45 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
   });
 }
 
+std::span<const Key> api_server_keys() {
+  static constexpr Key keys[] = {
+      {"latency", form::time, "0 us", "of a request on its way to the engine"},
+      {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
+      {"receive_interval", form::integer(1, 1 << 20), "1",
+       "decode steps after which new requests are looked for"},
+      {"admission_steps", form::integer(0, 1 << 20), "0",
+       "steps from then on until they are scheduled"}};
+  return keys;
+}
+
+ApiServer read_api_server(const ConfigNode& node) {
+  return read_object(node, api_server_keys, [](ConfigReader& reader) {
+    return ApiServer{
+        .latency = reader.quantity<Seconds>("latency"),
+        .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
+        .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
+        .admission_steps = static_cast<std::int32_t>(reader.integer("admission_steps"))};
+  });
+}
+
+// Corrections for the load that the workload names; of a load that it does not, those at their
+// center.
+void read_anchor_of(ConfigReader& reader, Experiment& e) {
+  if (!reader.has("anchor")) return;
+  e.anchor = read_anchor(file_or_inline(reader.child("anchor")));
+  const Json& workload = reader.node().json().at("workload");
+  const auto stated = [&](const char* pointer) {
+    const Json::json_pointer place(pointer);
+    return workload.contains(place) && workload.at(place).is_number()
+               ? workload.at(place).get<double>()
+               : 0.0;
+  };
+  const ServingLoad load{stated("/arrivals/concurrency"), stated("/lengths/prompt"),
+                         stated("/lengths/output")};
+  e.anchored_tpot = e.anchor->tpot.at(load);
+  e.anchored_ttft = e.anchor->ttft.runs > 0 ? e.anchor->ttft.at(load) / e.anchored_tpot : 1;
+}
+
 std::span<const Key> slo_keys() {
   static constexpr Standard any = otherwise("no limit");
   static constexpr Key keys[] = {{"ttft", form::time, any, "from arrival to the first token"},
@@ -556,6 +622,8 @@ std::span<const Key> kv_cache_keys() {
   static constexpr Key keys[] = {
       {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "of HBM that is used at all"},
+      {"free_gpu_memory_fraction", form::number(0.01, 1), otherwise("not used"),
+       "instead: of what all else leaves of HBM (TensorRT-LLM)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
   return keys;
 }
@@ -575,11 +643,14 @@ std::span<const Key> experiment_keys() {
   static constexpr Form inline_cluster = form::object(cluster_keys);
   static constexpr Form foreign_model = form::foreign(hf_model_marks);
   static constexpr Form inline_model = form::object(model_keys).or_a(foreign_model);
+  static constexpr Form inline_anchor = form::object(anchor_keys);
   static constexpr Form overlap = form::typed_object(overlap_keys);
   static constexpr Form overlaps = form::list(overlap);
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
+      {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
+       "a preset for what is not said"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), otherwise("1"), "EP groups alike behind one router"},
       {"precision", form::object(precision_keys), otherwise("as the model's files say"),
@@ -598,10 +669,14 @@ std::span<const Key> experiment_keys() {
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
       {"speculative", form::object(speculative_keys), otherwise("none"), "drafts"},
       {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
+      {"api_server", form::object(api_server_keys), "{}", "between clients and the engine"},
       {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
       {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
       {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
       {"fidelity", form::choice(fidelities), "exact", "route every token, or draw from samples"},
+
+      {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
+       "what calibrate --serving wrote of measured runs"},
 
       {"cluster", form::file.or_a(inline_cluster), required, "hardware/clusters/*.json"},
       {"model", form::file.or_a(inline_model), required,
@@ -632,6 +707,20 @@ PolicyRows Policies::rows() const {
   return all;
 }
 
+namespace {
+
+// Of a dense model, none of whose layers looks at it: one request of a prompt and an output token.
+RoutingTrace no_routing(const MoeModel& model) {
+  TraceMeta meta;
+  meta.model = model.name;
+  meta.num_experts = meta.experts_per_token = 1;
+  meta.layer_ids = {0};
+  meta.synthetic = true;
+  return RoutingTrace(std::move(meta), {"none"}, {{0, 2, 1, 0}}, {0, 0});
+}
+
+}  // namespace
+
 RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
                                std::uint64_t seed) {
   std::string layers;
@@ -644,6 +733,7 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
   const auto maker = gatings().make(gating);
+  if (model.experts == 0) return no_routing(model);
   Entry* entry = nullptr;
   {
     const std::lock_guard lock(mutex_);
@@ -728,9 +818,14 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
   if (node.json().is_object() && node.json().contains("pools")) {
     return load_pools(node, library, policies);
   }
-  return read_object(node, experiment_keys, [&](ConfigReader& reader) {
+  const ConfigNode whole = with_preset(node);
+  return read_object(whole, experiment_keys, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
+    if (reader.optional("engine")) {
+      const Engine engine = read_engine(reader.child("engine"));
+      cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version});
+    }
     const ConfigNode model_node = file_or_inline(reader.child("model"));
     MoeModel model = read_model(model_node);
     const auto seed = static_cast<std::uint64_t>(reader.integer("seed"));
@@ -795,11 +890,19 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
         e.kv_layout.block = e.kv_layout.block * ((layers + 1) / layers);
       }
       e.memory = budget(e, kv.number("gpu_memory_utilization"));
+      if (kv.optional("free_gpu_memory_fraction")) {
+        MemoryBudget all = budget(e, 1);
+        all.kv = all.kv * kv.number("free_gpu_memory_fraction");
+        all.kv_blocks = static_cast<std::int64_t>(std::floor(all.kv / e.kv_layout.block));
+        e.memory = all;
+      }
       e.prefix_caching = kv.flag("prefix_caching");
-      const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0;
+      const bool windows = e.kv_layout.groups.size() > 1 || e.kv_layout.groups.front().window > 0 ||
+                           e.kv_layout.state_blocks > 0;
       if (e.prefix_caching && windows) {
         kv.child("prefix_caching")
-            .fail(fmt::format("is not modelled for the attention windows of {}", e.model.name));
+            .fail(fmt::format("is not modelled for the attention windows and states of {}",
+                              e.model.name));
       }
     });
     check_memory(parallel, e.memory);
@@ -813,6 +916,13 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     e.sampled = reader.choice("fidelity") == 1;
     if (e.sampled) check_sampled(reader.child("fidelity"), e);
     if (reader.has("cuda_graph")) e.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
+    if (!e.graph_sizes.empty()) e.charges.graph_tokens = e.graph_sizes.back();
+    e.api_server = read_api_server(reader.child("api_server"));
+    read_anchor_of(reader, e);
+    if (reader.optional("engine")) {
+      const Engine engine = read_engine(reader.child("engine"));
+      e.engine = engine.version.empty() ? engine.name : engine.name + " " + engine.version;
+    }
     e.slo = read_slo(reader.child("slo"));
     read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
       e.warmup = measurement.number("warmup");
@@ -821,7 +931,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     });
     reader.optional("$schema");
     reader.finish();
-    e.config = node.resolved().at(Json::json_pointer(node.pointer()));
+    e.config = whole.resolved().at(Json::json_pointer(whole.pointer()));
     return e;
   });
 }

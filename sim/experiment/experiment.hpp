@@ -11,6 +11,7 @@
 #include "hardware/fabric.hpp"
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
+#include "sim/experiment/anchor.hpp"
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
 #include "sim/step/step_model.hpp"
@@ -76,6 +77,19 @@ StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens)
 
 struct Pools;
 
+/// How clients and the engine's front meet.
+struct ApiServer {
+  /// A request's way to the engine and back: HTTP, tokenizer, queues between processes.
+  Seconds latency{};
+  std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
+  /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
+  /// to do and, if prompts have steps of their own, after such a step.
+  std::int32_t receive_interval = 1;
+  /// Steps from then on until the scheduler takes a request: the API server shares a process with
+  /// what is streamed of every step, and steps are scheduled ahead.
+  std::int32_t admission_steps = 0;
+};
+
 struct Slo {
   std::optional<Seconds> ttft, tpot, e2el;
 };
@@ -113,6 +127,11 @@ struct Experiment {
   KvLayout kv_layout{};
   bool prefix_caching = false;
   SpeculationPlan speculation{};
+  ApiServer api_server{};
+  std::string engine{};            ///< name and version of the preset, or empty
+  std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment ...
+  double anchored_tpot = 1;        ///< ... which step times and ...
+  double anchored_ttft = 1;        ///< ... times to first tokens are multiplied by
   Slo slo{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;

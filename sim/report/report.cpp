@@ -42,13 +42,14 @@ struct Latency {
   double e2el;
 };
 
-// TTFT = first token - arrival; TPOT = (e2el - ttft)/(output - 1) for outputs of two tokens and
-// more.
-Latency latency_of(const RequestLife& request) {
+// TTFT = first token - arrival, corrected by measured runs where there are any; TPOT = (e2el -
+// ttft)/(output - 1) for outputs of two tokens and more.
+Latency latency_of(const RequestLife& request, double anchored_ttft) {
   const double ttft = ms(request.first_token - request.arrival);
   const double e2el = ms(request.last_token - request.arrival);
-  if (request.output_tokens < 2) return {ttft, std::nullopt, e2el};
-  return {ttft, (e2el - ttft) / (request.output_tokens - 1), e2el};
+  Latency latency{ttft * anchored_ttft, std::nullopt, e2el + ttft * (anchored_ttft - 1)};
+  if (request.output_tokens > 1) latency.tpot = (e2el - ttft) / (request.output_tokens - 1);
+  return latency;
 }
 
 // Which objectives a request met; those that nobody set, it met.
@@ -121,7 +122,7 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
     ++counts.measured[std::size_t(request.state)];
     // One that was rejected or timed out misses every objective and has no latency.
     if (request.state != State::finished) continue;
-    const Latency latency = latency_of(request);
+    const Latency latency = latency_of(request, e.anchored_ttft);
     const Met met = objectives_met(latency, e.slo);
     counts.ttft += met.ttft ? 1 : 0;
     counts.tpot += met.tpot ? 1 : 0;
@@ -135,7 +136,7 @@ OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
     samples.reserve(std::size_t(counts.share_of(State::finished)));
     for (const RequestLife& request : requests) {
       if (!measured(request) || request.state != State::finished) continue;
-      const Latency latency = latency_of(request);
+      const Latency latency = latency_of(request, e.anchored_ttft);
       if (const std::optional<double> value = latency.*wanted) samples.push_back(*value);
     }
     return summarize(std::move(samples));
@@ -386,14 +387,23 @@ OrderedJson breakdown_of(const Totals& totals) {
   const double exposed = totals.dispatch.seconds + totals.combine.seconds +
                          totals.all_reduce.seconds - totals.dispatch.hidden -
                          totals.combine.hidden - totals.all_reduce.hidden;
-  return {{"busy_seconds", busy},
-          {"parts", by_part},
-          {"bound_by", by_resource},
-          {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
-          {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
-          {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
-          {"barrier_idle_seconds_per_gpu", totals.idle},
-          {"exposed_communication_share", ratio(exposed, busy)}};
+  OrderedJson breakdown{
+      {"busy_seconds", busy},
+      {"parts", by_part},
+      {"bound_by", by_resource},
+      {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
+      {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
+      {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
+      {"barrier_idle_seconds_per_gpu", totals.idle},
+      {"exposed_communication_share", ratio(exposed, busy)}};
+  // Only kernels that tables priced have these grounds.
+  for (const Evidence evidence :
+       {Evidence::measured, Evidence::interpolated, Evidence::carried_over}) {
+    const auto g = static_cast<std::size_t>(evidence);
+    if (by_ground[g] > 0)
+      breakdown[fmt::format("{}_share", evidence_names[g])] = ratio(by_ground[g], busy);
+  }
+  return breakdown;
 }
 
 OrderedJson steps_of(const Experiment& e, const Totals& totals) {
@@ -665,6 +675,13 @@ Report write_report(const Experiment& e, std::span<const PoolRun> pools,
   Report report;
   OrderedJson& document = report.document;
   document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
+  if (e.anchor) {
+    document["anchored"] = {{"deployment", e.anchor->deployment},
+                            {"runs", e.anchor->tpot.runs},
+                            {"leave_one_out_error", e.anchor->tpot.leave_one_out},
+                            {"tpot_factor", e.anchored_tpot},
+                            {"ttft_factor", e.anchored_tpot * e.anchored_ttft}};
+  }
   document["metrics"] = metrics_of(e, totals, std::move(gaps), requests.lives());
   document["measurement"] = measurement_of(e, window, totals.back(), requests.lives());
   add_sections(document, pools.back(), totals.back(), now);

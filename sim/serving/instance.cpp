@@ -75,6 +75,7 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                      experiment_.kv_layout.block_tokens));
   }
+  ++rank.arrived;
   rank.kv_tokens += tokens;
   rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
 }
@@ -102,7 +103,7 @@ void Instance::drop_abandoned() {
       let_go(sequence);
     }
     std::erase_if(rank.running, gone);
-    std::erase_if(rank.waiting, gone);
+    rank.gone += static_cast<std::int64_t>(std::erase_if(rank.waiting, gone));
   }
 }
 
@@ -146,7 +147,10 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
 // admitted.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
-  const auto visible = static_cast<std::ptrdiff_t>(std::min(seats, rank.waiting.size()));
+  const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
+  const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
+  const auto visible =
+      static_cast<std::ptrdiff_t>(std::min({seats, received, rank.waiting.size()}));
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
 }
 
@@ -185,7 +189,23 @@ bool Instance::plan_turn(Turn turn) {
   return any;
 }
 
+// Looks for new requests if it is time to, or if there is nothing else to do.
+void Instance::receive() {
+  const ApiServer& server = experiment_.api_server;
+  if (server.receive_interval == 1 && server.admission_steps == 0) return;
+  const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
+  const bool looks = idle || decodes_since_received_ >= server.receive_interval;
+  if (looks) decodes_since_received_ = 0;
+  const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
+  for (Rank& rank : ranks_) {
+    const std::int64_t before = rank.known.empty() ? 0 : rank.known.back();
+    rank.known.push_back(looks ? rank.arrived : before);
+    while (rank.known.size() > steps + 1) rank.known.pop_front();
+  }
+}
+
 bool Instance::plan_step() {
+  receive();
   if (!experiment_.scheduler->separates_phases()) return plan_turn(Turn::any);
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
 }
@@ -239,6 +259,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     sequence.drafts = 0;
     rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
+    --rank.gone;
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
@@ -247,6 +268,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
+    ++rank.gone;
     rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
   }
@@ -268,6 +290,9 @@ void Instance::classify_step() {
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
   summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
+  const bool looks_again = prefill && experiment_.scheduler->separates_phases();
+  decodes_since_received_ =
+      looks_again ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
 }
 
 // With CUDA graphs all ranks pad a decode step to the captured size that holds the
@@ -328,6 +353,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     speculation_.draft(batch_, rules_.of(StepKind::decode), placement_, rows_, cost_);
     rebalance(now);
   }
+  if (experiment_.anchored_tpot != 1) scale_times(cost_, experiment_.anchored_tpot);
   stepping_ = true;
   return cost_.total;
 }
@@ -441,6 +467,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
     }
     for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
     rank.running.clear();
+    rank.gone += std::ssize(rank.waiting);
     rank.waiting.clear();
     rank.sending.clear();
     rank.plan.clear();
@@ -517,7 +544,8 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
     emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (first) request.first_token = now;
+    if (request.generated <= std::max(1, experiment_.api_server.first_chunk))
+      request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
   request.last_token = now;

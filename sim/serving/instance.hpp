@@ -86,6 +86,10 @@ class Instance {
     std::vector<Sequence> running{};
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
+    // Sequences that ever waited here, those that wait no more, and those that the engine knew of,
+    // by steps: as many steps ago as it takes from knowing to scheduling comes first.
+    std::int64_t arrived = 0, gone = 0;
+    std::deque<std::int64_t> known{};
     std::vector<Sequence> sending{};  // left after their first token; their blocks have not
     KvCache kv;
     std::int64_t kv_tokens = 0;
@@ -100,6 +104,7 @@ class Instance {
   RankRequest show_request(const Sequence& sequence) const;
   KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
+  void receive();
   bool plan_step();
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
@@ -139,6 +144,7 @@ class Instance {
   Relocation relocation_;
   std::vector<char> live_;  // by EP rank
   std::int64_t steps_ = 0;
+  std::int32_t decodes_since_received_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
   std::vector<OutageRecord> outages_;

@@ -90,7 +90,8 @@ class Simulation {
         requests_(experiment.workload.requests),
         rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
               experiment.binding),
-        patience_rng_(experiment.seed, "workload/patience") {
+        patience_rng_(experiment.seed, "workload/patience"),
+        on_the_way_(to_duration(experiment.api_server.latency)) {
     if (experiment.pools) add_pool(experiment.pools->prefill);
     add_pool(experiment.pools ? experiment.pools->decode : experiment);
   }
@@ -148,7 +149,10 @@ class Simulation {
     due_ = source_->next();
     if (!due_) return;
     arrival_pending_ = true;
-    queue_.schedule(std::max(due_->arrival, queue_.now()), RequestArrives{});
+    queue_.schedule(std::max(due_->arrival + on_the_way_, queue_.now()), RequestArrives{});
+  }
+  bool more_arrive_now() const {
+    return arrival_pending_ && due_->arrival + on_the_way_ <= queue_.now();
   }
 
   void handle(const RequestArrives&) {
@@ -159,7 +163,7 @@ class Simulation {
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
     request.prompt_ids = due_->request.prompt_ids;
-    request.arrival = queue_.now();
+    request.arrival = queue_.now() - on_the_way_;
     request.binding = rows_.bind();
     const bool last = requests_.size() == experiment_.workload.requests;
     for (const auto& pool : pools_) {
@@ -386,6 +390,7 @@ class Simulation {
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
   KvTransferTally transfers_;
   Rng patience_rng_;
+  Duration on_the_way_;  // from a client to the engine
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
   Time ended_{};

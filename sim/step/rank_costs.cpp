@@ -30,9 +30,11 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   TokenCosts price;
   std::vector<Operation>& before = price.before_dispatch.operations;
   std::vector<Operation>& after = price.after_combine.operations;
-  attention_input_operations(model_, plan_, precision_, tokens, gpu_,
-                             price.before_attention.operations);
-  attention_output_operations(model_, plan_, precision_, tokens, gpu_, before);
+  const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
+  const auto output =
+      layer.linear ? linear_attention_output_operations : attention_output_operations;
+  input(model_, plan_, precision_, tokens, gpu_, price.before_attention.operations);
+  output(model_, plan_, precision_, tokens, gpu_, before);
   if (layer.moe) {
     gate_operations(model_, precision_, tokens, gpu_, before);
     if (plan_.dp > 1) {
@@ -66,9 +68,10 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
     const RankStep& rank = batch.ranks[r];
     RankCost& attention = layers.attention[r];
     attention.operations.clear();
-    attention_core_operations(model_, plan_, precision_,
-                              attention_work(rank.sequences, layers.spec), gpu_,
-                              attention.operations);
+    const auto core =
+        layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
+    core(model_, plan_, precision_, attention_work(rank.sequences, layers.spec), gpu_,
+         attention.operations);
     attention.add_up();
     const std::int32_t tokens = rank.tokens + rank.padding;
     const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);

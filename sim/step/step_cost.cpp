@@ -50,4 +50,21 @@ void add_work(StepCost& sum, const StepCost& more) {
   for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += more.idle[gpu];
 }
 
+void scale_times(StepCost& step, double factor) {
+  step.total *= factor;
+  const auto scale_rows = [&](auto& rows) {
+    for (auto& row : rows)
+      for (double& seconds : row) seconds *= factor;
+  };
+  scale_rows(step.parts);
+  scale_rows(step.grounds);
+  for (Traffic* traffic : {&step.dispatch, &step.combine, &step.all_reduce}) {
+    traffic->seconds *= factor;
+    traffic->hidden *= factor;
+  }
+  for (double& seconds : step.idle) seconds *= factor;
+  for (Segment& segment : step.segments) segment.seconds *= factor;
+  for (Seconds& stage : step.stages) stage *= factor;
+}
+
 }  // namespace moesim

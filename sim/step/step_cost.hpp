@@ -115,5 +115,7 @@ void add_times(StepCost& sum, const StepCost& more, double scale = 1);
 void add_traffic(StepCost& sum, const StepCost& more);
 /// ... flops, HBM bytes and idle times.
 void add_work(StepCost& sum, const StepCost& more);
+/// All times of a step, what they are of and rest on included, times a factor.
+void scale_times(StepCost&, double factor);
 
 }  // namespace moesim

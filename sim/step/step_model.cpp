@@ -30,17 +30,18 @@ constexpr std::int64_t ids_worth_threads = 1 << 16;
 class ExpertCosts {
  public:
   template <class Price>
-  const Cost& of(const GroupedRows& rows, Price&& price) {
+  const Cost& of(const GroupedRows& rows, std::int64_t tokens, Price&& price) {
     Entry& entry =
         entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
                  entries_.size()];
-    if (entry.rows != rows) entry = {rows, price(rows)};
+    if (entry.rows != rows || entry.tokens != tokens) entry = {rows, tokens, price(rows)};
     return entry.cost;
   }
 
  private:
   struct Entry {
     GroupedRows rows{};
+    std::int64_t tokens = 0;  // of the whole group
     Cost cost{};
   };
   std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
@@ -76,7 +77,8 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
     : fabric_(cluster),
       experts_({static_cast<double>(model.hidden),
                 static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
-                precision.activations},
+                precision.activations, KernelFamily::grouped_gemm,
+                static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
                cluster.gpu),
       model_(model),
       plan_(plan),
@@ -171,7 +173,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
     const GroupedRows rows = experts_.rows(slots);
     outcome.experts[at(rank)] =
-        worker.expert_costs.of(rows, [&](const GroupedRows& r) { return experts_.cost(r); });
+        worker.expert_costs.of(rows, s.rows.tokens(), [&](const GroupedRows& r) {
+          return experts_.cost(r, static_cast<double>(s.rows.tokens()));
+        });
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }
@@ -331,6 +335,31 @@ void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost
   add_up(batch, nullptr, result, nullptr);
 }
 
+// What the host and the gaps between kernels add, and what it takes at least to launch every kernel
+// of a step that has no graph.
+void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& path,
+                            const StepCost& result) const {
+  std::size_t sequences = 0;
+  std::int32_t tokens = 0;
+  bool decodes = true;
+  for (const RankStep& rank : batch.ranks) {
+    sequences = std::max(sequences, rank.sequences.size());
+    tokens = std::max(tokens, rank.tokens);
+    decodes = decodes && std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
+                return work.new_tokens == 1 || work.verifies;
+              });
+  }
+  const auto charge = [&](std::string_view name, Seconds time) {
+    path.everybody(name, Part::other, {time, Resource::launch, {}});
+  };
+  charge("kernel_gaps", charges_.per_layer * layers);
+  const bool eager = !decodes || tokens > charges_.graph_tokens;
+  const Seconds launches = charges_.eager_layer * layers;
+  if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  charge("host_overhead",
+         charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
+}
+
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
                        std::vector<ExplainedOperation>* explain) {
@@ -414,7 +443,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   }
   path.add(ranks.head());
   path.end_stage();
-  path.everybody("host_overhead", Part::other, {charges_.host_overhead, Resource::launch, {}});
+  charge_host(batch, layers, path, result);
 
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;

@@ -20,6 +20,8 @@
 
 namespace moesim {
 
+class CriticalPath;
+
 /// How the tokens of a step find replicas and travel: one rule for the whole group.
 struct PhaseRule {
   ConfigNode routing;  ///< what `router` was made from
@@ -71,6 +73,7 @@ class StepModel {
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
+  void charge_host(const StepBatch&, int layers, CriticalPath&, const StepCost& result) const;
   void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);

@@ -78,7 +78,10 @@ std::span<const Key> charges_keys() {
   static constexpr Form values = form::object(routing_charges_keys);
   static constexpr Key keys[] = {
       {"token_routing", form::choice(names).or_a(values), "measured", "policies' own GPU time"},
-      {"host_overhead", form::time, "0 us", "of the host, per step"}};
+      {"host_overhead", form::time, "0 us", "of the host, per step"},
+      {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
+      {"per_sequence", form::time, "0 us", "of the host, per sequence of the fullest rank"},
+      {"eager_layer", form::time, "0 us", "least time of a layer where no graph is launched"}};
   return keys;
 }
 
@@ -91,6 +94,9 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
       if (reader.choice("token_routing") == 0) charges = measured();
     }
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");
+    charges.per_layer = reader.quantity<Seconds>("per_layer");
+    charges.per_sequence = reader.quantity<Seconds>("per_sequence");
+    charges.eager_layer = reader.quantity<Seconds>("eager_layer");
     return charges;
   });
 }

@@ -22,13 +22,20 @@ struct Charges {
       token_routing;              ///< by policy; others cost nothing
   Seconds top_k_of_all_tokens{};  ///< when hidden states are gathered before top-k
   Seconds host_overhead{};        ///< once per step
+  Seconds per_layer{};            ///< gaps between the kernels of a layer
+  Seconds per_sequence{};         ///< of the host, for each sequence of the rank that has most
+  /// What the host takes at least to launch a layer, in steps that have no graph, ...
+  Seconds eager_layer{};
+  /// ... which are those with prompt tokens, and decodes of more tokens per rank than this.
+  std::int32_t graph_tokens = 0;
   std::string source;
 
   /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
   Seconds routing(std::string_view policy, int active, bool replicated) const;
 };
 
-/// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us"}.
+/// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us",
+/// "per_layer": "0 us", "per_sequence": "0 us", "eager_layer": "0 us"}.
 /// Values may be given for any of `policies`.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();

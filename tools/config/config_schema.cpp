@@ -160,7 +160,7 @@ class Schema {
 OrderedJson experiment_schema(const PolicyRows& policies) {
   const Schema schema(policies);
   OrderedJson root = schema.root("moesim experiment", experiment_keys());
-  // What an EP group needs may stand in "pools".
+  // What an EP group needs may stand in "pools", or come from an engine's preset.
   OrderedJson group = OrderedJson::array(), always = OrderedJson::array();
   for (const Key& key : experiment_keys()) {
     if (!is_required(key)) continue;
@@ -169,7 +169,9 @@ OrderedJson experiment_schema(const PolicyRows& policies) {
     (of_group ? group : always).push_back(key.name);
   }
   root["required"] = always;
-  root["anyOf"] = {{{"required", group}}, {{"required", OrderedJson::array({"pools"})}}};
+  root["anyOf"] = {{{"required", group}},
+                   {{"required", OrderedJson::array({"pools"})}},
+                   {{"required", OrderedJson::array({"engine"})}}};
   root["$defs"] = schema.definitions();
   return root;
 }

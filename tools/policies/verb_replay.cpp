@@ -34,8 +34,7 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
       std::any_of(rows.begin(), rows.end(), [](const ReplayRow& row) { return row.dropped > 0; });
   const bool misses = !rows.empty() && rows.front().hit_rate;
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
-                                    "+-", "/bound", "tokens", "time", "/optimal", "/even",
-                                    "inversions"});
+                                    "+-", "/bound", "tokens", "time", "/best", "/even", "worse"});
   if (drops) columns.push_back("dropped");
   if (misses) columns.push_back("in HBM");
   Table table(columns);
@@ -49,8 +48,8 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          row.routing, fmt::format("{:.3f}", row.max_activated_mean),
          fmt::format("{:.3f}", row.max_activated_margin),
          fmt::format("{:.3f}", row.activated_vs_bound), fmt::format("{:.2f}", row.max_tokens_mean),
-         fmt::format("{:.3f}", row.time_mean), fmt::format("{:.4f}", row.activated_vs_optimal),
-         fmt::format("{:.4f}", row.activated_vs_even),
+         fmt::format("{:.3f}", row.time_mean), fmt::format("{:.3f}", row.activated_vs_optimal),
+         fmt::format("{:.3f}", row.activated_vs_even),
          fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
     if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
     if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
@@ -62,8 +61,9 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          "interval\nover batches; prefill: tokens of the fullest over the mean GPU when copies "
          "share "
          "evenly; bound:\nceil(active experts / GPUs), below which no placement or routing goes; "
-         "time: of the slowest GPU,\nmax(weight time * slots, token time * tokens); vs: slots; "
-         "inversions: layers of batches where a routing\nactivates more than the even split; each: "
+         "time: of the slowest GPU,\nmax(weight time * slots, token time * tokens); /: slots over "
+         "those of the bound, of the\nbest routing, of the even split; "
+         "worse: layers of batches where a routing\nactivates more than the even split; each: "
          "tokens per request\n";
 }
 

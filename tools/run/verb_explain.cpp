@@ -101,7 +101,8 @@ OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
 }
 
 std::string marked(const ExplainedOperation& op) {
-  constexpr std::array<std::string_view, evidence_names.size()> marks{"", " *", " ?"};
+  constexpr std::array<std::string_view, evidence_names.size()> marks{"",   " *", " ?",
+                                                                      " =", " ~", " ^"};
   return fmt::format("{}{}", op.name, marks[static_cast<std::size_t>(op.evidence)]);
 }
 
@@ -117,6 +118,14 @@ std::string grounds_of(const StepCost& cost) {
   if (unmeasured > 0)
     text += fmt::format("? never measured on this GPU, family defaults: {:.1f} % of the step\n",
                         100 * unmeasured);
+  constexpr std::array tables{
+      std::pair{Evidence::measured, "= measured in a table"},
+      std::pair{Evidence::interpolated, "~ between points of a table"},
+      std::pair{Evidence::carried_over, "^ carried over from a sibling GPU's table"}};
+  for (const auto& [evidence, meaning] : tables) {
+    const double of_step = share[static_cast<std::size_t>(evidence)];
+    if (of_step > 0) text += fmt::format("{}: {:.1f} % of the step\n", meaning, 100 * of_step);
+  }
   return text.empty() ? text : "\n" + text;
 }
 

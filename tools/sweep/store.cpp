@@ -201,8 +201,8 @@ void copy_part(const Json& whole, const std::string& pointer, Json& part) {
   *place = *value;
 }
 
-// As far as SQLite's paths can follow a pointer: not into a list, which would lose what stands before
-// a place, and not past a quote.
+// As far as SQLite's paths can follow a pointer: not into a list, which would lose what stands
+// before a place, and not past a quote.
 std::string reachable(const std::string& pointer) {
   Json::json_pointer reached;
   for (const std::string& key : keys_of(pointer)) {
@@ -453,11 +453,15 @@ StoredSweep Store::read(std::span<const std::string> pointers) const {
                       "SELECT config_hash, config, status, error" + extraction.columns("report") +
                           " FROM points ORDER BY rowid");
   while (statement.step()) {
-    StoredPoint point{statement.text(0), part_of(parsed(statement.text(1)), of_configs),
-                      status_of(statement.text(2)), statement.text(3), {}};
+    StoredPoint point{statement.text(0),
+                      part_of(parsed(statement.text(1)), of_configs),
+                      status_of(statement.text(2)),
+                      statement.text(3),
+                      {}};
     if (point.status == PointStatus::done) {
-      point.report = any_done ? extraction.part([&](int i) { return parsed(statement.text(4 + i)); })
-                              : report_of(point.config_hash);
+      point.report = any_done
+                         ? extraction.part([&](int i) { return parsed(statement.text(4 + i)); })
+                         : report_of(point.config_hash);
       any_done = true;
     }
     sweep.points.push_back(std::move(point));

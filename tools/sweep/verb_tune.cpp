@@ -165,11 +165,11 @@ std::string effort_text(const SloResult& result, std::size_t points) {
 
 std::string found_text(const SloResult& result, const Sweep& sweep, const std::vector<Axis>& axes) {
   constexpr std::size_t rows = 5;
-  return fmt::format(
-      "{}\nbest: {}; {}, met by {} of the requests\n{}\n{}\n", table_of(result.found, axes, rows),
-      result.found.front().rate, latencies_text(result.found.front()),
-      percent(result.found.front().trial.attainment), effort_text(result, sweep.points.size()),
-      command_of(result.found.front(), sweep));
+  return fmt::format("{}\nbest: {}; {}, met by {}\n{}\n{}\n", table_of(result.found, axes, rows),
+                     result.found.front().rate, latencies_text(result.found.front()),
+                     percent(result.found.front().trial.attainment),
+                     effort_text(result, sweep.points.size()),
+                     command_of(result.found.front(), sweep));
 }
 
 int say_missed(const SloResult& result, const Options& options, const Sweep& sweep) {

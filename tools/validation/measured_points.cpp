@@ -34,6 +34,9 @@ std::vector<std::string> split(std::string_view line) {
   return fields;
 }
 
+constexpr std::array columns_of_points{"id", "category", "gpu", "metric", "value"};
+constexpr std::array columns_apart{"id", "gpu", "engine", "ttft_ms", "tpot_ms"};
+
 /// A row whose fields are found by the header's names.
 class Row {
  public:
@@ -97,24 +100,70 @@ MeasuredPoint to_point(const Row& row) {
           .value = row.number("value")};
 }
 
+WorkerPlan workers_of(const Row& row, const std::string& side) {
+  WorkerPlan plan{.workers = row.count(side + "_num_workers"),
+                  .batch = row.count(side + "_batch_size"),
+                  .tp = row.count(side + "_tp_size"),
+                  .dp = row.count(side + "_attention_dp_size"),
+                  .ep = row.count(side + "_moe_ep_size")};
+  if (plan.ep == 0) plan.ep = plan.tp * plan.dp;
+  return plan;
+}
+
+/// Time to the first token and time per output token of a deployment.
+void add_disaggregated(const Row& row, std::vector<MeasuredPoint>& points) {
+  MeasuredPoint point;
+  point.category = "disaggregated";
+  point.gpu = row.text("gpu");
+  point.model = row.text("model");
+  point.operation = fmt::format("disaggregated {} {}", row.text("engine"), row.text("version"));
+  const std::string experts = row.text("experts_precision");
+  point.precision = experts.empty() ? row.text("precision") : experts;
+  point.unit = "ms";
+  point.source = row.text("source");
+  point.notes = fmt::format("run {}", row.text("measured"));
+  point.prompt = row.number("isl");
+  point.output = row.number("osl");
+  point.prefill = workers_of(row, "prefill");
+  point.decode = workers_of(row, "decode");
+  const WorkerPlan& decode = point.decode;
+  const double in_flight = row.number("concurrency");
+  point.concurrency = in_flight > 0 ? in_flight : double(decode.workers) * decode.batch * decode.dp;
+  const auto gpus = [](const WorkerPlan& plan) { return plan.workers * plan.tp * plan.dp; };
+  point.gpus = gpus(point.prefill) + gpus(decode);
+  for (const auto& [metric, column] : {std::pair{"TTFT", "ttft_ms"}, {"TPOT", "tpot_ms"}}) {
+    point.id = row.text("id") + (point.metric.empty() ? "-ttft" : "-tpot");
+    point.metric = metric;
+    point.value = row.number(column);
+    points.push_back(point);
+  }
+}
+
 }  // namespace
 
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
   std::map<std::string, std::size_t, std::less<>> columns;
   std::vector<MeasuredPoint> points;
+  bool apart = false;
   const MappedFile mapped(file);
   for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
     const std::string place = fmt::format("{}:{}", file.string(), number);
     if (columns.empty()) {
       for (const std::string& name : split(line)) columns.emplace(name, columns.size());
-      for (const char* needed : {"id", "category", "gpu", "metric", "value"}) {
+      apart = columns.contains("decode_num_workers");
+      for (const char* needed : apart ? columns_apart : columns_of_points) {
         if (!columns.contains(needed))
           throw ConfigError(
               fmt::format("{}: no column \"{}\"; see hardware/README.md", place, needed));
       }
       return;
     }
-    points.push_back(to_point(Row(columns, split(line), place)));
+    const Row row(columns, split(line), place);
+    if (apart) {
+      add_disaggregated(row, points);
+    } else {
+      points.push_back(to_point(row));
+    }
     if (points.back().value <= 0)
       throw ConfigError(fmt::format("{}: the value must be more than 0", place));
   });

@@ -8,8 +8,15 @@
 
 namespace moesim {
 
-/// One measurement by somebody else: a row of a points file. Counts that the row leaves empty are
-/// 0.
+/// Workers of one kind in a deployment with prefill and decode apart.
+struct WorkerPlan {
+  int workers = 0;  ///< 0: not such a deployment
+  int batch = 0;    ///< sequences of an attention rank
+  int tp = 0, dp = 0, ep = 0;
+};
+
+/// One measurement by somebody else: a row of a points file, or one of a row's figures. Counts that
+/// the row leaves empty are 0.
 struct MeasuredPoint {
   std::string id;
   std::string category;  ///< moe_kernel, gemm, collective, e2e, ...
@@ -24,10 +31,13 @@ struct MeasuredPoint {
   double bytes = 0;           ///< collective: the message as nccl-tests counts it
   double active_experts = 0;  ///< on the measured rank, where it is known
   double value = 0;
+  WorkerPlan prefill{}, decode{};  ///< disaggregated
 };
 
 /// Reads a CSV file (RFC 4180) with one header line that names at least id, category, gpu, metric
-/// and value. Throws ConfigError "file:line: ...".
+/// and value; or, of deployments with prefill and decode apart, id, gpu, engine,
+/// decode_num_workers, ttft_ms and tpot_ms, whose rows are two points each. Throws ConfigError
+/// "file:line: ...".
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file);
 
 }  // namespace moesim

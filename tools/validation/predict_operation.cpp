@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 
 #include <fmt/format.h>
 
+#include "hardware/kernel_tables.hpp"
 #include "hardware/rng.hpp"
 #include "models/step_ops.hpp"
 
@@ -38,19 +40,48 @@ double number_after(const std::string& text, const std::string& name) {
   return static_cast<double>(number);
 }
 
-/// The shape of the routed experts of the models whose layers were measured.
+/// The shape of the routed experts of one layer.
 struct ExpertShape {
   double hidden, width;
   int experts, per_token;
 };
 
-std::optional<ExpertShape> expert_shape(std::string_view model) {
-  if (model.starts_with("Qwen3-30B")) return ExpertShape{2048, 768, 128, 8};
-  if (model.starts_with("Qwen3-235B")) return ExpertShape{4096, 1536, 128, 8};
-  if (model.starts_with("DeepSeek")) return ExpertShape{7168, 2048, 256, 8};
-  if (model.starts_with("Mixtral-8x7B")) return ExpertShape{4096, 14336, 8, 2};
-  if (model.starts_with("gpt-oss-120b")) return ExpertShape{2880, 2880, 128, 4};
-  return std::nullopt;
+/// Of the models whose layers were measured, from their config.json; a name that a row's text gives
+/// in numbers goes before.
+std::optional<ExpertShape> expert_shape(const MeasuredPoint& point) {
+  const std::string text = point.operation + " " + point.notes;
+  const ExpertShape given{number_after(text, "hidden"), number_after(text, "width"),
+                          static_cast<int>(number_after(text, "experts")),
+                          static_cast<int>(number_after(text, "top_k"))};
+  if (given.hidden > 0 && given.width > 0 && given.experts > 0 && given.per_token > 0) return given;
+  struct Row {
+    std::string_view model;
+    ExpertShape shape;
+  };
+  static constexpr Row rows[] = {
+      {"Qwen3-30B", {2048, 768, 128, 8}},          {"Qwen3-235B", {4096, 1536, 128, 8}},
+      {"Qwen3-VL-235B", {4096, 1536, 128, 8}},     {"Qwen3-Coder-480B", {6144, 2560, 160, 8}},
+      {"Qwen3-Next-80B", {2048, 512, 512, 10}},    {"Qwen3.5-397B", {4096, 1024, 512, 10}},
+      {"Qwen3.5-122B", {3072, 1024, 256, 8}},      {"Qwen3.5-35B", {2048, 512, 256, 8}},
+      {"Qwen3.6-35B", {2048, 512, 256, 8}},        {"DeepSeek-V4-Flash", {4096, 2048, 256, 6}},
+      {"DeepSeek-V2-Lite", {2048, 1408, 64, 6}},   {"DeepSeek", {7168, 2048, 256, 8}},
+      {"Kimi-K2", {7168, 2048, 384, 8}},           {"GLM-5", {6144, 2048, 256, 8}},
+      {"GLM-4.5-Air", {4096, 1408, 128, 8}},       {"GLM-4.5", {5120, 1536, 160, 8}},
+      {"GLM-4.6", {5120, 1536, 160, 8}},           {"GLM-4.7", {5120, 1536, 160, 8}},
+      {"MiniMax-M2", {3072, 1536, 256, 8}},        {"MiniMax-M3", {6144, 3072, 128, 4}},
+      {"MiMo-V2-Flash", {4096, 2048, 256, 8}},     {"Step-3.7-Flash", {4096, 1280, 288, 8}},
+      {"Ling-flash", {4096, 1024, 256, 8}},        {"Mixtral-8x7B", {4096, 14336, 8, 2}},
+      {"Mixtral-8x22B", {6144, 16384, 8, 2}},      {"gpt-oss-120b", {2880, 2880, 128, 4}},
+      {"gpt-oss-20b", {2880, 2880, 32, 4}},        {"Llama-4-Scout", {5120, 8192, 16, 1}},
+      {"Llama-4-Maverick", {5120, 8192, 128, 1}},  {"gemma-4-26B", {2816, 704, 128, 8}},
+      {"Gemma-4-26B", {2816, 704, 128, 8}},        {"Nemotron-3-Nano", {2688, 1856, 128, 6}},
+      {"Nemotron-3-Super", {4096, 2688, 512, 22}}, {"Hunyuan-A13B", {4096, 3072, 64, 8}},
+      {"Phi-3.5-MoE", {4096, 6400, 16, 2}},        {"OLMoE", {2048, 1024, 64, 8}},
+      {"dots.llm1", {4096, 1408, 128, 6}}};
+  const auto found =
+      std::ranges::find_if(rows, [&](const Row& row) { return contains(point.model, row.model); });
+  if (found == std::end(rows)) return std::nullopt;
+  return found->shape;
 }
 
 struct Stored {
@@ -64,17 +95,58 @@ std::optional<Stored> stored_as(std::string_view precision) {
   if (precision == "fp8") return Stored{Precision::fp8, Precision::fp8};
   if (precision == "w4a16_mxfp4") return Stored{Precision::mxfp4, Precision::bf16};
   if (precision == "nvfp4" || precision == "fp4") return Stored{Precision::nvfp4, Precision::nvfp4};
+  if (precision == "mxfp4") return Stored{Precision::mxfp4, Precision::bf16};
+  if (precision == "int4" || precision == "int4_wo")
+    return Stored{Precision::int4, Precision::bf16};
+  if (precision == "fp8_static") return Stored{Precision::fp8, Precision::fp8};
   return std::nullopt;
 }
 
 constexpr double microseconds = 1e6;
+
+bool is_fitted(Evidence evidence) {
+  return evidence == Evidence::calibrated || evidence == Evidence::measured ||
+         evidence == Evidence::interpolated;
+}
+
+/// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
+/// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
+std::optional<EngineVersion> engine_in(std::string_view text) {
+  struct Row {
+    std::string_view written, engine;
+  };
+  static constexpr Row rows[] = {
+      {"vllm", "vllm"}, {"sglang", "sglang"}, {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
+  for (const auto& [written, engine] : rows) {
+    for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
+      const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
+      const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
+      if (!rest.empty() && rest[0] >= '0' && rest[0] <= '9')
+        return EngineVersion{std::string(engine), std::string(rest.substr(0, end))};
+    }
+  }
+  return std::nullopt;
+}
+
+/// Of a point: what its operation or source names, else no version of an engine that is named.
+EngineVersion engine_of(const MeasuredPoint& point) {
+  for (const std::string& text : {point.operation, point.source, point.notes})
+    if (const auto engine = engine_in(text)) return *engine;
+  for (const std::string& text : {point.operation, point.source, point.notes})
+    for (const char* engine : {"vllm", "sglang", "trtllm"})
+      if (contains(text, engine)) return {engine, ""};
+  return {};
+}
 
 Prediction in_us(const Cost& cost) {
   const auto name = resource_names[static_cast<std::size_t>(cost.bound)];
   return {cost.time.count() * microseconds,
           fmt::format("{}; {:.4g} GFLOP; {:.4g} MB", name, cost.work.flops.value() / 1e9,
                       cost.work.hbm.value() / 1e6),
-          cost.evidence != Evidence::calibrated, cost.work.hbm.value(), cost.work.flops.value()};
+          !is_fitted(cost.evidence),
+          cost.work.hbm.value(),
+          cost.work.flops.value(),
+          cost.evidence};
 }
 
 // --- experts -------------------------------------------------------------------------------------
@@ -166,6 +238,14 @@ Cost repeated(const GroupedGemmShape& shape, const GroupedRows& rows, const GpuS
   return GroupedGemm(shape, with_warm_l2(gpu, touched)).cost(rows);
 }
 
+/// Time by a table, in microseconds; no faster than the data sheet with what fits in L2 kept there.
+Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond peak,
+                    const GpuSpec& gpu) {
+  const GpuSpec warm = with_warm_l2(gpu, work.hbm);
+  return in_us(priced({.work = work, .peak = peak}, measured, work.hbm / warm.hbm_bandwidth,
+                      work.flops / peak));
+}
+
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
 bool is_lone_triton_rank(const MeasuredPoint& point) {
@@ -174,49 +254,99 @@ bool is_lone_triton_rank(const MeasuredPoint& point) {
 
 // --- attention -----------------------------------------------------------------------------------
 
+/// The number behind any of the names.
+double any_number(const std::string& text, std::initializer_list<const char*> names) {
+  for (const char* name : names)
+    if (const double number = number_after(text, name); number > 0) return number;
+  return 0;
+}
+
+bool has_mla(const MeasuredPoint& point) {
+  return contains(point.operation, "MLA") || contains(point.operation, "mla");
+}
+
 MoeModel attention_model(const MeasuredPoint& point) {
   MoeModel model;
   model.hidden = 1;
   AttentionSpec& a = model.attention;
-  const bool mla = contains(point.operation, "MLA");
-  const bool decode = point.category == "attn_decode";
-  a.query_heads = static_cast<int>(number_after(point.operation, mla || decode ? "q_heads" : "q"));
-  if (mla) {
+  a.query_heads = static_cast<int>(any_number(point.operation, {"q_heads", "heads", "q"}));
+  if (has_mla(point)) {
     a.kv_lora = 512;
     a.qk_nope = 128;
     a.qk_rope = 64;
     a.v_dim = 128;
   } else {
-    a.kv_heads = static_cast<int>(number_after(point.operation, decode ? "kv_heads" : "kv"));
-    a.head_dim = static_cast<int>(number_after(point.operation, "hd"));
+    a.kv_heads = static_cast<int>(any_number(point.operation, {"kv_heads", "kv"}));
+    a.head_dim = static_cast<int>(any_number(point.operation, {"head_dim", "hd"}));
   }
   return model;
 }
 
+/// A whole MLA block with its projections.
+Predicted mla_module(const MeasuredPoint& point, const SequenceWork& sequence, double heads,
+                     const GpuSpec& gpu) {
+  const auto weights = stored_as(point.precision);
+  const double context = sequence.context_tokens + sequence.new_tokens;
+  const AttentionShape shape{.decode = point.category == "attn_decode",
+                             .mla = true,
+                             .q_heads = heads,
+                             .kv_cache = contains(point.operation + point.notes, "kv_fp8")
+                                             ? Precision::fp8
+                                             : Precision::bf16};
+  const AttentionLoad load{point.batch, point.batch * sequence.new_tokens, point.batch * context};
+  const auto cost = mla_block(shape, load, weights ? weights->weights : Precision::bf16, gpu);
+  if (!cost) return Skipped{"no table of whole MLA blocks on this GPU"};
+  return in_us(*cost);
+}
+
 Predicted attention(const MeasuredPoint& point, const GpuSpec& gpu) {
   const MoeModel model = attention_model(point);
-  if (model.attention.query_heads == 0 || point.metric != "kernel_time")
+  const bool mla = has_mla(point);
+  const bool known = model.attention.query_heads > 0 &&
+                     (mla || (model.attention.kv_heads > 0 && model.attention.head_dim > 0));
+  if (!known || (point.metric != "kernel_time" && point.metric != "latency"))
     return Skipped{"the row does not give the shape that was measured"};
   PrecisionPlan precision;
   if (contains(point.precision, "fp8")) precision.kv_cache = Precision::fp8;
   const bool decode = point.category == "attn_decode";
   const auto length = static_cast<std::int32_t>(decode ? point.context : point.prompt);
   const SequenceWork sequence = decode ? SequenceWork{1, length - 1} : SequenceWork{length, 0};
+  if (length < 1 || point.batch < 1) return Skipped{"the row gives no batch or no length"};
+  if (mla && contains(point.operation, "module"))
+    return mla_module(point, sequence, model.attention.query_heads, gpu);
   const std::vector<SequenceWork> sequences(static_cast<std::size_t>(point.batch), sequence);
-  std::vector<Operation> operations;
-  attention_operations(model, {}, precision, 1, attention_work(sequences, {}), gpu, operations);
-  const std::string_view core = decode ? "attention_decode" : "attention_prefill";
-  for (const Operation& operation : operations)
-    if (operation.name == core) return in_us(operation.cost);
-  return Skipped{"no such operation"};
+  const LayerSpec layer{.window = static_cast<int>(number_after(point.operation, "window"))};
+  const AttentionWork work = attention_work(sequences, layer);
+  const auto core = [&](const GpuSpec& spec) -> Cost {
+    std::vector<Operation> operations;
+    attention_core_operations(model, {}, precision, work, spec, operations);
+    const std::string_view name = decode ? "attention_decode" : "attention_prefill";
+    for (const Operation& operation : operations)
+      if (operation.name == name) return operation.cost;
+    return {};
+  };
+  const Cost cost = core(gpu);
+  return in_us(gpu.tables ? core(with_warm_l2(gpu, cost.work.hbm)) : cost);
 }
 
 Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
   const auto stored = stored_as(point.precision);
   const double m = number_after(point.operation, "M");
-  if (!stored || m == 0) return Skipped{"the row does not give the shape that was measured"};
-  return in_us(gemm(m, number_after(point.operation, "N"), number_after(point.operation, "K"),
-                    stored->weights, stored->activations, gpu));
+  const double n = number_after(point.operation, "N"), k = number_after(point.operation, "K");
+  if (m == 0 || n == 0 || k == 0)
+    return Skipped{"the row does not give the shape that was measured"};
+  if (gpu.tables) {
+    const GemmCall call{table_name(point.precision), m, n, k};
+    if (const auto measured = gpu.tables->time(call)) {
+      const Stored bytes = stored.value_or(Stored{Precision::fp8, Precision::fp8});
+      const double moved = n * k * bytes_per_element(bytes.weights) +
+                           m * k * bytes_per_element(bytes.activations) + 2 * m * n;
+      return by_table(*measured, {.flops = Flops(2 * m * n * k), .hbm = Bytes(moved)},
+                      gpu.peak(bytes.weights, bytes.activations), gpu);
+    }
+  }
+  if (!stored) return Skipped{"no model of its precision"};
+  return in_us(gemm(m, n, k, stored->weights, stored->activations, gpu));
 }
 
 // --- communication -------------------------------------------------------------------------------
@@ -238,7 +368,10 @@ Prediction in_us(const CollectiveCost& cost, int gpus) {
   return {cost.time.count() * microseconds,
           fmt::format("{}; NVLink {:.4g} MB; network {:.4g} MB", name, cost.nvlink.value() / 1e6,
                       cost.network.value() / 1e6),
-          cost.evidence != Evidence::calibrated, cost.nvlink.value() / gpus};
+          !is_fitted(cost.evidence),
+          cost.nvlink.value() / gpus,
+          0,
+          cost.evidence};
 }
 
 TrafficMatrix uniform_traffic(int gpus, double to_each) {
@@ -270,16 +403,21 @@ TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, d
 }  // namespace
 
 std::string gpu_file(std::string_view name) {
-  static constexpr std::array<Named, 10> table{{{"A100-SXM4-80GB", "a100_80g"},
+  static constexpr std::array<Named, 16> table{{{"A100-SXM4-40GB", "a100_40g"},
                                                 {"H100", "h100"},
                                                 {"H200", "h200"},
                                                 {"H800", "h800"},
+                                                {"H20", "h20"},
+                                                {"B300", "b300"},
+                                                {"GB300", "gb300"},
+                                                {"L40S", "l40s"},
+                                                {"MI355X", "mi355x"},
+                                                {"A100", "a100_80g"},
                                                 {"B200", "b200"},
                                                 {"GB200", "gb200"},
-                                                {"RTX-PRO-6000", "rtx_pro_6000"},
+                                                {"RTX", "rtx_pro_6000"},
                                                 {"MI300X", "mi300x"},
-                                                {"MI325X", "mi325x"},
-                                                {"A100-SXM4-40GB", "a100_40g"}}};
+                                                {"MI325X", "mi325x"}}};
   return file_of(name, table);
 }
 
@@ -324,10 +462,19 @@ const GpuSpec& OperationPredictor::gpu(const std::string& file) {
   return gpus_.emplace(file, read_gpu(ConfigNode::from_file(path))).first->second;
 }
 
+const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineVersion& engine) {
+  const std::string key = name + " " + engine.name + " " + engine.version;
+  const auto found = engines_.find(key);
+  if (found != engines_.end()) return found->second;
+  const auto given = given_.find(name);
+  const GpuSpec& plain = given != given_.end() ? given->second : gpu(gpu_file(name));
+  return engines_.emplace(key, with_engine(plain, engine)).first->second;
+}
+
 Predicted OperationPredictor::predict(const MeasuredPoint& point) {
-  const std::string file = gpu_file(point.gpu);
-  if (file.empty()) return Skipped{"no such GPU in hardware/gpus"};
-  return predict(point, gpu(file));
+  if (gpu_file(point.gpu).empty() && !given_.contains(point.gpu))
+    return Skipped{"no such GPU in hardware/gpus; name its file with --gpu"};
+  return predict(point, gpu_of(point.gpu, engine_of(point)));
 }
 
 Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {
@@ -339,11 +486,77 @@ Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec&
   return Skipped{"no model of this category"};
 }
 
+namespace {
+
+/// The layer that a table times, or nothing where no table has its precision.
+std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertShape& shape,
+                                       const GpuSpec& gpu) {
+  const double ranks = std::max(1, point.ep);
+  const std::string_view precision = table_name(point.precision);
+  const auto layer = gpu.tables->experts({.precision = precision,
+                                          .hidden = shape.hidden,
+                                          .width = shape.width / std::max(1, point.tp),
+                                          .top_k = double(shape.per_token),
+                                          .experts = double(shape.experts)});
+  if (!layer) return std::nullopt;
+  // A distribution that is not named is taken for an even one.
+  BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts,
+                               ranks, is_lone_triton_rank(point));
+  if (point.active_experts > 0 && !is_lone_triton_rank(point) &&
+      !point.distribution.starts_with("power_law")) {
+    load.active = point.active_experts;
+    load.rows = std::max(load.active, point.tokens * shape.per_token / ranks);
+  }
+  const Stored stored = stored_as(point.precision).value_or(Stored{Precision::fp8, Precision::fp8});
+  const double width = shape.width / std::max(1, point.tp);
+  const double weights = load.active * 3 * shape.hidden * width * bytes_per_element(stored.weights);
+  const double rows = load.rows * shape.hidden * (bytes_per_element(stored.activations) + 2);
+  return by_table(
+      layer->time(point.tokens, load.rows, load.active),
+      {.flops = Flops(6 * shape.hidden * width * load.rows), .hbm = Bytes(weights + rows)},
+      gpu.peak(stored.weights, stored.activations), gpu);
+}
+
+/// DeepEP as its tables time it.
+std::optional<Prediction> exchange_table(const MeasuredPoint& point, const GpuSpec& gpu) {
+  if (!gpu.tables || !contains(point.operation, "DeepEP") || point.batch < 1) return std::nullopt;
+  const auto shape = expert_shape(point);
+  const std::string text = point.operation + " " + point.notes;
+  const auto given = [&](const char* name, double otherwise) {
+    const double number = number_after(text, name);
+    return number > 0 ? number : otherwise;
+  };
+  const bool normal = contains(point.operation, "normal");
+  const ExchangeCall call{.low_latency = !normal,
+                          .combine = contains(point.operation, "combine"),
+                          .nodes = double(std::max(1, point.nodes)),
+                          .hidden = given("hidden", shape ? shape->hidden : 7168),
+                          .tokens_per_rank = point.batch,
+                          .top_k = given("top_k", shape ? shape->per_token : 8),
+                          .experts = given("experts", shape ? shape->experts : 256),
+                          .sms = normal ? given("sms", 24) : 0};
+  const auto measured = gpu.tables->time(call);
+  if (!measured) return std::nullopt;
+  const double bytes = point.batch * volume_of(call).nvlink;
+  return Prediction{measured->time.count() * microseconds,
+                    "table of DeepEP",
+                    !is_fitted(measured->evidence),
+                    bytes,
+                    0,
+                    measured->evidence};
+}
+
+}  // namespace
+
 Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const GpuSpec& gpu) const {
-  const auto shape = expert_shape(point.model);
+  const auto shape = expert_shape(point);
   const auto stored = stored_as(point.precision);
-  if (!shape || !stored) return Skipped{"unknown expert shape or precision"};
+  if (!shape) return Skipped{"the experts' shape is unknown: hidden=, width=, experts=, top_k="};
   const int ranks = std::max(1, point.ep);
+  if (gpu.tables && !is_masked(point)) {
+    if (const auto prediction = expert_table(point, *shape, gpu)) return *prediction;
+  }
+  if (!stored) return Skipped{"no model of its precision"};
   const GroupedGemmShape gemm{
       .hidden = shape->hidden,
       .width = shape->width / std::max(1, point.tp),
@@ -393,6 +606,14 @@ Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSp
     case Collective::all_gather: cost = fabric.all_gather(shares); break;
     case Collective::reduce_scatter: cost = fabric.reduce_scatter(shares); break;
     case Collective::all_to_all:
+      if (gpu.tables) {
+        const auto measured = gpu.tables->time(CollectiveCall{false, "alltoall", n, point.bytes});
+        if (measured) {
+          cost.time = measured->time;
+          cost.evidence = measured->evidence;
+          break;
+        }
+      }
       cost = fabric.all_to_all(uniform_traffic(point.gpus, point.bytes / n));
       break;
     default: cost = fabric.all_reduce(point.gpus, Bytes(point.bytes), kind);
@@ -406,11 +627,15 @@ Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSp
 
 Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const GpuSpec& gpu) const {
   if (point.metric != "latency") return Skipped{"a bandwidth without the bytes it was taken over"};
+  if (const auto prediction = exchange_table(point, gpu)) return *prediction;
+  // What DeepEP's tables do not hold are other kernels, which keep their constants.
+  GpuSpec untabled = gpu;
+  untabled.tables = nullptr;
   constexpr int top_k = 8;
   constexpr double hidden = 7168;
   const LinkSpec network =
       read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
-  const ClusterSpec cluster = cluster_of(point, gpu, network);
+  const ClusterSpec cluster = cluster_of(point, untabled, network);
   const int gpus = point.gpus;
   // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
   const bool bf16 = contains(point.operation, "combine") || contains(point.operation, "bf16");

@@ -18,6 +18,7 @@ struct Prediction {
   bool extrapolated = false;  ///< outside what its constants were fitted on
   double bytes = 0;           ///< HBM of a kernel; NVLink of the busiest rank of a collective
   double flops = 0;
+  Evidence evidence = Evidence::unmeasured;  ///< what the time rests on
 };
 
 /// Why a point cannot be modelled.
@@ -46,6 +47,10 @@ class OperationPredictor {
   /// The same on a GPU whose constants are being fitted.
   Predicted predict(const MeasuredPoint&, const GpuSpec&) const;
   const GpuSpec& gpu(const std::string& file);
+  /// Points of the GPU of this name are predicted on this one, whatever file is meant for it.
+  void use(const std::string& name, GpuSpec gpu) { given_[name] = std::move(gpu); }
+  /// A GPU by the name that points give it, with an engine's tables.
+  const GpuSpec& gpu_of(const std::string& name, const EngineVersion& engine);
 
  private:
   Predicted expert_layer(const MeasuredPoint&, const GpuSpec&) const;
@@ -53,7 +58,7 @@ class OperationPredictor {
   Predicted token_exchange(const MeasuredPoint&, const GpuSpec&) const;
 
   std::filesystem::path root_;
-  std::map<std::string, GpuSpec> gpus_;
+  std::map<std::string, GpuSpec> gpus_, given_, engines_;
 };
 
 }  // namespace moesim

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 
 #include <fmt/format.h>
 
 #include "sim/serving/simulator.hpp"
 #include "sim/step/step_model.hpp"
+#include "tools/validation/serving_deployment.hpp"
 
 namespace moesim {
 
@@ -16,82 +18,6 @@ namespace {
 
 bool contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
-}
-
-/// An engine as far as a step sees it.
-struct Engine {
-  std::string_view name;       ///< part of a point's operation
-  std::string_view scheduler;  ///< sim/scheduling
-  std::string_view kv_cache;   ///< with weights of eight bits and less
-  /// Between two steps: sampling results to the host, the next batch to the GPU, a graph's launch.
-  /// All three engines schedule the next step while one runs. An estimate, fitted on nothing: no
-  /// point to fit on is end to end.
-  std::string_view host_overhead;
-};
-
-constexpr std::array<Engine, 3> engines{{{"sglang", "prefill_first", "bf16", "300 us"},
-                                         {"vllm", "chunked_prefill", "bf16", "300 us"},
-                                         {"trtllm", "chunked_prefill", "fp8", "300 us"}}};
-
-const Engine& engine_of(const MeasuredPoint& point) {
-  std::string name = point.operation;
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  const auto found = std::find_if(engines.begin(), engines.end(),
-                                  [&](const Engine& e) { return contains(name, e.name); });
-  return found == engines.end() ? engines.back() : *found;
-}
-
-/// How checkpoints of these names are stored: attention of DeepSeek's fp4 checkpoint and of gpt-oss
-/// stays in bf16 (their model cards), on Hopper the KV cache of gpt-oss too (TensorRT-LLM,
-/// perf-overview.md).
-std::optional<Json> precision_of(const MeasuredPoint& point, const Engine& engine) {
-  const auto stored = [&](const char* experts, const char* attention, const char* activations) {
-    return Json{{"experts", experts},
-                {"attention", attention},
-                {"activations", activations},
-                {"kv_cache", engine.kv_cache}};
-  };
-  const std::string& p = point.precision;
-  if (p == "fp8_block" || p == "fp8") {
-    if (point.model.starts_with("Mixtral")) return stored("fp8", "fp8", "fp8");
-    return stored("fp8_block", "fp8_block", "fp8_block");
-  }
-  if (p == "mxfp4 w4a16") return stored("mxfp4", "bf16", "bf16");
-  if (p == "w4a8") {
-    return Json{
-        {"experts", "mxfp4"}, {"attention", "bf16"}, {"activations", "fp8"}, {"kv_cache", "bf16"}};
-  }
-  if (p == "fp4") {
-    if (point.model.starts_with("gpt-oss")) return stored("mxfp4", "bf16", "mxfp4");
-    const bool latent = point.model.starts_with("DeepSeek");
-    return stored("nvfp4", latent ? "bf16" : "nvfp4", "nvfp4");
-  }
-  if (p == "bfloat16") return stored("bf16", "bf16", "bf16");
-  return std::nullopt;
-}
-
-/// MiniMax-M2.5 has as many experts as DeepSeek-R1 and the same gating, sigmoid scores with a bias
-/// that balances; nobody publishes its statistics.
-const char* gating_preset(const MeasuredPoint& point) {
-  if (point.model.starts_with("DeepSeek") || point.model.starts_with("MiniMax"))
-    return "deepseek_r1";
-  if (point.model.starts_with("gpt-oss")) return "gpt_oss";
-  return "qwen3";
-}
-
-/// "Simulated perfect EPLB" chooses experts at random (LMSYS blog 2025-05-05), and Mixtral takes
-/// its eight about equally often (arXiv:2401.04088, figure 7).
-Json gating_of(const MeasuredPoint& point) {
-  if (contains(point.operation, "perfect EPLB") || point.model.starts_with("Mixtral"))
-    return "uniform";
-  return {{"type", "topical"}, {"preset", gating_preset(point)}};
-}
-
-/// SGLang's deployments with wide expert parallelism and DeepSeek's own, which it follows:
-/// DeepGEMM, and DeepEP with tokens in fp8 on the way out.
-bool is_wide_ep(const MeasuredPoint& point) {
-  return contains(point.operation, "SGLang") || contains(point.operation, "DeepSeek production");
 }
 
 /// Lengths that sources give elsewhere than in the row.
@@ -121,79 +47,65 @@ MeasuredPoint with_published_lengths(MeasuredPoint point) {
   return point;
 }
 
-struct Plan {
-  int dp, tp, ep, replicas;
-  int gpus() const { return dp * tp; }
-};
+int at_least_one(double tokens) { return std::max(1, static_cast<int>(tokens)); }
 
-/// As stated; otherwise one GPU for what fits into it (Mixtral in fp8), else data-parallel
-/// attention and expert parallelism over a node, or the group.
-Plan plan_of(const MeasuredPoint& point) {
-  if (point.tp == 0 && point.model.starts_with("Mixtral")) return {1, 1, 1, point.gpus};
-  if (point.tp > 0) {
-    const int dp = std::max(1, point.dp);
-    return {dp, point.tp, std::max(1, point.ep), 1};
-  }
-  const int group = point.ep > 0 ? point.ep : std::min(8, point.gpus);
-  return {group, 1, group, point.gpus / group};
+/// Waves of requests that are simulated of a run: all of a short one; of a long one the first,
+/// which finds the engine empty, the last, and one between for all those between.
+int simulated_waves(const MeasuredPoint& point, int waves) {
+  constexpr double requests_enough = 64;
+  const double wanted = std::max(3.0, std::ceil(requests_enough / point.concurrency));
+  return std::min(waves, static_cast<int>(wanted));
 }
 
-/// The experiment that a point describes, at this many sequences per rank and this many requests.
-std::optional<Json> experiment_json(const MeasuredPoint& point, const std::filesystem::path& root,
-                                    int sequences, int requests) {
-  const Engine& engine = engine_of(point);
-  const auto precision = precision_of(point, engine);
-  const std::string gpu = gpu_file(point.gpu);
-  const std::string model = model_file(point.model);
-  if (!precision || gpu.empty() || model.empty()) return std::nullopt;
-  const Plan plan = plan_of(point);
-  const int nodes = std::max(1, point.nodes);
-  const int per_node = std::max(1, point.gpus / nodes);
-  const bool rack = point.gpu.starts_with("GB200");
-  Json gpu_json = ConfigNode::from_file(root / "hardware/gpus" / (gpu + ".json")).json();
-  Json dispatch = "all_to_all";
-  if (is_wide_ep(point)) {
-    dispatch = {{"type", "all_to_all"}, {"precision", "fp8_block"}};
-    Json& kernels = gpu_json["kernels"];
-    if (kernels.contains("masked_grouped_gemm"))
-      kernels["grouped_gemm"] = kernels["masked_grouped_gemm"];
+/// The requests of a closed loop: the benchmark's own distribution of lengths.
+Json online_workload(const MeasuredPoint& point, const ServingClient& client, int waves) {
+  const int concurrency = at_least_one(point.concurrency);
+  return {{"arrivals", {{"type", "closed_loop"}, {"concurrency", concurrency}}},
+          {"lengths",
+           {{"type", client.recipe ? "uniform" : "fixed"},
+            {"prompt", at_least_one(point.prompt)},
+            {"output", at_least_one(point.output)}}},
+          {"requests", concurrency * waves}};
+}
+
+Json offline_workload(const MeasuredPoint& point) {
+  return {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+          {"lengths",
+           {{"type", "fixed"},
+            {"prompt", at_least_one(point.prompt)},
+            {"output", at_least_one(point.output)}}},
+          {"requests", 2}};
+}
+
+/// What the client saw.
+struct Latencies {
+  double ttft_ms = 0, tpot_ms = 0;
+  double output_rate = 0;  ///< tokens per second, in the waves between
+};
+
+/// Means over a run of `waves` waves, of which fewer were simulated: those between the first and
+/// the last stand for more.
+Latencies mean_latencies(std::span<const RequestRecord> requests, std::size_t concurrency,
+                         int waves) {
+  const std::size_t simulated = requests.size() / concurrency;
+  const double between = simulated > 2 ? (waves - 2.0) / static_cast<double>(simulated - 2) : 1;
+  Latencies mean;
+  double ttfts = 0, tpots = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const RequestRecord& r = requests[i];
+    if (r.state != RequestRecord::State::finished) continue;
+    const std::size_t wave = i / concurrency;
+    const double weight = wave == 0 || wave + 1 >= simulated ? 1 : between;
+    mean.ttft_ms += weight * to_seconds(r.first_token - r.arrival).count() * 1e3;
+    ttfts += weight;
+    if (r.output_tokens < 2) continue;
+    mean.tpot_ms +=
+        weight * to_seconds(r.last_token - r.first_token).count() * 1e3 / (r.output_tokens - 1);
+    tpots += weight;
   }
-  const Json network =
-      ConfigNode::from_file(root / "hardware/clusters/h100x32.json").json().at("network");
-  const int used = plan.gpus() > per_node ? plan.gpus() : per_node;
-  Json json{
-      {"cluster",
-       {{"name", point.gpu},
-        {"source", point.id},
-        {"gpu", gpu_json},
-        {"gpus_per_node", per_node},
-        {"nodes", std::max(1, used / per_node)},
-        {"scale_up_domain", rack ? used : per_node},
-        {"network", network}}},
-      {"model", (root / "models/zoo" / (model + ".json")).string()},
-      {"precision", *precision},
-      {"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}}},
-      {"scheduling",
-       {{"type", engine.scheduler}, {"max_num_batched_tokens", 8192}, {"max_num_seqs", sequences}}},
-      {"workload",
-       {{"arrivals", {{"type", "closed_loop"}, {"concurrency", std::max(1, requests / 2)}}},
-        {"lengths",
-         {{"type", "fixed"},
-          {"prompt", std::max(1, static_cast<int>(point.prompt))},
-          {"output", std::max(1, static_cast<int>(point.output))}}},
-        {"gating", gating_of(point)},
-        {"requests", requests}}},
-      {"placement", "linear"},
-      {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
-      {"dispatch", {{"prefill", dispatch}, {"decode", dispatch}}},
-      {"charges", {{"host_overhead", engine.host_overhead}}},
-      {"measurement", {{"expert_counts", false}}}};
-  // 0.95 of what the weights leave free, hence at least 0.95 of all (perf-overview.md).
-  if (contains(point.operation, "trtllm-bench"))
-    json["kv_cache"] = {{"gpu_memory_utilization", .95}};
-  if (contains(point.operation, "EPLB") || contains(point.operation, "production"))
-    json["placement"] = {{"type", "eplb"}, {"replication", 1.125}};
-  return json;
+  mean.ttft_ms /= std::max(ttfts, 1e-9);
+  mean.tpot_ms /= std::max(tpots, 1e-9);
+  return mean;
 }
 
 /// One step: every rank decodes `sequences` at `context` and computes `prompt_tokens` of prompts.
@@ -270,7 +182,8 @@ double step_limit(const MeasuredPoint& point) {
   return contains(point.model, "Mixtral") ? 0.200 : 0.080;
 }
 
-Prediction best_throughput(const Experiment& e, const MeasuredPoint& point, const Plan& plan) {
+Prediction best_throughput(const Experiment& e, const MeasuredPoint& point,
+                           const ServingPlan& plan) {
   const double context = point.context > 0 ? point.context : point.prompt + point.output / 2;
   // TensorRT-LLM admits a request when its whole output will fit (GUARANTEED_NO_EVICT, its
   // default).
@@ -320,10 +233,10 @@ struct ServingPredictor::Runs {
   TraceLibrary traces;
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<std::once_flag>> flags;
-  std::map<std::string, Json> metrics;
+  std::map<std::string, Latencies> seen;
 
-  /// The metrics of a run, simulated by whoever asks first.
-  Json of(const Json& config) {
+  /// What clients of a run see, simulated for the first point that asks.
+  Latencies of(const Json& config, int waves) {
     const std::string key = config.dump();
     std::shared_ptr<std::once_flag> flag;
     {
@@ -334,42 +247,49 @@ struct ServingPredictor::Runs {
     }
     std::call_once(*flag, [&] {
       const Experiment e = load_experiment(ConfigNode(config, "validate.json"), traces);
-      Json result = run(e).document.at("metrics");
+      RequestLog log;
+      std::array<RunObserver*, 1> observers{&log};
+      run(e, {}, observers);
+      const auto concurrency =
+          config.at("/workload/arrivals/concurrency"_json_pointer).get<std::size_t>();
+      const Latencies latencies = mean_latencies(log.requests(), concurrency, waves);
       const std::lock_guard lock(mutex);
-      metrics[key] = std::move(result);
+      seen[key] = latencies;
     });
     const std::lock_guard lock(mutex);
-    return metrics.at(key);
+    return seen.at(key);
   }
 };
 
-ServingPredictor::ServingPredictor(std::filesystem::path root)
-    : root_(std::filesystem::absolute(root)), runs_(std::make_unique<Runs>()) {}
+ServingPredictor::ServingPredictor(std::filesystem::path root, Json overrides)
+    : root_(std::filesystem::absolute(root)),
+      overrides_(std::move(overrides)),
+      runs_(std::make_unique<Runs>()) {}
 ServingPredictor::~ServingPredictor() = default;
+
+Predicted ServingPredictor::online(const MeasuredPoint& point, Json config) {
+  const ServingClient client = client_of(point);
+  config["workload"].update(online_workload(point, client, simulated_waves(point, client.waves)));
+  config["fidelity"] = "sampled";
+  const Latencies seen = runs_->of(config, client.waves);
+  return Prediction{point.metric == "TTFT" ? seen.ttft_ms : seen.tpot_ms,
+                    fmt::format("ttft {:.1f} ms; tpot {:.3f} ms", seen.ttft_ms, seen.tpot_ms)};
+}
 
 Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   const MeasuredPoint stated = with_published_lengths(point);
-  const bool online = stated.concurrency > 0;
   const bool lengths = stated.prompt > 0 && (stated.output > 0 || stated.context > 0);
   if (!lengths && stated.category != "prefill")
     return Skipped{"lengths of prompts and outputs not stated"};
-  const int concurrency = static_cast<int>(point.concurrency);
-  // Two requests for each place in the loop; one is enough where outputs are long, because prompts
-  // then take little of the time.
-  const auto config = experiment_json(stated, root_, online ? std::max(concurrency, 1) : 4096,
-                                      online ? 2 * concurrency : 2);
-  if (!config) return Skipped{"GPU, model or precision unknown"};
-  if (online) {
-    Json run = *config;
-    if (stated.output > 4096) run["workload"]["requests"] = concurrency;
-    const Json metrics = runs_->of(run);
-    const char* name = point.metric == "TTFT" ? "mean_ttft_ms" : "mean_tpot_ms";
-    return Prediction{
-        metrics.at(name).get<double>(),
-        fmt::format("ttft {:.1f} ms; tpot {:.2f} ms", metrics.at("mean_ttft_ms").get<double>(),
-                    metrics.at("mean_tpot_ms").get<double>())};
-  }
-  const Experiment e = load_experiment(ConfigNode(*config, "validate.json"), runs_->traces);
+  const bool apart = stated.category == "disaggregated";
+  DeploymentJson deployment = apart ? pools_json(stated, root_) : deployment_json(stated, root_);
+  if (!deployment.unknown.empty()) return Skipped{deployment.unknown};
+  deployment.experiment.merge_patch(overrides_);
+  if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));
+  Json& config = deployment.experiment;
+  config["workload"].update(offline_workload(stated));
+  config["scheduling"]["max_num_seqs"] = 4096;
+  const Experiment e = load_experiment(ConfigNode(config, "validate.json"), runs_->traces);
   if (point.category == "prefill") return prefill_rate(e, stated);
   return best_throughput(e, stated, plan_of(stated));
 }

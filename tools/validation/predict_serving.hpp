@@ -14,13 +14,16 @@ namespace moesim {
 /// powers of two that fit the KV cache. Thread-safe; equal runs are simulated once.
 class ServingPredictor {
  public:
-  explicit ServingPredictor(std::filesystem::path root);
+  /// Experiments are changed by the merge patch `overrides`.
+  explicit ServingPredictor(std::filesystem::path root, Json overrides = Json::object());
   ~ServingPredictor();
   Predicted predict(const MeasuredPoint&);
 
  private:
   struct Runs;
+  Predicted online(const MeasuredPoint&, Json config);
   std::filesystem::path root_;
+  Json overrides_;
   std::unique_ptr<Runs> runs_;
 };
 

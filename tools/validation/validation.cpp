@@ -4,11 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/parallel_for.h>
 
 #include "hardware/no_such_file.hpp"
 #include "tools/validation/predict_serving.hpp"
+#include "tools/validation/serving_deployment.hpp"
 
 namespace moesim {
 
@@ -22,6 +24,10 @@ double quantile(std::vector<double> values, double share) {
   return values[static_cast<std::size_t>(std::max(1.0, rank)) - 1];
 }
 
+bool is_serving(const MeasuredPoint& point) {
+  return point.category == "e2e" || point.category == "disaggregated";
+}
+
 }  // namespace
 
 double ValidatedPoint::error_pct() const {
@@ -30,16 +36,22 @@ double ValidatedPoint::error_pct() const {
 }
 
 std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
-                                     const std::filesystem::path& root) {
+                                     const std::filesystem::path& root, const Json& overrides,
+                                     const GpuFiles& gpus) {
+  std::map<std::string, GpuSpec> given;
+  for (const auto& [name, file] : gpus) given[name] = read_gpu(ConfigNode::from_file(file));
   std::vector<ValidatedPoint> all;
   for (const MeasuredPoint& point : points) all.push_back({point, Skipped{}, {}});
-  ServingPredictor serving(root);
-  tbb::enumerable_thread_specific<OperationPredictor> operations(
-      [&] { return OperationPredictor(root); });
+  ServingPredictor serving(root, overrides);
+  tbb::enumerable_thread_specific<OperationPredictor> operations([&] {
+    OperationPredictor predictor(root);
+    for (const auto& [name, gpu] : given) predictor.use(name, gpu);
+    return predictor;
+  });
   std::vector<std::optional<NoSuchFile>> missing(all.size());
   tbb::parallel_for(std::size_t{0}, all.size(), [&](std::size_t i) {
     ValidatedPoint& p = all[i];
-    const bool whole = p.point.category == "e2e" || p.point.category == "prefill";
+    const bool whole = is_serving(p.point) || p.point.category == "prefill";
     try {
       p.predicted = whole ? serving.predict(p.point) : operations.local().predict(p.point);
     } catch (const NoSuchFile& error) {
@@ -55,19 +67,48 @@ std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
 }
 
 std::vector<std::string> categories_of(const MeasuredPoint& point) {
-  if (point.category != "e2e") return {point.category};
-  if (point.metric.starts_with("TPOT")) return {"e2e", "e2e/tpot"};
-  if (point.metric.starts_with("TTFT")) return {"e2e", "e2e/ttft"};
-  if (point.metric.starts_with("output_tok_s")) return {"e2e", "e2e/throughput"};
-  return {"e2e"};
+  const std::string& c = point.category;
+  if (!is_serving(point)) return {c};
+  if (point.metric.starts_with("TPOT")) return {c, c + "/tpot"};
+  if (point.metric.starts_with("TTFT")) return {c, c + "/ttft"};
+  if (point.metric.starts_with("output_tok_s")) return {c, c + "/throughput"};
+  return {c};
 }
 
-std::map<std::string, CategoryErrors> errors_by_category(
-    const std::vector<ValidatedPoint>& points) {
+namespace {
+
+using Names = std::vector<std::string>;
+
+std::string version_of(const MeasuredPoint& point) {
+  const NamedEngine engine = engine_of(point);
+  return engine.version.empty() ? engine.name : engine.name + " " + engine.version;
+}
+
+}  // namespace
+
+std::string deployment_of(const MeasuredPoint& point) {
+  return fmt::format("{} {} {} {}", point.gpu, point.model, version_of(point), point.precision);
+}
+
+namespace {
+
+Names groups_of_point(const MeasuredPoint& point) {
+  const std::string last = categories_of(point).back();
+  if (!is_serving(point)) return {fmt::format("{}: {} {}", last, point.gpu, point.precision)};
+  return {fmt::format("{}: {}", last, deployment_of(point))};
+}
+
+Names engines_of_point(const MeasuredPoint& point) {
+  if (!is_serving(point)) return {};
+  return {fmt::format("{}: {}", categories_of(point).back(), engine_of(point).name)};
+}
+
+std::map<std::string, CategoryErrors> errors_by(const std::vector<ValidatedPoint>& points,
+                                                Names (*names_of)(const MeasuredPoint&)) {
   std::map<std::string, CategoryErrors> categories;
   std::map<std::string, std::vector<double>> errors;
   for (const ValidatedPoint& p : points) {
-    for (const std::string& name : categories_of(p.point)) {
+    for (const std::string& name : names_of(p.point)) {
       CategoryErrors& category = categories[name];
       if (p.skipped()) {
         ++category.skipped;
@@ -90,6 +131,18 @@ std::map<std::string, CategoryErrors> errors_by_category(
     category.p90_abs_pct = quantile(values, 0.9);
   }
   return categories;
+}
+
+}  // namespace
+
+std::map<std::string, CategoryErrors> errors_by_category(const std::vector<ValidatedPoint>& p) {
+  return errors_by(p, categories_of);
+}
+std::map<std::string, CategoryErrors> errors_by_group(const std::vector<ValidatedPoint>& p) {
+  return errors_by(p, groups_of_point);
+}
+std::map<std::string, CategoryErrors> errors_by_engine(const std::vector<ValidatedPoint>& p) {
+  return errors_by(p, engines_of_point);
 }
 
 }  // namespace moesim

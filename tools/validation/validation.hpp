@@ -28,15 +28,30 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Predicts every point, on all cores. `root` holds hardware/ and models/. Throws NoSuchFile if
-/// they lack a file of a point.
-std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
-                                     const std::filesystem::path& root);
+/// Files for the names that points give GPUs, before those in hardware/gpus.
+using GpuFiles = std::map<std::string, std::filesystem::path>;
 
-/// The categories a point counts in: its own and, of e2e, also e2e/tpot, e2e/ttft or
-/// e2e/throughput.
+/// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are
+/// simulated with `overrides`, a merge patch of their experiments. Throws NoSuchFile if `root`
+/// lacks a file of a point.
+std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>&,
+                                     const std::filesystem::path& root,
+                                     const Json& overrides = Json::object(),
+                                     const GpuFiles& gpus = {});
+
+/// The categories a point counts in: its own and, of e2e and disaggregated, also e2e/tpot, e2e/ttft
+/// or e2e/throughput.
 std::vector<std::string> categories_of(const MeasuredPoint&);
 
 std::map<std::string, CategoryErrors> errors_by_category(const std::vector<ValidatedPoint>&);
+
+/// What was measured: GPU, model, engine with version, precision.
+std::string deployment_of(const MeasuredPoint&);
+
+/// The same of each category's groups, "category: group": whole deployments by GPU, model,
+/// engine and precision, operations by GPU and precision.
+std::map<std::string, CategoryErrors> errors_by_group(const std::vector<ValidatedPoint>&);
+/// Of whole deployments, by category and engine.
+std::map<std::string, CategoryErrors> errors_by_engine(const std::vector<ValidatedPoint>&);
 
 }  // namespace moesim

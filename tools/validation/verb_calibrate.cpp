@@ -8,14 +8,18 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/validation/anchors.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/engine_fit.hpp"
+#include "tools/validation/table_calibration.hpp"
 
 namespace moesim {
 
 namespace {
 
 struct Options {
-  std::string points, gpu, output, source;
+  std::string points, serving, engine, tables, gpu, output, source, profiles;
+  double tolerance = 0.05;
   std::filesystem::path root = data_folder();
 };
 
@@ -41,19 +45,152 @@ std::string file_text(const OrderedJson& gpu) {
   return fmt::format("{{\n{}\n}}\n", fmt::join(lines, ",\n"));
 }
 
+/// Runs of one deployment, and what corrects its predictions.
+int calibrate_serving(const Options& options) {
+  const auto anchors = anchors_of(validate(read_points(options.serving), options.root));
+  if (anchors.size() != 1) {
+    throw ConfigError(fmt::format("{}: runs of {} deployments that can be predicted; one is needed",
+                                  options.serving, anchors.size()));
+  }
+  const Anchor& anchor = anchors.begin()->second;
+  write_file(options.output, to_json(anchor).dump(1) + "\n");
+  Table table({"figure", "runs", "factor", "leave-one-out error"});
+  for (const auto& [name, fit] : {std::pair{"tpot", anchor.tpot}, {"ttft", anchor.ttft}}) {
+    if (fit.runs == 0) continue;
+    table.add({name, fmt::format("{}", fit.runs), fmt::format("{:.3f}", fit.factor),
+               fmt::format("{:.1f} %", fit.leave_one_out * 100)});
+  }
+  print(table.text());
+  return 0;
+}
+
+/// An engine preset as people edit it: one line for each setting.
+std::string preset_text(const OrderedJson& preset) {
+  std::vector<std::string> settings;
+  for (const OrderedJson& setting : preset.at("settings"))
+    settings.push_back("    " + setting.dump());
+  return fmt::format("{{\n  \"name\": {},\n  \"source\": {},\n  \"settings\": [\n{}\n  ]\n}}\n",
+                     preset.at("name").dump(), preset.at("source").dump(),
+                     fmt::join(settings, ",\n"));
+}
+
+/// What kernels leave of an engine's steps, fitted on runs of many deployments.
+int calibrate_engine(const Options& options) {
+  const auto runs = runs_of_engine(read_points(options.serving), options.engine, options.root);
+  if (runs.size() < 10)
+    throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
+                                  options.serving, runs.size(), options.engine));
+  const EngineConstants fitted = fit_engine(runs);
+  const double error = held_out_error(runs);
+  const std::string name = options.source.empty() ? options.serving : options.source;
+  std::ifstream in(options.root / "hardware/engines" / (options.engine + ".json"));
+  write_file(options.output,
+             preset_text(with_constants(
+                 OrderedJson::parse(in), fitted,
+                 fmt::format("fitted on {} runs of {}; median error of TPOT on deployments left "
+                             "out {:.1f} %",
+                             runs.size(), name, error * 100))));
+  Table table({"constant", "value"});
+  table.add({"per layer", fmt::format("{:.1f} us", fitted.per_layer_us)});
+  table.add({"per step", fmt::format("{:.0f} us", fitted.per_step_us)});
+  table.add({"per sequence", fmt::format("{:.1f} us", fitted.per_sequence_us)});
+  table.add({"latency", fmt::format("{:.1f} ms", fitted.latency_ms)});
+  table.add({"admission steps", fmt::format("{}", fitted.admission_steps)});
+  table.add({"TPOT, deployment left out", fmt::format("{:.1f} %", error * 100)});
+  print(table.text());
+  return 0;
+}
+
+/// A GPU's file by its path, or by its name in hardware/gpus.
+std::filesystem::path gpu_path(const Options& options) {
+  if (options.gpu.ends_with(".json")) return options.gpu;
+  return options.root / "hardware/gpus" / (options.gpu + ".json");
+}
+
+std::string in_percent(const CalibratedTable::Errors& errors) {
+  if (errors.points == 0) return "-";
+  return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
+}
+
+/// `path` as a file in `folder` names it: relative where both stand below one root.
+std::string seen_from(const std::filesystem::path& folder, const std::filesystem::path& path) {
+  return std::filesystem::proximate(std::filesystem::absolute(path),
+                                    std::filesystem::absolute(folder))
+      .string();
+}
+
+/// Measured tables of a GPU, thinned, beside a copy of its file that names them.
+int calibrate_from_tables(const Options& options) {
+  const std::filesystem::path path = gpu_path(options), output = options.output;
+  // What tables the file names so far does not matter.
+  Json facts = ConfigNode::from_file(path).json();
+  facts.erase("profiles");
+  const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));
+  const std::filesystem::path profiles =
+      options.profiles.empty() ? output.parent_path() / (output.stem().string() + "-profiles")
+                               : std::filesystem::path(options.profiles);
+  const auto tables = calibrate_tables(options.tables, gpu, profiles, options.tolerance);
+  std::ifstream in(path);
+  OrderedJson file = OrderedJson::parse(in);
+  const auto folder = output.parent_path().empty() ? "." : output.parent_path();
+  if (file.contains("sibling")) {
+    file["sibling"] = seen_from(folder, path.parent_path() / file["sibling"].get<std::string>());
+  }
+  file["profiles"] = seen_from(folder, profiles);
+  write_file(output, file_text(file));
+  Table table(
+      {"profile", "table", "rows", "kept", "a tenth left out", "of the kept", "model left out"});
+  for (const CalibratedTable& t : tables) {
+    table.add({t.profile, std::string(table_family_names[static_cast<std::size_t>(t.family)]),
+               fmt::format("{}", t.rows), fmt::format("{}", t.kept), in_percent(t.points),
+               in_percent(t.thinned), in_percent(t.models)});
+  }
+  print(table.text() + "median / p90 of |predicted / measured - 1|\n");
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
-  command.add_option("--points", options->points, "measured points, CSV")->required();
-  command.add_option("--gpu", options->gpu, "file in hardware/gpus, without .json")->required();
-  command.add_option("-o,--output", options->output, "the GPU file with fitted constants")
+  CLI::Option* of_points = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* serving =
+      command.add_option("--serving", options->serving,
+                         "measured runs of one deployment, CSV: writes what corrects its "
+                         "predictions");
+  CLI::Option* tables =
+      command.add_option("--tables", options->tables,
+                         "folder of one GPU's kernel times, <engine>-<version>/<table>.csv");
+  of_points->excludes(tables)->excludes(serving);
+  tables->excludes(serving);
+  command
+      .add_option("--engine", options->engine,
+                  "with --serving: fits the constants of this engine's preset on all of its runs")
+      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
+  command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
+  command.add_option("--profiles", options->profiles,
+                     "where thinned tables go (default: beside the output, NAME-profiles)");
+  command
+      .add_option("--tolerance", options->tolerance,
+                  "rows of tables that others predict this well are left out (default: 0.05)")
+      ->check(CLI::Range(0.0, 1.0));
+  command
+      .add_option("-o,--output", options->output,
+                  "the GPU file with fitted constants, or the corrections")
       ->required();
   command.add_option("--source", options->source, "what the points are, for the file (their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
-    const auto path = options->root / "hardware/gpus" / (options->gpu + ".json");
+    if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
+    if (!options->serving.empty()) return calibrate_serving(*options);
+    if ((options->points.empty() && options->tables.empty()) || options->gpu.empty()) {
+      throw ConfigError(
+          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, or --serving "
+          "RUNS.csv");
+    }
+    if (!options->tables.empty()) return calibrate_from_tables(*options);
+    const auto path = gpu_path(*options);
     const ConfigNode node = ConfigNode::from_file(path);
     GpuSpec gpu = read_gpu(node);
     const std::vector<MeasuredPoint> points = read_points(options->points);

@@ -3,13 +3,13 @@
 #include <chrono>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/validation/anchors.hpp"
 #include "tools/validation/validation.hpp"
 
 namespace moesim {
@@ -18,8 +18,10 @@ namespace {
 
 struct Options {
   std::string points, csv, fidelity;
-  std::vector<std::string> only;
+  std::vector<std::string> only, gpus;
   std::filesystem::path root = data_folder();
+  int anchors = 0;
+  std::string anchor;
   bool json = false;
 };
 
@@ -37,28 +39,41 @@ OrderedJson to_json(const std::map<std::string, CategoryErrors>& categories) {
   return json;
 }
 
-std::string to_text(const std::vector<ValidatedPoint>& points,
-                    const std::map<std::string, CategoryErrors>& categories) {
-  Table table({"category", "points", "median error", "p90 error", "bias", "extrapolated", "failed",
-               "skipped"});
-  for (const auto& [name, c] : categories) {
+using Errors = std::map<std::string, CategoryErrors>;
+
+std::string table_of(const char* what, const Errors& errors) {
+  Table table(
+      {what, "points", "median error", "p90 error", "bias", "extrapolated", "failed", "skipped"});
+  for (const auto& [name, c] : errors) {
     table.add({name, fmt::format("{}", c.n), fmt::format("{:.1f} %", c.median_abs_pct),
                fmt::format("{:.1f} %", c.p90_abs_pct), fmt::format("{:+.1f} %", c.bias_pct),
                fmt::format("{}", c.extrapolated), fmt::format("{}", c.failed),
                fmt::format("{}", c.skipped)});
   }
-  std::map<std::string, std::vector<std::string>> reasons;
+  return table.text();
+}
+
+// How many points were not predicted, by the reason; which ones, says --csv.
+std::string reasons_of(const std::vector<ValidatedPoint>& points) {
+  std::map<std::string, int> reasons;
   for (const ValidatedPoint& p : points) {
-    if (p.skipped())
-      reasons["skipped: " + std::get<Skipped>(p.predicted).reason].push_back(p.point.id);
-    if (!p.failure.empty()) reasons["failed: " + p.failure].push_back(p.point.id);
+    if (p.skipped()) ++reasons["skipped: " + std::get<Skipped>(p.predicted).reason];
+    if (!p.failure.empty()) ++reasons["failed: " + p.failure];
   }
-  std::string text = table.text() +
-                     "error: |predicted / measured - 1|; bias: the median with its sign; "
-                     "extrapolated: outside what\nconstants were fitted on\n";
-  for (const auto& [reason, ids] : reasons)
-    text += wrapped(fmt::format("{}: {}", reason, fmt::join(ids, ", ")), 100, 2) + "\n";
+  std::string text;
+  for (const auto& [reason, count] : reasons)
+    text += wrapped(fmt::format("{} {}", count, reason), 100, 2) + "\n";
   return text;
+}
+
+std::string to_text(const std::vector<ValidatedPoint>& points, const Errors& categories) {
+  std::string text = table_of("category", categories) + "\n";
+  if (const Errors engines = errors_by_engine(points); !engines.empty())
+    text += table_of("category and engine", engines) + "\n";
+  return text + table_of("category and group", errors_by_group(points)) +
+         "error: |predicted / measured - 1|; bias: the median with its sign; "
+         "extrapolated: outside what\nconstants were fitted on\n" +
+         reasons_of(points);
 }
 
 /// RFC 4180.
@@ -70,10 +85,10 @@ std::string csv_field(std::string_view field) {
 
 std::string to_csv(const std::vector<ValidatedPoint>& points) {
   std::string text =
-      "id,category,gpu,model,op,precision,metric,measured,predicted,error_pct,extrapolated,"
-      "breakdown\n";
+      "id,category,gpu,model,op,precision,tp,ep,dp,concurrency,isl,osl,metric,measured,predicted,"
+      "error_pct,extrapolated,evidence,breakdown\n";
   for (const ValidatedPoint& p : points) {
-    std::string predicted, error, extrapolated, breakdown;
+    std::string predicted, error, extrapolated, evidence, breakdown;
     if (p.skipped()) {
       breakdown = "skipped: " + std::get<Skipped>(p.predicted).reason;
     } else if (!p.failure.empty()) {
@@ -83,12 +98,15 @@ std::string to_csv(const std::vector<ValidatedPoint>& points) {
       predicted = fmt::format("{:.5g}", prediction.value);
       error = fmt::format("{:.1f}", p.error_pct());
       extrapolated = prediction.extrapolated ? "yes" : "no";
+      evidence = evidence_names[static_cast<std::size_t>(prediction.evidence)];
       breakdown = prediction.breakdown;
     }
-    text += fmt::format("{},{},{},{},{},{},{},{:.5g},{},{},{},{}\n", p.point.id, p.point.category,
-                        csv_field(p.point.gpu), csv_field(p.point.model),
-                        csv_field(p.point.operation), csv_field(p.point.precision), p.point.metric,
-                        p.point.value, predicted, error, extrapolated, csv_field(breakdown));
+    text += fmt::format(
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{:.5g},{},{},{},{},{}\n", p.point.id,
+        p.point.category, csv_field(p.point.gpu), csv_field(p.point.model),
+        csv_field(p.point.operation), csv_field(p.point.precision), p.point.tp, p.point.ep,
+        p.point.dp, p.point.concurrency, p.point.prompt, p.point.output, p.point.metric,
+        p.point.value, predicted, error, extrapolated, evidence, csv_field(breakdown));
   }
   return text;
 }
@@ -158,6 +176,23 @@ OrderedJson to_json(const BothFidelities& both) {
 
 }  // namespace
 
+namespace {
+
+std::map<std::string, std::filesystem::path> named_files(const std::vector<std::string>& options) {
+  std::map<std::string, std::filesystem::path> files;
+  for (const std::string& option : options) {
+    const std::size_t equals = option.find('=');
+    if (equals == 0 || equals == std::string::npos || equals + 1 == option.size()) {
+      throw ConfigError(fmt::format(
+          "--gpu {}: expected NAME=FILE, e.g. H100-SXM-80GB=hardware/gpus/h100.json", option));
+    }
+    files[option.substr(0, equals)] = option.substr(equals + 1);
+  }
+  return files;
+}
+
+}  // namespace
+
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<Options>();
   CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
@@ -167,7 +202,15 @@ Action setup_validate(CLI::App& command) {
   csv_file->excludes(fidelity);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
+  command.add_option("--gpu", options->gpus,
+                     "NAME=FILE: points of the GPU of this name are predicted with this file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
+  command.add_option("--anchor", options->anchor,
+                     "corrections that calibrate --serving wrote, for their deployment");
+  command
+      .add_option("--anchors", options->anchors,
+                  "correct each deployment by so many of its runs, and report on the others")
+      ->check(CLI::Range(1, 1000));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     if (!options->fidelity.empty()) {
@@ -185,7 +228,11 @@ Action setup_validate(CLI::App& command) {
       return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
     };
     std::erase_if(points, unwanted);
-    const std::vector<ValidatedPoint> validated = validate(points, options->root);
+    std::vector<ValidatedPoint> validated =
+        validate(points, options->root, Json::object(), named_files(options->gpus));
+    if (!options->anchor.empty())
+      correct(validated, read_anchor(ConfigNode::from_file(options->anchor)));
+    if (options->anchors > 0) validated = with_anchors(validated, options->anchors);
     const auto categories = errors_by_category(validated);
     if (!options->csv.empty()) write_file(options->csv, to_csv(validated));
     print(options->json ? to_json(categories).dump(1) + "\n" : to_text(validated, categories));

@@ -32,6 +32,37 @@ class Fixed final : public Lengths {
   Request request_;
 };
 
+std::span<const Key> uniform_keys() {
+  static constexpr Key keys[] = {
+      {"prompt", form::integer(token_range), required, "tokens of the longest prompt"},
+      {"output", form::integer(token_range), required, "tokens of the longest output"},
+      {"least", form::number(0, 1), "0.8", "the shortest of each, as a share of the longest"}};
+  return keys;
+}
+
+/// Prompts and outputs drawn apart from each other, every length as likely: vLLM's bench with
+/// --dataset-name random and --random-range-ratio.
+class Uniform final : public Lengths {
+ public:
+  explicit Uniform(ConfigReader& options)
+      : longest_{read_tokens(options, "prompt"), read_tokens(options, "output")},
+        least_(options.number("least")) {}
+  Request request(std::int64_t, Rng& rng) const override {
+    const std::int32_t prompt = draw(longest_.prompt_tokens, rng);
+    return {prompt, draw(longest_.output_tokens, rng)};
+  }
+
+ private:
+  std::int32_t draw(std::int32_t longest, Rng& rng) const {
+    const auto shortest = std::max<std::int32_t>(1, static_cast<std::int32_t>(longest * least_));
+    return shortest +
+           static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(longest - shortest + 1)));
+  }
+
+  Request longest_;
+  double least_;
+};
+
 std::span<const Key> lognormal_tokens_keys() {
   static constexpr Key keys[] = {
       {"median", form::number(token_range), required, "tokens"},
@@ -105,6 +136,8 @@ const Registry<Lengths>& request_lengths() {
   static const Registry<Lengths> table(
       "lengths",
       {{"fixed", "every request alike: prompt, output", make<Fixed>, fixed_keys},
+       {"uniform", "prompt and output drawn evenly between a share of the longest and the longest",
+        make<Uniform>, uniform_keys},
        {"lognormal",
         "prompt and output drawn from a median and a sigma, "
         "clipped to an optional max",

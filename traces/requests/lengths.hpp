@@ -17,7 +17,7 @@ class Lengths {
   virtual Request request(std::int64_t index, Rng& rng) const = 0;
 };
 
-/// The table: fixed, lognormal, trace.
+/// The table: fixed, uniform, lognormal, trace.
 const Registry<Lengths>& request_lengths();
 
 }  // namespace moesim

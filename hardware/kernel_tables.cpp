@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernel_tables.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "hardware/tables/table_file.hpp"
+
+namespace moesim {
+
+namespace {
+
+// "1.3.0rc10" is 1, 3, 0, 10.
+std::array<int, 4> numbers_of(std::string_view version) {
+  std::array<int, 4> numbers{};
+  std::size_t next = 0;
+  const char* end = version.data() + version.size();
+  for (const char* c = version.data(); c < end && next < numbers.size();) {
+    const auto [rest, failed] = std::from_chars(c, end, numbers[next]);
+    next += failed == std::errc() ? 1 : 0;
+    c = failed == std::errc() ? rest : c + 1;
+  }
+  return numbers;
+}
+
+// Releases count more the further to the left they differ.
+double distance(std::string_view one, std::string_view other) {
+  const auto a = numbers_of(one), b = numbers_of(other);
+  double apart = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) apart = apart * 1000 + (a[i] - b[i]);
+  return std::abs(apart);
+}
+
+}  // namespace
+
+std::vector<Profile> by_nearness(std::vector<Profile> profiles, const EngineVersion& engine) {
+  const auto farther = [&](const Profile& profile) {
+    if (profile.engine.name != engine.name) return std::pair(1, 0.0);
+    // No version at all asks for the newest.
+    if (engine.version.empty()) return std::pair(0, -distance(profile.engine.version, "0"));
+    return std::pair(0, distance(profile.engine.version, engine.version));
+  };
+  std::ranges::stable_sort(profiles, {}, farther);
+  return profiles;
+}
+
+// --- reading -------------------------------------------------------------------------------------
+
+namespace {
+
+// Farther than this from any measured point a prediction is an extrapolation: two octaves on one
+// axis.
+constexpr double far_away = 2;
+// Coordinates are kept as floats: a row meets itself within this.
+constexpr double same_point = 1e-4;
+
+}  // namespace
+
+/// The maps of one family in one profile, by group and kernel.
+struct KernelTables::Maps {
+  std::map<std::string, std::map<std::string, Scattered>, std::less<>> of_group;
+};
+
+/// One profile, on the GPU that it was measured on.
+struct KernelTables::Source {
+  Profile profile;
+  std::shared_ptr<const GpuSpec> measured_on;
+  bool sibling = false;
+  mutable std::array<std::once_flag, table_family_names.size()> once;
+  mutable std::array<Maps, table_family_names.size()> maps;
+
+  const Maps& of(TableFamily family) const {
+    const auto index = static_cast<std::size_t>(family);
+    std::call_once(once[index], [&] {
+      const auto file = profile.folder / (std::string(table_family_names[index]) + ".csv");
+      if (!std::filesystem::exists(file)) return;
+      read_table(file, [&](const TableRow& row) {
+        for (const Sample& sample : samples_of(family, row, *measured_on)) {
+          auto& kernels = maps[index].of_group[sample.group];
+          kernels.try_emplace(sample.kernel, axes_of(family))
+              .first->second.add(sample.place.at, sample.value());
+        }
+      });
+    });
+    return maps[index];
+  }
+};
+
+/// The kernels that one question may be answered by.
+struct KernelTables::Found {
+  std::vector<Scattered> kernels;
+  bool sibling = false;
+  /// The fastest kernel's share.
+  Scattered::Guess at(const Coordinates& place) const {
+    Scattered::Guess best = kernels.front().at(place);
+    for (std::size_t i = 1; i < kernels.size(); ++i) {
+      const Scattered::Guess other = kernels[i].at(place);
+      if (other.value < best.value) best = other;
+    }
+    return best;
+  }
+};
+
+/// One shape's share of the data sheet's time, over what steps vary.
+struct KernelTables::Curve {
+  std::optional<LazyGrid> grid;
+  bool sibling = false;
+};
+
+KernelTables::KernelTables(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice choice)
+    : facts_(gpu), choice_(std::move(choice)) {
+  facts_.tables = nullptr;
+  const auto add = [&](const GpuSpec& measured_on, bool sibling) {
+    const auto spec = std::make_shared<const GpuSpec>(measured_on);
+    for (const Profile& profile : by_nearness(measured_on.profiles, engine)) {
+      auto source = std::make_unique<Source>();
+      source->profile = profile;
+      source->measured_on = spec;
+      source->sibling = sibling;
+      sources_.push_back(std::move(source));
+    }
+  };
+  add(facts_, false);
+  if (gpu.sibling) add(*gpu.sibling, true);
+}
+
+KernelTables::~KernelTables() = default;
+
+KernelTables::Found KernelTables::find(TableFamily family, const std::vector<std::string>& groups,
+                                       const Coordinates& like,
+                                       std::span<const int> matters) const {
+  // A shape's own points and those of the shapes around it.
+  constexpr std::size_t most = 2500;
+  Found found;
+  for (const std::string& group : groups) {
+    for (const auto& source : sources_) {
+      const Maps& maps = source->of(family);
+      const auto kernels = maps.of_group.find(group);
+      if (kernels == maps.of_group.end()) continue;
+      const auto wanted = choice_.find(table_family_names[static_cast<std::size_t>(family)]);
+      const auto is_wanted = [&](const std::string& kernel) {
+        return wanted != choice_.end() && kernel.find(wanted->second) != std::string::npos;
+      };
+      const bool any = std::ranges::any_of(
+          kernels->second, [&](const auto& entry) { return is_wanted(entry.first); });
+      for (const auto& [kernel, map] : kernels->second) {
+        if (any && !is_wanted(kernel)) continue;
+        Scattered near = map.around(like, matters, most);
+        // FFNs without a gate are other layers, of other models.
+        const bool other_layer = kernel.find("nongated") != std::string::npos;
+        if (other_layer && (kernels->second.size() > 1 && near.apart(like, matters) > 1e-6))
+          continue;
+        found.kernels.push_back(std::move(near));
+      }
+      found.sibling = source->sibling;
+      if (!found.kernels.empty()) return found;
+    }
+  }
+  return found;
+}
+
+const KernelTables::Curve* KernelTables::curve(TableFamily family,
+                                               const std::vector<std::string>& groups,
+                                               const Coordinates& shape, std::span<const int> fixed,
+                                               std::span<const int> free) const {
+  Coordinates key{};
+  for (const int axis : fixed)
+    key[static_cast<std::size_t>(axis)] = shape[static_cast<std::size_t>(axis)];
+  const std::pair name(
+      std::string(table_family_names[static_cast<std::size_t>(family)]) + groups.front(), key);
+  {
+    const std::shared_lock lock(mutex_);
+    const auto known = curves_.find(name);
+    if (known != curves_.end()) return known->second.get();
+  }
+  const auto found = std::make_shared<const Found>(find(family, groups, key, fixed));
+  auto made = std::make_unique<Curve>();
+  if (!found->kernels.empty()) {
+    made->sibling = found->sibling;
+    std::array<std::vector<double>, 3> nodes;
+    for (std::size_t i = 0; i < free.size(); ++i) {
+      for (const Scattered& kernel : found->kernels) {
+        const std::vector<double> ticks = kernel.ticks(free[i]);
+        nodes[i].insert(nodes[i].end(), ticks.begin(), ticks.end());
+      }
+      std::ranges::sort(nodes[i]);
+      nodes[i].erase(std::unique(nodes[i].begin(), nodes[i].end()), nodes[i].end());
+    }
+    const std::vector<int> axes(free.begin(), free.end());
+    made->grid.emplace(std::move(nodes), [found, key, axes](const LazyGrid::Place& place) {
+      Coordinates at = key;
+      for (std::size_t i = 0; i < axes.size(); ++i)
+        at[static_cast<std::size_t>(axes[i])] = place[i];
+      return found->at(at);
+    });
+  }
+  const std::unique_lock lock(mutex_);
+  return curves_.try_emplace(name, std::move(made)).first->second.get();
+}
+
+namespace {
+
+Evidence evidence_of(bool sibling, double nearest) {
+  if (sibling) return Evidence::carried_over;
+  if (nearest < same_point) return Evidence::measured;
+  return nearest <= far_away ? Evidence::interpolated : Evidence::extrapolated;
+}
+
+}  // namespace
+
+template <class Call>
+std::optional<TableTime> KernelTables::timed(TableFamily family,
+                                             const std::vector<std::string>& groups,
+                                             const Call& call, std::span<const int> fixed,
+                                             std::span<const int> free) const {
+  const Located place = locate(call, facts_);
+  const Curve* shape = curve(family, groups, place.at, fixed, free);
+  if (!shape->grid) return std::nullopt;
+  LazyGrid::Place at{};
+  for (std::size_t i = 0; i < free.size(); ++i) at[i] = place.at[static_cast<std::size_t>(free[i])];
+  const Scattered::Guess share = shape->grid->at(at);
+  return TableTime{Seconds(place.rough_us * std::exp(share.value) * 1e-6),
+                   evidence_of(shape->sibling, share.nearest)};
+}
+
+// --- questions -----------------------------------------------------------------------------------
+
+std::optional<TableTime> KernelTables::time(const GemmCall& call) const {
+  static constexpr std::array fixed{1, 2};
+  static constexpr std::array free{0};
+  return timed(TableFamily::gemm, {std::string(call.precision)}, call, fixed, free);
+}
+
+std::optional<TableTime> KernelTables::time(const AttentionCall& call) const {
+  static constexpr std::array gqa{2, 3, 4, 5};
+  static constexpr std::array mla{2, 3};
+  static constexpr std::array mla_prefill{2};
+  static constexpr std::array two{0, 1};
+  static constexpr std::array with_context{0, 1, 3};
+  const std::string kv = call.kv_bytes < 2 ? "fp8" : "bfloat16";
+  const std::string other = call.kv_bytes < 2 ? "bfloat16" : "fp8";
+  if (!call.mla) {
+    const auto family =
+        call.decode ? TableFamily::attention_decode : TableFamily::attention_prefill;
+    const auto groups = [](const std::string& cache, std::string_view window) {
+      return std::vector{fmt::format("{} bfloat16{}", cache, window),
+                         fmt::format("{} fp8{}", cache, window)};
+    };
+    if (call.window > 0) {
+      if (const auto windowed = timed(family, groups(kv, " window"), call, gqa, two))
+        return windowed;
+      AttentionCall whole = call;
+      whole.window = 0;
+      if (call.decode) whole.context = std::min(call.context, call.window + call.queries - 1);
+      if (!call.decode) return std::nullopt;
+      return timed(family, groups(kv, ""), whole, gqa, two);
+    }
+    return timed(family, groups(kv, ""), call, gqa, two);
+  }
+  const bool block = !call.block.empty();
+  const auto family = call.decode
+                          ? (block ? TableFamily::mla_decode_module : TableFamily::mla_decode)
+                          : (block ? TableFamily::mla_prefill_module : TableFamily::mla_prefill);
+  std::vector<std::string> groups;
+  for (const std::string& cache : {kv, other})
+    for (const std::string_view multiplied : {"bfloat16", "fp8"})
+      groups.push_back(block ? fmt::format("{} {} {}", cache, multiplied, call.block)
+                             : fmt::format("{} {}", cache, multiplied));
+  if (call.decode) return timed(family, groups, call, mla, two);
+  return timed(family, groups, call, mla_prefill, with_context);
+}
+
+std::optional<TableTime> KernelTables::time(const BmmCall& call, bool keys) const {
+  static constexpr std::array fixed{1};
+  static constexpr std::array free{0};
+  return timed(TableFamily::mla_bmm, {keys ? "mla_gen_pre bfloat16" : "mla_gen_post bfloat16"},
+               call, fixed, free);
+}
+
+std::optional<TableTime> KernelTables::time(const QuantizeCall& call) const {
+  static constexpr std::array fixed{1};
+  static constexpr std::array free{0};
+  return timed(TableFamily::quantize, {"fp8"}, call, fixed, free);
+}
+
+std::optional<TableTime> KernelTables::time(const CollectiveCall& call) const {
+  static constexpr std::array fixed{1};
+  static constexpr std::array free{0};
+  return timed(call.engine ? TableFamily::all_reduce : TableFamily::collectives,
+               {std::string(call.op)}, call, fixed, free);
+}
+
+std::optional<TableTime> KernelTables::time(const ExchangeCall& call) const {
+  static constexpr std::array fixed{1, 2, 3, 4, 5};
+  static constexpr std::array free{0};
+  return timed(call.low_latency ? TableFamily::low_latency : TableFamily::normal,
+               {call.combine ? "combine" : "dispatch"}, call, fixed, free);
+}
+
+// --- experts -------------------------------------------------------------------------------------
+
+namespace {
+
+// Half octaves from 1 to 2^top.
+std::vector<double> half_octaves(int top) {
+  std::vector<double> nodes;
+  for (int i = 0; i <= 2 * top; ++i) nodes.push_back(i / 2.0);
+  return nodes;
+}
+
+}  // namespace
+
+std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double width, double top_k,
+                                                          double experts, Precision weights,
+                                                          Precision activations) const {
+  for (const std::string_view name : table_names(weights, activations)) {
+    auto layer = this->experts({name, hidden, width, top_k, experts});
+    if (layer) return layer;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call) const {
+  static constexpr std::array shape{3, 4, 5, 6};
+  ExpertsCall any = call;
+  any.tokens = any.rows = any.active = 1;
+  const auto found = std::make_shared<const Found>(
+      find(TableFamily::experts, {std::string(call.precision)}, locate(any, facts_).at, shape));
+  if (found->kernels.empty()) return nullptr;
+  auto layer = std::make_shared<ExpertTables>();
+  layer->precision_ = call.precision;
+  layer->shape_ = call;
+  layer->shape_.precision = layer->precision_;
+  layer->facts_ = facts_;
+  if (found->sibling) layer->best_ = Evidence::carried_over;
+  std::vector<double> tokens;
+  for (const Scattered& kernel : found->kernels) {
+    const std::vector<double> ticks = kernel.ticks(2);
+    tokens.insert(tokens.end(), ticks.begin(), ticks.end());
+  }
+  std::ranges::sort(tokens);
+  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
+  const std::array<std::vector<double>, 3> nodes{tokens, half_octaves(20), half_octaves(10)};
+  const ExpertTables& self = *layer;
+  layer->raw_ = std::make_unique<LazyGrid>(nodes, [found, &self](const LazyGrid::Place& at) {
+    ExpertsCall c = self.shape_;
+    c.tokens = std::exp2(at[0]);
+    c.rows = std::exp2(at[1]);
+    c.active = std::min(std::exp2(at[2]), c.rows);
+    const Located place = locate(c, self.facts_);
+    const Scattered::Guess share = found->at(place.at);
+    return Scattered::Guess{share.value + std::log(place.rough_us), share.nearest};
+  });
+  // More experts never take less time, however the measured points scatter.
+  layer->monotone_ = std::make_unique<LazyGrid>(nodes, [&self](const LazyGrid::Place& at) {
+    Scattered::Guess most = self.raw_->at(at);
+    for (double active = 0; active < at[2]; active += 0.5) {
+      const Scattered::Guess fewer = self.raw_->at({at[0], at[1], active});
+      most.value = std::max(most.value, fewer.value);
+    }
+    return most;
+  });
+  return layer;
+}
+
+TableTime ExpertTables::time(double tokens, double rows, double active) const {
+  const Scattered::Guess log_time =
+      monotone_->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
+                     std::log2(std::max(1.0, active))});
+  const Evidence evidence = best_ == Evidence::carried_over
+                                ? best_
+                                : evidence_of(false, std::max(log_time.nearest, same_point));
+  return {Seconds(std::exp(log_time.value) * 1e-6), evidence};
+}
+
+// --- prices --------------------------------------------------------------------------------------
+
+namespace {
+
+KernelFamily family_of(const AttentionShape& shape) {
+  if (!shape.decode) return KernelFamily::attention_prefill;
+  return shape.mla ? KernelFamily::mla_decode : KernelFamily::attention_decode;
+}
+
+AttentionCall call_of(const AttentionShape& shape, const AttentionLoad& load) {
+  const double batch = std::max(1.0, load.sequences);
+  return {.decode = shape.decode,
+          .mla = shape.mla,
+          .block = {},
+          .kv_bytes = shape.kv_cache == Precision::bf16 ? 2.0 : 1.0,
+          .q_heads = shape.q_heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = shape.head_dim,
+          .window = static_cast<double>(shape.window),
+          .batch = batch,
+          .queries = load.queries / batch,
+          .context = load.context / batch};
+}
+
+}  // namespace
+
+GpuSpec with_engine(GpuSpec gpu, const EngineVersion& engine, const KernelChoice& choice) {
+  gpu.tables = nullptr;
+  if (!gpu.profiles.empty() || gpu.sibling)
+    gpu.tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  return gpu;
+}
+
+Cost priced(Cost cost, const TableTime& measured, Seconds loads, Seconds arithmetic) {
+  const Seconds bound = std::max(loads, arithmetic);
+  cost.time = std::max(measured.time, bound);
+  cost.evidence = measured.evidence;
+  const Resource busier = loads > arithmetic ? Resource::hbm : Resource::tensor_core;
+  cost.bound = bound * 2 < cost.time ? Resource::launch : busier;
+  return cost;
+}
+
+Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {
+  const Cost cost = roofline(load.work, {}, family_of(shape), gpu);
+  if (!gpu.tables || load.sequences <= 0) return cost;
+  const auto measured = gpu.tables->time(call_of(shape, load));
+  // Kernels may multiply a cache of eight bits as such.
+  const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
+  return measured
+             ? priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak)
+             : cost;
+}
+
+std::optional<Cost> mla_block(const AttentionShape& shape, const AttentionLoad& load,
+                              Precision projections, const GpuSpec& gpu) {
+  if (!gpu.tables || load.sequences <= 0) return std::nullopt;
+  AttentionCall call = call_of(shape, load);
+  for (const std::string_view name : table_names(projections, Precision::bf16)) {
+    call.block = name;
+    const auto measured = gpu.tables->time(call);
+    if (!measured) continue;
+    const FlopsPerSecond peak = gpu.peak(projections, projections);
+    return priced({.work = load.work, .peak = peak}, *measured, load.work.hbm / gpu.hbm_bandwidth,
+                  load.work.flops / peak);
+  }
+  return std::nullopt;
+}
+
+Cost quantise(double m, double k, Precision precision, const GpuSpec& gpu) {
+  const Cost cost = memory_op(Bytes(m * k * (2 + bytes_per_element(precision))), gpu);
+  const auto measured = gpu.tables ? gpu.tables->time(QuantizeCall{m, k}) : std::nullopt;
+  return measured ? priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, {}) : cost;
+}
+
+}  // namespace moesim

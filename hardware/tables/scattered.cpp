@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/tables/scattered.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace moesim {
+
+namespace {
+
+constexpr std::size_t neighbours = 24;
+constexpr double ridge = 0.02;
+constexpr double same_place = 1e-9;  // of a squared distance
+constexpr std::size_t most_axes = 8;
+
+// Solves the symmetric, positive definite system in place by Cholesky; the answer is in `right`.
+void solve(std::array<std::array<double, most_axes + 1>, most_axes + 1>& m,
+           std::array<double, most_axes + 1>& right, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t j = 0; j <= i; ++j) {
+      double sum = m[i][j];
+      for (std::size_t k = 0; k < j; ++k) sum -= m[i][k] * m[j][k];
+      m[i][j] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / m[j][j];
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t k = 0; k < i; ++k) right[i] -= m[i][k] * right[k];
+    right[i] /= m[i][i];
+  }
+  for (std::size_t i = n; i-- > 0;) {
+    for (std::size_t k = i + 1; k < n; ++k) right[i] -= m[k][i] * right[k];
+    right[i] /= m[i][i];
+  }
+}
+
+}  // namespace
+
+void Scattered::add(const Coordinates& at, double value) {
+  for (std::size_t axis = 0; axis < at_.size(); ++axis)
+    at_[axis].push_back(static_cast<float>(at[axis]));
+  values_.push_back(value);
+}
+
+Scattered::Guess Scattered::at(const Coordinates& place) const {
+  const std::size_t n = values_.size(), axes = at_.size();
+  std::vector<float> apart(n);
+  for (std::size_t axis = 0; axis < at_.size(); ++axis) {
+    const auto here = static_cast<float>(place[axis]);
+    const float* const there = at_[axis].data();
+    for (std::size_t i = 0; i < n; ++i) apart[i] += (there[i] - here) * (there[i] - here);
+  }
+  std::vector<std::uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0U);
+  const std::size_t count = std::min(neighbours, n);
+  // Ties by place in the table, so that the answer is the same everywhere.
+  const auto nearer = [&](std::uint32_t a, std::uint32_t b) {
+    return apart[a] != apart[b] ? apart[a] < apart[b] : a < b;
+  };
+  std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count) - 1,
+                   order.end(), nearer);
+  order.resize(count);
+  std::sort(order.begin(), order.end(), nearer);
+  const double nearest = std::sqrt(static_cast<double>(apart[order.front()]));
+  if (nearest * nearest < same_place) {
+    double sum = 0, same = 0;
+    for (const std::uint32_t i : order) {
+      if (apart[i] >= same_place) break;
+      sum += values_[i];
+      same += 1;
+    }
+    return {sum / same, 0};
+  }
+  std::array<std::array<double, most_axes + 1>, most_axes + 1> m{};
+  std::array<double, most_axes + 1> right{};
+  double weights = 0, least = values_[order.front()], most = least;
+  for (const std::uint32_t i : order) {
+    const double weight = std::pow(nearest * nearest / apart[i], 1.5);
+    std::array<double, most_axes + 1> row{1};
+    for (std::size_t axis = 0; axis < axes; ++axis) row[axis + 1] = at_[axis][i] - place[axis];
+    for (std::size_t a = 0; a <= axes; ++a) {
+      for (std::size_t b = 0; b <= a; ++b) m[a][b] += weight * row[a] * row[b];
+      right[a] += weight * row[a] * values_[i];
+    }
+    weights += weight;
+    least = std::min(least, values_[i]);
+    most = std::max(most, values_[i]);
+  }
+  for (std::size_t axis = 1; axis <= axes; ++axis) m[axis][axis] += ridge * weights;
+  solve(m, right, axes + 1);
+  constexpr double beyond = 0.5;
+  return {std::clamp(right[0], least - beyond, most + beyond), nearest};
+}
+
+Scattered Scattered::around(const Coordinates& like, std::span<const int> matters,
+                            std::size_t most) const {
+  const std::size_t n = values_.size();
+  std::vector<float> apart(n);
+  for (const int axis : matters) {
+    const auto here = static_cast<float>(like[static_cast<std::size_t>(axis)]);
+    const std::vector<float>& there = at_[static_cast<std::size_t>(axis)];
+    for (std::size_t i = 0; i < n; ++i) apart[i] += (there[i] - here) * (there[i] - here);
+  }
+  std::vector<float> sorted = apart;
+  const std::size_t last = std::min(most, n) - 1;
+  std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(last),
+                   sorted.end());
+  Scattered some(static_cast<int>(at_.size()));
+  for (std::size_t i = 0; i < n; ++i) {
+    if (apart[i] > sorted[last]) continue;
+    for (std::size_t axis = 0; axis < at_.size(); ++axis) some.at_[axis].push_back(at_[axis][i]);
+    some.values_.push_back(values_[i]);
+  }
+  return some;
+}
+
+double Scattered::apart(const Coordinates& like, std::span<const int> matters) const {
+  double nearest = std::numeric_limits<double>::infinity();
+  for (std::size_t i = 0; i < values_.size(); ++i) {
+    double squares = 0;
+    for (const int axis : matters) {
+      const double d = at_[static_cast<std::size_t>(axis)][i] -
+                       static_cast<float>(like[static_cast<std::size_t>(axis)]);
+      squares += d * d;
+    }
+    nearest = std::min(nearest, squares);
+  }
+  return std::sqrt(nearest);
+}
+
+std::vector<double> Scattered::ticks(int axis) const {
+  const std::vector<float>& at = at_[static_cast<std::size_t>(axis)];
+  std::vector<double> ticks(at.begin(), at.end());
+  std::sort(ticks.begin(), ticks.end());
+  ticks.erase(std::unique(ticks.begin(), ticks.end()), ticks.end());
+  return ticks;
+}
+
+LazyGrid::LazyGrid(std::array<std::vector<double>, 3> nodes,
+                   std::function<Scattered::Guess(const Place&)> function)
+    : nodes_(std::move(nodes)), function_(std::move(function)) {
+  std::size_t size = 1;
+  for (std::vector<double>& axis : nodes_) {
+    if (axis.empty()) axis.push_back(0);
+    size *= axis.size();
+  }
+  known_ = std::vector<Node>(size);
+  for (Node& node : known_)
+    node.value.store(std::numeric_limits<double>::quiet_NaN(), std::memory_order_relaxed);
+}
+
+Scattered::Guess LazyGrid::node(const std::array<std::size_t, 3>& index) const {
+  Node& known = known_[(index[0] * nodes_[1].size() + index[1]) * nodes_[2].size() + index[2]];
+  Scattered::Guess guess{known.value.load(std::memory_order_acquire), 0};
+  if (std::isnan(guess.value)) {
+    guess = function_({nodes_[0][index[0]], nodes_[1][index[1]], nodes_[2][index[2]]});
+    known.nearest.store(guess.nearest, std::memory_order_relaxed);
+    known.value.store(guess.value, std::memory_order_release);
+  } else {
+    guess.nearest = known.nearest.load(std::memory_order_relaxed);
+  }
+  return guess;
+}
+
+Scattered::Guess LazyGrid::at(const Place& place) const {
+  std::array<std::size_t, 3> below{};
+  std::array<double, 3> share{};
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    const std::vector<double>& nodes = nodes_[axis];
+    const auto above = std::upper_bound(nodes.begin(), nodes.end(), place[axis]);
+    if (above == nodes.begin()) continue;  // before the first
+    const auto index = static_cast<std::size_t>(above - nodes.begin()) - 1;
+    below[axis] = index;
+    if (index + 1 < nodes.size())
+      share[axis] = (place[axis] - nodes[index]) / (nodes[index + 1] - nodes[index]);
+  }
+  Scattered::Guess sum;
+  bool on_node = false;
+  for (unsigned corner = 0; corner < 8; ++corner) {
+    double weight = 1;
+    std::array<std::size_t, 3> index = below;
+    for (std::size_t axis = 0; axis < 3; ++axis) {
+      const bool up = (corner >> axis & 1U) != 0;
+      weight *= up ? share[axis] : 1 - share[axis];
+      index[axis] += up ? 1 : 0;
+    }
+    if (weight <= 0) continue;
+    const Scattered::Guess known = node(index);
+    on_node = weight == 1;
+    sum.value += weight * known.value;
+    sum.nearest += weight * known.nearest;
+  }
+  constexpr double between = 1e-6;
+  if (!on_node) sum.nearest = std::max(sum.nearest, between);
+  return sum;
+}
+
+}  // namespace moesim

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/tables/table_file.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+namespace {
+
+void split(std::string_view line, char separator, std::vector<std::string_view>& fields) {
+  while (true) {
+    const std::size_t end = line.find(separator);
+    fields.push_back(line.substr(0, end));
+    if (end == std::string_view::npos) return;
+    line.remove_prefix(end + 1);
+  }
+}
+
+std::string contents(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
+  std::ostringstream text;
+  text << in.rdbuf();
+  return std::move(text).str();
+}
+
+}  // namespace
+
+std::string_view TableRow::text(std::string_view column) const {
+  const auto found = std::find(columns_.begin(), columns_.end(), column);
+  if (found == columns_.end()) return {};
+  return fields[static_cast<std::size_t>(found - columns_.begin())];
+}
+
+double TableRow::number(std::string_view column, double fallback) const {
+  const std::string_view field = text(column);
+  return field.empty() ? fallback : number(column);
+}
+
+double TableRow::number(std::string_view column) const {
+  const std::string_view field = text(column);
+  double value = 0;
+  const char* const end = field.data() + field.size();
+  const bool read = std::from_chars(field.data(), end, value).ptr == end && !field.empty();
+  if (!read || !(value >= 0 && value < 1e15)) {
+    throw ConfigError(
+        fmt::format("{}: {} \"{}\" is not a number of at least 0", place_, column, field));
+  }
+  return value;
+}
+
+void read_table(const std::filesystem::path& file,
+                const std::function<void(const TableRow&)>& visit) {
+  const std::string text = contents(file);
+  std::vector<std::string> columns;
+  std::vector<std::string_view> fields, points;
+  std::size_t plain = 0;  // columns before the series
+  std::string place;
+  TableRow row(columns, place);
+  int number = 0;
+  for (std::string_view rest = text; !rest.empty();) {
+    std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+    ++number;
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    if (line.empty()) continue;
+    fields.clear();
+    split(line, ',', fields);
+    if (columns.empty()) {
+      plain = fields.size();
+      if (fields.back().find(':') != std::string_view::npos) {
+        const std::string_view series = fields.back();
+        fields.pop_back();
+        plain = fields.size();
+        split(series, ':', fields);
+      }
+      columns.assign(fields.begin(), fields.end());
+      continue;
+    }
+    place = fmt::format("{}:{}", file.string(), number);
+    const auto check = [&] {
+      if (row.fields.size() == columns.size()) return;
+      throw ConfigError(fmt::format("{}: {} fields; the header names {}", place, row.fields.size(),
+                                    columns.size()));
+    };
+    if (plain == columns.size()) {
+      row.fields = fields;
+      check();
+      visit(row);
+      continue;
+    }
+    points.clear();
+    if (fields.size() == plain + 1) split(fields.back(), ' ', points);
+    fields.resize(std::min(plain, fields.size()));
+    for (const std::string_view point : points) {
+      row.fields = fields;
+      split(point, ':', row.fields);
+      check();
+      visit(row);
+    }
+    if (points.empty()) throw ConfigError(fmt::format("{}: no series of points", place));
+  }
+  if (columns.empty()) throw ConfigError(fmt::format("{}: no header line", file.string()));
+}
+
+}  // namespace moesim

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moesim {
+
+/// One measured time of a table, with what its line and its place in the line's series say.
+class TableRow {
+ public:
+  TableRow(const std::vector<std::string>& columns, const std::string& place)
+      : columns_(columns), place_(place) {}
+  std::string_view text(std::string_view column) const;  ///< empty where there is no such column
+  /// A number of at least 0; `fallback` where the column is absent or empty. Throws ConfigError
+  /// "file:line: ..." if it is none.
+  double number(std::string_view column, double fallback) const;
+  /// The same of a column that must be there.
+  double number(std::string_view column) const;
+  const std::string& place() const { return place_; }
+  const std::vector<std::string>& columns() const { return columns_; }
+  std::vector<std::string_view> fields;
+
+ private:
+  const std::vector<std::string>& columns_;
+  const std::string& place_;
+};
+
+/// Reads a table of kernel times: CSV without quotes, one header line. A last column named
+/// "a:b:..." holds a series, points "1:2.5 2:2.6" separated by spaces, whose parts stand for
+/// columns a, b, ...; then `visit` is called for each point of each line. Throws ConfigError.
+void read_table(const std::filesystem::path& file,
+                const std::function<void(const TableRow&)>& visit);
+
+}  // namespace moesim

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// What a deployment is asked for, as far as corrections look at it.
+struct ServingLoad {
+  double concurrency = 0, prompt = 0, output = 0;  ///< requests in flight; tokens
+};
+
+/// What measured runs of a deployment say of predictions: measured = predicted x factor x
+/// (concurrency / center's)^slope x ..., with slopes of 0 for fewer than three runs.
+struct AnchorFit {
+  double factor = 1;
+  ServingLoad center{1, 1, 1};
+  ServingLoad slope{};
+  int runs = 0;
+  double leave_one_out = 0;  ///< median |predicted / measured - 1| of runs left out of the fit
+  double at(const ServingLoad&) const;
+};
+
+/// The corrections of one deployment: `moesim calibrate --serving` writes them, an experiment names
+/// them under "anchor".
+struct Anchor {
+  std::string deployment;
+  AnchorFit tpot, ttft;
+};
+/// Throws ConfigError.
+Anchor read_anchor(const ConfigNode&);
+std::span<const Key> anchor_keys();
+OrderedJson to_json(const Anchor&);
+
+}  // namespace moesim

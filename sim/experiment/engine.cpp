@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/engine.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/engines/presets.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::array<std::string_view, 3> engines{"vllm", "sglang", "trtllm"};
+constexpr std::array<std::string_view, 2> recipes{"none", "inferencex"};
+
+// What rules and conditions of a preset look at. Numbers that the experiment does not give are 0.
+struct Situation {
+  Engine engine;
+  std::string gpu, model, experts;
+  double prompt = 0, output = 0;  // tokens of the longest
+  double concurrency = 0;
+  double dp = 1, tp = 1;
+};
+
+ConfigNode file_or_inline(const ConfigNode& node) {
+  return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
+}
+
+// A value deep in JSON that somebody else will check, or `fallback`.
+template <class T>
+T peek(const Json& json, const char* pointer, T fallback) {
+  const Json::json_pointer place(pointer);
+  if (!json.is_object() || !json.contains(place)) return fallback;
+  const Json& found = json.at(place);
+  const bool fits = std::is_same_v<T, std::string> ? found.is_string() : found.is_number();
+  return fits ? found.get<T>() : fallback;
+}
+
+std::string name_in(const ConfigNode& node) { return peek<std::string>(node.json(), "/name", ""); }
+
+Situation look_at(const ConfigNode& experiment) {
+  const Json& json = experiment.json();
+  Situation now;
+  now.engine = read_engine(experiment.child("engine"));
+  if (json.contains("cluster")) {
+    const ConfigNode cluster = file_or_inline(experiment.child("cluster"));
+    if (cluster.json().contains("gpu")) now.gpu = name_in(file_or_inline(cluster.child("gpu")));
+  }
+  if (json.contains("model")) now.model = name_in(file_or_inline(experiment.child("model")));
+  now.experts = peek<std::string>(json, "/precision/experts", "");
+  now.prompt = peek(json, "/workload/lengths/prompt", 0.0);
+  now.output = peek(json, "/workload/lengths/output", 0.0);
+  now.dp = peek(json, "/parallel/dp", 1.0);
+  now.tp = peek(json, "/parallel/tp", 1.0);
+  const double per_rank = peek(json, "/workload/arrivals/concurrency_per_rank", 0.0);
+  now.concurrency = peek(json, "/workload/arrivals/concurrency", per_rank * now.dp);
+  return now;
+}
+
+// ---- presets ----
+
+constexpr Form texts = form::list(form::text);
+constexpr Form amount = form::number(-1e9, 1e9);
+constexpr Standard any_at_all = otherwise("any");
+
+std::span<const Key> rule_keys() {
+  static constexpr Key keys[] = {
+      {"prompt", amount, "0", "times the longest prompt"},
+      {"output", amount, "0", "times the longest output"},
+      {"concurrency", amount, "0", "times the requests in flight"},
+      {"concurrency_per_rank", amount, "0", "times those of one attention rank"},
+      {"plus", amount, "0", "and this"},
+      {"multiple_of", form::integer(positive_count), "1", "rounded up to it"},
+      {"at_least", amount, "1", "the least it can be"},
+      {"at_most", amount, "1e9", "the most"}};
+  return keys;
+}
+
+std::int64_t work_out(const ConfigNode& rule, const Situation& now) {
+  return read_object(rule, rule_keys, [&](ConfigReader& r) {
+    double value = r.number("prompt") * now.prompt + r.number("output") * now.output +
+                   r.number("concurrency") * now.concurrency +
+                   r.number("concurrency_per_rank") * now.concurrency / now.dp + r.number("plus");
+    const auto step = static_cast<double>(r.integer("multiple_of"));
+    value = std::ceil(value / step) * step;
+    return std::llround(std::clamp(value, r.number("at_least"), r.number("at_most")));
+  });
+}
+
+std::span<const Key> condition_keys() {
+  static constexpr Key keys[] = {
+      {"versions", texts, any_at_all, "that begin so"},
+      {"gpus", texts, any_at_all, "whose names begin so"},
+      {"models", texts, any_at_all, "whose names begin so"},
+      {"experts", texts, any_at_all, "precisions of the experts"},
+      {"recipe", form::text, any_at_all, "whose launch scripts"},
+      {"from", form::text, any_at_all, "first date of the recipe"},
+      {"before", form::text, any_at_all, "first date that is not"},
+      {"attention_dp", form::flag, any_at_all, "more than one attention rank, or one"},
+      {"tp_at_least", amount, "0", "GPUs of an attention rank"},
+      {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
+      {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
+      {"concurrency_at_least", amount, "0", "requests in flight"},
+      {"concurrency_below", amount, "1e9", "requests in flight"}};
+  return keys;
+}
+
+bool begins_with_any(ConfigReader& r, std::string_view key, std::string_view name) {
+  if (!r.optional(key)) return true;
+  const auto begins = [&](const ConfigNode& start) { return name.starts_with(start.text()); };
+  const std::vector<ConfigNode> starts = r.child(key).list();
+  return std::any_of(starts.begin(), starts.end(), begins);
+}
+
+// An undated recipe is the latest one: after every date.
+bool holds(const ConfigNode& condition, const Situation& now) {
+  return read_object(condition, condition_keys, [&](ConfigReader& r) {
+    const std::string& date = now.engine.date;
+    bool all = begins_with_any(r, "versions", now.engine.version);
+    all &= begins_with_any(r, "gpus", now.gpu);
+    all &= begins_with_any(r, "models", now.model);
+    all &= begins_with_any(r, "experts", now.experts);
+    if (r.optional("recipe")) all &= r.text("recipe") == now.engine.recipe;
+    if (r.optional("from")) all &= date.empty() || date >= r.text("from");
+    if (r.optional("before")) all &= !date.empty() && date < r.text("before");
+    if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
+    all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
+    all &= now.prompt >= r.number("prompt_at_least");
+    all &= now.concurrency >= r.number("concurrency_at_least") &&
+           now.concurrency < r.number("concurrency_below");
+    return all;
+  });
+}
+
+std::span<const Key> setting_keys() {
+  static constexpr Key keys[] = {
+      {"when", form::object(condition_keys), "{}", "every condition must hold"},
+      {"set", form::any, required, "values by JSON pointer; {\"rule\": {..}} is worked out"},
+      {"source", form::text, required, "where it comes from"}};
+  return keys;
+}
+
+// Values by pointer, e.g. {"/scheduling/max_num_seqs": 256}.
+void set_values(const ConfigNode& values, const Situation& now, Json& preset) {
+  for (const auto& [pointer, value] : values.json().items()) {
+    const bool rule = value.is_object() && value.contains("rule");
+    preset[Json::json_pointer(pointer)] =
+        rule ? Json(work_out(values.child(pointer).child("rule"), now)) : value;
+  }
+}
+
+std::span<const Key> preset_keys() {
+  static constexpr Form setting = form::object(setting_keys);
+  static constexpr Key keys[] = {
+      {"name", form::text, required, "of the engine"},
+      {"source", form::text, required, "what its settings were read from"},
+      {"settings", form::list(setting), required, "in order: what comes later holds"}};
+  return keys;
+}
+
+Json settings_of(const ConfigNode& preset, const Situation& now) {
+  return read_object(preset, preset_keys, [&](ConfigReader& r) {
+    r.text("name"), r.text("source");
+    Json all = Json::object();
+    for (const ConfigNode& setting : r.child("settings").list()) {
+      read_object(setting, setting_keys, [&](ConfigReader& s) {
+        s.text("source");
+        const ConfigNode values = s.child("set");
+        if (holds(s.child("when"), now)) set_values(values, now, all);
+      });
+    }
+    return all;
+  });
+}
+
+// What `config` leaves out.
+void fill(Json& config, const Json& preset) {
+  for (const auto& [key, value] : preset.items()) {
+    if (!config.contains(key)) {
+      config[key] = value;
+      continue;
+    }
+    Json& own = config[key];
+    if (!own.is_object() || !value.is_object()) continue;
+    if (own.contains("type") && value.contains("type") && own["type"] != value["type"]) continue;
+    fill(own, value);
+  }
+}
+
+}  // namespace
+
+std::span<const Key> engine_keys() {
+  static constexpr Key keys[] = {
+      {"name", form::choice(engines), required, "hardware/engines/*.json"},
+      {"version", form::text, otherwise("the newest"), "of its release"},
+      {"recipe", form::choice(recipes), "none", "whose launch scripts it was set up by"},
+      {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"}};
+  return keys;
+}
+
+Engine read_engine(const ConfigNode& node) {
+  return read_object(node, engine_keys, [](ConfigReader& r) {
+    Engine engine;
+    engine.name = std::string(engines[r.choice("name")]);
+    if (r.optional("version")) engine.version = r.text("version");
+    if (r.choice("recipe") > 0) engine.recipe = "inferencex";
+    if (r.optional("date")) engine.date = r.text("date");
+    return engine;
+  });
+}
+
+std::string_view engine_preset(std::string_view name) {
+  if (name == "vllm") return presets::vllm();
+  if (name == "sglang") return presets::sglang();
+  return name == "trtllm" ? presets::trtllm() : std::string_view();
+}
+
+ConfigNode with_preset(const ConfigNode& experiment) {
+  if (!experiment.json().is_object() || !experiment.json().contains("engine")) return experiment;
+  const Situation now = look_at(experiment);
+  const ConfigNode preset(Json::parse(engine_preset(now.engine.name)),
+                          fmt::format("hardware/engines/{}.json", now.engine.name));
+  Json config = experiment.json();
+  fill(config, settings_of(preset, now));
+  return {std::move(config), experiment.file(), experiment.pointer()};
+}
+
+}  // namespace moesim

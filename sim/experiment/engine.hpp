@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The engine that an experiment runs: "engine": {"name": "vllm", "version": "0.19.0"}.
+struct Engine {
+  std::string name;     ///< of a preset: vllm, sglang, trtllm
+  std::string version;  ///< as its release is called; empty: the newest
+  std::string recipe;   ///< whose launch scripts it was set up by; empty: nobody's
+  std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
+};
+/// Throws ConfigError.
+Engine read_engine(const ConfigNode&);
+std::span<const Key> engine_keys();
+
+/// An experiment that names an engine, with all that its preset (hardware/engines/*.json) sets
+/// where the experiment itself says nothing. Objects are filled key by key; of a policy only if its
+/// "type" is the preset's. Rules such as "twice the longest prompt" are worked out from the
+/// experiment's workload. An experiment without "engine" is answered as it is. Throws ConfigError.
+ConfigNode with_preset(const ConfigNode& experiment);
+
+/// The text of a preset, built in; empty for an unknown name.
+std::string_view engine_preset(std::string_view name);
+
+}  // namespace moesim

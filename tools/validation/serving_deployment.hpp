@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "hardware/config.hpp"
+#include "tools/validation/measured_points.hpp"
+
+namespace moesim {
+
+/// How a measured deployment was driven.
+struct ServingClient {
+  bool recipe = false;  ///< InferenceX: its launch scripts and its client
+  std::string date;     ///< of the run, or empty
+  int waves = 10;       ///< prompts over concurrency
+};
+ServingClient client_of(const MeasuredPoint&);
+
+/// An engine and its version, as a point's operation names them: "online serving vllm 0.19.0, ..".
+struct NamedEngine {
+  std::string name, version;
+};
+NamedEngine engine_of(const MeasuredPoint&);
+
+/// How the checkpoint of a model in a precision is stored: the keys of "precision" that no engine
+/// decides. Nothing for an unknown precision.
+std::optional<Json> checkpoint_of(const MeasuredPoint&);
+
+/// File of a model in models/zoo without its extension; empty if there is none.
+std::string served_model_file(std::string_view name);
+
+/// What a measured deployment is as an experiment, but for its requests: cluster, model,
+/// precision, parallel, engine, gating, placement. A string says why it cannot be one.
+struct DeploymentJson {
+  Json experiment;
+  std::string unknown;
+};
+DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root);
+
+/// The same of a deployment with prefill and decode apart, as two pools.
+DeploymentJson pools_json(const MeasuredPoint&, const std::filesystem::path& root);
+
+/// GPUs of one replica and how many of them there are.
+struct ServingPlan {
+  int dp, tp, ep, replicas;
+  int gpus() const { return dp * tp; }
+};
+ServingPlan plan_of(const MeasuredPoint&);
+
+}  // namespace moesim
