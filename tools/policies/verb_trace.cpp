@@ -8,6 +8,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/policies/verb_trace_import.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
 
@@ -226,6 +227,7 @@ Action setup_trace(CLI::App& command) {
       return 0;
     };
   });
+  add_trace_import(command, chosen);
   return [chosen] { return (*chosen)(); };
 }
 
