@@ -188,6 +188,8 @@ void generate(const GenerateOptions& options) {
     throw ConfigError(fmt::format("{}: exists already; name a new directory", options.output));
   const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
   const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
+  const auto [ids, requests, meta] = unfinished_trace_files(options.output);
+  const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
   write_trace(trace, options.output);
   print(fmt::format("{}: {} tokens of {} requests, {} layers, top-{} of {} experts\n",
                     options.output, trace.tokens(), trace.requests().size(), trace.layers(),
