@@ -79,7 +79,8 @@ OrderedJson to_json(const Info& info) {
                                         {"decode", d.decode},
                                         {"independent", d.independent},
                                         {"uniform", d.uniform},
-                                        {"chunk", or_null(d.chunk)}});
+                                        {"chunk", or_null(d.chunk)},
+                                        {"variance_ratio", d.variance_ratio}});
   }
   for (const RankImbalance& i : info.imbalance) {
     json["rank_imbalance"].push_back(
@@ -124,14 +125,17 @@ std::string to_text(const Info& info) {
   add_skew("Gini", info.skew.gini);
   text += skew.text() + "\n";
 
-  Table distinct(
-      {"batch", "distinct experts: decode", "independent", "uniform", "chunk of one request"});
+  Table distinct({"batch", "distinct experts: decode", "independent", "uniform",
+                  "chunk of one request", "spread*"});
   for (const DistinctExperts& d : info.distinct) {
     distinct.add({fmt::format("{}", d.batch), fmt::format("{:.1f}", d.decode),
                   fmt::format("{:.1f}", d.independent), fmt::format("{:.1f}", d.uniform),
-                  d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-"});
+                  d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-",
+                  fmt::format("{:.2f}", d.variance_ratio)});
   }
-  text += distinct.text() + "\n";
+  text += distinct.text() +
+          "*: variance of a decode batch's sum over layers, over the sum of the layers' "
+          "variances: 1 if\nlayers are independent\n\n";
 
   std::vector<std::string> head{"busiest/mean rank, decode batch"};
   for (const int batch : imbalance_batches) head.push_back(fmt::format("{}", batch));
