@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -95,14 +96,14 @@ struct KernelTables::Source {
 struct KernelTables::Found {
   std::vector<Scattered> kernels;
   bool sibling = false;
-  /// The fastest kernel's share.
+  /// The fastest kernel's share, of those that were measured about as near to here as any.
   Scattered::Guess at(const Coordinates& place) const {
-    Scattered::Guess best = kernels.front().at(place);
-    for (std::size_t i = 1; i < kernels.size(); ++i) {
-      const Scattered::Guess other = kernels[i].at(place);
-      if (other.value < best.value) best = other;
-    }
-    return best;
+    constexpr double octave = 1;
+    std::vector<Scattered::Guess> guesses;
+    for (const Scattered& kernel : kernels) guesses.push_back(kernel.at(place));
+    const double nearest = std::ranges::min(guesses, {}, &Scattered::Guess::nearest).nearest;
+    std::erase_if(guesses, [&](const auto& guess) { return guess.nearest > nearest + octave; });
+    return std::ranges::min(guesses, {}, &Scattered::Guess::value);
   }
 };
 
@@ -136,32 +137,51 @@ KernelTables::Found KernelTables::find(TableFamily family, const std::vector<std
                                        std::span<const int> matters) const {
   // A shape's own points and those of the shapes around it.
   constexpr std::size_t most = 2500;
+  const std::string wanted = wanted_kernel(family);
+  const bool any_engine = choice_.contains("engines");
+  const bool has_wanted = std::ranges::any_of(
+      groups, [&](const std::string& group) { return has_kernel(family, group, wanted); });
   Found found;
   for (const std::string& group : groups) {
+    std::set<std::string> engines;
     for (const auto& source : sources_) {
+      const bool enough = !any_engine || source->sibling != found.sibling;
+      if (!found.kernels.empty() && enough) break;
       const Maps& maps = source->of(family);
       const auto kernels = maps.of_group.find(group);
       if (kernels == maps.of_group.end()) continue;
-      const auto wanted = choice_.find(table_family_names[static_cast<std::size_t>(family)]);
-      const auto is_wanted = [&](const std::string& kernel) {
-        return wanted != choice_.end() && kernel.find(wanted->second) != std::string::npos;
-      };
-      const bool any = std::ranges::any_of(
-          kernels->second, [&](const auto& entry) { return is_wanted(entry.first); });
+      // Of each engine the nearest version that has such kernels.
+      if (!engines.insert(source->profile.engine.name).second) continue;
       for (const auto& [kernel, map] : kernels->second) {
-        if (any && !is_wanted(kernel)) continue;
+        if (has_wanted && kernel.find(wanted) == std::string::npos) continue;
         Scattered near = map.around(like, matters, most);
         // FFNs without a gate are other layers, of other models.
         const bool other_layer = kernel.find("nongated") != std::string::npos;
         if (other_layer && (kernels->second.size() > 1 && near.apart(like, matters) > 1e-6))
           continue;
         found.kernels.push_back(std::move(near));
+        found.sibling = source->sibling;
       }
-      found.sibling = source->sibling;
-      if (!found.kernels.empty()) return found;
     }
+    if (!found.kernels.empty()) return found;
   }
   return found;
+}
+
+std::string KernelTables::wanted_kernel(TableFamily family) const {
+  const auto wanted = choice_.find(table_family_names[static_cast<std::size_t>(family)]);
+  return wanted == choice_.end() ? std::string() : wanted->second;
+}
+
+bool KernelTables::has_kernel(TableFamily family, std::string_view group,
+                              const std::string& part) const {
+  return !part.empty() && std::ranges::any_of(sources_, [&](const auto& source) {
+    const auto& groups = source->of(family).of_group;
+    const auto kernels = groups.find(group);
+    return kernels != groups.end() && std::ranges::any_of(kernels->second, [&](const auto& entry) {
+             return entry.first.find(part) != std::string::npos;
+           });
+  });
 }
 
 const KernelTables::Curve* KernelTables::curve(TableFamily family,
@@ -318,7 +338,17 @@ std::vector<double> half_octaves(int top) {
 std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double width, double top_k,
                                                           double experts, Precision weights,
                                                           Precision activations) const {
-  for (const std::string_view name : table_names(weights, activations)) {
+  const std::string wanted = wanted_kernel(TableFamily::experts);
+  const auto names = table_names(weights, activations);
+  // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
+  // another format only, it takes the share of the data sheet's time that it takes there.
+  std::vector<std::string_view> groups = names;
+  groups.push_back("nvfp4");
+  for (const std::string_view group : groups) {
+    if (has_kernel(TableFamily::experts, group, wanted))
+      return this->experts({names.front(), hidden, width, top_k, experts}, group);
+  }
+  for (const std::string_view name : names) {
     auto layer = this->experts({name, hidden, width, top_k, experts});
     if (layer) return layer;
   }
@@ -326,11 +356,16 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double 
 }
 
 std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call) const {
+  return experts(call, call.precision);
+}
+
+std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call,
+                                                          std::string_view group) const {
   static constexpr std::array shape{3, 4, 5, 6};
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
   const auto found = std::make_shared<const Found>(
-      find(TableFamily::experts, {std::string(call.precision)}, locate(any, facts_).at, shape));
+      find(TableFamily::experts, {std::string(group)}, locate(any, facts_).at, shape));
   if (found->kernels.empty()) return nullptr;
   auto layer = std::make_shared<ExpertTables>();
   layer->precision_ = call.precision;
@@ -404,10 +439,39 @@ AttentionCall call_of(const AttentionShape& shape, const AttentionLoad& load) {
 
 }  // namespace
 
+namespace {
+
+// What tables' answers depend on: the GPU's facts and where its tables stand.
+std::string facts_of(const GpuSpec& gpu) {
+  std::string facts = fmt::format(
+      "{} {} {} {} {} {} {} {} {}", gpu.name, gpu.sms, gpu.hbm_capacity.value(),
+      gpu.hbm_bandwidth.value(), gpu.l2_capacity.value(), gpu.l2_bandwidth.value(),
+      gpu.smem_per_sm.value(), gpu.smem_bandwidth.value(), gpu.scale_up_bandwidth.value());
+  for (const auto& [precision, peak] : gpu.dense_peak)
+    facts += fmt::format(" {} {}", static_cast<int>(precision), peak.value());
+  for (const Profile& profile : gpu.profiles) facts += " " + profile.folder.string();
+  return gpu.sibling ? facts + " beside " + facts_of(*gpu.sibling) : facts;
+}
+
+// Tables are read and interpolated once for all experiments of a process that are under way.
+std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const EngineVersion& engine,
+                                                  const KernelChoice& choice) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<const KernelTables>> all;
+  std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
+  for (const auto& [family, kernel] : choice) name += " " + family + "=" + kernel;
+  const std::lock_guard lock(mutex);
+  auto tables = all[name].lock();
+  if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  return tables;
+}
+
+}  // namespace
+
 GpuSpec with_engine(GpuSpec gpu, const EngineVersion& engine, const KernelChoice& choice) {
   gpu.tables = nullptr;
-  if (!gpu.profiles.empty() || gpu.sibling)
-    gpu.tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  if (gpu.profiles.empty() && !gpu.sibling) return gpu;
+  gpu.tables = shared_tables(gpu, engine, choice);
   return gpu;
 }
 
