@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 
 #include <fmt/format.h>
@@ -62,10 +63,6 @@ constexpr double far_away = 2;
 // Coordinates are kept as floats: a row meets itself within this.
 constexpr double same_point = 1e-4;
 
-}  // namespace
-
-namespace {
-
 /// The maps of one family in one profile, by group and kernel.
 struct Maps {
   std::map<std::string, std::map<std::string, Scattered>, std::less<>> of_group;
@@ -96,7 +93,7 @@ struct ProfileTables {
 };
 
 /// What a table's shares were taken of. Tables of one folder differ by it.
-std::string facts_of(const GpuSpec& gpu) {
+std::string rates_of(const GpuSpec& gpu) {
   std::string facts = fmt::format("{} {} {}", gpu.hbm_bandwidth.value(), gpu.l2_bandwidth.value(),
                                   gpu.scale_up_bandwidth.value());
   for (const auto& [precision, peak] : gpu.dense_peak) facts += fmt::format(" {}", peak.value());
@@ -110,7 +107,7 @@ std::shared_ptr<const ProfileTables> tables_of(const Profile& profile,
   constexpr std::size_t most = 128;
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<const ProfileTables>> known;
-  const std::string key = facts_of(*measured_on) + " " + profile.folder.string();
+  const std::string key = rates_of(*measured_on) + " " + profile.folder.string();
   const std::lock_guard lock(mutex);
   if (known.size() >= most && !known.contains(key)) known.clear();
   std::shared_ptr<const ProfileTables>& tables = known[key];
@@ -141,14 +138,14 @@ std::map<std::string, double> errors_beside(const GpuSpec& gpu, Evidence evidenc
 struct Found {
   std::vector<Scattered> kernels;
   bool sibling = false;
-  /// The fastest kernel's share.
+  /// The fastest kernel's share, of those that were measured about as near to here as any.
   Scattered::Guess at(const Coordinates& place) const {
-    Scattered::Guess best = kernels.front().at(place);
-    for (std::size_t i = 1; i < kernels.size(); ++i) {
-      const Scattered::Guess other = kernels[i].at(place);
-      if (other.value < best.value) best = other;
-    }
-    return best;
+    constexpr double octave = 1;
+    std::vector<Scattered::Guess> guesses;
+    for (const Scattered& kernel : kernels) guesses.push_back(kernel.at(place));
+    const double nearest = std::ranges::min(guesses, {}, &Scattered::Guess::nearest).nearest;
+    std::erase_if(guesses, [&](const auto& guess) { return guess.nearest > nearest + octave; });
+    return std::ranges::min(guesses, {}, &Scattered::Guess::value);
   }
 };
 
@@ -165,6 +162,8 @@ struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
   Found find(TableFamily, const std::vector<std::string>& groups, const Coordinates& like,
              std::span<const int> matters) const;
+  std::string wanted_kernel(TableFamily) const;
+  bool has_kernel(TableFamily, std::string_view group, const std::string& part) const;
   const Curve* curve(TableFamily, const std::vector<std::string>& groups, const Coordinates& shape,
                      std::span<const int> fixed, std::span<const int> free) const;
   template <class Call>
@@ -174,6 +173,7 @@ struct KernelTables::State {
 
   struct Source {
     std::shared_ptr<const ProfileTables> tables;
+    std::string engine;
     bool sibling;
   };
   GpuSpec facts;  // without tables
@@ -190,7 +190,7 @@ KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, Kern
   const auto add = [&](const GpuSpec& measured_on, bool sibling) {
     const auto spec = std::make_shared<const GpuSpec>(measured_on);
     for (const Profile& profile : by_nearness(measured_on.profiles, engine))
-      sources.push_back({tables_of(profile, spec), sibling});
+      sources.push_back({tables_of(profile, spec), profile.engine.name, sibling});
   };
   add(facts, false);
   errors = errors_beside(facts, Evidence::interpolated);
@@ -230,32 +230,51 @@ Found KernelTables::State::find(TableFamily family, const std::vector<std::strin
                                 const Coordinates& like, std::span<const int> matters) const {
   // A shape's own points and those of the shapes around it.
   constexpr std::size_t most = 2500;
+  const std::string wanted = wanted_kernel(family);
+  const bool any_engine = choice.contains("engines");
+  const bool has_wanted = std::ranges::any_of(
+      groups, [&](const std::string& group) { return has_kernel(family, group, wanted); });
   Found found;
   for (const std::string& group : groups) {
-    for (const auto& [tables, sibling] : sources) {
+    std::set<std::string> engines;
+    for (const auto& [tables, engine, sibling] : sources) {
+      const bool enough = !any_engine || sibling != found.sibling;
+      if (!found.kernels.empty() && enough) break;
       const Maps& maps = tables->of(family);
       const auto kernels = maps.of_group.find(group);
       if (kernels == maps.of_group.end()) continue;
-      const auto wanted = choice.find(table_family_names[static_cast<std::size_t>(family)]);
-      const auto is_wanted = [&](const std::string& kernel) {
-        return wanted != choice.end() && kernel.find(wanted->second) != std::string::npos;
-      };
-      const bool any = std::ranges::any_of(
-          kernels->second, [&](const auto& entry) { return is_wanted(entry.first); });
+      // Of each engine the nearest version that has such kernels.
+      if (!engines.insert(engine).second) continue;
       for (const auto& [kernel, map] : kernels->second) {
-        if (any && !is_wanted(kernel)) continue;
+        if (has_wanted && kernel.find(wanted) == std::string::npos) continue;
         Scattered near = map.around(like, matters, most);
         // FFNs without a gate are other layers, of other models.
         const bool other_layer = kernel.find("nongated") != std::string::npos;
         if (other_layer && (kernels->second.size() > 1 && near.apart(like, matters) > 1e-6))
           continue;
         found.kernels.push_back(std::move(near));
+        found.sibling = sibling;
       }
-      found.sibling = sibling;
-      if (!found.kernels.empty()) return found;
     }
+    if (!found.kernels.empty()) return found;
   }
   return found;
+}
+
+std::string KernelTables::State::wanted_kernel(TableFamily family) const {
+  const auto wanted = choice.find(table_family_names[static_cast<std::size_t>(family)]);
+  return wanted == choice.end() ? std::string() : wanted->second;
+}
+
+bool KernelTables::State::has_kernel(TableFamily family, std::string_view group,
+                                     const std::string& part) const {
+  return !part.empty() && std::ranges::any_of(sources, [&](const Source& source) {
+    const auto& groups = source.tables->of(family).of_group;
+    const auto kernels = groups.find(group);
+    return kernels != groups.end() && std::ranges::any_of(kernels->second, [&](const auto& entry) {
+             return entry.first.find(part) != std::string::npos;
+           });
+  });
 }
 
 const Curve* KernelTables::State::curve(TableFamily family, const std::vector<std::string>& groups,
@@ -460,7 +479,17 @@ std::vector<Scattered::Guess> ascending(const std::vector<Scattered::Guess>& gue
 std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double width, double top_k,
                                                           double experts, Precision weights,
                                                           Precision activations) const {
-  for (const std::string_view name : table_names(weights, activations)) {
+  const std::string wanted = state_->wanted_kernel(TableFamily::experts);
+  const auto names = table_names(weights, activations);
+  // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
+  // another format only, it takes the share of the data sheet's time that it takes there.
+  std::vector<std::string_view> groups = names;
+  groups.push_back("nvfp4");
+  for (const std::string_view group : groups) {
+    if (state_->has_kernel(TableFamily::experts, group, wanted))
+      return this->experts({names.front(), hidden, width, top_k, experts}, group);
+  }
+  for (const std::string_view name : names) {
     auto layer = this->experts({name, hidden, width, top_k, experts});
     if (layer) return layer;
   }
@@ -468,11 +497,16 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double 
 }
 
 std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call) const {
+  return experts(call, call.precision);
+}
+
+std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call,
+                                                          std::string_view group) const {
   static constexpr std::array shape{3, 4, 5, 6};
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
   const auto found = std::make_shared<const Found>(state_->find(
-      TableFamily::experts, {std::string(call.precision)}, locate(any, state_->facts).at, shape));
+      TableFamily::experts, {std::string(group)}, locate(any, state_->facts).at, shape));
   if (found->kernels.empty()) return nullptr;
   auto layer = std::make_shared<ExpertTables>();
   layer->precision_ = call.precision;
@@ -545,12 +579,37 @@ AttentionCall call_of(const AttentionShape& shape, const AttentionLoad& load) {
           .context = load.context / batch};
 }
 
+// What tables' answers depend on: the GPU's facts and where its tables stand.
+std::string facts_of(const GpuSpec& gpu) {
+  std::string facts = fmt::format(
+      "{} {} {} {} {} {} {} {} {}", gpu.name, gpu.sms, gpu.hbm_capacity.value(),
+      gpu.hbm_bandwidth.value(), gpu.l2_capacity.value(), gpu.l2_bandwidth.value(),
+      gpu.smem_per_sm.value(), gpu.smem_bandwidth.value(), gpu.scale_up_bandwidth.value());
+  for (const auto& [precision, peak] : gpu.dense_peak)
+    facts += fmt::format(" {} {}", static_cast<int>(precision), peak.value());
+  for (const Profile& profile : gpu.profiles) facts += " " + profile.folder.string();
+  return gpu.sibling ? facts + " beside " + facts_of(*gpu.sibling) : facts;
+}
+
+// Tables are read and interpolated once for all experiments of a process that are under way.
+std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const EngineVersion& engine,
+                                                  const KernelChoice& choice) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<const KernelTables>> all;
+  std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
+  for (const auto& [family, kernel] : choice) name += " " + family + "=" + kernel;
+  const std::lock_guard lock(mutex);
+  auto tables = all[name].lock();
+  if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  return tables;
+}
+
 }  // namespace
 
 GpuSpec with_engine(GpuSpec gpu, const EngineVersion& engine, const KernelChoice& choice) {
   gpu.tables = nullptr;
-  if (!gpu.profiles.empty() || gpu.sibling)
-    gpu.tables = std::make_shared<const KernelTables>(gpu, engine, choice);
+  if (gpu.profiles.empty() && !gpu.sibling) return gpu;
+  gpu.tables = shared_tables(gpu, engine, choice);
   return gpu;
 }
 

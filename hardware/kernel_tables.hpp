@@ -17,7 +17,9 @@ namespace moesim {
 
 /// Which of several kernels that were measured side by side an engine runs, by table ("experts",
 /// "gemm", "attention_decode", ...): part of the kernel's name there, e.g. {"experts",
-/// "min_latency"}. Without one the fastest for the work at hand.
+/// "min_latency"}. Without one the fastest for the work at hand. {"engines", "any"} takes kernels
+/// of all engines that were measured on a GPU for as many side by side: what they run comes from
+/// the same few libraries, and which of them one was measured with is not always what it runs.
 using KernelChoice = std::map<std::string, std::string, std::less<>>;
 
 /// The GPU with its kernels priced by measured tables instead of by rooflines alone. Each family is
@@ -80,6 +82,8 @@ class KernelTables {
   struct State;
   friend std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
   std::optional<TableTime> scaled_by_family(TableFamily, std::optional<TableTime>) const;
+  std::shared_ptr<const ExpertTables> experts(const ExpertsCall& shape,
+                                              std::string_view group) const;
 
   std::shared_ptr<const State> state_;
   TableFactors factors_;

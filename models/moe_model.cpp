@@ -36,6 +36,7 @@ std::span<const Key> attention_keys() {
       {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
       {"v_dim", size, mla, "MLA: a head's value dimension"},
       {"output_gate", form::flag, "false", "GQA: queries bring a gate of the output along"},
+      {"joint_qk_norm", form::flag, "false", "GQA: queries and keys are normed over all heads"},
       {"index_heads", size_or_none, "0", "MLA: heads of a sparse attention's indexer, 0 for none"},
       {"index_dim", size_or_none, "0", "MLA: dimension of its heads"},
       {"index_top", size_or_none, "0", "MLA: tokens that it leaves for attention to see"}};
@@ -58,6 +59,7 @@ AttentionSpec read_attention(ConfigReader& r) {
     a.kv_heads = count(r, "kv_heads");
     a.head_dim = count(r, "head_dim");
     a.output_gate = r.flag("output_gate");
+    a.joint_qk_norm = r.flag("joint_qk_norm");
   }
   return a;
 }
@@ -331,6 +333,7 @@ void read_gpt_oss(ConfigReader& r, MoeModel& m) {
 
 void read_minimax(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
+  m.attention.joint_qk_norm = true;
   hf_experts(r, m, "num_local_experts", "intermediate_size");
 }
 

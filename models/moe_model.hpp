@@ -19,6 +19,9 @@ struct AttentionSpec {
   int kv_lora = 0;                          ///< MLA: rank of the cached latent
   int qk_nope = 0, qk_rope = 0, v_dim = 0;  ///< MLA, per head
   bool output_gate = false;  ///< GQA: queries bring a gate of the output along (Qwen3-Next)
+  /// GQA: queries and keys are normed over all heads at once (MiniMax-M2), so that GPUs which share
+  /// the heads sum their squares.
+  bool joint_qk_norm = false;
   /// Sparse attention (DeepSeek-V3.2): an indexer scores every token before with heads of its own,
   /// over keys of its own that it caches; a query attends to the `index_top` best. 0 for none.
   int index_heads = 0, index_dim = 0, index_top = 0;

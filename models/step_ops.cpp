@@ -32,6 +32,13 @@ std::int64_t first_seen(std::int64_t p, const LayerSpec& layer) {
   return layer.chunked ? p / w * w : std::max<std::int64_t>(0, p + 1 - w);
 }
 
+// Tables time whole modules of an engine: linear layers with the quantisation of their inputs,
+// attention with the write into the KV cache, expert layers with top-k.
+bool is_by_table(const Cost& cost, const GpuSpec& gpu) {
+  return gpu.tables && cost.evidence != Evidence::calibrated &&
+         cost.evidence != Evidence::unmeasured;
+}
+
 // Appends the operations of one GPU. Work of no tokens is left out, so that it costs no launch.
 class OperationList {
  public:
@@ -45,13 +52,15 @@ class OperationList {
         out_(out) {}
 
   // [m, k] x [k, n] with weights in the precision of the part. Narrow activations are quantised by
-  // a kernel of their own, read in bf16 and written as multiplied; beside weights in bf16 they stay
-  // as they are.
+  // a kernel of their own, read in bf16 and written as multiplied, whose time tables of GEMMs
+  // include; beside weights in bf16 they stay as they are.
   void gemm(std::string_view name, double m, double n, double k) {
     if (m <= 0) return;
     const double stored = bytes_per_element(activations_);
-    if (stored < bf16_bytes) memory("quantise", m * k * (bf16_bytes + stored));
-    append(name, moesim::gemm(m, n, k, weights_, activations_, gpu_));
+    const Cost product = moesim::gemm(m, n, k, weights_, activations_, gpu_);
+    if (stored < bf16_bytes && !is_by_table(product, gpu_))
+      memory("quantise", m * k * (bf16_bytes + stored));
+    append(name, product);
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
     if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
@@ -113,6 +122,18 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   const double rotated =
       a.is_mla() ? (slice.heads + 1) * a.qk_rope : slice.heads * a.head_dim + slice.kv_elements / 2;
   return 2 * rotated * bf16_bytes;
+}
+
+// Whether the attention kernel's time holds the write into the KV cache: a table's does.
+bool writes_kv_cache(const MoeModel& m, const AttentionSlice& slice, const PrecisionPlan& precision,
+                     const GpuSpec& gpu) {
+  const AttentionSpec& a = m.attention;
+  AttentionShape shape{.mla = a.is_mla(), .q_heads = slice.heads, .kv_cache = precision.kv_cache};
+  if (!a.is_mla()) {
+    shape.kv_heads = slice.kv_elements / (2 * a.head_dim);
+    shape.head_dim = static_cast<double>(a.head_dim);
+  }
+  return is_by_table(moesim::attention(shape, {1, 1, 1024, {}}, gpu), gpu);
 }
 
 AttentionLoad decode_load(const AttentionWork& work) {
@@ -320,8 +341,15 @@ void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
   // Three kernels, each with its own launch.
   ops.memory("input_norm", tokens * norm_bytes(model));
   ops.memory("rope", tokens * rope_bytes(model, slice));
-  ops.memory("kv_cache_write", tokens * slice.kv_bytes);
+  if (!writes_kv_cache(model, slice, precision, gpu))
+    ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
+  if (a.joint_qk_norm && gpu.tables) {
+    // Squares are summed before, and the norm is taken after, the sums of all GPUs are known.
+    const double normed = (query + slice.kv_elements / 2) * bf16_bytes;
+    ops.memory("qk_squares", tokens * normed);
+    ops.memory("qk_norm", tokens * 2 * normed);
+  }
   if (!a.is_mla()) {
     const double gated = a.output_gate ? 2 * query : query;
     ops.gemm("qkv_proj", tokens, gated + slice.kv_elements, model.hidden);
@@ -430,6 +458,7 @@ void gate_operations(const MoeModel& model, const PrecisionPlan& precision, doub
                      const GpuSpec& gpu, std::vector<Operation>& out) {
   OperationList ops(Part::gate, precision, gpu, out);
   ops.bf16_gemm("gate", tokens, model.experts, model.hidden);
+  if (gpu.tables) return;  // which time expert layers with their top-k
   // fp32 scores in; an id and a weight per choice out.
   ops.memory("top_k",
              tokens * (model.experts * fp32_bytes + model.experts_per_token * 2 * fp32_bytes));

@@ -824,7 +824,9 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
     if (reader.optional("engine")) {
       const Engine engine = read_engine(reader.child("engine"));
-      cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version});
+      KernelChoice kernels{{"engines", "any"}};
+      if (!engine.expert_kernel.empty()) kernels["experts"] = engine.expert_kernel;
+      cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version}, kernels);
     }
     const ConfigNode model_node = file_or_inline(reader.child("model"));
     MoeModel model = read_model(model_node);

@@ -10,6 +10,17 @@ namespace {
 // A price takes a few KB.
 constexpr std::size_t sizes_remembered = 2048;
 
+// Engines launch shared experts on a stream beside the routed ones, which take longer: what they
+// cost is the bandwidth or the arithmetic that the others lack meanwhile.
+void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
+  for (Operation& operation : operations) {
+    Cost& cost = operation.cost;
+    const Seconds loads = cost.work.hbm / gpu.hbm_bandwidth;
+    const Seconds arithmetic = cost.peak.value() > 0 ? cost.work.flops / cost.peak : Seconds{};
+    cost.time = std::min(cost.time, std::max(loads, arithmetic));
+  }
+}
+
 }  // namespace
 
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
@@ -44,6 +55,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
     }
     dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
                          Part::shared_experts, gpu_, price.shared_experts.operations);
+    if (gpu_.tables) run_beside(price.shared_experts.operations, gpu_);
   }
   if (!layer.moe || model_.dense_residual) {
     dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,

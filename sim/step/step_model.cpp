@@ -387,6 +387,11 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
+  // Of queries and of keys, in fp32.
+  const bool sums_squares =
+      model_.attention.joint_qk_norm && plan_.tp > 1 && fabric_.cluster().gpu.tables;
+  const CollectiveCost squares =
+      sums_squares ? fabric_.all_reduce(plan_.tp, Bytes(8.0 * most_tokens)) : CollectiveCost{};
   // What all groups move together, in multiples of what the largest does.
   const double groups = static_cast<double>(all_tokens) / most_tokens;
   // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
@@ -405,6 +410,8 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       path.end_stage();
     }
     path.add(costs.before_attention);
+    if (sums_squares)
+      path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
     path.add(costs.attention);
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {
