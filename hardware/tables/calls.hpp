@@ -141,10 +141,12 @@ inline constexpr int power_law_draws = 5;
 /// whose experts all stand on that rank (collector/helper.py, build_rank0_local_workload): token t
 /// chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and what
 /// else these choose goes to expert 0, because the kernel needs some index
-/// (collector/sglang/collect_moe.py). So from SGLang 0.5.10 on; before, a rank's balanced rows are
-/// an even share.
-bool times_lone_ranks(const EngineVersion&);
+/// (collector/sglang/collect_moe.py).
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
+
+/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on. Before, a
+/// rank's balanced rows are an even share.
+bool times_lone_ranks(const EngineVersion&);
 
 /// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
 /// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.
