@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -18,19 +17,6 @@
 namespace moesim {
 
 namespace {
-
-// "1.3.0rc10" is 1, 3, 0, 10.
-std::array<int, 4> numbers_of(std::string_view version) {
-  std::array<int, 4> numbers{};
-  std::size_t next = 0;
-  const char* end = version.data() + version.size();
-  for (const char* c = version.data(); c < end && next < numbers.size();) {
-    const auto [rest, failed] = std::from_chars(c, end, numbers[next]);
-    next += failed == std::errc() ? 1 : 0;
-    c = failed == std::errc() ? rest : c + 1;
-  }
-  return numbers;
-}
 
 // Releases count more the further to the left they differ.
 double distance(std::string_view one, std::string_view other) {
@@ -70,6 +56,7 @@ struct Maps {
 
 /// One profile, on the GPU that it was measured on.
 struct ProfileTables {
+  EngineVersion engine;
   std::filesystem::path folder;
   std::shared_ptr<const GpuSpec> measured_on;
   mutable std::array<std::once_flag, table_family_names.size()> once;
@@ -81,7 +68,7 @@ struct ProfileTables {
       const auto file = folder / (std::string(table_family_names[index]) + ".csv");
       if (!std::filesystem::exists(file)) return;
       read_table(file, [&](const TableRow& row) {
-        for (const Sample& sample : samples_of(family, row, *measured_on)) {
+        for (const Sample& sample : samples_of(family, row, *measured_on, engine)) {
           auto& kernels = maps[index].of_group[sample.group];
           kernels.try_emplace(sample.kernel, axes_of(family))
               .first->second.add(sample.place.at, sample.value());
@@ -113,6 +100,7 @@ std::shared_ptr<const ProfileTables> tables_of(const Profile& profile,
   std::shared_ptr<const ProfileTables>& tables = known[key];
   if (!tables) {
     auto unread = std::make_shared<ProfileTables>();
+    unread->engine = profile.engine;
     unread->folder = profile.folder;
     unread->measured_on = std::move(measured_on);
     tables = std::move(unread);

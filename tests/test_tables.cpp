@@ -267,6 +267,21 @@ TEST_CASE("the busiest rank of a drawn layer holds all rows alone, and fewer exp
   CHECK(rank_load("power_law_1.2", 512, 8, 128, 8, false).rows > 512);
 }
 
+TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
+  CHECK_FALSE(times_lone_ranks({"sglang", "0.5.9"}));
+  CHECK_FALSE(times_lone_ranks({"sglang", "0.5.6.post2"}));
+  CHECK(times_lone_ranks({"sglang", "0.5.10"}));
+  CHECK(times_lone_ranks({"sglang", "0.5.14"}));
+  CHECK_FALSE(times_lone_ranks({"vllm", "0.19.0"}));
+  // One of four ranks' 32 experts, of which a token's eight choices hit all or none.
+  const auto counts = lone_rank(16, 8, 128, 4);
+  std::int64_t rows = 0;
+  for (const std::int32_t n : counts) rows += n;
+  CHECK(rows == 16 * 8);
+  CHECK(counts[0] >= 16 * 6);
+  CHECK(rank_load("balanced", 16, 8, 128, 4, false).rows == 32);
+}
+
 TEST_CASE("a sibling's error is stated wider than a table's own, and draws follow it") {
   const GpuSpec own = with_engine(gpu("b200"), {"vllm", ""});
   const GpuSpec carried = with_engine(gpu("b300"), {"vllm", ""});

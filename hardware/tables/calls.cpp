@@ -90,6 +90,24 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
 
 }  // namespace
 
+EngineVersion engine_named(std::string_view folder) {
+  const std::size_t dash = folder.find('-');
+  if (dash == std::string_view::npos) return {std::string(folder), ""};
+  return {std::string(folder.substr(0, dash)), std::string(folder.substr(dash + 1))};
+}
+
+std::array<int, 4> numbers_of(std::string_view version) {
+  std::array<int, 4> numbers{};
+  std::size_t next = 0;
+  const char* end = version.data() + version.size();
+  for (const char* c = version.data(); c < end && next < numbers.size();) {
+    const auto [rest, failed] = std::from_chars(c, end, numbers[next]);
+    next += failed == std::errc() ? 1 : 0;
+    c = failed == std::errc() ? rest : c + 1;
+  }
+  return numbers;
+}
+
 double Sample::value() const { return std::log(us / place.rough_us); }
 
 Located locate(const GemmCall& c, const GpuSpec& gpu) {
@@ -99,7 +117,7 @@ Located locate(const GemmCall& c, const GpuSpec& gpu) {
   const double arithmetic = flops_us(2 * c.m * c.n * c.k, f.multiplied, gpu);
   return {{log_of(c.m), log_of(c.n), log_of(c.k)},
           gemm_launch_us + std::max(loads, arithmetic),
-          arithmetic};
+          c.precision == "sq" ? 0 : arithmetic};  // no file says how fast a GPU multiplies int8
 }
 
 Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
@@ -219,7 +237,8 @@ int axes_of(TableFamily family) {
 
 namespace {
 
-std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, const GpuSpec& gpu) {
+std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, const GpuSpec& gpu,
+                                      const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
   const auto attention = [&](bool decode, bool mla) {
     AttentionCall c;
@@ -263,7 +282,7 @@ std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, c
         check_experts(row, c, row.number("ep", 1));
         const BusiestRank load =
             rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
-                      kernel_of(row).starts_with("sglang"));
+                      kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine));
         c.rows = load.rows;
         c.active = load.active;
       } else {
@@ -315,8 +334,9 @@ bool is_usable(const Sample& sample) {
 
 }  // namespace
 
-std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const GpuSpec& gpu) {
-  std::vector<Sample> samples = unchecked_samples(family, row, gpu);
+std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const GpuSpec& gpu,
+                               const EngineVersion& engine) {
+  std::vector<Sample> samples = unchecked_samples(family, row, gpu, engine);
   for (const Sample& sample : samples) {
     if (!is_usable(sample))
       refuse(row, fmt::format("{} us for sizes that are no kernel's; expected all of them above 0",
@@ -429,6 +449,10 @@ std::vector<std::int32_t> power_law_rank(std::string_view distribution, double t
       power_law_counts(tokens, tokens * top_k, experts, ranks, exponent_of(distribution), rng);
   const auto rank = busiest(counts, ranks);
   return {rank.begin(), rank.end()};
+}
+
+bool times_lone_ranks(const EngineVersion& engine) {
+  return engine.name == "sglang" && numbers_of(engine.version) >= std::array{0, 5, 10, 0};
 }
 
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -114,8 +115,15 @@ struct Sample {
   double value() const;  ///< log(us / rough)
 };
 
-/// The points of one row (DeepEP's hold two). Throws ConfigError if the row lacks a column.
-std::vector<Sample> samples_of(TableFamily, const TableRow&, const GpuSpec& measured_on);
+/// The points of one row (DeepEP's hold two), measured with this engine. Throws ConfigError if the
+/// row lacks a column or is no kernel's.
+std::vector<Sample> samples_of(TableFamily, const TableRow&, const GpuSpec& measured_on,
+                               const EngineVersion&);
+
+/// Engine and version in the name of a profile's folder: "vllm-0.19.0".
+EngineVersion engine_named(std::string_view folder);
+/// "1.3.0rc10" is 1, 3, 0, 10.
+std::array<int, 4> numbers_of(std::string_view version);
 
 /// The names of a precision in tables, the most fitting first, of GEMMs and expert layers.
 std::vector<std::string_view> table_names(Precision weights, Precision activations);
@@ -135,6 +143,10 @@ inline constexpr int power_law_draws = 5;
 /// else these choose goes to expert 0, because the kernel needs some index
 /// (collector/sglang/collect_moe.py).
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
+
+/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on. Before, a
+/// rank's balanced rows are an even share.
+bool times_lone_ranks(const EngineVersion&);
 
 /// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
 /// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.

@@ -110,15 +110,17 @@ bool is_fitted(Evidence evidence) {
          evidence == Evidence::interpolated;
 }
 
+struct EngineName {
+  std::string_view written, engine;
+};
+constexpr EngineName engine_names[] = {{"vllm", "vllm"},     {"vLLM", "vllm"},
+                                       {"sglang", "sglang"}, {"SGLang", "sglang"},
+                                       {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
+
 /// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
 /// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
 std::optional<EngineVersion> engine_in(std::string_view text) {
-  struct Row {
-    std::string_view written, engine;
-  };
-  static constexpr Row rows[] = {
-      {"vllm", "vllm"}, {"sglang", "sglang"}, {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
-  for (const auto& [written, engine] : rows) {
+  for (const auto& [written, engine] : engine_names) {
     for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
       const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
       const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
@@ -134,8 +136,8 @@ EngineVersion engine_of(const MeasuredPoint& point) {
   for (const std::string& text : {point.operation, point.source, point.notes})
     if (const auto engine = engine_in(text)) return *engine;
   for (const std::string& text : {point.operation, point.source, point.notes})
-    for (const char* engine : {"vllm", "sglang", "trtllm"})
-      if (contains(text, engine)) return {engine, ""};
+    for (const auto& [written, engine] : engine_names)
+      if (contains(text, written)) return {std::string(engine), ""};
   return {};
 }
 
@@ -177,7 +179,7 @@ Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
 bool is_lone_triton_rank(const MeasuredPoint& point) {
-  return contains(point.source, "moe/sglang") && point.ep > 1 && point.distribution == "balanced";
+  return point.ep > 1 && point.distribution == "balanced" && times_lone_ranks(engine_of(point));
 }
 
 // --- attention -----------------------------------------------------------------------------------

@@ -38,10 +38,11 @@ bool is_possible(const MeasuredRow& row) {
 Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec& gpu) {
   Table table;
   Rng shuffle(1, "thinning of tables");
+  const EngineVersion engine = engine_named(file.parent_path().filename().string());
   read_table(file, [&](const TableRow& row) {
     table.columns = row.columns();
     MeasuredRow read{{row.fields.begin(), row.fields.end()},
-                     samples_of(family, row, gpu),
+                     samples_of(family, row, gpu, engine),
                      {},
                      shuffle.uniform()};
     if (family == TableFamily::experts) {
@@ -286,6 +287,7 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
   if (std::ranges::all_of(results, [](const CalibratedTable& t) { return t.kept == 0; }))
     throw ConfigError(
         fmt::format("{}: no table is of this GPU: its peak allows none of them", tables.string()));
+  write_file((profiles / "errors.csv").string(), errors_text(results));
   return results;
 }
 
