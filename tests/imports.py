@@ -140,7 +140,7 @@ def vllm(work, trace, tags):
     folder.mkdir()
     for i in range(len(trace.rows)):
         rows = trace.with_dense(i) + ([[[0] * K] * LAYERS] * 2 if i == 1 else [])  # rows that were never written
-        (folder / f"request_{i}.npy").write_bytes(npy((len(rows), LAYERS, K), flat(rows)))
+        (folder / f"request_{4 * i}.npy").write_bytes(npy((len(rows), LAYERS, K), flat(rows)))
     native = trace.folder / "requests.jsonl"
     same("vllm", work, trace, [folder], "--requests", native, says=["1 dense layer", "2 rows of padding"])
     done, _ = import_as("vllm", work, [folder])
@@ -198,16 +198,20 @@ def sglang(work, trace, tags):
 
     records, prompts = [], [q["prompt_rows"] for q in trace.requests]
     count = len(prompts)
-    # Prompts two at a time, of which the second is cut into two chunks; then all decode, and end one after the other.
+    # Prompts two at a time, of which the second is cut into two chunks; the second two beside the first two, which decode
+    # (a mixed batch). Then all decode.
     for first in range(0, count, 2):
         half = prompts[first + 1] // 2
         batch = [(first, row) for row in range(prompts[first])] + [(first + 1, row) for row in range(half)]
-        records.append(record(len(records), 1, batch, [prompts[first], half]))
+        decodes = [(q, prompts[q]) for q in range(first)]
+        records.append(record(len(records), 3 if decodes else 1, batch + decodes, [prompts[first], half] + [1] * len(decodes)))
         rest = [(first + 1, row) for row in range(half, prompts[first + 1])]
         records.append(record(len(records), 1, rest, [len(rest)]))
-    for step in range(max(q["num_tokens"] - q["prompt_rows"] for q in trace.requests)):
-        batch = [(q, prompts[q] + step) for q in range(count) if prompts[q] + step < trace.requests[q]["num_tokens"]]
+    done = [prompts[q] + (1 if q < count - 2 else 0) for q in range(count)]
+    while any(done[q] < trace.requests[q]["num_tokens"] for q in range(count)):
+        batch = [(q, done[q]) for q in range(count) if done[q] < trace.requests[q]["num_tokens"]]
         records.append(record(len(records), 2, batch, None))
+        done = [row + 1 for row in done]
     placed = Tensor((LAYERS, slots), flat(holds), "LongStorage")
     file = work / "per_token.pt"
     save_torch(file, {"records": records, "last_physical_to_logical_map": placed})
@@ -230,6 +234,16 @@ def sglang(work, trace, tags):
             check(sums == flat(expected), f"{name}: counts differ")
             done = run("place", "--policy", "eplb", "--load", out / "expert_counts.npy", "--gpus", 8, "-o", work / "p.json")
             check(done.returncode == 0, f"{name}: place --load: {done.stderr}")
+
+    loads = []
+    for load in (work / "stat.pt", work / "stat.json"):
+        (work / "stat.json").write_text(json.dumps({"logical_count": stat}))
+        done = run("place", "--policy", "eplb", "--load", load, "--gpus", 8, "-o", work / "p.json")
+        check(done.returncode == 0, f"place --load {load.name}: {done.stderr}")
+        loads.append((work / "p.json").read_bytes())
+    check(loads[0] == loads[1], "a stat.pt and the same JSON are placed alike")
+    done = run("place", "--policy", "eplb", "--load", work / "per_pass.pt", "--gpus", 8)
+    check(done.returncode == 2 and "trace import" in done.stderr, f"place --load per_pass.pt: {done.stderr}")
 
     # Without the map the ids are what --placement says.
     save_torch(file, {"records": records})
@@ -284,6 +298,26 @@ def hf(work, trace, native):
             save_torch(folder / f"{i}.pt", {"router_logits": tuple(Tensor((len(rows), EXPERTS), logits, "FloatStorage")
                                                                    for logits in layers)})
     same("hf", work, trace, [folder], "--requests", native)
+
+
+def bench(work):
+    """A result of `vllm bench serve` that measured 10 % more of everything than is predicted."""
+    config = root / "configs/quick.json"
+    metrics = json.loads(run("run", config, "--json").stdout)["metrics"]
+    result = {key: value * 1.1 for key, value in metrics.items() if key.endswith("_ms") or key.endswith("_throughput")}
+    file = work / "bench.json"
+    file.write_text(json.dumps({"date": "20260101-000000", "model_id": "x", "request_rate": "inf", **result}))
+    done = run("validate", "--bench", file, "--config", config, "--json")
+    rows = json.loads(done.stdout)["metrics"] if done.returncode == 0 else {}
+    check({"median_ttft_ms", "p99_tpot_ms", "mean_itl_ms", "output_throughput"} <= rows.keys(), f"bench: {done.stderr}")
+    check(all(abs(row["error_pct"] + 100 / 11) < 1e-6 for row in rows.values()), "bench: errors are not -9.09 %")
+    result["output_throughput"] *= 2
+    file.write_text(json.dumps(result))
+    done = run("validate", "--bench", file, "--config", config)
+    check("the workloads differ" in done.stdout, f"bench: other outputs are not said: {done.stdout}")
+    file.write_text('{"mean_latency": 3}')
+    done = run("validate", "--bench", file, "--config", config)
+    check(done.returncode == 2 and "vllm bench serve" in done.stderr, f"bench: a file of something else: {done.stderr}")
 
 
 def refused(work, name, form, content, *words):
@@ -352,6 +386,7 @@ def main():
         trtllm(work, trace, native)
         hf(work, trace, native)
         hostile(work, trace)
+        bench(work)
     print(f"{failures} failures")
     return 1 if failures else 0
 

@@ -81,6 +81,8 @@ void run_import(const ImportCommand& command) {
   const std::vector<std::filesystem::path> paths(command.paths.begin(), command.paths.end());
   const Imported imported = import_trace(form, paths, model, std::move(options));
   if (imported.trace) {
+    const auto [ids, requests, meta] = unfinished_trace_files(command.output);
+    const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
     write_trace(*imported.trace, command.output);
     report_trace(*imported.trace, command.output);
   }

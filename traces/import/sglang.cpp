@@ -44,6 +44,7 @@ class Dump {
   }
 
  private:
+  enum Phase : std::size_t { prefilling, decoding };
   // What is known of one request.
   struct Sequence {
     std::vector<double> ids;  // [rows, layers, columns]
@@ -128,8 +129,9 @@ class Dump {
         file_.refuse("extend_seq_lens are longer than the batch");
       if (length == 0) continue;
       const std::int64_t first = positions[static_cast<std::size_t>(token)];
-      const bool decodes = mixed && length == 1 && waiting_[decoding].contains(first);
-      append(take(decodes ? decoding : prefilling, first), token, length, first, !decodes);
+      const Phase phase = mixed && length == 1 ? decoded(first) : prefilling;
+      const bool decodes = mixed && length == 1 && waiting_[phase].contains(first);
+      append(take(phase, first), token, length, first, !decodes);
       token += length;
     }
   }
@@ -137,17 +139,17 @@ class Dump {
   // Every sequence that decodes takes part: those that are missed have ended.
   void decode(const std::vector<std::int64_t>& positions) {
     std::vector<std::size_t> chosen;
-    for (const std::int64_t position : positions) {
-      const bool decoded = waiting_[decoding].contains(position);
-      chosen.push_back(take(decoded ? decoding : prefilling, position));
-    }
+    for (const std::int64_t position : positions)
+      chosen.push_back(take(decoded(position), position));
     waiting_[decoding].clear();
     for (std::size_t i = 0; i < chosen.size(); ++i)
       append(chosen[i], static_cast<std::int64_t>(i), 1, positions[i], false);
   }
 
-  enum Phase : std::size_t { prefilling, decoding };
-
+  // Where a sequence waits that decodes the token at a position: its first still where prompts do.
+  Phase decoded(std::int64_t position) const {
+    return waiting_[decoding].contains(position) ? decoding : prefilling;
+  }
   // The sequence whose next token stands at a position; a new one, where none waits for it.
   std::size_t take(Phase phase, std::int64_t position) {
     const auto found = waiting_[phase].find(position);
