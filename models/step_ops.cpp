@@ -133,7 +133,7 @@ bool writes_kv_cache(const MoeModel& m, const AttentionSlice& slice, const Preci
   const AttentionSpec& a = m.attention;
   AttentionShape shape{.mla = a.is_mla(), .q_heads = slice.heads, .kv_cache = precision.kv_cache};
   if (!a.is_mla()) {
-    shape.kv_heads = slice.kv_elements / (2 * a.head_dim);
+    shape.kv_heads = slice.kv_heads;
     shape.head_dim = static_cast<double>(a.head_dim);
   }
   return is_by_table(moesim::attention(shape, {1, 1, 1024, {}}, gpu), gpu);

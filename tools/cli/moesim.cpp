@@ -38,7 +38,9 @@ std::span<const Verb> verbs() {
            setup_validate},
       Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
       Verb{"reproduce", "published figures beside simulated ones, with the verdict",
-           setup_reproduce}};
+           setup_reproduce},
+      Verb{"study", "a map of regimes: which policy at how many copies serves a batch best",
+           setup_study}};
   return table;
 }
 
