@@ -75,7 +75,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
-      experts_({static_cast<double>(model.hidden),
+      experts_({static_cast<double>(model.expert_input()),
                 static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
                 precision.activations, KernelFamily::grouped_gemm,
                 static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
@@ -130,7 +130,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.hidden),
+    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(),
+                             static_cast<double>(model_.expert_input()),
                              static_cast<double>(model_.experts_per_token)};
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;

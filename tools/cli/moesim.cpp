@@ -28,7 +28,7 @@ std::span<const Verb> verbs() {
       Verb{"place", "make an expert placement from observed loads", setup_place},
       Verb{"route", "one token-routing decision, explained", setup_route},
       Verb{"explain", "one forward step, operation by operation", setup_explain},
-      Verb{"trace", "look at, check or generate routing traces", setup_trace},
+      Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
       Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",
            setup_keys},
@@ -38,7 +38,9 @@ std::span<const Verb> verbs() {
            setup_validate},
       Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
       Verb{"reproduce", "published figures beside simulated ones, with the verdict",
-           setup_reproduce}};
+           setup_reproduce},
+      Verb{"study", "a map of regimes: which policy at how many copies serves a batch best",
+           setup_study}};
   return table;
 }
 
