@@ -58,11 +58,15 @@ int simulated_waves(const MeasuredPoint& point, int waves) {
   return std::min(waves, static_cast<int>(wanted));
 }
 
-/// The requests of a closed loop: the benchmark's own distribution of lengths.
+/// The requests of a closed loop: the benchmark's own distribution of lengths. Clients whose
+/// requests are all of one length get out of step as prompts and outputs share steps; where all
+/// prompts go first, as in SGLang, those that began together end together.
 Json online_workload(const MeasuredPoint& point, const ServingClient& client, int waves) {
   const int concurrency = at_least_one(point.concurrency);
   return {{"arrivals",
-           {{"type", "closed_loop"}, {"concurrency", concurrency}, {"staggered", !client.recipe}}},
+           {{"type", "closed_loop"},
+            {"concurrency", concurrency},
+            {"staggered", !client.recipe && engine_of(point).name != "sglang"}}},
           {"lengths",
            {{"type", client.recipe ? "uniform" : "fixed"},
             {"prompt", at_least_one(point.prompt)},
