@@ -74,7 +74,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
-      experts_({static_cast<double>(model.hidden),
+      experts_({static_cast<double>(model.expert_input()),
                 static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
                 precision.activations, KernelFamily::grouped_gemm,
                 static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
@@ -124,7 +124,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.hidden),
+    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(),
+                             static_cast<double>(model_.expert_input()),
                              static_cast<double>(model_.experts_per_token)};
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
@@ -378,6 +379,11 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
+  // Of queries and of keys, in fp32.
+  const bool sums_squares =
+      model_.attention.joint_qk_norm && plan_.tp > 1 && fabric_.cluster().gpu.tables;
+  const CollectiveCost squares =
+      sums_squares ? fabric_.all_reduce(plan_.tp, Bytes(8.0 * most_tokens)) : CollectiveCost{};
   // What all groups move together, in multiples of what the largest does.
   const double groups = static_cast<double>(all_tokens) / most_tokens;
   // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
@@ -396,6 +402,8 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       path.end_stage();
     }
     path.add(costs.before_attention);
+    if (sums_squares)
+      path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
     path.add(costs.attention);
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {

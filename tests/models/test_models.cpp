@@ -407,6 +407,134 @@ TEST_CASE("models with linear or sparse attention read from their config.json as
   CHECK_THAT(count_parameters(qwen).total, WithinRel(122e9, 0.01));
 }
 
+// config.json of 40 models of this year, and what their authors say of their parameters.
+struct OfThisYear {
+  std::string folder;
+  double published = 0;   // 0: not said to the percent
+  std::string refused{};  // why
+};
+
+TEST_CASE("the models of this year are read from their config.json, or refused with the reason") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const std::string v4 = "compressed attention (\"compress_ratios\") is not modelled";
+  const std::vector<OfThisYear> models{{"MiniMaxAI--MiniMax-M2.5", 230e9},
+                                       {"MiniMaxAI--MiniMax-M3"},
+                                       {"Qwen--Qwen3-235B-A22B", 235e9},
+                                       {"Qwen--Qwen3-235B-A22B-FP8", 235e9},
+                                       {"Qwen--Qwen3-Next-80B-A3B-Instruct", 80e9},
+                                       {"Qwen--Qwen3-VL-235B-A22B-Instruct", 235e9},
+                                       {"Qwen--Qwen3.5-122B-A10B", 122e9},
+                                       {"Snowflake--snowflake-arctic-instruct", 480e9},
+                                       {"XiaomiMiMo--MiMo-V2-Flash", 309e9},
+                                       {"ai21labs--AI21-Jamba-1.5-Mini", 51.6e9},
+                                       {"allenai--OLMoE-1B-7B-0924", 6.9e9},
+                                       {"baidu--ERNIE-4.5-21B-A3B-PT", 21.8e9},
+                                       {"databricks--dbrx-instruct", 132e9},
+                                       {"deepseek-ai--DeepSeek-R1", 671e9},
+                                       {"deepseek-ai--DeepSeek-V3.2", 671e9},
+                                       {"deepseek-ai--DeepSeek-V4-Flash", 0, v4},
+                                       {"google--gemma-4-26B-A4B", 25.2e9},
+                                       {"ibm-granite--granite-3.1-3b-a800m-instruct", 3.3e9},
+                                       {"inclusionAI--Ling-flash-2.0"},
+                                       {"meta-llama--Llama-4-Maverick-17B-128E-Instruct", 400e9},
+                                       {"microsoft--Phi-3.5-MoE-instruct", 41.9e9},
+                                       {"mistralai--Mixtral-8x22B-v0.1", 141e9},
+                                       {"moonshotai--Kimi-K2-Instruct", 1026.5e9},
+                                       {"moonshotai--Kimi-K2.5", 1026.5e9},
+                                       {"moonshotai--Kimi-K3"},
+                                       {"nvidia--GLM-5-NVFP4", 744e9},
+                                       {"nvidia--Gemma-4-26B-A4B-NVFP4", 25.2e9},
+                                       {"nvidia--Kimi-K2.5-NVFP4", 1026.5e9},
+                                       {"nvidia--MiniMax-M3-NVFP4"},
+                                       {"nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6e9},
+                                       {"nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", 31.6e9},
+                                       {"nvidia--Qwen3.5-122B-A10B-NVFP4", 122e9},
+                                       {"openai--gpt-oss-120b", 116.83e9},
+                                       {"rednote--dots.llm1.inst", 142e9},
+                                       {"sgl-project--DeepSeek-V4-Flash-FP8", 0, v4},
+                                       {"stepfun-ai--Step-3.7-Flash"},
+                                       {"stepfun-ai--Step-3.7-Flash-FP8"},
+                                       {"tencent--Hunyuan-A13B-Instruct", 80.4e9},
+                                       {"zai-org--GLM-4.5-Air", 106e9},
+                                       {"zai-org--GLM-5.1", 744e9}};
+  for (const OfThisYear& row : models) {
+    CAPTURE(row.folder);
+    const std::filesystem::path file =
+        test::shared_dir() / "data/models" / row.folder / "config.json";
+    if (!row.refused.empty()) {
+      const std::string error =
+          test::config_error([&] { read_model(ConfigNode::from_file(file)); });
+      CHECK_THAT(error, Catch::Matchers::Contains(row.refused));
+      continue;
+    }
+    const MoeModel model = read_model(ConfigNode::from_file(file));
+    CHECK(model.experts > 0);
+    INFO(count_parameters(model).total);
+    if (row.published > 0)
+      CHECK_THAT(count_parameters(model).total, WithinRel(row.published, 0.01));
+  }
+}
+
+TEST_CASE("layers with a window may have heads of their own, and cache by them") {
+  // hidden 8. Full: 4 heads of 6 with values of 2, 1 KV head: 8 * (4 * (6 + 2) + 6 + 2) = 320.
+  // Sliding: 2 KV heads: 8 * (4 * 8 + 2 * 8) = 384. Cached: 8 and 16 numbers.
+  const MoeModel model = read_model(config(R"({
+    "name": "tiny", "source": "made up", "hidden": 8, "vocabulary": 10, "tied_embeddings": false,
+    "attention": {"query_heads": 4, "kv_heads": 1, "head_dim": 6, "v_dim": 2},
+    "local_attention": {"query_heads": 4, "kv_heads": 2, "head_dim": 6, "v_dim": 2},
+    "experts": {"count": 4, "per_token": 2, "width": 5},
+    "layers": [{"repeat": 2, "pattern": [{"ffn": "moe", "window": 16}, {"ffn": "moe"}]}]})"));
+  CHECK(mixer_parameters(model, model.layers[0]) == 384);
+  CHECK(mixer_parameters(model, model.layers[1]) == 320);
+  CHECK(kv_bytes_per_token(model, {}, {}) == Bytes((2 * 8 + 2 * 16) * 2));
+  AttentionSpec unprojected = model.attention;
+  unprojected.values_are_keys = true;
+  CHECK(attention_parameters(unprojected, 8) == 320 - 8 * 2);
+  CHECK(kv_elements(unprojected, 1) == 8);
+}
+
+TEST_CASE("state space layers keep a state and have parameters as their papers say") {
+  // Mamba-2, 4 heads of 8, 2 groups of 16: x, z, B, C, dt of 6: 6 * (2*32 + 2*32 + 2*4) +
+  // convolution (2*32 + 32) * 4 + 2*4 + 8 + out 32 * 6.
+  LinearAttentionSpec mamba2{.key_heads = 2,
+                             .key_dim = 16,
+                             .value_heads = 4,
+                             .value_dim = 8,
+                             .convolution = 4,
+                             .delta = false};
+  CHECK(linear_attention_parameters(mamba2, 6) == 6 * 132 + 96 * 4 + 2 * 4 + 8 + 192);
+  CHECK(linear_state(mamba2, 1).recurrent == 4 * 8 * 16);
+  // Mamba, 12 channels, state 5, step of rank 3, hidden 6: 6 * 24 + 12 * (3 + 10) + 3 * 12 +
+  // 12 * 5 + 12 * 4 + 12 * 6.
+  LinearAttentionSpec mamba{.key_heads = 1,
+                            .key_dim = 5,
+                            .value_heads = 12,
+                            .value_dim = 1,
+                            .convolution = 4,
+                            .delta = false,
+                            .step_rank = 3};
+  CHECK(linear_attention_parameters(mamba, 6) == 144 + 156 + 36 + 60 + 48 + 72);
+  CHECK(linear_state(mamba, 1).recurrent == 60);
+  CHECK(linear_state(mamba, 1).convolution == 36);
+  CHECK(linear_state(mamba, 3).recurrent == 20);
+}
+
+TEST_CASE("latent experts see a projection of the hidden state") {
+  const MoeModel model = read_model(config(R"({
+    "name": "tiny", "source": "made up", "hidden": 8, "vocabulary": 10, "tied_embeddings": false,
+    "attention": {"query_heads": 2, "kv_heads": 1, "head_dim": 4},
+    "experts": {"count": 4, "per_token": 2, "width": 5, "hidden": 3},
+    "layers": [{"repeat": 1, "pattern": [{"ffn": "moe"}, {"ffn": "none"}]}]})"));
+  CHECK(expert_parameters(model) == 3 * 3 * 5);
+  CHECK(gate_parameters(model) == 8 * 4 + 2 * 8 * 3);
+  CHECK(expert_bytes(model, {}, {}) == Bytes(45 * 2));
+  // Two mixers of 8 * (2*4*2 + 2*4) = 192, norms, the gate, experts, tables; no FFN in the second.
+  CHECK(count_parameters(model).total == 2 * (192 + 16) + 80 + 4 * 45 + 8 + 2 * 80);
+}
+
 TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no KV cache") {
   const MoeModel model = zoo("qwen3_5_397b_a17b");
   // 64 heads of 128 x 128, and three inputs of 12,288 channels.

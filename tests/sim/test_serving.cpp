@@ -4,6 +4,8 @@
 #include <fstream>
 #include <set>
 
+#include "hardware/kernel_tables.hpp"
+#include "models/step_ops.hpp"
 #include "sim/experiment/anchor.hpp"
 #include "sim/experiment/engine.hpp"
 #include "tests/temporary.hpp"
@@ -93,6 +95,61 @@ TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
                    "fp8_block")["max_num_seqs"] == 128);
 }
 
+TEST_CASE("a recipe names the kernel of its expert layers, where tables have several") {
+  const auto kernel = [](const char* name, const char* version, const char* experts) {
+    Json json = with_engine_named({{"name", name}, {"version", version}, {"recipe", "inferencex"}});
+    json["cluster"] = "../hardware/clusters/b200x8.json";
+    json["model"] = "../models/zoo/minimax_m2_5.json";
+    json["precision"]["experts"] = experts;
+    return filled(json)["engine"].value("expert_kernel", "");
+  };
+  CHECK(kernel("vllm", "0.19.0", "fp8_block") == "trtllm_moe");
+  CHECK(kernel("vllm", "0.17.0", "fp8_block") == "fused_moe");
+  CHECK(kernel("vllm", "0.19.0", "nvfp4").empty());
+  CHECK(kernel("trtllm", "1.1.0", "fp8_block") == "deepgemm");
+}
+
+TEST_CASE("kernels of all engines side by side: the fastest of those measured near") {
+  const GpuSpec h200 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const GpuSpec own = with_engine(h200, {"vllm", "0.19.0"});
+  const GpuSpec any = with_engine(h200, {"vllm", "0.19.0"}, {{"engines", "any"}});
+  // Two engines run the same Marlin kernel for int4 weights; one of them was measured at three
+  // times the other's time.
+  const GroupedGemmShape kimi{
+      7168, 256, Precision::int4, Precision::bf16, KernelFamily::grouped_gemm, 256, 8};
+  const auto time = [&](const GpuSpec& gpu) {
+    const GroupedGemm layer(kimi, gpu);
+    const std::vector<std::int32_t> tokens(128, 2);
+    return layer.cost(layer.rows(tokens), 32).time;
+  };
+  CHECK(time(any) < 0.6 * time(own));
+}
+
+TEST_CASE("times of tables hold what was measured with them") {
+  const MoeModel model = read_model(
+      ConfigNode::from_file(test::source_dir() / "models" / "zoo" / "minimax_m2_5.json"));
+  const GpuSpec bare =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const PrecisionPlan fp8{.experts = Precision::fp8_block,
+                          .attention = Precision::fp8_block,
+                          .activations = Precision::fp8_block,
+                          .ffn = Precision::fp8_block};
+  const auto has = [&](const GpuSpec& gpu, std::string_view name) {
+    std::vector<Operation> ops;
+    attention_input_operations(model, {.tp = 4}, fp8, 32, gpu, ops);
+    gate_operations(model, fp8, 32, gpu, ops);
+    return std::ranges::any_of(ops, [&](const Operation& op) { return op.name == name; });
+  };
+  const GpuSpec measured = with_engine(bare, {"vllm", "0.19.0"});
+  for (const char* inside : {"quantise", "kv_cache_write", "top_k"}) {
+    CAPTURE(inside);
+    CHECK(has(bare, inside));
+    CHECK_FALSE(has(measured, inside));
+  }
+  CHECK(has(measured, "qk_norm"));
+}
+
 TEST_CASE("presets are well formed, and every setting names its source") {
   for (const char* name : {"vllm", "sglang", "trtllm"}) {
     CAPTURE(name);
@@ -114,6 +171,21 @@ TEST_CASE("an unknown engine is refused with the names there are") {
 }
 
 // ---- the client and the engine's front ----
+
+TEST_CASE("staggered clients begin with shares of their outputs, and go on with whole ones") {
+  const Experiment e =
+      load_tiny({{"workload",
+                  {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 4}, {"staggered", true}}},
+                   {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
+                   {"requests", 6}}}});
+  const auto source = e.workload.make(1, 1);
+  std::vector<std::int32_t> outputs;
+  for (int i = 0; i < 6; ++i) {
+    if (i >= 4) source->completed(Time{});
+    outputs.push_back(source->next().value().request.output_tokens);
+  }
+  CHECK(outputs == std::vector<std::int32_t>{5, 10, 15, 20, 20, 20});
+}
 
 TEST_CASE("lengths of the benchmark's client lie evenly between a share and the whole") {
   const Experiment e = load_tiny({{"workload",

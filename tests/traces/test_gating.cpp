@@ -203,6 +203,14 @@ TEST_CASE("the gpt_oss preset has the statistics of gpt-oss-20b") {
   CHECK_THAT(overlap.lags[1].share->mean, WithinAbs(0.324, 0.025));
   CHECK_THAT(*overlap.same_request, WithinAbs(0.315, 0.02));
   CHECK_THAT(*overlap.different_requests, WithinAbs(0.19, 0.01));
+  CHECK_THAT(layer_predictability(trace, 1)->recall_k.mean, WithinAbs(0.62, 0.04));
+  const std::array batches{8, 32};
+  const auto distinct = distinct_experts(trace, batches, 1);
+  CHECK_THAT(distinct[0].decode, WithinRel(17.9, 0.02));
+  CHECK_THAT(distinct[1].decode, WithinRel(26.9, 0.02));
+  CHECK_THAT(*distinct[1].chunk, WithinRel(19.0, 0.15));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(8.3, 0.20));
+  CHECK(distinct[1].variance_ratio > 2);  // 4.8: large batches still vary too little
 }
 
 TEST_CASE("the deepseek_v2_lite preset has the statistics of DeepSeek-V2-Lite") {
@@ -217,6 +225,14 @@ TEST_CASE("the deepseek_v2_lite preset has the statistics of DeepSeek-V2-Lite") 
   CHECK_THAT(overlap.lags[0].share->mean, WithinAbs(0.279, 0.02));
   CHECK_THAT(*overlap.same_request, WithinAbs(0.167, 0.015));
   CHECK_THAT(*overlap.different_requests, WithinAbs(0.118, 0.01));
+  CHECK_THAT(layer_predictability(trace, 1)->recall_k.mean, WithinAbs(0.575, 0.04));
+  const std::array batches{8, 32};
+  const auto distinct = distinct_experts(trace, batches, 1);
+  CHECK_THAT(distinct[0].decode, WithinRel(32.1, 0.03));
+  CHECK_THAT(distinct[1].decode, WithinRel(56.4, 0.02));
+  CHECK_THAT(*distinct[1].chunk, WithinRel(47.2, 0.05));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(11.4, 0.30));
+  CHECK(distinct[1].variance_ratio > 2.5);  // 8.3
 }
 
 TEST_CASE("the deepseek_r1 preset has the per-layer skew of DeepSeek-R1 on GPQA") {
@@ -335,6 +351,45 @@ TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B
   CHECK_THAT(skew.max_over_mean.mean, WithinRel(12.7, 0.15));
   CHECK_THAT(skew.variation.mean, WithinRel(2.1, 0.10));
   CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
+}
+
+TEST_CASE("one topic of the qwen3_mixed preset is a batch of Qwen3-30B-A3B, all of them are not") {
+  const MoeModel model = model_of(24, 128, 8);
+  const std::string preset = R"({"type": "topical", "preset": "qwen3_mixed")";
+  const RoutingTrace one = generated(
+      preset + R"(, "topics": 1, "requests": 64, "prompt_rows": 0, "decode_rows": 32})", model);
+  const std::array batches{64};
+  CHECK_THAT(distinct_experts(one, batches, 1)[0].decode, WithinRel(60.0, 0.10));
+  const PopularitySkew skew = skew_of(one);
+  CHECK_THAT(skew.max_over_mean.mean, WithinRel(12.7, 0.20));
+  CHECK_THAT(skew.variation.mean, WithinRel(2.1, 0.15));
+  CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
+  const RoutingTrace mixed = generated(preset + "}", model);
+  const TokenOverlap overlap = token_overlap(mixed, {}, 1);
+  // Chance is 8/128; other models' different requests share 1.25 to 1.7 times chance.
+  CHECK(*overlap.different_requests / overlap.uniform < 2.1);
+  CHECK(distinct_experts(mixed, batches, 1)[0].decode > 90);
+}
+
+TEST_CASE("requests of the random_prompts preset have no domain") {
+  const RoutingTrace trace =
+      generated(R"({"type": "topical", "preset": "random_prompts"})", model_of(12, 64, 6));
+  const double one = skew_of(one_workload(trace)).variation.mean;
+  CHECK_THAT(one, WithinRel(skew_of(trace).variation.mean, 0.06));
+  CHECK(layer_predictability(trace, 1)->recall_k.mean > 0.5);
+}
+
+TEST_CASE("layers are independent without topics and foretell each other with them") {
+  const MoeModel model = model_of(12, 64, 4);
+  const std::string plain = R"({"type": "topical", "preset": "deepseek_r1", "requests": 128)";
+  const std::array batches{8};
+  const RoutingTrace without = generated(plain + "}", model);
+  CHECK_THAT(distinct_experts(without, batches, 1)[0].variance_ratio, WithinAbs(1.0, 0.15));
+  const RoutingTrace with =
+      generated(plain + R"(, "topics": 16, "topics_per_request": 4, "topic_sigma": 3})", model);
+  CHECK(distinct_experts(with, batches, 1)[0].variance_ratio > 2);
+  CHECK(layer_predictability(with, 1)->recall_k.mean >
+        2 * layer_predictability(without, 1)->recall_k.mean);
 }
 
 TEST_CASE("recorded gating replays a trace of the same model as it stands") {

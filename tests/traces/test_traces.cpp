@@ -360,11 +360,26 @@ TEST_CASE("popularity skew of hand-worked counts") {
   CHECK_THAT(skew.gini.mean, WithinRel(0.4375, 1e-12));
 }
 
+TEST_CASE("layers that choose alike move as one") {
+  // Four requests of one token; 1 of 4 experts in each layer. A batch of two activates one expert
+  // or two, in layers 0 and 1 alike; in layer 2 always two.
+  const auto ratio = [](std::vector<std::uint16_t> ids) {
+    const TraceMeta meta = test::trace_meta("by hand", 4, 1, {0, 1, 2});
+    const RoutingTrace trace(meta, {"a"}, {{0, 1, 0, 0}, {1, 1, 0, 0}, {2, 1, 0, 0}, {3, 1, 0, 0}},
+                             std::move(ids));
+    const std::array batches{2};
+    return distinct_experts(trace, batches, 1)[0].variance_ratio;
+  };
+  CHECK_THAT(ratio({0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1}), WithinRel(3.0, 1e-9));
+  CHECK_THAT(ratio({0, 0, 0, 0, 0, 1, 1, 1, 2, 1, 1, 3}), WithinRel(2.0, 1e-9));
+}
+
 TEST_CASE("statistics of a trace small enough to work by hand") {
   const RoutingTrace trace = small_trace();
   const std::array batches{1, 2};
   const auto distinct = distinct_experts(trace, batches, 1);
   CHECK(distinct[0].decode == 2);
+  CHECK(distinct[0].variance_ratio == 1);  // a token always activates two
   CHECK(distinct[0].uniform == 2);
   CHECK_THAT(distinct[0].independent, WithinRel(2.0, 1e-12));
   // Consecutive rows of a request: (01,02), (30,01) in layer 1 are 3 distinct; in layer 2 (23,23)
@@ -402,6 +417,7 @@ TEST_CASE("DeepSeek-V2-Lite's recorded routing has its known statistics") {
   CHECK_THAT(distinct[0].uniform, WithinRel(34.9, 0.002));
   CHECK_THAT(*distinct[0].chunk, WithinRel(26.3, 0.02));
   CHECK_THAT(distinct[1].decode, WithinRel(62.0, 0.01));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(11.4, 0.05));
   const std::array ranks{8};
   const std::array batch{64};
   CHECK_THAT(rank_imbalance(*trace, ranks, batch, 1)[0].max_over_mean, WithinRel(1.378, 0.015));
@@ -435,6 +451,7 @@ TEST_CASE("gpt-oss-20b's recorded routing has its known statistics") {
   CHECK_THAT(*distinct[0].chunk, WithinRel(12.9, 0.02));
   CHECK_THAT(distinct[1].decode, WithinRel(29.1, 0.01));
   CHECK_THAT(distinct[1].independent, WithinRel(29.0, 0.002));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(8.3, 0.05));
   const std::array ranks{8};
   const std::array batch{64};
   CHECK_THAT(rank_imbalance(*trace, ranks, batch, 1)[0].max_over_mean, WithinRel(1.510, 0.015));

@@ -249,7 +249,7 @@ Json measure_model(const ConfigNode& node) {
                 {"experts", model.experts},
                 {"experts_per_token", model.experts_per_token},
                 {"moe_layers", model.moe_layers()},
-                {"expert_parameters", ffn_parameters(model.hidden, model.expert_width)},
+                {"expert_parameters", expert_parameters(model)},
                 {"expert_bytes_bf16", expert(Precision::bf16)},
                 {"expert_bytes_fp8", expert(Precision::fp8)},
                 {"kv_bytes_per_token", kv_bytes_per_token(model, {}, {}).value()},

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/kernel_tables.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
@@ -22,9 +23,27 @@ constexpr std::array banded{&metric("mean_tpot_ms"), &metric("p99_tpot_ms"),
 constexpr double middle = 0.9;
 
 /// exp(s z); half of a normal lies within 0.6745 of its standard deviations.
+double slowdown(double median_error, double z) {
+  return std::exp(std::log1p(median_error) / 0.6745 * z);
+}
+
 double slowdown(const std::optional<Calibration>& calibration, Rng& rng) {
-  const double median = calibration ? calibration->median_error : unmeasured_error;
-  return std::exp(std::log1p(median) / 0.6745 * rng.normal());
+  return slowdown(calibration ? calibration->median_error : unmeasured_error, rng.normal());
+}
+
+/// A table's times are wrong together, by as much as what they rest on lets expect.
+void resample_tables(GpuSpec& gpu, std::uint64_t seed, int draw) {
+  if (!gpu.tables) return;
+  TableFactors factors;
+  for (std::size_t i = 0; i < table_family_names.size(); ++i) {
+    const double z =
+        Rng(seed, fmt::format("interval {} table {}", draw, table_family_names[i])).normal();
+    for (std::size_t e = 0; e < evidence_names.size(); ++e) {
+      factors.of[i][e] =
+          slowdown(gpu.tables->error(static_cast<TableFamily>(i), static_cast<Evidence>(e)), z);
+    }
+  }
+  gpu.tables = scaled(*gpu.tables, factors);
 }
 
 void resample_constants(GpuSpec& gpu, std::uint64_t seed, int draw) {
@@ -79,6 +98,7 @@ OrderedJson band(std::vector<double> values) {
 Experiment resampled(const Experiment& experiment, int draw) {
   Experiment copy = experiment;
   resample_constants(copy.cluster.gpu, experiment.seed, draw);
+  resample_tables(copy.cluster.gpu, experiment.seed, draw);
   const auto of_phase = [&](std::string_view phase) {
     return Rng(experiment.seed, fmt::format("interval {} {} requests", draw, phase));
   };

@@ -133,6 +133,13 @@ class Statement {
   std::unique_ptr<sqlite3_stmt, Finalize> statement_;
 };
 
+constexpr std::string_view select_rows =
+    "SELECT config_hash, config, status, error, report FROM points";
+
+StoreRow row_of(const Statement& row) {
+  return {row.text(0), row.text(1), status_of(row.text(2)), row.text(3), row.text(4)};
+}
+
 std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> points) {
   std::erase_if(axes, [&](const Axis& axis) {
     std::set<std::string> values;
@@ -330,16 +337,16 @@ void Store::execute(const std::string& sql) const {
   if (code != SQLITE_OK) fail(file_, database_.get(), code);
 }
 
-// read(row) of each point, in the order of the sweep, one at a time in memory.
-template <class Read>
-void Store::for_each_row(Read&& read) const {
-  Statement statement(file_, database_.get(),
-                      "SELECT config_hash, config, status, error, report FROM points"
-                      " ORDER BY rowid");
-  while (statement.step()) {
-    read(StoreRow{statement.text(0), statement.text(1), status_of(statement.text(2)),
-                  statement.text(3), statement.text(4)});
-  }
+void Store::for_each_row(const std::function<void(StoreRow)>& read) const {
+  Statement statement(file_, database_.get(), std::string(select_rows) + " ORDER BY rowid");
+  while (statement.step()) read(row_of(statement));
+}
+
+StoreRow Store::row(const std::string& config_hash) const {
+  Statement statement(file_, database_.get(), std::string(select_rows) + " WHERE config_hash = ?1");
+  if (!statement.bind(1, config_hash).step())
+    throw ConfigError(fmt::format("{}: holds no point {}", file_.string(), config_hash));
+  return row_of(statement);
 }
 
 std::vector<StoreRow> Store::rows() const {
@@ -484,6 +491,15 @@ void Store::record(std::span<const StoreRow> rows, std::span<const SweepPoint> o
   execute("BEGIN IMMEDIATE");
   insert(of);
   for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
+  execute("COMMIT");
+}
+
+void Store::record(std::size_t count, const std::function<StoreRow(std::size_t)>& row) {
+  execute("BEGIN IMMEDIATE");
+  for (std::size_t i = 0; i < count; ++i) {
+    const StoreRow next = row(i);
+    record(next.config_hash, next.status, next.error, next.report);
+  }
   execute("COMMIT");
 }
 

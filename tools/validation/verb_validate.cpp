@@ -11,6 +11,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/anchors.hpp"
+#include "tools/validation/bench_result.hpp"
 #include "tools/validation/validation.hpp"
 
 namespace moesim {
@@ -18,7 +19,7 @@ namespace moesim {
 namespace {
 
 struct Options {
-  std::string points, csv, fidelity;
+  std::string points, csv, fidelity, bench, config;
   std::vector<std::string> only, gpus;
   std::filesystem::path root = data_folder();
   int anchors = 0;
@@ -173,9 +174,31 @@ OrderedJson to_json(const BothFidelities& both) {
   return json;
 }
 
-}  // namespace
+BenchComparison run_beside(const std::string& bench, const std::string& config) {
+  const ConfigNode measured = ConfigNode::from_file(bench);
+  TraceLibrary traces;
+  const Report report = run(load_experiment(ConfigNode::from_file(config), traces));
+  return compare_with_bench(measured, report.document()["metrics"]);
+}
 
-namespace {
+std::string to_text(const BenchComparison& comparison) {
+  Table table({"metric", "measured", "predicted", "error"});
+  for (const auto& row : comparison.rows)
+    table.add({row.metric, fmt::format("{:.5g}", row.measured),
+               fmt::format("{:.5g}", row.predicted), fmt::format("{:+.1f} %", row.error_pct())});
+  std::string text = table.text();
+  for (const std::string& remark : comparison.remarks) text += remark + "\n";
+  return text;
+}
+
+OrderedJson to_json(const BenchComparison& comparison) {
+  OrderedJson json;
+  for (const auto& row : comparison.rows)
+    json["metrics"][row.metric] = {
+        {"measured", row.measured}, {"predicted", row.predicted}, {"error_pct", row.error_pct()}};
+  json["remarks"] = comparison.remarks;
+  return json;
+}
 
 std::map<std::string, std::filesystem::path> named_files(const std::vector<std::string>& options) {
   std::map<std::string, std::filesystem::path> files;
@@ -199,6 +222,12 @@ Action setup_validate(CLI::App& command) {
       "--fidelity", options->fidelity,
       "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
   csv_file->excludes(fidelity);
+  CLI::Option* bench = command.add_option(
+      "--bench", options->bench, "what `vllm bench serve --save-result` wrote, beside --config");
+  CLI::Option* config = command.add_option("--config", options->config,
+                                           "the experiment that the benchmark was of, JSON");
+  bench->needs(config)->excludes(csv_file)->excludes(fidelity);
+  config->needs(bench);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
   command.add_option("--gpu", options->gpus,
@@ -217,8 +246,15 @@ Action setup_validate(CLI::App& command) {
       print(options->json ? to_json(both).dump(1) + "\n" : to_text(both));
       return 0;
     }
+    if (!options->bench.empty()) {
+      const BenchComparison comparison = run_beside(options->bench, options->config);
+      print(options->json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
+      return 0;
+    }
     if (options->points.empty()) {
-      throw ConfigError("validate: give --points FILE.csv or --fidelity CONFIG.json");
+      throw ConfigError(
+          "validate: give --points FILE.csv, --fidelity CONFIG.json or --bench FILE --config "
+          "CONFIG.json");
     }
     if (!options->csv.empty()) require_writable(options->csv);
     std::vector<MeasuredPoint> points = read_points(options->points);
