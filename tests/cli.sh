@@ -62,9 +62,10 @@ PY
 run --intervals --json --threads 1 >"$work/i" 2>/dev/null || fail "run --intervals"
 run --intervals --json --threads 2 2>/dev/null | cmp - "$work/i" || fail "--intervals: one thread and two differ"
 run --intervals 2>/dev/null | grep -Eq 'mean_tpot_ms( +[0-9.]+){3}' || fail "--intervals: no band on TPOT"
-run --steps "$work/s.csv" --timeline "$work/t.json" --json >"$work/d" 2>/dev/null || fail "run --steps --timeline"
+run --steps "$work/s.csv" --timeline "$work/t.json" --events "$work/e.jsonl" --json >"$work/d" 2>/dev/null ||
+  fail "run --steps --timeline --events"
 cmp "$work/a" "$work/d" || fail "watching a run changes its report"
-python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" <<'PY' || fail "steps and timeline"
+python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" "$work/e.jsonl" <<'PY' || fail "steps, timeline and events"
 import csv, json, sys
 steps = list(csv.DictReader(open(sys.argv[2])))
 trace = json.load(open(sys.argv[3]))["traceEvents"]
@@ -73,6 +74,10 @@ assert len(steps) == profile["steps"] == sum(e["ph"] == "X" and e["pid"] == 1 fo
 assert sum(e["ph"] == "b" and e["name"] == "request" for e in trace) == 60
 lanes = [e["args"]["name"] for e in trace if e["name"] == "thread_name"]
 assert lanes == ["steps"] + [f"GPU {g}" for g in range(8)]
+events = [json.loads(line) for line in open(sys.argv[5])]
+assert [e["request"] for e in events if e["event"] == "request_arrives"] == list(range(60))
+assert sum(e["event"] == "step_ends" and e["instance"] == 0 for e in events) == len(steps)
+assert all(a["at_s"] <= b["at_s"] for a, b in zip(events, events[1:]))
 PY
 head -1 "$work/r.csv" | grep -q 'arrival_s,.*ttft_ms,tpot_ms,e2el_ms' || fail "--requests: no units in the header"
 # The report's own config runs again, to the same bytes.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/analysis/best.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
@@ -9,7 +10,7 @@ namespace moesim {
 
 Action setup_best(CLI::App& command) {
   struct Options {
-    std::string store, over, metric = "/metrics/total_token_throughput";
+    std::string store, over, metric{moesim::metric("total_token_throughput").pointer};
     bool lower = false, json = false;
   };
   const auto options = std::make_shared<Options>();

@@ -31,7 +31,8 @@ int run(const Options& options) {
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;
-  for (const ComparedMetric& metric : compared_metrics) pointers.emplace_back(metric.pointer);
+  for (const ComparedMetric& metric : compared_metrics)
+    pointers.emplace_back(metric.metric->pointer);
   for (const auto* side : {&baseline, &candidate}) {
     for (const Setting& setting : *side) pointers.push_back(setting.pointer);
   }

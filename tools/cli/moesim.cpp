@@ -59,7 +59,7 @@ void open_closed_descriptors() {
 int main_with_errors(int argc, char** argv) {
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "moesim 0.1.0");
+  app.set_version_flag("--version", "moesim " MOESIM_VERSION);
   Action action;
   for (const Verb& verb : verbs()) {
     CLI::App* command = app.add_subcommand(std::string(verb.name), std::string(verb.summary));

@@ -10,14 +10,16 @@
 
 #include "hardware/kernel_tables.hpp"
 #include "sim/experiment/pools.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 
 namespace moesim {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> banded{"mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms",
-                                                 "output_throughput", "tokens_per_s_per_gpu"};
+constexpr std::array banded{&metric("mean_tpot_ms"), &metric("p99_tpot_ms"),
+                            &metric("mean_ttft_ms"), &metric("output_throughput"),
+                            &metric("tokens_per_s_per_gpu")};
 constexpr double middle = 0.9;
 
 /// exp(s z); half of a normal lies within 0.6745 of its standard deviations.
@@ -117,7 +119,7 @@ Experiment resampled(const Experiment& experiment, int draw) {
 OrderedJson intervals(const ConfigNode& config, int runs,
                       const std::function<void(int)>& finished) {
   const std::uint64_t seed = config.json().value("seed", std::uint64_t{1});
-  std::vector<Json> metrics(static_cast<std::size_t>(runs));
+  std::vector<Report> reports(static_cast<std::size_t>(runs));
   std::mutex mutex;
   int done = 0;
   tbb::parallel_for(0, runs, [&](int i) {
@@ -126,18 +128,17 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     TraceLibrary traces;
     const Experiment experiment =
         load_experiment(ConfigNode(std::move(json), config.file()), traces);
-    metrics[static_cast<std::size_t>(i)] = run(resampled(experiment, i)).document.at("metrics");
+    reports[static_cast<std::size_t>(i)].metrics = run(resampled(experiment, i)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
   });
   OrderedJson result{{"runs", runs}, {"share", middle}, {"metrics", OrderedJson::object()}};
-  for (const std::string_view name : banded) {
+  for (const Metric* metric : banded) {
     std::vector<double> values;
-    for (const Json& of_run : metrics) {
-      const Json& value = of_run.at(std::string(name));
-      if (!value.is_null()) values.push_back(value.get<double>());
+    for (const Report& report : reports) {
+      if (const auto value = metric->value(report)) values.push_back(*value);
     }
-    result["metrics"][std::string(name)] = band(std::move(values));
+    result["metrics"][std::string(metric->name)] = band(std::move(values));
   }
   return result;
 }

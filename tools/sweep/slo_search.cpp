@@ -13,6 +13,7 @@
 #include <tbb/task_arena.h>
 
 #include "sim/experiment/pools.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/store.hpp"
@@ -154,15 +155,15 @@ TuneBound bound_of(const Experiment& e, double attainment) {
 
 struct Limit {
   const char* name;
-  const char* metric;
+  const Metric* metric;
   const char* key;
 };
-constexpr Limit limits[] = {{"TPOT", "p90_tpot_ms", "tpot"},
-                            {"TTFT", "p90_ttft_ms", "ttft"},
-                            {"E2E", "p90_e2el_ms", "e2el"}};
+constexpr Limit limits[] = {{"TPOT", &metric("p90_tpot_ms"), "tpot"},
+                            {"TTFT", &metric("p90_ttft_ms"), "ttft"},
+                            {"E2E", &metric("p90_e2el_ms"), "e2el"}};
 
-std::optional<double> metric(const Json& report, const char* name) {
-  const Json* value = find_value(report, std::string("/metrics/") + name);
+std::optional<double> number_of(const Json& report, const Metric& metric) {
+  const Json* value = find_value(report, std::string(metric.pointer));
   if (value == nullptr || !value->is_number()) return std::nullopt;
   return value->get<double>();
 }
@@ -176,8 +177,8 @@ std::optional<double> limit_ms(const Json& config, const char* key) {
 // A run's goodput, at most what arrives: while a short run drains, more requests end in the
 // measured time than came in it, and the search would take that for merit.
 Trial trial_of(const Json& config, const Json& report, double rate, double attainment) {
-  const auto met = metric(report, "slo_attainment");
-  const auto throughput = metric(report, "request_throughput");
+  const auto met = number_of(report, metric("slo_attainment"));
+  const auto throughput = number_of(report, metric("request_throughput"));
   Trial trial;
   trial.excess = std::numeric_limits<double>::infinity();
   if (!met || !throughput) return trial;
@@ -187,7 +188,7 @@ Trial trial_of(const Json& config, const Json& report, double rate, double attai
   double excess = 0;
   for (const Limit& limit : limits) {
     const auto most = limit_ms(config, limit.key);
-    const auto found = metric(report, limit.metric);
+    const auto found = number_of(report, *limit.metric);
     if (most && found) excess = std::max(excess, *found / *most);
   }
   trial.excess = excess;
@@ -247,7 +248,7 @@ class Runs {
     }
     StoreRow row{point.config_hash, point.config.dump(), PointStatus::done, "", ""};
     try {
-      row.report = moesim::run(load(point.config)).document.dump();
+      row.report = moesim::run(load(point.config)).document().dump();
     } catch (const ConfigError& error) {
       row.status = PointStatus::infeasible;
       row.error = error.what();
@@ -367,7 +368,7 @@ std::string latencies_text(const SloRun& run) {
   std::string text;
   for (const Limit& limit : limits) {
     const auto most = limit_ms(run.config, limit.key);
-    const auto found = metric(run.report, limit.metric);
+    const auto found = number_of(run.report, *limit.metric);
     if (!most) continue;
     text += fmt::format("{}{} {} ms (limit {} ms)", text.empty() ? "" : ", ", limit.name,
                         found ? number_text(*found) : "-", number_text(*most));

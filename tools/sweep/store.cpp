@@ -10,6 +10,7 @@
 
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "sim/report/metric_catalogue.hpp"
 
 namespace moesim {
 
@@ -18,38 +19,6 @@ namespace {
 constexpr int lock_patience_ms = 5000;
 constexpr std::string_view resolved_config = "/context/config";  // in a report
 constexpr std::array<std::string_view, 4> status_names{"pending", "done", "failed", "infeasible"};
-
-// Columns of the view `metrics`. Of /metrics all that `vllm bench serve` names and the ratios, then
-// what explains them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> other_columns{{
-    {"decode_step_ms", "/steps/decode/mean_ms"},
-    {"prefill_step_ms", "/steps/prefill/mean_ms"},
-    {"decode_max_activated_mean", "/experts/by_step_kind/decode/max_activated_mean"},
-    {"decode_max_tokens_mean", "/experts/by_step_kind/decode/max_tokens_mean"},
-    {"replication_effective", "/experts/replication_effective"},
-    {"exposed_communication_share", "/breakdown/exposed_communication_share"},
-    {"barrier_idle_share", "/breakdown/barrier_idle_share"},
-}};
-
-std::vector<std::pair<std::string, std::string>> metric_columns() {
-  std::vector<std::pair<std::string, std::string>> columns;
-  const auto add = [&](const std::string& name) { columns.emplace_back(name, "/metrics/" + name); };
-  for (const char* name :
-       {"completed", "rejected", "timeout_share", "cancelled_share", "slo_attainment", "duration_s",
-        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput"}) {
-    add(name);
-  }
-  for (const std::string what : {"ttft", "tpot", "itl", "e2el"}) {
-    for (const std::string statistic : {"mean", "median", "p90", "p95", "p99"}) {
-      add(statistic + "_" + what + "_ms");
-    }
-  }
-  for (const char* name : {"tokens_per_s_per_gpu", "tokens_per_s_per_user", "mfu", "mbu"}) {
-    add(name);
-  }
-  columns.insert(columns.end(), other_columns.begin(), other_columns.end());
-  return columns;
-}
 
 std::string in_quotes(std::string_view text, char quote) {
   std::string result(1, quote);
@@ -79,7 +48,9 @@ std::string view_sql(const std::vector<Axis>& axes) {
         fmt::format(", json_extract({}, {}) AS {}", from, sql_path(pointer), in_quotes(name, '"'));
   };
   for (const Axis& axis : axes) add("config", axis.pointer, axis.name);
-  for (const auto& [name, pointer] : metric_columns()) add("report", pointer, name);
+  for (const Metric& metric : metric_catalogue) {
+    add("report", std::string(metric.pointer), metric.name);
+  }
   return sql + " FROM points";
 }
 

@@ -18,6 +18,7 @@
 
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
@@ -364,17 +365,10 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
 }
 
 // Columns of a finished sweep's table.
-struct TextColumn {
-  const char* head;
-  const char* pointer;
-};
-constexpr TextColumn text_columns[] = {
-    {"out/s/GPU", "/metrics/tokens_per_s_per_gpu"},
-    {"tokens/s", "/metrics/total_token_throughput"},
-    {"TPOT ms", "/metrics/mean_tpot_ms"},
-    {"median", "/metrics/median_tpot_ms"},
-    {"p99 TTFT ms", "/metrics/p99_ttft_ms"},
-    {"activated", "/experts/by_step_kind/decode/max_activated_mean"},
+constexpr std::array text_columns{
+    &metric("tokens_per_s_per_gpu"), &metric("total_token_throughput"),
+    &metric("mean_tpot_ms"),         &metric("median_tpot_ms"),
+    &metric("p99_ttft_ms"),          &metric("decode_max_activated_mean"),
 };
 
 std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
@@ -610,14 +604,16 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
 
 StoredSweep read_for_text(const Store& store) {
   std::vector<std::string> pointers;
-  for (const TextColumn& column : text_columns) pointers.emplace_back(column.pointer);
+  for (const Metric* column : text_columns) pointers.emplace_back(column->pointer);
   return store.read(pointers);
 }
 
 std::string sweep_text(const StoredSweep& sweep) {
   std::vector<std::string> head;
   for (const Axis& axis : sweep.axes) head.push_back(axis.name);
-  for (const TextColumn& column : text_columns) head.emplace_back(column.head);
+  for (const Metric* column : text_columns) {
+    head.push_back(fmt::format("{}{}", column->heading, column->key().unit == "ms" ? " ms" : ""));
+  }
 
   std::vector<std::vector<std::string>> rows;
   std::string others;
@@ -635,8 +631,8 @@ std::string sweep_text(const StoredSweep& sweep) {
       const Json* value = find_value(point.config, axis.pointer);
       row.push_back(value == nullptr ? "-" : setting_text(*value));
     }
-    for (const TextColumn& column : text_columns) {
-      const auto number = report_number(point, column.pointer);
+    for (const Metric* column : text_columns) {
+      const auto number = report_number(point, std::string(column->pointer));
       row.push_back(number ? number_text(*number) : "-");
     }
   }

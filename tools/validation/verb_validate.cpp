@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
@@ -124,14 +125,14 @@ struct BothFidelities {
 };
 
 BothFidelities run_both(const std::filesystem::path& config) {
-  constexpr std::array metrics{"total_token_throughput",
-                               "tokens_per_s_per_gpu",
-                               "mean_tpot_ms",
-                               "median_tpot_ms",
-                               "p99_tpot_ms",
-                               "mean_ttft_ms",
-                               "p99_ttft_ms",
-                               "mean_e2el_ms"};
+  constexpr std::array metrics{&metric("total_token_throughput"),
+                               &metric("tokens_per_s_per_gpu"),
+                               &metric("mean_tpot_ms"),
+                               &metric("median_tpot_ms"),
+                               &metric("p99_tpot_ms"),
+                               &metric("mean_ttft_ms"),
+                               &metric("p99_ttft_ms"),
+                               &metric("mean_e2el_ms")};
   TraceLibrary traces;
   const auto run_as = [&](const char* fidelity, double& seconds) {
     const ConfigNode file = ConfigNode::from_file(config);
@@ -141,16 +142,14 @@ BothFidelities run_both(const std::filesystem::path& config) {
     const auto start = std::chrono::steady_clock::now();
     Report report = run(experiment);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return report.document;
+    return report;
   };
   BothFidelities both;
-  const OrderedJson exact = run_as("exact", both.exact_s);
-  const OrderedJson sampled = run_as("sampled", both.sampled_s);
-  for (const char* metric : metrics) {
-    const OrderedJson &a = exact["metrics"][metric], &b = sampled["metrics"][metric];
-    if (a.is_number() && b.is_number()) {
-      both.rows.push_back({metric, a.get<double>(), b.get<double>()});
-    }
+  const Report exact = run_as("exact", both.exact_s);
+  const Report sampled = run_as("sampled", both.sampled_s);
+  for (const Metric* metric : metrics) {
+    const auto a = metric->value(exact), b = metric->value(sampled);
+    if (a && b) both.rows.push_back({std::string(metric->name), *a, *b});
   }
   return both;
 }
@@ -179,7 +178,7 @@ BenchComparison run_beside(const std::string& bench, const std::string& config) 
   const ConfigNode measured = ConfigNode::from_file(bench);
   TraceLibrary traces;
   const Report report = run(load_experiment(ConfigNode::from_file(config), traces));
-  return compare_with_bench(measured, report.document["metrics"]);
+  return compare_with_bench(measured, report.document()["metrics"]);
 }
 
 std::string to_text(const BenchComparison& comparison) {

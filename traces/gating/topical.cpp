@@ -10,7 +10,8 @@ namespace moesim {
 namespace {
 
 /// Terms fitted so that a trace of 4 workloads of 64 requests has a model's known statistics, the
-/// mean over layers of what trace_statistics.hpp computes. tests/test_gating.cpp holds the fits.
+/// mean over layers of what trace_statistics.hpp computes. tests/traces/test_gating.cpp holds the
+/// fits.
 struct Preset {
   std::string_view name;
   GatingTerms terms;
