@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "hardware/kernel_tables.hpp"
+#include "hardware/shipped.hpp"
 
 namespace moesim {
 
@@ -37,8 +38,7 @@ LinkSpec read_network(const ConfigNode& node) {
 }
 
 GpuSpec read_gpu_of(const ConfigNode& node) {
-  if (node.json().is_object()) return read_gpu(node);
-  return read_gpu(ConfigNode::from_file(node.relative(node.text())));
+  return read_gpu(named_or_inline(node, Shipped::gpu));
 }
 
 // GPUs are counted in 32 bits.
