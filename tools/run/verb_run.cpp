@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -13,7 +15,9 @@
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/launch.hpp"
 #include "tools/run/intervals.hpp"
 #include "tools/run/run_csv.hpp"
 #include "tools/run/timeline.hpp"
@@ -24,7 +28,7 @@ namespace {
 
 struct Options {
   ExperimentOptions experiment;
-  std::string report, profile, requests, steps, timeline;
+  std::string report, profile, requests, steps, timeline, launch;
   bool json = false, intervals = false;
   int threads = 0;
 };
@@ -139,6 +143,77 @@ std::string state_of(const OrderedJson& measurement) {
   return wrapped(text) + "\n";
 }
 
+// Who met the objectives, where the experiment has some.
+std::string slo_of(const OrderedJson& report) {
+  const OrderedJson& slo = report["context"]["config"]["slo"];
+  const OrderedJson& m = report["metrics"];
+  if (slo.empty() || m["slo_attainment"].is_null()) return "";
+  std::string limits;
+  for (const auto& [name, limit] : slo.items()) {
+    std::string upper = name == "e2el" ? "E2E" : name == "tpot" ? "TPOT" : "TTFT";
+    limits += fmt::format("{}{} {}", limits.empty() ? "" : ", ", upper, limit.get<std::string>());
+  }
+  return fmt::format("SLO ({}) met by {} of the requests; goodput {} requests/s\n", limits,
+                     percent(m["slo_attainment"]), number(m["request_goodput"], 2));
+}
+
+// The GPU for which the others wait most: the one that waits least itself.
+std::string last_gpu(const OrderedJson& report) {
+  const OrderedJson& idle = report["breakdown"]["barrier_idle_seconds_per_gpu"];
+  const double busy = report["breakdown"]["busy_seconds"];
+  if (idle.size() < 2 || busy <= 0) return "";
+  std::size_t last = 0;
+  double mean = 0;
+  for (std::size_t gpu = 0; gpu < idle.size(); ++gpu) {
+    if (idle[gpu] < idle[last]) last = gpu;
+    mean += idle[gpu].get<double>() / double(idle.size());
+  }
+  constexpr double worth_saying = .001;  // of the time
+  if (mean < worth_saying * busy) return "";
+  return fmt::format(
+      "GPU {} holds the others up most: it waits {:.1f} % of the time at barriers, they {:.1f} %",
+      last, 100 * idle[last].get<double>() / busy, 100 * mean / busy);
+}
+
+// The step kind that takes the most steps.
+std::string usual_kind(const OrderedJson& kinds) {
+  for (const char* kind : {"decode", "mixed"}) {
+    if (kinds.contains(kind)) return kind;
+  }
+  return "prefill";
+}
+
+// The layer and EP rank that activates most beside the mean rank of the layer.
+std::string hottest_layer(const OrderedJson& report) {
+  const OrderedJson& kinds = report["experts"]["by_step_kind"];
+  const std::string kind = usual_kind(kinds);
+  if (!kinds.contains(kind) || !kinds[kind].contains("layers")) return "";
+  const double steps = report["steps"][kind]["steps"];
+  double worst = 1;
+  std::string text;
+  for (const OrderedJson& layer : kinds[kind]["layers"]) {
+    const auto activated = layer["rank_activated"]["total_by_rank"].get<std::vector<double>>();
+    const auto tokens = layer["rank_tokens"]["total_by_rank"].get<std::vector<double>>();
+    const auto most = std::ranges::max_element(activated);
+    const double mean = std::accumulate(activated.begin(), activated.end(), 0.0) /
+                        static_cast<double>(activated.size());
+    if (mean <= 0 || *most / mean <= worst) continue;
+    worst = *most / mean;
+    const auto rank = most - activated.begin();
+    text = fmt::format(
+        "; in layer {} EP rank {} activates {:.1f} experts in a {} step for {:.0f} tokens, the "
+        "mean rank {:.1f}",
+        layer["layer"].get<int>(), rank, *most / steps, kind,
+        tokens[static_cast<std::size_t>(rank)] / steps, mean / steps);
+  }
+  return text;
+}
+
+std::string holds_up(const OrderedJson& report) {
+  const std::string last = last_gpu(report);
+  return last.empty() ? "" : wrapped(last + hottest_layer(report)) + "\n";
+}
+
 std::string summary(const OrderedJson& report) {
   const OrderedJson& m = report["metrics"];
   if (m["completed"] == 0 && m.contains("timed_out")) {
@@ -159,7 +234,7 @@ std::string summary(const OrderedJson& report) {
       m["completed"].get<std::int64_t>(), m["rejected"].get<std::int64_t>(), abandoned(m),
       m["duration_s"].get<double>(), m["total_token_throughput"].get<double>(),
       m["output_throughput"].get<double>(), m["tokens_per_s_per_gpu"].get<double>(),
-      m["request_throughput"].get<double>(), state_of(report["measurement"]));
+      m["request_throughput"].get<double>(), state_of(report["measurement"]) + slo_of(report));
 
   Table latency({"latency, ms", "mean", "median", "p90", "p99"});
   for (const std::string name : {"ttft", "tpot", "itl", "e2el"}) {
@@ -193,6 +268,7 @@ std::string summary(const OrderedJson& report) {
       percent(report["breakdown"]["barrier_idle_share"]), percent(report["kv"]["mean_utilization"]),
       percent(report["kv"]["peak_utilization"]),
       percent(report["routing_coverage"]["decode"]["recorded"]));
+  text += holds_up(report);
   const OrderedJson& memory = report["expert_memory"];
   if (memory["type"] != "resident") {
     text +=
@@ -214,6 +290,10 @@ std::string summary(const OrderedJson& report) {
                         number(m["cost_per_million_output_tokens"], 2));
   }
   return text + bands_of(report);
+}
+
+std::string trust_of(const OrderedJson& report, const Experiment& e) {
+  return trust_line({{"breakdown", Json(report["breakdown"])}}, e.config);
 }
 
 // Nobody was served: a script should not take that for a result.
@@ -314,7 +394,8 @@ int run_experiment(const Options& options) {
   if (timeline) timeline->finish();
   if (steps) steps->finish();
   if (!options.report.empty()) write_file(options.report, document);
-  print(options.json ? document : summary(report.document));
+  print(options.json ? document : summary(report.document) + trust_of(report.document, experiment));
+  if (!options.launch.empty()) print("\n" + launch_text(options.launch, experiment.config));
   return all_rejected(report.document["metrics"]) ? 3 : 0;
 }
 
@@ -328,6 +409,7 @@ Action setup_run(CLI::App& command) {
   command.add_flag("--intervals", options->intervals,
                    "run 16 times more with constants, seeds and recorded requests drawn again, and "
                    "say how far the results vary");
+  add_launch_option(command, options->launch);
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
       ->check(CLI::PositiveNumber);
   command.add_option("--profile", options->profile,
