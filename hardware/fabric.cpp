@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "hardware/kernel_tables.hpp"
+#include "hardware/shipped.hpp"
 
 namespace moesim {
 
@@ -57,7 +58,8 @@ GpuSpec read_gpu_file(const std::filesystem::path& file) {
 }
 
 GpuSpec read_gpu_of(const ConfigNode& node) {
-  return node.json().is_object() ? read_gpu(node) : read_gpu_file(node.relative(node.text()));
+  if (node.json().is_object()) return read_gpu(node);
+  return read_gpu_file(named_file(node, Shipped::gpu));
 }
 
 // GPUs are counted in 32 bits.

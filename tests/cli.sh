@@ -62,6 +62,37 @@ PY
 run --intervals --json --threads 1 >"$work/i" 2>/dev/null || fail "run --intervals"
 run --intervals --json --threads 2 2>/dev/null | cmp - "$work/i" || fail "--intervals: one thread and two differ"
 run --intervals 2>/dev/null | grep -Eq 'mean_tpot_ms( +[0-9.]+){3}' || fail "--intervals: no band on TPOT"
+# What comes along is called by its name, or as HuggingFace calls it.
+run --json --set /cluster=h100x8 --set /model=openai/gpt-oss-20b >"$work/named" 2>/dev/null || fail "short names"
+python3 - "$work/a" "$work/named" <<'PY' || fail "short names give another result"
+import json, sys
+a, b = (json.load(open(f)) for f in sys.argv[1:])
+assert a["metrics"] == b["metrics"] and b["context"]["config"]["cluster"] == "h100x8"
+PY
+"$moesim" list models | grep -Eq '^  qwen3_30b_a3b +Qwen3-30B-A3B: 30.53 B parameters, 3.[0-9]+ B active; 8 of 128' || fail "list models"
+"$moesim" list gpus | grep -Eq '^  h200 +H200 SXM 141GB: 141 GB at 4.8 TB/s' || fail "list gpus"
+"$moesim" list clusters | grep -Eq '^  gb200_nvl72 +72 x GB200 .*: 72 GPUs, NVLink domains of 72' || fail "list clusters"
+# Every key of a report is described, and what rests on what is said where the figures are.
+"$moesim" keys report >"$work/keys" || fail "keys report"
+(($(wc -L <"$work/keys") <= 100)) || fail "keys report is wider than 100 columns"
+run --json --set /slo='{"ttft":"10 ms","tpot":"5 ms"}' --set '/parallel={"dp":4,"ep":4}' --set /instances=2 >"$work/two" 2>/dev/null
+python3 - "$work/keys" "$work/a" "$work/two" <<'PY' || fail "keys of a report that keys report lacks"
+import json, re, sys
+rows = [line.split()[0] for line in open(sys.argv[1]) if line.startswith("/")]
+part = lambda p: r"\d+" if p == "N" else "[^/]+" if p.isupper() else re.escape(p)
+known = [re.compile("/".join(map(part, r.split("/"))) + "(/.*)?") for r in rows]
+def pointers(value, at=""):
+    if isinstance(value, dict) and value:
+        for key, inside in value.items(): yield from pointers(inside, f"{at}/{key}")
+    elif isinstance(value, list) and value:
+        for place, inside in enumerate(value): yield from pointers(inside, f"{at}/{place}")
+    elif value not in ({}, []): yield at
+unknown = {p for f in sys.argv[2:] for p in pointers(json.load(open(f))) if not any(k.fullmatch(p) for k in known)}
+assert len(rows) > 90 and not unknown, sorted(unknown)[:9]
+PY
+grep -Eq '^trust: of the time [0-9]+ % rests on measurements of this GPU' "$work/text" || fail "run says nothing of trust"
+run --set /slo='{"ttft":"1 s"}' 2>/dev/null | grep -Eq '^SLO \(TTFT 1 s\) met by 100.0 % of the requests' || fail "run says nothing of the SLO"
+grep -Eq '^GPU [0-7] holds the others up most: it waits' "$work/text" || fail "run does not say who is last"
 run --steps "$work/s.csv" --timeline "$work/t.json" --events "$work/e.jsonl" --json >"$work/d" 2>/dev/null ||
   fail "run --steps --timeline --events"
 cmp "$work/a" "$work/d" || fail "watching a run changes its report"
@@ -167,7 +198,9 @@ refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --pol
 
 # Bad usage.
 refuses "no verb" "subcommand"
-refuses "unknown verb" "fly|subcommand|expected" fly
+refuses "unknown verb" 'no verb "fly"; one of: run, ' fly
+refuses "a misspelt verb" 'no verb "rum"; did you mean "run"\?' rum "$config"
+refuses "a file for a verb" 'good.json is a file; to simulate it: moesim run .*good.json' "$config"
 refuses "unknown option" "bogus" run "$config" --bogus
 refuses "unknown kind" 'no kind "colour"; one of: placement' list colour
 
@@ -177,6 +210,9 @@ refuses "no file" "no such file" run "$work/none.json"
 refuses "a directory" "not a regular file" run "$work"
 echo '{"a": 1,}' >"$work/broken.json"
 refuses "not JSON" "not JSON at line 1" run "$work/broken.json"
+set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; did you mean "h100x8"\?.*moesim list clusters'
+set_refused '/model=Qwen/Qwen3-30B-A3' "an unknown model" 'model: no file and no model is called .*did you mean "qwen3_30b_a3b"'
+set_refused '/cluster=none.json' "a cluster's file that is not there" 'none.json: no such file'
 set_refused '/placement/replicaton=1.5' "unknown key" 'good.json:/placement: unknown key "replicaton"; did you mean "replication"'
 set_refused '/token_routing/decode="metor"' "unknown policy" 'did you mean "metro"\? one of: '
 set_refused '/workload/arrivals/rate=12' "a number without a unit" 'good.json:/workload/arrivals/rate: .*unit'

@@ -197,7 +197,7 @@ done
 kill -INT $process
 wait $process
 (($? == 130)) || fail "Ctrl-C: not exit 130"
-grep -q 'points left; the same command runs them' err || fail "Ctrl-C: $(cat err)"
+grep -q 'the same command runs the other' err || fail "Ctrl-C: $(cat err)"
 grep -q $'\r' err && fail "a bar where there is no terminal"
 grep -q 'info: [0-9]* of 6 points' err || fail "no plain lines of progress"
 # The rest, on a terminal: a bar that is drawn over.

@@ -304,9 +304,9 @@ std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, c
       return {sample(precision, row, locate(QuantizeCall{row.number("m"), row.number("k")}, gpu))};
     case TableFamily::all_reduce:
     case TableFamily::collectives: {
-      const bool engine = family == TableFamily::all_reduce;
-      const std::string op(engine ? "all_reduce" : row.text("op"));
-      const CollectiveCall c{engine, op, row.number("gpus"), row.number("bytes")};
+      const bool by_engine = family == TableFamily::all_reduce;
+      const std::string op(by_engine ? "all_reduce" : row.text("op"));
+      const CollectiveCall c{by_engine, op, row.number("gpus"), row.number("bytes")};
       return {sample(op, row, locate(c, gpu))};
     }
     case TableFamily::low_latency:

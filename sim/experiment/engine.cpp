@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "hardware/engines/presets.hpp"
+#include "hardware/shipped.hpp"
 
 namespace moesim {
 
@@ -24,10 +25,6 @@ struct Situation {
   double concurrency = 0;
   double dp = 1, tp = 1;
 };
-
-ConfigNode file_or_inline(const ConfigNode& node) {
-  return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
-}
 
 // A value deep in JSON that somebody else will check, or `fallback`.
 template <class T>
@@ -46,10 +43,12 @@ Situation look_at(const ConfigNode& experiment) {
   Situation now;
   now.engine = read_engine(experiment.child("engine"));
   if (json.contains("cluster")) {
-    const ConfigNode cluster = file_or_inline(experiment.child("cluster"));
-    if (cluster.json().contains("gpu")) now.gpu = name_in(file_or_inline(cluster.child("gpu")));
+    const ConfigNode cluster = named_or_inline(experiment.child("cluster"), Shipped::cluster);
+    if (cluster.json().contains("gpu"))
+      now.gpu = name_in(named_or_inline(cluster.child("gpu"), Shipped::gpu));
   }
-  if (json.contains("model")) now.model = name_in(file_or_inline(experiment.child("model")));
+  if (json.contains("model"))
+    now.model = name_in(named_or_inline(experiment.child("model"), Shipped::model));
   now.experts = peek<std::string>(json, "/precision/experts", "");
   now.prompt = peek(json, "/workload/lengths/prompt", 0.0);
   now.output = peek(json, "/workload/lengths/output", 0.0);

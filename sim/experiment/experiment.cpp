@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "hardware/kernel_tables.hpp"
+#include "hardware/shipped.hpp"
 #include "models/quantization.hpp"
 #include "sim/experiment/does_not_fit.hpp"
 #include "sim/experiment/engine.hpp"
@@ -18,11 +19,6 @@
 namespace moesim {
 
 namespace {
-
-// The file that a value names, or the object it is.
-ConfigNode file_or_inline(const ConfigNode& node) {
-  return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
-}
 
 std::vector<std::string> texts(const ConfigNode& node) {
   std::vector<std::string> texts;
@@ -562,7 +558,9 @@ ApiServer read_api_server(const ConfigNode& node) {
 // center.
 void read_anchor_of(ConfigReader& reader, Experiment& e) {
   if (!reader.has("anchor")) return;
-  e.anchor = read_anchor(file_or_inline(reader.child("anchor")));
+  const ConfigNode anchor = reader.child("anchor");
+  const bool named = anchor.json().is_string();
+  e.anchor = read_anchor(named ? ConfigNode::from_file(anchor.relative(anchor.text())) : anchor);
   const Json& workload = reader.node().json().at("workload");
   const auto stated = [&](const char* pointer) {
     const Json::json_pointer place(pointer);
@@ -678,9 +676,9 @@ std::span<const Key> experiment_keys() {
       {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
        "what calibrate --serving wrote of measured runs"},
 
-      {"cluster", form::file.or_a(inline_cluster), required, "hardware/clusters/*.json"},
+      {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
       {"model", form::file.or_a(inline_model), required,
-       "models/zoo/*.json, or a HuggingFace config.json"},
+       "a file or folder of HuggingFace's, or a name of list models"},
       {"workload", form::object(workload_keys), required, "requests"},
       {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
@@ -821,14 +819,14 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
   const ConfigNode whole = with_preset(node);
   return read_object(whole, experiment_keys, [&](ConfigReader& reader) {
     const ConfigNode cluster_node = reader.child("cluster");
-    ClusterSpec cluster = read_cluster(file_or_inline(cluster_node));
+    ClusterSpec cluster = read_cluster(named_or_inline(cluster_node, Shipped::cluster));
     if (reader.optional("engine")) {
       const Engine engine = read_engine(reader.child("engine"));
       KernelChoice kernels{{"engines", "any"}};
       if (!engine.expert_kernel.empty()) kernels["experts"] = engine.expert_kernel;
       cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version}, kernels);
     }
-    const ConfigNode model_node = file_or_inline(reader.child("model"));
+    const ConfigNode model_node = named_or_inline(reader.child("model"), Shipped::model);
     MoeModel model = read_model(model_node);
     const auto seed = static_cast<std::uint64_t>(reader.integer("seed"));
 

@@ -4,13 +4,40 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/analysis/best.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/launch.hpp"
 
 namespace moesim {
 
+namespace {
+
+// The point that is best of all groups.
+const StoredPoint& best_of_all(const BestChoice& choice) {
+  const Alternative* best = nullptr;
+  for (const Alternatives& group : choice.groups) {
+    for (const Alternative& value : group.values) {
+      const bool better = best == nullptr || (choice.lower_is_better ? value.metric < best->metric
+                                                                     : value.metric > best->metric);
+      if (better) best = &value;
+    }
+  }
+  return *best->point;
+}
+
+// Of a point that was read in part.
+Json config_of(const Store& store, const StoredPoint& point) {
+  for (const StoreRow& row : store.rows()) {
+    if (row.config_hash == point.config_hash) return Json::parse(row.config);
+  }
+  return point.config;
+}
+
+}  // namespace
+
 Action setup_best(CLI::App& command) {
   struct Options {
-    std::string store, over, metric{moesim::metric("total_token_throughput").pointer};
+    std::string store, over, launch, metric{moesim::metric("total_token_throughput").pointer};
     bool lower = false, json = false;
   };
   const auto options = std::make_shared<Options>();
@@ -20,13 +47,20 @@ Action setup_best(CLI::App& command) {
   command.add_option("--metric", options->metric, "to maximise; a pointer into the report")
       ->capture_default_str();
   command.add_flag("--lower", options->lower, "minimise the metric instead");
+  add_launch_option(command, options->launch);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] {
     std::vector<std::string> pointers = best_pointers();
-    pointers.insert(pointers.end(), {options->over, options->metric});
-    const BestChoice choice = best_choice(Store::open(options->store).read(pointers), options->over,
-                                          options->metric, options->lower);
-    print(options->json ? best_json(choice).dump(1) + "\n" : best_text(choice));
+    pointers.insert(pointers.end(), {options->over, options->metric, "/engine/name"});
+    for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
+    const Store store = Store::open(options->store);
+    const BestChoice choice =
+        best_choice(store.read(pointers), options->over, options->metric, options->lower);
+    print(options->json ? best_json(choice).dump(1) + "\n"
+                        : best_text(choice) + trust_line(choice.sweep));
+    if (!options->launch.empty()) {
+      print("\n" + launch_text(options->launch, config_of(store, best_of_all(choice))));
+    }
     return 0;
   };
 }

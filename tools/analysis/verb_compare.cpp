@@ -5,6 +5,7 @@
 
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
@@ -36,8 +37,12 @@ int run(const Options& options) {
   for (const auto* side : {&baseline, &candidate}) {
     for (const Setting& setting : *side) pointers.push_back(setting.pointer);
   }
-  const Comparison result = compare(Store::open(options.store).read(pointers), baseline, candidate);
-  print(options.json ? comparison_json(result).dump(1) + "\n" : comparison_text(result));
+  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
+  pointers.emplace_back("/engine/name");
+  const StoredSweep sweep = Store::open(options.store).read(pointers);
+  const Comparison result = compare(sweep, baseline, candidate);
+  print(options.json ? comparison_json(result).dump(1) + "\n"
+                     : comparison_text(result) + trust_line(sweep));
   int code = 0;
   for (const Limit& limit : limits) {
     if (const auto why = violation(result, limit)) {

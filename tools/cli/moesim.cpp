@@ -56,6 +56,20 @@ void open_closed_descriptors() {
   }
 }
 
+// A first word that is no verb, which the parser would only miss one for.
+void refuse_unknown_verb(std::string_view word) {
+  std::vector<std::string_view> names;
+  for (const Verb& verb : verbs()) names.push_back(verb.name);
+  if (word.starts_with('-') || std::ranges::find(names, word) != names.end()) return;
+  std::error_code none;
+  const std::string_view nearest = nearest_name(word, names);
+  if (std::filesystem::exists(word, none))
+    throw ConfigError(fmt::format("{} is a file; to simulate it: moesim run {}", word, word));
+  throw ConfigError(fmt::format("there is no verb \"{}\"; {}", word,
+                                nearest.empty() ? fmt::format("one of: {}", join_names(names))
+                                                : fmt::format("did you mean \"{}\"?", nearest)));
+}
+
 int main_with_errors(int argc, char** argv) {
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
@@ -65,6 +79,7 @@ int main_with_errors(int argc, char** argv) {
     CLI::App* command = app.add_subcommand(std::string(verb.name), std::string(verb.summary));
     command->callback([&action, run = verb.setup(*command)] { action = run; });
   }
+  if (argc > 1) refuse_unknown_verb(argv[1]);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -3,6 +3,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/config/config_keys.hpp"
+#include "tools/config/report_keys.hpp"
 
 namespace moesim {
 
@@ -12,13 +13,19 @@ Action setup_keys(CLI::App& command) {
     bool schema = false;
   };
   const auto options = std::make_shared<Options>();
-  command.add_option("NAME", options->wanted,
-                     "one key of an experiment, one extension point, or sweep (default: all)");
+  command.add_option(
+      "NAME", options->wanted,
+      "one key of an experiment, one extension point, sweep, or report: what comes out "
+      "(default: all of an experiment)");
   command.add_flag("--schema", options->schema,
                    "a JSON Schema of experiments instead, for editors; of sweeps if NAME is sweep");
   return [options] {
     const PolicyRows policies = Policies().rows();
     const std::string& wanted = options->wanted;
+    if (!options->schema && wanted == "report") {
+      print(report_keys_text());
+      return 0;
+    }
     if (!options->schema) {
       print(keys_text(policies, wanted));
       return 0;

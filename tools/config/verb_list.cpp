@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "hardware/fabric.hpp"
+#include "hardware/shipped.hpp"
+#include "models/moe_model.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
@@ -23,29 +26,79 @@ namespace moesim {
 namespace {
 
 struct Kind {
-  std::string_view name;
-  std::vector<std::pair<std::string_view, std::string_view>> rows;
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> rows;
 };
 
 template <class R>
 Kind kind_of(const R& registry) {
-  Kind kind{registry.kind(), {}};
-  for (const auto& entry : registry.entries()) kind.rows.push_back({entry.name, entry.summary});
+  Kind kind{std::string(registry.kind()), {}};
+  for (const auto& entry : registry.entries()) {
+    kind.rows.emplace_back(std::string(entry.name), std::string(entry.summary));
+  }
   return kind;
 }
 
+// What comes along and is called by its short name.
+Kind kind_of(const char* name, Shipped which, std::string (*describe)(const ConfigNode&)) {
+  Kind kind{name, {}};
+  for (const std::string& shipped : shipped_names(which)) {
+    const ConfigNode file = ConfigNode::from_file(*shipped_file(which, shipped));
+    kind.rows.emplace_back(shipped, describe(file));
+  }
+  return kind;
+}
+
+std::string describe_model(const ConfigNode& file) {
+  const MoeModel model = read_model(file);
+  const ParameterCount parameters = count_parameters(model);
+  const std::string experts =
+      model.experts == 0 ? "dense"
+                         : fmt::format("{} of {} experts in {} layers", model.experts_per_token,
+                                       model.experts, model.moe_layers());
+  return fmt::format("{}: {:.4g} B parameters, {:.3g} B active; {}", model.name,
+                     parameters.total / 1e9, parameters.active / 1e9, experts);
+}
+
+std::string describe_gpu(const ConfigNode& file) {
+  const GpuSpec gpu = read_gpu(file);
+  const bool fitted = file.json().contains("kernels");
+  return fmt::format("{}: {:.0f} GB at {:.3g} TB/s, {:.4g} TFLOP/s in bf16; {}", gpu.name,
+                     gpu.hbm_capacity.value() / 1e9, gpu.hbm_bandwidth.value() / 1e12,
+                     gpu.peak(Precision::bf16, Precision::bf16).value() / 1e12,
+                     fitted ? "constants fitted" : "data sheet alone");
+}
+
+std::string describe_cluster(const ConfigNode& file) {
+  const ClusterSpec cluster = read_cluster(file);
+  return fmt::format("{}: {} GPUs, NVLink domains of {}", cluster.name, cluster.gpus(),
+                     cluster.scale_up_domain);
+}
+
 std::vector<Kind> all_kinds() {
-  return {kind_of(placers()),     kind_of(token_routers()),    kind_of(dispatches()),
-          kind_of(rebalancers()), kind_of(capacity_rules()),   kind_of(expert_memories()),
-          kind_of(prefetches()),  kind_of(schedulers()),       kind_of(request_routers()),
-          kind_of(gatings()),     kind_of(request_arrivals()), kind_of(request_lengths())};
+  return {kind_of(placers()),
+          kind_of(token_routers()),
+          kind_of(dispatches()),
+          kind_of(rebalancers()),
+          kind_of(capacity_rules()),
+          kind_of(expert_memories()),
+          kind_of(prefetches()),
+          kind_of(schedulers()),
+          kind_of(request_routers()),
+          kind_of(gatings()),
+          kind_of(request_arrivals()),
+          kind_of(request_lengths()),
+          kind_of("models", Shipped::model, describe_model),
+          kind_of("gpus", Shipped::gpu, describe_gpu),
+          kind_of("clusters", Shipped::cluster, describe_cluster)};
 }
 
 }  // namespace
 
 Action setup_list(CLI::App& command) {
   const auto wanted = std::make_shared<std::string>();
-  command.add_option("KIND", *wanted, "one extension point (default: all)");
+  command.add_option("KIND", *wanted,
+                     "one extension point, or models, gpus, clusters (default: all)");
   return [wanted] {
     const std::vector<Kind> kinds = all_kinds();
     std::vector<std::string_view> names;
@@ -59,7 +112,7 @@ Action setup_list(CLI::App& command) {
       if (!wanted->empty() && kind.name != *wanted) continue;
       text += fmt::format("{}\n", kind.name);
       for (const auto& [name, summary] : kind.rows)
-        text += wrapped(fmt::format("  {:<15} {}", name, summary), 100, 18) + "\n";
+        text += wrapped(fmt::format("  {:<20} {}", name, summary), 100, 23) + "\n";
     }
     print(text);
     return 0;

@@ -11,6 +11,7 @@
 
 #include "sim/experiment/experiment.hpp"
 #include "tools/analysis/compare.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
 
 namespace moesim {
@@ -403,6 +404,8 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   for (const ComparedMetric& compared : compared_metrics) {
     pointers.emplace_back(compared.metric->pointer);
   }
+  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
+  pointers.emplace_back("/engine/name");
   return pointers;
 }
 
@@ -427,6 +430,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                                   ? *find_value(done.front()->report, "/context/moesim")
                                   : Json()},
                    {"store", options.store},
+                   {"trust", trust_line(sweep)},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
   for (const ShownMetric& metric : metrics) {

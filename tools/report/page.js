@@ -564,7 +564,8 @@ function show_unfinished() {
 
 // ---- the whole page
 
-const stem = path => typeof path === 'string' ? path.replace(/^.*\//, '').replace(/\.json$/, '') : path && path.name;
+// A file's name, or its folder's where every model's file is called config.json.
+const stem = path => typeof path === 'string' ? path.replace(/\/config\.json$/, '').replace(/^.*\//, '').replace(/\.json$/, '') : path && path.name;
 
 function show_header() {
   const model = stem(data.config.model), cluster = stem(data.config.cluster);
@@ -573,6 +574,7 @@ function show_header() {
   by_id('title').textContent = title;
   by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +
     (data.settings.length ? `; along each curve: ${data.settings.join(', ')}` : '') + ` · ${data.store}`;
+  by_id('trust').textContent = data.trust;
   by_id('made-by').textContent = `Made by moesim ${data.moesim || ''}. Charts by Apache ECharts. This file is complete: it loads nothing from anywhere.`;
 }
 

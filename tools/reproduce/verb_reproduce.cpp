@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "tools/cli/data_folder.hpp"
+#include "hardware/shipped.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/reproduce/reproduction.hpp"

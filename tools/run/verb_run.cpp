@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -13,7 +15,9 @@
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/launch.hpp"
 #include "tools/run/event_log.hpp"
 #include "tools/run/intervals.hpp"
 #include "tools/run/run_csv.hpp"
@@ -25,7 +29,7 @@ namespace {
 
 struct Options {
   ExperimentOptions experiment;
-  std::string report, profile, requests, steps, timeline, events;
+  std::string report, profile, requests, steps, timeline, events, launch;
   bool json = false, intervals = false;
   int threads = 0;
 };
@@ -131,6 +135,78 @@ std::string state_of(const MeasurementStats& measurement) {
   return wrapped(text) + "\n";
 }
 
+// The objectives and the share of the requests that met them, where the experiment has some.
+std::string slo_of(const Report& report) {
+  const Metrics& m = report.metrics;
+  const Json& slo = report.context.config.at("slo");
+  if (slo.empty() || !m.attainment) return "";
+  std::string limits;
+  for (const auto& [name, limit] : slo.items()) {
+    const std::string_view upper = name == "e2el" ? "E2E" : name == "tpot" ? "TPOT" : "TTFT";
+    limits += fmt::format("{}{} {}", limits.empty() ? "" : ", ", upper, limit.get<std::string>());
+  }
+  return fmt::format("SLO ({}) met by {} of the requests; goodput {} requests/s\n", limits,
+                     percent(m.slo_attainment), number(m.request_goodput, 2));
+}
+
+// The GPU for which the others wait most: the one that waits least itself.
+std::string last_gpu(const BreakdownStats& breakdown) {
+  const std::vector<double>& idle = breakdown.barrier_idle_seconds_per_gpu;
+  if (idle.size() < 2 || breakdown.busy_seconds <= 0) return "";
+  const auto last = std::ranges::min_element(idle);
+  const double mean =
+      std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
+  constexpr double worth_saying = .001;  // of the time
+  if (mean < worth_saying * breakdown.busy_seconds) return "";
+  return fmt::format(
+      "GPU {} holds the others up most: it waits {:.1f} % of the time at barriers, they {:.1f} %",
+      last - idle.begin(), 100 * *last / breakdown.busy_seconds,
+      100 * mean / breakdown.busy_seconds);
+}
+
+// The step kind that takes the most steps.
+const std::pair<std::string, ExpertKindStats>* usual_kind(const ExpertStats& experts) {
+  for (const std::string_view kind : {"decode", "mixed", "prefill"}) {
+    const auto found = std::ranges::find(experts.by_step_kind, kind,
+                                         &std::pair<std::string, ExpertKindStats>::first);
+    if (found != experts.by_step_kind.end()) return &*found;
+  }
+  return nullptr;
+}
+
+// The layer and EP rank that activates most beside the mean rank of the layer.
+std::string hottest_layer(const PoolStats& pool) {
+  const auto* usual = usual_kind(pool.experts);
+  if (usual == nullptr) return "";
+  double steps = 0;
+  for (const auto& [kind, of] : pool.steps.by_kind) {
+    if (kind == usual->first) steps = static_cast<double>(of.steps);
+  }
+  double worst = 1;
+  std::string text;
+  for (const ExpertLayerStats& layer : usual->second.layers) {
+    const std::vector<std::int64_t>& activated = layer.rank_activated.total_by_rank;
+    const auto most = std::ranges::max_element(activated);
+    const double mean = std::accumulate(activated.begin(), activated.end(), 0.0) /
+                        static_cast<double>(activated.size());
+    const auto hottest = static_cast<double>(*most);
+    if (mean <= 0 || hottest / mean <= worst) continue;
+    worst = hottest / mean;
+    const auto rank = static_cast<std::size_t>(most - activated.begin());
+    text = fmt::format(
+        "; in layer {} EP rank {} activates {:.1f} experts in a {} step for {:.0f} tokens, the "
+        "mean rank {:.1f}",
+        layer.layer, rank, hottest / steps, usual->first,
+        static_cast<double>(layer.rank_tokens.total_by_rank[rank]) / steps, mean / steps);
+  }
+  return text;
+}
+
+std::string holds_up(const PoolStats& pool) {
+  const std::string last = last_gpu(pool.breakdown);
+  return last.empty() ? "" : wrapped(last + hottest_layer(pool)) + "\n";
+}
+
 std::string latency_table(const Metrics& metrics) {
   Table table({"latency, ms", "mean", "median", "p90", "p99"});
   const auto add = [&](const char* name, const Summary& of) {
@@ -175,6 +251,7 @@ std::string pool_text(const PoolStats& pool) {
       "barriers idle {}, KV cache {} used, peak {}; routing rows recorded {} (decode)\n",
       percent(pool.breakdown.barrier_idle_share), percent(pool.kv.mean_utilization),
       percent(pool.kv.peak_utilization), percent(decode.recorded));
+  text += holds_up(pool);
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
@@ -208,7 +285,7 @@ std::string summary(const Report& report) {
       "requests/s\n{}\n",
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
-      state_of(report.measurement));
+      state_of(report.measurement) + slo_of(report));
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool);
   text += groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
@@ -216,6 +293,10 @@ std::string summary(const Report& report) {
                         number(m.cost_per_million_output_tokens, 2));
   }
   return text;
+}
+
+std::string trust_of(const OrderedJson& document, const Experiment& e) {
+  return trust_line({{"breakdown", Json(document["breakdown"])}}, e.config);
 }
 
 // A script should not take it for a result that no request was served.
@@ -325,7 +406,8 @@ int run_experiment(const Options& options) {
   if (steps) steps->finish();
   if (events) events->finish();
   if (!options.report.empty()) write_file(options.report, json);
-  print(options.json ? json : text);
+  print(options.json ? json : text + trust_of(document, experiment));
+  if (!options.launch.empty()) print("\n" + launch_text(options.launch, experiment.config));
   return all_rejected(report.metrics) ? 3 : 0;
 }
 
@@ -339,6 +421,7 @@ Action setup_run(CLI::App& command) {
   command.add_flag("--intervals", options->intervals,
                    "run 16 times more with constants, seeds and recorded requests drawn again, and "
                    "say how far the results vary");
+  add_launch_option(command, options->launch);
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
       ->check(CLI::PositiveNumber);
   command.add_option("--profile", options->profile,

@@ -18,8 +18,10 @@
 
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/shipped.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/trust.hpp"
 
 namespace moesim {
 
@@ -410,7 +412,7 @@ class FileFingerprints {
   /// 0 if the config names none. Every text that is the path of a file is taken for its name.
   std::uint64_t of(const Json& config, const std::filesystem::path& folder) {
     std::uint64_t all = 0;
-    if (config.is_string()) return of_path(folder / config.get<std::string>());
+    if (config.is_string()) return of_text(config.get<std::string>(), folder);
     if (!config.is_structured()) return 0;
     for (const Json& value : config) all = and_also(all, of(value, folder));
     return all;
@@ -422,12 +424,23 @@ class FileFingerprints {
     return fnv1a(fmt::format("{:016x}", one), all == 0 ? fnv1a("") : all);
   }
 
+  std::uint64_t of_text(const std::string& text, const std::filesystem::path& folder) {
+    std::uint64_t print = of_path(folder / text);
+    for (const Shipped which : {Shipped::gpu, Shipped::cluster, Shipped::model}) {
+      if (print != 0) break;
+      if (const auto file = shipped_file(which, text)) print = of_path(*file);
+    }
+    return print;
+  }
+
   std::uint64_t of_path(const std::filesystem::path& path) {
     const auto [known, is_new] = known_.try_emplace(path.string(), 0);
     std::error_code none;
     if (!is_new) return known->second;
     std::uint64_t print = 0;
     if (std::filesystem::is_regular_file(path, none)) print = of_file(path);
+    if (std::filesystem::is_regular_file(path / "config.json", none))
+      print = of_path(path / "config.json");
     if (std::filesystem::is_regular_file(path / "meta.json", none)) {
       for (const char* name : {"meta.json", "requests.jsonl", "topk_ids.npy"})
         print = and_also(print, of_path(path / name));
@@ -569,6 +582,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
   }
 
   SweepOutcome outcome{sweep.points.size() - open.size(), 0, open.size(), std::move(written_by)};
+  options.resumes(outcome.resumed);
   const std::vector<std::optional<std::string>> errors = check_points(open, runner, options);
   if (options.stop()) return outcome;
   const auto infeasible = static_cast<std::size_t>(std::count_if(
@@ -605,6 +619,8 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
 StoredSweep read_for_text(const Store& store) {
   std::vector<std::string> pointers;
   for (const Metric* column : text_columns) pointers.emplace_back(column->pointer);
+  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
+  pointers.emplace_back("/engine/name");
   return store.read(pointers);
 }
 

@@ -74,6 +74,8 @@ struct SweepOptions {
   std::function<void(std::size_t, std::size_t)> progress = [](std::size_t, std::size_t) {};
   /// The same for the checks before.
   std::function<void(std::size_t, std::size_t)> checked = [](std::size_t, std::size_t) {};
+  /// Called once, before the checks: how many points are done already.
+  std::function<void(std::size_t)> resumes = [](std::size_t) {};
   /// Asked before each point: true ends the sweep after the points in flight.
   std::function<bool()> stop = [] { return false; };
 };

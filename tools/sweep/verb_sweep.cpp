@@ -12,6 +12,7 @@
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/cli/this_build.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/sweep/slurm.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -78,13 +79,14 @@ int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
     checks.finish();
     progress.update(static_cast<std::int64_t>(finished), static_cast<std::int64_t>(total));
   };
+  how.resumes = [&](std::size_t done) {
+    if (done > 0) spdlog::info("{} of {} points were done before", done, sweep.points.size());
+  };
   how.stop = [] { return InterruptGuard::interrupted(); };
 
-  const InterruptGuard guard;
+  const InterruptGuard guard("the points in flight are finished and kept; again to stop at once");
   const SweepOutcome outcome = run_sweep(sweep, options.store, runner, how);
   progress.finish();
-  if (outcome.resumed > 0)
-    spdlog::info("{} of {} points were done before", outcome.resumed, sweep.points.size());
   if (outcome.resumed > 0 && outcome.written_by != how.version) {
     spdlog::warn(
         "they were done by moesim {}, this is {}: results may differ; to run all again, name "
@@ -93,12 +95,14 @@ int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
         how.version);
   }
   if (outcome.left > 0) {
-    spdlog::warn("stopped with {} points left; the same command runs them", outcome.left);
+    spdlog::warn(
+        "stopped with {} of {} points done, which {} keeps; the same command runs the other {}",
+        sweep.points.size() - outcome.left, sweep.points.size(), options.store, outcome.left);
     return exit_interrupted;
   }
   sweep.points = {};  // the store has them
   const StoredSweep stored = read_for_text(Store::open(options.store));
-  print(sweep_text(stored));
+  print(sweep_text(stored) + trust_line(stored));
   const bool failed =
       std::any_of(stored.points.begin(), stored.points.end(),
                   [](const StoredPoint& point) { return point.status == PointStatus::failed; });

@@ -12,7 +12,9 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/plan/launch.hpp"
 #include "tools/sweep/slo_search.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -23,7 +25,7 @@ namespace {
 constexpr int exit_limit_not_met = 3;
 
 struct Options {
-  std::string config, report, store;
+  std::string config, report, store, launch;
   double attainment = .9;
   bool json = false, sure = false;
 };
@@ -214,7 +216,9 @@ int run(const Options& options) {
   TraceLibrary traces;
   Remarks remarks;
   ProgressBar bounds("combinations looked at"), progress("runs");
-  const InterruptGuard guard;
+  const InterruptGuard guard(
+      options.store.empty() ? "nothing is kept without --store; again to stop at once"
+                            : "the runs in flight are finished and kept; again to stop at once");
   SloHooks hooks;
   hooks.stop = InterruptGuard::interrupted;
   hooks.bounded = [&](std::size_t done, std::size_t total) {
@@ -232,8 +236,10 @@ int run(const Options& options) {
   if (!options.report.empty()) {
     write_file(options.report, Json::parse(result.best_report).dump(1) + "\n");
   }
+  const SloRun& best = result.found.front();
   print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
-                     : found_text(result, sweep, axes));
+                     : found_text(result, sweep, axes) + trust_line(best.report, best.config));
+  if (!options.launch.empty()) print("\n" + launch_text(options.launch, best.config));
   return 0;
 }
 
@@ -259,6 +265,7 @@ Action setup_tune(CLI::App& command) {
       ->check(CLI::Range(0., 1.))
       ->capture_default_str();
   command.add_flag("--sure", options->sure, "run every point that could still be better");
+  add_launch_option(command, options->launch);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(std::string(footer));
   return [options] { return run(*options); };

@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 
+#include "hardware/shipped.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
-#include "tools/cli/data_folder.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"

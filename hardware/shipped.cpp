@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/shipped.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+std::filesystem::path data_folder() {
+  if (const char* named = std::getenv("MOESIM_DATA"); named != nullptr && *named != '\0')
+    return named;
+  std::error_code none;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", none);
+  const auto installed = (program.parent_path() / MOESIM_INSTALLED_DATA).lexically_normal();
+  if (std::filesystem::is_directory(installed / "hardware", none)) return installed;
+  return MOESIM_SOURCE_DIR;
+}
+
+namespace {
+
+struct Kind {
+  const char* folder;
+  const char* word;
+  const char* list;  // what `moesim list` calls them
+};
+constexpr std::array<Kind, 3> kinds{{{"hardware/gpus", "GPU", "gpus"},
+                                     {"hardware/clusters", "cluster", "clusters"},
+                                     {"models/zoo", "model", "models"}}};
+const Kind& kind(Shipped which) { return kinds[static_cast<std::size_t>(which)]; }
+
+// "Qwen/Qwen3-30B-A3B" as file names are written: "qwen3_30b_a3b".
+std::string short_name(std::string_view name) {
+  while (name.ends_with('/')) name.remove_suffix(1);
+  name.remove_prefix(name.rfind('/') + 1);
+  std::string text;
+  for (const char c : name) {
+    const bool word = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    text += word ? static_cast<char>(std::tolower(static_cast<unsigned char>(c))) : '_';
+  }
+  return text;
+}
+
+// Paths are not taken for misspelt names.
+bool is_path(std::string_view text) {
+  return text.ends_with(".json") || text.starts_with('.') || text.starts_with('/');
+}
+
+[[noreturn]] void refuse(const ConfigNode& node, Shipped which) {
+  const std::vector<std::string> names = shipped_names(which);
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  const std::string wanted = short_name(node.text());
+  std::string_view nearest = nearest_name(wanted, views);
+  // A longer name of the same family, as "deepseek_v3_0324" is.
+  for (const std::string_view name : views) {
+    if (nearest.empty() && (wanted.starts_with(name) || name.starts_with(wanted))) nearest = name;
+  }
+  const std::string hint = nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
+  node.fail(fmt::format("no file and no {} is called \"{}\"; {}they are: moesim list {}",
+                        kind(which).word, node.text(), hint, kind(which).list));
+}
+
+}  // namespace
+
+std::vector<std::string> shipped_names(Shipped which) {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(data_folder() / kind(which).folder, none)) {
+    if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_view name) {
+  std::filesystem::path file = data_folder() / kind(which).folder / (short_name(name) + ".json");
+  std::error_code none;
+  return std::filesystem::is_regular_file(file, none) ? std::optional(file) : std::nullopt;
+}
+
+std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
+  const std::string text = node.text();
+  const std::filesystem::path file = node.relative(text);
+  std::error_code none;
+  if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
+  if (is_path(text) || std::filesystem::exists(file, none)) return file;
+  if (const auto shipped = shipped_file(which, text)) return *shipped;
+  refuse(node, which);
+}
+
+ConfigNode named_or_inline(const ConfigNode& node, Shipped which) {
+  return node.json().is_string() ? ConfigNode::from_file(named_file(node, which)) : node;
+}
+
+}  // namespace moesim

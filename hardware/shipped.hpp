@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The folder with hardware/, models/ and configs/ where data files are looked for unless a command
+/// says otherwise: what the environment variable MOESIM_DATA names, else share/moesim beside the
+/// installed program, else the source tree that the program was built from.
+std::filesystem::path data_folder();
+
+/// What comes along as JSON files that may be called by their short names: "h200", "h200x16",
+/// "glm_4_5_air".
+enum class Shipped { gpu, cluster, model };
+
+/// The names that there are, sorted.
+std::vector<std::string> shipped_names(Shipped);
+/// The file of a name, or nothing. Names are also found as others write them: "zai-org/GLM-4.5-Air"
+/// is "glm_4_5_air".
+std::optional<std::filesystem::path> shipped_file(Shipped, std::string_view name);
+
+/// The file that a text names: by its path, relative to the text's own file, by a folder with a
+/// config.json, or by a short name, in this order. Throws ConfigError with the nearest names.
+std::filesystem::path named_file(const ConfigNode&, Shipped);
+/// The object that a value is, or the one in the file that it names.
+ConfigNode named_or_inline(const ConfigNode&, Shipped);
+
+}  // namespace moesim

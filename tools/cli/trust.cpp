@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/cli/trust.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "hardware/shipped.hpp"
+#include "tools/cli/output.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Least and most over some runs.
+struct Shares {
+  double low = std::numeric_limits<double>::infinity(), high = 0;
+  void add(double share) {
+    low = std::min(low, share);
+    high = std::max(high, share);
+  }
+  std::string text() const {
+    const std::string most = fmt::format("{:.0f}", 100 * high),
+                      least = fmt::format("{:.0f}", 100 * low);
+    return least == most ? most + " %" : fmt::format("{} to {} %", least, most);
+  }
+};
+
+double at(const Json& report, std::string_view pointer) {
+  const Json::json_pointer place{std::string(pointer)};
+  return report.contains(place) && report.at(place).is_number() ? report.at(place).get<double>()
+                                                                : 0;
+}
+
+std::string percent(double error) {
+  return fmt::format(
+      "{} %", error < .1 ? fmt::format("{:.1f}", 100 * error) : fmt::format("{:.0f}", 100 * error));
+}
+
+// "; TPOT was 14 % off in the median of 47 measured runs held out (28 % in one of ten)"
+std::string error_text(std::string_view engine) {
+  const std::filesystem::path file = data_folder() / "hardware/accuracy.json";
+  if (!std::filesystem::exists(file)) return "";
+  const ConfigNode accuracy = ConfigNode::from_file(file);
+  std::string text;
+  for (const Json& row : accuracy.json().at("held_out")) {
+    if (row.at("engine") != (engine.empty() ? "none" : engine)) continue;
+    const std::string worst =
+        row.contains("p90_error")
+            ? fmt::format(" ({} in one of ten)", percent(row.at("p90_error").get<double>()))
+            : "";
+    text += fmt::format("; {} was {} off in the median of {} measured runs held out{}",
+                        row.at("quantity").get<std::string>(),
+                        percent(row.at("median_error").get<double>()), row.at("points").get<int>(),
+                        worst);
+  }
+  return text;
+}
+
+std::string engine_of(const Json& config) {
+  const Json::json_pointer name("/engine/name");
+  return config.contains(name) ? config.at(name).get<std::string>() : "";
+}
+
+}  // namespace
+
+std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
+  Shares here, beyond, between, carried, bare;
+  for (const Json* report : reports) {
+    if (!report->contains("breakdown")) continue;
+    const double far = at(*report, trust_pointers[0]), none = at(*report, trust_pointers[1]);
+    const double inside = at(*report, trust_pointers[3]), other = at(*report, trust_pointers[4]);
+    here.add(1 - far - none - inside - other);
+    beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
+  }
+  if (here.low > 1) return "";
+  std::string text =
+      fmt::format("trust: of the time {} rests on measurements of this GPU", here.text());
+  const auto add = [&](const Shares& shares, const char* what) {
+    if (shares.high >= .005) text += fmt::format(", {} {}", shares.text(), what);
+  };
+  add(between, "between points of its tables");
+  add(beyond, "beyond what its constants were fitted on");
+  add(carried, "carried over from another GPU");
+  add(bare, "on data sheets and family defaults alone");
+  return wrapped(text + error_text(engine), 100, 2) + "\n";
+}
+
+std::string trust_line(const Json& report, const Json& config) {
+  const Json* const one[] = {&report};
+  return trust_line_over(one, engine_of(config));
+}
+
+std::string trust_line(const StoredSweep& sweep) {
+  std::vector<const Json*> reports;
+  std::string engine;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) continue;
+    if (reports.empty()) engine = engine_of(point.config);
+    reports.push_back(&point.report);
+  }
+  return trust_line_over(reports, engine);
+}
+
+}  // namespace moesim

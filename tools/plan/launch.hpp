@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+/// The commands that start a deployment on an engine ("vllm", "sglang", "trtllm") and put the
+/// experiment's load on it, and a line for each thing the experiment has that the engine cannot be
+/// told. `config` is an experiment, as written or resolved.
+std::string launch_text(const std::string& engine, const Json& config);
+
+/// The option --launch.
+inline void add_launch_option(CLI::App& command, std::string& engine) {
+  command
+      .add_option("--launch", engine,
+                  "print an engine's own command for it, and its benchmark's: vllm, sglang, trtllm")
+      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
+}
+
+}  // namespace moesim
