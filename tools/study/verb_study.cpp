@@ -59,7 +59,7 @@ int run_regimes(const Options& options) {
   load_experiment(ConfigNode(sweep.points.front().config.at("experiment"), study.base_file),
                   traces);
   ProgressBar progress("points");
-  const InterruptGuard guard;
+  const InterruptGuard guard("the cases in flight are finished and kept; again to stop at once");
   const SweepOutcome outcome =
       run_sweep(sweep, options.store, runner, how_to_run(options, progress));
   progress.finish();
