@@ -3,10 +3,11 @@
 
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/analysis/best.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 

@@ -7,6 +7,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 

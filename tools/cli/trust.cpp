@@ -58,12 +58,12 @@ std::string error_text(std::string_view engine) {
   return text;
 }
 
+}  // namespace
+
 std::string engine_of(const Json& config) {
   const Json::json_pointer name("/engine/name");
   return config.contains(name) ? config.at(name).get<std::string>() : "";
 }
-
-}  // namespace
 
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
   Shares here, beyond, between, carried, bare;
@@ -90,17 +90,6 @@ std::string trust_line_over(std::span<const Json* const> reports, std::string_vi
 std::string trust_line(const Json& report, const Json& config) {
   const Json* const one[] = {&report};
   return trust_line_over(one, engine_of(config));
-}
-
-std::string trust_line(const StoredSweep& sweep) {
-  std::vector<const Json*> reports;
-  std::string engine;
-  for (const StoredPoint& point : sweep.points) {
-    if (point.status != PointStatus::done) continue;
-    if (reports.empty()) engine = engine_of(point.config);
-    reports.push_back(&point.report);
-  }
-  return trust_line_over(reports, engine);
 }
 
 }  // namespace moesim

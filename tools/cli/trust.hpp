@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "hardware/config.hpp"
-#include "tools/sweep/store.hpp"
 
 namespace moesim {
 
@@ -25,7 +24,7 @@ inline constexpr std::array<std::string_view, 5> trust_pointers{
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine);
 /// Of one run; the engine is the config's.
 std::string trust_line(const Json& report, const Json& config);
-/// Of all that is done in a store that was read with trust_pointers.
-std::string trust_line(const StoredSweep&);
+/// The engine that a config names, or "".
+std::string engine_of(const Json& config);
 
 }  // namespace moesim

@@ -13,6 +13,7 @@
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 

@@ -17,7 +17,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/run/event_log.hpp"
 #include "tools/run/intervals.hpp"
 #include "tools/run/run_csv.hpp"

@@ -85,14 +85,6 @@ std::vector<Axis> axes_of(const Json& sweep) {
   return named_axes({pointers.begin(), pointers.end()});
 }
 
-const Json* find_value(const Json& json, const std::string& pointer) {
-  try {
-    return &json.at(Json::json_pointer(pointer));
-  } catch (const Json::exception&) {
-    return nullptr;
-  }
-}
-
 bool same_setting(const Json& a, const Json& b) {
   if (a == b) return true;
   if (a.is_string() && b.is_object()) return b == Json{{"type", a}};

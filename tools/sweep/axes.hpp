@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "tools/cli/find_value.hpp"
 
 namespace moesim {
 
@@ -22,9 +23,6 @@ std::vector<Axis> named_axes(const std::vector<std::string>& pointers);
 /// Everything that a sweep file sets, sorted by pointer. Throws ConfigError, without a file, if
 /// that is not written as in a sweep file.
 std::vector<Axis> axes_of(const Json& sweep);
-
-/// The value at a JSON pointer, or nullptr where there is none.
-const Json* find_value(const Json& json, const std::string& pointer);
 
 /// Whether two config values mean the same: equal, or a policy written as "metro" in one and as
 /// {"type": "metro"} in the other.

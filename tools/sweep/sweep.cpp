@@ -658,4 +658,15 @@ std::string sweep_text(const StoredSweep& sweep) {
                      count_by_status(sweep.points), others);
 }
 
+std::string trust_line(const StoredSweep& sweep) {
+  std::vector<const Json*> reports;
+  std::string engine;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) continue;
+    if (reports.empty()) engine = engine_of(point.config);
+    reports.push_back(&point.report);
+  }
+  return trust_line_over(reports, engine);
+}
+
 }  // namespace moesim

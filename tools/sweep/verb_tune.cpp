@@ -9,12 +9,12 @@
 
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
 #include "tools/sweep/slo_search.hpp"
 #include "tools/sweep/sweep.hpp"
 

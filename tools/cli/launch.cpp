@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/plan/launch.hpp"
+#include "tools/cli/launch.hpp"
 
 #include <algorithm>
 #include <optional>
@@ -9,7 +9,7 @@
 
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
-#include "tools/sweep/axes.hpp"
+#include "tools/cli/find_value.hpp"
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
 // (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
