@@ -10,6 +10,7 @@
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
 #include "tools/cli/find_value.hpp"
+#include "tools/cli/table.hpp"
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
 // (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
