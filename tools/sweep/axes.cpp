@@ -110,12 +110,6 @@ std::string setting_text(const Json& value) {
   return text;
 }
 
-std::string number_text(double value) {
-  const double size = std::abs(value);
-  const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
-  return fmt::format("{:.{}f}", value, digits);
-}
-
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings) {
   std::vector<std::size_t> widths;

@@ -7,6 +7,7 @@
 
 #include "hardware/config.hpp"
 #include "tools/cli/find_value.hpp"
+#include "tools/cli/table.hpp"
 
 namespace moesim {
 
@@ -32,9 +33,6 @@ bool same_setting(const Json& a, const Json& b);
 /// objects as their values with the type first ({"type": "eplb", "replication": 1.5} is "eplb
 /// 1.5").
 std::string setting_text(const Json& value);
-
-/// A number with about four digits and no exponent.
-std::string number_text(double value);
 
 /// A table of at most 100 columns: the first `settings` columns are cut with "~" to fit, widest
 /// first, and where that is not enough the last of them are left out, and named below.
