@@ -71,7 +71,7 @@ std::string trust_line_over(std::span<const Json* const> reports, std::string_vi
     if (!report->contains("breakdown")) continue;
     const double far = at(*report, trust_pointers[0]), none = at(*report, trust_pointers[1]);
     const double inside = at(*report, trust_pointers[3]), other = at(*report, trust_pointers[4]);
-    here.add(1 - far - none - inside - other);
+    here.add(std::max(0.0, 1 - far - none - inside - other));
     beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
   }
   if (here.low > 1) return "";
