@@ -38,8 +38,7 @@ int run(const Options& options) {
   for (const auto* side : {&baseline, &candidate}) {
     for (const Setting& setting : *side) pointers.push_back(setting.pointer);
   }
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   const StoredSweep sweep = Store::open(options.store).read(pointers);
   const Comparison result = compare(sweep, baseline, candidate);
   print(options.json ? comparison_json(result).dump(1) + "\n"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,11 +10,8 @@
 
 namespace moesim {
 
-/// Where a report has the shares of the time by what its prediction rests on: what
-/// trust_line_over() reads.
-inline constexpr std::array<std::string_view, 5> trust_pointers{
-    "/breakdown/extrapolated_share", "/breakdown/unmeasured_share", "/breakdown/measured_share",
-    "/breakdown/interpolated_share", "/breakdown/carried_over_share"};
+/// What the lines below read of a report, and of its config: JSON pointers.
+std::vector<std::string> trust_pointers();
 
 /// Of some runs, in a line or two: which share of their time rests on constants or tables measured
 /// on that GPU, beyond them, carried over, or on a data sheet alone; and how far such predictions

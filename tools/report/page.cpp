@@ -405,8 +405,7 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   for (const ComparedMetric& compared : compared_metrics) {
     pointers.emplace_back(compared.metric->pointer);
   }
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   return pointers;
 }
 

@@ -333,10 +333,10 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
 namespace {
 
 // A policy's step against the reference's over x, at its best ratio for each.
-std::string series_of(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
+std::string series_of(const std::vector<RegimeCell>& cells, const std::vector<RegimeRow>& rows,
                       std::size_t group, const std::string& policy) {
   std::map<double, double> best;
-  for (const RegimeCell& cell : regime_map(study, rows)) {
+  for (const RegimeCell& cell : cells) {
     if (cell.fastest->group != group) continue;
     for (const RegimeRow& row : rows) {
       if (row.group != group || row.batch != cell.fastest->batch || row.policy != policy) continue;
@@ -356,13 +356,14 @@ void plot_regimes(const RegimeStudy& study, const std::vector<RegimeRow>& rows,
                   const std::filesystem::path& file) {
   plot_terminal(file);  // refuses other endings
   require_writable(file);
+  const std::vector<RegimeCell> cells = regime_map(study, rows);
   std::string data, panels, titles;
   std::size_t index = 0;
   int panel = 0;
   for (std::size_t group = 0; group < study.cases.size(); ++group) {
     std::string plot;
     for (std::size_t i = 0; i < study.policies.size(); ++i) {
-      const std::string places = series_of(study, rows, group, study.policies[i].first);
+      const std::string places = series_of(cells, rows, group, study.policies[i].first);
       if (places.empty()) continue;
       data += fmt::format("x {}\n{}\n\n", plot_heading(study.policies[i].first), places);
       plot += fmt::format(

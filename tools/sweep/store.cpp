@@ -488,14 +488,14 @@ void Store::record(const std::string& config_hash, PointStatus status, std::stri
 }
 
 void Store::record(std::span<const StoreRow> rows, std::span<const SweepPoint> of) {
-  execute("BEGIN IMMEDIATE");
-  insert(of);
-  for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
-  execute("COMMIT");
+  record(
+      rows.size(), [&](std::size_t i) { return rows[i]; }, of);
 }
 
-void Store::record(std::size_t count, const std::function<StoreRow(std::size_t)>& row) {
+void Store::record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
+                   std::span<const SweepPoint> of) {
   execute("BEGIN IMMEDIATE");
+  insert(of);
   for (std::size_t i = 0; i < count; ++i) {
     const StoreRow next = row(i);
     record(next.config_hash, next.status, next.error, next.report);

@@ -116,7 +116,8 @@ class Store {
   void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
   /// The same for `count` points, of which row(0), row(1), .. are asked for in this order: one at a
   /// time is in memory.
-  void record(std::size_t count, const std::function<StoreRow(std::size_t)>& row);
+  void record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
+              std::span<const SweepPoint> of = {});
 
  private:
   struct Close {

@@ -619,8 +619,7 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
 StoredSweep read_for_text(const Store& store) {
   std::vector<std::string> pointers;
   for (const Metric* column : text_columns) pointers.emplace_back(column->pointer);
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   return store.read(pointers);
 }
 
