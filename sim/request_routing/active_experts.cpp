@@ -6,15 +6,22 @@
 
 namespace moesim {
 
-ActiveExperts::ActiveExperts(std::size_t groups, int layers, int experts, int experts_per_token)
+namespace {
+
+double probability_of(const LikelyExpert& likely) {
+  return std::min(static_cast<double>(likely.probability), 0.99);
+}
+
+}  // namespace
+
+ActiveExperts::ActiveExperts(std::size_t groups, int layers, int experts)
     : layers_(static_cast<std::size_t>(layers)),
       experts_(static_cast<std::size_t>(experts)),
-      experts_per_token_(experts_per_token),
-      requests_with_(groups, std::vector<std::int32_t>(layers_ * experts_)),
+      log_unread_(groups, std::vector<double>(layers_ * experts_)),
       expected_(groups) {}
 
 void ActiveExperts::add(std::uint32_t request, std::size_t group,
-                        std::span<const std::uint16_t> profile) {
+                        std::span<const LikelyExpert> profile) {
   remove(request);
   expected_[group] += expected_new(group, profile);
   count(group, profile, 1);
@@ -30,21 +37,21 @@ void ActiveExperts::remove(std::uint32_t request) {
   placed_.erase(found);
 }
 
-void ActiveExperts::count(std::size_t group, std::span<const std::uint16_t> profile, int change) {
+void ActiveExperts::count(std::size_t group, std::span<const LikelyExpert> profile, int change) {
   const std::size_t top = profile.size() / std::max<std::size_t>(layers_, 1);
   for (std::size_t i = 0; i < profile.size(); ++i) {
-    requests_with_[group][index(i, top, profile[i])] += change;
+    log_unread_[group][index(i, top, profile[i].expert)] +=
+        change * std::log1p(-probability_of(profile[i]));
   }
 }
 
-double ActiveExperts::expected_new(std::size_t group,
-                                   std::span<const std::uint16_t> profile) const {
+double ActiveExperts::expected_new(std::size_t group, std::span<const LikelyExpert> profile) const {
   if (profile.empty()) return 0;
   const std::size_t top = profile.size() / layers_;
-  const double p = std::min(1.0, experts_per_token_ / static_cast<double>(top));
   double fresh = 0;
   for (std::size_t i = 0; i < profile.size(); ++i) {
-    fresh += p * std::pow(1 - p, requests_with_[group][index(i, top, profile[i])]);
+    const double unread = std::exp(log_unread_[group][index(i, top, profile[i].expert)]);
+    fresh += probability_of(profile[i]) * unread;
   }
   return fresh;
 }

@@ -16,8 +16,10 @@ std::size_t alike(std::size_t blocks) { return (4 * blocks + 4) / 5; }
 
 }  // namespace
 
-ExpertHistory::ExpertHistory(int layers, int experts)
-    : layers_(static_cast<std::size_t>(layers)), experts_(static_cast<std::size_t>(experts)) {}
+ExpertHistory::ExpertHistory(int layers, int experts, int experts_per_token)
+    : layers_(static_cast<std::size_t>(layers)),
+      experts_(static_cast<std::size_t>(experts)),
+      experts_per_token_(experts_per_token) {}
 
 void ExpertHistory::add(Use& use, std::span<const std::int64_t> counts) const {
   use.tokens.resize(counts.size());
@@ -25,9 +27,10 @@ void ExpertHistory::add(Use& use, std::span<const std::int64_t> counts) const {
   use.most = most_used(use.tokens);
 }
 
-std::vector<std::uint16_t> ExpertHistory::most_used(std::span<const std::int64_t> counts) const {
+std::vector<LikelyExpert> ExpertHistory::most_used(std::span<const std::int64_t> counts) const {
   const std::size_t most = std::min<std::size_t>(top, experts_);
-  std::vector<std::uint16_t> used, order(experts_);
+  std::vector<LikelyExpert> used;
+  std::vector<std::uint16_t> order(experts_);
   for (std::size_t l = 0; l < layers_; ++l) {
     const auto of_layer = counts.subspan(l * experts_, experts_);
     std::iota(order.begin(), order.end(), std::uint16_t{0});
@@ -35,29 +38,49 @@ std::vector<std::uint16_t> ExpertHistory::most_used(std::span<const std::int64_t
     std::partial_sort(order.begin(), end, order.end(), [&](auto a, auto b) {
       return std::pair(-of_layer[a], a) < std::pair(-of_layer[b], b);
     });
-    used.insert(used.end(), order.begin(), end);
+    const auto picks = std::accumulate(
+        order.begin(), end, std::int64_t{0},
+        [&](std::int64_t sum, std::uint16_t expert) { return sum + of_layer[expert]; });
+    for (auto expert = order.begin(); expert != end; ++expert) {
+      const double share =
+          picks == 0 ? 0 : static_cast<double>(of_layer[*expert]) / static_cast<double>(picks);
+      used.push_back({*expert, static_cast<float>(std::min(1.0, experts_per_token_ * share))});
+    }
   }
   return used;
 }
 
-void ExpertHistory::record(const Binding& binding, std::int32_t output_tokens,
-                           const RowSource& source, std::vector<BlockHash> prompt) {
+std::vector<std::int64_t> ExpertHistory::count(const Binding& binding, Phase phase,
+                                               std::int64_t first, std::int32_t tokens,
+                                               const RowSource& source) const {
   std::vector<RowRange> rows;
   RoutingCoverage coverage;
-  source.append(binding, Phase::decode, 0, std::min(output_tokens, tokens_of_profile), 0, rows,
-                coverage);
-  const RoutingTrace& trace = source.trace(Phase::decode);
+  source.append(binding, phase, first, tokens, 0, rows, coverage);
+  const RoutingTrace& trace = source.trace(phase);
   const auto k = static_cast<std::size_t>(trace.experts_per_token());
   std::vector<std::int64_t> counts(layers_ * experts_);
   trace.visit([&](auto ids) {
     for (const RowRange& range : rows) {
-      const std::size_t first = static_cast<std::size_t>(range.first_row) * layers_ * k;
-      const std::size_t count = static_cast<std::size_t>(range.count) * layers_ * k;
-      for (std::size_t i = 0; i < count; ++i) {
-        ++counts[i / k % layers_ * experts_ + static_cast<std::size_t>(ids[first + i])];
+      const std::size_t begin = static_cast<std::size_t>(range.first_row) * layers_ * k;
+      const std::size_t end = begin + static_cast<std::size_t>(range.count) * layers_ * k;
+      for (std::size_t i = begin; i < end; ++i) {
+        ++counts[i / k % layers_ * experts_ + static_cast<std::size_t>(ids[i])];
       }
     }
   });
+  return counts;
+}
+
+std::vector<LikelyExpert> ExpertHistory::used_by(const Binding& binding, Phase phase,
+                                                 std::int64_t first, std::int32_t tokens,
+                                                 const RowSource& source) const {
+  return most_used(count(binding, phase, first, tokens, source));
+}
+
+void ExpertHistory::record(const Binding& binding, std::int32_t output_tokens,
+                           const RowSource& source, std::vector<BlockHash> prompt) {
+  const std::vector<std::int64_t> counts =
+      count(binding, Phase::decode, 0, std::min(output_tokens, tokens_of_profile), source);
   add(all_, counts);
   add(of_topic_[source.workload(binding)], counts);
 
@@ -78,8 +101,8 @@ void ExpertHistory::forget_oldest() {
   ++forgotten_;
 }
 
-std::span<const std::uint16_t> ExpertHistory::predict(std::span<const BlockHash> prompt,
-                                                      std::optional<std::uint32_t> topic) const {
+std::span<const LikelyExpert> ExpertHistory::predict(std::span<const BlockHash> prompt,
+                                                     std::optional<std::uint32_t> topic) const {
   for (std::size_t b = prompt.size(); b > 0 && b >= alike(prompt.size()); --b) {
     const auto found = profile_of_.find(prompt[b - 1]);
     if (found != profile_of_.end()) return recent_[found->second - forgotten_].experts;
@@ -91,7 +114,7 @@ std::span<const std::uint16_t> ExpertHistory::predict(std::span<const BlockHash>
   return all_.most;
 }
 
-double expert_locality(std::span<const std::uint16_t> experts, const ExpertPlacement& placement,
+double expert_locality(std::span<const LikelyExpert> experts, const ExpertPlacement& placement,
                        const ParallelPlan& plan, int dp_rank) {
   if (experts.empty() || placement.empty()) return 0;
   // EP ranks that the DP rank's GPUs belong to.
@@ -101,7 +124,7 @@ double expert_locality(std::span<const std::uint16_t> experts, const ExpertPlace
   std::int64_t local = 0;
   for (std::size_t i = 0; i < experts.size(); ++i) {
     const LayerPlacement& layer = placement[i / top];
-    const auto hosts = layer.hosts_of(experts[i]);
+    const auto hosts = layer.hosts_of(experts[i].expert);
     local += std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
       const int gpu = layer.gpu_of_slot(slot);
       return first <= gpu && gpu <= last;

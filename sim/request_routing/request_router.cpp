@@ -33,6 +33,8 @@ std::unique_ptr<RequestRouter> make_joint_router(ConfigReader&, const RouterCont
 std::span<const Key> joint_router_keys();
 std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader&, const RouterContext&);
 std::span<const Key> activation_aware_router_keys();
+std::unique_ptr<RequestRouter> make_affinity_router(ConfigReader&, const RouterContext&);
+std::span<const Key> affinity_router_keys();
 
 OneByOneRouter::OneByOneRouter(ConfigReader& options) {
   central_ = options.choice("admission") == 1;
@@ -95,6 +97,10 @@ std::span<const Key> one_by_one_keys() {
 
 }  // namespace
 
+ExpertsFrom read_experts_from(ConfigReader& options) {
+  return static_cast<ExpertsFrom>(options.choice("experts_from"));
+}
+
 const Registry<RequestRouter, const RouterContext&>& request_routers() {
   static const Registry<RequestRouter, const RouterContext&> table(
       "request_routing",
@@ -126,7 +132,10 @@ const Registry<RequestRouter, const RouterContext&>& request_routers() {
         make_joint_router, joint_router_keys},
        {"activation_aware",
         "the EP group whose step, KV and experts read, is shortest with the request",
-        make_activation_aware_router, activation_aware_router_keys}});
+        make_activation_aware_router, activation_aware_router_keys},
+       {"affinity",
+        "the EP group, of those about as small as any, that reads most of its experts already",
+        make_affinity_router, affinity_router_keys}});
   return table;
 }
 

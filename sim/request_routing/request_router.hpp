@@ -49,6 +49,8 @@ struct PendingRequest {
   /// [rank], how many experts the rank's EP group would read in a decode step with it, expected,
   /// over all layers; RouterNeeds::experts_read
   std::span<const double> experts_read{};
+  /// [rank], how many of these its group does not read without it; RouterNeeds::experts_read
+  std::span<const double> experts_added{};
 };
 
 /// What a router decides from.
@@ -67,6 +69,11 @@ struct Assignment {
   double score = 0;  ///< what the router went by, for the record
 };
 
+/// What a router knows a request's experts from (ExpertHistory). `prompt` is what a front end of a
+/// decode pool can be told with the KV cache; `first_tokens` is known to none before they are
+/// generated: what knowing them would be worth.
+enum class ExpertsFrom { history, topic, prompt, first_tokens };
+
 /// What a router looks at beside loads. What it does not need is not gathered.
 struct RouterNeeds {
   std::size_t window = 1;  ///< pending requests that it chooses among
@@ -74,7 +81,7 @@ struct RouterNeeds {
   bool prefixes = false;
   bool locality = false;
   bool experts_read = false;
-  bool topics = false;  ///< experts are predicted knowing the workload tag of a request
+  ExpertsFrom experts_from = ExpertsFrom::history;
   std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
 };
 
@@ -108,8 +115,14 @@ struct RouterContext {
 inline constexpr std::array<std::string_view, 2> admission_names{"rank", "central"};
 inline constexpr Key admission_key{"admission", form::choice(admission_names), "rank",
                                    "where a request waits for a seat: on its rank, or unassigned"};
-inline constexpr Key topics_key{"topics", form::flag, "false",
-                                "experts are predicted knowing the workload tag of a request"};
+inline constexpr std::array<std::string_view, 4> experts_from_names{"history", "topic", "prompt",
+                                                                    "first_tokens"};
+inline constexpr Key experts_from_key{
+    "experts_from", form::choice(experts_from_names), "history",
+    "which experts a request will use is predicted from: requests that finished; of them those of "
+    "its workload tag; its last 16 prompt tokens; the first 16 that it will generate (unknowable)"};
+/// The value of `experts_from_key`.
+ExpertsFrom read_experts_from(ConfigReader& options);
 
 /// Routers that place one request after the other, first come, first served. Reads the option
 /// "admission": "rank" (default) sends a request to a rank at once, there to wait; "central" keeps
@@ -147,7 +160,7 @@ std::int64_t barrier_of(std::span<const RankLoad> group);
 std::int64_t least_barrier(std::span<const RankLoad> ranks);
 
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
-/// fast_phi, cache_aware, dynamo_kv, joint, activation_aware.
+/// fast_phi, cache_aware, dynamo_kv, joint, activation_aware, affinity.
 const Registry<RequestRouter, const RouterContext&>& request_routers();
 
 }  // namespace moesim

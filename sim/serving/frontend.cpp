@@ -17,9 +17,9 @@ Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instance
       router_(experiment.policies->request_routing.make(experiment.request_routing,
                                                         router_context(experiment))),
       needs_(router_->needs()),
-      history_(experiment.model.moe_layers(), experiment.model.experts),
-      active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts,
-                      experiment.model.experts_per_token),
+      history_(experiment.model.moe_layers(), experiment.model.experts,
+               experiment.model.experts_per_token),
+      active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts),
       published_(static_cast<std::size_t>(experiment.ranks())),
       seen_(instances_.size()) {}
 
@@ -79,9 +79,26 @@ std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
                        experiment_.kv_layout.block_tokens);
 }
 
-std::span<const std::uint16_t> Frontend::experts_of(const PendingRequest& pending) const {
-  if (!needs_.topics) return history_.predict(pending.hashes);
-  return history_.predict(pending.hashes, rows_.workload(requests_[pending.id].binding));
+std::vector<LikelyExpert> Frontend::experts_of(const PendingRequest& pending) const {
+  constexpr std::int32_t tokens = 16;  // of the request itself
+  const RequestRecord& record = requests_[pending.id];
+  const auto predicted = [&](std::optional<std::uint32_t> topic) {
+    const auto experts = history_.predict(pending.hashes, topic);
+    return std::vector<LikelyExpert>(experts.begin(), experts.end());
+  };
+  switch (needs_.experts_from) {
+    case ExpertsFrom::history: break;
+    case ExpertsFrom::topic: return predicted(rows_.workload(record.binding));
+    case ExpertsFrom::prompt: {
+      const std::int32_t count = std::min(tokens, record.prompt_tokens);
+      return history_.used_by(record.binding, Phase::prefill, record.prompt_tokens - count, count,
+                              rows_);
+    }
+    case ExpertsFrom::first_tokens:
+      return history_.used_by(record.binding, Phase::decode, 0,
+                              std::min(tokens, record.output_tokens), rows_);
+  }
+  return predicted({});
 }
 
 void Frontend::finished(std::uint32_t request) {
@@ -108,6 +125,7 @@ void Frontend::show() {
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
   experts_read_.resize(needs_.experts_read ? shown * count : 0);
+  experts_added_.resize(experts_read_.size());
   pending_.clear();
   for (std::size_t i = 0; i < shown; ++i) {
     const Waiting& waiting = waiting_[i];
@@ -143,11 +161,14 @@ void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::siz
   }
   if (needs_.experts_read) {
     const auto read = std::span(experts_read_).subspan(place * ranks, ranks);
+    const auto added = std::span(experts_added_).subspan(place * ranks, ranks);
     for (std::size_t i = 0; i < instances_.size(); ++i) {
-      std::ranges::fill(read.subspan(i * dp, dp),
-                        active_experts_.expected(i) + active_experts_.expected_new(i, experts));
+      const double fresh = active_experts_.expected_new(i, experts);
+      std::ranges::fill(added.subspan(i * dp, dp), fresh);
+      std::ranges::fill(read.subspan(i * dp, dp), active_experts_.expected(i) + fresh);
     }
     pending.experts_read = read;
+    pending.experts_added = added;
   }
 }
 

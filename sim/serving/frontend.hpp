@@ -40,7 +40,7 @@ class Frontend {
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
-  std::span<const std::uint16_t> experts_of(const PendingRequest&) const;
+  std::vector<LikelyExpert> experts_of(const PendingRequest&) const;
   void look_at_ranks();
   void show_published(RankLoad&) const;
   void show();
@@ -69,9 +69,9 @@ class Frontend {
   std::vector<Seen> seen_;  // [instances]
   std::vector<RankLoad> ranks_, ranks_of_instance_;
   std::vector<PendingRequest> pending_;
-  std::vector<CacheHit> hits_;        // [pending, ranks]
-  std::vector<double> localities_;    // [pending, ranks]
-  std::vector<double> experts_read_;  // [pending, ranks]
+  std::vector<CacheHit> hits_;                        // [pending, ranks]
+  std::vector<double> localities_;                    // [pending, ranks]
+  std::vector<double> experts_read_, experts_added_;  // [pending, ranks]
   std::vector<Assignment> assignments_;
 };
 

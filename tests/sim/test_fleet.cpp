@@ -172,7 +172,8 @@ TEST_CASE("no router hits more than the trace repeats, and who looks for prefixe
   // 9 distinct prefixes of 512 tokens, 45 prompts: 36 of them can hit 512 of 600 tokens.
   const double ideal = 36.0 * 512 / (45 * 600);
   std::map<std::string, double> rate;
-  for (const char* router : {"round_robin", "cache_aware", "dynamo_kv", "activation_aware"}) {
+  for (const char* router :
+       {"round_robin", "cache_aware", "dynamo_kv", "activation_aware", "affinity"}) {
     json["request_routing"] = router;
     const OrderedJson report = run(load(json)).document();
     CHECK(report["metrics"]["completed"] == 45);
@@ -225,9 +226,9 @@ TEST_CASE("zero requests are refused in a sentence") {
 }
 
 TEST_CASE("experts that a group reads already count less, by hand") {
-  // 1 layer, 4 experts, top 2 of which tokens take k = 1: p = 1/2.
-  ActiveExperts active(2, 1, 4, 1);
-  const std::vector<std::uint16_t> profile{0, 1}, other{1, 2};
+  // 1 layer, 4 experts, of which a token takes one of two: p = 1/2.
+  ActiveExperts active(2, 1, 4);
+  const std::vector<LikelyExpert> profile{{0, .5F}, {1, .5F}}, other{{1, .5F}, {2, .5F}};
   CHECK_THAT(active.expected_new(0, profile), WithinRel(1.0, 1e-12));
   active.add(7, 0, profile);
   CHECK_THAT(active.expected(0), WithinRel(1.0, 1e-12));
@@ -269,6 +270,32 @@ TEST_CASE("activation_aware joins its topic's group when both are as large, else
   // Of the topic of group 0, which then reads 50 experts; group 1 would read 58 or 40.
   CHECK(pick({50, 58}) == 0);
   CHECK(pick({50, 40}) == 1);
+}
+
+TEST_CASE(
+    "affinity goes to its like while their group is little larger, there to the shortest queue") {
+  const auto pick = [](std::vector<std::int64_t> running, const std::vector<double>& added) {
+    std::vector<RankLoad> ranks(running.size());
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      ranks[i].rank = static_cast<std::int32_t>(i);
+      ranks[i].group = static_cast<std::int32_t>(i / 2);
+      ranks[i].running = running[i];
+    }
+    PendingRequest request;
+    request.experts_added = added;
+    std::vector<Assignment> assignments;
+    const auto router = request_routers().make(
+        test::config(R"({"type": "affinity", "slack": 0.25})"), RouterContext{});
+    router->route({{}, {&request, 1}, ranks, 0, {}}, assignments);
+    return assignments.at(0).rank;
+  };
+  // Groups of 5 and 4 requests, mean 4.5: the larger may have 1.125 more.
+  CHECK(pick({3, 2, 2, 2}, {1, 1, 9, 9}) == 1);
+  CHECK(pick({3, 2, 2, 2}, {9, 9, 1, 1}) == 2);
+  // 6 and 4: 2 more are too many.
+  CHECK(pick({3, 3, 2, 2}, {1, 1, 9, 9}) == 2);
+  // As many new experts on both: the smaller group.
+  CHECK(pick({3, 2, 1, 3}, {5, 5, 5, 5}) == 2);
 }
 
 }  // namespace

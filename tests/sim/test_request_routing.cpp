@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/expert_history.hpp"
 #include "sim/request_routing/horizon.hpp"
@@ -747,7 +748,7 @@ RoutingTrace two_tastes() {
 
 TEST_CASE("expert profiles come from a request with a like prefix, else from all that finished") {
   const RowSource rows(two_tastes(), std::nullopt, false, 1);
-  ExpertHistory history(2, 32);
+  ExpertHistory history(2, 32, 1);
   CHECK(history.predict({}).empty());
   const PromptIds first{16, {1, 2, 3, 4, 5}}, second{16, {1, 2, 3, 4, 6}},
       other{16, {1, 9, 8, 7, 6}};
@@ -760,7 +761,7 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   // Four of five blocks are shared with the first: experts 16..31. One is not enough: all, of whom
   // most used 0..15.
   const auto lowest = [](auto experts) {
-    return *std::min_element(experts.begin(), experts.end());
+    return std::ranges::min(experts, {}, &LikelyExpert::expert).expert;
   };
   CHECK(history.predict(hashes(second)).size() == 32);
   CHECK(lowest(history.predict(hashes(second))) == 16);
@@ -770,6 +771,13 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 0)) == 0);
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 2)) == 0);
   CHECK(lowest(history.predict(hashes(second), 0)) == 16);
+  // A request's own tokens need no history: taste 1 uses 16..31 from its first token on.
+  taste.request = {1, 1};
+  const ExpertHistory fresh(2, 32, 1);
+  const auto own = fresh.used_by(taste, Phase::decode, 0, 16, rows);
+  CHECK(lowest(own) == 16);
+  CHECK(own[0].probability == 1.F / 16);
+  CHECK(fresh.used_by(taste, Phase::decode, 3, 1, rows)[0] == LikelyExpert{20, 1});
   // Linear placement on four GPUs: 8 experts each. dp 2 x tp 2: rank 1 hosts 16..31.
   std::vector<std::vector<int>> gpus(4);
   for (int e = 0; e < 32; ++e) gpus[static_cast<std::size_t>(e / 8)].push_back(e);
@@ -794,9 +802,9 @@ TEST_CASE("a profile is forgotten after 1,024 others, unless its prompt came aga
   };
   // The first prompt's tokens use experts 16..31, those of all others 0..15.
   const auto expects_second_half = [&](const ExpertHistory& history) {
-    return std::ranges::min(history.predict(hashes(0))) == 16;
+    return std::ranges::min(history.predict(hashes(0)), {}, &LikelyExpert::expert).expert == 16;
   };
-  ExpertHistory once(2, 32), twice(2, 32);
+  ExpertHistory once(2, 32, 1), twice(2, 32, 1);
   for (ExpertHistory* history : {&once, &twice}) finish(*history, 1, 0);
   for (std::uint64_t other = 1; other < 1024; ++other) {
     finish(once, 0, other);
@@ -807,7 +815,7 @@ TEST_CASE("a profile is forgotten after 1,024 others, unless its prompt came aga
   for (ExpertHistory* history : {&once, &twice}) finish(*history, 0, 1024);
   CHECK_FALSE(expects_second_half(once));
   CHECK(expects_second_half(twice));
-  CHECK(std::ranges::min(once.predict(hashes(1024))) == 0);
+  CHECK(std::ranges::min(once.predict(hashes(1024)), {}, &LikelyExpert::expert).expert == 0);
 }
 
 // Every row of the table, and the forms that an option chooses.
@@ -851,7 +859,8 @@ TEST_CASE("to know topics changes where requests go, unless all have the same on
   const auto routed = [](bool topics, const Json& tags) {
     std::vector<std::int32_t> ranks;
     const test::Served report = run_quick(
-        {{"request_routing", {{"type", "joint"}, {"expert", 1000}, {"topics", topics}}},
+        {{"request_routing",
+          {{"type", "joint"}, {"expert", 1000}, {"experts_from", topics ? "topic" : "history"}}},
          {"workload",
           {{"gating", {{"workloads", tags}}}, {"arrivals", {{"concurrency_per_rank", 2}}}}}});
     for (const RequestRecord& r : report.requests) ranks.push_back(r.rank);
@@ -860,6 +869,28 @@ TEST_CASE("to know topics changes where requests go, unless all have the same on
   const Json one = Json::array({"code"}), four = Json::array({"code", "law", "maths", "chat"});
   CHECK(routed(true, one) == routed(false, one));
   CHECK(routed(true, four) != routed(false, four));
+}
+
+TEST_CASE("requests whose own tokens are alike meet on one EP group and read fewer experts") {
+  // Two workloads that share few experts, two EP groups; no router is told the tags.
+  const auto experiment = [](const Json& router) {
+    Json json = test::tiny_experiment({{"instances", 2}, {"request_routing", router}});
+    json["workload"]["gating"] = {{"type", "topical"},   {"workloads", {"code", "law"}},
+                                  {"workload_sigma", 5}, {"popularity_sigma", 0},
+                                  {"topic_sigma", 0},    {"requests", 40},
+                                  {"prompt_rows", 20},   {"decode_rows", 30}};
+    return test::load(json);
+  };
+  const auto read_with = [&](const Json& router) {
+    const Report report = run(experiment(router));
+    return std::ranges::find(report.pool.experts.by_step_kind, "decode",
+                             &std::pair<std::string, ExpertKindStats>::first)
+        ->second.summary.active_experts_mean;
+  };
+  const double spread = read_with("round_robin");
+  for (const char* own : {"prompt", "first_tokens"}) {
+    CHECK(read_with({{"type", "affinity"}, {"experts_from", own}}) < spread - 0.1);
+  }
 }
 
 TEST_CASE("with statistics never published anew vllm counts only what it routed itself") {

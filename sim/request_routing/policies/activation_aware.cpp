@@ -11,17 +11,20 @@ namespace {
 //   time to read the KV cache of the group's most loaded rank
 //   + weight * time to read the experts that requests of the group use
 // What the request adds to these alone would send all to one group, which reads most experts
-// already. Within one group the second term is the same for all ranks. Ties as usual. With "topics"
-// a request's workload tag is known, as an application or a tenant would tell it.
+// already. Within one group the second term is the same for all ranks. Ties as usual. How well the
+// experts are known, "experts_from" says: with "topic" an application or a tenant tells a request's
+// workload tag; with "prompt" the prefill pool sends along what its last prompt tokens activated.
 class ActivationAware final : public OneByOneRouter {
  public:
   ActivationAware(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
         context_(context),
         weight_(options.number("weight")),
-        topics_(options.flag("topics")) {}
+        experts_from_(read_experts_from(options)) {}
 
-  RouterNeeds needs() const override { return {.experts_read = true, .topics = topics_}; }
+  RouterNeeds needs() const override {
+    return {.experts_read = true, .experts_from = experts_from_};
+  }
 
  private:
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -42,7 +45,7 @@ class ActivationAware final : public OneByOneRouter {
 
   RouterContext context_;
   double weight_;
-  bool topics_;
+  ExpertsFrom experts_from_;
 };
 
 }  // namespace
@@ -51,7 +54,7 @@ std::span<const Key> activation_aware_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
       {"weight", form::number(non_negative), "1", "of reading experts over reading KV"},
-      topics_key};
+      experts_from_key};
   return keys;
 }
 

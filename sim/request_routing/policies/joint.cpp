@@ -28,7 +28,7 @@ class Joint final : public RequestRouter {
     weights_.expert = options.number_or("expert", defaults.expert);
     weights_.load = options.number_or("load", defaults.load);
     expected_output_ = options.number("expected_output");
-    topics_ = options.flag("topics");
+    experts_from_ = read_experts_from(options);
     batch_ = static_cast<std::size_t>(options.integer("batch"));
   }
 
@@ -50,7 +50,7 @@ class Joint final : public RequestRouter {
     std::ranges::sort(assignments, {}, &Assignment::pending);
   }
   RouterNeeds needs() const override {
-    return {.window = batch_, .prefixes = true, .locality = true, .topics = topics_};
+    return {.window = batch_, .prefixes = true, .locality = true, .experts_from = experts_from_};
   }
 
  private:
@@ -94,7 +94,7 @@ class Joint final : public RequestRouter {
 
   RouterContext context_;
   bool seed_scale_;
-  bool topics_;
+  ExpertsFrom experts_from_;
   JointWeights weights_;
   double expected_output_;
   std::size_t batch_;
@@ -113,7 +113,7 @@ std::span<const Key> joint_router_keys() {
       {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
       {"load", weight, otherwise("1; seed 0.3"), "weight of load"},
       {"expected_output", form::number(1, 1e9), "256", "tokens, until outputs were seen"},
-      topics_key,
+      experts_from_key,
       {"batch", form::integer(positive_count), "64", "requests decided together at most"}};
   return keys;
 }
