@@ -124,6 +124,17 @@ try {
   await page.keyboard.press('0');
   assert.equal(await x_range(page), whole);
 
+  // A limit that no point keeps empties the lines and is counted; without it they are as before.
+  const on_lines_now = () => page.evaluate(() => echarts.getInstanceByDom(document.getElementById('frontier-chart')).getOption().series
+    .filter(s => s.type === 'line').flatMap(s => s.data.map(d => d.point.id)).sort());
+  await page.locator('#limit-tpot').fill('0');
+  assert.deepEqual(await on_lines_now(), []);
+  assert.match(await page.locator('#frontier-note').innerText(), /Hollow points miss a limit: [1-9]/);
+  assert.match(await page.locator('#best-table').innerText(), /none keeps it/);
+  await page.locator('#limit-tpot').fill('');
+  assert.deepEqual(await on_lines_now(), expected);
+  assert.ok(!(await page.locator('#frontier-note').innerText()).includes('Hollow'));
+
   // Other axes, the best within a limit, comparisons.
   await page.locator('#x-metric').selectOption({ label: 'Median TTFT, ms' });
   assert.match(await page.locator('#frontier-note').innerText(), /less “Median TTFT”/);

@@ -106,6 +106,22 @@ TEST_CASE("a page's data holds every point once, its config as a patch on the fi
           std::string::npos);
 }
 
+TEST_CASE("a page's limits begin with the objectives that all points share, in ms") {
+  const auto limits = [](const Json& slos) {
+    StoredSweep stored = sweep({{"/slo", slos}});
+    PageOptions options;
+    options.axes.by = default_groups(stored);
+    CHECK(has_objectives(stored));
+    return page_data(std::move(stored), options)["limits"];
+  };
+  CHECK(limits({{{"ttft", "1 s"}, {"tpot", "50 ms"}}}) ==
+        OrderedJson{{"ttft", 1000.0}, {"tpot", 50.0}});
+  CHECK(limits({{{"ttft", "1 s"}, {"tpot", "50 ms"}}, {{"ttft", "1 s"}}}) ==
+        OrderedJson{{"ttft", 1000.0}});
+  StoredSweep without = sweep({{"/seed", {1}}});
+  CHECK_FALSE(has_objectives(without));
+}
+
 TEST_CASE("of points with pools or several groups a page has each group, and prefill steps too") {
   StoredSweep stored = sweep({{"/seed", {1, 2, 3}}});
   const auto instance = [](int number, double idle) {

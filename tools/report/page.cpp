@@ -20,6 +20,7 @@ namespace moesim {
 namespace {
 
 constexpr std::string_view config_prefix = "/context/config";
+constexpr std::string_view slo_pointer = "/context/config/slo";
 constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
 constexpr std::size_t most_load_cells = 400'000;  // about 2 MB of page
@@ -27,7 +28,7 @@ constexpr std::size_t most_details = 5'000;       // points with steps and confi
 constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
 // What a page lets its reader choose as an axis, sort by, and see of a point.
-constexpr std::array<const Metric*, 30> page_metrics{
+constexpr std::array<const Metric*, 32> page_metrics{
     &metric("tokens_per_s_per_gpu"),
     &metric("total_tokens_per_s_per_gpu"),
     &metric("output_throughput"),
@@ -40,8 +41,10 @@ constexpr std::array<const Metric*, 30> page_metrics{
     &metric("tokens_per_s_per_user"),
     &metric("median_tpot_ms"),
     &metric("mean_tpot_ms"),
+    &metric("p90_tpot_ms"),
     &metric("p99_tpot_ms"),
     &metric("median_ttft_ms"),
+    &metric("p90_ttft_ms"),
     &metric("p99_ttft_ms"),
     &metric("p99_itl_ms"),
     &metric("median_e2el_ms"),
@@ -298,6 +301,22 @@ OrderedJson compared_metrics_json() {
 
 // ---- the page
 
+// The objectives that all points share, in ms: what the page's limits begin with.
+OrderedJson limits_of(const Done& done) {
+  OrderedJson limits = OrderedJson::object();
+  for (const char* name : {"ttft", "tpot"}) {
+    const std::string pointer = fmt::format("{}/{}", slo_pointer, name);
+    const Json* first = find_value(done.front()->report, pointer);
+    const bool shared = first != nullptr && std::ranges::all_of(done, [&](const StoredPoint* p) {
+                          const Json* value = find_value(p->report, pointer);
+                          return value != nullptr && *value == *first;
+                        });
+    if (shared)
+      limits[name] = rounded(ConfigNode(*first, "report").quantity<Seconds>().count() * 1e3, 9);
+  }
+  return limits;
+}
+
 OrderedJson unfinished_of(const StoredSweep& sweep) {
   OrderedJson unfinished = OrderedJson::array();
   for (const StoredPoint& point : sweep.points) {
@@ -350,6 +369,13 @@ std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& opti
 }
 
 }  // namespace
+
+bool has_objectives(const StoredSweep& sweep) {
+  return std::ranges::any_of(sweep.points, [](const StoredPoint& point) {
+    const Json* slo = find_value(point.report, std::string(slo_pointer));
+    return slo != nullptr && !slo->empty();
+  });
+}
 
 std::vector<std::string> default_groups(const StoredSweep& sweep) {
   std::vector<std::string> by;
@@ -406,6 +432,7 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
     pointers.emplace_back(compared.metric->pointer);
   }
   for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
+  pointers.emplace_back(slo_pointer);
   return pointers;
 }
 
@@ -431,6 +458,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                                   : Json()},
                    {"store", options.store},
                    {"trust", trust_line(sweep)},
+                   {"limits", limits_of(done)},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
   for (const ShownMetric& metric : metrics) {

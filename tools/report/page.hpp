@@ -21,6 +21,9 @@ struct PageOptions {
   std::string base;   ///< the experiment file that commands name; empty: as the sweep names it
 };
 
+/// Whether any of the points was run under an SLO: goodput is then the question.
+bool has_objectives(const StoredSweep&);
+
 /// The whole report of a point of which part was read.
 using ReportOf = std::function<Json(const StoredPoint&)>;
 

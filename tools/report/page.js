@@ -9,7 +9,7 @@ const coarse_pointer = matchMedia('(pointer: coarse)').matches;
 // What the reader chose.
 const state = {
   on_paper: matchMedia('print').matches,
-  x: metric_at(data.x), y: metric_at(data.y), frontier_only: false, hidden: new Set(), hidden_parts: new Set(),
+  x: metric_at(data.x), y: metric_at(data.y), limits: { ttft: data.limits.ttft ?? null, tpot: data.limits.tpot ?? null }, statistic: null, frontier_only: false, hidden: new Set(), hidden_parts: new Set(),
   selected: null, sort: null, descending: false,
 };
 
@@ -118,8 +118,49 @@ function frontier(points, x, y) {
   return best;
 }
 
+// Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.
+const latency = (p, name) => p.metrics[metric_at(`/metrics/${state.statistic}_${name}_ms`)] ?? null;
+const keeps_limits = p => ['ttft', 'tpot'].every(name => state.limits[name] === null || (latency(p, name) ?? 0) <= state.limits[name]);
+
 const groups = data.groups.map((_, g) => data.points.filter(p => p.group === g));
-const frontiers = () => groups.map(points => frontier(points, state.x, state.y));
+const frontiers = () => groups.map(points => frontier(points.filter(keeps_limits), state.x, state.y));
+
+// Runs of one point that differ in their seed alone: the mean and the range of both metrics.
+function ranges_over_seeds(points) {
+  const seed = data.settings.findIndex(name => name === 'seed');
+  if (seed < 0) return [];
+  const runs = new Map();
+  for (const p of points) {
+    if (p.metrics[state.x] === null || p.metrics[state.y] === null) continue;
+    const key = JSON.stringify(p.settings.filter((_, i) => i !== seed));
+    runs.set(key, [...(runs.get(key) || []), p]);
+  }
+  const spread = values => [values.reduce((a, b) => a + b) / values.length, Math.min(...values), Math.max(...values)];
+  return [...runs.values()].filter(same => same.length > 1)
+    .map(same => [...spread(same.map(p => p.metrics[state.x])), ...spread(same.map(p => p.metrics[state.y]))]);
+}
+
+// A cross over the mean, as wide and high as the ranges.
+function cross_of(color) {
+  return (_, api) => {
+    const [x, x_low, x_high, y, y_low, y_high] = [0, 1, 2, 3, 4, 5].map(i => api.value(i));
+    const line = (from, to) => {
+      const [[x1, y1], [x2, y2]] = [api.coord(from), api.coord(to)];
+      return { type: 'line', shape: { x1, y1, x2, y2 }, style: { stroke: color, lineWidth: 1.5 } };
+    };
+    return { type: 'group', children: [line([x_low, y], [x_high, y]), line([x, y_low], [x, y_high])] };
+  };
+}
+
+// Groups whose points have the same values of both metrics as an earlier group's: [[label, labels of the others], ..].
+function identical_groups() {
+  const first = new Map();
+  groups.forEach((points, g) => {
+    const key = JSON.stringify(points.map(p => [p.settings, p.metrics[state.x], p.metrics[state.y]]).sort());
+    first.set(key, [...(first.get(key) || []), group_label(g)]);
+  });
+  return [...first.values()].filter(labels => labels.length > 1).map(([label, ...others]) => [label, others]);
+}
 
 // ---- charts
 
@@ -187,9 +228,15 @@ function draw_frontier() {
     const { color, symbol, dash } = style_of(g);
     const item = p => ({ value: [p.metrics[state.x], p.metrics[state.y]], point: p });
     const drawn = points.filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null && !best[g].includes(p));
-    if (!state.frontier_only && drawn.length) {
-      series.push({ name: group_label(g), type: 'scatter', symbol, symbolSize: 8, itemStyle: { color, opacity: 0.35 }, data: drawn.map(item), cursor: 'pointer' });
+    const beaten = drawn.filter(keeps_limits), missing = drawn.filter(p => !keeps_limits(p));
+    if (!state.frontier_only && beaten.length) {
+      series.push({ name: group_label(g), type: 'scatter', symbol, symbolSize: 8, itemStyle: { color, opacity: 0.35 }, data: beaten.map(item), cursor: 'pointer' });
     }
+    if (!state.frontier_only && missing.length) {
+      series.push({ name: group_label(g), type: 'scatter', symbol, symbolSize: 7, itemStyle: { color: 'transparent', borderColor: color, borderWidth: 1, opacity: 0.5 }, data: missing.map(item), cursor: 'pointer' });
+    }
+    const ranges = ranges_over_seeds(points);
+    if (ranges.length) series.push({ name: group_label(g), type: 'custom', silent: true, z: 1, renderItem: cross_of(color), encode: { x: [0, 1, 2], y: [3, 4, 5] }, data: ranges });
     series.push({
       name: group_label(g), type: 'line', symbol, symbolSize: 9, showSymbol: true, showAllSymbol: true, z: 3, triggerEvent: true,
       lineStyle: { color, width: 2, type: dash }, itemStyle: { color }, data: best[g].map(item), cursor: 'pointer',
@@ -227,10 +274,12 @@ function draw_frontier() {
     const zooms = chart.getOption().dataZoom.slice(-2);
     zoom = zooms.map(z => [z.start, z.end]);
   });
-  const shown = best.flat().length, all = data.points.length;
+  const shown = best.flat().length, all = data.points.length, missing = data.points.filter(p => !keeps_limits(p)).length;
   by_id('frontier-note').textContent =
     `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
-    `${shown} of ${all} points.` + (shown < all ? ' Faint points are beaten.' : '');
+    `${shown} of ${all} points.` + (shown + missing < all ? ' Faint points are beaten.' : '') +
+    (missing ? ` Hollow points miss a limit: ${missing}.` : '') + (groups.some(points => ranges_over_seeds(points).length) ? ' Crosses: mean and range over seeds.' : '') +
+    identical_groups().map(([label, others]) => ` Same curve as ${label}: ${others.join('; ')}.`).join('');
 }
 
 function zoom_by(factor) {
@@ -329,7 +378,7 @@ function show_best() {
   by_id('limit-label').textContent = `${x.label} ${x.less ? 'at most' : 'at least'}`;
   const limit = Number(by_id('limit').value), baseline = Number(by_id('best-baseline').value);
   const best = groups.map(points => {
-    const allowed = points.filter(p => p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
+    const allowed = points.filter(p => keeps_limits(p) && p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
       (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit));
     return allowed.reduce((a, b) => !a || (y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a, null);
   });
@@ -584,6 +633,26 @@ function draw_all() {
   if (!by_id('loads').hidden) draw_loads();
 }
 
+function setup_limits() {
+  const names = { p90: 'p90', p99: 'p99', median: 'median', mean: 'mean' };
+  const known = Object.keys(names).filter(s => ['ttft', 'tpot'].some(l => metric_at(`/metrics/${s}_${l}_ms`) >= 0));
+  by_id('limits').hidden = !known.length;
+  state.statistic = known[0] ?? null;
+  fill_select('limit-statistic', known.map(s => [s, names[s]]), state.statistic, s => { state.statistic = s; limits_changed(); });
+  for (const name of ['ttft', 'tpot']) {
+    const input = by_id(`limit-${name}`);
+    input.value = state.limits[name] ?? '';
+    input.oninput = () => { state.limits[name] = input.value === '' ? null : Number(input.value); limits_changed(); };
+  }
+}
+
+function limits_changed() {
+  show_best();
+  show_points();
+  draw_frontier();
+  draw_parts();
+}
+
 function axes_changed() {
   zoom = null;
   reset_limit();
@@ -595,6 +664,7 @@ function axes_changed() {
 
 function start() {
   show_header();
+  setup_limits();
   const metrics = data.metrics.map((m, i) => [String(i), with_unit(m)]);
   fill_select('x-metric', metrics, String(state.x), v => { state.x = Number(v); axes_changed(); });
   fill_select('y-metric', metrics, String(state.y), v => { state.y = Number(v); axes_changed(); });

@@ -21,7 +21,10 @@ struct Options {
 int run(Options options) {
   require_writable(options.output);
   const Store store = Store::open(options.store);
+  const bool choose_y = options.page.axes.y.empty();
+  if (choose_y) options.page.axes.y = ParetoAxes{}.y;
   StoredSweep sweep = store.read(page_pointers(options.page));
+  if (choose_y && has_objectives(sweep)) options.page.axes.y = metric("request_goodput").pointer;
   if (options.page.axes.by.empty()) options.page.axes.by = default_groups(sweep);
   options.page.store = std::filesystem::path(options.store).filename().string();
   const std::string points =
@@ -44,8 +47,11 @@ Action setup_report(CLI::App& command) {
   command.add_option("-o,--output", options->output, "the page, HTML")->required();
   command.add_option("--x", options->page.axes.x, "shown first across; a pointer into the report")
       ->capture_default_str();
-  command.add_option("--y", options->page.axes.y, "shown first upwards; a pointer into the report")
-      ->capture_default_str();
+  options->page.axes.y.clear();
+  command.add_option(
+      "--y", options->page.axes.y,
+      "shown first upwards; a pointer into the report (default: goodput where points "
+      "have an SLO, else output throughput per GPU)");
   command
       .add_option("--by", options->page.axes.by,
                   "a curve for each value of this; repeatable (default: what the sweep varies, but "

@@ -97,15 +97,18 @@ std::string setting_text(const Json& value) {
     return text.ends_with(".json") ? std::filesystem::path(text).stem().string() : text;
   }
   if (!value.is_structured()) return value.dump();
+  // Of a policy the values tell enough (metro fewest_replicas), of a plan they do not (dp8 ep8
+  // tp1).
+  const bool policy = value.contains("type") || value.is_array();
   std::string text;
-  const auto append = [&](const Json& member) {
+  const auto append = [&](const std::string& name, const Json& member) {
     const std::string member_text = setting_text(member);
     if (!text.empty() && !member_text.empty()) text += ' ';
-    text += member_text;
+    text += policy || !member.is_number() ? member_text : name + member_text;
   };
-  if (value.contains("type")) append(value.at("type"));
+  if (value.contains("type")) append("type", value.at("type"));
   for (const auto& item : value.items()) {
-    if (item.key() != "type") append(item.value());
+    if (item.key() != "type") append(item.key(), item.value());
   }
   return text;
 }
