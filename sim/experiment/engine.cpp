@@ -214,6 +214,8 @@ Engine read_engine(const ConfigNode& node) {
   });
 }
 
+std::span<const std::string_view> engine_names() { return engines; }
+
 std::string_view engine_preset(std::string_view name) {
   if (name == "vllm") return presets::vllm();
   if (name == "sglang") return presets::sglang();

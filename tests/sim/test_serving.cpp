@@ -354,6 +354,49 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
   CHECK(pools.experiment["pools"]["decode"]["parallel"]["dp"] == 32);
 }
 
+// A file of the H100 whose memory is `share` as fast, beside no tables.
+std::filesystem::path slowed_gpu(const std::filesystem::path& folder, double share) {
+  Json gpu = test::bare_gpu(test::source_dir() / "hardware/gpus/h100.json");
+  gpu["hbm_bandwidth"] = fmt::format("{} TB/s", 3.35 * share);
+  const auto file = folder / fmt::format("slowed_{}.json", share);
+  std::ofstream(file) << gpu.dump();
+  return file;
+}
+
+TEST_CASE("serving runs are predicted on the file given for their GPU, together and apart") {
+  const test::TemporaryFolder folder;
+  MeasuredPoint together;
+  together.category = "e2e";
+  together.gpu = "Accelerator of mine";
+  together.model = "Llama-3.1-8B";
+  together.operation = "online serving vllm 0.19.0";
+  together.precision = "bf16";
+  together.metric = "TPOT";
+  together.tp = together.gpus = 1;
+  together.concurrency = 1;
+  together.prompt = 64, together.output = 8;
+  together.value = 1;
+  MeasuredPoint apart = together;
+  apart.category = "disaggregated";
+  apart.gpus = 2;
+  apart.prefill = apart.decode = {.workers = 1, .batch = 1, .tp = 1, .dp = 1, .ep = 1};
+  const std::vector points{together, apart};
+  const auto predicted_on = [&](const GpuFiles& files) {
+    return validate(points, test::source_dir(), Json::object(), files);
+  };
+  for (const ValidatedPoint& p : predicted_on({})) CHECK(p.skipped());
+  const auto whole = predicted_on({{together.gpu, slowed_gpu(folder.path(), 1)}});
+  const auto half = predicted_on({{together.gpu, slowed_gpu(folder.path(), 0.5)}});
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    CAPTURE(points[i].category, whole[i].failure, half[i].failure);
+    REQUIRE((!whole[i].skipped() && whole[i].failure.empty()));
+    REQUIRE((!half[i].skipped() && half[i].failure.empty()));
+    // Reading weights is most of a step of one sequence.
+    CHECK(std::get<Prediction>(half[i].predicted).value >
+          1.5 * std::get<Prediction>(whole[i].predicted).value);
+  }
+}
+
 TEST_CASE("a point's engine, version and recipe are those of its row") {
   MeasuredPoint point;
   point.model = "gpt-oss-120b";

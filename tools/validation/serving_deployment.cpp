@@ -7,15 +7,11 @@
 
 #include <fmt/format.h>
 
-#include "tools/validation/predict_operation.hpp"
+#include "sim/experiment/engine.hpp"
 
 namespace moesim {
 
 namespace {
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -67,46 +63,45 @@ bool is_wide_ep(const MeasuredPoint& point) {
   return contains(point.operation, "SGLang") || contains(point.operation, "DeepSeek production");
 }
 
-Json network_json(const std::filesystem::path& root) {
-  return ConfigNode::from_file(root / "hardware/clusters/h100x32.json").json().at("network");
-}
+// A rack's NVLink joins all its GPUs, another machine's those of a node.
+bool is_rack(const MeasuredPoint& point) { return point.gpu.starts_with("GB"); }
 
-Json cluster_json(const MeasuredPoint& point, const std::filesystem::path& root,
-                  const ServingPlan& plan) {
-  const std::filesystem::path file = root / "hardware/gpus" / (gpu_file(point.gpu) + ".json");
-  Json gpu = file.string();
-  if (is_wide_ep(point)) {
-    gpu = ConfigNode::from_file(file).json();
-    if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
-      gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
-  }
-  const int per_node = std::max(1, point.gpus / std::max(1, point.nodes));
-  const int used = plan.gpus() > per_node ? plan.gpus() : per_node;
-  const bool rack = point.gpu.starts_with("GB");
+Json cluster_json(const MeasuredPoint& point, Json gpu, int nodes, int per_node,
+                  const std::filesystem::path& root) {
+  const auto network = root / "hardware/clusters/h100x32.json";
   return {{"name", point.gpu},
           {"source", point.id},
-          {"gpu", gpu},
+          {"gpu", std::move(gpu)},
           {"gpus_per_node", per_node},
-          {"nodes", std::max(1, used / per_node)},
-          {"scale_up_domain", rack ? used : per_node},
-          {"network", network_json(root)}};
+          {"nodes", nodes},
+          {"scale_up_domain", is_rack(point) ? nodes * per_node : per_node},
+          {"network", ConfigNode::from_file(network).json().at("network")}};
+}
+
+Json gpu_json(const MeasuredPoint& point, const std::filesystem::path& file) {
+  if (!is_wide_ep(point)) return file.string();
+  Json gpu = ConfigNode::from_file(file).json();
+  if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
+    gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
+  return gpu;
+}
+
+Json cluster_of(const MeasuredPoint& point, const std::filesystem::path& gpu,
+                const ServingPlan& plan, const std::filesystem::path& root) {
+  const int per_node = std::max(1, point.gpus / std::max(1, point.nodes));
+  const int used = std::max(plan.gpus(), per_node);
+  return cluster_json(point, gpu_json(point, gpu), used / per_node, per_node, root);
 }
 
 // Workers of one pool are alike; a rack's NVLink joins whole workers.
-Json pools_cluster_json(const MeasuredPoint& point, const std::filesystem::path& root) {
-  const int largest =
-      std::max(point.prefill.tp * point.prefill.dp, point.decode.tp * point.decode.dp);
-  const bool rack = point.gpu.starts_with("GB");
-  const int per_node = rack ? 4 : 8;
-  const int step = std::max(per_node, rack ? largest : per_node);
+Json cluster_of_pools(const MeasuredPoint& point, const std::filesystem::path& gpu,
+                      const std::filesystem::path& root) {
+  const auto gpus_of = [](const WorkerPlan& plan) { return plan.tp * plan.dp; };
+  const int per_node = is_rack(point) ? 4 : 8;
+  const int largest = std::max(gpus_of(point.prefill), gpus_of(point.decode));
+  const int step = is_rack(point) ? std::max(per_node, largest) : per_node;
   const int gpus = (point.gpus + step - 1) / step * step;
-  return {{"name", point.gpu},
-          {"source", point.id},
-          {"gpu", (root / "hardware/gpus" / (gpu_file(point.gpu) + ".json")).string()},
-          {"gpus_per_node", per_node},
-          {"nodes", gpus / per_node},
-          {"scale_up_domain", rack ? gpus : per_node},
-          {"network", network_json(root)}};
+  return cluster_json(point, gpu.string(), gpus / per_node, per_node, root);
 }
 
 // Rows with as many attention ranks as GPUs and experts sliced as often are plain tensor
@@ -156,18 +151,18 @@ ServingClient client_of(const MeasuredPoint& point) {
   return client;
 }
 
-NamedEngine engine_of(const MeasuredPoint& point) {
+EngineVersion engine_of(const MeasuredPoint& point) {
   const std::string operation = lower(point.operation);
-  for (const char* name : {"sglang", "vllm", "trtllm"}) {
+  for (const std::string_view name : engine_names()) {
     const std::size_t place = operation.find(name);
     if (place == std::string::npos) continue;
-    const std::size_t begin = std::min(operation.size(), place + std::string_view(name).size() + 1);
+    const std::size_t begin = std::min(operation.size(), place + name.size() + 1);
     std::string version = operation.substr(begin, operation.find_first_of(", ", begin) - begin);
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
     // Dynamo's images of TensorRT-LLM carry Dynamo's own versions.
-    if (std::string_view(name) == "trtllm" && version.starts_with("0.")) return {name, ""};
+    if (name == "trtllm" && version.starts_with("0.")) return {std::string(name), ""};
     if (!number) version = version_on(name, client_of(point).date);
-    return {name, version};
+    return {std::string(name), version};
   }
   return {"trtllm", ""};
 }
@@ -200,26 +195,6 @@ std::optional<Json> checkpoint_of(const MeasuredPoint& point) {
   return std::nullopt;
 }
 
-std::string served_model_file(std::string_view name) {
-  struct Named {
-    std::string_view source, file;
-  };
-  // The first that fits.
-  static constexpr std::array<Named, 10> more{{{"DeepSeek-V3.2", "deepseek_v3_2"},
-                                               {"GLM-5", "glm_5"},
-                                               {"Kimi-K2.5", "kimi_k2_5"},
-                                               {"Kimi-K2", "kimi_k2"},
-                                               {"Llama-3.1-8B", "llama_3_1_8b"},
-                                               {"Llama-3.3-70B", "llama_3_3_70b"},
-                                               {"Llama-4-Maverick", "llama_4_maverick"},
-                                               {"Qwen3-32B", "qwen3_32b"},
-                                               {"Qwen3-Next", "qwen3_next_80b_a3b"},
-                                               {"Qwen3.5-397B", "qwen3_5_397b_a17b"}}};
-  for (const Named& row : more)
-    if (name.starts_with(row.source)) return std::string(row.file);
-  return model_file(name);
-}
-
 /// As stated; otherwise one GPU for what fits into it (Mixtral in fp8), else data-parallel
 /// attention and expert parallelism over a node, or the group.
 ServingPlan plan_of(const MeasuredPoint& point) {
@@ -232,20 +207,22 @@ ServingPlan plan_of(const MeasuredPoint& point) {
   return {group, 1, group, point.gpus / group};
 }
 
-DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem::path& root) {
+DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem::path& root,
+                               const GpuFiles& gpus) {
   const auto checkpoint = checkpoint_of(point);
-  const std::string model = served_model_file(point.model);
-  if (gpu_file(point.gpu).empty()) return {{}, "GPU unknown"};
+  const std::string model = model_file(point.model);
+  const std::filesystem::path gpu = gpu_path(point.gpu, root, gpus);
+  if (gpu.empty()) return {{}, "GPU unknown"};
   if (model.empty()) return {{}, "model unknown"};
   if (!checkpoint) return {{}, "precision unknown"};
   const ServingPlan plan = plan_of(point);
-  const NamedEngine engine = engine_of(point);
+  const EngineVersion engine = engine_of(point);
   const ServingClient client = client_of(point);
   Json named{{"name", engine.name}, {"recipe", client.recipe ? "inferencex" : "none"}};
   if (!engine.version.empty()) named["version"] = engine.version;
   if (!client.date.empty()) named["date"] = client.date;
   Json json{{"engine", named},
-            {"cluster", cluster_json(point, root, plan)},
+            {"cluster", cluster_of(point, gpu, plan, root)},
             {"model", (root / "models/zoo" / (model + ".json")).string()},
             {"precision", *checkpoint},
             {"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}}},
@@ -264,17 +241,18 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   return {json, ""};
 }
 
-DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root) {
+DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root,
+                          const GpuFiles& gpus) {
   point.prefill = as_launched(point.prefill);
   point.decode = as_launched(point.decode);
   MeasuredPoint decode = point;
   decode.tp = point.decode.tp;
   decode.dp = point.decode.dp;
   decode.ep = expert_ranks(point.decode);
-  DeploymentJson deployment = deployment_json(decode, root);
+  DeploymentJson deployment = deployment_json(decode, root, gpus);
   if (!deployment.unknown.empty()) return deployment;
   Json& json = deployment.experiment;
-  json["cluster"] = pools_cluster_json(point, root);
+  json["cluster"] = cluster_of_pools(point, gpu_path(point.gpu, root, gpus), root);
   // Launch scripts of workers apart are others than those of one server.
   json["engine"]["recipe"] = "none";
   // The worker that decodes answers the client, once it has the prompt's KV cache.
