@@ -354,6 +354,48 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
   CHECK(pools.experiment["pools"]["decode"]["parallel"]["dp"] == 32);
 }
 
+// Workers of `dp` attention ranks, of which every one decodes `batch` sequences.
+Json pools_of(const char* gpu, const char* engine, int dp, int batch) {
+  MeasuredPoint point;
+  point.category = "disaggregated";
+  point.gpu = gpu;
+  point.model = "DeepSeek-R1";
+  point.operation = std::string("disaggregated ") + engine;
+  point.precision = "fp8_block";
+  point.prompt = point.output = 1024;
+  point.prefill = {.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 8};
+  point.decode = {.workers = 1, .batch = batch, .tp = 1, .dp = dp, .ep = dp};
+  point.gpus = 8 + dp;
+  const DeploymentJson pools = pools_json(point, test::source_dir());
+  REQUIRE(pools.unknown.empty());
+  return pools.experiment;
+}
+
+TEST_CASE("SGLang's workers within a node gather tokens, wider ones send them by DeepEP") {
+  const Json near = pools_of("B200-SXM-180GB", "sglang 0.5.8", 8, 16);
+  CHECK_FALSE(near["pools"]["decode"].contains("dispatch"));
+  CHECK_FALSE(near["engine"].contains("expert_kernel"));
+  CHECK(near["engine"]["recipe"] == "srt_slurm");
+  CHECK(filled(near)["precision"]["kv_cache"] == "fp8");
+  const Json wide = pools_of("GB200", "sglang 0.5.5", 32, 16);
+  CHECK(wide["pools"]["decode"]["dispatch"]["decode"]["type"] == "low_latency");
+  CHECK(wide["pools"]["prefill"]["dispatch"]["prefill"]["type"] == "all_to_all");
+  CHECK(wide["engine"]["expert_kernel"] == "deepgemm");
+}
+
+TEST_CASE(
+    "TensorRT-LLM's decode ranks have a power of two of seats, which a third more may ask for") {
+  const auto seats = [](int batch) {
+    return pools_of("GB200", "trtllm", 8, batch)["pools"]["decode"]["scheduling"]["max_num_seqs"];
+  };
+  CHECK(seats(1) == 1);
+  CHECK(seats(9) == 8);
+  CHECK(seats(21) == 16);
+  CHECK(seats(24) == 32);
+  CHECK(seats(64) == 64);
+  CHECK_FALSE(pools_of("B200-SXM-180GB", "sglang", 8, 9)["pools"]["decode"].contains("scheduling"));
+}
+
 // A file of the H100 whose memory is `share` as fast, beside no tables.
 std::filesystem::path slowed_gpu(const std::filesystem::path& folder, double share) {
   Json gpu = test::bare_gpu(test::source_dir() / "hardware/gpus/h100.json");

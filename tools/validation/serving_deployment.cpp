@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include <fmt/format.h>
@@ -93,22 +94,26 @@ Json cluster_of(const MeasuredPoint& point, const std::filesystem::path& gpu,
   return cluster_json(point, gpu_json(point, gpu), used / per_node, per_node, root);
 }
 
+int largest_worker(const MeasuredPoint& point) {
+  return std::max(point.prefill.tp * point.prefill.dp, point.decode.tp * point.decode.dp);
+}
+
 // Workers of one pool are alike; a rack's NVLink joins whole workers.
 Json cluster_of_pools(const MeasuredPoint& point, const std::filesystem::path& gpu,
                       const std::filesystem::path& root) {
-  const auto gpus_of = [](const WorkerPlan& plan) { return plan.tp * plan.dp; };
   const int per_node = is_rack(point) ? 4 : 8;
-  const int largest = std::max(gpus_of(point.prefill), gpus_of(point.decode));
-  const int step = is_rack(point) ? std::max(per_node, largest) : per_node;
+  const int step = is_rack(point) ? std::max(per_node, largest_worker(point)) : per_node;
   const int gpus = (point.gpus + step - 1) / step * step;
   return cluster_json(point, gpu.string(), gpus / per_node, per_node, root);
 }
 
 // Rows with as many attention ranks as GPUs and experts sliced as often are plain tensor
-// parallelism within a node: DeepSeek-R1 in fp8 does not fit four GB200 otherwise.
+// parallelism within a tray of four: DeepSeek-R1 in fp8 does not fit four GB200 otherwise
+// (NVIDIA/srt-slurm@96f3442, recipes/gb200-fp8/1k1k/low-latency.yaml). Larger workers have the
+// ranks that they say (recipes/gb200-fp8/8k1k/mid-curve.yaml, recipes/b200-fp8/8k1k.yaml).
 WorkerPlan as_launched(WorkerPlan plan) {
-  constexpr int gpus_per_node = 8;
-  if (plan.dp > 1 && plan.ep == 1 && plan.tp * plan.dp <= gpus_per_node)
+  constexpr int gpus_of_tray = 4;
+  if (plan.dp > 1 && plan.ep == 1 && plan.tp * plan.dp <= gpus_of_tray)
     plan.tp *= std::exchange(plan.dp, 1);
   return plan;
 }
@@ -117,11 +122,28 @@ WorkerPlan as_launched(WorkerPlan plan) {
 // no engine slices an expert's 2,048 columns 32 times.
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
 
-// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them.
-Json pool_json(const WorkerPlan& plan, bool decodes, double prompt) {
+// SGLang's deployments use DeepEP and DeepGEMM where a worker is more than a node, and gather
+// tokens otherwise (NVIDIA/srt-slurm@5917791, recipes: moe-a2a-backend, deepep-mode).
+bool uses_deepep(const MeasuredPoint& point) {
+  constexpr int gpus_of_node = 8;
+  return engine_of(point).name == "sglang" && largest_worker(point) > gpus_of_node;
+}
+
+// Seats of a rank that decodes: TensorRT-LLM's scripts give it max_batch_size, a power of two, and
+// keep up to a third more requests in flight, which wait (recipes/trtllm of the same,
+// ctx1_gen4_tep8_batch8_eplb0_mtp0_36 and others).
+int seats_for(int in_flight) {
+  const int below = static_cast<int>(std::bit_floor(static_cast<unsigned>(in_flight)));
+  return 3 * in_flight <= 4 * below ? below : 2 * below;
+}
+
+// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
+// or to all ranks, as the engine's preset has it.
+Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
-  if (plan.dp > 1) {
+  const bool trtllm = engine_of(point).name == "trtllm";
+  if (plan.dp > 1 && (trtllm || uses_deepep(point))) {
     const Json far{{"type", "all_to_all"}, {"precision", "fp8_block"}};
     const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
     pool["dispatch"] = {{"prefill", far}, {"decode", near}};
@@ -129,8 +151,11 @@ Json pool_json(const WorkerPlan& plan, bool decodes, double prompt) {
   // Dynamo's frontend takes workers in turn.
   pool["request_routing"] = {{"type", "round_robin"}};
   if (!decodes) {
-    const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * prompt);
-    pool["scheduling"] = {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
+    const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * point.prompt);
+    const std::int64_t least = trtllm ? 16384 : 8192;
+    pool["scheduling"] = {{"max_num_batched_tokens", std::max(least, tokens)}};
+  } else if (trtllm && plan.batch > 0) {
+    pool["scheduling"] = {{"max_num_seqs", seats_for(plan.batch)}};
   }
   return pool;
 }
@@ -254,13 +279,15 @@ DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root
   Json& json = deployment.experiment;
   json["cluster"] = cluster_of_pools(point, gpu_path(point.gpu, root, gpus), root);
   // Launch scripts of workers apart are others than those of one server.
-  json["engine"]["recipe"] = "none";
+  if (client_of(point).recipe) json["engine"]["recipe"] = "srt_slurm";
+  if (uses_deepep(point) && json.at("/precision/experts"_json_pointer) == "fp8_block")
+    json["engine"]["expert_kernel"] = "deepgemm";
   // The worker that decodes answers the client, once it has the prompt's KV cache.
   json["api_server"] = {{"first_chunk", 2}};
   // --mem-fraction-static of DeepSeek-R1 in fp8 on four GPUs.
   if (engine_of(point).name == "sglang") json["kv_cache"] = {{"gpu_memory_utilization", 0.95}};
-  json["pools"] = {{"prefill", pool_json(point.prefill, false, point.prompt)},
-                   {"decode", pool_json(point.decode, true, point.prompt)}};
+  json["pools"] = {{"prefill", pool_json(point, point.prefill, false)},
+                   {"decode", pool_json(point, point.decode, true)}};
   return deployment;
 }
 
