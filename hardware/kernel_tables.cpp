@@ -87,8 +87,8 @@ std::string rates_of(const GpuSpec& gpu) {
   return facts;
 }
 
-/// A profile's tables, which every experiment of the process shares. The oldest are forgotten once
-/// many GPUs that were made up have had theirs.
+/// A profile's tables, which every experiment of the process shares. All are forgotten, and read
+/// anew when next asked for, once many GPUs that were made up have had theirs.
 std::shared_ptr<const ProfileTables> tables_of(const Profile& profile,
                                                std::shared_ptr<const GpuSpec> measured_on) {
   constexpr std::size_t most = 128;
@@ -135,6 +135,15 @@ struct Found {
     std::erase_if(guesses, [&](const auto& guess) { return guess.nearest > nearest + octave; });
     return std::ranges::min(guesses, {}, &Scattered::Guess::value);
   }
+  /// The coordinates at which any of them was measured on an axis, ascending.
+  std::vector<double> ticks(int axis) const {
+    std::set<double> all;
+    for (const Scattered& kernel : kernels) {
+      const std::vector<double> own = kernel.ticks(axis);
+      all.insert(own.begin(), own.end());
+    }
+    return {all.begin(), all.end()};
+  }
 };
 
 /// One shape's share of the data sheet's time, over what steps vary.
@@ -161,7 +170,6 @@ struct KernelTables::State {
 
   struct Source {
     std::shared_ptr<const ProfileTables> tables;
-    std::string engine;
     bool sibling;
   };
   GpuSpec facts;  // without tables
@@ -178,7 +186,7 @@ KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, Kern
   const auto add = [&](const GpuSpec& measured_on, bool sibling) {
     const auto spec = std::make_shared<const GpuSpec>(measured_on);
     for (const Profile& profile : by_nearness(measured_on.profiles, engine))
-      sources.push_back({tables_of(profile, spec), profile.engine.name, sibling});
+      sources.push_back({tables_of(profile, spec), sibling});
   };
   add(facts, false);
   errors = errors_beside(facts, Evidence::interpolated);
@@ -225,14 +233,14 @@ Found KernelTables::State::find(TableFamily family, const std::vector<std::strin
   Found found;
   for (const std::string& group : groups) {
     std::set<std::string> engines;
-    for (const auto& [tables, engine, sibling] : sources) {
+    for (const auto& [tables, sibling] : sources) {
       const bool enough = !any_engine || sibling != found.sibling;
       if (!found.kernels.empty() && enough) break;
       const Maps& maps = tables->of(family);
       const auto kernels = maps.of_group.find(group);
       if (kernels == maps.of_group.end()) continue;
       // Of each engine the nearest version that has such kernels.
-      if (!engines.insert(engine).second) continue;
+      if (!engines.insert(tables->engine.name).second) continue;
       for (const auto& [kernel, map] : kernels->second) {
         if (has_wanted && kernel.find(wanted) == std::string::npos) continue;
         Scattered near = map.around(like, matters, most);
@@ -283,14 +291,7 @@ const Curve* KernelTables::State::curve(TableFamily family, const std::vector<st
   if (!found->kernels.empty()) {
     made->sibling = found->sibling;
     std::array<std::vector<double>, 3> nodes;
-    for (std::size_t i = 0; i < free.size(); ++i) {
-      for (const Scattered& kernel : found->kernels) {
-        const std::vector<double> ticks = kernel.ticks(free[i]);
-        nodes[i].insert(nodes[i].end(), ticks.begin(), ticks.end());
-      }
-      std::ranges::sort(nodes[i]);
-      nodes[i].erase(std::unique(nodes[i].begin(), nodes[i].end()), nodes[i].end());
-    }
+    for (std::size_t i = 0; i < free.size(); ++i) nodes[i] = found->ticks(free[i]);
     const std::vector<int> axes(free.begin(), free.end());
     made->grid.emplace(std::move(nodes), [found, key, axes](const LazyGrid::Place& place) {
       Coordinates at = key;
@@ -503,14 +504,8 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& cal
   layer->facts_ = state_->facts;
   layer->factors_ = factors_;
   if (found->sibling) layer->best_ = Evidence::carried_over;
-  std::vector<double> tokens;
-  for (const Scattered& kernel : found->kernels) {
-    const std::vector<double> ticks = kernel.ticks(2);
-    tokens.insert(tokens.end(), ticks.begin(), ticks.end());
-  }
-  std::ranges::sort(tokens);
-  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
-  const std::array<std::vector<double>, 3> nodes{tokens, half_octaves(20), half_octaves(10)};
+  const std::array<std::vector<double>, 3> nodes{found->ticks(2), half_octaves(20),
+                                                 half_octaves(10)};
   const ExpertTables& self = *layer;
   layer->raw_ = std::make_unique<LazyGrid>(nodes, [found, &self](const LazyGrid::Place& at) {
     ExpertsCall c = self.shape_;
