@@ -94,9 +94,10 @@ void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
   if (least * 2 < cost.time) cost.bound = Resource::latency;
 }
 
-// A collective of NCCL or the engine as tables time it.
-void take_measured(CollectiveCost& cost, const GpuSpec& gpu, const CollectiveCall& call) {
-  if (!gpu.tables || cost.time <= Seconds{}) return;
+// A collective of NCCL or the engine as tables time it, inside one NVLink domain.
+void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const CollectiveCall& call) {
+  const GpuSpec& gpu = cluster.gpu;
+  if (!gpu.tables || call.gpus > cluster.scale_up_domain || cost.time <= Seconds{}) return;
   const auto measured = gpu.tables->time(call);
   // A switch may add up on the way: then an all-reduce sends each byte once.
   const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
@@ -217,8 +218,7 @@ CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
   if (gpus <= 1) return {};
   CollectiveCost gathered = cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
   const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
-  if (gpus <= cluster_.scale_up_domain)
-    take_measured(gathered, cluster_.gpu, {false, "all_gather", double(gpus), total});
+  take_measured(gathered, cluster_, {false, "all_gather", double(gpus), total});
   return gathered;
 }
 
@@ -240,8 +240,7 @@ CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) cons
   if (gpus <= 1) return {};
   CollectiveCost sums = cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
   const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
-  if (gpus <= cluster_.scale_up_domain)
-    take_measured(sums, cluster_.gpu, {false, "reduce_scatter", double(gpus), total});
+  take_measured(sums, cluster_, {false, "reduce_scatter", double(gpus), total});
   return sums;
 }
 
@@ -255,10 +254,8 @@ CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, Collective kind) const 
     *bytes_moved *= 2;
   }
   CollectiveCost sum = cost(kind, gpus, 2, volume);
-  if (gpus <= cluster_.scale_up_domain) {
-    const bool engine = kind == Collective::one_shot_all_reduce;
-    take_measured(sum, cluster_.gpu, {engine, "all_reduce", double(gpus), bytes.value()});
-  }
+  const bool engine = kind == Collective::one_shot_all_reduce;
+  take_measured(sum, cluster_, {engine, "all_reduce", double(gpus), bytes.value()});
   return sum;
 }
 

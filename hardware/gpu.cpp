@@ -358,19 +358,18 @@ namespace {
 // A thousand times what any GPU has; blocks of it can be counted in 64 bits.
 constexpr Bytes most_hbm(1e15);
 
+GpuSpec read_gpu(const ConfigNode& node, bool with_sibling);
+
+// A sibling's own sibling is not asked.
 std::shared_ptr<const GpuSpec> read_sibling(const ConfigNode& node) {
   const auto file = node.relative(node.text());
   if (std::filesystem::exists(file) && std::filesystem::equivalent(file, node.file()))
     node.fail("a GPU cannot be its own sibling");
-  GpuSpec sibling = read_gpu(ConfigNode::from_file(file));
-  if (sibling.sibling) node.fail("has a sibling itself; name a GPU that was measured");
-  return std::make_shared<const GpuSpec>(std::move(sibling));
+  return std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file), false));
 }
 
-}  // namespace
-
-GpuSpec read_gpu(const ConfigNode& node) {
-  return read_object(node, gpu_keys, [](ConfigReader& reader) {
+GpuSpec read_gpu(const ConfigNode& node, bool with_sibling) {
+  return read_object(node, gpu_keys, [&](ConfigReader& reader) {
     GpuSpec gpu;
     gpu.name = reader.text("name");
     gpu.source = reader.text("source");
@@ -403,9 +402,14 @@ GpuSpec read_gpu(const ConfigNode& node) {
         [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
-    if (reader.optional("sibling")) gpu.sibling = read_sibling(reader.child("sibling"));
+    if (reader.optional("sibling") && with_sibling)
+      gpu.sibling = read_sibling(reader.child("sibling"));
     return gpu;
   });
 }
+
+}  // namespace
+
+GpuSpec read_gpu(const ConfigNode& node) { return read_gpu(node, true); }
 
 }  // namespace moesim

@@ -49,10 +49,21 @@ constexpr double far_away = 2;
 // Coordinates are kept as floats: a row meets itself within this.
 constexpr double same_point = 1e-4;
 
-/// The maps of one family in one profile, by group and kernel.
+using Kernels = std::map<std::string, Scattered>;  // by name
+
+/// The maps of one family in one profile, by group.
 struct Maps {
-  std::map<std::string, std::map<std::string, Scattered>, std::less<>> of_group;
+  std::map<std::string, Kernels, std::less<>> of_group;
+  std::size_t points(std::string_view group) const {
+    std::size_t sum = 0;
+    if (const auto kernels = of_group.find(group); kernels != of_group.end())
+      for (const auto& [name, shares] : kernels->second) sum += shares.size();
+    return sum;
+  }
 };
+
+// FFNs without a gate are other layers, of other models.
+bool is_other_layer(std::string_view kernel) { return kernel.find("nongated") != kernel.npos; }
 
 /// One profile, on the GPU that it was measured on.
 struct ProfileTables {
@@ -62,10 +73,15 @@ struct ProfileTables {
   mutable std::array<std::once_flag, table_family_names.size()> once;
   mutable std::array<Maps, table_family_names.size()> maps;
 
+  std::filesystem::path file_of(TableFamily family) const {
+    return folder / (std::string(table_family_names[static_cast<std::size_t>(family)]) + ".csv");
+  }
+  bool has(TableFamily family) const { return std::filesystem::exists(file_of(family)); }
+
   const Maps& of(TableFamily family) const {
     const auto index = static_cast<std::size_t>(family);
     std::call_once(once[index], [&] {
-      const auto file = folder / (std::string(table_family_names[index]) + ".csv");
+      const auto file = file_of(family);
       if (!std::filesystem::exists(file)) return;
       read_table(file, [&](const TableRow& row) {
         for (const Sample& sample : samples_of(family, row, *measured_on, engine)) {
@@ -87,8 +103,8 @@ std::string rates_of(const GpuSpec& gpu) {
   return facts;
 }
 
-/// A profile's tables, which every experiment of the process shares. The oldest are forgotten once
-/// many GPUs that were made up have had theirs.
+/// A profile's tables, which every experiment of the process shares. All are forgotten, and read
+/// anew when next asked for, once many GPUs that were made up have had theirs.
 std::shared_ptr<const ProfileTables> tables_of(const Profile& profile,
                                                std::shared_ptr<const GpuSpec> measured_on) {
   constexpr std::size_t most = 128;
@@ -122,18 +138,64 @@ std::map<std::string, double> errors_beside(const GpuSpec& gpu, Evidence evidenc
   return errors;
 }
 
+/// The fastest kernel's share, of those that were measured about as near as any.
+Scattered::Guess fastest(std::vector<Scattered::Guess> kernels) {
+  constexpr double octave = 1;
+  const double nearest = std::ranges::min(kernels, {}, &Scattered::Guess::nearest).nearest;
+  std::erase_if(kernels, [&](const auto& guess) { return guess.nearest > nearest + octave; });
+  return std::ranges::min(kernels, {}, &Scattered::Guess::value);
+}
+
+/// One kernel's shares, and how they differ in a version of which only a few were measured.
+struct Kernel {
+  Scattered shares;
+  std::shared_ptr<const Scattered> change;  // null: it is the version itself
+
+  Scattered::Guess at(const Coordinates& place) const {
+    // Four octaves from any point of the other version half of its change is left. Chosen by
+    // leaving out models, batches and lengths of such points.
+    constexpr double half_left = 4;
+    Scattered::Guess guess = shares.at(place);
+    if (!change) return guess;
+    const Scattered::Guess changed = change->at(place);
+    guess.value += changed.value / (1 + std::pow(changed.nearest / half_left, 2));
+    guess.nearest = std::max(guess.nearest, 2 * same_point);  // not what was measured
+    return guess;
+  }
+};
+
+/// How the shares of a version of which few points were measured differ from those of another.
+std::shared_ptr<const Scattered> change_between(const Kernels& few, const Kernels& full, int axes) {
+  auto change = std::make_shared<Scattered>(axes);
+  for (const auto& [name, shares] : few) {
+    for (std::size_t i = 0; i < shares.size(); ++i) {
+      const Coordinates place = shares.place(i);
+      std::vector<Scattered::Guess> guesses;
+      for (const auto& [other, known] : full)
+        if (full.size() == 1 || !is_other_layer(other)) guesses.push_back(known.at(place));
+      change->add(place, shares.value(i) - fastest(std::move(guesses)).value);
+    }
+  }
+  return change;
+}
+
 /// The kernels that one question may be answered by.
 struct Found {
-  std::vector<Scattered> kernels;
+  std::vector<Kernel> kernels;
   bool sibling = false;
-  /// The fastest kernel's share, of those that were measured about as near to here as any.
   Scattered::Guess at(const Coordinates& place) const {
-    constexpr double octave = 1;
     std::vector<Scattered::Guess> guesses;
-    for (const Scattered& kernel : kernels) guesses.push_back(kernel.at(place));
-    const double nearest = std::ranges::min(guesses, {}, &Scattered::Guess::nearest).nearest;
-    std::erase_if(guesses, [&](const auto& guess) { return guess.nearest > nearest + octave; });
-    return std::ranges::min(guesses, {}, &Scattered::Guess::value);
+    for (const Kernel& kernel : kernels) guesses.push_back(kernel.at(place));
+    return fastest(std::move(guesses));
+  }
+  /// The coordinates at which any of them was measured on an axis, ascending.
+  std::vector<double> ticks(int axis) const {
+    std::set<double> all;
+    for (const Kernel& kernel : kernels) {
+      const std::vector<double> own = kernel.shares.ticks(axis);
+      all.insert(own.begin(), own.end());
+    }
+    return {all.begin(), all.end()};
   }
 };
 
@@ -150,6 +212,10 @@ struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
   Found find(TableFamily, const std::vector<std::string>& groups, const Coordinates& like,
              std::span<const int> matters) const;
+  std::vector<const ProfileTables*> versions_of(std::string_view engine, TableFamily,
+                                                bool sibling) const;
+  std::shared_ptr<const Scattered> change(TableFamily, const std::vector<std::string>& groups,
+                                          const ProfileTables& from, bool sibling) const;
   std::string wanted_kernel(TableFamily) const;
   bool has_kernel(TableFamily, std::string_view group, const std::string& part) const;
   const Curve* curve(TableFamily, const std::vector<std::string>& groups, const Coordinates& shape,
@@ -161,10 +227,10 @@ struct KernelTables::State {
 
   struct Source {
     std::shared_ptr<const ProfileTables> tables;
-    std::string engine;
     bool sibling;
   };
-  GpuSpec facts;  // without tables
+  GpuSpec facts;      // without tables
+  std::string asked;  // the engine
   KernelChoice choice;
   std::vector<Source> sources;
   std::map<std::string, double> errors, carried_errors;  // by table
@@ -173,12 +239,12 @@ struct KernelTables::State {
 };
 
 KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice kernels)
-    : facts(gpu), choice(std::move(kernels)) {
+    : facts(gpu), asked(engine.name), choice(std::move(kernels)) {
   facts.tables = nullptr;
   const auto add = [&](const GpuSpec& measured_on, bool sibling) {
     const auto spec = std::make_shared<const GpuSpec>(measured_on);
     for (const Profile& profile : by_nearness(measured_on.profiles, engine))
-      sources.push_back({tables_of(profile, spec), profile.engine.name, sibling});
+      sources.push_back({tables_of(profile, spec), sibling});
   };
   add(facts, false);
   errors = errors_beside(facts, Evidence::interpolated);
@@ -214,6 +280,35 @@ std::shared_ptr<const KernelTables> scaled(const KernelTables& tables,
   return other;
 }
 
+namespace {
+
+/// The versions of one engine on one GPU that have a group, the nearest first: the first with many
+/// points, and one with few before it.
+struct Versions {
+  const ProfileTables *full = nullptr, *few = nullptr;
+};
+
+Versions versions_with(std::string_view group, TableFamily family,
+                       std::span<const ProfileTables* const> versions) {
+  constexpr std::size_t times = 10;  // as many points make few of what a nearer version has
+  Versions found;
+  for (std::size_t i = 0; i < versions.size() && !found.full; ++i) {
+    const std::size_t points = versions[i]->of(family).points(group);
+    if (points == 0) continue;
+    const bool is_few = std::ranges::any_of(versions.subspan(i + 1), [&](const auto* farther) {
+      return farther->of(family).points(group) >= times * points;
+    });
+    if (!is_few) {
+      found.full = versions[i];
+    } else if (!found.few) {
+      found.few = versions[i];
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
 Found KernelTables::State::find(TableFamily family, const std::vector<std::string>& groups,
                                 const Coordinates& like, std::span<const int> matters) const {
   // A shape's own points and those of the shapes around it.
@@ -225,28 +320,61 @@ Found KernelTables::State::find(TableFamily family, const std::vector<std::strin
   Found found;
   for (const std::string& group : groups) {
     std::set<std::string> engines;
-    for (const auto& [tables, engine, sibling] : sources) {
+    for (const auto& [nearest, sibling] : sources) {
       const bool enough = !any_engine || sibling != found.sibling;
       if (!found.kernels.empty() && enough) break;
-      const Maps& maps = tables->of(family);
-      const auto kernels = maps.of_group.find(group);
-      if (kernels == maps.of_group.end()) continue;
       // Of each engine the nearest version that has such kernels.
-      if (!engines.insert(engine).second) continue;
-      for (const auto& [kernel, map] : kernels->second) {
+      const std::string& engine = nearest->engine.name;
+      if (engines.contains(engine)) continue;
+      const Versions versions = versions_with(group, family, versions_of(engine, family, sibling));
+      if (!versions.full) continue;
+      engines.insert(engine);
+      const Kernels& kernels = versions.full->of(family).of_group.find(group)->second;
+      const auto changed = change(family, groups, *versions.full, sibling);
+      for (const auto& [kernel, shares] : kernels) {
         if (has_wanted && kernel.find(wanted) == std::string::npos) continue;
-        Scattered near = map.around(like, matters, most);
-        // FFNs without a gate are other layers, of other models.
-        const bool other_layer = kernel.find("nongated") != std::string::npos;
-        if (other_layer && (kernels->second.size() > 1 && near.apart(like, matters) > 1e-6))
+        Scattered near = shares.around(like, matters, most);
+        if (is_other_layer(kernel) && kernels.size() > 1 && near.apart(like, matters) > 1e-6)
           continue;
-        found.kernels.push_back(std::move(near));
+        found.kernels.push_back({std::move(near), changed});
         found.sibling = sibling;
       }
     }
     if (!found.kernels.empty()) return found;
   }
   return found;
+}
+
+std::vector<const ProfileTables*> KernelTables::State::versions_of(std::string_view engine,
+                                                                   TableFamily family,
+                                                                   bool sibling) const {
+  std::vector<const ProfileTables*> versions;
+  for (const Source& source : sources) {
+    if (source.sibling == sibling && source.tables->engine.name == engine &&
+        source.tables->has(family))
+      versions.push_back(source.tables.get());
+  }
+  return versions;
+}
+
+// How the version that was asked for differs from this one, by few points of the former: of any of
+// the groups, the foremost first, as measured here or between the same two versions on the sibling.
+std::shared_ptr<const Scattered> KernelTables::State::change(TableFamily family,
+                                                             const std::vector<std::string>& groups,
+                                                             const ProfileTables& from,
+                                                             bool sibling) const {
+  if (from.engine.name != asked) return nullptr;
+  for (const bool there : {sibling, true}) {
+    const auto versions = versions_of(from.engine.name, family, there);
+    if (versions.size() < 2 || versions.front()->engine.version == from.engine.version) continue;
+    for (const std::string& group : groups) {
+      const auto [full, few] = versions_with(group, family, versions);
+      if (!few || full->engine.version != from.engine.version) continue;
+      return change_between(few->of(family).of_group.find(group)->second,
+                            full->of(family).of_group.find(group)->second, axes_of(family));
+    }
+  }
+  return nullptr;
 }
 
 std::string KernelTables::State::wanted_kernel(TableFamily family) const {
@@ -283,14 +411,7 @@ const Curve* KernelTables::State::curve(TableFamily family, const std::vector<st
   if (!found->kernels.empty()) {
     made->sibling = found->sibling;
     std::array<std::vector<double>, 3> nodes;
-    for (std::size_t i = 0; i < free.size(); ++i) {
-      for (const Scattered& kernel : found->kernels) {
-        const std::vector<double> ticks = kernel.ticks(free[i]);
-        nodes[i].insert(nodes[i].end(), ticks.begin(), ticks.end());
-      }
-      std::ranges::sort(nodes[i]);
-      nodes[i].erase(std::unique(nodes[i].begin(), nodes[i].end()), nodes[i].end());
-    }
+    for (std::size_t i = 0; i < free.size(); ++i) nodes[i] = found->ticks(free[i]);
     const std::vector<int> axes(free.begin(), free.end());
     made->grid.emplace(std::move(nodes), [found, key, axes](const LazyGrid::Place& place) {
       Coordinates at = key;
@@ -503,14 +624,8 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& cal
   layer->facts_ = state_->facts;
   layer->factors_ = factors_;
   if (found->sibling) layer->best_ = Evidence::carried_over;
-  std::vector<double> tokens;
-  for (const Scattered& kernel : found->kernels) {
-    const std::vector<double> ticks = kernel.ticks(2);
-    tokens.insert(tokens.end(), ticks.begin(), ticks.end());
-  }
-  std::ranges::sort(tokens);
-  tokens.erase(std::unique(tokens.begin(), tokens.end()), tokens.end());
-  const std::array<std::vector<double>, 3> nodes{tokens, half_octaves(20), half_octaves(10)};
+  const std::array<std::vector<double>, 3> nodes{found->ticks(2), half_octaves(20),
+                                                 half_octaves(10)};
   const ExpertTables& self = *layer;
   layer->raw_ = std::make_unique<LazyGrid>(nodes, [found, &self](const LazyGrid::Place& at) {
     ExpertsCall c = self.shape_;

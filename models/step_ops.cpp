@@ -130,6 +130,7 @@ double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
 // Whether the attention kernel's time holds the write into the KV cache: a table's does.
 bool writes_kv_cache(const MoeModel& m, const AttentionSlice& slice, const PrecisionPlan& precision,
                      const GpuSpec& gpu) {
+  if (!gpu.tables) return false;
   const AttentionSpec& a = m.attention;
   AttentionShape shape{.mla = a.is_mla(), .q_heads = slice.heads, .kv_cache = precision.kv_cache};
   if (!a.is_mla()) {

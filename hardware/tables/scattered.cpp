@@ -43,6 +43,12 @@ void Scattered::add(const Coordinates& at, double value) {
   values_.push_back(value);
 }
 
+Coordinates Scattered::place(std::size_t index) const {
+  Coordinates place{};
+  for (std::size_t axis = 0; axis < at_.size(); ++axis) place[axis] = at_[axis][index];
+  return place;
+}
+
 Scattered::Guess Scattered::at(const Coordinates& place) const {
   const std::size_t n = values_.size(), axes = at_.size();
   std::vector<float> apart(n);

@@ -23,6 +23,9 @@ class Scattered {
   void add(const Coordinates&, double value);
   bool empty() const { return values_.empty(); }
   std::size_t size() const { return values_.size(); }
+  /// A known place and the value there, in the order in which they were added.
+  Coordinates place(std::size_t) const;
+  double value(std::size_t index) const { return values_[index]; }
   /// `nearest` is how far the nearest known place is. There must be one.
   struct Guess {
     double value = 0, nearest = 0;

@@ -15,7 +15,7 @@ namespace moesim {
 namespace {
 
 constexpr std::array<std::string_view, 3> engines{"vllm", "sglang", "trtllm"};
-constexpr std::array<std::string_view, 2> recipes{"none", "inferencex"};
+constexpr std::array<std::string_view, 3> recipes{"none", "inferencex", "srt_slurm"};
 
 // What rules and conditions of a preset look at. Numbers that the experiment does not give are 0.
 struct Situation {
@@ -207,12 +207,14 @@ Engine read_engine(const ConfigNode& node) {
     Engine engine;
     engine.name = std::string(engines[r.choice("name")]);
     if (r.optional("version")) engine.version = r.text("version");
-    if (r.choice("recipe") > 0) engine.recipe = "inferencex";
+    if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
     if (r.optional("expert_kernel")) engine.expert_kernel = r.text("expert_kernel");
     return engine;
   });
 }
+
+std::span<const std::string_view> engine_names() { return engines; }
 
 std::string_view engine_preset(std::string_view name) {
   if (name == "vllm") return presets::vllm();

@@ -27,6 +27,9 @@ std::span<const Key> engine_keys();
 /// experiment's workload. An experiment without "engine" is answered as it is. Throws ConfigError.
 ConfigNode with_preset(const ConfigNode& experiment);
 
+/// Names of the engines that have a preset, and stand once, here.
+std::span<const std::string_view> engine_names();
+
 /// The text of a preset, built in; empty for an unknown name.
 std::string_view engine_preset(std::string_view name);
 

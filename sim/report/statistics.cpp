@@ -93,6 +93,13 @@ Summary summarize(std::vector<Repeated> samples) {
   return summary_of(std::move(samples));
 }
 
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 void CountHistogram::add(std::int64_t value, std::int64_t times) {
   const std::size_t bucket = bucket_of(value);
   if (bucket >= buckets_.size()) buckets_.resize(bucket + 1);

@@ -17,6 +17,9 @@ struct Summary {
 };
 Summary summarize(std::vector<double> samples);
 
+/// The middle one of these values, the larger of two; 0 when there are none.
+double median(std::vector<double> values);
+
 /// A duration that occurred `count` times. In twelve bytes, as a long run holds millions of them.
 class Repeated {
  public:

@@ -354,6 +354,91 @@ TEST_CASE("rows of deployments apart are two points each, with both sides' worke
   CHECK(pools.experiment["pools"]["decode"]["parallel"]["dp"] == 32);
 }
 
+// Workers of `dp` attention ranks, of which every one decodes `batch` sequences.
+Json pools_of(const char* gpu, const char* engine, int dp, int batch) {
+  MeasuredPoint point;
+  point.category = "disaggregated";
+  point.gpu = gpu;
+  point.model = "DeepSeek-R1";
+  point.operation = std::string("disaggregated ") + engine;
+  point.precision = "fp8_block";
+  point.prompt = point.output = 1024;
+  point.prefill = {.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 8};
+  point.decode = {.workers = 1, .batch = batch, .tp = 1, .dp = dp, .ep = dp};
+  point.gpus = 8 + dp;
+  const DeploymentJson pools = pools_json(point, test::source_dir());
+  REQUIRE(pools.unknown.empty());
+  return pools.experiment;
+}
+
+TEST_CASE("SGLang's workers within a node gather tokens, wider ones send them by DeepEP") {
+  const Json near = pools_of("B200-SXM-180GB", "sglang 0.5.8", 8, 16);
+  CHECK_FALSE(near["pools"]["decode"].contains("dispatch"));
+  CHECK_FALSE(near["engine"].contains("expert_kernel"));
+  CHECK(near["engine"]["recipe"] == "srt_slurm");
+  CHECK(filled(near)["precision"]["kv_cache"] == "fp8");
+  const Json wide = pools_of("GB200", "sglang 0.5.5", 32, 16);
+  CHECK(wide["pools"]["decode"]["dispatch"]["decode"]["type"] == "low_latency");
+  CHECK(wide["pools"]["prefill"]["dispatch"]["prefill"]["type"] == "all_to_all");
+  CHECK(wide["engine"]["expert_kernel"] == "deepgemm");
+}
+
+TEST_CASE(
+    "TensorRT-LLM's decode ranks have a power of two of seats, which a third more may ask for") {
+  const auto seats = [](int batch) {
+    return pools_of("GB200", "trtllm", 8, batch)["pools"]["decode"]["scheduling"]["max_num_seqs"];
+  };
+  CHECK(seats(1) == 1);
+  CHECK(seats(9) == 8);
+  CHECK(seats(21) == 16);
+  CHECK(seats(24) == 32);
+  CHECK(seats(64) == 64);
+  CHECK_FALSE(pools_of("B200-SXM-180GB", "sglang", 8, 9)["pools"]["decode"].contains("scheduling"));
+}
+
+// A file of the H100 whose memory is `share` as fast, beside no tables.
+std::filesystem::path slowed_gpu(const std::filesystem::path& folder, double share) {
+  Json gpu = test::bare_gpu(test::source_dir() / "hardware/gpus/h100.json");
+  gpu["hbm_bandwidth"] = fmt::format("{} TB/s", 3.35 * share);
+  const auto file = folder / fmt::format("slowed_{}.json", share);
+  std::ofstream(file) << gpu.dump();
+  return file;
+}
+
+TEST_CASE("serving runs are predicted on the file given for their GPU, together and apart") {
+  const test::TemporaryFolder folder;
+  MeasuredPoint together;
+  together.category = "e2e";
+  together.gpu = "Accelerator of mine";
+  together.model = "Llama-3.1-8B";
+  together.operation = "online serving vllm 0.19.0";
+  together.precision = "bf16";
+  together.metric = "TPOT";
+  together.tp = together.gpus = 1;
+  together.concurrency = 1;
+  together.prompt = 64, together.output = 8;
+  together.value = 1;
+  MeasuredPoint apart = together;
+  apart.category = "disaggregated";
+  apart.gpus = 2;
+  apart.prefill = apart.decode = {.workers = 1, .batch = 1, .tp = 1, .dp = 1, .ep = 1};
+  const std::vector points{together, apart};
+  const auto predicted_on = [&](const GpuFiles& files) {
+    return validate(points, test::source_dir(), Json::object(), files);
+  };
+  for (const ValidatedPoint& p : predicted_on({})) CHECK(p.skipped());
+  const auto whole = predicted_on({{together.gpu, slowed_gpu(folder.path(), 1)}});
+  const auto half = predicted_on({{together.gpu, slowed_gpu(folder.path(), 0.5)}});
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    CAPTURE(points[i].category, whole[i].failure, half[i].failure);
+    REQUIRE((!whole[i].skipped() && whole[i].failure.empty()));
+    REQUIRE((!half[i].skipped() && half[i].failure.empty()));
+    // Reading weights is most of a step of one sequence.
+    CHECK(std::get<Prediction>(half[i].predicted).value >
+          1.5 * std::get<Prediction>(whole[i].predicted).value);
+  }
+}
+
 TEST_CASE("a point's engine, version and recipe are those of its row") {
   MeasuredPoint point;
   point.model = "gpt-oss-120b";

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <fstream>
 
+#include <fmt/format.h>
+
 #include "hardware/fabric.hpp"
 #include "hardware/kernel_tables.hpp"
 #include "hardware/rng.hpp"
@@ -150,6 +152,9 @@ TEST_CASE("a GPU without tables takes its sibling's shares, scaled by its own da
                                                     b300.peak(Precision::bf16, Precision::bf16),
                                                 0.02));
   CHECK(gpu("b300").tables == nullptr);
+  // A sibling that has one itself, as H200 has, is asked for its own tables only.
+  REQUIRE(gpu("h200").sibling);
+  CHECK(gpu("mi300x").sibling->sibling == nullptr);
 }
 
 TEST_CASE("an engine's nearest version goes before others, and engines before siblings") {
@@ -163,6 +168,57 @@ TEST_CASE("an engine's nearest version goes before others, and engines before si
   CHECK(first({"vllm", ""}) == "d");
   CHECK(first({"sglang", "0.5.14"}) == "a");
   CHECK(by_nearness(profiles, {"sglang", "0.5.14"}).size() == 4);
+}
+
+namespace {
+
+// GEMMs that take this share of their rough time; of `m` up to `most`, n = k.
+void write_gemms(const std::filesystem::path& folder, const GpuSpec& gpu, double share, int most) {
+  std::filesystem::create_directories(folder);
+  std::ofstream out(folder / "gemm.csv");
+  out << "precision,kernel,m,n,k,us\n";
+  for (int m = 1; m <= most; m *= 2) {
+    for (int n = 512; n <= 8192; n *= 2) {
+      const GemmCall call{"bfloat16", double(m), double(n), double(n)};
+      out << fmt::format("bfloat16,made,{},{},{},{}\n", m, n, n,
+                         share * locate(call, gpu).rough_us);
+      if (most == 1) return;
+    }
+  }
+}
+
+double share_of(const GemmCall& call, const GpuSpec& gpu) {
+  return gpu.tables->time(call)->time.count() * 1e6 / locate(call, gpu).rough_us;
+}
+
+}  // namespace
+
+TEST_CASE("few points of a nearer version change a farther one's table, less the farther away") {
+  const TemporaryFolder folder;
+  GpuSpec h100 = gpu("h100");
+  write_gemms(folder.path() / "h100/vllm-1.0", h100, 1.3, 4096);
+  write_gemms(folder.path() / "h100/vllm-2.0", h100, 1.3 * 2, 1);
+  h100.profiles = {{{"vllm", "1.0"}, folder.path() / "h100/vllm-1.0"},
+                   {{"vllm", "2.0"}, folder.path() / "h100/vllm-2.0"}};
+  const GemmCall known{"bfloat16", 1, 512, 512}, four_octaves{"bfloat16", 16, 512, 512};
+  const GpuSpec older = with_engine(h100, {"vllm", "1.0"});
+  CHECK_THAT(share_of(known, older), WithinRel(1.3, 1e-4));
+  CHECK(older.tables->time(known)->evidence == Evidence::measured);
+  const GpuSpec newer = with_engine(h100, {"vllm", "2.0"});
+  CHECK_THAT(share_of(known, newer), WithinRel(2.6, 1e-4));
+  CHECK(newer.tables->time(known)->evidence == Evidence::interpolated);
+  CHECK_THAT(share_of(four_octaves, newer), WithinRel(1.3 * std::sqrt(2), 1e-4));
+
+  // Where another GPU has the older version only, it changes as its sibling did.
+  GpuSpec h200 = gpu("h200");
+  write_gemms(folder.path() / "h200/vllm-1.0", h200, 1.5, 4096);
+  h200.profiles = {{{"vllm", "1.0"}, folder.path() / "h200/vllm-1.0"}};
+  h200.sibling = nullptr;
+  CHECK_THAT(share_of(known, with_engine(h200, {"vllm", "2.0"})), WithinRel(1.5, 1e-4));
+  h200.sibling = std::make_shared<const GpuSpec>(h100);
+  const GpuSpec carried = with_engine(h200, {"vllm", "2.0"});
+  CHECK_THAT(share_of(known, carried), WithinRel(3.0, 1e-4));
+  CHECK(carried.tables->time(known)->evidence == Evidence::interpolated);
 }
 
 TEST_CASE("thinned tables predict what they leave out within the tolerance") {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/report/statistics.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
@@ -30,12 +31,6 @@ std::vector<double> evenly(double first, double last, int n) {
   std::vector<double> places;
   for (int i = 0; i < n; ++i) places.push_back(first + (last - first) * i / (n - 1));
   return places;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 std::map<std::vector<Json>, Frontier> frontiers(const Pareto& pareto) {

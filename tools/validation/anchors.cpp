@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/report/statistics.hpp"
 
 namespace moesim {
 
@@ -46,13 +47,6 @@ AnchorFit fit(std::span<const AnchorRun> runs) {
           .center = {std::exp(center[0]), std::exp(center[1]), std::exp(center[2])},
           .slope = {slope[0], slope[1], slope[2]},
           .runs = static_cast<int>(runs.size())};
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // With one run there is nothing to fit without it: the error is that of the bare prediction.

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "models/moe_model.hpp"
+#include "sim/report/statistics.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/validation.hpp"
@@ -34,15 +35,8 @@ EngineConstants constants(std::span<const double> x) {
 }
 
 double model_layers(const MeasuredPoint& point, const std::filesystem::path& root) {
-  const auto file = root / "models/zoo" / (served_model_file(point.model) + ".json");
+  const auto file = root / "models/zoo" / (model_file(point.model) + ".json");
   return static_cast<double>(read_model(ConfigNode::from_file(file)).layers.size());
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace moesim {
@@ -39,5 +40,10 @@ struct MeasuredPoint {
 /// decode_num_workers, ttft_ms and tpot_ms, whose rows are two points each. Throws ConfigError
 /// "file:line: ...".
 std::vector<MeasuredPoint> read_points(const std::filesystem::path& file);
+
+/// Whether a text that people wrote holds this part of it.
+inline bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
 
 }  // namespace moesim

@@ -27,10 +27,6 @@ std::string file_of(std::string_view name, std::span<const Named> table) {
   return found == table.end() ? std::string() : std::string(found->file);
 }
 
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
 /// The numbers behind the names in "q_heads=32 kv_heads=4 hd=128" or "M=64 N=2048 K=4096".
 double number_after(const std::string& text, const std::string& name) {
   const std::size_t place = text.find(name + "=");
@@ -361,14 +357,33 @@ std::string gpu_file(std::string_view name) {
 }
 
 std::string model_file(std::string_view name) {
-  static constexpr std::array<Named, 7> table{{{"DeepSeek", "deepseek_v3"},
-                                               {"Qwen3-30B", "qwen3_30b_a3b"},
-                                               {"Qwen3-235B", "qwen3_235b_a22b"},
-                                               {"gpt-oss-120b", "gpt_oss_120b"},
-                                               {"gpt-oss-20b", "gpt_oss_20b"},
-                                               {"MiniMax-M2.5", "minimax_m2_5"},
-                                               {"Mixtral-8x7B", "mixtral_8x7b"}}};
+  // The first that fits.
+  static constexpr std::array<Named, 17> table{{{"DeepSeek-V3.2", "deepseek_v3_2"},
+                                                {"DeepSeek", "deepseek_v3"},
+                                                {"GLM-5", "glm_5"},
+                                                {"Kimi-K2.5", "kimi_k2_5"},
+                                                {"Kimi-K2", "kimi_k2"},
+                                                {"Llama-3.1-8B", "llama_3_1_8b"},
+                                                {"Llama-3.3-70B", "llama_3_3_70b"},
+                                                {"Llama-4-Maverick", "llama_4_maverick"},
+                                                {"MiniMax-M2.5", "minimax_m2_5"},
+                                                {"Mixtral-8x7B", "mixtral_8x7b"},
+                                                {"Qwen3-30B", "qwen3_30b_a3b"},
+                                                {"Qwen3-32B", "qwen3_32b"},
+                                                {"Qwen3-235B", "qwen3_235b_a22b"},
+                                                {"Qwen3-Next", "qwen3_next_80b_a3b"},
+                                                {"Qwen3.5-397B", "qwen3_5_397b_a17b"},
+                                                {"gpt-oss-120b", "gpt_oss_120b"},
+                                                {"gpt-oss-20b", "gpt_oss_20b"}}};
   return file_of(name, table);
+}
+
+std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
+                               const GpuFiles& given) {
+  if (const auto found = given.find(name); found != given.end())
+    return std::filesystem::absolute(found->second);
+  const std::string file = gpu_file(name);
+  return file.empty() ? std::filesystem::path() : root / "hardware/gpus" / (file + ".json");
 }
 
 Constants constants_of(const MeasuredPoint& point) {

@@ -34,6 +34,12 @@ std::string gpu_file(std::string_view name);
 /// The same for models/zoo.
 std::string model_file(std::string_view name);
 
+/// Files for the names that points give GPUs, before those in hardware/gpus.
+using GpuFiles = std::map<std::string, std::filesystem::path>;
+/// The file of a GPU by the name that points give it; empty if there is none.
+std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
+                               const GpuFiles&);
+
 /// Which constants a point says something about: a kernel family, a collective, or neither.
 using Constants = std::variant<std::monostate, KernelFamily, Collective>;
 Constants constants_of(const MeasuredPoint&);

@@ -17,10 +17,6 @@ namespace moesim {
 
 namespace {
 
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
-
 /// Lengths that sources give elsewhere than in the row.
 struct PublishedLengths {
   std::string_view operation, model;
@@ -272,9 +268,10 @@ struct ServingPredictor::Runs {
   }
 };
 
-ServingPredictor::ServingPredictor(std::filesystem::path root, Json overrides)
+ServingPredictor::ServingPredictor(std::filesystem::path root, Json overrides, GpuFiles gpus)
     : root_(std::filesystem::absolute(root)),
       overrides_(std::move(overrides)),
+      gpus_(std::move(gpus)),
       runs_(std::make_unique<Runs>()) {}
 ServingPredictor::~ServingPredictor() = default;
 
@@ -293,7 +290,8 @@ Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   if (!lengths && stated.category != "prefill")
     return Skipped{"lengths of prompts and outputs not stated"};
   const bool apart = stated.category == "disaggregated";
-  DeploymentJson deployment = apart ? pools_json(stated, root_) : deployment_json(stated, root_);
+  DeploymentJson deployment =
+      apart ? pools_json(stated, root_, gpus_) : deployment_json(stated, root_, gpus_);
   if (!deployment.unknown.empty()) return Skipped{deployment.unknown};
   deployment.experiment.merge_patch(overrides_);
   if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));

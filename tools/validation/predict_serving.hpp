@@ -15,7 +15,8 @@ namespace moesim {
 class ServingPredictor {
  public:
   /// Experiments are changed by the merge patch `overrides`.
-  explicit ServingPredictor(std::filesystem::path root, Json overrides = Json::object());
+  explicit ServingPredictor(std::filesystem::path root, Json overrides = Json::object(),
+                            GpuFiles gpus = {});
   ~ServingPredictor();
   Predicted predict(const MeasuredPoint&);
 
@@ -24,6 +25,7 @@ class ServingPredictor {
   Predicted online(const MeasuredPoint&, Json config);
   std::filesystem::path root_;
   Json overrides_;
+  GpuFiles gpus_;
   std::unique_ptr<Runs> runs_;
 };
 

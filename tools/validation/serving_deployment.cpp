@@ -3,19 +3,16 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "tools/validation/predict_operation.hpp"
+#include "sim/experiment/engine.hpp"
 
 namespace moesim {
 
 namespace {
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
-}
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
@@ -67,53 +64,56 @@ bool is_wide_ep(const MeasuredPoint& point) {
   return contains(point.operation, "SGLang") || contains(point.operation, "DeepSeek production");
 }
 
-Json network_json(const std::filesystem::path& root) {
-  return ConfigNode::from_file(root / "hardware/clusters/h100x32.json").json().at("network");
-}
+// A rack's NVLink joins all its GPUs, another machine's those of a node.
+bool is_rack(const MeasuredPoint& point) { return point.gpu.starts_with("GB"); }
 
-Json cluster_json(const MeasuredPoint& point, const std::filesystem::path& root,
-                  const ServingPlan& plan) {
-  const std::filesystem::path file = root / "hardware/gpus" / (gpu_file(point.gpu) + ".json");
-  Json gpu = file.string();
-  if (is_wide_ep(point)) {
-    gpu = ConfigNode::from_file(file).json();
-    if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
-      gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
-  }
-  const int per_node = std::max(1, point.gpus / std::max(1, point.nodes));
-  const int used = plan.gpus() > per_node ? plan.gpus() : per_node;
-  const bool rack = point.gpu.starts_with("GB");
+Json cluster_json(const MeasuredPoint& point, Json gpu, int nodes, int per_node,
+                  const std::filesystem::path& root) {
+  const auto network = root / "hardware/clusters/h100x32.json";
   return {{"name", point.gpu},
           {"source", point.id},
-          {"gpu", gpu},
+          {"gpu", std::move(gpu)},
           {"gpus_per_node", per_node},
-          {"nodes", std::max(1, used / per_node)},
-          {"scale_up_domain", rack ? used : per_node},
-          {"network", network_json(root)}};
+          {"nodes", nodes},
+          {"scale_up_domain", is_rack(point) ? nodes * per_node : per_node},
+          {"network", ConfigNode::from_file(network).json().at("network")}};
+}
+
+Json gpu_json(const MeasuredPoint& point, const std::filesystem::path& file) {
+  if (!is_wide_ep(point)) return file.string();
+  Json gpu = ConfigNode::from_file(file).json();
+  if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
+    gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
+  return gpu;
+}
+
+Json cluster_of(const MeasuredPoint& point, const std::filesystem::path& gpu,
+                const ServingPlan& plan, const std::filesystem::path& root) {
+  const int per_node = std::max(1, point.gpus / std::max(1, point.nodes));
+  const int used = std::max(plan.gpus(), per_node);
+  return cluster_json(point, gpu_json(point, gpu), used / per_node, per_node, root);
+}
+
+int largest_worker(const MeasuredPoint& point) {
+  return std::max(point.prefill.tp * point.prefill.dp, point.decode.tp * point.decode.dp);
 }
 
 // Workers of one pool are alike; a rack's NVLink joins whole workers.
-Json pools_cluster_json(const MeasuredPoint& point, const std::filesystem::path& root) {
-  const int largest =
-      std::max(point.prefill.tp * point.prefill.dp, point.decode.tp * point.decode.dp);
-  const bool rack = point.gpu.starts_with("GB");
-  const int per_node = rack ? 4 : 8;
-  const int step = std::max(per_node, rack ? largest : per_node);
+Json cluster_of_pools(const MeasuredPoint& point, const std::filesystem::path& gpu,
+                      const std::filesystem::path& root) {
+  const int per_node = is_rack(point) ? 4 : 8;
+  const int step = is_rack(point) ? std::max(per_node, largest_worker(point)) : per_node;
   const int gpus = (point.gpus + step - 1) / step * step;
-  return {{"name", point.gpu},
-          {"source", point.id},
-          {"gpu", (root / "hardware/gpus" / (gpu_file(point.gpu) + ".json")).string()},
-          {"gpus_per_node", per_node},
-          {"nodes", gpus / per_node},
-          {"scale_up_domain", rack ? gpus : per_node},
-          {"network", network_json(root)}};
+  return cluster_json(point, gpu.string(), gpus / per_node, per_node, root);
 }
 
 // Rows with as many attention ranks as GPUs and experts sliced as often are plain tensor
-// parallelism within a node: DeepSeek-R1 in fp8 does not fit four GB200 otherwise.
+// parallelism within a tray of four: DeepSeek-R1 in fp8 does not fit four GB200 otherwise
+// (NVIDIA/srt-slurm@96f3442, recipes/gb200-fp8/1k1k/low-latency.yaml). Larger workers have the
+// ranks that they say (recipes/gb200-fp8/8k1k/mid-curve.yaml, recipes/b200-fp8/8k1k.yaml).
 WorkerPlan as_launched(WorkerPlan plan) {
-  constexpr int gpus_per_node = 8;
-  if (plan.dp > 1 && plan.ep == 1 && plan.tp * plan.dp <= gpus_per_node)
+  constexpr int gpus_of_tray = 4;
+  if (plan.dp > 1 && plan.ep == 1 && plan.tp * plan.dp <= gpus_of_tray)
     plan.tp *= std::exchange(plan.dp, 1);
   return plan;
 }
@@ -122,11 +122,28 @@ WorkerPlan as_launched(WorkerPlan plan) {
 // no engine slices an expert's 2,048 columns 32 times.
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
 
-// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them.
-Json pool_json(const WorkerPlan& plan, bool decodes, double prompt) {
+// SGLang's deployments use DeepEP and DeepGEMM where a worker is more than a node, and gather
+// tokens otherwise (NVIDIA/srt-slurm@5917791, recipes: moe-a2a-backend, deepep-mode).
+bool uses_deepep(const MeasuredPoint& point) {
+  constexpr int gpus_of_node = 8;
+  return engine_of(point).name == "sglang" && largest_worker(point) > gpus_of_node;
+}
+
+// Seats of a rank that decodes: TensorRT-LLM's scripts give it max_batch_size, a power of two, and
+// keep up to a third more requests in flight, which wait (recipes/trtllm of the same,
+// ctx1_gen4_tep8_batch8_eplb0_mtp0_36 and others).
+int seats_for(int in_flight) {
+  const int below = static_cast<int>(std::bit_floor(static_cast<unsigned>(in_flight)));
+  return 3 * in_flight <= 4 * below ? below : 2 * below;
+}
+
+// Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
+// or to all ranks, as the engine's preset has it.
+Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
-  if (plan.dp > 1) {
+  const bool trtllm = engine_of(point).name == "trtllm";
+  if (plan.dp > 1 && (trtllm || uses_deepep(point))) {
     const Json far{{"type", "all_to_all"}, {"precision", "fp8_block"}};
     const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
     pool["dispatch"] = {{"prefill", far}, {"decode", near}};
@@ -134,8 +151,11 @@ Json pool_json(const WorkerPlan& plan, bool decodes, double prompt) {
   // Dynamo's frontend takes workers in turn.
   pool["request_routing"] = {{"type", "round_robin"}};
   if (!decodes) {
-    const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * prompt);
-    pool["scheduling"] = {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
+    const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * point.prompt);
+    const std::int64_t least = trtllm ? 16384 : 8192;
+    pool["scheduling"] = {{"max_num_batched_tokens", std::max(least, tokens)}};
+  } else if (trtllm && plan.batch > 0) {
+    pool["scheduling"] = {{"max_num_seqs", seats_for(plan.batch)}};
   }
   return pool;
 }
@@ -156,18 +176,18 @@ ServingClient client_of(const MeasuredPoint& point) {
   return client;
 }
 
-NamedEngine engine_of(const MeasuredPoint& point) {
+EngineVersion engine_of(const MeasuredPoint& point) {
   const std::string operation = lower(point.operation);
-  for (const char* name : {"sglang", "vllm", "trtllm"}) {
+  for (const std::string_view name : engine_names()) {
     const std::size_t place = operation.find(name);
     if (place == std::string::npos) continue;
-    const std::size_t begin = std::min(operation.size(), place + std::string_view(name).size() + 1);
+    const std::size_t begin = std::min(operation.size(), place + name.size() + 1);
     std::string version = operation.substr(begin, operation.find_first_of(", ", begin) - begin);
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
     // Dynamo's images of TensorRT-LLM carry Dynamo's own versions.
-    if (std::string_view(name) == "trtllm" && version.starts_with("0.")) return {name, ""};
+    if (name == "trtllm" && version.starts_with("0.")) return {std::string(name), ""};
     if (!number) version = version_on(name, client_of(point).date);
-    return {name, version};
+    return {std::string(name), version};
   }
   return {"trtllm", ""};
 }
@@ -200,26 +220,6 @@ std::optional<Json> checkpoint_of(const MeasuredPoint& point) {
   return std::nullopt;
 }
 
-std::string served_model_file(std::string_view name) {
-  struct Named {
-    std::string_view source, file;
-  };
-  // The first that fits.
-  static constexpr std::array<Named, 10> more{{{"DeepSeek-V3.2", "deepseek_v3_2"},
-                                               {"GLM-5", "glm_5"},
-                                               {"Kimi-K2.5", "kimi_k2_5"},
-                                               {"Kimi-K2", "kimi_k2"},
-                                               {"Llama-3.1-8B", "llama_3_1_8b"},
-                                               {"Llama-3.3-70B", "llama_3_3_70b"},
-                                               {"Llama-4-Maverick", "llama_4_maverick"},
-                                               {"Qwen3-32B", "qwen3_32b"},
-                                               {"Qwen3-Next", "qwen3_next_80b_a3b"},
-                                               {"Qwen3.5-397B", "qwen3_5_397b_a17b"}}};
-  for (const Named& row : more)
-    if (name.starts_with(row.source)) return std::string(row.file);
-  return model_file(name);
-}
-
 /// As stated; otherwise one GPU for what fits into it (Mixtral in fp8), else data-parallel
 /// attention and expert parallelism over a node, or the group.
 ServingPlan plan_of(const MeasuredPoint& point) {
@@ -232,20 +232,22 @@ ServingPlan plan_of(const MeasuredPoint& point) {
   return {group, 1, group, point.gpus / group};
 }
 
-DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem::path& root) {
+DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem::path& root,
+                               const GpuFiles& gpus) {
   const auto checkpoint = checkpoint_of(point);
-  const std::string model = served_model_file(point.model);
-  if (gpu_file(point.gpu).empty()) return {{}, "GPU unknown"};
+  const std::string model = model_file(point.model);
+  const std::filesystem::path gpu = gpu_path(point.gpu, root, gpus);
+  if (gpu.empty()) return {{}, "GPU unknown"};
   if (model.empty()) return {{}, "model unknown"};
   if (!checkpoint) return {{}, "precision unknown"};
   const ServingPlan plan = plan_of(point);
-  const NamedEngine engine = engine_of(point);
+  const EngineVersion engine = engine_of(point);
   const ServingClient client = client_of(point);
   Json named{{"name", engine.name}, {"recipe", client.recipe ? "inferencex" : "none"}};
   if (!engine.version.empty()) named["version"] = engine.version;
   if (!client.date.empty()) named["date"] = client.date;
   Json json{{"engine", named},
-            {"cluster", cluster_json(point, root, plan)},
+            {"cluster", cluster_of(point, gpu, plan, root)},
             {"model", (root / "models/zoo" / (model + ".json")).string()},
             {"precision", *checkpoint},
             {"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}}},
@@ -264,25 +266,28 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   return {json, ""};
 }
 
-DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root) {
+DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root,
+                          const GpuFiles& gpus) {
   point.prefill = as_launched(point.prefill);
   point.decode = as_launched(point.decode);
   MeasuredPoint decode = point;
   decode.tp = point.decode.tp;
   decode.dp = point.decode.dp;
   decode.ep = expert_ranks(point.decode);
-  DeploymentJson deployment = deployment_json(decode, root);
+  DeploymentJson deployment = deployment_json(decode, root, gpus);
   if (!deployment.unknown.empty()) return deployment;
   Json& json = deployment.experiment;
-  json["cluster"] = pools_cluster_json(point, root);
+  json["cluster"] = cluster_of_pools(point, gpu_path(point.gpu, root, gpus), root);
   // Launch scripts of workers apart are others than those of one server.
-  json["engine"]["recipe"] = "none";
+  if (client_of(point).recipe) json["engine"]["recipe"] = "srt_slurm";
+  if (uses_deepep(point) && json.at("/precision/experts"_json_pointer) == "fp8_block")
+    json["engine"]["expert_kernel"] = "deepgemm";
   // The worker that decodes answers the client, once it has the prompt's KV cache.
   json["api_server"] = {{"first_chunk", 2}};
   // --mem-fraction-static of DeepSeek-R1 in fp8 on four GPUs.
   if (engine_of(point).name == "sglang") json["kv_cache"] = {{"gpu_memory_utilization", 0.95}};
-  json["pools"] = {{"prefill", pool_json(point.prefill, false, point.prompt)},
-                   {"decode", pool_json(point.decode, true, point.prompt)}};
+  json["pools"] = {{"prefill", pool_json(point, point.prefill, false)},
+                   {"decode", pool_json(point, point.decode, true)}};
   return deployment;
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "hardware/config.hpp"
-#include "tools/validation/measured_points.hpp"
+#include "tools/validation/predict_operation.hpp"
 
 namespace moesim {
 
@@ -19,17 +19,11 @@ struct ServingClient {
 ServingClient client_of(const MeasuredPoint&);
 
 /// An engine and its version, as a point's operation names them: "online serving vllm 0.19.0, ..".
-struct NamedEngine {
-  std::string name, version;
-};
-NamedEngine engine_of(const MeasuredPoint&);
+EngineVersion engine_of(const MeasuredPoint&);
 
 /// How the checkpoint of a model in a precision is stored: the keys of "precision" that no engine
 /// decides. Nothing for an unknown precision.
 std::optional<Json> checkpoint_of(const MeasuredPoint&);
-
-/// File of a model in models/zoo without its extension; empty if there is none.
-std::string served_model_file(std::string_view name);
 
 /// What a measured deployment is as an experiment, but for its requests: cluster, model,
 /// precision, parallel, engine, gating, placement. A string says why it cannot be one.
@@ -37,10 +31,11 @@ struct DeploymentJson {
   Json experiment;
   std::string unknown;
 };
-DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root);
+DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root,
+                               const GpuFiles& = {});
 
 /// The same of a deployment with prefill and decode apart, as two pools.
-DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root);
+DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root, const GpuFiles& = {});
 
 /// GPUs of one replica and how many of them there are.
 struct ServingPlan {

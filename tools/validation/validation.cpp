@@ -42,7 +42,7 @@ std::vector<ValidatedPoint> validate(const std::vector<MeasuredPoint>& points,
   for (const auto& [name, file] : gpus) given[name] = read_gpu(ConfigNode::from_file(file));
   std::vector<ValidatedPoint> all;
   for (const MeasuredPoint& point : points) all.push_back({point, Skipped{}, {}});
-  ServingPredictor serving(root, overrides);
+  ServingPredictor serving(root, overrides, gpus);
   tbb::enumerable_thread_specific<OperationPredictor> operations([&] {
     OperationPredictor predictor(root);
     for (const auto& [name, gpu] : given) predictor.use(name, gpu);
@@ -80,7 +80,7 @@ namespace {
 using Names = std::vector<std::string>;
 
 std::string version_of(const MeasuredPoint& point) {
-  const NamedEngine engine = engine_of(point);
+  const EngineVersion engine = engine_of(point);
   return engine.version.empty() ? engine.name : engine.name + " " + engine.version;
 }
 

@@ -28,9 +28,6 @@ struct CategoryErrors {
   int skipped = 0, failed = 0, extrapolated = 0;
 };
 
-/// Files for the names that points give GPUs, before those in hardware/gpus.
-using GpuFiles = std::map<std::string, std::filesystem::path>;
-
 /// Predicts every point, on all cores. `root` holds hardware/ and models/. Deployments are
 /// simulated with `overrides`, a merge patch of their experiments. Throws NoSuchFile if `root`
 /// lacks a file of a point.

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/experiment/engine.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -83,10 +84,9 @@ int calibrate_engine(const Options& options) {
   const EngineConstants fitted = fit_engine(runs);
   const double error = held_out_error(runs);
   const std::string name = options.source.empty() ? options.serving : options.source;
-  std::ifstream in(options.root / "hardware/engines" / (options.engine + ".json"));
   write_file(options.output,
              preset_text(with_constants(
-                 OrderedJson::parse(in), fitted,
+                 OrderedJson::parse(engine_preset(options.engine)), fitted,
                  fmt::format("fitted on {} runs of {}; median error of TPOT on deployments left "
                              "out {:.1f} %",
                              runs.size(), name, error * 100))));
@@ -156,6 +156,7 @@ int calibrate_from_tables(const Options& options) {
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
+  const auto engines = engine_names();
   const auto options = std::make_shared<Options>();
   CLI::Option* of_points = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* serving =
@@ -170,7 +171,7 @@ Action setup_calibrate(CLI::App& command) {
   command
       .add_option("--engine", options->engine,
                   "with --serving: fits the constants of this engine's preset on all of its runs")
-      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
+      ->check(CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
   command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
   command.add_option("--profiles", options->profiles,
                      "where thinned tables go (default: beside the output, NAME-profiles)");
