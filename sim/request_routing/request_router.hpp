@@ -119,8 +119,7 @@ inline constexpr std::array<std::string_view, 4> experts_from_names{"history", "
                                                                     "first_tokens"};
 inline constexpr Key experts_from_key{
     "experts_from", form::choice(experts_from_names), "history",
-    "which experts a request will use is predicted from: requests that finished; of them those of "
-    "its workload tag; its last 16 prompt tokens; the first 16 that it will generate (unknowable)"};
+    "what a request's experts are foretold from; first_tokens: unknowable"};
 /// The value of `experts_from_key`.
 ExpertsFrom read_experts_from(ConfigReader& options);
 
