@@ -40,12 +40,9 @@ void OverTime::add(const StepRecord& record, Time now) {
   step.kv_block_seconds = double(record.step.kv_blocks_used) * step.seconds;
   const auto& moving = cost.parts[static_cast<std::size_t>(Part::rebalancing)];
   step.rebalancing_seconds = std::accumulate(moving.begin(), moving.end(), 0.0);
-  for (const LayerOutcome& layer : cost.moe_layers()) {
-    const std::vector<std::int32_t>& tokens = layer.load.tokens;
-    step.max_tokens += layer.load.max_tokens;
-    step.mean_tokens +=
-        ratio(std::accumulate(tokens.begin(), tokens.end(), 0.0), double(tokens.size()));
-  }
+  const TokenBalance balance = cost.token_balance();
+  step.max_tokens = balance.max_tokens;
+  step.mean_tokens = balance.mean_tokens;
   for (const EmittedToken& token : record.tokens) {
     ++step.tokens;
     if (token.first) continue;

@@ -14,6 +14,14 @@ std::size_t samples_of(std::int64_t tokens) {
   return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
 }
 
+// Of a sample's many layers so many are priced that their tokens are about so many together: those
+// of large steps differ little from each other, and take long.
+int layers_priced(std::int64_t tokens, int layers) {
+  constexpr std::int64_t tokens_of_layers = 1 << 14;
+  constexpr int least = 8;
+  return std::min(layers, std::max(least, static_cast<int>(tokens_of_layers / tokens)));
+}
+
 std::int32_t share(std::int64_t tokens, int rank, int ranks) {
   return static_cast<std::int32_t>(tokens * (rank + 1) / ranks - tokens * rank / ranks);
 }
@@ -39,8 +47,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
   const std::int64_t sizes_per_octave = prefill > 0 ? 1 : 8;
   const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(most, sizes_per_octave),
                 on_grid(prefill - most, sizes_per_octave)};
-  const std::size_t wanted =
-      samples_of(key.decode_tokens + key.most_prefill_tokens + key.other_prefill_tokens);
+  const std::size_t wanted = samples_of(key.tokens());
   std::vector<const StepSample*>& samples = by_key_[key];
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
@@ -79,12 +86,21 @@ const StepSample& StepSampler::price(const Key& key) {
     rank = {{{1, 0}}, 1, 0, 0, true};
     batch.rows.push_back(rows_.dummy(r));
   }
-  StepCost cost;
-  model_.price(batch, experiment_.rules.of(key.rule), experiment_.placement, rows_, cost);
-  const auto tokens = model_.tokens_of_expert();
   samples_.push_back(std::make_unique<StepSample>(
-      StepSample{samples_.size(), std::move(cost.layers), {tokens.begin(), tokens.end()}}));
+      model_.sample(batch, experiment_.rules.of(key.rule), experiment_.placement, rows_,
+                    next_layers(key.tokens()))));
+  samples_.back()->number = samples_.size() - 1;
   return *samples_.back();
+}
+
+// Samples take the parts of a model in turn.
+LayerRange StepSampler::next_layers(std::int64_t tokens) {
+  const int layers = experiment_.model.moe_layers();
+  const int priced = layers_priced(tokens, layers);
+  if (next_layer_ + priced > layers) next_layer_ = next_layer_ < layers ? layers - priced : 0;
+  const LayerRange range{next_layer_, next_layer_ + priced};
+  next_layer_ = range.end;
+  return range;
 }
 
 }  // namespace moesim

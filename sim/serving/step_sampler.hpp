@@ -23,8 +23,9 @@ namespace moesim {
 /// between two takes the lower or the upper one at random so that the mean comes out. A sample's
 /// decode tokens, and the prompt tokens of the other ranks, are spread evenly; decode tokens are of
 /// as many recorded requests, each at a random place; a rank's prompt tokens follow each other in
-/// the recording. How tokens are spread over unequal ranks otherwise, and that consecutive steps
-/// have their requests in common, is what a sample does not know.
+/// the recording. Of large samples some consecutive layers are priced, and stand for the others;
+/// which ones goes round. How tokens are spread over unequal ranks otherwise, and that consecutive
+/// steps have their requests in common, is what a sample does not know.
 class StepSampler {
  public:
   explicit StepSampler(const Experiment&);
@@ -38,9 +39,13 @@ class StepSampler {
     StepKind rule;
     std::int64_t decode_tokens, most_prefill_tokens, other_prefill_tokens;
     auto operator<=>(const Key&) const = default;
+    std::int64_t tokens() const {
+      return decode_tokens + most_prefill_tokens + other_prefill_tokens;
+    }
   };
   std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
   const StepSample& price(const Key&);
+  LayerRange next_layers(std::int64_t tokens);
 
   const Experiment& experiment_;
   RowSource rows_;
@@ -48,6 +53,7 @@ class StepSampler {
   Rng rng_;
   std::map<Key, std::vector<const StepSample*>> by_key_;
   std::vector<std::unique_ptr<StepSample>> samples_;
+  int next_layer_ = 0;  // that a sample of large steps begins with
 };
 
 }  // namespace moesim

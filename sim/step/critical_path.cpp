@@ -43,33 +43,46 @@ void Explainer::add_row(std::string_view name, Part part, const Cost& cost, doub
 }
 
 CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
-    : plan_(plan), cost_(cost), explainer_(explainer), since_barrier_(at(plan.dp)) {
+    : plan_(plan),
+      cost_(cost),
+      explainer_(explainer),
+      since_barrier_(at(plan.dp)),
+      waits_(at(plan.stage_gpus())) {
   cost_.segments.clear();
   cost_.stages.clear();
 }
 
-void CriticalPath::add(const RankCosts& ranks) {
-  for (std::size_t r = 0; r < ranks.size(); ++r) since_barrier_[r] += ranks[r]->total;
-  pending_.push_back(&ranks);
+void CriticalPath::add(const RankCosts& ranks) { pending_.push_back(&ranks); }
+
+// Who waits for whom; layers alike have the same of it, one after the other.
+void CriticalPath::find_slowest() {
+  if (pending_ == before_barrier_) return;
+  before_barrier_ = pending_;
+  since_barrier_.assign(since_barrier_.size(), Seconds{});
+  for (const auto* ranks : pending_) {
+    for (std::size_t r = 0; r < ranks->size(); ++r) since_barrier_[r] += (*ranks)[r]->total;
+  }
+  const auto slowest = std::max_element(since_barrier_.begin(), since_barrier_.end());
+  slowest_ = static_cast<std::size_t>(slowest - since_barrier_.begin());
+  waits_.clear();
+  for (const Seconds time : since_barrier_) {
+    waits_.insert(waits_.end(), at(plan_.tp), (*slowest - time).count());
+  }
 }
 
 void CriticalPath::barrier() {
-  const auto slowest = static_cast<std::size_t>(
-      std::max_element(since_barrier_.begin(), since_barrier_.end()) - since_barrier_.begin());
-  const Seconds longest = since_barrier_[slowest];
+  find_slowest();
   for (const auto* ranks : pending_) {
-    for (const Operation& operation : (*ranks)[slowest]->operations) {
+    for (const Operation& operation : (*ranks)[slowest_]->operations) {
       charge(cost_, operation.part, operation.cost);
       explainer_.add(operation.name, operation.part, operation.cost);
     }
   }
-  for (int gpu = 0; gpu < plan_.stage_gpus(); ++gpu) {
-    idle(gpu) += (longest - since_barrier_[at(gpu / plan_.tp)]).count();
-  }
+  for (std::size_t gpu = 0; gpu < waits_.size(); ++gpu) cost_.idle[first_gpu_ + gpu] += waits_[gpu];
+  const Seconds longest = since_barrier_[slowest_];
   spend(false, longest);
   finish_transfer(longest);
   pending_.clear();
-  std::fill(since_barrier_.begin(), since_barrier_.end(), Seconds{});
 }
 
 void CriticalPath::everybody(std::string_view name, Part part, const Cost& cost) {
@@ -101,8 +114,10 @@ void CriticalPath::experts(const std::vector<Cost>& ranks) {
       ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
   charge(cost_, Part::experts, slowest);
   explainer_.add("expert_ffn", Part::experts, slowest);
-  for (int gpu = 0; gpu < plan_.stage_gpus(); ++gpu) {
-    idle(gpu) += (slowest.time - ranks[at(gpu / plan_.moe_tp())].time).count();
+  double* idle = cost_.idle.data() + first_gpu_;
+  for (const Cost& rank : ranks) {
+    const double wait = (slowest.time - rank.time).count();
+    for (int gpu = 0; gpu < plan_.moe_tp(); ++gpu) *idle++ += wait;
   }
   spend(false, slowest.time);
   for (const Cost& rank : ranks) {
@@ -115,7 +130,7 @@ void CriticalPath::end_stage() {
   barrier();
   cost_.stages.push_back(cost_.total - stages_);
   stages_ = cost_.total;
-  first_gpu_ += plan_.stage_gpus();
+  first_gpu_ += at(plan_.stage_gpus());
 }
 
 // The transfer under way has run beside `computed`; the rest is waited for.

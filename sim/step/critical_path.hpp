@@ -66,18 +66,22 @@ class CriticalPath {
     Traffic* traffic = nullptr;  // none under way: nullptr
   };
 
+  void find_slowest();
   void finish_transfer(Seconds computed);
   void spend(bool on_link, Seconds time);
-  double& idle(int gpu) { return cost_.idle[static_cast<std::size_t>(first_gpu_ + gpu)]; }
 
   const ParallelPlan& plan_;
   StepCost& cost_;
   Explainer explainer_;
-  std::vector<Seconds> since_barrier_;
   std::vector<const RankCosts*> pending_;
+  // Of the barrier before, and of this one if what came before it is the same.
+  std::vector<const RankCosts*> before_barrier_;
+  std::vector<Seconds> since_barrier_;  // [dp]
+  std::size_t slowest_ = 0;
+  std::vector<double> waits_;  // seconds, [GPUs of the stage]
   Transfer transfer_;
-  int first_gpu_ = 0;  // of the stage
-  Seconds stages_{};   // that have ended
+  std::size_t first_gpu_ = 0;  // of the stage
+  Seconds stages_{};           // that have ended
 };
 
 }  // namespace moesim

@@ -3,16 +3,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace moesim {
 
 namespace {
 
 // Where the counts and ids of one token's row go.
-template <class Count>
 struct RowTarget {
   std::size_t layers, k, experts;
-  Count* counts;          // [layers, experts]
+  std::uint16_t* counts;  // [layers, experts]
   std::uint16_t* kept;    // of the token in the first layer; nobody asks: nullptr
   std::size_t layer_ids;  // from there to the next layer
 
@@ -20,7 +20,7 @@ struct RowTarget {
   template <std::size_t K, class Id>
   void add(const Id* row) const {
     const std::size_t n = K > 0 ? K : k;
-    Count* of_layer = counts;
+    std::uint16_t* of_layer = counts;
     std::uint16_t* to = kept;
     for (std::size_t layer = 0; layer < layers; ++layer, of_layer += experts, row += n) {
       for (std::size_t j = 0; j < n; ++j) ++of_layer[row[j]];
@@ -44,7 +44,8 @@ StepRows::StepRows(const MoeModel& model, const ParallelPlan& plan)
     : layers_(at(model.moe_layers())),
       experts_(at(model.experts)),
       k_(at(model.experts_per_token)),
-      plan_(plan) {}
+      plan_(plan),
+      small_counts_(layers_ * experts_) {}
 
 void StepRows::find_sources(const StepBatch& batch) {
   tokens_ = 0;
@@ -73,25 +74,38 @@ void StepRows::find_sources(const StepBatch& batch) {
 void StepRows::start(const StepBatch& batch, bool keep_ids) {
   find_sources(batch);
   const std::size_t selections = static_cast<std::size_t>(tokens_) * k_;
-  const bool small = selections <= std::numeric_limits<std::uint16_t>::max();
   tokens_of_expert_.assign(layers_ * experts_, 0);
-  small_counts_.assign(small ? layers_ * experts_ : 0, 0);
+  small_counts_.assign(layers_ * experts_, 0);
   has_ids_ = keep_ids;
   // A stride of a power of two would have all layers share a few lines of the cache.
   layer_ids_ = selections + 32;
   if (keep_ids) ids_.resize(layers_ * layer_ids_);
 }
 
-template <class Count>
-void StepRows::add_rows(const StepBatch& batch, const RowSource& rows, std::size_t first,
-                        std::size_t layers, Count* counts) {
-  RowTarget<Count> to{
-      layers,    k_, experts_, counts, has_ids_ ? ids_.data() + first * layer_ids_ : nullptr,
-      layer_ids_};
+// From narrow counts to those of the step.
+void StepRows::carry(std::size_t first, std::size_t layers) {
+  for (std::size_t i = first * experts_; i < (first + layers) * experts_; ++i) {
+    tokens_of_expert_[i] += std::exchange(small_counts_[i], std::uint16_t{0});
+  }
+}
+
+void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_layer,
+                    int last_layer) {
+  const std::size_t first = at(first_layer), layers = at(last_layer) - first;
+  // Half as wide counts stay in the nearest cache; none may get beyond what it can count.
+  const std::size_t countable =
+      std::numeric_limits<std::uint16_t>::max() / std::max<std::size_t>(k_, 1);
+  RowTarget to{layers,
+               k_,
+               experts_,
+               small_counts_.data() + first * experts_,
+               has_ids_ ? ids_.data() + first * layer_ids_ : nullptr,
+               layer_ids_};
   const std::size_t row_ids = layers_ * k_;
   const auto place = [&](const RowRange& range) {
     return static_cast<std::size_t>(range.first_row) * row_ids + first * k_;
   };
+  std::size_t counted = 0;
   for (std::size_t r = 0; r < batch.rows.size(); ++r) {
     constexpr std::size_t ahead = 2;
     if (r + ahead < batch.rows.size()) {
@@ -104,29 +118,17 @@ void StepRows::add_rows(const StepBatch& batch, const RowSource& rows, std::size
     rows.trace(range.phase).visit([&](auto ids) {
       const auto* row = ids.data() + place(range);
       for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
+        if (++counted % countable == 0) carry(first, layers);
         if (k_ == 8) {
-          to.template add<8>(row);
+          to.add<8>(row);
         } else {
-          to.template add<0>(row);
+          to.add<0>(row);
         }
         if (has_ids_) to.kept += k_;
       }
     });
   }
-}
-
-void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_layer,
-                    int last_layer) {
-  const std::size_t first = at(first_layer), layers = at(last_layer) - first;
-  const auto counts = std::span(tokens_of_expert_).subspan(first * experts_, layers * experts_);
-  if (small_counts_.empty()) {
-    add_rows(batch, rows, first, layers, counts.data());
-    return;
-  }
-  // Half as wide they stay in the nearest cache.
-  const auto small = std::span(small_counts_).subspan(first * experts_, layers * experts_);
-  add_rows(batch, rows, first, layers, small.data());
-  std::ranges::copy(small, counts.begin());
+  carry(first, layers);
 }
 
 }  // namespace moesim

@@ -40,15 +40,13 @@ class StepRows {
  private:
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   void find_sources(const StepBatch&);
-  template <class Count>
-  void add_rows(const StepBatch&, const RowSource&, std::size_t first, std::size_t layers,
-                Count* counts);
+  void carry(std::size_t first, std::size_t layers);
 
   std::size_t layers_, experts_, k_;
   ParallelPlan plan_;
   std::int64_t tokens_ = 0;
   std::vector<std::int32_t> tokens_of_expert_;
-  std::vector<std::uint16_t> small_counts_;  // the same while they are counted, if they fit
+  std::vector<std::uint16_t> small_counts_;  // the same while they are counted, else zero
   bool has_ids_ = false;
   std::vector<std::uint16_t> ids_;
   std::size_t layer_ids_ = 0;  // of ids_ from layer to layer

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/step/step_cost.hpp"
 
+#include <numeric>
+
 namespace moesim {
 
 namespace {
@@ -23,6 +25,17 @@ void add_sequence(StepBatch& batch, const RowSource& rows, const Binding& bindin
   rank.sequences.push_back(work);
   rank.tokens += work.new_tokens;
   ++rank.sampled;
+}
+
+TokenBalance token_balance(std::span<const LayerOutcome> layers) {
+  TokenBalance sum;
+  for (const LayerOutcome& layer : layers) {
+    const std::vector<std::int32_t>& tokens = layer.load.tokens;
+    sum.max_tokens += layer.load.max_tokens;
+    if (tokens.empty()) continue;
+    sum.mean_tokens += std::accumulate(tokens.begin(), tokens.end(), 0.0) / double(tokens.size());
+  }
+  return sum;
 }
 
 Traffic& Traffic::operator+=(const Traffic& other) {

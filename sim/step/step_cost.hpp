@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -64,12 +65,13 @@ struct LayerOutcome {
   std::vector<std::int32_t> tokens_of_slot;       ///< where experts stand in memories below HBM
 };
 
-/// The MoE layers of a step that was priced exactly, for steps that are not.
-struct StepSample {
-  std::size_t number = 0;  ///< in order of their first use
-  std::vector<LayerOutcome> layers;
-  std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
+/// Tokens of the busiest and of the mean EP rank, summed over layers.
+struct TokenBalance {
+  double max_tokens = 0, mean_tokens = 0;
 };
+TokenBalance token_balance(std::span<const LayerOutcome>);
+
+struct StepSample;
 
 /// One row of `explain`: an operation on the slowest rank, all its calls in a step. Of a pipeline:
 /// on the mean stage.
@@ -99,8 +101,25 @@ struct StepCost {
   bool two_batches = false;
   ExpertMemoryTally expert_memory;
 
-  const std::vector<LayerOutcome>& moe_layers() const { return sample ? sample->layers : layers; }
+  const std::vector<LayerOutcome>& moe_layers() const;
+  TokenBalance token_balance() const;
 };
+
+/// The MoE layers of a step that was priced exactly, for steps that are not.
+struct StepSample {
+  std::size_t number = 0;  ///< in order of their first use
+  std::vector<LayerOutcome> layers;
+  std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
+  StepCost sum{};  ///< what `layers` take one after the other, where nothing runs beside them
+  TokenBalance balance{};
+};
+
+inline const std::vector<LayerOutcome>& StepCost::moe_layers() const {
+  return sample ? sample->layers : layers;
+}
+inline TokenBalance StepCost::token_balance() const {
+  return sample ? sample->balance : moesim::token_balance(layers);
+}
 
 /// Counts a cost that nothing hides as time of a part, by what bound it and what it rests on.
 inline void charge(StepCost& step, Part part, const Cost& cost) {

@@ -290,36 +290,76 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
                             const ExpertPlacement& placements, const RowSource& rows,
                             std::uint64_t step, StepCost& result,
                             std::vector<ExplainedOperation>* explain) {
+  result.layers.resize(at(model_.moe_layers()));
+  price_layers(batch, rule, placements, rows, step, {0, model_.moe_layers()}, result.layers);
+  result.sample = nullptr;
+  add_up(batch, &placements, result, explain);
+}
+
+void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
+                             const ExpertPlacement& placements, const RowSource& rows,
+                             std::uint64_t step, LayerRange range,
+                             std::vector<LayerOutcome>& outcomes) {
   Scratch& s = *scratch_;
-  const int moe_layers = model_.moe_layers();
+  const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   s.rows.start(batch,
                capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
-  result.layers.resize(at(moe_layers));
-  const auto price_layers = [&](int first, int last) {
+  const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {
-      price_moe_layer(layer, rule, placements[at(layer)], step, result.layers[at(layer)]);
+      price_moe_layer(layer, rule, placements[at(layer)], step, outcomes[at(layer)]);
     }
   };
-  if (s.rows.tokens() * model_.experts_per_token * moe_layers < ids_worth_threads) {
-    price_layers(0, moe_layers);
-  } else {
-    const auto threads = static_cast<int>(
-        tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
-    const int parts = std::min(moe_layers, threads);
-    // TBB sees to it that the parts come after what was done until here, but out of
-    // ThreadSanitizer's sight, which would report everything that they read.
-    std::atomic<bool> begun = false;
-    begun.store(true, std::memory_order_release);
-    tbb::parallel_for(0, parts, [&](int part) {
-      check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
-      price_layers(moe_layers * part / parts, moe_layers * (part + 1) / parts);
-    });
+  if (s.rows.tokens() * model_.experts_per_token * layers < ids_worth_threads) {
+    price(range.first, range.end);
+    return;
   }
+  const auto threads = static_cast<int>(
+      tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism));
+  const int parts = std::min(layers, threads);
+  // TBB sees to it that the parts come after what was done until here, but out of ThreadSanitizer's
+  // sight, which would report everything that they read.
+  std::atomic<bool> begun = false;
+  begun.store(true, std::memory_order_release);
+  tbb::parallel_for(0, parts, [&](int part) {
+    check(begun.load(std::memory_order_acquire), "a step's parts began before it did");
+    price(range.first + layers * part / parts, range.first + layers * (part + 1) / parts);
+  });
+}
 
-  result.sample = nullptr;
-  add_up(batch, &placements, result, explain);
+StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
+                             const ExpertPlacement& placements, const RowSource& rows,
+                             LayerRange priced) {
+  StepSample result;
+  result.layers.resize(at(model_.moe_layers()));
+  price_layers(batch, rule, placements, rows, steps_, priced, result.layers);
+  steps_ += 2;
+  const auto experts = at(model_.experts);
+  const std::size_t first = at(priced.first), count = at(priced.end) - first;
+  const std::span<const std::int32_t> tokens = tokens_of_expert();
+  for (std::size_t layer = 0; layer < result.layers.size(); ++layer) {
+    const bool is_priced = layer - first < count;
+    const std::size_t from = is_priced ? layer : first + layer % count;
+    if (!is_priced) result.layers[layer] = result.layers[from];
+    const auto of_layer = tokens.subspan(from * experts, experts);
+    result.tokens_of_expert.insert(result.tokens_of_expert.end(), of_layer.begin(), of_layer.end());
+  }
+  sum_up(result);
+  return result;
+}
+
+// What the layers of a sample take if each waits for the one before.
+void StepModel::sum_up(StepSample& sample) const {
+  sample.sum.idle.assign(at(plan_.gpus()), 0.0);
+  CriticalPath path(plan_, sample.sum, Explainer(nullptr));
+  for (const LayerOutcome& layer : sample.layers) {
+    path.everybody("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
+    path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, sample.sum.dispatch);
+    path.experts(layer.experts);
+    path.collective("combine", Part::combine, layer.exchange.combine, sample.sum.combine);
+  }
+  sample.balance = token_balance(sample.layers);
 }
 
 void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost& result) {
@@ -352,6 +392,24 @@ void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& pa
          charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
 }
 
+// Nothing yet, or what the MoE layers took.
+void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
+  static const StepCost nothing;
+  const StepCost& start = moe_layers != nullptr ? *moe_layers : nothing;
+  result.total = start.total;
+  result.two_batches = false;
+  result.parts = start.parts;
+  result.grounds = start.grounds;
+  result.dispatch = start.dispatch;
+  result.combine = start.combine;
+  result.all_reduce = {};
+  result.expert_memory = {};
+  result.idle = start.idle;
+  result.idle.resize(at(plan_.gpus()));
+  result.flops = start.flops;
+  result.hbm_bytes = start.hbm_bytes;
+}
+
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
                        std::vector<ExplainedOperation>* explain) {
@@ -364,14 +422,10 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     all_tokens += rank.tokens;
   }
 
-  result.total = {};
-  result.two_batches = false;
-  result.parts = {};
-  result.grounds = {};
-  result.dispatch = result.combine = result.all_reduce = {};
-  result.expert_memory = {};
-  result.idle.assign(at(plan_.gpus()), 0.0);
-  result.flops = result.hbm_bytes = 0;
+  // A sample's MoE layers are added up already, if nothing runs beside them.
+  const bool summed =
+      result.sample != nullptr && !overlap_.shared_expert && !overlap_.combine_attention;
+  start_sum(summed ? &result.sample->sum : nullptr, result);
   CriticalPath path(plan_, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side; each waits for nobody but itself, so the
   // largest sets the time.
@@ -410,8 +464,14 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);
     }
     if (ranks.is_moe(layer)) {
-      const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
       path.barrier();
+      if (summed) {
+        path.add(costs.after_combine);
+        path.add(costs.shared_experts);
+        rejoin();
+        continue;
+      }
+      const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
         path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);

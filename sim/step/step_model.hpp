@@ -30,6 +30,11 @@ struct PhaseRule {
   std::shared_ptr<const Dispatch> dispatch;
 };
 
+/// Consecutive MoE layers: from `first` to before `end`.
+struct LayerRange {
+  int first = 0, end = 0;
+};
+
 /// Prices forward steps of one EP group. Per layer:
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
@@ -52,8 +57,14 @@ class StepModel {
   void price(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
              StepCost& result, std::vector<ExplainedOperation>* explain = nullptr);
 
-  /// The same with the MoE layers of another step. Not for two_batch, pipelines, and memories below
-  /// HBM.
+  /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. The first
+  /// layers of `priced` to the one before its end are priced; they stand for the others too, in
+  /// turn. Its `number` is the caller's.
+  StepSample sample(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                    LayerRange priced);
+
+  /// The same as price() with the MoE layers of a sample. Not for two_batch, pipelines, and
+  /// memories below HBM.
   void price(const StepBatch&, const StepSample&, StepCost& result);
 
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
@@ -71,6 +82,10 @@ class StepModel {
   CollectiveCost hop(const StepBatch&, int stage) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
+  void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                    std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
+  void sum_up(StepSample&) const;
+  void start_sum(const StepCost* moe_layers, StepCost& result) const;
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
   void charge_host(const StepBatch&, int layers, CriticalPath&, const StepCost& result) const;

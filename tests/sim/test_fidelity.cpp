@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a run whose MoE layers are sampled agree with one that routes every token?
+#include <numeric>
+#include <set>
+
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/step_sampler.hpp"
 #include "tests/support.hpp"
@@ -66,6 +69,64 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
   }
   CHECK_THAT(tokens / draws, WithinRel(37.0, .003));
   CHECK(sampler.samples() <= 2 * 32);
+}
+
+TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
+  const char* overlap = GENERATE("none", "combine_attention");
+  Json json = poisson("exact");
+  json["overlap"] = overlap;
+  const Experiment e = load_tiny(json);
+  const PhaseRule& rule = e.rules.of(StepKind::decode);
+  RowSource rows(e.trace, e.prefill_trace, false, 1, e.binding);
+  StepBatch batch;
+  for (int rank = 0; rank < e.parallel.dp; ++rank) {
+    batch.ranks.emplace_back();
+    for (int i = 0; i < 3 + rank; ++i) {
+      add_sequence(batch, rows, rows.bind(), Phase::decode, {1, 100 * i}, i);
+    }
+  }
+  StepModel model = step_model(e);
+  StepCost exact, sampled;
+  model.price(batch, rule, e.placement, rows, exact);
+  const StepSample sample = model.sample(batch, rule, e.placement, rows, {0, e.model.moe_layers()});
+  model.price(batch, sample, sampled);
+  CHECK_THAT(sampled.total.count(), WithinRel(exact.total.count(), 1e-12));
+  CHECK_THAT(sampled.flops, WithinRel(exact.flops, 1e-12));
+  CHECK_THAT(sampled.hbm_bytes, WithinRel(exact.hbm_bytes, 1e-12));
+  CHECK_THAT(sampled.dispatch.seconds, WithinRel(exact.dispatch.seconds, 1e-12));
+  CHECK_THAT(sampled.combine.hidden, WithinRel(exact.combine.hidden, 1e-12));
+  for (std::size_t gpu = 0; gpu < exact.idle.size(); ++gpu) {
+    CHECK_THAT(sampled.idle[gpu], WithinRel(exact.idle[gpu], 1e-9));
+  }
+  for (std::size_t part = 0; part < exact.parts.size(); ++part) {
+    for (std::size_t bound = 0; bound < exact.parts[part].size(); ++bound) {
+      CHECK_THAT(sampled.parts[part][bound], WithinRel(exact.parts[part][bound], 1e-12));
+    }
+  }
+  CHECK(sampled.token_balance().max_tokens == exact.token_balance().max_tokens);
+}
+
+TEST_CASE("of a large sample some layers are priced and stand for the others") {
+  const Experiment e = load_tiny(
+      {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
+  StepSampler sampler(e);
+  StepBatch batch;
+  batch.ranks.resize(4);
+  // On the grid, and of 2,048 tokens 8 layers are priced.
+  for (RankStep& rank : batch.ranks) rank.sequences.assign(512, {1, 0});
+  for (int i = 0; i < 20; ++i) {
+    const StepSample& sample = sampler.draw(StepKind::decode, batch);
+    REQUIRE(sample.layers.size() == 20);
+    std::set<std::vector<std::int32_t>> different;
+    for (std::size_t layer = 0; layer < 20; ++layer) {
+      const auto tokens = std::span(sample.tokens_of_expert).subspan(layer * 16, 16);
+      different.insert({tokens.begin(), tokens.end()});
+      REQUIRE(std::accumulate(tokens.begin(), tokens.end(), 0) == 2 * 2048);
+      const std::vector<std::int32_t>& of_ranks = sample.layers[layer].load.tokens;
+      REQUIRE(std::accumulate(of_ranks.begin(), of_ranks.end(), 0) == 2 * 2048);
+    }
+    CHECK(different.size() == 8);
+  }
 }
 
 TEST_CASE("what needs every token's routing is refused with sampled fidelity") {
