@@ -116,6 +116,16 @@ python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"][
   "$work/r.json" "$work/again.json"
 "$moesim" run "$work/again.json" --json >"$work/c" 2>/dev/null || fail "the resolved config does not run"
 cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
+# explain names who is last, as the same step's layers have it.
+"$moesim" explain "$config" --json 2>/dev/null | python3 -c '
+import json, sys
+held = json.load(sys.stdin)["held_up_by"]
+wait = held["longest_wait"]
+assert 0 <= held["rank"] < 8 and 24 / 8 <= held["last_in_layers"] <= held["moe_layers"] == 24, held
+assert wait["mean_ms"] > 0 and wait["activated"] >= wait["mean_activated"] and 0 <= wait["layer"] < 24, held
+' || fail "explain: who is last"
+"$moesim" explain "$config" 2>/dev/null | grep -q "is last with its experts most often, in" || fail "explain: not said who is last"
+
 for verb in list "check good.json" "explain good.json" "trace info trace"; do
   # shellcheck disable=SC2086
   (cd "$work" && "$moesim" $verb) >"$work/text" 2>/dev/null || fail "$verb"

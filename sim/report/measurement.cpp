@@ -38,7 +38,8 @@ void add_share(Totals& totals, const StepRecord& record, const WindowTokens& of_
   totals.tokens.prompt += share * of_step.prompt;
   totals.tokens.computed += share * of_step.computed;
   totals.tokens.hbm_bytes += share * of_step.hbm_bytes;
-  totals.groups[record.instance].busy += share * record.cost.total.count();
+  // By the clock, like the window: it rounds a step's cost to whole picoseconds.
+  totals.groups[record.instance].busy += share * to_seconds(now - record.step.start).count();
 }
 
 std::int64_t nanoseconds(Seconds time) { return std::llround(time.count() * 1e9); }

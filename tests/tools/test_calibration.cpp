@@ -2,9 +2,11 @@
 #include <cmath>
 #include <fstream>
 
+#include "hardware/fabric.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/validation.hpp"
 
 using namespace moesim;
@@ -86,6 +88,23 @@ TEST_CASE("a points file is read by its header; what is not a number is refused 
   CHECK(points[0].value == 3.5);
   std::ofstream(file) << "id,category,gpu,metric,value\na,gemm,H100,kernel_time,fast\n";
   CHECK_THROWS_WITH(read_points(file), Contains("points.csv:2: value \"fast\" is not a number"));
+}
+
+TEST_CASE("a deployment whose GPU runs other kernels needs no file beside that GPU's own") {
+  MeasuredPoint point = gemm_point(1, 1, 1);
+  point.category = "prefill";
+  point.model = "DeepSeek-V3";
+  point.precision = "fp8_block";
+  point.gpus = point.ep = 32;
+  point.nodes = 4;
+  point.operation = "SGLang prefill EP32";
+  for (const char* name : {"H100-SXM-80GB", "H800-SXM"}) {  // with tables; with a sibling
+    point.gpu = name;
+    const Json experiment = deployment_json(point, test::source_dir()).experiment;
+    const ClusterSpec cluster = read_cluster(ConfigNode(experiment.at("cluster"), "points.json"));
+    CHECK(cluster.gpus() == 32);
+    CHECK(cluster.gpu.name.starts_with(point.gpu.substr(0, 4)));
+  }
 }
 
 TEST_CASE(

@@ -221,6 +221,29 @@ TEST_CASE("a table stays within 100 columns however long the settings are") {
   }
 }
 
+TEST_CASE("a table too wide says words that all cells begin with once, and keeps what differs") {
+  const std::string note(80, 'x');
+  const std::string table =
+      narrow_table({"arrivals", "note", "number"},
+                   {{"closed_loop of 8", note, "1"}, {"closed_loop of 32", note, "2"}}, 2);
+  CHECK_THAT(table, Catch::StartsWith("arrivals  note"));
+  CHECK_THAT(table, Catch::Contains("\n       8  xxx") || Catch::Contains("\n8         xxx"));
+  CHECK_THAT(table, Catch::Contains("(arrivals: closed_loop of ..)\n"));
+}
+
+TEST_CASE("a sweep's table counts points whose rates are of no steady state") {
+  StoredSweep sweep;
+  const auto add = [&](const char* hash, const char* state) {
+    const Json report = {{"measurement", {{"state", state}}}, {"metrics", {{"mean_tpot_ms", 1.0}}}};
+    sweep.points.push_back({hash, Json::object(), PointStatus::done, "", report});
+  };
+  add("a", "stable");
+  CHECK_THAT(sweep_text(sweep), !Catch::Contains("steady"));
+  add("b", "too_short"), add("c", "overloaded"), add("d", "too_short");
+  CHECK_THAT(sweep_text(sweep),
+             Catch::Contains("not in a steady state: 1 overloaded, 2 too_short"));
+}
+
 TEST_CASE("a sweep stores the report of every point", "[threads]") {
   const TemporaryFile file("store.sqlite");
   FakeSimulator simulator;

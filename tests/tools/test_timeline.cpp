@@ -97,6 +97,11 @@ TEST_CASE("every GPU's lane fills every step exactly, without overlap") {
   for (const Json& event : trace.events) {
     if (event["ph"] != "X" || event["pid"] != 2) continue;
     names.insert(event["name"]);
+    if (event["name"] == "experts") {
+      // Every activated expert has a token.
+      REQUIRE(event["args"]["activated_experts"] > 0);
+      REQUIRE(event["args"]["activated_experts"] <= event["args"]["tokens"]);
+    }
     const std::int64_t begin = picoseconds(event["ts"]);
     lanes[event["tid"]].emplace_back(begin, begin + picoseconds(event["dur"]));
   }

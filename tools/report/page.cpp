@@ -20,6 +20,7 @@ namespace moesim {
 namespace {
 
 constexpr std::string_view config_prefix = "/context/config";
+constexpr std::string_view state_pointer = "/measurement/state";
 constexpr std::string_view slo_pointer = "/context/config/slo";
 constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
@@ -110,6 +111,12 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
     metrics.push_back(number ? OrderedJson(*number) : OrderedJson());
   }
   return metrics;
+}
+
+// Whether its rates are those of a steady state: "stable", or why not.
+OrderedJson state_of(const StoredPoint& point) {
+  const Json* state = find_value(point.report, std::string(state_pointer));
+  return state == nullptr ? OrderedJson() : OrderedJson(*state);
 }
 
 // The mean step of each kind in ms by part, in the order of part_names. Where prefill has a pool of
@@ -433,6 +440,7 @@ std::vector<std::string> page_pointers(const PageOptions& options) {
   }
   for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   pointers.emplace_back(slo_pointer);
+  pointers.emplace_back(state_pointer);
   return pointers;
 }
 
@@ -493,6 +501,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                               {"group", data["groups"].size() - 1},
                               {"settings", texts_of(curve_point.settings)},
                               {"metrics", metrics_of(point, pointers)},
+                              {"state", state_of(point)},
                               {"command", reproduce_command(sweep, point, options.base)}});
     if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
   }

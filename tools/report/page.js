@@ -120,6 +120,8 @@ function frontier(points, x, y) {
 
 // Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.
 const latency = (p, name) => p.metrics[metric_at(`/metrics/${state.statistic}_${name}_ms`)] ?? null;
+const states = { overloaded: 'overloaded: the wait for a first token grows and grows', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
+const unsteady = p => states[p.state] ?? null;
 const keeps_limits = p => ['ttft', 'tpot'].every(name => state.limits[name] === null || (latency(p, name) ?? 0) <= state.limits[name]);
 
 const groups = data.groups.map((_, g) => data.points.filter(p => p.group === g));
@@ -278,7 +280,8 @@ function draw_frontier() {
   by_id('frontier-note').textContent =
     `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
     `${shown} of ${all} points.` + (shown + missing < all ? ' Faint points are beaten.' : '') +
-    (missing ? ` Hollow points miss a limit: ${missing}.` : '') + (groups.some(points => ranges_over_seeds(points).length) ? ' Crosses: mean and range over seeds.' : '') +
+    (missing ? ` Hollow points miss a limit: ${missing}.` : '') +
+    (data.points.some(unsteady) ? ` Not in a steady state: ${data.points.filter(unsteady).length} points, which say why.` : '') + (groups.some(points => ranges_over_seeds(points).length) ? ' Crosses: mean and range over seeds.' : '') +
     identical_groups().map(([label, others]) => ` Same curve as ${label}: ${others.join('; ')}.`).join('');
 }
 
@@ -352,6 +355,7 @@ function show_point() {
   box.replaceChildren(...[
     element('h3', {}, swatch(p.group), group_label(p.group)),
     rows([...named(data.by, data.groups[p.group]), ...named(data.settings, p.settings)]),
+    unsteady(p) ? element('p', { class: 'note' }, `⚠ ${unsteady(p)}`) : null,
     element('details', { open: true }, element('summary', {}, 'Results'), rows(shown.map(m => [with_unit(data.metrics[m]), number(p.metrics[m])]))),
     p.instances.length ? instances_table(p) : null,
     element('div', { class: 'with-copy' }, 'Reproduce', copy_button(p.command)),

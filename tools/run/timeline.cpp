@@ -32,7 +32,20 @@ double seconds_of(const StepCost& cost, Part part) {
 struct Slice {
   std::string_view name;
   double seconds;
+  std::string args = "";
 };
+
+// What an EP rank's experts did in a MoE layer of the step, in the mean.
+std::string expert_args(const StepCost& cost, std::size_t rank) {
+  const auto layers = static_cast<double>(cost.moe_layers().size());
+  double activated = 0, tokens = 0;
+  for (const LayerOutcome& layer : cost.moe_layers()) {
+    activated += layer.load.activated[rank] / layers;
+    tokens += layer.load.tokens[rank] / layers;
+  }
+  return fmt::format(R"(,"args":{{"activated_experts":{:.2f},"tokens":{:.2f}}})", activated,
+                     tokens);
+}
 
 // What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
 // barrier, or, where some are hidden beside others, what of them is exposed; what this GPU waited
@@ -56,7 +69,7 @@ std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const Para
            {"all_reduce", seconds_of(cost, Part::all_reduce)},
            {"token_routing", seconds_of(cost, Part::token_routing)},
            {"dispatch", seconds_of(cost, Part::dispatch)},
-           {"experts", experts},
+           {"experts", experts, experts > 0 ? expert_args(cost, expert_rank) : ""},
            {"idle", waits_for_experts},
            {"combine", seconds_of(cost, Part::combine)}}};
 }
@@ -133,7 +146,7 @@ void Timeline::add_lane(int gpu, const ParallelPlan& plan, Time start, Time now,
     // Sums of doubles: at the end of the step they may be off by a picosecond.
     const bool last = &slice == &slices.back();
     const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);
-    if (end > begin) span(slice.name, gpu_lane(lane), begin, end);
+    if (end > begin) span(slice.name, gpu_lane(lane), begin, end, slice.args);
     begin = end;
   }
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
+#include <optional>
 
 #include <fmt/format.h>
 
@@ -64,6 +67,75 @@ TypicalTime typical_ms(const ExplainedStep& step) {
   return time;
 }
 
+/// The EP rank whose experts end last in most MoE layers, and the layer in which the others wait
+/// longest for one. Ties: lowest rank, first layer.
+struct HeldUp {
+  std::size_t rank = 0, last_in = 0, layers = 0;
+  int layer = 0;
+  std::size_t layer_rank = 0;
+  double wait_ms = 0, activated = 0, tokens = 0, mean_activated = 0, mean_tokens = 0;
+};
+
+std::optional<HeldUp> held_up(const ExplainedStep& step, const Experiment& e) {
+  const std::vector<LayerOutcome>& layers = step.cost.moe_layers();
+  if (layers.empty() || layers.front().experts.size() < 2) return std::nullopt;
+  const std::size_t ranks = layers.front().experts.size();
+  HeldUp held;
+  held.layers = layers.size();
+  std::vector<std::size_t> last_in(ranks);
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerOutcome& layer = layers[l];
+    const auto last = std::ranges::max_element(layer.experts, {}, &Cost::time);
+    const auto rank = static_cast<std::size_t>(last - layer.experts.begin());
+    ++last_in[rank];
+    const auto mean = [&](const auto& of_rank) {
+      return std::accumulate(of_rank.begin(), of_rank.end(), 0.0) / static_cast<double>(ranks);
+    };
+    double wait_ms = 0;
+    for (const Cost& cost : layer.experts) wait_ms += 1e3 * (last->time - cost.time).count();
+    wait_ms /= static_cast<double>(ranks);
+    if (l > 0 && wait_ms <= held.wait_ms) continue;
+    held.layer = e.trace.meta().layer_ids[l];
+    held.layer_rank = rank;
+    held.wait_ms = wait_ms;
+    held.activated = layer.load.activated[rank];
+    held.tokens = layer.load.tokens[rank];
+    held.mean_activated = mean(layer.load.activated);
+    held.mean_tokens = mean(layer.load.tokens);
+  }
+  const auto most = std::ranges::max_element(last_in);
+  held.rank = static_cast<std::size_t>(most - last_in.begin());
+  held.last_in = *most;
+  return held;
+}
+
+std::string held_up_text(const std::optional<HeldUp>& held) {
+  if (!held) return "";
+  return "\n" +
+         wrapped(fmt::format(
+             "EP rank {} is last with its experts most often, in {} of {} MoE layers; the longest "
+             "wait is in layer {}, {:.3f} ms in the mean, for EP rank {}: {:.0f} experts activated "
+             "by {:.0f} tokens, the mean rank {:.1f} by {:.1f}",
+             held->rank, held->last_in, held->layers, held->layer, held->wait_ms, held->layer_rank,
+             held->activated, held->tokens, held->mean_activated, held->mean_tokens)) +
+         "\n";
+}
+
+OrderedJson held_up_json(const std::optional<HeldUp>& held) {
+  if (!held) return nullptr;
+  return {{"rank", held->rank},
+          {"last_in_layers", held->last_in},
+          {"moe_layers", held->layers},
+          {"longest_wait",
+           {{"layer", held->layer},
+            {"rank", held->layer_rank},
+            {"mean_ms", held->wait_ms},
+            {"activated", held->activated},
+            {"tokens", held->tokens},
+            {"mean_activated", held->mean_activated},
+            {"mean_tokens", held->mean_tokens}}}};
+}
+
 OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const auto share = shares(step.cost);
@@ -79,6 +151,7 @@ OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
                      {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
                    {"extrapolated_share", share[static_cast<std::size_t>(Evidence::extrapolated)]},
                    {"unmeasured_share", share[static_cast<std::size_t>(Evidence::unmeasured)]},
+                   {"held_up_by", held_up_json(held_up(step, e))},
                    {"operations", OrderedJson::array()}};
   for (const ExplainedOperation& op : step.operations) {
     json["operations"].push_back(
@@ -154,12 +227,12 @@ std::string to_text(const ExplainedStep& step, const Experiment& e) {
   return fmt::format(
       "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
-      "experts\n\n{}{}",
+      "experts\n\n{}{}{}",
       step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
       others, intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
-      grounds_of(step.cost));
+      held_up_text(held_up(step, e)), grounds_of(step.cost));
 }
 
 }  // namespace

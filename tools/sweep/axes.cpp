@@ -113,6 +113,28 @@ std::string setting_text(const Json& value) {
   return text;
 }
 
+namespace {
+
+// Takes the words that all cells of a column begin with out of them, one that differs left over;
+// returns these words.
+std::string take_common_words(std::vector<std::vector<std::string>>& rows, std::size_t column) {
+  if (rows.size() < 2) return "";
+  std::string common = rows.front()[column];
+  for (const auto& row : rows) {
+    const auto differs = std::ranges::mismatch(common, row[column]).in1;
+    common.erase(differs, common.end());
+  }
+  common.erase(common.rfind(' ') == std::string::npos ? 0 : common.rfind(' ') + 1);
+  const bool all_alike =
+      std::ranges::all_of(rows, [&](const auto& row) { return row[column] == rows[0][column]; });
+  if (common.empty() || all_alike) return "";
+  for (auto& row : rows) row[column].erase(0, common.size());
+  common.pop_back();
+  return common;
+}
+
+}  // namespace
+
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings) {
   std::vector<std::size_t> widths;
@@ -123,7 +145,14 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
   const auto total = [&] {
     return std::accumulate(widths.begin(), widths.end(), column_gap * (widths.size() - 1));
   };
-  std::string left_out;
+  std::string left_out, common;
+  for (std::size_t c = 0; c < settings && total() > table_columns; ++c) {
+    const std::string words = take_common_words(rows, c);
+    if (words.empty()) continue;
+    common += fmt::format("{}{}: {} ..", common.empty() ? "" : ", ", head[c], words);
+    widths[c] = head[c].size();
+    for (const auto& row : rows) widths[c] = std::max(widths[c], row[c].size());
+  }
   while (settings > 0 && total() > table_columns) {
     const auto end = widths.begin() + static_cast<std::ptrdiff_t>(settings);
     const auto widest = std::max_element(widths.begin(), end);
@@ -146,7 +175,8 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
   };
   Table table(fit(head));
   for (auto& row : rows) table.add(fit(row));
-  return table.text() + (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
+  return table.text() + (common.empty() ? "" : fmt::format("({})\n", common)) +
+         (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
 }
 
 }  // namespace moesim

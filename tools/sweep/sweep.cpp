@@ -373,6 +373,26 @@ constexpr std::array text_columns{
     &metric("p99_ttft_ms"),          &metric("decode_max_activated_mean"),
 };
 
+constexpr const char* state_pointer = "/measurement/state";
+
+// How many points' rates are not those of a steady state, by why.
+std::string unsteady_text(const StoredSweep& sweep) {
+  std::map<std::string, std::size_t> points;
+  for (const StoredPoint& point : sweep.points) {
+    const Json* state = find_value(point.report, state_pointer);
+    if (state != nullptr && *state != "stable") ++points[state->get<std::string>()];
+  }
+  std::string text;
+  for (const auto& [state, count] : points) {
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, state);
+  }
+  return text.empty() ? ""
+                      : wrapped(fmt::format("not in a steady state: {} (measurement/state of a "
+                                            "report; `moesim run` says what helps)",
+                                            text)) +
+                            "\n";
+}
+
 std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
   std::string text;
   for (const Axis& axis : axes) {
@@ -620,6 +640,7 @@ StoredSweep read_for_text(const Store& store) {
   std::vector<std::string> pointers;
   for (const Metric* column : text_columns) pointers.emplace_back(column->pointer);
   for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
+  pointers.emplace_back(state_pointer);
   return store.read(pointers);
 }
 
@@ -653,8 +674,9 @@ std::string sweep_text(const StoredSweep& sweep) {
   }
   const std::string table =
       rows.empty() ? "" : narrow_table(std::move(head), std::move(rows), sweep.axes.size());
-  return fmt::format("{}{}{} points: {}\n{}", table, table.empty() ? "" : "\n", sweep.points.size(),
-                     count_by_status(sweep.points), others);
+  return fmt::format("{}{}{} points: {}\n{}{}", table, table.empty() ? "" : "\n",
+                     sweep.points.size(), count_by_status(sweep.points), unsteady_text(sweep),
+                     others);
 }
 
 std::string trust_line(const StoredSweep& sweep) {

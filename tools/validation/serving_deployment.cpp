@@ -82,6 +82,9 @@ Json cluster_json(const MeasuredPoint& point, Json gpu, int nodes, int per_node,
 Json gpu_json(const MeasuredPoint& point, const std::filesystem::path& file) {
   if (!is_wide_ep(point)) return file.string();
   Json gpu = ConfigNode::from_file(file).json();
+  // Tables hold other layers than DeepGEMM's, and their folders stand beside the GPU's own file.
+  gpu.erase("profiles");
+  gpu.erase("sibling");
   if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
     gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
   return gpu;
