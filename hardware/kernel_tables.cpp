@@ -260,6 +260,11 @@ KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, Kern
 KernelTables::KernelTables(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice choice)
     : state_(std::make_shared<const State>(gpu, engine, std::move(choice))) {}
 
+bool KernelTables::fuses(std::string_view operation) const {
+  const auto fused = state_->choice.find("fused");
+  return fused != state_->choice.end() && fused->second.find(operation) != std::string::npos;
+}
+
 double KernelTables::error(TableFamily family, Evidence evidence) const {
   // The same run twice differs by 0.8 % (measured set); a table without errors.csv is as good as
   // those that ship, and a sibling as bad as a family's constants on another GPU.
@@ -590,27 +595,32 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(double hidden, double 
                                                           Precision activations) const {
   const std::string wanted = state_->wanted_kernel(TableFamily::experts);
   const auto names = table_names(weights, activations);
-  // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
-  // another format only, it takes the share of the data sheet's time that it takes there.
-  std::vector<std::string_view> groups = names;
-  groups.push_back("nvfp4");
-  for (const std::string_view group : groups) {
-    if (state_->has_kernel(TableFamily::experts, group, wanted))
-      return this->experts({names.front(), hidden, width, top_k, experts}, group);
-  }
+  const auto of_group = [&](std::string_view group) {
+    return this->experts({names.front(), hidden, width, top_k, experts}, group);
+  };
+  for (const std::string_view name : names)
+    if (state_->has_kernel(TableFamily::experts, name, wanted)) return of_group(name);
+  std::shared_ptr<const ExpertTables> own;
   for (const std::string_view name : names) {
-    auto layer = this->experts({name, hidden, width, top_k, experts});
-    if (layer) return layer;
+    own = this->experts({name, hidden, width, top_k, experts});
+    if (own) break;
   }
-  return nullptr;
+  // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
+  // another format only, it takes the share of the data sheet's time that it takes there; but no
+  // longer than kernels of this format, beside which engines choose it.
+  if (!state_->has_kernel(TableFamily::experts, "nvfp4", wanted)) return own;
+  const auto borrowed = of_group("nvfp4");
+  if (!borrowed) return own;
+  borrowed->own_format_ = own;
+  return borrowed;
 }
 
 std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call) const {
   return experts(call, call.precision);
 }
 
-std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& call,
-                                                          std::string_view group) const {
+std::shared_ptr<ExpertTables> KernelTables::experts(const ExpertsCall& call,
+                                                    std::string_view group) const {
   static constexpr std::array shape{3, 4, 5, 6};
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
@@ -648,6 +658,13 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& cal
 }
 
 TableTime ExpertTables::time(double tokens, double rows, double active) const {
+  const TableTime here = own_time(tokens, rows, active);
+  if (!own_format_) return here;
+  const TableTime there = own_format_->time(tokens, rows, active);
+  return there.time < here.time ? there : here;
+}
+
+TableTime ExpertTables::own_time(double tokens, double rows, double active) const {
   const Scattered::Guess log_time =
       monotone_->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
                      std::log2(std::max(1.0, active))});

@@ -20,6 +20,7 @@ namespace moesim {
 /// "min_latency"}. Without one the fastest for the work at hand. {"engines", "any"} takes kernels
 /// of all engines that were measured on a GPU for as many side by side: what they run comes from
 /// the same few libraries, and which of them one was measured with is not always what it runs.
+/// {"fused", "norm rope"} names small operations that the engine computes inside its larger ones.
 using KernelChoice = std::map<std::string, std::string, std::less<>>;
 
 /// The GPU with its kernels priced by measured tables instead of by rooflines alone. Each family is
@@ -67,6 +68,10 @@ class KernelTables {
   std::optional<TableTime> time(const CollectiveCall&) const;
   std::optional<TableTime> time(const ExchangeCall&) const;
 
+  /// Whether the engine computes a small operation ("norm", "rope", "quantise") inside its
+  /// neighbours.
+  bool fuses(std::string_view operation) const;
+
   /// The median error of such an answer, |predicted / measured - 1|: as errors.csv beside the GPU's
   /// profiles tells it, of what is carried over the one beside the sibling's.
   double error(TableFamily, Evidence) const;
@@ -82,8 +87,7 @@ class KernelTables {
   struct State;
   friend std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
   std::optional<TableTime> scaled_by_family(TableFamily, std::optional<TableTime>) const;
-  std::shared_ptr<const ExpertTables> experts(const ExpertsCall& shape,
-                                              std::string_view group) const;
+  std::shared_ptr<ExpertTables> experts(const ExpertsCall& shape, std::string_view group) const;
 
   std::shared_ptr<const State> state_;
   TableFactors factors_;
@@ -101,12 +105,16 @@ class ExpertTables {
 
  private:
   friend class KernelTables;
+  TableTime own_time(double tokens, double rows, double active) const;
+
   ExpertsCall shape_;
   std::string precision_;
   GpuSpec facts_;
   Evidence best_ = Evidence::interpolated;
   TableFactors factors_;
   std::unique_ptr<LazyGrid> raw_, monotone_;  // of log time: tokens, rows, active
+  // Kernels that were measured in this format, beside one that was measured in another.
+  std::shared_ptr<const ExpertTables> own_format_;
 };
 
 /// The attention kernel of one layer on one GPU. MLA has one latent for all heads: kv_heads and

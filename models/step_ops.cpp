@@ -39,6 +39,25 @@ bool is_by_table(const Cost& cost, const GpuSpec& gpu) {
          cost.evidence != Evidence::unmeasured;
 }
 
+bool fuses(const GpuSpec& gpu, std::string_view operation) {
+  return gpu.tables && gpu.tables->fuses(operation);
+}
+
+bool norm_is_in_all_reduce(const ParallelPlan& plan, const GpuSpec& gpu) {
+  return plan.tp > 1 && fuses(gpu, "norm");
+}
+
+// A product by a table without the quantisation that the table includes: scales that are known
+// beforehand let the kernel before write its output as multiplied.
+Cost without_quantisation(Cost product, double m, double n, double k, Precision activations,
+                          const GpuSpec& gpu) {
+  const Seconds bytes = product.work.hbm / gpu.hbm_bandwidth;
+  const Seconds multiplications = Flops(2 * m * n * k) / product.peak;
+  const Seconds alone = product.time - quantise(m, k, activations, gpu).time;
+  product.time = std::max({alone, bytes, multiplications});
+  return product;
+}
+
 // Appends the operations of one GPU. Work of no tokens is left out, so that it costs no launch.
 class OperationList {
  public:
@@ -57,9 +76,14 @@ class OperationList {
   void gemm(std::string_view name, double m, double n, double k) {
     if (m <= 0) return;
     const double stored = bytes_per_element(activations_);
-    const Cost product = moesim::gemm(m, n, k, weights_, activations_, gpu_);
-    if (stored < bf16_bytes && !is_by_table(product, gpu_))
+    Cost product = moesim::gemm(m, n, k, weights_, activations_, gpu_);
+    const bool scales_known = activations_ == Precision::fp8 || activations_ == Precision::nvfp4;
+    const bool fused = scales_known && fuses(gpu_, "quantise");
+    if (is_by_table(product, gpu_)) {
+      if (fused) product = without_quantisation(product, m, n, k, activations_, gpu_);
+    } else if (stored < bf16_bytes && !fused) {
       memory("quantise", m * k * (bf16_bytes + stored));
+    }
     append(name, product);
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
@@ -348,9 +372,9 @@ void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSpec& a = model.attention;
   const AttentionSlice slice = slice_of(a, plan.tp, precision.kv_cache);
-  // Three kernels, each with its own launch.
-  ops.memory("input_norm", tokens * norm_bytes(model));
-  ops.memory("rope", tokens * rope_bytes(model, slice));
+  // Three kernels, each with its own launch; norms may be part of the all-reduces before them.
+  if (!norm_is_in_all_reduce(plan, gpu)) ops.memory("input_norm", tokens * norm_bytes(model));
+  if (!fuses(gpu, "rope")) ops.memory("rope", tokens * rope_bytes(model, slice));
   if (!writes_kv_cache(model, slice, precision, gpu))
     ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
@@ -398,7 +422,7 @@ void attention_output_operations(const MoeModel& model, const ParallelPlan& plan
   const double heads = static_cast<double>(a.query_heads) / plan.tp;
   if (a.output_gate) ops.memory("output_gate", tokens * 3 * heads * a.value_dim() * bf16_bytes);
   ops.gemm("o_proj", tokens, model.hidden, heads * a.value_dim());
-  ops.memory("post_norm", tokens * norm_bytes(model));
+  if (!norm_is_in_all_reduce(plan, gpu)) ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
 void linear_attention_input_operations(const MoeModel& model, const ParallelPlan& plan,

@@ -15,6 +15,7 @@ namespace moesim {
 namespace {
 
 constexpr std::array<std::string_view, 3> engines{"vllm", "sglang", "trtllm"};
+constexpr std::array<std::string_view, 3> fusions{"norm", "rope", "quantise"};
 constexpr std::array<std::string_view, 3> recipes{"none", "inferencex", "srt_slurm"};
 
 // What rules and conditions of a preset look at. Numbers that the experiment does not give are 0.
@@ -192,13 +193,17 @@ void fill(Json& config, const Json& preset) {
 }  // namespace
 
 std::span<const Key> engine_keys() {
+  static constexpr Form fusion = form::choice(fusions);
   static constexpr Key keys[] = {
       {"name", form::choice(engines), required, "hardware/engines/*.json"},
       {"version", form::text, otherwise("the newest"), "of its release"},
       {"recipe", form::choice(recipes), "none", "whose launch scripts it was set up by"},
       {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"},
       {"expert_kernel", form::text, otherwise("the fastest"),
-       "part of its name in tables of expert layers"}};
+       "part of its name in tables of expert layers"},
+      {"fused", form::list(fusion), "[]",
+       "small operations inside larger ones: norms in all-reduces, RoPE in attention, quantisation "
+       "by known scales in what writes a product's input"}};
   return keys;
 }
 
@@ -210,6 +215,8 @@ Engine read_engine(const ConfigNode& node) {
     if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
     if (r.optional("expert_kernel")) engine.expert_kernel = r.text("expert_kernel");
+    for (const ConfigNode& operation : r.child("fused").list())
+      engine.fused.emplace_back(fusions[operation.choice()]);
     return engine;
   });
 }

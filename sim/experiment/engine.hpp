@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "hardware/config.hpp"
 
@@ -16,6 +17,8 @@ struct Engine {
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
   /// Part of the name that tables give its kernel of expert layers; empty: the fastest.
   std::string expert_kernel;
+  /// Small operations that it computes inside its larger ones: norm, rope, quantise.
+  std::vector<std::string> fused;
 };
 /// Throws ConfigError.
 Engine read_engine(const ConfigNode&);

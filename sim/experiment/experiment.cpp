@@ -824,6 +824,7 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
       const Engine engine = read_engine(reader.child("engine"));
       KernelChoice kernels{{"engines", "any"}};
       if (!engine.expert_kernel.empty()) kernels["experts"] = engine.expert_kernel;
+      if (!engine.fused.empty()) kernels["fused"] = fmt::format("{}", fmt::join(engine.fused, " "));
       cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version}, kernels);
     }
     const ConfigNode model_node = named_or_inline(reader.child("model"), Shipped::model);

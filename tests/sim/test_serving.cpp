@@ -324,6 +324,55 @@ TEST_CASE("an anchor is read as it was written, and its errors name the place") 
              Catch::Matchers::Contains("deployment"));
 }
 
+TEST_CASE("what an engine fuses costs no kernel of its own, and no faster product than the GPU's") {
+  const MoeModel model = read_model(
+      ConfigNode::from_file(test::source_dir() / "models" / "zoo" / "llama_3_3_70b.json"));
+  const GpuSpec h200 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const auto operations = [&](const KernelChoice& choice, Precision precision, int tp) {
+    const GpuSpec gpu = with_engine(h200, {"trtllm", "1.1.0"}, choice);
+    const PrecisionPlan plan{
+        .experts = precision, .attention = precision, .activations = precision, .ffn = precision};
+    std::map<std::string, Cost, std::less<>> found;
+    std::vector<Operation> ops;
+    attention_input_operations(model, {.tp = tp}, plan, 32, gpu, ops);
+    attention_output_operations(model, {.tp = tp}, plan, 32, gpu, ops);
+    for (const Operation& op : ops) found[std::string(op.name)] = op.cost;
+    return found;
+  };
+  const KernelChoice apart{{"engines", "any"}};
+  const KernelChoice fused{{"engines", "any"}, {"fused", "norm rope quantise"}};
+  const auto before = operations(apart, Precision::fp8, 2),
+             after = operations(fused, Precision::fp8, 2);
+  for (const char* inside : {"input_norm", "rope", "post_norm"}) {
+    CAPTURE(inside);
+    CHECK(before.contains(inside));
+    CHECK_FALSE(after.contains(inside));
+  }
+  for (const char* product : {"qkv_proj", "o_proj"}) {
+    CAPTURE(product);
+    CHECK(after.at(product).time < before.at(product).time);
+    CHECK(after.at(product).time >= after.at(product).work.hbm / h200.hbm_bandwidth);
+  }
+  // One GPU has no all-reduce; scales of blocks are of the values themselves.
+  CHECK(operations(fused, Precision::fp8, 1).contains("post_norm"));
+  CHECK(operations(fused, Precision::fp8_block, 2).at("o_proj").time ==
+        operations(apart, Precision::fp8_block, 2).at("o_proj").time);
+}
+
+TEST_CASE("Llama's launch scripts and model code name what their engines fuse") {
+  const auto fused = [](const char* name, const char* recipe, const char* model) {
+    Json json = with_engine_named({{"name", name}, {"version", "1.1.0"}, {"recipe", recipe}});
+    json["cluster"] = "../hardware/clusters/b200x8.json";
+    json["model"] = std::string("../models/zoo/") + model + ".json";
+    return filled(json)["engine"].value("fused", Json::array());
+  };
+  CHECK(fused("trtllm", "inferencex", "llama_3_3_70b") == Json{"norm", "rope", "quantise"});
+  CHECK(fused("vllm", "inferencex", "llama_3_3_70b") == Json{"norm", "quantise"});
+  CHECK(fused("trtllm", "none", "llama_3_3_70b").empty());
+  CHECK(fused("trtllm", "inferencex", "minimax_m2_5").empty());
+}
+
 // ---- measured deployments ----
 
 TEST_CASE("rows of deployments apart are two points each, with both sides' workers") {
@@ -451,6 +500,8 @@ TEST_CASE("a point's engine, version and recipe are those of its row") {
   point.operation = "online serving vllm version unknown, aggregated, closed loop";
   point.notes = "InferenceX run 2025-11-02; random lengths";
   CHECK(engine_of(point).version == "0.10.2");
+  point.operation = "disaggregated trtllm 0.8.1.post2";
+  CHECK(engine_of(point).version == "1.2.0rc6");
   point.operation = "trtllm-bench offline max throughput";
   CHECK(engine_of(point).name == "trtllm");
   point.notes = "";

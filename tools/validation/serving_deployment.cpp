@@ -39,6 +39,19 @@ std::string version_on(std::string_view engine, std::string_view date) {
   return "1.1.0";
 }
 
+/// TensorRT-LLM's version in an image that carries Dynamo's (docs.nvidia.com/dynamo, support
+/// matrix, backend dependencies); any other version as it is.
+std::string within_dynamo(const std::string& version) {
+  struct Release {
+    std::string_view dynamo, trtllm;
+  };
+  static constexpr std::array<Release, 4> releases{
+      {{"0.6.", "1.1.0rc5"}, {"0.7.", "1.2.0rc3"}, {"0.8.", "1.2.0rc6"}, {"0.9.", "1.3.0rc1"}}};
+  const auto release = std::ranges::find_if(
+      releases, [&](const Release& row) { return version.starts_with(row.dynamo); });
+  return release == releases.end() ? version : std::string(release->trtllm);
+}
+
 /// Whether a model's gating is balanced by a bias (sigmoid scores) or, of Qwen3.5, not published.
 bool is_balanced(const MeasuredPoint& point) {
   constexpr std::array names{"DeepSeek", "MiniMax", "Kimi", "GLM", "Qwen3.5", "Qwen3-Next"};
@@ -187,8 +200,7 @@ EngineVersion engine_of(const MeasuredPoint& point) {
     const std::size_t begin = std::min(operation.size(), place + name.size() + 1);
     std::string version = operation.substr(begin, operation.find_first_of(", ", begin) - begin);
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
-    // Dynamo's images of TensorRT-LLM carry Dynamo's own versions.
-    if (name == "trtllm" && version.starts_with("0.")) return {std::string(name), ""};
+    if (name == "trtllm") version = within_dynamo(version);
     if (!number) version = version_on(name, client_of(point).date);
     return {std::string(name), version};
   }
