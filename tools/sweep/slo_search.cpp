@@ -147,7 +147,7 @@ TuneBound bound_of(const Experiment& e, double attainment) {
   if (goodput > 0 && !e.pools && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
   }
-  return {slack * goodput, std::max(p.excess, d.excess)};
+  return {slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
 }
 
 // ---- runs ----
@@ -155,7 +155,7 @@ TuneBound bound_of(const Experiment& e, double attainment) {
 struct Limit {
   const char* name;
   const char* metric;
-  const char* key;
+  std::string_view key;
 };
 constexpr Limit limits[] = {{"TPOT", "p90_tpot_ms", "tpot"},
                             {"TTFT", "p90_ttft_ms", "ttft"},
@@ -167,8 +167,8 @@ std::optional<double> metric(const Json& report, const char* name) {
   return value->get<double>();
 }
 
-std::optional<double> limit_ms(const Json& config, const char* key) {
-  const Json* value = find_value(config, std::string("/slo/") + key);
+std::optional<double> limit_ms(const Json& config, std::string_view key) {
+  const Json* value = find_value(config, fmt::format("/slo/{}", key));
   if (value == nullptr || !value->is_string()) return std::nullopt;
   return 1000 * parse_quantity<Seconds>(value->get<std::string>()).count();
 }
@@ -202,6 +202,7 @@ class Runs {
       : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
     if (!search.store.empty()) open_store();
   }
+  void climb(const RateLadder& ladder) { ladder_ = &ladder; }
 
   Experiment load(const Json& config) {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
@@ -226,7 +227,7 @@ class Runs {
 
   SloRun of(const TuneResult::Found& found) const {
     const StoreRow& row = runs_.at(found.point);
-    return {found.point.place, rate_text(search_.ladder.rate(found.point.rung)), found.trial,
+    return {found.point.place, rate_text(ladder_->rate(found.point.rung)), found.trial,
             Json::parse(row.config), Json::parse(row.report)};
   }
   const std::string& best_report() const { return best_report_; }
@@ -235,7 +236,7 @@ class Runs {
  private:
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
-    const double rate = search_.ladder.rate(point.rung);
+    const double rate = ladder_->rate(point.rung);
     search_.set_load(config, rate_text(rate), rate);
     return config;
   }
@@ -257,8 +258,8 @@ class Runs {
 
   Trial note(TunePoint point, StoreRow& row) {
     const Json report = row.report.empty() ? Json() : Json::parse(row.report);
-    const Trial trial = trial_of(search_.places[point.place], report,
-                                 search_.ladder.rate(point.rung), search_.attainment);
+    const Trial trial = trial_of(search_.places[point.place], report, ladder_->rate(point.rung),
+                                 search_.attainment);
     // Of many runs only what is printed is kept, of the best the whole report.
     if (trial.meets && trial.goodput > best_goodput_) {
       best_goodput_ = trial.goodput;
@@ -303,6 +304,7 @@ class Runs {
   TraceLibrary& traces_;
   Remarks& remarks_;
   const SloHooks& hooks_;
+  const RateLadder* ladder_ = nullptr;
   std::optional<Store> store_;
   std::map<std::string, StoreRow> known_;  // done before
   std::map<TunePoint, StoreRow> runs_;
@@ -316,10 +318,7 @@ class Runs {
 SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& remarks,
                      const SloHooks& hooks) {
   Runs runs(search, traces, remarks, hooks);
-  TuneProblem problem{.bounds = std::vector<std::optional<TuneBound>>(search.places.size()),
-                      .ladder = search.ladder,
-                      .run = std::ref(runs),
-                      .sure = search.sure};
+  std::vector<std::optional<TuneBound>> bounds(search.places.size());
   std::vector<std::string> errors(search.places.size());
   std::mutex mutex;
   std::size_t bounded = 0;
@@ -327,7 +326,7 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
     if (hooks.stop()) return;
     tbb::this_task_arena::isolate([&] {
       try {
-        problem.bounds[place] = bound_of(runs.load(search.places[place]), search.attainment);
+        bounds[place] = bound_of(runs.load(search.places[place]), search.attainment);
       } catch (const ConfigError& error) {
         errors[place] = error.what();
       }
@@ -347,20 +346,33 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                           : fmt::format("{} (none of the {} places can be run; this is the first)",
                                         result.refused, result.cannot_run));
   }
-  problem.start = search.start;
-  if (search.start < 0) {
-    // The best bound is loose: about half of it is where to begin.
-    for (const auto& bound : problem.bounds) {
-      if (bound) problem.start = std::max(problem.start, .5 * bound->goodput);
-    }
+  double best_bound = 0;
+  for (const auto& bound : bounds) {
+    if (bound) best_bound = std::max(best_bound, bound->goodput);
   }
-  result.search = tune(problem);
+  const RateLadder ladder = search.ladder ? *search.ladder : ladder_under(best_bound);
+  runs.climb(ladder);
+  // The best bound is loose: about half of it is where to begin.
+  result.bounds = bounds;
+  result.search = tune({.bounds = std::move(bounds),
+                        .ladder = ladder,
+                        .run = std::ref(runs),
+                        .sure = search.sure,
+                        .doubting = search.doubting,
+                        .start = search.start < 0 ? .5 * best_bound : search.start});
   result.search.stopped |= hooks.stop();
   for (const TuneResult::Found& found : result.search.found) result.found.push_back(runs.of(found));
   if (result.search.nearest) result.nearest.push_back(runs.of(*result.search.nearest));
   result.best_report = runs.best_report();
   result.resumed = runs.resumed();
   return result;
+}
+
+std::optional<double> margin_of(const SloRun& run, std::string_view limit) {
+  const auto row = std::ranges::find(limits, limit, &Limit::key);
+  const auto most = limit_ms(run.config, row->key);
+  const auto found = metric(run.report, row->metric);
+  return most && found ? std::optional(1 - *found / *most) : std::nullopt;
 }
 
 std::string latencies_text(const SloRun& run) {

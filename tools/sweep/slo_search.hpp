@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,9 +21,12 @@ struct SloSearch {
   Json document;                    ///< what is searched, as its store keeps it: a sweep file
   std::filesystem::path base_file;  ///< paths in the configs are relative to it
   std::vector<Json> places;         ///< configs; the search sets their load
-  RateLadder ladder;
+  /// Loads to try; nothing: a few per cent apart, up to what the best of the bounds allows.
+  std::optional<RateLadder> ladder{};
   double attainment = .9;  ///< share of the requests that must meet the SLO
   bool sure = false;
+  /// Whether points of a place above its first miss are run, to see that they miss too.
+  bool doubting = true;
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
   double start = 0;               ///< a load to begin with; below 0: by the best bound
   /// Sets the load of a place.
@@ -45,10 +49,15 @@ struct SloResult {
   std::vector<SloRun> nearest;  ///< one, where none met the SLO
   std::string best_report;      ///< of the first of them, whole
   TuneResult search;
-  std::size_t resumed = 0;     ///< runs that the store held
-  std::size_t cannot_run = 0;  ///< places
-  std::string refused;         ///< why the first of them cannot
+  std::vector<std::optional<TuneBound>> bounds;  ///< of each place; nothing where it cannot be run
+  std::size_t resumed = 0;                       ///< runs that the store held
+  std::size_t cannot_run = 0;                    ///< places
+  std::string refused;                           ///< why the first of them cannot
 };
+
+/// How much longer a latency may be than a run's p90, by its limit: the share that is left, below 0
+/// where it is exceeded; nothing where the SLO has no such limit ("tpot", "ttft", "e2el").
+std::optional<double> margin_of(const SloRun&, std::string_view limit);
 
 /// What the search asks and tells while it works.
 struct SloHooks {

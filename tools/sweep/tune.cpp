@@ -7,17 +7,11 @@
 #include <map>
 #include <numeric>
 
+#include <fmt/format.h>
+
 namespace moesim {
 
-namespace {
-
-// For people to read.
-double four_digits(double value) {
-  const double unit = std::pow(10, std::floor(std::log10(value)) - 3);
-  return std::round(value / unit) * unit;
-}
-
-}  // namespace
+double four_digits(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
 RateLadder::RateLadder(std::vector<double> rates, double ratio) : rates_(std::move(rates)) {
   const std::size_t n = rates_.size();
@@ -37,6 +31,16 @@ int RateLadder::above(double rate) const {
   int rung = -most_below;
   while (rung < size() + most_above && this->rate(rung) <= rate) ++rung;
   return rung;
+}
+
+RateLadder ladder_under(double most) {
+  constexpr double step = 1.03, least = 1e-3, beyond_any = 1e6;
+  constexpr int rungs = 125;
+  const double top = std::clamp(most, least, beyond_any);
+  std::vector<double> rates;
+  for (int rung = 0; rung < rungs; ++rung)
+    rates.push_back(four_digits(top / std::pow(step, rungs - 1 - rung)));
+  return RateLadder(std::move(rates));
 }
 
 namespace {
@@ -72,10 +76,10 @@ class Search {
  private:
   void search() {
     challenge_all();
-    if (!best_) try_heaviest();
+    if (!best_ && problem_.doubting) try_heaviest();
     if (!best_) try_lighter();
-    if (best_) doubt(best_->point.place);
-    if (problem_.sure || contradicted_) try_rest();
+    if (best_ && problem_.doubting) doubt(best_->point.place);
+    if (problem_.sure || (contradicted_ && problem_.doubting)) try_rest();
     find_runners_up();
   }
 
