@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <map>
+#include <mutex>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -37,8 +40,26 @@ LinkSpec read_network(const ConfigNode& node) {
   });
 }
 
+/// A GPU file as it is now: read again only where its time or size has changed.
+GpuSpec read_gpu_file(const std::filesystem::path& file) {
+  static std::mutex mutex;
+  static std::map<std::string, GpuSpec> known;
+  std::error_code absent;
+  const auto time = std::filesystem::last_write_time(file, absent).time_since_epoch().count();
+  const auto size = absent ? 0 : std::filesystem::file_size(file, absent);
+  const std::string key = fmt::format("{} {} {}", time, size, file.string());
+  if (!absent) {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) return found->second;
+  }
+  GpuSpec gpu = read_gpu(ConfigNode::from_file(file));
+  const std::lock_guard lock(mutex);
+  return known.try_emplace(key, std::move(gpu)).first->second;
+}
+
 GpuSpec read_gpu_of(const ConfigNode& node) {
-  return read_gpu(named_or_inline(node, Shipped::gpu));
+  if (node.json().is_object()) return read_gpu(node);
+  return read_gpu_file(named_file(node, Shipped::gpu));
 }
 
 // GPUs are counted in 32 bits.

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/tables/calls.hpp"
+
 namespace moesim {
 
 namespace {
@@ -164,13 +166,6 @@ std::span<const Key> collective_table_keys() {
   return keys;
 }
 
-// Engine and version in the name of a profile: "vllm-0.19.0".
-EngineVersion split_name(std::string_view name) {
-  const std::size_t dash = name.find('-');
-  if (dash == std::string_view::npos) return {std::string(name), ""};
-  return {std::string(name.substr(0, dash)), std::string(name.substr(dash + 1))};
-}
-
 // One folder for each <engine>-<version>, by name.
 std::vector<Profile> read_profiles(const ConfigNode& node) {
   const auto folder = node.relative(node.text());
@@ -178,7 +173,7 @@ std::vector<Profile> read_profiles(const ConfigNode& node) {
   std::vector<Profile> profiles;
   for (const auto& entry : std::filesystem::directory_iterator(folder, failed))
     if (entry.is_directory())
-      profiles.push_back({split_name(entry.path().filename().string()), entry.path()});
+      profiles.push_back({engine_named(entry.path().filename().string()), entry.path()});
   if (profiles.empty())
     node.fail(fmt::format("{} holds no folder <engine>-<version> of tables", folder.string()));
   std::ranges::sort(profiles, {}, &Profile::folder);

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <string>
 #include <vector>
 
@@ -18,15 +17,17 @@ namespace moesim {
 
 /// Which of several kernels that were measured side by side an engine runs, by table ("experts",
 /// "gemm", "attention_decode", ...): part of the kernel's name there, e.g. {"experts",
-/// "min_latency"}. Without one the fastest for the work at hand.
+/// "min_latency"}. Without one the fastest for the work at hand. {"engines", "any"} takes kernels
+/// of all engines that were measured on a GPU for as many side by side: what they run comes from
+/// the same few libraries, and which of them one was measured with is not always what it runs.
 using KernelChoice = std::map<std::string, std::string, std::less<>>;
 
 /// The GPU with its kernels priced by measured tables instead of by rooflines alone. Each family is
 /// looked for in turn in the nearest version of the engine on this GPU, in another engine's on this
 /// GPU, in the same two of the GPU's sibling, scaled by the data sheets; what none of them has
 /// keeps its roofline. An empty version is the newest. A GPU without profiles and sibling comes
-/// back as it was. Tables are read when a family is first asked for, and then throw ConfigError if
-/// they are malformed.
+/// back as it was. Tables are read when a family is first asked for, once in a process, and then
+/// throw ConfigError if they are malformed.
 GpuSpec with_engine(GpuSpec gpu, const EngineVersion& engine, const KernelChoice& = {});
 
 /// The profiles of a GPU, the nearest first: the engine's by distance of versions, then other
@@ -40,13 +41,23 @@ struct TableTime {
   Evidence evidence = Evidence::interpolated;
 };
 
+/// What times of tables are multiplied by: [family, evidence].
+struct TableFactors {
+  std::array<std::array<double, evidence_names.size()>, table_family_names.size()> of;
+  TableFactors() {
+    for (auto& family : of) family.fill(1);
+  }
+  double at(TableFamily family, Evidence evidence) const {
+    return of[static_cast<std::size_t>(family)][static_cast<std::size_t>(evidence)];
+  }
+};
+
 /// Measured times of kernels as functions of the work: what was measured between other points is
 /// interpolated in its share of the data sheet's time, see Scattered. Safe to ask from several
 /// threads. Every answer is empty where no table has such a kernel.
 class KernelTables {
  public:
   KernelTables(const GpuSpec&, const EngineVersion&, KernelChoice);
-  ~KernelTables();
 
   std::optional<TableTime> time(const GemmCall&) const;
   std::optional<TableTime> time(const AttentionCall&) const;
@@ -56,6 +67,10 @@ class KernelTables {
   std::optional<TableTime> time(const CollectiveCall&) const;
   std::optional<TableTime> time(const ExchangeCall&) const;
 
+  /// The median error of such an answer, |predicted / measured - 1|: as errors.csv beside the GPU's
+  /// profiles tells it, of what is carried over the one beside the sibling's.
+  double error(TableFamily, Evidence) const;
+
   /// The expert layer of one shape. Null where no table has its precision.
   std::shared_ptr<const ExpertTables> experts(double hidden, double width, double top_k,
                                               double experts, Precision weights,
@@ -64,24 +79,19 @@ class KernelTables {
   std::shared_ptr<const ExpertTables> experts(const ExpertsCall& shape) const;
 
  private:
-  struct Source;
-  struct Maps;
-  struct Curve;
-  struct Found;
-  Found find(TableFamily, const std::vector<std::string>& groups, const Coordinates& like,
-             std::span<const int> matters) const;
-  const Curve* curve(TableFamily, const std::vector<std::string>& groups, const Coordinates& shape,
-                     std::span<const int> fixed, std::span<const int> free) const;
-  template <class Call>
-  std::optional<TableTime> timed(TableFamily, const std::vector<std::string>& groups, const Call&,
-                                 std::span<const int> fixed, std::span<const int> free) const;
+  struct State;
+  friend std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
+  std::optional<TableTime> scaled_by_family(TableFamily, std::optional<TableTime>) const;
+  std::shared_ptr<const ExpertTables> experts(const ExpertsCall& shape,
+                                              std::string_view group) const;
 
-  GpuSpec facts_;  // without tables
-  KernelChoice choice_;
-  std::vector<std::unique_ptr<Source>> sources_;
-  mutable std::shared_mutex mutex_;
-  mutable std::map<std::pair<std::string, Coordinates>, std::unique_ptr<const Curve>> curves_;
+  std::shared_ptr<const State> state_;
+  TableFactors factors_;
 };
+
+/// The same tables with their times multiplied, e.g. by what they may be wrong by. What was read is
+/// shared.
+std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
 
 /// The fused expert layer of one shape as a function of a rank's load, see ExpertsCall. Equal
 /// tokens and rows never take less time on more active experts.
@@ -95,6 +105,7 @@ class ExpertTables {
   std::string precision_;
   GpuSpec facts_;
   Evidence best_ = Evidence::interpolated;
+  TableFactors factors_;
   std::unique_ptr<LazyGrid> raw_, monotone_;  // of log time: tokens, rows, active
 };
 

@@ -82,16 +82,18 @@ std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_vie
   return std::filesystem::is_regular_file(file, none) ? std::optional(file) : std::nullopt;
 }
 
-ConfigNode named_or_inline(const ConfigNode& node, Shipped which) {
-  if (!node.json().is_string()) return node;
+std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   const std::string text = node.text();
   const std::filesystem::path file = node.relative(text);
   std::error_code none;
-  if (std::filesystem::is_regular_file(file / "config.json", none))
-    return ConfigNode::from_file(file / "config.json");
-  if (is_path(text) || std::filesystem::exists(file, none)) return ConfigNode::from_file(file);
-  if (const auto shipped = shipped_file(which, text)) return ConfigNode::from_file(*shipped);
+  if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
+  if (is_path(text) || std::filesystem::exists(file, none)) return file;
+  if (const auto shipped = shipped_file(which, text)) return *shipped;
   refuse(node, which);
+}
+
+ConfigNode named_or_inline(const ConfigNode& node, Shipped which) {
+  return node.json().is_string() ? ConfigNode::from_file(named_file(node, which)) : node;
 }
 
 }  // namespace moesim

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -11,6 +12,14 @@ namespace moesim {
 namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// A layer's KV cache in those of a layer that sees everything, whole ones: engines give layers with
+// more to cache as many pages more (vLLM's unified page size).
+int kv_layers(const MoeModel& model, const LayerSpec& layer, const ParallelPlan& plan) {
+  if (layer.linear) return 0;
+  return static_cast<int>(std::ceil(kv_elements(model.attention_of(layer), plan.tp) /
+                                    kv_elements(model.attention, plan.tp)));
+}
 
 Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
@@ -47,9 +56,10 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
                    int block_tokens) {
   std::map<std::pair<int, bool>, int> layers_of_kind;
   for (const LayerSpec& layer : model.layers) {
-    if (!layer.linear) ++layers_of_kind[{layer.window, layer.chunked}];
+    if (const int layers = kv_layers(model, layer, plan); layers > 0)
+      layers_of_kind[{layer.window, layer.chunked}] += layers;
   }
-  int fewest = static_cast<int>(model.layers.size()), most = 0;
+  int fewest = std::numeric_limits<int>::max(), most = 0;
   for (const auto& [kind, layers] : layers_of_kind) {
     fewest = std::min(fewest, layers);
     most = std::max(most, layers);
@@ -75,14 +85,15 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
+  std::int64_t layers = 0;
+  for (const LayerSpec& layer : model.layers) layers += kv_layers(model, layer, plan);
   return kv_bytes_per_layer(model, plan, precision) *
-         static_cast<double>(ceil_div(std::ssize(model.layers) - model.linear_layers(), plan.pp));
+         static_cast<double>(ceil_div(layers, plan.pp));
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
                    const PrecisionPlan& precision) {
-  return Bytes(ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp() *
-               bytes_per_element(precision.experts));
+  return Bytes(expert_parameters(model) / plan.moe_tp() * bytes_per_element(precision.experts));
 }
 
 Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
@@ -100,9 +111,9 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
     stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
       stage.ffn += ffn_parameters(model.hidden, model.shared_width) / plan.tp;
-      stage.kept += static_cast<double>(model.hidden) * model.experts;  // the gate
+      stage.kept += gate_parameters(model);
     }
-    if (!layer.moe || model.dense_residual)
+    if (layer.has_dense_ffn() || model.dense_residual)
       stage.ffn += ffn_parameters(model.hidden, model.dense_width) / plan.tp;
   }
   // Tied tables are one only where the first stage is the last.

@@ -25,6 +25,7 @@ constexpr Form size_or_none = form::integer(whole);
 
 std::span<const Key> attention_keys() {
   static constexpr Standard gqa = otherwise("MLA, with kv_lora");
+  static constexpr Standard as_keys = otherwise("GQA's head_dim; MLA needs it");
   static constexpr Standard mla = otherwise("GQA, without kv_lora");
   static constexpr Key keys[] = {
       {"query_heads", size, required, "query heads"},
@@ -34,11 +35,13 @@ std::span<const Key> attention_keys() {
       {"kv_lora", size, mla, "MLA: rank of the latent that is cached"},
       {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
       {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
-      {"v_dim", size, mla, "MLA: a head's value dimension"},
+      {"v_dim", size, as_keys, "a head's value dimension"},
       {"output_gate", form::flag, "false", "GQA: queries bring a gate of the output along"},
-      {"index_heads", size_or_none, "0", "MLA: heads of a sparse attention's indexer, 0 for none"},
-      {"index_dim", size_or_none, "0", "MLA: dimension of its heads"},
-      {"index_top", size_or_none, "0", "MLA: tokens that it leaves for attention to see"}};
+      {"joint_qk_norm", form::flag, "false", "GQA: queries and keys are normed over all heads"},
+      {"values_are_keys", form::flag, "false", "GQA: values are not projected (Gemma 4)"},
+      {"index_heads", size_or_none, "0", "heads of a sparse attention's indexer, 0 for none"},
+      {"index_dim", size_or_none, "0", "dimension of its heads"},
+      {"index_top", size_or_none, "0", "tokens that it leaves for attention to see"}};
   return keys;
 }
 
@@ -51,14 +54,17 @@ AttentionSpec read_attention(ConfigReader& r) {
     a.qk_nope = count(r, "qk_nope");
     a.qk_rope = count(r, "qk_rope");
     a.v_dim = count(r, "v_dim");
-    a.index_heads = static_cast<int>(r.integer("index_heads"));
-    a.index_dim = static_cast<int>(r.integer("index_dim"));
-    a.index_top = static_cast<int>(r.integer("index_top"));
   } else {
     a.kv_heads = count(r, "kv_heads");
     a.head_dim = count(r, "head_dim");
+    if (r.has("v_dim")) a.v_dim = count(r, "v_dim");
     a.output_gate = r.flag("output_gate");
+    a.joint_qk_norm = r.flag("joint_qk_norm");
+    a.values_are_keys = r.flag("values_are_keys");
   }
+  a.index_heads = static_cast<int>(r.integer("index_heads"));
+  a.index_dim = static_cast<int>(r.integer("index_dim"));
+  a.index_top = static_cast<int>(r.integer("index_top"));
   return a;
 }
 
@@ -68,7 +74,9 @@ std::span<const Key> linear_attention_keys() {
       {"key_dim", size, required, "dimension of a query or key"},
       {"value_heads", size, required, "value heads, each with a state"},
       {"value_dim", size, required, "dimension of a value"},
-      {"convolution", size, required, "tokens that the short convolution spans"}};
+      {"convolution", size, required, "tokens that the short convolution spans"},
+      {"delta", form::flag, "true", "updates by the delta rule; false: a state space layer"},
+      {"step_rank", size_or_none, "0", "Mamba: rank of the step's projection; 0: not Mamba"}};
   return keys;
 }
 
@@ -77,7 +85,9 @@ LinearAttentionSpec read_linear_attention(ConfigReader& r) {
           .key_dim = count(r, "key_dim"),
           .value_heads = count(r, "value_heads"),
           .value_dim = count(r, "value_dim"),
-          .convolution = count(r, "convolution")};
+          .convolution = count(r, "convolution"),
+          .delta = r.flag("delta"),
+          .step_rank = static_cast<int>(r.integer("step_rank"))};
 }
 
 std::span<const Key> expert_keys() {
@@ -85,6 +95,7 @@ std::span<const Key> expert_keys() {
       {"count", size, required, "routed experts of a layer"},
       {"per_token", size, required, "of them that a token chooses"},
       {"width", size, required, "of an expert's FFN"},
+      {"hidden", size_or_none, "0", "of what experts see, where it is not the model's; 0: it is"},
       {"shared_width", size_or_none, "0", "of all shared experts together"},
       {"groups", size, "1", "groups that experts are chosen by"},
       {"groups_per_token", size, "1", "of them that a token chooses from"}};
@@ -95,13 +106,14 @@ void read_experts(ConfigReader& r, MoeModel& m) {
   m.experts = count(r, "count");
   m.experts_per_token = count(r, "per_token");
   m.expert_width = count(r, "width");
+  m.expert_hidden = static_cast<int>(r.integer("hidden"));
   m.shared_width = static_cast<int>(r.integer("shared_width"));
   m.expert_groups = count(r, "groups");
   m.groups_per_token = count(r, "groups_per_token");
 }
 
 std::span<const Key> layer_keys() {
-  static constexpr std::array<std::string_view, 2> ffns{"dense", "moe"};
+  static constexpr std::array<std::string_view, 3> ffns{"dense", "moe", "none"};
   static constexpr Standard all = otherwise("every token before");
   static constexpr Key keys[] = {
       {"ffn", form::choice(ffns), required, "what follows attention"},
@@ -113,7 +125,9 @@ std::span<const Key> layer_keys() {
 
 LayerSpec read_layer(ConfigReader& r) {
   LayerSpec layer;
-  layer.moe = r.choice("ffn") == 1;
+  const std::size_t ffn = r.choice("ffn");
+  layer.moe = ffn == 1;
+  layer.ffn = ffn != 2;
   layer.linear = r.flag("linear");
   if (r.has("chunk")) {
     layer.chunked = true;
@@ -170,6 +184,8 @@ MoeModel read_zoo_model(ConfigReader& r) {
   m.vocabulary = count(r, "vocabulary");
   m.tied_embeddings = r.flag("tied_embeddings");
   m.attention = read_object(r.child("attention"), attention_keys, read_attention);
+  if (r.has("local_attention"))
+    m.local = read_object(r.child("local_attention"), attention_keys, read_attention);
   if (r.has("linear_attention"))
     m.linear =
         read_object(r.child("linear_attention"), linear_attention_keys, read_linear_attention);
@@ -208,6 +224,16 @@ AttentionSpec hf_gqa(ConfigReader& r, int hidden) {
   a.kv_heads = count(r, "num_key_value_heads");
   a.head_dim = optional(r, "head_dim", hidden / a.query_heads);
   return a;
+}
+
+// One 0 or 1 for each layer.
+std::vector<bool> hf_flags(ConfigReader& r, std::string_view key, std::size_t layers) {
+  std::vector<bool> flags;
+  for (const ConfigNode& flag : r.child(key).list()) flags.push_back(flag.integer({0, 1}) == 1);
+  if (flags.size() != layers)
+    r.child(key).fail(
+        fmt::format("expected one entry per layer ({}), found {}", layers, flags.size()));
+  return flags;
 }
 
 AttentionSpec hf_mla(ConfigReader& r) {
@@ -331,6 +357,7 @@ void read_gpt_oss(ConfigReader& r, MoeModel& m) {
 
 void read_minimax(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
+  m.attention.joint_qk_norm = true;
   hf_experts(r, m, "num_local_experts", "intermediate_size");
 }
 
@@ -482,6 +509,155 @@ void read_hunyuan(ConfigReader& r, MoeModel& m) {
   dense_before(m, optional(r, "moe_layer_num_skipped", 0));
 }
 
+// A dense FFN stands beside the experts of every layer, as a shared expert would; layers that see
+// everything have heads of their own.
+void read_gemma4(ConfigReader& r, MoeModel& m) {
+  if (!present(r, "enable_moe_block") || !r.flag("enable_moe_block"))
+    r.node().fail(
+        "Gemma 4 without experts is not modelled; \"enable_moe_block\": true is expected");
+  if (optional(r, "num_kv_shared_layers", 0) > 0)
+    r.child("num_kv_shared_layers").fail("layers that share a KV cache are not modelled");
+  m.local = hf_gqa(r, m.hidden);
+  m.attention = m.local;
+  m.attention.kv_heads = optional(r, "num_global_key_value_heads", m.local.kv_heads);
+  m.attention.head_dim = optional(r, "global_head_dim", m.local.head_dim);
+  m.attention.values_are_keys = present(r, "attention_k_eq_v") && r.flag("attention_k_eq_v");
+  m.experts = count(r, "num_experts");
+  m.experts_per_token = count(r, "top_k_experts");
+  m.expert_width = count(r, "moe_intermediate_size");
+  m.shared_width = count(r, "intermediate_size");
+}
+
+void read_mimo(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.attention.v_dim = optional(r, "v_head_dim", m.attention.head_dim);
+  m.local = {.query_heads = count(r, "swa_num_attention_heads"),
+             .kv_heads = count(r, "swa_num_key_value_heads"),
+             .head_dim = count(r, "swa_head_dim"),
+             .v_dim = count(r, "swa_v_head_dim")};
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.shared_width = nullable(r, "n_shared_experts") * m.expert_width;
+  m.dense_width = count(r, "intermediate_size");
+  optional_groups(r, m);
+  const int window = count(r, "sliding_window");
+  const std::vector<bool> slides = hf_flags(r, "hybrid_layer_pattern", m.layers.size());
+  const std::vector<bool> moe = hf_flags(r, "moe_layer_freq", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.moe = moe[static_cast<std::size_t>(i)];
+    layer.window = slides[static_cast<std::size_t>(i)] ? window : 0;
+  });
+}
+
+// Sparse attention over blocks of keys; its indexer stands in the layers that it says.
+void read_minimax_m3(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  const bool said = present(r, "moe_intermediate_size");
+  hf_experts(r, m, "num_local_experts", said ? "moe_intermediate_size" : "intermediate_size");
+  m.shared_width =
+      nullable(r, "n_shared_experts") * optional(r, "shared_intermediate_size", m.expert_width);
+  m.dense_width = optional(r, "dense_intermediate_size", 0);
+  const std::vector<bool> moe = hf_flags(r, "moe_layer_freq", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = moe[static_cast<std::size_t>(i)]; });
+  if (!present(r, "sparse_attention_config")) return;
+  ConfigReader sparse(r.child("sparse_attention_config"));
+  if (!present(sparse, "use_sparse_attention") || !sparse.flag("use_sparse_attention")) return;
+  m.attention.index_heads = count(sparse, "sparse_num_index_heads");
+  m.attention.index_dim = count(sparse, "sparse_index_dim");
+  m.attention.index_top = count(sparse, "sparse_topk_blocks") * count(sparse, "sparse_block_size");
+  const std::vector<bool> thinned = hf_flags(sparse, "sparse_attention_freq", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.sparse_top = thinned[static_cast<std::size_t>(i)] ? m.attention.index_top : 0;
+  });
+}
+
+// Mamba layers but for one of each period, and experts in one of each period of their own.
+void read_jamba(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_experts", "intermediate_size");
+  m.dense_width = m.expert_width;
+  const int state = optional(r, "mamba_d_state", 16);
+  m.linear = {.key_heads = 1,
+              .key_dim = state,
+              .value_heads = optional(r, "mamba_expand", 2) * m.hidden,
+              .value_dim = 1,
+              .convolution = optional(r, "mamba_d_conv", 4),
+              .delta = false,
+              .step_rank = optional(r, "mamba_dt_rank", (m.hidden + 15) / 16)};
+  const int attends = std::max(1, optional(r, "attn_layer_period", 8));
+  const int attends_at = optional(r, "attn_layer_offset", 4);
+  const int experts = std::max(1, optional(r, "expert_layer_period", 2));
+  const int experts_at = optional(r, "expert_layer_offset", 1);
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.linear = i % attends != attends_at % attends;
+    layer.moe = i % experts == experts_at % experts;
+  });
+}
+
+// Without a gate an FFN has two matrices where others have three: it counts as a gated one of two
+// thirds its width, which GPUs divide evenly.
+int width_without_gate(int width) { return (2 * width / 3 + 7) / 8 * 8; }
+
+// Its layers are a mixer or an FFN each, by a letter: M for Mamba-2, * for attention, E for
+// experts. Here a mixer and the FFN after it, if one comes, are one layer.
+void read_nemotron(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.expert_width = width_without_gate(m.expert_width);
+  m.expert_hidden = optional(r, "moe_latent_size", 0);
+  m.shared_width = nullable(r, "n_shared_experts") *
+                   width_without_gate(optional(r, "moe_shared_expert_intermediate_size", 0));
+  optional_groups(r, m);
+  m.linear = {.key_heads = count(r, "n_groups"),
+              .key_dim = count(r, "ssm_state_size"),
+              .value_heads = count(r, "mamba_num_heads"),
+              .value_dim = count(r, "mamba_head_dim"),
+              .convolution = count(r, "conv_kernel"),
+              .delta = false};
+  const ConfigNode pattern = r.child("hybrid_override_pattern");
+  m.layers.clear();
+  for (const char letter : pattern.text()) {
+    if (letter == 'M' || letter == '*') {
+      m.layers.push_back({.moe = false, .ffn = false, .linear = letter == 'M'});
+    } else if (letter == 'E' && !m.layers.empty() && !m.layers.back().ffn) {
+      m.layers.back().moe = m.layers.back().ffn = true;
+    } else {
+      pattern.fail(
+          fmt::format("\"{}\" is not modelled here; M, * and, after one of these, E are "
+                      "expected",
+                      letter));
+    }
+  }
+}
+
+// Kimi Linear: delta nets (Kimi Delta Attention) but for the layers of MLA that it names, from 1
+// on, and experts that see a projection of the hidden state.
+void read_kimi_linear(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_mla(r);
+  m.experts = count(r, "num_experts");
+  m.experts_per_token = count(r, "num_experts_per_token");
+  m.expert_width = count(r, "moe_intermediate_size");
+  m.expert_hidden = optional(r, "routed_expert_hidden_size", 0);
+  m.shared_width = optional(r, "num_shared_experts", 0) * m.expert_width;
+  m.dense_width = count(r, "intermediate_size");
+  m.expert_groups = std::max(1, optional(r, "num_expert_group", 1));
+  m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
+  dense_before(m, nullable(r, "first_k_dense_replace"));
+  ConfigReader linear(r.child("linear_attn_config"));
+  const int heads = count(linear, "num_heads"), dim = count(linear, "head_dim");
+  m.linear = {.key_heads = heads,
+              .key_dim = dim,
+              .value_heads = heads,
+              .value_dim = dim,
+              .convolution = count(linear, "short_conv_kernel_size")};
+  const double last = static_cast<double>(m.layers.size());
+  for (const ConfigNode& layer : linear.child("kda_layers").list())
+    m.layers[static_cast<std::size_t>(layer.integer({1, last}) - 1)].linear = true;
+}
+
+void refuse_deepseek_v4(ConfigReader& r, MoeModel&) {
+  r.node().fail("DeepSeek-V4's compressed attention (\"compress_ratios\") is not modelled");
+}
+
 struct Family {
   std::string_view model_type;
   std::string_view architecture;
@@ -495,20 +671,30 @@ constexpr std::array families{
     Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
     Family{"deepseek_v32", "DeepseekV32ForCausalLM", read_deepseek_sparse},
+    Family{"deepseek_v4", "DeepseekV4ForCausalLM", refuse_deepseek_v4},
     Family{"dots1", "Dots1ForCausalLM", read_dots},
     Family{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
+    Family{"gemma4_text", "Gemma4ForConditionalGeneration", read_gemma4},
     Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
+    Family{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_deepseek},
+    Family{"glm4v_moe_text", "Glm4vMoeForConditionalGeneration", read_glm},
     Family{"glm_moe_dsa", "GlmMoeDsaForCausalLM", read_deepseek_sparse},
     Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"granitemoe", "GraniteMoeForCausalLM", read_granite},
     Family{"granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite},
     Family{"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan},
+    Family{"jamba", "JambaForCausalLM", read_jamba},
     Family{"kimi_k2", "DeepseekV3ForCausalLM", read_deepseek},
+    Family{"kimi_linear", "KimiLinearForCausalLM", read_kimi_linear},
     Family{"llama", "LlamaForCausalLM", read_llama},
     Family{"llama4_text", "Llama4ForConditionalGeneration", read_llama4},
+    Family{"mimo_v2_flash", "MiMoV2FlashForCausalLM", read_mimo},
     Family{"minimax_m2", "MiniMaxM2ForCausalLM", read_minimax},
+    Family{"minimax_m3", "MiniMaxM3ForCausalLM", read_minimax_m3},
+    Family{"minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration", read_minimax_m3},
     Family{"mistral", "MistralForCausalLM", read_mistral},
     Family{"mixtral", "MixtralForCausalLM", read_mixtral},
+    Family{"nemotron_h", "NemotronHForCausalLM", read_nemotron},
     Family{"olmoe", "OlmoeForCausalLM", read_olmoe},
     Family{"phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
@@ -614,6 +800,10 @@ void require_consistent(const ConfigNode& node, const MoeModel& m) {
   require(node, a.is_mla() || a.head_dim > 0, "the attention's head dimension is 0");
   require(node, !a.is_sparse() || (a.index_heads > 0 && a.index_dim > 0),
           "sparse attention needs the heads of its indexer and their dimension");
+  require(node,
+          m.local.query_heads == 0 || (!m.local.is_mla() && m.local.head_dim > 0 &&
+                                       m.local.query_heads % m.local.kv_heads == 0),
+          "local attention is GQA; its query heads share its KV heads evenly");
   require(node, m.linear_layers() == 0 || m.linear.value_heads > 0,
           "a layer is linear but \"linear_attention\" is missing");
   require(node, m.linear_layers() < static_cast<int>(m.layers.size()),
@@ -621,7 +811,9 @@ void require_consistent(const ConfigNode& node, const MoeModel& m) {
   const int moe_layers = m.moe_layers();
   require(node, moe_layers == 0 || m.experts > 0, "a layer is \"moe\" but \"experts\" is missing");
   require(node, moe_layers > 0 || m.experts == 0, "there are experts but no layer is \"moe\"");
-  const bool dense_ffn = moe_layers < static_cast<int>(m.layers.size()) || m.dense_residual;
+  const bool dense_ffn =
+      m.dense_residual || std::any_of(m.layers.begin(), m.layers.end(),
+                                      [](const LayerSpec& layer) { return layer.has_dense_ffn(); });
   require(node, !dense_ffn || m.dense_width > 0,
           "a layer has a dense FFN but no width is given for it");
   require(node, m.experts_per_token <= m.experts,
@@ -645,6 +837,10 @@ int MoeModel::linear_layers() const {
                                         [](const LayerSpec& layer) { return layer.linear; }));
 }
 
+const AttentionSpec& MoeModel::attention_of(const LayerSpec& layer) const {
+  return layer.window > 0 && local.query_heads > 0 ? local : attention;
+}
+
 bool is_hf_model(const ConfigNode& node) {
   return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
            return node.json().contains(mark);
@@ -660,8 +856,10 @@ std::span<const Key> model_keys() {
       {"vocabulary", size, required, "tokens that it knows"},
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
       {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
+      {"local_attention", form::object(attention_keys), otherwise("the same"),
+       "of layers with a window, where it differs"},
       {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
-       "gated delta net, of layers with \"linear\""},
+       "gated delta net or state space layer, of layers with \"linear\""},
       {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
       {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
@@ -683,23 +881,29 @@ double kv_elements(const AttentionSpec& a, int tp) {
   // DeepSeek-V2 (arXiv:2405.04434) section 2.1: the latent and the key's rotary part.
   if (a.is_mla()) return a.kv_lora + a.qk_rope + a.index_dim;
   const int heads = (a.kv_heads + tp - 1) / tp;
-  return 2.0 * heads * a.head_dim;
+  return static_cast<double>(heads) * (a.head_dim + a.value_dim()) + a.index_dim;
 }
 
 double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
   const double heads = static_cast<double>(a.query_heads) / tp;
   const double queries = a.output_gate ? 2 : 1;
-  if (!a.is_mla()) return hidden * ((queries + 1) * heads * a.head_dim + kv_elements(a, tp));
-  // DeepSeek-V2 (arXiv:2405.04434) section 2.1: q = W_uq W_dq x, latent = W_dkv x, k and v from the
-  // latent, all heads' outputs through W_o.
-  const double down = static_cast<double>(hidden) * (a.q_lora + a.kv_lora + a.qk_rope);
-  const double query = heads * (a.qk_nope + a.qk_rope) * (a.q_lora > 0 ? a.q_lora : hidden);
-  const double key_value = heads * (a.qk_nope + a.v_dim) * a.kv_lora;
   // DeepSeek-V3.2's indexer: queries from the compressed ones, one key and the heads' weights from
   // the hidden state.
   const double indexer =
       static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
       static_cast<double>(hidden) * (a.index_dim + a.index_heads);
+  if (!a.is_mla()) {
+    const double kv_heads = (a.kv_heads + tp - 1) / tp;
+    const double values = a.values_are_keys ? 0 : a.value_dim();
+    return hidden *
+               (heads * (queries * a.head_dim + a.value_dim()) + kv_heads * (a.head_dim + values)) +
+           (a.is_sparse() ? indexer : 0);
+  }
+  // DeepSeek-V2 (arXiv:2405.04434) section 2.1: q = W_uq W_dq x, latent = W_dkv x, k and v from the
+  // latent, all heads' outputs through W_o.
+  const double down = static_cast<double>(hidden) * (a.q_lora + a.kv_lora + a.qk_rope);
+  const double query = heads * (a.qk_nope + a.qk_rope) * (a.q_lora > 0 ? a.q_lora : hidden);
+  const double key_value = heads * (a.qk_nope + a.v_dim) * a.kv_lora;
   return down + query + key_value + heads * a.v_dim * hidden + indexer;
 }
 
@@ -707,24 +911,40 @@ double linear_attention_parameters(const LinearAttentionSpec& a, int hidden, int
   const double keys = static_cast<double>(a.key_heads) * a.key_dim / tp;
   const double values = static_cast<double>(a.value_heads) * a.value_dim / tp;
   const double heads = static_cast<double>(a.value_heads) / tp;
+  // Mamba: channels and their gate; the step, B and C from the channels; the step's own projection,
+  // a decay for each number of the state, the convolution over channels; the output.
+  if (a.step_rank > 0) {
+    return hidden * 2 * values + values * (a.step_rank + 2.0 * a.key_dim) + a.step_rank * values +
+           values * a.key_dim + values * a.convolution + values * hidden;
+  }
   // Queries, keys, values and the output's gate; a decay and a rate for each head; the convolution
   // over queries, keys and values; the output.
-  return hidden * (2 * keys + 2 * values + 2 * heads) + (2 * keys + values) * a.convolution +
+  const double rates = a.delta ? 2 : 1;  // Mamba-2 has the step alone
+  return hidden * (2 * keys + 2 * values + rates * heads) + (2 * keys + values) * a.convolution +
          2 * heads + a.value_dim + values * hidden;
 }
 
 double mixer_parameters(const MoeModel& m, const LayerSpec& layer, int tp) {
   return layer.linear ? linear_attention_parameters(m.linear, m.hidden, tp)
-                      : attention_parameters(m.attention, m.hidden, tp);
+                      : attention_parameters(m.attention_of(layer), m.hidden, tp);
 }
 
 LinearState linear_state(const LinearAttentionSpec& a, int tp) {
   const double keys = static_cast<double>(a.key_heads) * a.key_dim / tp;
   const double values = static_cast<double>(a.value_heads) * a.value_dim / tp;
-  return {values * a.key_dim, (2 * keys + values) * std::max(0, a.convolution - 1)};
+  const double convolved = a.step_rank > 0 ? values : 2 * keys + values;
+  return {values * a.key_dim, convolved * std::max(0, a.convolution - 1)};
 }
 
 double ffn_parameters(int hidden, double width) { return 3.0 * hidden * width; }
+
+double expert_parameters(const MoeModel& m) {
+  return ffn_parameters(m.expert_input(), m.expert_width);
+}
+
+double gate_parameters(const MoeModel& m) {
+  return static_cast<double>(m.hidden) * m.experts + 2.0 * m.hidden * m.expert_hidden;
+}
 
 double norm_parameters(int hidden) { return 2.0 * hidden; }
 
@@ -732,16 +952,17 @@ ParameterCount count_parameters(const MoeModel& m) {
   const double embedding = static_cast<double>(m.vocabulary) * m.hidden;
   const double moe_layers = m.moe_layers();
   const double all_layers = static_cast<double>(m.layers.size());
-  const double linear_layers = m.linear_layers();
-  const double dense_ffns = m.dense_residual ? all_layers : all_layers - moe_layers;
+  double mixers = 0;
+  double dense_ffns = 0;
+  for (const LayerSpec& layer : m.layers) {
+    mixers += mixer_parameters(m, layer);
+    if (layer.has_dense_ffn() || m.dense_residual) ++dense_ffns;
+  }
   const double everywhere =
-      (all_layers - linear_layers) * attention_parameters(m.attention, m.hidden) +
-      linear_layers * linear_attention_parameters(m.linear, m.hidden) +
-      all_layers * norm_parameters(m.hidden) +
-      moe_layers *
-          (static_cast<double>(m.hidden) * m.experts + ffn_parameters(m.hidden, m.shared_width)) +
+      mixers + all_layers * norm_parameters(m.hidden) +
+      moe_layers * (gate_parameters(m) + ffn_parameters(m.hidden, m.shared_width)) +
       dense_ffns * ffn_parameters(m.hidden, m.dense_width) + m.hidden;
-  const double expert = moe_layers * ffn_parameters(m.hidden, m.expert_width);
+  const double expert = moe_layers * expert_parameters(m);
   return {.total = everywhere + expert * m.experts + embedding * (m.tied_embeddings ? 1 : 2),
           .active = everywhere + expert * m.experts_per_token + embedding};
 }

@@ -10,30 +10,40 @@
 
 namespace moesim {
 
-/// Attention of one model. GQA when kv_lora == 0, MLA otherwise.
+/// Attention of one kind of layers. GQA when kv_lora == 0, MLA otherwise.
 struct AttentionSpec {
   int query_heads = 0;
-  int kv_heads = 0;                         ///< GQA
-  int head_dim = 0;                         ///< GQA
-  int q_lora = 0;                           ///< MLA: rank of the query's compression, 0 for none
-  int kv_lora = 0;                          ///< MLA: rank of the cached latent
-  int qk_nope = 0, qk_rope = 0, v_dim = 0;  ///< MLA, per head
-  bool output_gate = false;  ///< GQA: queries bring a gate of the output along (Qwen3-Next)
+  int kv_heads = 0;              ///< GQA
+  int head_dim = 0;              ///< GQA
+  int q_lora = 0;                ///< MLA: rank of the query's compression, 0 for none
+  int kv_lora = 0;               ///< MLA: rank of the cached latent
+  int qk_nope = 0, qk_rope = 0;  ///< MLA, per head
+  int v_dim = 0;                 ///< MLA: of a head's value; GQA: the same where it is not head_dim
+  bool output_gate = false;      ///< GQA: queries bring a gate of the output along (Qwen3-Next)
+  bool values_are_keys = false;  ///< GQA: cached like any, but not projected (Gemma 4)
+  /// GQA: queries and keys are normed over all heads at once (MiniMax-M2), so that GPUs which share
+  /// the heads sum their squares.
+  bool joint_qk_norm = false;
   /// Sparse attention (DeepSeek-V3.2): an indexer scores every token before with heads of its own,
   /// over keys of its own that it caches; a query attends to the `index_top` best. 0 for none.
   int index_heads = 0, index_dim = 0, index_top = 0;
   bool is_mla() const { return kv_lora > 0; }
   bool is_sparse() const { return index_top > 0; }
+  int value_dim() const { return v_dim > 0 ? v_dim : head_dim; }
   bool operator==(const AttentionSpec&) const = default;
 };
 
-/// Gated delta net, the linear attention of Qwen3-Next (arXiv:2412.06464): a sequence keeps a state
-/// of value_heads x key_dim x value_dim numbers and the last inputs of a short convolution, however
-/// long it is.
+/// Gated delta net, the linear attention of Qwen3-Next (arXiv:2412.06464), or a state space layer:
+/// a sequence keeps a state of value_heads x key_dim x value_dim numbers and the last inputs of a
+/// short convolution, however long it is. In Mamba-2 (arXiv:2405.21060) keys and queries are B and
+/// C, each group's a head, and values are the inputs; Mamba (arXiv:2312.00752) is the same with a
+/// head for each channel, and with B, C and the step made from the channels.
 struct LinearAttentionSpec {
   int key_heads = 0, key_dim = 0;
   int value_heads = 0, value_dim = 0;
   int convolution = 0;  ///< tokens that it spans
+  bool delta = true;    ///< updates by the delta rule; false: a state space layer
+  int step_rank = 0;    ///< Mamba: rank of the projection of the step; 0: not Mamba
   bool operator==(const LinearAttentionSpec&) const = default;
 };
 
@@ -42,8 +52,10 @@ struct LayerSpec {
   int window = 0;        ///< tokens of context attention sees; 0 = all
   bool chunked = false;  ///< the window is an aligned chunk (Llama 4), not sliding
   bool moe = true;
+  bool ffn = true;      ///< false: nothing follows attention (Nemotron-H)
   bool linear = false;  ///< linear attention in the place of attention
   int sparse_top = 0;   ///< tokens that a query of sparse attention sees; 0 = all
+  bool has_dense_ffn() const { return ffn && !moe; }
   bool operator==(const LayerSpec&) const = default;
 };
 
@@ -60,10 +72,12 @@ struct MoeModel {
   int vocabulary = 0;
   bool tied_embeddings = false;
   AttentionSpec attention;
+  AttentionSpec local;         ///< of layers with a window, where it differs; else without heads
   LinearAttentionSpec linear;  ///< of the layers that are linear
   int experts = 0;             ///< N, routed, per MoE layer; 0 = dense model
   int experts_per_token = 0;   ///< k
   int expert_width = 0;        ///< m, intermediate width of one routed expert
+  int expert_hidden = 0;       ///< width that routed experts see, where it is not d (latent MoE)
   int shared_width = 0;        ///< total intermediate width of the shared experts, 0 for none
   int dense_width =
       0;  ///< intermediate width of the dense FFN layers (and dense residual), 0 for none
@@ -78,6 +92,9 @@ struct MoeModel {
 
   int moe_layers() const;
   int linear_layers() const;
+  const AttentionSpec& attention_of(const LayerSpec&) const;
+  /// Width of what a token sends to its experts.
+  int expert_input() const { return expert_hidden > 0 ? expert_hidden : hidden; }
   bool operator==(const MoeModel&) const = default;
 };
 
@@ -110,6 +127,10 @@ struct LinearState {
 LinearState linear_state(const LinearAttentionSpec&, int tp);
 /// Parameters of a gated FFN: gate, up and down projections.
 double ffn_parameters(int hidden, double width);
+/// Of one routed expert.
+double expert_parameters(const MoeModel&);
+/// Of the gate of an MoE layer and, with latent experts, of the projections around them.
+double gate_parameters(const MoeModel&);
 /// Parameters of the two norms of a layer.
 double norm_parameters(int hidden);
 

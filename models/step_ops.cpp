@@ -32,6 +32,13 @@ std::int64_t first_seen(std::int64_t p, const LayerSpec& layer) {
   return layer.chunked ? p / w * w : std::max<std::int64_t>(0, p + 1 - w);
 }
 
+// Tables time whole modules of an engine: linear layers with the quantisation of their inputs,
+// attention with the write into the KV cache, expert layers with top-k.
+bool is_by_table(const Cost& cost, const GpuSpec& gpu) {
+  return gpu.tables && cost.evidence != Evidence::calibrated &&
+         cost.evidence != Evidence::unmeasured;
+}
+
 // Appends the operations of one GPU. Work of no tokens is left out, so that it costs no launch.
 class OperationList {
  public:
@@ -45,13 +52,15 @@ class OperationList {
         out_(out) {}
 
   // [m, k] x [k, n] with weights in the precision of the part. Narrow activations are quantised by
-  // a kernel of their own, read in bf16 and written as multiplied; beside weights in bf16 they stay
-  // as they are.
+  // a kernel of their own, read in bf16 and written as multiplied, whose time tables of GEMMs
+  // include; beside weights in bf16 they stay as they are.
   void gemm(std::string_view name, double m, double n, double k) {
     if (m <= 0) return;
     const double stored = bytes_per_element(activations_);
-    if (stored < bf16_bytes) memory("quantise", m * k * (bf16_bytes + stored));
-    append(name, moesim::gemm(m, n, k, weights_, activations_, gpu_));
+    const Cost product = moesim::gemm(m, n, k, weights_, activations_, gpu_);
+    if (stored < bf16_bytes && !is_by_table(product, gpu_))
+      memory("quantise", m * k * (bf16_bytes + stored));
+    append(name, product);
   }
   void bf16_gemm(std::string_view name, double m, double n, double k) {
     if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
@@ -84,13 +93,16 @@ class OperationList {
 // One layer's attention as a GPU sees it: its slice of the heads.
 struct AttentionSlice {
   double heads;
+  double kv_heads;     // GQA
   double kv_elements;  // cached per token and layer
   double kv_bytes;
 };
 
 AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   const double elements = kv_elements(a, tp);
-  return {static_cast<double>(a.query_heads) / tp, elements, elements * bytes_per_element(cache)};
+  const double kv_heads = (a.kv_heads + tp - 1) / tp;
+  return {static_cast<double>(a.query_heads) / tp, kv_heads, elements,
+          elements * bytes_per_element(cache)};
 }
 
 // One linear layer as a GPU sees it: its slice of the heads, keys and values.
@@ -111,8 +123,20 @@ double norm_bytes(const MoeModel& m) { return 4.0 * m.hidden * bf16_bytes; }
 double rope_bytes(const MoeModel& m, const AttentionSlice& slice) {
   const AttentionSpec& a = m.attention;
   const double rotated =
-      a.is_mla() ? (slice.heads + 1) * a.qk_rope : slice.heads * a.head_dim + slice.kv_elements / 2;
+      a.is_mla() ? (slice.heads + 1) * a.qk_rope : (slice.heads + slice.kv_heads) * a.head_dim;
   return 2 * rotated * bf16_bytes;
+}
+
+// Whether the attention kernel's time holds the write into the KV cache: a table's does.
+bool writes_kv_cache(const MoeModel& m, const AttentionSlice& slice, const PrecisionPlan& precision,
+                     const GpuSpec& gpu) {
+  const AttentionSpec& a = m.attention;
+  AttentionShape shape{.mla = a.is_mla(), .q_heads = slice.heads, .kv_cache = precision.kv_cache};
+  if (!a.is_mla()) {
+    shape.kv_heads = slice.kv_heads;
+    shape.head_dim = static_cast<double>(a.head_dim);
+  }
+  return is_by_table(moesim::attention(shape, {1, 1, 1024, {}}, gpu), gpu);
 }
 
 AttentionLoad decode_load(const AttentionWork& work) {
@@ -123,28 +147,6 @@ AttentionLoad prefill_load(const AttentionWork& work) {
   return {work.prefill_batch, work.prefill_tokens, work.prefill_context};
 }
 
-void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
-              OperationList& ops) {
-  AttentionShape shape{.q_heads = slice.heads,
-                       .kv_heads = slice.kv_elements / (2 * a.head_dim),
-                       .head_dim = static_cast<double>(a.head_dim),
-                       .window = work.window};
-  const double query = slice.heads * a.head_dim;
-  // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
-  // pass once, keys and values are read once per sequence.
-  if (work.decode_sequences > 0) {
-    ops.attention(
-        "attention_decode", shape, decode_load(work), 4 * query * work.decode_pairs,
-        work.decode_kv_tokens * slice.kv_bytes + work.decode_sequences * 2 * query * bf16_bytes);
-  }
-  shape.decode = false;
-  if (work.prefill_tokens > 0) {
-    ops.attention(
-        "attention_prefill", shape, prefill_load(work), 4 * query * work.prefill_pairs,
-        work.prefill_kv_tokens * slice.kv_bytes + work.prefill_tokens * 2 * query * bf16_bytes);
-  }
-}
-
 // DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
 // heads that every GPU has all of, and the best are picked from the fp32 scores.
 void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
@@ -153,6 +155,31 @@ void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const Att
   ops.kernel("index_scores", KernelFamily::attention_prefill,
              2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
   ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
+}
+
+void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
+              OperationList& ops) {
+  AttentionShape shape{.q_heads = slice.heads,
+                       .kv_heads = slice.kv_heads,
+                       .head_dim = static_cast<double>(a.head_dim),
+                       .window = work.window};
+  const double query_and_output = slice.heads * (a.head_dim + a.value_dim());
+  if (a.is_sparse() && work.indexed_pairs > 0) index_tokens(a, slice, work, ops);
+  // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
+  // pass once, keys and values are read once per sequence.
+  if (work.decode_sequences > 0) {
+    ops.attention("attention_decode", shape, decode_load(work),
+                  2 * query_and_output * work.decode_pairs,
+                  work.decode_kv_tokens * slice.kv_bytes +
+                      work.decode_sequences * query_and_output * bf16_bytes);
+  }
+  shape.decode = false;
+  if (work.prefill_tokens > 0) {
+    ops.attention("attention_prefill", shape, prefill_load(work),
+                  2 * query_and_output * work.prefill_pairs,
+                  work.prefill_kv_tokens * slice.kv_bytes +
+                      work.prefill_tokens * query_and_output * bf16_bytes);
+  }
 }
 
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
@@ -266,6 +293,9 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     require(
         a.query_heads % plan.tp == 0,
         fmt::format("tp {} does not divide the model's {} query heads", plan.tp, a.query_heads));
+    require(model.local.query_heads % plan.tp == 0,
+            fmt::format("tp {} does not divide the {} query heads of the model's local attention",
+                        plan.tp, model.local.query_heads));
     require(model.linear.value_heads % plan.tp == 0,
             fmt::format("tp {} does not divide the {} value heads of the model's linear attention",
                         plan.tp, model.linear.value_heads));
@@ -320,11 +350,20 @@ void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
   // Three kernels, each with its own launch.
   ops.memory("input_norm", tokens * norm_bytes(model));
   ops.memory("rope", tokens * rope_bytes(model, slice));
-  ops.memory("kv_cache_write", tokens * slice.kv_bytes);
+  if (!writes_kv_cache(model, slice, precision, gpu))
+    ops.memory("kv_cache_write", tokens * slice.kv_bytes);
   const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
+  if (a.joint_qk_norm && gpu.tables) {
+    // Squares are summed before, and the norm is taken after, the sums of all GPUs are known.
+    const double normed = (query + slice.kv_heads * a.head_dim) * bf16_bytes;
+    ops.memory("qk_squares", tokens * normed);
+    ops.memory("qk_norm", tokens * 2 * normed);
+  }
   if (!a.is_mla()) {
     const double gated = a.output_gate ? 2 * query : query;
-    ops.gemm("qkv_proj", tokens, gated + slice.kv_elements, model.hidden);
+    const double values = a.values_are_keys ? 0 : a.value_dim();
+    ops.gemm("qkv_proj", tokens, gated + slice.kv_heads * (a.head_dim + values) + a.index_dim,
+             model.hidden);
   } else if (a.q_lora > 0) {
     ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, model.hidden);
     ops.gemm("q_b_proj", tokens, query, a.q_lora);
@@ -356,8 +395,8 @@ void attention_output_operations(const MoeModel& model, const ParallelPlan& plan
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSpec& a = model.attention;
   const double heads = static_cast<double>(a.query_heads) / plan.tp;
-  if (a.output_gate) ops.memory("output_gate", tokens * 3 * heads * a.head_dim * bf16_bytes);
-  ops.gemm("o_proj", tokens, model.hidden, heads * (a.is_mla() ? a.v_dim : a.head_dim));
+  if (a.output_gate) ops.memory("output_gate", tokens * 3 * heads * a.value_dim() * bf16_bytes);
+  ops.gemm("o_proj", tokens, model.hidden, heads * a.value_dim());
   ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
@@ -367,9 +406,17 @@ void linear_attention_input_operations(const MoeModel& model, const ParallelPlan
   OperationList ops(Part::attention, precision, gpu, out);
   const LinearSlice slice = slice_of(model.linear, plan.tp);
   ops.memory("input_norm", tokens * norm_bytes(model));
+  if (model.linear.step_rank > 0) {  // Mamba: channels and their gate; the step, B and C from them
+    const double rank = model.linear.step_rank, state = model.linear.key_dim;
+    ops.gemm("in_proj", tokens, 2 * slice.values, model.hidden);
+    ops.memory("convolution", tokens * 2 * slice.values * bf16_bytes);
+    ops.gemm("x_proj", tokens, rank + 2 * state, slice.values);
+    ops.gemm("dt_proj", tokens, slice.values, rank);
+    return;
+  }
   // Queries, keys, values and the output's gate; a decay and a rate for each head.
   ops.gemm("qkvz_proj", tokens, 2 * slice.keys + 2 * slice.values, model.hidden);
-  ops.gemm("ba_proj", tokens, 2 * slice.heads, model.hidden);
+  ops.gemm("ba_proj", tokens, (model.linear.delta ? 2 : 1) * slice.heads, model.hidden);
   ops.memory("split_qkvz", tokens * 2 * (2 * slice.keys + 2 * slice.values) * bf16_bytes);
   ops.memory("convolution", tokens * 2 * (2 * slice.keys + slice.values) * bf16_bytes);
 }
@@ -392,7 +439,12 @@ void linear_attention_core_operations(const MoeModel& model, const ParallelPlan&
                  work.decode_sequences * passed);
   if (work.prefill_tokens == 0) return;
   const double key = a.key_dim, value = a.value_dim;
-  const double flops = 6 * key * value + 2 * chunk * (3 * key + 2 * value);
+  // A state space layer has no triangle and reads the state once (arXiv:2405.21060, section 6);
+  // Mamba scans token by token.
+  const double scanned = 6 * key * value;
+  const double flops = a.delta           ? scanned + 2 * chunk * (3 * key + 2 * value)
+                       : a.step_rank > 0 ? scanned
+                                         : 4 * key * value + 2 * chunk * (key + value);
   ops.kernel("linear_prefill", KernelFamily::attention_prefill,
              work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
 }
@@ -430,6 +482,11 @@ void gate_operations(const MoeModel& model, const PrecisionPlan& precision, doub
                      const GpuSpec& gpu, std::vector<Operation>& out) {
   OperationList ops(Part::gate, precision, gpu, out);
   ops.bf16_gemm("gate", tokens, model.experts, model.hidden);
+  if (model.expert_hidden > 0) {  // into the width of the experts, and what they answer back
+    ops.bf16_gemm("latent_down_proj", tokens, model.expert_hidden, model.hidden);
+    ops.bf16_gemm("latent_up_proj", tokens, model.hidden, model.expert_hidden);
+  }
+  if (gpu.tables) return;  // which time expert layers with their top-k
   // fp32 scores in; an id and a weight per choice out.
   ops.memory("top_k",
              tokens * (model.experts * fp32_bytes + model.experts_per_token * 2 * fp32_bytes));
@@ -438,7 +495,7 @@ void gate_operations(const MoeModel& model, const PrecisionPlan& precision, doub
 void permute_operations(const MoeModel& model, const PrecisionPlan& precision, double copies,
                         std::string_view name, const GpuSpec& gpu, std::vector<Operation>& out) {
   OperationList ops(Part::permute, precision, gpu, out);
-  ops.memory(name, copies * 2 * model.hidden * bytes_per_element(precision.activations));
+  ops.memory(name, copies * 2 * model.expert_input() * bytes_per_element(precision.activations));
 }
 
 void head_operations(const MoeModel& model, const ParallelPlan& plan,

@@ -76,10 +76,11 @@ PY
 "$moesim" keys report >"$work/keys" || fail "keys report"
 (($(wc -L <"$work/keys") <= 100)) || fail "keys report is wider than 100 columns"
 run --json --set /slo='{"ttft":"10 ms","tpot":"5 ms"}' --set '/parallel={"dp":4,"ep":4}' --set /instances=2 >"$work/two" 2>/dev/null
-python3 - "$work/keys" "$work/a" "$work/i" "$work/two" <<'PY' || fail "keys of a report that keys report lacks"
+python3 - "$work/keys" "$work/a" "$work/two" <<'PY' || fail "keys of a report that keys report lacks"
 import json, re, sys
 rows = [line.split()[0] for line in open(sys.argv[1]) if line.startswith("/")]
-known = [re.compile(re.escape(r).replace(r"/\*\*", "(/.*)?").replace(r"\*", "[^/]*")) for r in rows]
+part = lambda p: r"\d+" if p == "N" else "[^/]+" if p.isupper() else re.escape(p)
+known = [re.compile("/".join(map(part, r.split("/"))) + "(/.*)?") for r in rows]
 def pointers(value, at=""):
     if isinstance(value, dict) and value:
         for key, inside in value.items(): yield from pointers(inside, f"{at}/{key}")
@@ -92,9 +93,10 @@ PY
 grep -Eq '^trust: of the time [0-9]+ % rests on measurements of this GPU' "$work/text" || fail "run says nothing of trust"
 run --set /slo='{"ttft":"1 s"}' 2>/dev/null | grep -Eq '^SLO \(TTFT 1 s\) met by 100.0 % of the requests' || fail "run says nothing of the SLO"
 grep -Eq '^GPU [0-7] holds the others up most: it waits' "$work/text" || fail "run does not say who is last"
-run --steps "$work/s.csv" --timeline "$work/t.json" --json >"$work/d" 2>/dev/null || fail "run --steps --timeline"
+run --steps "$work/s.csv" --timeline "$work/t.json" --events "$work/e.jsonl" --json >"$work/d" 2>/dev/null ||
+  fail "run --steps --timeline --events"
 cmp "$work/a" "$work/d" || fail "watching a run changes its report"
-python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" <<'PY' || fail "steps and timeline"
+python3 - "$work/a" "$work/s.csv" "$work/t.json" "$work/p.json" "$work/e.jsonl" <<'PY' || fail "steps, timeline and events"
 import csv, json, sys
 steps = list(csv.DictReader(open(sys.argv[2])))
 trace = json.load(open(sys.argv[3]))["traceEvents"]
@@ -103,6 +105,10 @@ assert len(steps) == profile["steps"] == sum(e["ph"] == "X" and e["pid"] == 1 fo
 assert sum(e["ph"] == "b" and e["name"] == "request" for e in trace) == 60
 lanes = [e["args"]["name"] for e in trace if e["name"] == "thread_name"]
 assert lanes == ["steps"] + [f"GPU {g}" for g in range(8)]
+events = [json.loads(line) for line in open(sys.argv[5])]
+assert [e["request"] for e in events if e["event"] == "request_arrives"] == list(range(60))
+assert sum(e["event"] == "step_ends" and e["instance"] == 0 for e in events) == len(steps)
+assert all(a["at_s"] <= b["at_s"] for a, b in zip(events, events[1:]))
 PY
 head -1 "$work/r.csv" | grep -q 'arrival_s,.*ttft_ms,tpot_ms,e2el_ms' || fail "--requests: no units in the header"
 # The report's own config runs again, to the same bytes.

@@ -61,6 +61,8 @@ class World:
         gpu = json.loads((root / "hardware/clusters" / cluster["gpu"]).read_text())
         if self.chance(0.5):  # little room for KV caches
             gpu["hbm_capacity"] = f"{round(40 * 25 ** self.random.random())} MB"
+        for key in {"profiles", "sibling"} & gpu.keys():  # beside the GPU's file, from which this one is taken
+            gpu[key] = str(root / "hardware/gpus" / gpu[key])
         return {**cluster, "gpu": gpu}
 
     def model(self):

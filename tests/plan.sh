@@ -35,9 +35,10 @@ code=0; "$moesim" "${ask[@]/40/50}" >/dev/null 2>log || code=$?
 ((code == 2)) && grep -q 'holds the runs of something else' log || fail "another question takes the store: exit $code"
 "$moesim" pareto plan.sqlite --by /parallel/tp >/dev/null 2>log || fail "the store: $(tail -n 1 log)"
 # In letters, with the engines' own commands.
-for engine in vllm sglang trtllm; do
-  "$moesim" "${ask[@]}" --launch $engine >$engine 2>log || fail "--launch $engine: $(tail -n 1 log)"
-  (($(grep -v '^#' $engine | wc -L) <= 100)) || fail "plan is wider than 100 columns"
+"$moesim" "${ask[@]}" --launch vllm >vllm 2>log || fail "--launch vllm: $(tail -n 1 log)"
+(($(grep -v '^#' vllm | wc -L) <= 100)) || fail "plan is wider than 100 columns"
+for engine in sglang trtllm; do
+  "$moesim" run plan.json --launch $engine >$engine 2>log || fail "--launch $engine: $(tail -n 1 log)"
 done
 grep -Eq '^1: .*; bound by T[TP]' vllm || fail "it does not say what binds"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"

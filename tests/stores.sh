@@ -68,7 +68,7 @@ import sqlite3, time
 database = sqlite3.connect("six.sqlite", isolation_level=None)
 database.execute("BEGIN EXCLUSIVE")
 open("is_locked", "w")
-time.sleep(7)
+time.sleep(600)  # until it is killed: longer than any wait for the lock
 PY
 locker=$!
 until [[ -e is_locked ]]; do sleep 0.05; done

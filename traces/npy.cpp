@@ -174,18 +174,6 @@ Layout find_header(std::string_view file) {
   return {file.substr(start, length), start + length};
 }
 
-/// IEEE 754 binary16.
-double from_half(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31;
-  const int fraction = bits & 1023;
-  const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
-  if (exponent == 31)
-    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
-                         : sign * std::numeric_limits<double>::infinity();
-  return exponent == 0 ? sign * std::ldexp(fraction, -24)
-                       : sign * std::ldexp(1024 + fraction, exponent - 25);
-}
-
 /// Everything before the elements, of which there must be as many bytes as the shape says.
 std::string npy_start(NpyType type, std::span<const std::int64_t> shape, std::size_t bytes) {
   const std::size_t expected =
@@ -213,29 +201,49 @@ std::size_t bytes_of(NpyType type) {
   return sizes[static_cast<std::size_t>(type)];
 }
 
-NpyArray NpyArray::open(const std::filesystem::path& file) {
-  NpyArray array(file);
+double from_half(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int fraction = bits & 1023;
+  const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
+  if (exponent == 31)
+    return fraction != 0 ? std::numeric_limits<double>::quiet_NaN()
+                         : sign * std::numeric_limits<double>::infinity();
+  return exponent == 0 ? sign * std::ldexp(fraction, -24)
+                       : sign * std::ldexp(1024 + fraction, exponent - 25);
+}
+
+NpyArray::NpyArray(std::shared_ptr<const void> storage, std::string_view bytes,
+                   const std::string& place)
+    : storage_(std::move(storage)) {
   try {
-    const std::string_view text = array.file_.text();
-    const auto [literal, offset] = find_header(text);
+    const auto [literal, offset] = find_header(bytes);
     const Header header = HeaderParser(literal).parse();
     if (header.fortran_order)
       refuse("is in Fortran order; save it in C order (numpy.ascontiguousarray)");
-    array.type_ = parse_type(header.type);
-    array.shape_ = header.shape;
-    const std::size_t element_bytes = bytes_of(array.type_);
-    array.elements_ = checked_elements(array.shape_, element_bytes);
-    const std::size_t bytes = static_cast<std::size_t>(array.elements_) * element_bytes;
-    if (text.size() - offset != bytes)
+    type_ = parse_type(header.type);
+    shape_ = header.shape;
+    const std::size_t element_bytes = bytes_of(type_);
+    elements_ = checked_elements(shape_, element_bytes);
+    const std::size_t expected = static_cast<std::size_t>(elements_) * element_bytes;
+    if (bytes.size() - offset != expected)
       refuse(fmt::format("holds {} bytes of data, but its shape ({}) of {} needs {}",
-                         text.size() - offset, fmt::join(array.shape_, ", "), header.type, bytes));
+                         bytes.size() - offset, fmt::join(shape_, ", "), header.type, expected));
     if (offset % element_bytes != 0)
       refuse("has data that is not aligned to its elements; save it again with numpy");
-    array.data_ = array.file_.bytes().data() + offset;
+    data_ = reinterpret_cast<const std::byte*>(bytes.data()) + offset;
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file.string(), error.what()));
+    throw ConfigError(fmt::format("{}: {}", place, error.what()));
   }
-  return array;
+}
+
+NpyArray NpyArray::open(const std::filesystem::path& file) {
+  const MappedFile mapped(file);
+  return {mapped.storage(), mapped.text(), file.string()};
+}
+
+NpyArray NpyArray::parse(std::string bytes, const std::string& place) {
+  const auto held = std::make_shared<const std::string>(std::move(bytes));
+  return {held, *held, place};
 }
 
 std::vector<double> NpyArray::to_doubles() const {

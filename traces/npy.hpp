@@ -44,6 +44,8 @@ class NpyArray {
  public:
   /// Throws ConfigError if the file is no such array, or is not exactly as long as its header says.
   static NpyArray open(const std::filesystem::path& file);
+  /// The same of what such a file holds; `place` stands in for its name.
+  static NpyArray parse(std::string bytes, const std::string& place);
 
   NpyType type() const { return type_; }
   std::span<const std::int64_t> shape() const { return shape_; }
@@ -58,17 +60,20 @@ class NpyArray {
   /// The elements of any type, flat, converted.
   std::vector<double> to_doubles() const;
   /// Keeps the mapping alive.
-  std::shared_ptr<const void> storage() const { return file_.storage(); }
+  std::shared_ptr<const void> storage() const { return storage_; }
 
  private:
-  explicit NpyArray(const std::filesystem::path& file) : file_(file) {}
+  NpyArray(std::shared_ptr<const void> storage, std::string_view bytes, const std::string& place);
 
-  MappedFile file_;
+  std::shared_ptr<const void> storage_;
   NpyType type_ = NpyType::u1;
   std::vector<std::int64_t> shape_;
   std::int64_t elements_ = 0;
   const std::byte* data_ = nullptr;
 };
+
+/// The number that IEEE 754 binary16 stands for.
+double from_half(std::uint16_t bits);
 
 /// The content of an .npy file, version 1.0, C order.
 std::string npy_bytes(NpyType type, std::span<const std::int64_t> shape,

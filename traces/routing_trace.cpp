@@ -19,6 +19,9 @@
 namespace moesim {
 namespace {
 
+constexpr std::array<std::string_view, 3> trace_files{"topk_ids.npy", "requests.jsonl",
+                                                      "meta.json"};
+
 constexpr std::string_view format_name = "moesim-routing-trace";
 constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
 constexpr Range expert_range{1, 65536};
@@ -121,11 +124,15 @@ RequestTable read_requests(const std::filesystem::path& file, std::int64_t token
   return table;
 }
 
+std::filesystem::path partial_name(const std::filesystem::path& file) {
+  return file.string() + ".partial";
+}
+
 /// A file that appears under its name only once it is whole.
 class NewFile {
  public:
   explicit NewFile(std::filesystem::path file)
-      : file_(std::move(file)), partial_(file_.string() + ".partial") {}
+      : file_(std::move(file)), partial_(partial_name(file_)) {}
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile() {
@@ -194,8 +201,8 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
                       ": is not a directory; a routing trace is a directory of topk_ids.npy, "
                       "requests.jsonl and meta.json");
   RoutingTrace trace;
-  trace.meta_ = read_meta(directory / "meta.json");
-  const std::filesystem::path id_file = directory / "topk_ids.npy";
+  trace.meta_ = read_meta(directory / trace_files[2]);
+  const std::filesystem::path id_file = directory / trace_files[0];
   trace.place_ = id_file.string();
   const NpyArray array = NpyArray::open(id_file);
   switch (array.type()) {
@@ -214,7 +221,7 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
                                   trace.experts_per_token()));
   trace.tokens_ = shape[0];
   trace.storage_ = array.storage();
-  RequestTable table = read_requests(directory / "requests.jsonl", trace.tokens_);
+  RequestTable table = read_requests(directory / trace_files[1], trace.tokens_);
   trace.requests_ = std::move(table.requests);
   trace.workloads_ = std::move(table.workloads);
   trace.streams_ = array.elements() > checked_at_open;
@@ -346,14 +353,22 @@ RoutingTrace RoutingTrace::with_layers(std::vector<int> layer_ids) const {
   return trace;
 }
 
+std::array<std::string, 3> unfinished_trace_files(const std::filesystem::path& directory) {
+  std::array<std::string, 3> names;
+  std::ranges::transform(trace_files, names.begin(), [&](std::string_view name) {
+    return partial_name(directory / name).string();
+  });
+  return names;
+}
+
 void write_trace(const RoutingTrace& trace, const std::filesystem::path& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error)
     throw ConfigError(fmt::format("{}: cannot be made: {}", directory.string(), error.message()));
-  const NewFile ids(directory / "topk_ids.npy");
-  const NewFile requests(directory / "requests.jsonl");
-  const NewFile meta(directory / "meta.json");
+  const NewFile ids(directory / trace_files[0]);
+  const NewFile requests(directory / trace_files[1]);
+  const NewFile meta(directory / trace_files[2]);
   const std::array<std::int64_t, 3> shape{trace.tokens(), trace.layers(),
                                           trace.experts_per_token()};
   trace.visit([&]<class Id>(RoutingTrace::Ids<Id> rows) { write_npy(ids.partial(), shape, rows); });

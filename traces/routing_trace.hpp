@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -100,6 +101,10 @@ class RoutingTrace {
   bool streams_ = false;                 ///< mapped, and too long to keep in memory what was read
   std::string place_;                    ///< the id file, for messages
 };
+
+/// The names under which write_trace() writes the files of a directory until each is whole: what a
+/// program that is stopped meanwhile removes.
+std::array<std::string, 3> unfinished_trace_files(const std::filesystem::path& directory);
 
 /// Writes the directory form, creating the directory. Each file appears whole or not at all, and
 /// meta.json last. Throws ConfigError if a file cannot be written.

@@ -114,19 +114,52 @@ std::size_t batches_sampled(int batch) {
   return std::max(min_batches_sampled, batch_tokens_sampled / static_cast<std::size_t>(batch));
 }
 
-/// Mean over layers of the distinct experts that `rows` activate.
-double distinct_in(const RoutingTrace& trace, std::span<const std::int64_t> rows) {
+/// The distinct experts that `rows` activate in each layer.
+void count_distinct(const RoutingTrace& trace, std::span<const std::int64_t> rows,
+                    std::vector<double>& of_layer) {
   const Shape shape(trace);
   std::vector<std::size_t> seen_in(shape.experts, 0);  // the last layer, from 1, that had it
-  std::size_t distinct = 0;
+  of_layer.assign(shape.layers, 0);
   trace.visit([&](auto ids) {
     for (std::size_t layer = 0; layer < shape.layers; ++layer)
       for (const std::int64_t row : rows)
         for (const auto id : ids.subspan(shape.at(row, layer), shape.k))
-          distinct += std::exchange(seen_in[static_cast<std::size_t>(id)], layer + 1) != layer + 1;
+          of_layer[layer] +=
+              std::exchange(seen_in[static_cast<std::size_t>(id)], layer + 1) != layer + 1;
   });
-  return static_cast<double>(distinct) / static_cast<double>(shape.layers);
 }
+
+/// Of the distinct experts of sampled batches.
+class DistinctMoments {
+ public:
+  void add(std::span<const double> of_layer) {
+    if (sum_.empty()) sum_ = squares_ = std::vector<double>(of_layer.size());
+    double total = 0;
+    for (std::size_t layer = 0; layer < of_layer.size(); ++layer) {
+      total += of_layer[layer];
+      sum_[layer] += of_layer[layer];
+      squares_[layer] += of_layer[layer] * of_layer[layer];
+    }
+    totals_ += total;
+    total_squares_ += total * total;
+    ++batches_;
+  }
+  double mean() const { return totals_ / batches_ / static_cast<double>(sum_.size()); }
+  double variance_ratio() const {
+    double of_layers = 0;
+    for (std::size_t layer = 0; layer < sum_.size(); ++layer)
+      of_layers += variance(sum_[layer], squares_[layer]);
+    return of_layers > 0 ? variance(totals_, total_squares_) / of_layers : 1;
+  }
+
+ private:
+  double variance(double sum, double squares) const {
+    return squares / batches_ - sum / batches_ * (sum / batches_);
+  }
+  std::vector<double> sum_, squares_;  // by layer
+  double totals_ = 0, total_squares_ = 0;
+  int batches_ = 0;
+};
 
 /// Expected distinct experts of B independent tokens: sum over e of 1 - (1 - p_e)^B.
 double expected_distinct(std::span<const double> probabilities, int batch) {
@@ -328,22 +361,26 @@ std::vector<DistinctExperts> distinct_experts(const RoutingTrace& trace,
   for (const int batch : batches) {
     const std::size_t samples = batches_sampled(batch);
     std::vector<std::int64_t> rows(static_cast<std::size_t>(batch));
-    const auto sampled_mean = [&](auto&& draw) {
-      double sum = 0;
+    std::vector<double> of_layer;
+    const auto sampled = [&](auto&& draw) {
+      DistinctMoments moments;
       for (std::size_t sample = 0; sample < samples; ++sample) {
         draw();
-        sum += distinct_in(trace, rows);
+        count_distinct(trace, rows, of_layer);
+        moments.add(of_layer);
       }
-      return sum / static_cast<double>(samples);
+      return moments;
     };
     DistinctExperts answer;
     answer.batch = batch;
-    answer.decode = sampled_mean([&] { decode.draw(rows); });
+    const DistinctMoments of_decode = sampled([&] { decode.draw(rows); });
+    answer.decode = of_decode.mean();
+    answer.variance_ratio = of_decode.variance_ratio();
     answer.independent = expected_distinct(popularity, batch) / trace.layers();
     answer.uniform = expected_distinct(flat, batch);
     if (const Windows windows(trace, batch); !windows.empty())
       answer.chunk =
-          sampled_mean([&] { std::iota(rows.begin(), rows.end(), windows.draw(rng).first_row); });
+          sampled([&] { std::iota(rows.begin(), rows.end(), windows.draw(rng).first_row); }).mean();
     answers.push_back(answer);
   }
   return answers;

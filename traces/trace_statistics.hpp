@@ -38,6 +38,9 @@ struct DistinctExperts {
   double independent = 0;       ///< tokens drawn independently from the popularity of experts
   double uniform = 0;           ///< tokens drawn uniformly
   std::optional<double> chunk;  ///< consecutive tokens of one request; none when all are shorter
+  /// Variance over decode batches of the sum over layers, over the sum of the layers' variances: 1
+  /// where layers are independent, the number of layers where they move as one; 1 where none moves.
+  double variance_ratio = 1;
 };
 /// Samples batches. Requests repeat within a batch only when it is larger than their number.
 std::vector<DistinctExperts> distinct_experts(const RoutingTrace&, std::span<const int> batches,

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -48,6 +49,11 @@ Format format_of(std::string_view name) {
 }
 
 double hbm_us(double bytes, const GpuSpec& gpu) { return bytes / gpu.hbm_bandwidth.value() * 1e6; }
+// What is loaded passes the L2 as well, and kernels hide only a part of one behind the other: the
+// more HBM a GPU has for its SMs, the smaller the share of it that they use.
+double loads_us(double bytes, const GpuSpec& gpu) {
+  return hbm_us(bytes, gpu) + bytes / gpu.l2_bandwidth.value() * 1e6;
+}
 double flops_us(double flops, Precision multiplied, const GpuSpec& gpu) {
   return flops / gpu.peak(multiplied, multiplied).value() * 1e6;
 }
@@ -68,30 +74,65 @@ Sample sample(std::string group, const TableRow& row, const Located& place) {
   return {std::move(group), std::string(kernel_of(row)), place, row.number("us")};
 }
 
+[[noreturn]] void refuse(const TableRow& row, std::string_view why) {
+  throw ConfigError(fmt::format("{}: {}", row.place(), why));
+}
+
+// What the draws of a row's experts take for granted.
+void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
+  constexpr double most_tokens = 1e7;
+  if (!(c.experts >= 1 && c.experts <= 65536)) refuse(row, "experts: expected 1 to 65536");
+  if (!(c.top_k >= 1 && c.top_k <= c.experts)) refuse(row, "top_k: expected 1 to experts");
+  if (!(c.tokens >= 1 && c.tokens <= most_tokens)) refuse(row, "tokens: expected 1 to 1e7");
+  if (!(ranks >= 1 && std::fmod(c.experts, ranks) == 0))
+    refuse(row, "ep: expected a divisor of experts");
+}
+
 }  // namespace
+
+EngineVersion engine_named(std::string_view folder) {
+  const std::size_t dash = folder.find('-');
+  if (dash == std::string_view::npos) return {std::string(folder), ""};
+  return {std::string(folder.substr(0, dash)), std::string(folder.substr(dash + 1))};
+}
+
+std::array<int, 4> numbers_of(std::string_view version) {
+  std::array<int, 4> numbers{};
+  std::size_t next = 0;
+  const char* end = version.data() + version.size();
+  for (const char* c = version.data(); c < end && next < numbers.size();) {
+    const auto [rest, failed] = std::from_chars(c, end, numbers[next]);
+    next += failed == std::errc() ? 1 : 0;
+    c = failed == std::errc() ? rest : c + 1;
+  }
+  return numbers;
+}
 
 double Sample::value() const { return std::log(us / place.rough_us); }
 
 Located locate(const GemmCall& c, const GpuSpec& gpu) {
   const Format f = format_of(c.precision);
   const double loads =
-      hbm_us(c.n * c.k * f.weights + c.m * c.k * f.activations + c.m * c.n * 2, gpu);
+      loads_us(c.n * c.k * f.weights + c.m * c.k * f.activations + c.m * c.n * 2, gpu);
   const double arithmetic = flops_us(2 * c.m * c.n * c.k, f.multiplied, gpu);
-  return {{log_of(c.m), log_of(c.n), log_of(c.k)}, gemm_launch_us + std::max(loads, arithmetic)};
+  return {{log_of(c.m), log_of(c.n), log_of(c.k)},
+          gemm_launch_us + std::max(loads, arithmetic),
+          c.precision == "sq" ? 0 : arithmetic};  // no file says how fast a GPU multiplies int8
 }
 
 Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
   const Format f = format_of(c.precision);
-  const double loads = hbm_us(
+  const double loads = loads_us(
       c.active * 3 * c.hidden * c.width * f.weights + c.rows * c.hidden * (f.activations + 2), gpu);
   const double arithmetic = flops_us(6 * c.hidden * c.width * c.rows, f.multiplied, gpu);
   // Most engines permute, activate and sum the copies of all tokens, whosever experts they chose.
-  const double copies = hbm_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
+  const double copies = loads_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
   // Half an octave of a model's width and number of experts counts as a whole one of what a step
   // varies. Triton's layers change their tiles where tokens outnumber experts.
   return {{log_of(c.active), log_of(c.rows / c.active), log_of(c.tokens), log_of(c.hidden) / 2,
            log_of(c.width), log_of(c.experts), log_of(c.top_k), c.tokens > c.experts ? 1.0 : 0.0},
-          experts_launch_us + loads / 0.8 + arithmetic / 0.5 + 0.3 * copies};
+          experts_launch_us + loads + arithmetic / 0.5 + 0.3 * copies,
+          arithmetic};
 }
 
 Located locate(const AttentionCall& c, const GpuSpec& gpu) {
@@ -121,30 +162,35 @@ Located locate(const AttentionCall& c, const GpuSpec& gpu) {
     bytes += weights * f.weights;
     projections = flops_us(2 * queries * weights, f.multiplied, gpu);
   }
-  const double rough = attention_launch_us + hbm_us(bytes, gpu) / 0.8 +
+  const double rough = attention_launch_us + loads_us(bytes, gpu) +
                        (flops_us(flops, Precision::bf16, gpu) + projections) / 0.6;
+  // Kernels may multiply a cache of eight bits as such.
+  const Precision narrowest = c.kv_bytes < 2 ? Precision::fp8 : Precision::bf16;
+  const double least = flops_us(flops, narrowest, gpu);
   // A prompt behind a prefix is as well used as a whole prompt with as many pairs.
   const double length = c.decode || c.window > 0 ? c.context : std::sqrt(2 * pairs);
   if (!c.mla) {
     // Kernels split a batch's KV heads over the SMs, and are chosen by how many queries share one.
     return {{log_of(c.batch * c.kv_heads), log_of(length), 2 * log_of(c.q_heads / c.kv_heads),
              log_of(c.kv_heads) / 2, log_of(c.head_dim), log_of(std::max(1.0, c.window))},
-            rough};
+            rough,
+            least};
   }
   return {{log_of(c.batch), log_of(length), log_of(c.q_heads),
            c.decode ? log_of(c.queries) : log_of(c.context)},
-          rough};
+          rough,
+          least};
 }
 
 Located locate(const BmmCall& c, const GpuSpec& gpu) {
   const double bytes = c.heads * 512 * 128 * 2 + c.tokens * c.heads * (512 + 128) * 2;
   const double flops = 2 * c.tokens * c.heads * 512 * 128;
   return {{log_of(c.tokens), log_of(c.heads)},
-          gemm_launch_us + hbm_us(bytes, gpu) / 0.8 + flops_us(flops, Precision::bf16, gpu) / 0.6};
+          gemm_launch_us + loads_us(bytes, gpu) + flops_us(flops, Precision::bf16, gpu) / 0.6};
 }
 
 Located locate(const QuantizeCall& c, const GpuSpec& gpu) {
-  return {{log_of(c.m), log_of(c.k)}, gemm_launch_us + hbm_us(c.m * c.k * 3, gpu) / 0.8};
+  return {{log_of(c.m), log_of(c.k)}, gemm_launch_us + loads_us(c.m * c.k * 3, gpu)};
 }
 
 Located locate(const CollectiveCall& c, const GpuSpec& gpu) {
@@ -189,7 +235,10 @@ int axes_of(TableFamily family) {
   }
 }
 
-std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const GpuSpec& gpu) {
+namespace {
+
+std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, const GpuSpec& gpu,
+                                      const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
   const auto attention = [&](bool decode, bool mla) {
     AttentionCall c;
@@ -230,9 +279,10 @@ std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const Gp
                     .tokens = row.number("tokens")};
       // What a thinned table says of its draws; what a source's own says only by name.
       if (row.text("rows").empty()) {
+        check_experts(row, c, row.number("ep", 1));
         const BusiestRank load =
             rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
-                      kernel_of(row).starts_with("sglang"));
+                      kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine));
         c.rows = load.rows;
         c.active = load.active;
       } else {
@@ -254,9 +304,9 @@ std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const Gp
       return {sample(precision, row, locate(QuantizeCall{row.number("m"), row.number("k")}, gpu))};
     case TableFamily::all_reduce:
     case TableFamily::collectives: {
-      const bool engine = family == TableFamily::all_reduce;
-      const std::string op(engine ? "all_reduce" : row.text("op"));
-      const CollectiveCall c{engine, op, row.number("gpus"), row.number("bytes")};
+      const bool by_engine = family == TableFamily::all_reduce;
+      const std::string op(by_engine ? "all_reduce" : row.text("op"));
+      const CollectiveCall c{by_engine, op, row.number("gpus"), row.number("bytes")};
       return {sample(op, row, locate(c, gpu))};
     }
     case TableFamily::low_latency:
@@ -274,6 +324,25 @@ std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const Gp
     }
   }
   return {};
+}
+
+bool is_usable(const Sample& sample) {
+  const auto finite = [](double x) { return std::isfinite(x); };
+  return sample.us > 0 && sample.place.rough_us > 0 && finite(sample.place.rough_us) &&
+         std::ranges::all_of(sample.place.at, finite);
+}
+
+}  // namespace
+
+std::vector<Sample> samples_of(TableFamily family, const TableRow& row, const GpuSpec& gpu,
+                               const EngineVersion& engine) {
+  std::vector<Sample> samples = unchecked_samples(family, row, gpu, engine);
+  for (const Sample& sample : samples) {
+    if (!is_usable(sample))
+      refuse(row, fmt::format("{} us for sizes that are no kernel's; expected all of them above 0",
+                              sample.us));
+  }
+  return samples;
 }
 
 std::vector<std::string_view> table_names(Precision weights, Precision activations) {
@@ -304,26 +373,19 @@ std::string_view table_name(std::string_view precision) {
 
 namespace {
 
-// Tokens per expert, as drawn by a bounded power law over experts.
-std::vector<double> power_law_counts(double tokens, double selections, int experts, int ranks,
-                                     double alpha, Rng& rng) {
-  const bool many = selections > experts;
-  const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
-  const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
-  std::vector<double> counts(static_cast<std::size_t>(experts));
-  double sum = 0;
-  for (double& weight : counts) {
-    weight = std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha));
-    sum += weight;
-  }
-  double left = selections;
-  for (double& count : counts) {
-    count = std::min(tokens, std::round(count / sum * selections));
-    left -= count;
-  }
-  // What rounding added or lost goes to the least and comes from the most loaded expert, rank by
-  // rank.
-  const auto per_rank = static_cast<std::ptrdiff_t>(experts / ranks);
+constexpr std::string_view power_law = "power_law_";
+
+double exponent_of(std::string_view distribution) {
+  double alpha = 1.01;
+  const std::string_view digits = distribution.substr(power_law.size());
+  std::from_chars(digits.data(), digits.data() + digits.size(), alpha);
+  return alpha == 1 ? 1.0001 : alpha;
+}
+
+// What rounding added or lost goes to the least and comes from the most loaded expert, rank by
+// rank.
+void settle(std::vector<std::int32_t>& counts, int ranks, double tokens, std::int64_t left) {
+  const auto per_rank = static_cast<std::ptrdiff_t>(counts.size()) / ranks;
   for (std::ptrdiff_t rank = 0; left != 0; rank = (rank + 1) % ranks) {
     const auto first = counts.begin() + rank * per_rank;
     const auto last = first + per_rank;
@@ -332,64 +394,94 @@ std::vector<double> power_law_counts(double tokens, double selections, int exper
     *expert += left > 0 ? 1 : -1;
     left -= left > 0 ? 1 : -1;
   }
+}
+
+// Tokens per expert, as drawn by a bounded power law over experts.
+std::vector<std::int32_t> power_law_counts(double tokens, double selections, int experts, int ranks,
+                                           double alpha, Rng& rng) {
+  const bool many = selections > experts;
+  const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
+  const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
+  std::vector<double> weights(static_cast<std::size_t>(experts));
+  double sum = 0;
+  for (double& weight : weights) {
+    weight = std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha));
+    sum += weight;
+  }
+  std::vector<std::int32_t> counts;
+  std::int64_t left = std::llround(selections);
+  for (const double weight : weights) {
+    counts.push_back(
+        static_cast<std::int32_t>(std::min(tokens, std::round(weight / sum * selections))));
+    left -= counts.back();
+  }
+  settle(counts, ranks, tokens, left);
   return counts;
 }
 
-BusiestRank load_of(std::span<const double> experts) {
+std::span<const std::int32_t> busiest(std::span<const std::int32_t> counts, int ranks) {
+  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
+  std::span<const std::int32_t> most;
+  std::int64_t rows = -1;
+  for (std::size_t first = 0; first + per_rank <= counts.size(); first += per_rank) {
+    const auto rank = counts.subspan(first, per_rank);
+    const std::int64_t sum = std::accumulate(rank.begin(), rank.end(), std::int64_t{0});
+    if (sum > rows) most = rank;
+    rows = std::max(rows, sum);
+  }
+  return most;
+}
+
+BusiestRank load_of(std::span<const std::int32_t> experts) {
   BusiestRank load;
-  for (const double tokens : experts) {
+  for (const std::int32_t tokens : experts) {
     load.rows += tokens;
     load.active += tokens > 0 ? 1 : 0;
   }
   return load;
 }
 
-BusiestRank busiest(std::span<const double> counts, int ranks) {
-  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
-  BusiestRank most{-1, 0};
-  for (std::size_t first = 0; first + per_rank <= counts.size(); first += per_rank) {
-    const BusiestRank load = load_of(counts.subspan(first, per_rank));
-    if (load.rows > most.rows) most = load;
-  }
-  return most;
+}  // namespace
+
+std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
+                                         int experts, int ranks, Rng& rng) {
+  const auto counts =
+      power_law_counts(tokens, tokens * top_k, experts, ranks, exponent_of(distribution), rng);
+  const auto rank = busiest(counts, ranks);
+  return {rank.begin(), rank.end()};
 }
 
-// Token t chooses the experts t + j stride; what it chooses outside of this rank goes to expert 0.
-BusiestRank lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
+bool times_lone_ranks(const EngineVersion& engine) {
+  return engine.name == "sglang" && numbers_of(engine.version) >= std::array{0, 5, 10, 0};
+}
+
+std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
   const int stride = (experts + top_k - 1) / top_k;
-  std::vector<double> counts(static_cast<std::size_t>(experts / ranks));
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(experts / ranks));
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t first = tokens < stride ? t * stride / tokens : t;
-    int elsewhere = 0;
+    std::int32_t elsewhere = 0;
     for (int j = 0; j < top_k; ++j) {
       const auto expert = static_cast<std::size_t>((first + std::int64_t{j} * stride) % experts);
-      expert < counts.size() ? counts[expert] += 1 : elsewhere += 1;
+      expert < counts.size() ? ++counts[expert] : ++elsewhere;
     }
     if (elsewhere < top_k) counts[0] += elsewhere;
   }
-  return load_of(counts);
+  return counts;
 }
-
-}  // namespace
 
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
                       double ranks, bool lone) {
   const double selections = tokens * top_k;
-  constexpr std::string_view law = "power_law_";
-  if (!distribution.starts_with(law)) {
+  if (!distribution.starts_with(power_law)) {
     if (lone && ranks > 1) {
-      return lone_rank(std::llround(tokens), static_cast<int>(top_k), static_cast<int>(experts),
-                       static_cast<int>(ranks));
+      return load_of(lone_rank(std::llround(tokens), static_cast<int>(top_k),
+                               static_cast<int>(experts), static_cast<int>(ranks)));
     }
     const double own = experts / ranks;
     const double rows = std::max(1.0, selections / ranks);
     return {rows, selections < experts ? std::min(own, std::ceil(selections / ranks)) : own};
   }
-  double alpha = 1.01;
-  const std::string_view digits = distribution.substr(law.size());
-  std::from_chars(digits.data(), digits.data() + digits.size(), alpha);
-  if (alpha == 1) alpha = 1.0001;
-  constexpr int draws = 5;
   // The same few come again in row after row.
   const std::string name = fmt::format("{} {} {} {}", distribution, tokens, top_k, experts);
   static thread_local std::map<std::pair<std::string, double>, BusiestRank> drawn;
@@ -397,12 +489,11 @@ BusiestRank rank_load(std::string_view distribution, double tokens, double top_k
   BusiestRank& mean = found->second;
   if (!unseen) return mean;
   Rng rng(1, name);
-  for (int i = 0; i < draws; ++i) {
-    const BusiestRank load = busiest(power_law_counts(tokens, selections, static_cast<int>(experts),
-                                                      static_cast<int>(ranks), alpha, rng),
-                                     static_cast<int>(ranks));
-    mean.rows += load.rows / draws;
-    mean.active += load.active / draws;
+  for (int i = 0; i < power_law_draws; ++i) {
+    const BusiestRank load = load_of(power_law_rank(
+        distribution, tokens, top_k, static_cast<int>(experts), static_cast<int>(ranks), rng));
+    mean.rows += load.rows / power_law_draws;
+    mean.active += load.active / power_law_draws;
   }
   return mean;
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "hardware/gpu.hpp"
+#include "hardware/rng.hpp"
 #include "hardware/tables/scattered.hpp"
 #include "hardware/tables/table_file.hpp"
 
@@ -36,10 +38,11 @@ inline constexpr std::array<std::string_view, 14> table_family_names{
 
 /// Where a call of a kernel stands among those that were measured (mostly logarithms to base two),
 /// and a rough time of it by the data sheet. What is interpolated is log(time / rough): the shares
-/// in it only make that vary slowly.
+/// in it only make that vary slowly. `least_us` is its arithmetic at the data sheet's peak: no
+/// kernel takes less.
 struct Located {
   Coordinates at{};
-  double rough_us = 0;
+  double rough_us = 0, least_us = 0;
 };
 
 // Precisions are as tables name them: bfloat16, fp8, fp8_static, fp8_block, nvfp4, w4a16_mxfp4,
@@ -112,18 +115,41 @@ struct Sample {
   double value() const;  ///< log(us / rough)
 };
 
-/// The points of one row (DeepEP's hold two). Throws ConfigError if the row lacks a column.
-std::vector<Sample> samples_of(TableFamily, const TableRow&, const GpuSpec& measured_on);
+/// The points of one row (DeepEP's hold two), measured with this engine. Throws ConfigError if the
+/// row lacks a column or is no kernel's.
+std::vector<Sample> samples_of(TableFamily, const TableRow&, const GpuSpec& measured_on,
+                               const EngineVersion&);
+
+/// Engine and version in the name of a profile's folder: "vllm-0.19.0".
+EngineVersion engine_named(std::string_view folder);
+/// "1.3.0rc10" is 1, 3, 0, 10.
+std::array<int, 4> numbers_of(std::string_view version);
 
 /// The names of a precision in tables, the most fitting first, of GEMMs and expert layers.
 std::vector<std::string_view> table_names(Precision weights, Precision activations);
 /// The name in tables of a precision as points files spell it ("bf16", "fp16", "fp4", ...).
 std::string_view table_name(std::string_view precision);
 
-/// Rows and active experts of the rank that an expert table's row timed, as the source drew them
-/// (ai-dynamo/aiconfigurator, collector/helper.py): the mean over draws of a power law, the busiest
-/// rank of the EP group. SGLang's balanced rows send what a rank's tokens choose elsewhere to the
-/// rank's expert 0 (collector/sglang/collect_moe.py).
+/// Tokens of each expert of the rank with the most, in one draw of a power law ("power_law_1.2")
+/// over experts, rounded to the number of selections, as the source of the expert tables draws them
+/// (ai-dynamo/aiconfigurator, collector/helper.py). It averages over `power_law_draws`.
+std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
+                                         int experts, int ranks, Rng&);
+inline constexpr int power_law_draws = 5;
+
+/// Tokens of each expert of one rank of `ranks` when the source times SGLang's balanced layer,
+/// whose experts all stand on that rank (collector/helper.py, build_rank0_local_workload): token t
+/// chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and what
+/// else these choose goes to expert 0, because the kernel needs some index
+/// (collector/sglang/collect_moe.py).
+std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
+
+/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on. Before, a
+/// rank's balanced rows are an even share.
+bool times_lone_ranks(const EngineVersion&);
+
+/// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
+/// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.
 struct BusiestRank {
   double rows = 0, active = 0;
 };

@@ -196,7 +196,9 @@ std::span<const Key> engine_keys() {
       {"name", form::choice(engines), required, "hardware/engines/*.json"},
       {"version", form::text, otherwise("the newest"), "of its release"},
       {"recipe", form::choice(recipes), "none", "whose launch scripts it was set up by"},
-      {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"}};
+      {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"},
+      {"expert_kernel", form::text, otherwise("the fastest"),
+       "part of its name in tables of expert layers"}};
   return keys;
 }
 
@@ -207,6 +209,7 @@ Engine read_engine(const ConfigNode& node) {
     if (r.optional("version")) engine.version = r.text("version");
     if (r.choice("recipe") > 0) engine.recipe = "inferencex";
     if (r.optional("date")) engine.date = r.text("date");
+    if (r.optional("expert_kernel")) engine.expert_kernel = r.text("expert_kernel");
     return engine;
   });
 }

@@ -14,6 +14,8 @@ struct Engine {
   std::string version;  ///< as its release is called; empty: the newest
   std::string recipe;   ///< whose launch scripts it was set up by; empty: nobody's
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
+  /// Part of the name that tables give its kernel of expert layers; empty: the fastest.
+  std::string expert_kernel;
 };
 /// Throws ConfigError.
 Engine read_engine(const ConfigNode&);

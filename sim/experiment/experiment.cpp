@@ -157,7 +157,7 @@ void read_placement(const ConfigNode& node, Experiment& experiment) {
 RooflineTime expert_time(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision, const GpuSpec& gpu) {
   const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
-  const Flops token(2 * ffn_parameters(model.hidden, model.expert_width) / plan.moe_tp());
+  const Flops token(2 * expert_parameters(model) / plan.moe_tp());
   return {
       (expert_bytes(model, plan, precision) / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
       (token / (gpu.peak(precision.experts, precision.activations) *
@@ -353,7 +353,7 @@ MemoryBudget budget(const Experiment& e, double utilization) {
   memory.experts = expert * (layers * base_slots);
   memory.replicas = expert * (layers * (slots - base_slots));
   memory.buffers =
-      Bytes(2 * buffer_rows(e) * e.model.hidden * 2 + 4 * rank_tokens * e.model.hidden * 2 +
+      Bytes(2 * buffer_rows(e) * e.model.expert_input() * 2 + 4 * rank_tokens * e.model.hidden * 2 +
             4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary /
                 e.parallel.tp);
   memory.rebalance_buffer = expert * (rebalancer ? rebalancer->buffer_slots() : 0);
@@ -822,7 +822,9 @@ Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
     ClusterSpec cluster = read_cluster(named_or_inline(cluster_node, Shipped::cluster));
     if (reader.optional("engine")) {
       const Engine engine = read_engine(reader.child("engine"));
-      cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version});
+      KernelChoice kernels{{"engines", "any"}};
+      if (!engine.expert_kernel.empty()) kernels["experts"] = engine.expert_kernel;
+      cluster.gpu = with_engine(std::move(cluster.gpu), {engine.name, engine.version}, kernels);
     }
     const ConfigNode model_node = named_or_inline(reader.child("model"), Shipped::model);
     MoeModel model = read_model(model_node);

@@ -19,7 +19,8 @@ RouterContext router_context(const Experiment& e) {
   const FlopsPerSecond peak = gpu.peak(e.precision.experts, e.precision.activations);
   context.prefill_token_s = (token / (peak * gemm.peak_share_of(e.precision.experts))).count() / tp;
   // A copy of the hidden state to each of k experts and one back, bf16, over one GPU's NVLink.
-  const Bytes copies(2.0 * 2 * e.model.hidden * e.model.experts_per_token * e.model.moe_layers());
+  const Bytes copies(2.0 * 2 * e.model.expert_input() * e.model.experts_per_token *
+                     e.model.moe_layers());
   context.remote_token_s = (copies / gpu.scale_up_bandwidth).count();
   // One expert's weights are read by one rank of the group: the mean rank reads its share of them.
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);

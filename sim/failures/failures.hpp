@@ -39,26 +39,4 @@ FailurePlan read_failures(const ConfigNode&, const Registry<Placer>&, const Clus
 std::span<const Key> outage_keys();
 std::span<const Key> failures_keys();
 
-/// The slots of live ranks as they stand. An expert that has none left takes, lowest id first, the
-/// last slot of the expert with the most copies (ties: lowest id).
-LayerPlacement on_survivors(const LayerPlacement&, std::span<const char> live);
-
-/// What an outage did.
-struct OutageRecord {
-  std::string what;
-  std::vector<int> gpus;
-  Time at{};
-  Seconds step_lost{};            ///< of the step in flight, which yields nothing
-  std::int64_t requests = 0;      ///< moved to other ranks
-  std::int64_t tokens_lost = 0;   ///< of their KV cache: computed again
-  std::int64_t experts_lost = 0;  ///< (layer, expert) pairs of which no copy was left
-  Bytes moved{}, reloaded{};      ///< weights: over links, from outside
-  Seconds stopped{};              ///< nobody computed: detection, movement, reloading
-  std::optional<Time> recovered{};
-  Bytes moved_back{};
-  Seconds stopped_again{};  ///< while experts moved back
-};
-/// [{keys named as the fields}]; `end` closes outages that last.
-OrderedJson to_json(const std::vector<OutageRecord>&, Time end);
-
 }  // namespace moesim

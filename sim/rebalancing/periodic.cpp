@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/placement/live_ranks.hpp"
 #include "sim/placement/placement_score.hpp"
 
 namespace moesim {

@@ -60,24 +60,4 @@ MovementOptions read_movement(ConfigReader& rebalancing) {
   });
 }
 
-LayerPlacement place_on_live(const Placer& placer, const PlacementProblem& problem,
-                             const LayerStatistics& seen, int layer, std::span<const char> live) {
-  PlacementProblem rest = problem;
-  rest.gpus =
-      static_cast<int>(std::count_if(live.begin(), live.end(), [](char l) { return l != 0; }));
-  if (rest.gpus == problem.gpus) return placer.place(problem, seen, layer);
-  rest.nodes = rest.groups = 1;
-  const LayerPlacement placed = placer.place(rest, seen, layer);
-  std::vector<std::vector<int>> experts_on_gpu(live.size());
-  int gpu = 0;
-  for (std::size_t rank = 0; rank < live.size(); ++rank) {
-    if (live[rank] == 0) continue;
-    for (int slot = placed.first_slot(gpu); slot < placed.first_slot(gpu + 1); ++slot) {
-      experts_on_gpu[rank].push_back(placed.expert_of_slot(slot));
-    }
-    ++gpu;
-  }
-  return {problem.experts, experts_on_gpu};
-}
-
 }  // namespace moesim

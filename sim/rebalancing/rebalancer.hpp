@@ -79,10 +79,4 @@ MovementOptions read_movement(ConfigReader& rebalancing);
 /// Beside the options of the policy.
 std::span<const Key> rebalancing_keys();
 
-/// A layer placed over the ranks that are live; the others hold nothing. With all of them it is
-/// placer.place(); with less, nodes and expert groups no longer divide evenly and are ignored, as
-/// in SGLang's elasticity_aware algorithm.
-LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const LayerStatistics&,
-                             int layer, std::span<const char> live);
-
 }  // namespace moesim

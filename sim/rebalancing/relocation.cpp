@@ -138,29 +138,4 @@ RebalancingLog& RebalancingLog::operator+=(const RebalancingLog& other) {
   return *this;
 }
 
-OrderedJson to_json(const RebalancingLog& log) {
-  OrderedJson events = OrderedJson::array();
-  for (const RebalancingLog::Event& event : log.events) {
-    events.push_back({{"at_s", event.at.count()},
-                      {"step", event.step},
-                      {"layers", event.layers},
-                      {"bytes", event.bytes.value()},
-                      {"imbalance_before", event.imbalance_before},
-                      {"imbalance_after", event.imbalance_after}});
-  }
-  return {{"count", log.plans},
-          {"declined", log.declined},
-          {"layers_switched", log.layers_switched},
-          {"bytes",
-           {{"nvlink", log.nvlink.value()},
-            {"network", log.network.value()},
-            {"within_gpus", log.copied.value()}}},
-          {"planning_seconds", log.planning.count()},
-          {"stall_seconds", log.stalled.count()},
-          {"transfer_seconds", log.moving.count()},
-          {"slowdown_seconds", log.slowdown.count()},
-          {"events", std::move(events)},
-          {"events_left_out", log.plans - std::ssize(log.events)}};
-}
-
 }  // namespace moesim

@@ -31,8 +31,6 @@ struct RebalancingLog {
   std::vector<Event> events;  ///< the first ones
   RebalancingLog& operator+=(const RebalancingLog& of_another_group);
 };
-/// Keys named as in the README of this folder.
-OrderedJson to_json(const RebalancingLog&);
 
 /// Weights under way, against the clock of the steps.
 ///

@@ -15,6 +15,7 @@
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
+#include "sim/step/routed_layer.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/halves.hpp"
 
@@ -306,10 +307,9 @@ class LayerMemory {
 std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
                                const Routers& routers, const Batches& batches, RooflineTime time,
                                const Limits& limits) {
-  RoutingScratch scratch;
+  RoutedLayer routed;
   std::vector<std::uint16_t> ids;
   const bool limited = limits.capacity != nullptr;
-  LayerChoices choices;
   std::vector<DelayedSelection> backlog;
   std::vector<std::int32_t> tokens;
   std::vector<LayerMemory> memories;
@@ -319,27 +319,22 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
   const bool needs_rows =
       limited || std::any_of(routers.begin(), routers.end(),
                              [](const auto& router) { return router->needs_token_rows(); });
-  std::vector<std::int32_t> tokens_of_slot(at(placement.slots()));
   std::vector<LayerLoad> loads(routers.size());
   std::vector<Score> scores(routers.size());
   for (Score& score : scores) score.of_batch.resize(batches.samples());
   for (std::size_t sample = 0; sample < batches.samples(); ++sample) {
-    RoutingProblem problem{
+    RoutingProblem asked{
         placement, batches.tokens(sample, layer), static_cast<int>(layer), sample, {}};
-    if (needs_rows) problem.rows = batches.rows(sample, layer, ids);
+    if (needs_rows) asked.rows = batches.rows(sample, layer, ids);
     CapacityTally tally;
-    if (limited) {
-      choices.ids = ids;
-      choices.source_rank.assign(problem.rows.source_rank.begin(), problem.rows.source_rank.end());
-      choices.source_gpu = choices.source_rank;
-      tokens.resize(problem.tokens.size());
-      limit_choices(*limits.capacity, choices, backlog, tokens, tally);
-      problem.tokens = tokens;
-      problem.rows = {choices.ids, choices.source_rank, choices.dropped};
-    }
+    tokens.resize(asked.tokens.size());
+    const RoutingProblem problem =
+        limited
+            ? routed.limit(*limits.capacity, asked, asked.rows.source_rank, backlog, tokens, tally)
+            : asked;
     for (std::size_t i = 0; i < routers.size(); ++i) {
-      routers[i]->route(problem, scratch, tokens_of_slot);
-      layer_load(placement, tokens_of_slot, loads[i]);
+      routed.route(*routers[i], problem, loads[i]);
+      const std::vector<std::int32_t>& tokens_of_slot = routed.tokens_of_slot();
       scores[i].time += time.busiest(placement, tokens_of_slot);
       scores[i].capacity += tally;
       if (limits.memory) memories[i].run(tokens_of_slot, scores[i]);

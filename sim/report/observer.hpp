@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
 #include "sim/requests/requests.hpp"
 #include "sim/step/step_record.hpp"
 
 namespace moesim {
+
+/// Something that happens in a run, as its one loop takes it up.
+struct EventSeen {
+  Time at{};
+  std::string_view what;  ///< a literal: "request_arrives", "step_ends", ...
+  std::optional<std::uint32_t> request{};
+  std::optional<int> instance{};  ///< the EP group
+};
 
 /// Watches a run as it happens, e.g. to write a timeline. What it does changes nothing; what it is
 /// shown is valid during the call only. A new kind of happening is one more function here, which
@@ -12,6 +25,9 @@ namespace moesim {
 class RunObserver {
  public:
   virtual ~RunObserver() = default;
+  /// Something happens: what follows from it comes after this call. Events that have become void,
+  /// as the end of a step that an outage cut short, are not shown.
+  virtual void event(const EventSeen&) {}
   /// A step ended. It lasted from its start to `now`.
   virtual void step_ended(const StepRecord&, Time /*now*/) {}
   /// A request finished, was rejected or abandoned.

@@ -3,707 +3,806 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 
 #include <fmt/format.h>
 
-#include "sim/experiment/pools.hpp"
-#include "traces/requests/arrivals.hpp"
-
 namespace moesim {
+
+using enum Better;
+
+// ---- the tables: what stands in a report, in its order
+
+const std::vector<Field<ReportContext>>& fields_of(const ReportContext*) {
+  using S = ReportContext;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("moesim", &S::moesim, "version of the simulator")
+          .add("seed", &S::seed, "of every random stream")
+          .add("config", &S::config,
+               "the experiment with every key, defaults included: runs again");
+  return rows;
+}
+
+const std::vector<Field<AnchorStats>>& fields_of(const AnchorStats*) {
+  using S = AnchorStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("deployment", &S::deployment, "whose measured runs correct this one")
+          .add("runs", &S::runs, "measured runs of the fit")
+          .add("leave_one_out_error", &S::leave_one_out_error,
+               "median |predicted / measured - 1| of runs left out of the fit")
+          .add("tpot_factor", &S::tpot_factor, "on step times")
+          .add("ttft_factor", &S::ttft_factor, "on times to first tokens");
+  return rows;
+}
+
+const std::vector<Field<Attainment>>& fields_of(const Attainment*) {
+  using S = Attainment;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add_if_any("ttft", &S::ttft, "requests that met slo/ttft", "share of requests", more)
+          .add_if_any("tpot", &S::tpot, "requests that met slo/tpot", "share of requests", more)
+          .add_if_any("e2el", &S::e2el, "requests that met slo/e2el", "share of requests", more);
+  return rows;
+}
 
 namespace {
 
-constexpr std::string_view version = "0.1.0";
-
-double ms(Duration duration) { return to_seconds(duration).count() * 1e3; }
-double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
-
-void add_summary(OrderedJson& metrics, const std::string& name, const Summary& summary) {
-  if (summary.count == 0) {
-    for (const char* statistic : {"mean", "median", "std", "p50", "p90", "p95", "p99"}) {
-      metrics[fmt::format("{}_{}_ms", statistic, name)] = nullptr;
-    }
-    return;
-  }
-  metrics["mean_" + name + "_ms"] = summary.mean;
-  metrics["median_" + name + "_ms"] = summary.p50;
-  metrics["std_" + name + "_ms"] = summary.std;
-  metrics["p50_" + name + "_ms"] = summary.p50;
-  metrics["p90_" + name + "_ms"] = summary.p90;
-  metrics["p95_" + name + "_ms"] = summary.p95;
-  metrics["p99_" + name + "_ms"] = summary.p99;
-}
-
-struct Latency {
-  double ttft;  // ms, as are the others
-  std::optional<double> tpot;
-  double e2el;
-};
-
-// TTFT = first token - arrival, corrected by measured runs where there are any; TPOT = (e2el -
-// ttft)/(output - 1) for outputs of two tokens and more.
-Latency latency_of(const RequestLife& request, double anchored_ttft) {
-  const double ttft = ms(request.first_token - request.arrival);
-  const double e2el = ms(request.last_token - request.arrival);
-  Latency latency{ttft * anchored_ttft, std::nullopt, e2el + ttft * (anchored_ttft - 1)};
-  if (request.output_tokens > 1) latency.tpot = (e2el - ttft) / (request.output_tokens - 1);
-  return latency;
-}
-
-// Which objectives a request met; those that nobody set, it met.
-struct Met {
-  bool ttft, tpot, e2el;
-  bool all() const { return ttft && tpot && e2el; }
-};
-
-Met objectives_met(const Latency& latency, const Slo& slo) {
-  const auto within = [](double value, const std::optional<Seconds>& limit) {
-    return !limit || value <= limit->count() * 1e3;
+// mean_ttft_ms, median_ttft_ms, ... of one latency; null where no request has it.
+void add_latency(FieldTable<Metrics>& table, std::string_view name, std::string_view what,
+                 Summary Metrics::*latency) {
+  struct Statistic {
+    std::string_view name, what;
+    double Summary::*value;
   };
-  return {within(latency.ttft, slo.ttft), within(latency.tpot.value_or(0), slo.tpot),
-          within(latency.e2el, slo.e2el)};
-}
-
-// Requests of the whole run, and of those that arrived while it was measured.
-struct RequestCounts {
-  using State = RequestLife::State;
-  std::array<std::int64_t, 6> all{}, measured{};  // by state
-  std::int64_t arrived = 0;                       // while measured
-  std::int64_t ttft = 0, tpot = 0, e2el = 0, good = 0;
-
-  std::int64_t of(State state) const { return all[std::size_t(state)]; }
-  std::int64_t share_of(State state) const { return measured[std::size_t(state)]; }
-  // Who is owed its objectives: nobody knows what those who left by themselves would have got.
-  std::int64_t owed() const { return arrived - share_of(State::cancelled); }
-};
-
-void add_attainment(OrderedJson& metrics, const RequestCounts& counts, const Slo& slo) {
-  const auto add = [&](const char* name, const std::optional<Seconds>& limit, std::int64_t met) {
-    if (limit) metrics["attainment"][name] = ratio(double(met), double(counts.owed()));
-  };
-  add("ttft", slo.ttft, counts.ttft);
-  add("tpot", slo.tpot, counts.tpot);
-  add("e2el", slo.e2el, counts.e2el);
-}
-
-// What metrics are made of, over all pools.
-struct Sums {
-  WindowTokens tokens;
-  std::int64_t completed = 0;
-};
-
-Sums sum(std::span<const Totals> pools) {
-  Sums all;
-  for (const Totals& totals : pools) {
-    all.tokens.output += totals.tokens.output;
-    all.tokens.prompt += totals.tokens.prompt;
-    all.tokens.computed += totals.tokens.computed;
-    all.tokens.hbm_bytes += totals.tokens.hbm_bytes;
-    all.completed += totals.completed;
-  }
-  return all;
-}
-
-OrderedJson metrics_of(const Experiment& e, std::span<const Totals> pools,
-                       std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
-  using State = RequestLife::State;
-  const Time begin = pools.front().begin, end = pools.front().end;  // all are measured alike
-  const Sums totals = sum(pools);
-  const auto measured = [&](const RequestLife& request) {
-    return request.arrival >= begin && request.arrival <= end;
-  };
-  RequestCounts counts;
-  for (const RequestLife& request : requests) {
-    ++counts.all[std::size_t(request.state)];
-    if (!measured(request)) continue;
-    ++counts.arrived;
-    ++counts.measured[std::size_t(request.state)];
-    // One that was rejected or timed out misses every objective and has no latency.
-    if (request.state != State::finished) continue;
-    const Latency latency = latency_of(request, e.anchored_ttft);
-    const Met met = objectives_met(latency, e.slo);
-    counts.ttft += met.ttft ? 1 : 0;
-    counts.tpot += met.tpot ? 1 : 0;
-    counts.e2el += met.e2el ? 1 : 0;
-    counts.good += met.all() ? 1 : 0;
-  }
-  // One after the other, gaps first: of a long run each takes much memory.
-  const Summary itl_summary = summarize(std::move(gaps));
-  const auto summary_of = [&](const auto wanted) {
-    std::vector<double> samples;
-    samples.reserve(std::size_t(counts.share_of(State::finished)));
-    for (const RequestLife& request : requests) {
-      if (!measured(request) || request.state != State::finished) continue;
-      const Latency latency = latency_of(request, e.anchored_ttft);
-      if (const std::optional<double> value = latency.*wanted) samples.push_back(*value);
-    }
-    return summarize(std::move(samples));
-  };
-  const double seconds = to_seconds(end - begin).count();
-  const double gpus = gpus_of(e);
-  const double output = ratio(totals.tokens.output, seconds);
-  const double prompt = ratio(totals.tokens.prompt, seconds);
-  const double request_rate = ratio(double(totals.completed), seconds);
-  const Summary tpot_summary = summary_of(&Latency::tpot);
-
-  OrderedJson metrics;
-  metrics["completed"] = counts.of(State::finished);
-  metrics["rejected"] = counts.of(State::rejected);
-  if (!e.workload.patience.endless()) {
-    const auto share = [&](State state) {
-      return ratio(double(counts.share_of(state)), double(counts.arrived));
-    };
-    metrics["timed_out"] = counts.of(State::timed_out);
-    metrics["cancelled"] = counts.of(State::cancelled);
-    metrics["timeout_share"] = share(State::timed_out);
-    metrics["cancelled_share"] = share(State::cancelled);
-  }
-  metrics["measured_requests"] = counts.arrived;
-  metrics["completed_while_measured"] = totals.completed;
-  metrics["duration_s"] = seconds;
-  metrics["request_throughput"] = request_rate;
-  // Of those that finish, the share that met every objective.
-  metrics["request_goodput"] =
-      request_rate * ratio(double(counts.good), double(counts.share_of(State::finished)));
-  metrics["slo_attainment"] = ratio(double(counts.good), double(counts.owed()));
-  add_attainment(metrics, counts, e.slo);
-  metrics["output_throughput"] = output;
-  metrics["total_token_throughput"] = output + prompt;
-  add_summary(metrics, "ttft", summary_of(&Latency::ttft));
-  add_summary(metrics, "tpot", tpot_summary);
-  add_summary(metrics, "itl", itl_summary);
-  add_summary(metrics, "e2el", summary_of(&Latency::e2el));
-  metrics["tokens_per_s_per_gpu"] = output / gpus;
-  metrics["tokens_per_s_per_user"] =
-      tpot_summary.count == 0 ? OrderedJson() : OrderedJson(ratio(1000, tpot_summary.p50));
-  metrics["total_tokens_per_s_per_gpu"] = (output + prompt) / gpus;
-  // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
-  const GpuSpec& gpu = e.cluster.gpu;
-  const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
-  metrics["mfu"] =
-      ratio(2 * count_parameters(e.model).active * totals.tokens.computed, seconds * peak * gpus);
-  metrics["mbu"] = ratio(totals.tokens.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
-  // All GPUs at the price of their hour; nothing where nobody gives one.
-  metrics["cost_per_million_output_tokens"] = nullptr;
-  if (gpu.price && output > 0) {
-    constexpr double seconds_per_hour = 3600;
-    metrics["cost_per_million_output_tokens"] =
-        gpu.price->dollars_per_hour * gpus / seconds_per_hour / output * 1e6;
-  }
-  return metrics;
-}
-
-OrderedJson distribution(const CountHistogram& histogram) {
-  return {{"mean", histogram.mean()},
-          {"p50", histogram.quantile(.50)},
-          {"p95", histogram.quantile(.95)},
-          {"p99", histogram.quantile(.99)},
-          {"max", histogram.max()}};
-}
-
-// Of what ranks do in each step of one layer: over (rank, step), and each rank's sum over the
-// steps.
-OrderedJson rank_distribution(const CountHistogram& histogram,
-                              const std::vector<std::int64_t>& total_by_rank) {
-  OrderedJson json = distribution(histogram);
-  json["total_by_rank"] = total_by_rank;
-  return json;
-}
-
-OrderedJson expert_summary(const ExpertTotals& totals) {
-  const double n = totals.layer_steps;
-  return {
-      {"max_activated_mean", ratio(totals.max_activated, n)},
-      {"activated_mean", ratio(totals.mean_activated, n)},
-      {"active_experts_mean", ratio(totals.active_experts, n)},
-      {"max_tokens_mean", ratio(totals.max_tokens, n)},
-      {"tokens_mean", ratio(totals.mean_tokens, n)},
-      {"balancedness", ratio(totals.mean_tokens, totals.max_tokens)},
-      {"imbalance", ratio(totals.max_tokens, totals.mean_tokens)},
-      {"cv", ratio(totals.cv, n)},
-      {"gemm_occupancy", ratio(totals.useful_rows, totals.padded_rows)},
-      {"hot_rank_events", {{"layer_steps", totals.hot_layer_steps}, {"worst", totals.hottest}}}};
-}
-
-ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
-  ExpertTotals all;
-  for (const StepTotals& kind : kinds) {
-    const ExpertTotals& part = kind.experts;
-    all.layer_steps += part.layer_steps;
-    all.max_activated += part.max_activated;
-    all.mean_activated += part.mean_activated;
-    all.max_tokens += part.max_tokens;
-    all.mean_tokens += part.mean_tokens;
-    all.cv += part.cv;
-    all.active_experts += part.active_experts;
-    all.useful_rows += part.useful_rows;
-    all.padded_rows += part.padded_rows;
-    all.capacity += part.capacity;
-    all.hot_layer_steps += part.hot_layer_steps;
-    all.hottest = std::max(all.hottest, part.hottest);
-  }
-  return all;
-}
-
-// Tokens per expert over the whole run, [workload tag][layer][expert]: what was replayed, row by
-// row.
-OrderedJson expert_counts(const Experiment& e, const Measurement& measurement) {
-  std::map<std::string, std::vector<std::vector<std::int64_t>>> counts;
-  const auto layers = static_cast<std::size_t>(e.model.moe_layers());
-  const auto experts = static_cast<std::size_t>(e.model.experts);
-  const auto k = static_cast<std::size_t>(e.model.experts_per_token);
-  for (const Phase phase : {Phase::prefill, Phase::decode}) {
-    const RoutingTrace& trace =
-        phase == Phase::prefill && e.prefill_trace ? *e.prefill_trace : e.trace;
-    const std::vector<std::uint32_t>& uses = measurement.row_uses(phase);
-    trace.visit([&](auto ids) {
-      for (const TraceRequest& request : trace.requests()) {
-        auto& tag = counts[trace.workloads()[static_cast<std::size_t>(request.workload)]];
-        tag.resize(layers, std::vector<std::int64_t>(experts));
-        for (std::int64_t r = request.row_start; r < request.row_start + request.num_tokens; ++r) {
-          const auto row = static_cast<std::size_t>(r);
-          if (uses[row] == 0) continue;
-          const auto* id = ids.data() + row * layers * k;
-          for (std::size_t l = 0; l < layers; ++l) {
-            for (std::size_t j = 0; j < k; ++j)
-              tag[l][static_cast<std::size_t>(*id++)] += uses[row];
-          }
-        }
-      }
-    });
-  }
-  return counts;
-}
-
-// Shares of the selections that the gate made.
-void add_capacity(OrderedJson& experts, const CapacityTally& tally) {
-  const auto share = [&](std::int64_t selections) {
-    return ratio(double(selections), double(tally.selections));
-  };
-  experts["dropped"] = share(tally.dropped);
-  experts["rerouted"] = share(tally.rerouted);
-  experts["delayed"] = share(tally.delayed);
-}
-
-OrderedJson expert_memory_of(const Experiment& e, const ExpertMemoryTally& tally) {
-  if (!e.expert_memory) return {{"type", "resident"}};
-  const auto runs = double(tally.hits + tally.misses);
-  return {{"type", e.expert_memory->type},
-          {"hits", tally.hits},
-          {"misses", tally.misses},
-          {"hit_rate", ratio(double(tally.hits), runs)},
-          {"streamed", tally.streamed},
-          {"prefetch",
-           {{"issued", tally.prefetches},
-            {"used", tally.prefetches_used},
-            {"late", tally.late},
-            {"wasted", tally.prefetches_wasted}}},
-          {"host_bytes", tally.host_bytes},
-          {"nvme_bytes", tally.nvme_bytes},
-          {"stall_seconds", tally.stall_seconds},
-          {"host_source", e.expert_memory->host.source}};
-}
-
-OrderedJson experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
-  OrderedJson experts = expert_summary(sum(totals.by_kind));
-  experts["by_step_kind"] = OrderedJson::object();
-  experts["replicas"] =
-      e.placement.empty() ? 0 : e.placement.front().slots() - e.placement.front().experts();
-  experts["replication_effective"] = e.replication_effective;
-  add_capacity(experts, sum(totals.by_kind).capacity);
-  experts["hot_rank_threshold"] = e.hot_rank_threshold;
-  for (const HotRank& hot : totals.hot_ranks) {
-    experts["hottest_ranks"].push_back(
-        {{"time_s", to_seconds(hot.at).count()},
-         {"layer", e.trace.meta().layer_ids[static_cast<std::size_t>(hot.layer)]},
-         {"rank", hot.rank},
-         {"ratio", hot.ratio}});
-  }
-  for (std::size_t kind = 0; kind < 3; ++kind) {
-    const ExpertTotals& part = totals.by_kind[kind].experts;
-    if (part.layer_steps == 0) continue;
-    OrderedJson& by_kind = experts["by_step_kind"][std::string(step_kind_names[kind])];
-    by_kind = expert_summary(part);
-    for (std::size_t l = 0; l < part.layers.size(); ++l) {
-      const ExpertTotals::Layer& layer = part.layers[l];
-      by_kind["layers"].push_back(
-          {{"layer", e.trace.meta().layer_ids[l]},
-           {"rank_activated", rank_distribution(layer.rank_activated, layer.activated_of_rank)},
-           {"rank_tokens", rank_distribution(layer.rank_tokens, layer.tokens_of_rank)},
-           {"expert_tokens", distribution(layer.expert_tokens)}});
-    }
-  }
-  if (e.expert_counts) experts["tokens_per_expert_by_workload"] = expert_counts(e, measurement);
-  return experts;
-}
-
-OrderedJson traffic_of(const Traffic& traffic, double seconds) {
-  return {{"seconds", traffic.seconds},
-          {"hidden_seconds", traffic.hidden},
-          {"share_of_busy_time", ratio(traffic.seconds, seconds)},
-          {"nvlink_bytes", traffic.nvlink_bytes},
-          {"network_bytes", traffic.network_bytes}};
-}
-
-OrderedJson communication_of(const Totals& totals) {
-  const double busy = totals.busy_seconds();
-  const auto per_layer = [](OrderedJson traffic, const CountHistogram& layer_ns) {
-    traffic["mean_us_per_layer"] = layer_ns.mean() / 1e3;
-    traffic["p99_us_per_layer"] = double(layer_ns.quantile(.99)) / 1e3;
-    return traffic;
-  };
-  OrderedJson layers_by_dispatch = OrderedJson::object();
-  for (const auto& [name, layers] : totals.layers_by_dispatch) {
-    layers_by_dispatch[std::string(name)] = layers;
-  }
-  return {{"layers_by_dispatch", std::move(layers_by_dispatch)},
-          {"dispatch", per_layer(traffic_of(totals.dispatch, busy), totals.dispatch_ns)},
-          {"combine", per_layer(traffic_of(totals.combine, busy), totals.combine_ns)},
-          {"tp_all_reduce", traffic_of(totals.all_reduce, busy)}};
-}
-
-OrderedJson breakdown_of(const Totals& totals) {
-  const double busy = totals.busy_seconds();
-  OrderedJson by_part, by_resource;
-  std::array<double, evidence_names.size()> by_ground{};
-  for (std::size_t part = 0; part < part_names.size(); ++part) {
-    const auto& row = totals.parts[part];
-    const double seconds = std::accumulate(row.begin(), row.end(), 0.0);
-    OrderedJson& entry = by_part[std::string(part_names[part])];
-    entry = {{"seconds", seconds}, {"share", ratio(seconds, busy)}};
-    for (std::size_t r = 0; r < row.size(); ++r) {
-      if (row[r] > 0) entry["bound_by"][std::string(resource_names[r])] = row[r];
-    }
-    for (std::size_t g = 0; g < evidence_names.size(); ++g) by_ground[g] += totals.grounds[part][g];
-  }
-  for (std::size_t r = 0; r < resource_names.size(); ++r) {
-    double seconds = 0;
-    for (const auto& row : totals.parts) seconds += row[r];
-    by_resource[std::string(resource_names[r])] = seconds;
-  }
-  const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
-  const double exposed = totals.dispatch.seconds + totals.combine.seconds +
-                         totals.all_reduce.seconds - totals.dispatch.hidden -
-                         totals.combine.hidden - totals.all_reduce.hidden;
-  OrderedJson breakdown{
-      {"busy_seconds", busy},
-      {"parts", by_part},
-      {"bound_by", by_resource},
-      {"extrapolated_share", ratio(by_ground[std::size_t(Evidence::extrapolated)], busy)},
-      {"unmeasured_share", ratio(by_ground[std::size_t(Evidence::unmeasured)], busy)},
-      {"barrier_idle_share", ratio(idle, busy * double(totals.idle.size()))},
-      {"barrier_idle_seconds_per_gpu", totals.idle},
-      {"exposed_communication_share", ratio(exposed, busy)}};
-  // Only kernels that tables priced have these grounds.
-  for (const Evidence evidence :
-       {Evidence::measured, Evidence::interpolated, Evidence::carried_over}) {
-    const auto g = static_cast<std::size_t>(evidence);
-    if (by_ground[g] > 0)
-      breakdown[fmt::format("{}_share", evidence_names[g])] = ratio(by_ground[g], busy);
-  }
-  return breakdown;
-}
-
-OrderedJson steps_of(const Experiment& e, const Totals& totals) {
-  OrderedJson steps;
-  const double busy = totals.busy_seconds();
-  std::int64_t count = 0;
-  for (const StepTotals& kind : totals.by_kind) count += kind.steps;
-  for (std::size_t kind = 0; kind < 3; ++kind) {
-    const StepTotals& part = totals.by_kind[kind];
-    const auto n = double(part.steps);
-    const std::string name(step_kind_names[kind]);
-    steps[name] = {{"steps", part.steps},
-                   {"seconds", part.seconds},
-                   {"share_of_time", ratio(part.seconds, busy)},
-                   {"mean_ms", ratio(part.seconds * 1e3, n)},
-                   {"mean_prefill_tokens", ratio(part.prefill_tokens, n)},
-                   {"mean_decode_tokens", ratio(part.decode_tokens, n)},
-                   {"mean_decode_tokens_per_rank", ratio(part.decode_tokens, n * e.parallel.dp)},
-                   {"mean_dummy_ranks", ratio(part.dummy_ranks, n)},
-                   {"decode_tokens_per_s_per_gpu",
-                    ratio(part.decode_tokens, part.seconds * e.parallel.gpus())}};
-    for (std::size_t p = 0; p < part_names.size(); ++p) {
-      steps[name]["parts_mean_ms"][std::string(part_names[p])] = ratio(part.parts[p] * 1e3, n);
-    }
-  }
-  for (std::size_t rule = 0; rule < 3; ++rule) {
-    steps["by_rule"][std::string(step_kind_names[rule])] = {
-        {"share_of_steps", ratio(double(totals.steps_by_rule[rule]), double(count))},
-        {"share_of_time", ratio(totals.seconds_by_rule[rule], busy)}};
-  }
-  return steps;
-}
-
-OrderedJson memory_of(const MemoryBudget& memory) {
-  return {{"capacity_bytes", memory.capacity.value()},
-          {"usable_bytes", memory.usable.value()},
-          {"weights_bytes", memory.weights.value()},
-          {"experts_bytes", memory.experts.value()},
-          {"replicas_bytes", memory.replicas.value()},
-          {"buffers_bytes", memory.buffers.value()},
-          {"rebalance_buffer_bytes", memory.rebalance_buffer.value()},
-          {"kv_bytes", memory.kv.value()}};
-}
-
-OrderedJson kv_of(const Experiment& e, const Totals& totals, std::int64_t total_blocks) {
-  const double busy = totals.busy_seconds();
-  const double used = ratio(totals.kv_block_seconds, busy);
-  return {{"block_tokens", e.kv_layout.block_tokens},
-          {"blocks_per_rank", e.memory.kv_blocks},
-          {"mean_utilization", ratio(used, double(total_blocks))},
-          {"peak_utilization", ratio(double(totals.kv_blocks_peak), double(total_blocks))},
-          {"preemptions", totals.preemptions},
-          {"prefix_caching", e.prefix_caching},
-          {"prefix_queried_tokens", totals.prefix_queried},
-          {"prefix_hit_tokens", totals.prefix_hit},
-          {"prefix_hit_rate", ratio(double(totals.prefix_hit), double(totals.prefix_queried))}};
-}
-
-// Keys as vLLM counts: the length is what a verification yields, its own token included.
-OrderedJson speculation_of(const SpeculationTally& tally, double busy) {
-  return {
-      {"num_drafts", tally.verifications},
-      {"num_draft_tokens", tally.drafted},
-      {"num_accepted_tokens", tally.accepted},
-      {"draft_acceptance_rate", ratio(double(tally.accepted), double(tally.drafted))},
-      {"mean_acceptance_length",
-       tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications)},
-      {"draft_seconds", tally.draft_seconds},
-      {"draft_share", ratio(tally.draft_seconds, busy)}};
-}
-
-OrderedJson coverage_of(const Totals& totals) {
-  OrderedJson json;
-  for (std::size_t phase = 0; phase < 2; ++phase) {
-    const RoutingCoverage& coverage = totals.coverage[phase];
-    const auto total = double(coverage.total());
-    json[std::string(phase_names[phase])] = {
-        {"tokens", coverage.total()},
-        {"recorded", ratio(double(coverage.recorded), total)},
-        {"borrowed", ratio(double(coverage.borrowed), total)},
-        {"wrapped", ratio(double(coverage.wrapped), total)},
-        {"synthetic", ratio(double(coverage.synthetic), total)}};
-  }
-  return json;
-}
-
-OrderedJson charges_of(const Charges& charges) {
-  OrderedJson json{{"source", charges.source},
-                   {"top_k_of_all_tokens_us", charges.top_k_of_all_tokens.count() * 1e6},
-                   {"host_overhead_us", charges.host_overhead.count() * 1e6}};
-  for (const auto& [policy, charge] : charges.token_routing) {
-    json["token_routing"][policy] = {{"fixed_us", charge.fixed.count() * 1e6},
-                                     {"per_128_active_us", charge.per_128_active.count() * 1e6}};
-  }
-  return json;
-}
-
-// Each EP group by itself, while it was measured.
-OrderedJson instances_of(const PoolRun& pool, const Totals& totals) {
-  const double seconds = to_seconds(totals.end - totals.begin).count();
-  const auto blocks = double(pool.measurement.total_blocks());
-  OrderedJson json = OrderedJson::array();
-  for (const InstanceRun& instance : pool.instances) {
-    const auto found = totals.groups.find(instance.number);
-    const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
-    const double gpus = pool.experiment.parallel.gpus();
-    json.push_back(
-        {{"instance", instance.number},
-         {"steps", group.steps},
-         {"mean_step_ms", ratio(group.seconds * 1e3, double(group.steps))},
-         {"utilization", ratio(group.busy, seconds)},
-         {"barrier_idle_share", ratio(group.idle, group.seconds * gpus)},
-         {"output_tokens", group.output_tokens},
-         {"prefill_tokens", group.prefill_tokens},
-         {"decode_tokens", group.decode_tokens},
-         {"kv_mean_utilization", ratio(group.kv_block_seconds, group.seconds * blocks)},
-         {"kv_peak_utilization", ratio(double(group.kv_blocks_peak), blocks)},
-         {"prefix_hit_rate", ratio(double(group.prefix_hit), double(group.prefix_queried))},
-         {"preemptions", group.preemptions}});
-  }
-  return json;
-}
-
-OrderedJson rebalancing_of(const PoolRun& pool) {
-  RebalancingLog log;
-  for (const InstanceRun& instance : pool.instances) log += instance.rebalancing;
-  return to_json(log);
-}
-
-OrderedJson failures_of(const PoolRun& pool, Time now) {
-  OrderedJson failures = OrderedJson::array();
-  for (const InstanceRun& instance : pool.instances) {
-    for (OrderedJson& outage : to_json(instance.outages, now)) {
-      if (pool.instances.size() > 1) outage["instance"] = instance.number;
-      failures.push_back(std::move(outage));
-    }
-  }
-  return failures;
-}
-
-// The mean TTFT, in seconds, of these requests; as far as they got a token.
-double mean_ttft(std::span<const RequestLife> requests) {
-  double sum = 0;
-  std::int64_t served = 0;
-  for (const RequestLife& request : requests) {
-    if (request.state != RequestLife::State::finished) continue;
-    sum += to_seconds(request.first_token - request.arrival).count();
-    ++served;
-  }
-  return ratio(sum, double(served));
-}
-
-// By how much more requests arrive than can be served: of each second between two arrivals that
-// share of a second is added to the wait. From the first to the last quarter of the requests.
-double queue_growth(std::span<const RequestLife> requests) {
-  const std::size_t quarter = requests.size() / 4;
-  if (quarter == 0) return 0;
-  const auto first = requests.first(quarter), last = requests.last(quarter);
-  const double between = to_seconds(last[quarter / 2].arrival - first[quarter / 2].arrival).count();
-  return ratio(mean_ttft(last) - mean_ttft(first), between);
-}
-
-// Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
-// other (a closed loop) never asks for more than is served.
-OrderedJson measurement_of(const Experiment& e, Measurement::Window window, const Totals& totals,
-                           std::span<const RequestLife> requests) {
-  using Window = Measurement::Window;
-  constexpr double overload = 0.1;  // of the rate that is served
-  constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
-  const double seconds = to_seconds(totals.end - totals.begin).count();
-  const bool closed = e.workload.arrivals->closed();
-  const double growth = closed ? 0 : queue_growth(requests);
-  const double arrivals =
-      requests.empty() ? 0 : to_seconds(requests.back().arrival - requests.front().arrival).count();
-  const double served = ratio(double(totals.completed + totals.abandoned), seconds);
-  const double offered = ratio(double(requests.size()) - 1, arrivals);
-  // As many leave as arrive, where a tenth may be chance.
-  const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
-  const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
-  if (window == Window::whole) state = "too_short";
-  if (growth > overload) state = "overloaded";
-  OrderedJson json{{"window", windows[std::size_t(window)]},
-                   {"state", state},
-                   {"begin_s", to_seconds(totals.begin).count()},
-                   {"end_s", to_seconds(totals.end).count()},
-                   {"offered_request_rate", nullptr},
-                   {"served_request_rate", served}};
-  if (!closed) json["offered_request_rate"] = offered;
-  return json;
-}
-
-// What a pool did, section by section.
-void add_sections(OrderedJson& document, const PoolRun& pool, const Totals& totals, Time now) {
-  const Experiment& e = pool.experiment;
-  const Measurement& measurement = pool.measurement;
-  document["steps"] = steps_of(e, totals);
-  document["experts"] = experts_of(e, totals, measurement);
-  document["expert_memory"] = expert_memory_of(e, totals.expert_memory);
-  document["expert_buffers"] = {{"tokens_per_rank", e.buffer_tokens},
-                                {"steps_cut", totals.cut_steps},
-                                {"rank_steps_cut", totals.cut_rank_steps}};
-  document["communication"] = communication_of(totals);
-  document["breakdown"] = breakdown_of(totals);
-  document["charges"] = charges_of(e.charges);
-  document["memory"] = memory_of(e.memory);
-  document["kv"] = kv_of(e, totals, measurement.total_blocks());
-  if (e.speculation.tokens > 0) {
-    document["speculative"] = speculation_of(totals.speculation, totals.busy_seconds());
-  }
-  document["routing_coverage"] = coverage_of(totals);
-  document["rebalancing"] = rebalancing_of(pool);
-  document["failures"] = failures_of(pool, now);
-  document["over_time"] = measurement.over_time().report(measurement.total_blocks());
-}
-
-OrderedJson transfers_of(const Pools& pools, const KvTransferTally& tally) {
-  const auto mean_ms = [&](Seconds sum) {
-    return ratio(sum.count() * 1e3, double(tally.transfers));
-  };
-  return {{"level", pools.network ? "network" : "nvlink"},
-          {"transfers", tally.transfers},
-          {"bytes", tally.bytes.value()},
-          {"mean_ms", mean_ms(tally.on_links)},
-          {"mean_wait_ms", mean_ms(tally.waited)},
-          {"mean_exposed_ms", mean_ms(tally.exposed)}};
-}
-
-// Of a key, whether its number is a part of a whole.
-bool is_share(std::string_view key) {
-  constexpr std::array<std::string_view, 8> shares{
-      "mfu",         "mbu",      "balancedness",   "gemm_occupancy",
-      "utilization", "hit_rate", "slo_attainment", "share"};
-  return std::ranges::find(shares, key) != shares.end() || key.starts_with("share_of_") ||
-         key.ends_with("_share") || key.ends_with("_utilization") || key.ends_with("_hit_rate");
-}
-
-void check_shares(const OrderedJson& document) {
-  constexpr double rounding = 1e-9;
-  for (const auto& [key, value] : document.items()) {
-    if (document.is_object() && (key == "context" || key == "config")) continue;
-    if (value.is_structured()) check_shares(value);
-    if (!document.is_object() || !value.is_number() || !is_share(key)) continue;
-    if (value.get<double>() > 1 + rounding) {
-      throw std::logic_error(fmt::format("a share of a report, {}, is {}", key, value.dump()));
-    }
+  constexpr std::array<Statistic, 7> statistics{{{"mean", "mean", &Summary::mean},
+                                                 {"median", "median", &Summary::p50},
+                                                 {"std", "standard deviation", &Summary::std},
+                                                 {"p50", "median", &Summary::p50},
+                                                 {"p90", "90th percentile", &Summary::p90},
+                                                 {"p95", "95th percentile", &Summary::p95},
+                                                 {"p99", "99th percentile", &Summary::p99}}};
+  for (const Statistic& statistic : statistics) {
+    table.add(
+        fmt::format("{}_{}_ms", statistic.name, name),
+        [latency, value = statistic.value](const Metrics& metrics) {
+          const Summary& summary = metrics.*latency;
+          return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
+        },
+        fmt::format("{} of {}", statistic.what, what), "ms", less);
   }
 }
 
 }  // namespace
+
+const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
+  using S = Metrics;
+  static const std::vector<Field<S>> rows = [] {
+    FieldTable<S> table;
+    table.add("completed", &S::completed, "requests of the whole run that finished", "", more)
+        .add("rejected", &S::rejected, "requests that no rank can ever hold", "", less)
+        .add_if_any("timed_out", &S::timed_out, "requests whose client gave up waiting", "", less)
+        .add_if_any("cancelled", &S::cancelled, "requests whose client left by itself", "", less)
+        .add_if_any("timeout_share", &S::timeout_share, "of those measured, that timed out",
+                    "share of requests", less)
+        .add_if_any("cancelled_share", &S::cancelled_share,
+                    "of those measured, that were cancelled", "share of requests", less)
+        .add("measured_requests", &S::measured_requests, "requests that arrived while measured")
+        .add("completed_while_measured", &S::completed_while_measured,
+             "requests that finished while measured")
+        .add("duration_s", &S::duration_s, "length of what was measured", "s")
+        .add("request_throughput", &S::request_throughput, "requests that finish", "1/s", more)
+        .add("request_goodput", &S::request_goodput,
+             "requests that finish within every objective of the SLO", "1/s", more)
+        .add("slo_attainment", &S::slo_attainment,
+             "requests that met every objective; rejected and timed-out ones met none",
+             "share of requests", more)
+        .add_if_any("attainment", &S::attainment, "")
+        .add("output_throughput", &S::output_throughput, "tokens emitted", "tokens/s", more)
+        .add("total_token_throughput", &S::total_token_throughput,
+             "tokens emitted, and prompt tokens of requests with their first token", "tokens/s",
+             more);
+    add_latency(table, "ttft", "time to first token, from arrival", &S::ttft);
+    add_latency(table, "tpot", "(E2EL - TTFT) / (output tokens - 1) of each request", &S::tpot);
+    add_latency(table, "itl", "time between two tokens of a request", &S::itl);
+    add_latency(table, "e2el", "time from arrival to the last token", &S::e2el);
+    table
+        .add("tokens_per_s_per_gpu", &S::tokens_per_s_per_gpu, "output_throughput / GPUs",
+             "tokens/s", more)
+        .add("tokens_per_s_per_user", &S::tokens_per_s_per_user, "1000 / median_tpot_ms",
+             "tokens/s", more)
+        .add("total_tokens_per_s_per_gpu", &S::total_tokens_per_s_per_gpu,
+             "total_token_throughput / GPUs", "tokens/s", more)
+        .add("mfu", &S::mfu,
+             "2 flops per active weight and computed token, of the GPUs' peak at the experts' "
+             "precision",
+             "share", more)
+        .add("mbu", &S::mbu, "HBM bytes read and written, of the GPUs' bandwidth", "share", more)
+        .add("cost_per_million_output_tokens", &S::cost_per_million_output_tokens,
+             "all GPUs at the price of their hour; null without a price", "dollars", less);
+    return std::vector<Field<S>>(std::move(table));
+  }();
+  return rows;
+}
+
+const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
+  using S = MeasurementStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("window", &S::window, "what was measured: steady, after_warm_up or whole")
+          .add("state", &S::state, "what rates are worth: stable, unsteady, overloaded, too_short")
+          .add("begin_s", &S::begin_s, "when measuring began", "s")
+          .add("end_s", &S::end_s, "when it ended", "s")
+          .add("offered_request_rate", &S::offered_request_rate,
+               "requests that arrive; null in a closed loop", "1/s")
+          .add("served_request_rate", &S::served_request_rate, "requests that leave", "1/s", more);
+  return rows;
+}
+
+const std::vector<Field<StepKindStats>>& fields_of(const StepKindStats*) {
+  using S = StepKindStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("steps", &S::steps, "steps that held prefill, decode or both (mixed)")
+          .add("seconds", &S::seconds, "their sum", "s")
+          .add("share_of_time", &S::share_of_time, "of all steps' time", "share of time")
+          .add("mean_ms", &S::mean_ms, "a step", "ms", less)
+          .add("mean_prefill_tokens", &S::mean_prefill_tokens, "prompt tokens in a step", "tokens")
+          .add("mean_decode_tokens", &S::mean_decode_tokens, "decode tokens in a step", "tokens",
+               more)
+          .add("mean_decode_tokens_per_rank", &S::mean_decode_tokens_per_rank,
+               "decode tokens in a step and DP rank", "tokens")
+          .add("mean_dummy_ranks", &S::mean_dummy_ranks,
+               "DP ranks that ran a dummy token because others had work")
+          .add("decode_tokens_per_s_per_gpu", &S::decode_tokens_per_s_per_gpu,
+               "decode tokens over the time of these steps and the GPUs of a group", "tokens/s",
+               more)
+          .add("parts_mean_ms", &S::parts_mean_ms, "a step's critical path, by part", "ms", less)
+          .each("PART");
+  return rows;
+}
+
+const std::vector<Field<RuleShares>>& fields_of(const RuleShares*) {
+  using S = RuleShares;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("share_of_steps", &S::share_of_steps,
+               "steps that were routed by the policies of prefill, decode or mixed",
+               "share of steps")
+          .add("share_of_time", &S::share_of_time, "the time of these steps", "share of time");
+  return rows;
+}
+
+const std::vector<Field<StepStats>>& fields_of(const StepStats*) {
+  using S = StepStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>().merge(&S::by_kind).each("KIND").add("by_rule", &S::by_rule, "").each("KIND");
+  return rows;
+}
+
+const std::vector<Field<Distribution>>& fields_of(const Distribution*) {
+  using S = Distribution;
+  static const std::vector<Field<S>> rows = FieldTable<S>()
+                                                .add("mean", &S::mean, "mean")
+                                                .add("p50", &S::p50, "median")
+                                                .add("p95", &S::p95, "95th percentile")
+                                                .add("p99", &S::p99, "99th percentile")
+                                                .add("max", &S::max, "largest");
+  return rows;
+}
+
+const std::vector<Field<RankDistribution>>& fields_of(const RankDistribution*) {
+  using S = RankDistribution;
+  static const std::vector<Field<S>> rows = FieldTable<S>().merge(&S::steps).add(
+      "total_by_rank", &S::total_by_rank, "sum over the steps, [EP rank]");
+  return rows;
+}
+
+const std::vector<Field<ExpertLayerStats>>& fields_of(const ExpertLayerStats*) {
+  using S = ExpertLayerStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("layer", &S::layer, "number of the layer in the model")
+          .add("rank_activated", &S::rank_activated,
+               "activated experts of an EP rank in a step: over (rank, step)")
+          .add("rank_tokens", &S::rank_tokens,
+               "expert tokens of an EP rank in a step: over (rank, step)")
+          .add("expert_tokens", &S::expert_tokens,
+               "tokens of a logical expert in a step: over (expert, step)");
+  return rows;
+}
+
+const std::vector<Field<HotRankEvents>>& fields_of(const HotRankEvents*) {
+  using S = HotRankEvents;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("layer_steps", &S::layer_steps,
+               "(layer, step) pairs whose busiest rank had more than hot_rank_threshold times the "
+               "mean tokens",
+               "", less)
+          .add("worst", &S::worst, "largest ratio seen", "max/mean", less);
+  return rows;
+}
+
+const std::vector<Field<ExpertSummary>>& fields_of(const ExpertSummary*) {
+  using S = ExpertSummary;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("max_activated_mean", &S::max_activated_mean,
+               "activated experts of the busiest EP rank, mean over (layer, step)", "", less)
+          .add("activated_mean", &S::activated_mean, "activated experts of an EP rank", "", less)
+          .add("active_experts_mean", &S::active_experts_mean, "logical experts with tokens")
+          .add("max_tokens_mean", &S::max_tokens_mean, "expert tokens of the busiest EP rank", "",
+               less)
+          .add("tokens_mean", &S::tokens_mean, "expert tokens of an EP rank")
+          .add("balancedness", &S::balancedness, "tokens_mean / max_tokens_mean", "mean/max", more)
+          .add("imbalance", &S::imbalance, "max_tokens_mean / tokens_mean", "max/mean", less)
+          .add("cv", &S::cv, "coefficient of variation of tokens over EP ranks", "", less)
+          .add("gemm_occupancy", &S::gemm_occupancy, "rows of padded GEMMs that hold tokens",
+               "share of rows", more)
+          .add("hot_rank_events", &S::hot_rank_events, "");
+  return rows;
+}
+
+const std::vector<Field<ExpertKindStats>>& fields_of(const ExpertKindStats*) {
+  using S = ExpertKindStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>().merge(&S::summary).add_if_any("layers", &S::layers, "");
+  return rows;
+}
+
+const std::vector<Field<HottestRank>>& fields_of(const HottestRank*) {
+  using S = HottestRank;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("time_s", &S::time_s, "when the step ended", "s")
+          .add("layer", &S::layer, "number of the layer in the model")
+          .add("rank", &S::rank, "EP rank")
+          .add("ratio", &S::ratio, "its tokens over the mean of all ranks", "max/mean", less);
+  return rows;
+}
+
+const std::vector<Field<ExpertStats>>& fields_of(const ExpertStats*) {
+  using S = ExpertStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .merge(&S::summary)
+          .add("by_step_kind", &S::by_step_kind, "")
+          .each("KIND")
+          .add("replicas", &S::replicas, "physical experts of a layer beyond the logical ones")
+          .add("replication_effective", &S::replication_effective,
+               "physical over logical experts, as the slots came out", "", less)
+          .add("dropped", &S::dropped, "selections of the gate that no expert ran",
+               "share of selections", less)
+          .add("rerouted", &S::rerouted, "selections that another expert ran",
+               "share of selections", less)
+          .add("delayed", &S::delayed, "selections left for the next step, of all of the gate", "",
+               less)
+          .add("hot_rank_threshold", &S::hot_rank_threshold, "measurement/hot_rank_threshold",
+               "max/mean")
+          .add_if_any("hottest_ranks", &S::hottest_ranks, "")
+          .add_if_any("tokens_per_expert_by_workload", &S::tokens_per_expert_by_workload,
+                      "[layer][logical expert] tokens of the whole run, by workload tag")
+          .each("WORKLOAD");
+  return rows;
+}
+
+const std::vector<Field<PrefetchStats>>& fields_of(const PrefetchStats*) {
+  using S = PrefetchStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("issued", &S::issued, "transfers that began ahead of a layer")
+          .add("used", &S::used, "of them, whose expert ran next", "", more)
+          .add("late", &S::late, "misses that waited for the rest of their prefetch", "", less)
+          .add("wasted", &S::wasted, "of them, whose expert did not run next", "", less);
+  return rows;
+}
+
+const std::vector<Field<ExpertTransferStats>>& fields_of(const ExpertTransferStats*) {
+  using S = ExpertTransferStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("hits", &S::hits, "experts that ran and stood in HBM when their layer began", "",
+               more)
+          .add("misses", &S::misses, "experts that ran and did not", "", less)
+          .add("hit_rate", &S::hit_rate, "hits / (hits + misses)", "share of runs", more)
+          .add("streamed", &S::streamed, "misses that were fetched without staying", "", less)
+          .add("prefetch", &S::prefetch, "")
+          .add("host_bytes", &S::host_bytes, "fetched from DRAM", "B", less)
+          .add("nvme_bytes", &S::nvme_bytes, "fetched from NVMe", "B", less)
+          .add("stall_seconds", &S::stall_seconds,
+               "by which layers took longer than with every expert in HBM", "s", less)
+          .add("host_source", &S::host_source, "where the host link's figures come from");
+  return rows;
+}
+
+const std::vector<Field<ExpertMemoryStats>>& fields_of(const ExpertMemoryStats*) {
+  using S = ExpertMemoryStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("type", &S::type, "policy; resident: every expert stands in HBM")
+          .merge(&S::transfers);
+  return rows;
+}
+
+const std::vector<Field<ExpertBufferStats>>& fields_of(const ExpertBufferStats*) {
+  using S = ExpertBufferStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("tokens_per_rank", &S::tokens_per_rank,
+               "tokens of a rank and step for which dispatch buffers have room", "tokens")
+          .add("steps_cut", &S::steps_cut, "steps that were smaller because they were full", "",
+               less)
+          .add("rank_steps_cut", &S::rank_steps_cut, "(rank, step) pairs of these", "", less);
+  return rows;
+}
+
+const std::vector<Field<TrafficStats>>& fields_of(const TrafficStats*) {
+  using S = TrafficStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("seconds", &S::seconds, "that links were busy", "s", less)
+          .add("hidden_seconds", &S::hidden_seconds, "of them, beside computation", "s")
+          .add("share_of_busy_time", &S::share_of_busy_time, "seconds over all steps' time",
+               "share of time", less)
+          .add("nvlink_bytes", &S::nvlink_bytes, "over NVLink", "B", less)
+          .add("network_bytes", &S::network_bytes, "over the network", "B", less);
+  return rows;
+}
+
+const std::vector<Field<LayerTrafficStats>>& fields_of(const LayerTrafficStats*) {
+  using S = LayerTrafficStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .merge(&S::all)
+          .add("mean_us_per_layer", &S::mean_us_per_layer, "mean over (MoE layer, step)", "us",
+               less)
+          .add("p99_us_per_layer", &S::p99_us_per_layer, "99th percentile of the same", "us", less);
+  return rows;
+}
+
+const std::vector<Field<CommunicationStats>>& fields_of(const CommunicationStats*) {
+  using S = CommunicationStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("layers_by_dispatch", &S::layers_by_dispatch, "(layer, step) pairs that it carried")
+          .each("DISPATCH")
+          .add("dispatch", &S::dispatch, "tokens to the GPUs of their experts")
+          .add("combine", &S::combine, "results back")
+          .add("tp_all_reduce", &S::tp_all_reduce, "all-reduces within tensor-parallel ranks");
+  return rows;
+}
+
+const std::vector<Field<PartStats>>& fields_of(const PartStats*) {
+  using S = PartStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("seconds", &S::seconds, "on the critical path of steps", "s", less)
+          .add("share", &S::share, "of all steps' time", "share of time")
+          .add_if_any("bound_by", &S::bound_by, "of them, by what bounds them", "s")
+          .each("RESOURCE");
+  return rows;
+}
+
+const std::vector<Field<BreakdownStats>>& fields_of(const BreakdownStats*) {
+  using S = BreakdownStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("busy_seconds", &S::busy_seconds, "all steps' time, over all EP groups", "s")
+          .add("parts", &S::parts, "")
+          .each("PART")
+          .add("bound_by", &S::bound_by, "steps' time by what bounds it", "s")
+          .each("RESOURCE")
+          .add("extrapolated_share", &S::extrapolated_share,
+               "time predicted by constants beyond what they were fitted on", "share of time", less)
+          .add("unmeasured_share", &S::unmeasured_share,
+               "time predicted by constants never measured on this GPU", "share of time", less)
+          .add("barrier_idle_share", &S::barrier_idle_share, "GPU time spent waiting at barriers",
+               "share of time", less)
+          .add("barrier_idle_seconds_per_gpu", &S::barrier_idle_seconds_per_gpu,
+               "waiting at barriers, [GPU of a group]", "s", less)
+          .add("exposed_communication_share", &S::exposed_communication_share,
+               "communication that no computation hides", "share of time", less)
+          .add_if_any("measured_share", &S::measured_share,
+                      "time of kernels at points that a table measured", "share of time", more)
+          .add_if_any("interpolated_share", &S::interpolated_share,
+                      "time of kernels between points of a table", "share of time")
+          .add_if_any("carried_over_share", &S::carried_over_share,
+                      "time of kernels that a table of another GPU measured", "share of time");
+  return rows;
+}
+
+const std::vector<Field<RoutingChargeStats>>& fields_of(const RoutingChargeStats*) {
+  using S = RoutingChargeStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("fixed_us", &S::fixed_us, "GPU time of the policy in a layer", "us")
+          .add("per_128_active_us", &S::per_128_active_us, "and for each 128 active experts", "us");
+  return rows;
+}
+
+const std::vector<Field<ChargeStats>>& fields_of(const ChargeStats*) {
+  using S = ChargeStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("source", &S::source, "where the charges come from")
+          .add("top_k_of_all_tokens_us", &S::top_k_of_all_tokens_us,
+               "of the gate, when hidden states are gathered before it", "us")
+          .add("host_overhead_us", &S::host_overhead_us, "once per step", "us")
+          .add_if_any("token_routing", &S::token_routing, "")
+          .each("POLICY");
+  return rows;
+}
+
+const std::vector<Field<MemoryStats>>& fields_of(const MemoryStats*) {
+  using S = MemoryStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("capacity_bytes", &S::capacity_bytes, "HBM of a GPU", "B")
+          .add("usable_bytes", &S::usable_bytes, "capacity x gpu_memory_utilization", "B")
+          .add("weights_bytes", &S::weights_bytes, "everything but routed experts", "B")
+          .add("experts_bytes", &S::experts_bytes, "routed experts, one copy of each", "B")
+          .add("replicas_bytes", &S::replicas_bytes, "redundant slots", "B")
+          .add("buffers_bytes", &S::buffers_bytes,
+               "exchange buffers, activations, logits, rebalance buffer", "B")
+          .add("rebalance_buffer_bytes", &S::rebalance_buffer_bytes, "of them, to rebalance", "B")
+          .add("kv_bytes", &S::kv_bytes, "left for the KV cache", "B", more);
+  return rows;
+}
+
+const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
+  using S = KvStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("block_tokens", &S::block_tokens, "tokens of a block", "tokens")
+          .add("blocks_per_rank", &S::blocks_per_rank, "blocks of a DP rank")
+          .add("mean_utilization", &S::mean_utilization, "blocks held, over steps' time", "share")
+          .add("peak_utilization", &S::peak_utilization, "most blocks held at a time", "share",
+               less)
+          .add("preemptions", &S::preemptions, "requests that lost their blocks to others", "",
+               less)
+          .add("prefix_caching", &S::prefix_caching, "whether blocks are shared between prompts")
+          .add("prefix_queried_tokens", &S::prefix_queried_tokens, "prompt tokens looked up",
+               "tokens")
+          .add("prefix_hit_tokens", &S::prefix_hit_tokens, "of them, that were cached", "tokens",
+               more)
+          .add("prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more);
+  return rows;
+}
+
+// Keys as vLLM counts.
+const std::vector<Field<SpeculationStats>>& fields_of(const SpeculationStats*) {
+  using S = SpeculationStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("num_drafts", &S::num_drafts, "verifications of a sequence in a step")
+          .add("num_draft_tokens", &S::num_draft_tokens, "drafts that were verified", "tokens")
+          .add("num_accepted_tokens", &S::num_accepted_tokens, "drafts that held", "tokens", more)
+          .add("draft_acceptance_rate", &S::draft_acceptance_rate, "accepted / drafted", "share",
+               more)
+          .add("mean_acceptance_length", &S::mean_acceptance_length,
+               "tokens that a verification yields, its own included", "tokens", more)
+          .add("draft_seconds", &S::draft_seconds, "steps spent on drafting", "s", less)
+          .add("draft_share", &S::draft_share, "of all steps' time", "share of time", less);
+  return rows;
+}
+
+const std::vector<Field<CoverageStats>>& fields_of(const CoverageStats*) {
+  using S = CoverageStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("tokens", &S::tokens, "whose experts came from rows of a trace", "tokens")
+          .add("recorded", &S::recorded, "rows of the bound recording, of the right phase",
+               "share of tokens", more)
+          .add("borrowed", &S::borrowed, "rows of the recording's other phase", "share of tokens",
+               less)
+          .add("wrapped", &S::wrapped, "past the recording's end: rows of the next one",
+               "share of tokens", less)
+          .add("synthetic", &S::synthetic, "made by a generator", "share of tokens");
+  return rows;
+}
+
+const std::vector<Field<RebalancingLog::Event>>& fields_of(const RebalancingLog::Event*) {
+  using S = RebalancingLog::Event;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add(
+              "at_s", [](const S& s) { return s.at.count(); }, "when it was planned", "s")
+          .add("step", &S::step, "step of the group")
+          .add("layers", &S::layers, "layers whose placement changes")
+          .add(
+              "bytes", [](const S& s) { return s.bytes.value(); }, "over links", "B", less)
+          .add("imbalance_before", &S::imbalance_before, "as planned", "max/mean", less)
+          .add("imbalance_after", &S::imbalance_after, "as planned", "max/mean", less);
+  return rows;
+}
+
+namespace {
+
+struct MovedBytes {
+  double nvlink, network, within_gpus;
+};
+
+const std::vector<Field<MovedBytes>>& fields_of(const MovedBytes*) {
+  using S = MovedBytes;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("nvlink", &S::nvlink, "weights moved over NVLink", "B", less)
+          .add("network", &S::network, "weights moved over the network", "B", less)
+          .add("within_gpus", &S::within_gpus, "weights copied within a GPU", "B", less);
+  return rows;
+}
+
+}  // namespace
+
+const std::vector<Field<RebalancingLog>>& fields_of(const RebalancingLog*) {
+  using S = RebalancingLog;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("count", &S::plans, "plans that moved something")
+          .add("declined", &S::declined, "plans that found nothing worth moving")
+          .add("layers_switched", &S::layers_switched, "layers whose new weights arrived")
+          .add(
+              "bytes",
+              [](const S& s) {
+                return MovedBytes{s.nvlink.value(), s.network.value(), s.copied.value()};
+              },
+              "")
+          .add(
+              "planning_seconds", [](const S& s) { return s.planning.count(); }, "to plan", "s",
+              less)
+          .add(
+              "stall_seconds", [](const S& s) { return s.stalled.count(); },
+              "the engine stood still, planning included", "s", less)
+          .add(
+              "transfer_seconds", [](const S& s) { return s.moving.count(); },
+              "weights were under way, by their time on free links", "s", less)
+          .add(
+              "slowdown_seconds", [](const S& s) { return s.slowdown.count(); },
+              "steps took longer because weights travelled beside them", "s", less)
+          .add("events", &S::events, "")
+          .add(
+              "events_left_out", [](const S& s) { return s.plans - std::ssize(s.events); },
+              "plans that are not listed");
+  return rows;
+}
+
+const std::vector<Field<OutageRecord>>& fields_of(const OutageRecord*) {
+  using S = OutageRecord;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("what", &S::what, "what stopped")
+          .add("gpus", &S::gpus, "its GPUs")
+          .add(
+              "at_s", [](const S& s) { return to_seconds(s.at).count(); }, "when it stopped", "s")
+          .add(
+              "step_lost_seconds", [](const S& s) { return s.step_lost.count(); },
+              "of the step in flight, which yields nothing", "s", less)
+          .add("requests_moved", &S::requests, "to other ranks", "", less)
+          .add("kv_tokens_lost", &S::tokens_lost, "of their KV cache: computed again", "tokens",
+               less)
+          .add("experts_lost", &S::experts_lost, "(layer, expert) pairs of which no copy was left",
+               "", less)
+          .add(
+              "bytes_moved", [](const S& s) { return s.moved.value(); }, "weights over links", "B",
+              less)
+          .add(
+              "bytes_reloaded", [](const S& s) { return s.reloaded.value(); },
+              "weights from outside", "B", less)
+          .add(
+              "stopped_seconds", [](const S& s) { return s.stopped.count(); },
+              "no GPU computed: detection, movement, reloading", "s", less)
+          .add(
+              "recovered_at_s",
+              [](const S& s) {
+                return s.recovered ? std::optional(to_seconds(*s.recovered).count()) : std::nullopt;
+              },
+              "when it came back; null if it did not", "s")
+          .add(
+              "bytes_moved_back", [](const S& s) { return s.moved_back.value(); },
+              "weights over links after that", "B", less)
+          .add(
+              "stopped_again_seconds", [](const S& s) { return s.stopped_again.count(); },
+              "no GPU computed while experts moved back", "s", less);
+  return rows;
+}
+
+const std::vector<Field<OutageStats>>& fields_of(const OutageStats*) {
+  using S = OutageStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .merge(&S::outage)
+          .add("gpu_seconds_down", &S::gpu_seconds_down, "its GPUs times the time away", "s", less)
+          .add_if_any("instance", &S::instance, "the EP group, where there are several");
+  return rows;
+}
+
+const std::vector<Field<TimeBucket>>& fields_of(const TimeBucket*) {
+  using S = TimeBucket;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("begin_s", &S::begin_s, "when its first step began", "s")
+          .add("end_s", &S::end_s, "when its last step ended", "s")
+          .add("steps", &S::steps, "steps of the bucket")
+          .add("mean_step_ms", &S::mean_step_ms, "a step", "ms", less)
+          .add("mean_itl_ms", &S::mean_itl_ms,
+               "time between two tokens of a request; null where no second token fell", "ms", less)
+          .add("output_tokens", &S::output_tokens, "tokens emitted", "tokens", more)
+          .add("imbalance", &S::imbalance, "tokens of the busiest EP rank over the mean",
+               "max/mean", less)
+          .add("balancedness", &S::balancedness, "the inverse", "mean/max", more)
+          .add("rebalancing_seconds", &S::rebalancing_seconds, "that rebalancing took of steps",
+               "s", less)
+          .add("concurrency", &S::concurrency, "requests in a step, weighted with its time")
+          .add("kv_utilization", &S::kv_utilization, "blocks held, over steps' time", "share");
+  return rows;
+}
+
+const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
+  using S = PoolStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("steps", &S::steps, "the steps of all EP groups, by what they held")
+          .add("experts", &S::experts, "what the MoE layers did")
+          .add("expert_memory", &S::expert_memory, "where experts were found")
+          .add("expert_buffers", &S::expert_buffers, "room for tokens on their way to experts")
+          .add("communication", &S::communication, "what went over links")
+          .add("breakdown", &S::breakdown, "where the time of steps goes")
+          .add("charges", &S::charges, "what is charged besides kernels and links")
+          .add("memory", &S::memory, "HBM of a GPU")
+          .add("kv", &S::kv, "the KV cache")
+          .add_if_any("speculative", &S::speculative, "speculative decoding, where there is any")
+          .add("routing_coverage", &S::routing_coverage, "which rows of the trace the tokens took")
+          .each("PHASE")
+          .add("rebalancing", &S::rebalancing, "moves of experts while serving")
+          .add("failures", &S::failures, "an outage of GPUs")
+          .add("over_time", &S::over_time,
+               "the whole run in up to 100 buckets of equally many steps");
+  return rows;
+}
+
+const std::vector<Field<InstanceStats>>& fields_of(const InstanceStats*) {
+  using S = InstanceStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("instance", &S::instance, "number of the EP group")
+          .add("steps", &S::steps, "its steps")
+          .add("mean_step_ms", &S::mean_step_ms, "a step", "ms", less)
+          .add("utilization", &S::utilization, "time that it computed", "share of time")
+          .add("barrier_idle_share", &S::barrier_idle_share, "GPU time spent waiting at barriers",
+               "share of time", less)
+          .add("output_tokens", &S::output_tokens, "tokens emitted", "tokens", more)
+          .add("prefill_tokens", &S::prefill_tokens, "prompt tokens computed", "tokens")
+          .add("decode_tokens", &S::decode_tokens, "decode tokens computed", "tokens")
+          .add("kv_mean_utilization", &S::kv_mean_utilization, "blocks held, over steps' time",
+               "share")
+          .add("kv_peak_utilization", &S::kv_peak_utilization, "most blocks held at a time",
+               "share", less)
+          .add("prefix_hit_rate", &S::prefix_hit_rate, "prompt tokens that were cached",
+               "share of tokens", more)
+          .add("preemptions", &S::preemptions, "requests that lost their blocks to others", "",
+               less);
+  return rows;
+}
+
+const std::vector<Field<PoolGroups>>& fields_of(const PoolGroups*) {
+  using S = PoolGroups;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("gpus", &S::gpus, "GPUs of the pool")
+          .add("instances", &S::instances, "an EP group of the pool");
+  return rows;
+}
+
+const std::vector<Field<PrefillPoolStats>>& fields_of(const PrefillPoolStats*) {
+  using S = PrefillPoolStats;
+  static const std::vector<Field<S>> rows = FieldTable<S>().merge(&S::groups).merge(&S::pool);
+  return rows;
+}
+
+const std::vector<Field<KvTransferStats>>& fields_of(const KvTransferStats*) {
+  using S = KvTransferStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("level", &S::level, "nvlink or network")
+          .add("transfers", &S::transfers, "KV caches sent")
+          .add("bytes", &S::bytes, "their sum", "B")
+          .add("mean_ms", &S::mean_ms, "of a KV cache on its link", "ms", less)
+          .add("mean_wait_ms", &S::mean_wait_ms, "for a link that was taken", "ms", less)
+          .add("mean_exposed_ms", &S::mean_exposed_ms,
+               "from the first token to the KV cache's arrival, waiting included", "ms", less);
+  return rows;
+}
+
+const std::vector<Field<PoolsStats>>& fields_of(const PoolsStats*) {
+  using S = PoolsStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("prefill", &S::prefill, "the prefill pool, with the sections above")
+          .add("decode", &S::decode, "the decode pool, whose sections stand above")
+          .add("kv_transfer", &S::kv_transfer, "KV caches from the one to the other");
+  return rows;
+}
+
+const std::vector<Field<Report>>& fields_of(const Report*) {
+  using S = Report;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("context", &S::context, "what was run")
+          .add_if_any("anchored", &S::anchored, "corrections by measured runs, where there are any")
+          .add("metrics", &S::metrics,
+               "throughput and latency over all GPUs, as `vllm bench serve` names them")
+          .add("measurement", &S::measurement, "which part of the run was measured")
+          .merge(&S::pool)
+          .add_if_any("pools", &S::pools, "prefill and decode apart, where they are")
+          .add_if_any("instances", &S::instances, "an EP group, where one pool has several");
+  return rows;
+}
+
+// ---- what the tables are for
+
+namespace {
+
+bool is_share(std::string_view unit) {
+  return unit == "share" || unit.starts_with("share of ") || unit == "mean/max";
+}
+
+bool stands_for_several(std::string_view name) {
+  return !name.empty() && std::ranges::all_of(name, [](char c) { return c >= 'A' && c <= 'Z'; });
+}
+
+// Whether a pointer is one that a documented pointer stands for.
+bool is_one_of(std::string_view pointer, std::string_view documented) {
+  const auto cut = [](std::string_view& rest) {
+    const std::size_t end = std::min(rest.find('/', 1), rest.size());
+    const std::string_view first = rest.substr(0, end);
+    rest.remove_prefix(end);
+    return first;
+  };
+  while (!pointer.empty() && !documented.empty()) {
+    const std::string_view key = cut(pointer), name = cut(documented);
+    if (key != name && !stands_for_several(name.substr(1))) return false;
+  }
+  return pointer.empty() && documented.empty();
+}
+
+}  // namespace
+
+void check_share(std::string_view key, std::string_view unit, double value) {
+  constexpr double rounding = 1e-9;
+  if (is_share(unit) && value > 1 + rounding) {
+    throw std::logic_error(fmt::format("a share of a report, {}, is {}", key, value));
+  }
+}
+
+const std::vector<ReportKey>& report_keys() {
+  static const std::vector<ReportKey> keys = [] {
+    std::vector<ReportKey> all;
+    fields::document<Report>(all, {}, "");
+    return all;
+  }();
+  return keys;
+}
+
+const ReportKey* find_report_key(std::string_view pointer) {
+  const std::vector<ReportKey>& keys = report_keys();
+  const auto found = std::ranges::find_if(
+      keys, [&](const ReportKey& key) { return is_one_of(pointer, key.pointer); });
+  return found == keys.end() ? nullptr : &*found;
+}
+
+OrderedJson Report::document() const {
+  OrderedJson json = fields::written(*this);
+  check(all_numbers_finite(json), "a report holds a number that is none");
+  return json;
+}
 
 bool all_numbers_finite(const OrderedJson& document) {
   if (document.is_number_float()) return std::isfinite(document.get<double>());
   return std::all_of(document.begin(), document.end(), [](const OrderedJson& value) {
     return (!value.is_structured() && !value.is_number_float()) || all_numbers_finite(value);
   });
-}
-
-Report write_report(const Experiment& e, std::span<const PoolRun> pools,
-                    const KvTransferTally& transfers, const Requests& requests, Time now) {
-  const Measurement::Window window = pools.back().measurement.window();
-  std::vector<Totals> totals;
-  std::vector<Repeated> gaps;
-  for (const PoolRun& pool : pools) {
-    const Totals& of_pool = totals.emplace_back(pool.measurement.finish(now, window));
-    std::vector<Repeated> more = pool.measurement.take_gaps(of_pool);
-    if (gaps.empty()) std::swap(gaps, more);
-    gaps.insert(gaps.end(), more.begin(), more.end());
-  }
-  Report report;
-  OrderedJson& document = report.document;
-  document["context"] = {{"moesim", version}, {"seed", e.seed}, {"config", e.config}};
-  if (e.anchor) {
-    document["anchored"] = {{"deployment", e.anchor->deployment},
-                            {"runs", e.anchor->tpot.runs},
-                            {"leave_one_out_error", e.anchor->tpot.leave_one_out},
-                            {"tpot_factor", e.anchored_tpot},
-                            {"ttft_factor", e.anchored_tpot * e.anchored_ttft}};
-  }
-  document["metrics"] = metrics_of(e, totals, std::move(gaps), requests.lives());
-  document["measurement"] = measurement_of(e, window, totals.back(), requests.lives());
-  add_sections(document, pools.back(), totals.back(), now);
-  if (e.pools) {
-    OrderedJson& prefill = document["pools"]["prefill"];
-    prefill = {{"gpus", gpus_of(e.pools->prefill)},
-               {"instances", instances_of(pools.front(), totals.front())}};
-    add_sections(prefill, pools.front(), totals.front(), now);
-    document["pools"]["decode"] = {{"gpus", gpus_of(e.pools->decode)},
-                                   {"instances", instances_of(pools.back(), totals.back())}};
-    document["pools"]["kv_transfer"] = transfers_of(*e.pools, transfers);
-  } else if (e.instances > 1) {
-    document["instances"] = instances_of(pools.back(), totals.back());
-  }
-  for (const PoolRun& pool : pools) {
-    report.work.steps += pool.measurement.steps();
-    report.work.routed_ids += pool.measurement.routed_ids();
-  }
-  check(all_numbers_finite(document), "a report holds a number that is none");
-  check_shares(document);
-  report.work.generated_tokens = requests.generated_tokens();
-  return report;
 }
 
 }  // namespace moesim

@@ -1,15 +1,284 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/failures/recovery.hpp"
 #include "sim/rebalancing/relocation.hpp"
-#include "sim/report/measurement.hpp"
+#include "sim/report/fields.hpp"
+#include "sim/report/statistics.hpp"
+#include "sim/report/time_series.hpp"
 
 namespace moesim {
 
-/// What the simulator itself did: never part of the report, which is the same on every machine.
+// The values of a report, section by section, as documented in the tables of report.cpp: meanings,
+// units, and what is left out when.
+
+struct ReportContext {
+  std::string moesim;  ///< version
+  std::uint64_t seed = 0;
+  Json config;  ///< resolved
+};
+
+struct AnchorStats {
+  std::string deployment;
+  int runs = 0;
+  double leave_one_out_error = 0, tpot_factor = 1, ttft_factor = 1;
+};
+
+struct Attainment {
+  std::optional<double> ttft, tpot, e2el;
+  bool any() const { return ttft || tpot || e2el; }
+};
+
+struct Metrics {
+  std::int64_t completed = 0, rejected = 0;
+  std::optional<std::int64_t> timed_out, cancelled;  ///< where clients may leave
+  std::optional<double> timeout_share, cancelled_share;
+  std::int64_t measured_requests = 0, completed_while_measured = 0;
+  double duration_s = 0;
+  double request_throughput = 0, request_goodput = 0, slo_attainment = 0;
+  std::optional<Attainment> attainment;  ///< where there are objectives
+  double output_throughput = 0, total_token_throughput = 0;
+  Summary ttft, tpot, itl, e2el;  ///< ms
+  double tokens_per_s_per_gpu = 0;
+  std::optional<double> tokens_per_s_per_user;
+  double total_tokens_per_s_per_gpu = 0;
+  double mfu = 0, mbu = 0;
+  std::optional<double> cost_per_million_output_tokens;
+};
+
+struct MeasurementStats {
+  std::string window, state;
+  double begin_s = 0, end_s = 0;
+  std::optional<double> offered_request_rate;
+  double served_request_rate = 0;
+};
+
+struct StepKindStats {
+  std::int64_t steps = 0;
+  double seconds = 0, share_of_time = 0, mean_ms = 0;
+  double mean_prefill_tokens = 0, mean_decode_tokens = 0, mean_decode_tokens_per_rank = 0;
+  double mean_dummy_ranks = 0, decode_tokens_per_s_per_gpu = 0;
+  Named<double> parts_mean_ms;
+};
+
+struct RuleShares {
+  double share_of_steps = 0, share_of_time = 0;
+};
+
+struct StepStats {
+  Named<StepKindStats> by_kind;
+  Named<RuleShares> by_rule;
+};
+
+struct Distribution {
+  double mean = 0;
+  std::int64_t p50 = 0, p95 = 0, p99 = 0, max = 0;
+};
+
+struct RankDistribution {
+  Distribution steps;
+  std::vector<std::int64_t> total_by_rank;
+};
+
+struct ExpertLayerStats {
+  int layer = 0;
+  RankDistribution rank_activated, rank_tokens;
+  Distribution expert_tokens;
+};
+
+struct HotRankEvents {
+  std::int64_t layer_steps = 0;
+  double worst = 0;
+};
+
+struct ExpertSummary {
+  double max_activated_mean = 0, activated_mean = 0, active_experts_mean = 0;
+  double max_tokens_mean = 0, tokens_mean = 0;
+  double balancedness = 0, imbalance = 0, cv = 0, gemm_occupancy = 0;
+  HotRankEvents hot_rank_events;
+};
+
+struct ExpertKindStats {
+  ExpertSummary summary;
+  std::vector<ExpertLayerStats> layers;
+};
+
+struct HottestRank {
+  double time_s = 0;
+  int layer = 0;
+  std::int32_t rank = 0;
+  double ratio = 0;
+};
+
+/// [layer][expert]
+using ExpertCounts = std::vector<std::vector<std::int64_t>>;
+
+struct ExpertStats {
+  ExpertSummary summary;
+  Named<ExpertKindStats> by_step_kind;
+  int replicas = 0;
+  double replication_effective = 1;
+  double dropped = 0, rerouted = 0, delayed = 0;
+  double hot_rank_threshold = 0;
+  std::vector<HottestRank> hottest_ranks;
+  std::optional<Named<ExpertCounts>> tokens_per_expert_by_workload;
+};
+
+struct PrefetchStats {
+  std::int64_t issued = 0, used = 0, late = 0, wasted = 0;
+};
+
+struct ExpertTransferStats {
+  std::int64_t hits = 0, misses = 0;
+  double hit_rate = 0;
+  std::int64_t streamed = 0;
+  PrefetchStats prefetch;
+  double host_bytes = 0, nvme_bytes = 0, stall_seconds = 0;
+  std::string host_source;
+};
+
+struct ExpertMemoryStats {
+  std::string type;
+  std::optional<ExpertTransferStats> transfers;  ///< none: every expert is resident
+};
+
+struct ExpertBufferStats {
+  std::int32_t tokens_per_rank = 0;
+  std::int64_t steps_cut = 0, rank_steps_cut = 0;
+};
+
+struct TrafficStats {
+  double seconds = 0, hidden_seconds = 0, share_of_busy_time = 0;
+  double nvlink_bytes = 0, network_bytes = 0;
+};
+
+struct LayerTrafficStats {
+  TrafficStats all;
+  double mean_us_per_layer = 0, p99_us_per_layer = 0;
+};
+
+struct CommunicationStats {
+  Named<std::int64_t> layers_by_dispatch;
+  LayerTrafficStats dispatch, combine;
+  TrafficStats tp_all_reduce;
+};
+
+struct PartStats {
+  double seconds = 0, share = 0;
+  Named<double> bound_by;
+};
+
+struct BreakdownStats {
+  double busy_seconds = 0;
+  Named<PartStats> parts;
+  Named<double> bound_by;
+  double extrapolated_share = 0, unmeasured_share = 0;
+  double barrier_idle_share = 0;
+  std::vector<double> barrier_idle_seconds_per_gpu;
+  double exposed_communication_share = 0;
+  std::optional<double> measured_share, interpolated_share, carried_over_share;
+};
+
+struct RoutingChargeStats {
+  double fixed_us = 0, per_128_active_us = 0;
+};
+
+struct ChargeStats {
+  std::string source;
+  double top_k_of_all_tokens_us = 0, host_overhead_us = 0;
+  Named<RoutingChargeStats> token_routing;
+};
+
+struct MemoryStats {
+  double capacity_bytes = 0, usable_bytes = 0, weights_bytes = 0, experts_bytes = 0;
+  double replicas_bytes = 0, buffers_bytes = 0, rebalance_buffer_bytes = 0, kv_bytes = 0;
+};
+
+struct KvStats {
+  int block_tokens = 0;
+  std::int64_t blocks_per_rank = 0;
+  double mean_utilization = 0, peak_utilization = 0;
+  std::int64_t preemptions = 0;
+  bool prefix_caching = false;
+  std::int64_t prefix_queried_tokens = 0, prefix_hit_tokens = 0;
+  double prefix_hit_rate = 0;
+};
+
+struct SpeculationStats {
+  std::int64_t num_drafts = 0, num_draft_tokens = 0, num_accepted_tokens = 0;
+  double draft_acceptance_rate = 0, mean_acceptance_length = 0;
+  double draft_seconds = 0, draft_share = 0;
+};
+
+struct CoverageStats {
+  std::int64_t tokens = 0;
+  double recorded = 0, borrowed = 0, wrapped = 0, synthetic = 0;
+};
+
+/// An outage in a run that ended at some time.
+struct OutageStats {
+  OutageRecord outage;
+  double gpu_seconds_down = 0;
+  std::optional<int> instance;  ///< where there are several
+};
+
+/// What the EP groups of one pool did.
+struct PoolStats {
+  StepStats steps;
+  ExpertStats experts;
+  ExpertMemoryStats expert_memory;
+  ExpertBufferStats expert_buffers;
+  CommunicationStats communication;
+  BreakdownStats breakdown;
+  ChargeStats charges;
+  MemoryStats memory;
+  KvStats kv;
+  std::optional<SpeculationStats> speculative;
+  Named<CoverageStats> routing_coverage;
+  RebalancingLog rebalancing;
+  std::vector<OutageStats> failures;
+  std::vector<TimeBucket> over_time;
+};
+
+struct InstanceStats {
+  int instance = 0;
+  std::int64_t steps = 0;
+  double mean_step_ms = 0, utilization = 0, barrier_idle_share = 0;
+  std::int64_t output_tokens = 0;
+  double prefill_tokens = 0, decode_tokens = 0;
+  double kv_mean_utilization = 0, kv_peak_utilization = 0, prefix_hit_rate = 0;
+  std::int64_t preemptions = 0;
+};
+
+/// The EP groups of one of two pools.
+struct PoolGroups {
+  int gpus = 0;
+  std::vector<InstanceStats> instances;
+};
+
+struct PrefillPoolStats {
+  PoolGroups groups;
+  PoolStats pool;
+};
+
+struct KvTransferStats {
+  std::string level;
+  std::int64_t transfers = 0;
+  double bytes = 0, mean_ms = 0, mean_wait_ms = 0, mean_exposed_ms = 0;
+};
+
+struct PoolsStats {
+  PrefillPoolStats prefill;
+  PoolGroups decode;
+  KvTransferStats kv_transfer;
+};
+
+/// What the simulator itself did: never part of the document, which is the same on every machine.
 struct SimulatorWork {
   std::int64_t steps = 0;
   std::int64_t routed_ids = 0;
@@ -18,39 +287,26 @@ struct SimulatorWork {
 
 /// The outcome of a run.
 struct Report {
-  OrderedJson document;  ///< the report file: keys are contracts, see README
+  ReportContext context;
+  std::optional<AnchorStats> anchored;
+  Metrics metrics;
+  MeasurementStats measurement;
+  PoolStats pool;                                       ///< of the decode pool, if there are two
+  std::optional<PoolsStats> pools;                      ///< prefill and decode apart
+  std::optional<std::vector<InstanceStats>> instances;  ///< where one pool has several
   SimulatorWork work;
+
+  /// The report file: keys are contracts, see README. Throws std::logic_error if a number in it is
+  /// not finite or a share is above 1.
+  OrderedJson document() const;
 };
 
-/// One EP group, as a run leaves it.
-struct InstanceRun {
-  int number = 0;
-  RebalancingLog rebalancing;
-  std::vector<OutageRecord> outages;
-};
-
-/// EP groups alike that served behind one router, as a run leaves them.
-struct PoolRun {
-  const Experiment& experiment;
-  Measurement& measurement;
-  std::vector<InstanceRun> instances;
-};
-
-/// What went from the prefill pool to the decode pool.
-struct KvTransferTally {
-  std::int64_t transfers = 0;
-  Bytes bytes{};
-  Seconds on_links{};
-  Seconds waited{};   ///< for a link that was taken
-  Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
-};
+/// Every key of the report file, in its order.
+const std::vector<ReportKey>& report_keys();
+/// What documents the value at a pointer into the report file, or nullptr.
+const ReportKey* find_report_key(std::string_view pointer);
 
 /// Whether every number in a document is one: JSON would write NaN and infinity as null.
 bool all_numbers_finite(const OrderedJson&);
-
-/// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
-/// Throws std::logic_error if a number in it is not finite.
-Report write_report(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
-                    const Requests&, Time now);
 
 }  // namespace moesim

@@ -68,23 +68,23 @@ void OverTime::add(const StepRecord& record, Time now) {
   buckets_.push_back(step);
 }
 
-OrderedJson OverTime::report(std::int64_t kv_blocks) const {
-  OrderedJson json = OrderedJson::array();
+std::vector<TimeBucket> OverTime::buckets(std::int64_t kv_blocks) const {
+  std::vector<TimeBucket> all;
   for (const Bucket& b : buckets_) {
-    json.push_back(
-        {{"begin_s", to_seconds(b.begin).count()},
-         {"end_s", to_seconds(b.end).count()},
-         {"steps", b.steps},
-         {"mean_step_ms", ratio(b.seconds * 1e3, double(b.steps))},
-         {"mean_itl_ms", b.gaps == 0 ? OrderedJson() : OrderedJson(b.gaps_ms / double(b.gaps))},
-         {"output_tokens", b.tokens},
-         {"imbalance", ratio(b.max_tokens, b.mean_tokens)},
-         {"balancedness", ratio(b.mean_tokens, b.max_tokens)},
-         {"rebalancing_seconds", b.rebalancing_seconds},
-         {"concurrency", ratio(b.sequence_seconds, b.seconds)},
-         {"kv_utilization", ratio(b.kv_block_seconds, b.seconds * double(kv_blocks))}});
+    TimeBucket& bucket = all.emplace_back();
+    bucket.begin_s = to_seconds(b.begin).count();
+    bucket.end_s = to_seconds(b.end).count();
+    bucket.steps = b.steps;
+    bucket.mean_step_ms = ratio(b.seconds * 1e3, double(b.steps));
+    if (b.gaps > 0) bucket.mean_itl_ms = b.gaps_ms / double(b.gaps);
+    bucket.output_tokens = b.tokens;
+    bucket.imbalance = ratio(b.max_tokens, b.mean_tokens);
+    bucket.balancedness = ratio(b.mean_tokens, b.max_tokens);
+    bucket.rebalancing_seconds = b.rebalancing_seconds;
+    bucket.concurrency = ratio(b.sequence_seconds, b.seconds);
+    bucket.kv_utilization = ratio(b.kv_block_seconds, b.seconds * double(kv_blocks));
   }
-  return json;
+  return all;
 }
 
 }  // namespace moesim

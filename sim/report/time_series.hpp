@@ -1,12 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <vector>
 
-#include "hardware/config.hpp"
 #include "sim/step/step_record.hpp"
 
 namespace moesim {
+
+/// Consecutive steps of a run.
+struct TimeBucket {
+  double begin_s = 0, end_s = 0;
+  std::int64_t steps = 0;
+  double mean_step_ms = 0;
+  std::optional<double> mean_itl_ms{};  ///< none where no second token fell
+  std::int64_t output_tokens = 0;
+  double imbalance = 0, balancedness = 0;
+  double rebalancing_seconds = 0;
+  double concurrency = 0;     ///< requests that step, weighted with the time of the steps
+  double kv_utilization = 0;  ///< of the blocks over all ranks
+};
 
 /// A run as it went, from its first step to its last, the warm-up included: buckets of equally many
 /// steps, of which there are between half of `most_buckets` and all once the run is that long.
@@ -16,11 +29,8 @@ class OverTime {
 
   /// A step that ended at `now`.
   void add(const StepRecord&, Time now);
-  /// [{begin_s, end_s, steps, mean_step_ms, mean_itl_ms, output_tokens, imbalance, balancedness,
-  ///   rebalancing_seconds, concurrency, kv_utilization}]; mean_itl_ms is null where no second
-  /// token fell. Concurrency counts the requests that step, weighted with the time of the steps;
-  /// KV utilisation is of `kv_blocks` over all ranks.
-  OrderedJson report(std::int64_t kv_blocks) const;
+  /// For a group, or groups, with so many KV blocks.
+  std::vector<TimeBucket> buckets(std::int64_t kv_blocks) const;
 
  private:
   struct Bucket {

@@ -16,17 +16,8 @@ Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requ
       number_(number),
       model_(step_model(experiment)),
       speculation_(experiment, number),
-      placement_(experiment.placement),
-      rules_(experiment.rules),
-      mover_(mover_of(experiment)),
-      rebalancer_(make_rebalancer(experiment, mover_)),
-      relocation_(experiment.movement.link_share),
-      live_(static_cast<std::size_t>(experiment.parallel.ep), 1) {
+      layout_(experiment) {
   for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
-  if (experiment.failures.placer) {
-    constexpr std::size_t steps = 1000;  // vLLM's window
-    recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
-  }
   batch_.ranks.resize(ranks_.size());
 }
 
@@ -318,8 +309,8 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     }
     return std::nullopt;
   }
-  relocation_.pass(to_seconds(now - busy_until_));
-  switch_layers(relocation_.take_arrived());
+  layout_.pass(to_seconds(now - busy_until_));
+  layout_.switch_arrived();
   summary_ = {};
   summary_.start = now;
   batch_.start = to_seconds(now);
@@ -348,132 +339,44 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   if (sampler_ != nullptr) {
     model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
   } else {
-    model_.price(batch_, rules_.of(summary_.rule), placement_, rows_, cost_);
+    const PhaseRules& rules = layout_.rules();
+    model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
     speculation_.clear_tally();
-    speculation_.draft(batch_, rules_.of(StepKind::decode), placement_, rows_, cost_);
-    rebalance(now);
+    speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
+    layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
   }
   if (experiment_.anchored_tpot != 1) scale_times(cost_, experiment_.anchored_tpot);
   stepping_ = true;
   return cost_.total;
 }
 
-// Dummy tokens are not recorded, as in [vLLM].
-void Instance::forget_dummies() {
-  const auto tokens = model_.tokens_of_expert();
-  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
-  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
-  real_tokens_.assign(tokens.begin(), tokens.end());
-  for (std::size_t i = 0; i < batch_.rows.size(); ++i) {
-    if (request_of_range_[i] != StepSeen::no_request) continue;
-    const RoutingTrace& trace = rows_.trace(batch_.rows[i].phase);
-    const std::int64_t first = batch_.rows[i].first_row * trace.row_ids();
-    trace.visit([&](auto ids) {
-      const auto* row = ids.data() + first;
-      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
-        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
-      }
-    });
+// A rank stops: what ran and waited on it has lost its KV cache.
+void Instance::lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests) {
+  for (const Sequence& sequence : rank.running) {
+    requests.push_back(sequence.request);
+    record.tokens_lost += sequence.computed;
   }
-}
-
-// What is decided after this step, and what moves, is part of its time.
-void Instance::rebalance(Time now) {
-  relocation_.beside(cost_);
-  if (recent_ || rebalancer_) forget_dummies();
-  if (recent_) recent_->add(real_tokens_);
-  if (rebalancer_) {
-    const StepSeen seen{steps_++,          to_seconds(now) + cost_.total,
-                        real_tokens_,      batch_.rows,
-                        request_of_range_, rows_,
-                        placement_,        live_,
-                        relocation_.busy()};
-    if (auto plan = rebalancer_->after_step(seen)) {
-      relocation_.start(std::move(*plan), seen, mover_);
-    }
-  }
-  relocation_.stall(cost_);
-}
-
-void Instance::switch_layers(std::vector<RebalancePlan::Change> layers) {
-  if (layers.empty()) return;
-  for (RebalancePlan::Change& change : layers) {
-    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
-  }
-  rules_ = rules_over(experiment_, placement_);
-}
-
-void Instance::set_live(const Outage& outage, bool live) {
-  for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = !live;
-  for (const int rank : outage.ep_ranks) live_[static_cast<std::size_t>(rank)] = live ? 1 : 0;
-}
-
-bool Instance::any_live() const { return std::count(live_.begin(), live_.end(), 1) > 0; }
-
-// All layers over the ranks that are live, by the load of the last steps; before there is any, and
-// without a placer, what survives of the map serves.
-ExpertPlacement Instance::placed_anew() const {
-  ExpertPlacement placement;
-  const std::vector<ExpertLoad> loads = recent_ ? recent_->loads() : std::vector<ExpertLoad>{};
-  for (std::size_t layer = 0; layer < whole_.size(); ++layer) {
-    const bool seen = recent_ && std::any_of(loads[layer].begin(), loads[layer].end(),
-                                             [](double tokens) { return tokens > 0; });
-    placement.push_back(seen ? place_on_live(*experiment_.failures.placer,
-                                             experiment_.placement_problem, loads[layer],
-                                             static_cast<int>(layer), live_)
-                             : on_survivors(whole_[layer], live_));
-  }
-  return placement;
-}
-
-// Layer after layer, and what has no copy left from outside, every GPU for itself.
-MoveCost Instance::move_all(ExpertPlacement to, std::span<const char> sources) {
-  MoveCost all;
-  all.reloaded.resize(live_.size());
-  for (std::size_t layer = 0; layer < to.size(); ++layer) {
-    to[layer] = mover_.arranged(placement_[layer], std::move(to[layer]));
-    const MoveCost cost = mover_.cost(placement_[layer], to[layer], sources);
-    all.time += cost.time;
-    all.nvlink += cost.nvlink;
-    all.network += cost.network;
-    for (std::size_t rank = 0; rank < all.reloaded.size(); ++rank) {
-      all.reloaded[rank] += cost.reloaded[rank];
-    }
-  }
-  placement_ = std::move(to);
-  rules_ = rules_over(experiment_, placement_);
-  return all;
+  for (const Sequence& sequence : rank.waiting) requests.push_back(sequence.request);
+  rank.running.clear();
+  rank.gone += std::ssize(rank.waiting);
+  rank.waiting.clear();
+  rank.sending.clear();
+  rank.plan.clear();
+  rank.kv = empty_cache();
+  rank.kv_tokens = 0;
+  rank.waiting_blocks = 0;
+  rank.down = true;
 }
 
 Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   ++changes_;
-  OutageRecord& record = outages_.emplace_back();
-  record.what = outage.what;
-  record.gpus = outage.gpus;
-  record.at = now;
+  OutageRecord& record = layout_.stop(outage, now);
   if (stepping_) record.step_lost = to_seconds(now - summary_.start);
   stepping_ = false;
   drop_abandoned();
-  relocation_.cancel();
-  if (std::count(live_.begin(), live_.end(), 0) == 0) whole_ = placement_;
-  set_live(outage, false);
-
   Stopped stopped;
-  for (const int index : outage.dp_ranks) {
-    Rank& rank = ranks_[static_cast<std::size_t>(index)];
-    for (const Sequence& sequence : rank.running) {
-      stopped.requests.push_back(sequence.request);
-      record.tokens_lost += sequence.computed;
-    }
-    for (const Sequence& sequence : rank.waiting) stopped.requests.push_back(sequence.request);
-    rank.running.clear();
-    rank.gone += std::ssize(rank.waiting);
-    rank.waiting.clear();
-    rank.sending.clear();
-    rank.plan.clear();
-    rank.kv = empty_cache();
-    rank.kv_tokens = 0;
-    rank.waiting_blocks = 0;
+  for (const int rank : outage.dp_ranks) {
+    lose(ranks_[static_cast<std::size_t>(rank)], record, stopped.requests);
   }
   std::sort(stopped.requests.begin(), stopped.requests.end());
   for (const std::uint32_t id : stopped.requests) {
@@ -481,54 +384,14 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
     requests_[id].kv_arrived = false;
   }
   record.requests = std::ssize(stopped.requests);
-
-  for (const LayerPlacement& layer : placement_) {
-    for (int expert = 0; expert < layer.experts(); ++expert) {
-      const auto hosts = layer.hosts_of(expert);
-      const bool survives = std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
-        return live_[static_cast<std::size_t>(layer.gpu_of_slot(slot))] != 0;
-      });
-      record.experts_lost += survives ? 0 : 1;
-    }
-  }
-  if (!any_live()) return stopped;
-  const MoveCost moved = move_all(placed_anew(), live_);
-  record.moved = moved.nvlink + moved.network;
-  Bytes most{};
-  for (const Bytes bytes : moved.reloaded) {
-    record.reloaded += bytes * experiment_.parallel.moe_tp();
-    most = std::max(most, bytes);
-  }
-  record.stopped = experiment_.failures.detection + moved.time + most / experiment_.failures.reload;
-  stopped.time = record.stopped;
+  stopped.time = layout_.make_whole(record);
   return stopped;
 }
 
 Seconds Instance::recover(const Outage& outage, Time now) {
   ++changes_;
-  const auto record = std::find_if(outages_.rbegin(), outages_.rend(), [&](const OutageRecord& r) {
-    return r.what == outage.what && !r.recovered;
-  });
-  check(record != outages_.rend(), "GPUs came back that had not stopped");
-  relocation_.cancel();
-  const std::vector<char> sources = live_;
-  const bool starts_anew = !any_live();
-  set_live(outage, true);
-  record->recovered = now;
-  if (starts_anew) {
-    // Every GPU loads all its weights from outside.
-    const Bytes weights =
-        experiment_.memory.weights + experiment_.memory.experts + experiment_.memory.replicas;
-    record->reloaded = weights * experiment_.parallel.gpus();
-    record->stopped_again = weights / experiment_.failures.reload;
-    placement_ = placed_anew();
-    rules_ = rules_over(experiment_, placement_);
-    return record->stopped_again;
-  }
-  const MoveCost moved = move_all(placed_anew(), sources);
-  record->moved_back = moved.nvlink + moved.network;
-  record->stopped_again = moved.time;
-  return moved.time;
+  for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = false;
+  return layout_.recover(outage, now);
 }
 
 // A step has computed all that was due of a sequence: its next token is known and, if it verified
@@ -570,7 +433,7 @@ StepRecord Instance::end_step(Time now) {
   ++changes_;
   busy_until_ = now;
   stepping_ = false;
-  switch_layers(relocation_.take_arrived());
+  layout_.switch_arrived();
   emitted_.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;

@@ -10,11 +10,10 @@
 
 #include "sim/experiment/experiment.hpp"
 #include "sim/kv_cache/kv_cache.hpp"
-#include "sim/rebalancing/load_window.hpp"
-#include "sim/rebalancing/relocation.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/requests/requests.hpp"
 #include "sim/scheduling/scheduler.hpp"
+#include "sim/serving/expert_layout.hpp"
 #include "sim/serving/speculation.hpp"
 #include "sim/serving/step_sampler.hpp"
 #include "sim/step/step_model.hpp"
@@ -69,7 +68,7 @@ class Instance {
   std::int64_t changes() const { return changes_; }
   /// What a prompt would find in a rank's KV cache.
   CacheHit find(std::size_t rank, std::span<const BlockHash> prompt, std::int32_t tokens) const;
-  const ExpertPlacement& placement() const { return placement_; }
+  const ExpertPlacement& placement() const { return layout_.placement(); }
   /// The step in flight, or the last one.
   const StepSummary& step() const { return summary_; }
   const StepCost& cost() const { return cost_; }
@@ -77,9 +76,9 @@ class Instance {
   std::int64_t total_blocks() const;
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
-  const std::vector<OutageRecord>& outages() const { return outages_; }
+  const std::vector<OutageRecord>& outages() const { return layout_.outages(); }
   /// Of the whole run so far.
-  const RebalancingLog& rebalancing() const { return relocation_.log(); }
+  const RebalancingLog& rebalancing() const { return layout_.rebalancing(); }
 
  private:
   struct Rank {
@@ -113,15 +112,9 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void classify_step();
   void pad_to_graph();
-  void forget_dummies();
   void emit(Rank& rank, Sequence& sequence, Time now);
   void drop_abandoned();
-  void rebalance(Time now);
-  void switch_layers(std::vector<RebalancePlan::Change> layers);
-  void set_live(const Outage&, bool live);
-  bool any_live() const;
-  ExpertPlacement placed_anew() const;
-  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
+  void lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
 
   const Experiment& experiment_;
   StepSampler* sampler_;    // none: every token is routed
@@ -137,21 +130,11 @@ class Instance {
   StepCost cost_;
   StepSummary summary_;
   std::vector<EmittedToken> emitted_;
-  ExpertPlacement placement_;  // as it stands
-  PhaseRules rules_;           // over that placement
-  Mover mover_;
-  std::unique_ptr<Rebalancer> rebalancer_;  // if anybody rebalances
-  Relocation relocation_;
-  std::vector<char> live_;  // by EP rank
-  std::int64_t steps_ = 0;
+  ExpertLayout layout_;
   std::int32_t decodes_since_received_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
-  std::vector<OutageRecord> outages_;
-  ExpertPlacement whole_;                        // as it stood when all ranks were last up
-  std::optional<LoadWindow> recent_;             // what experts are placed by after an outage
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
-  std::vector<std::int32_t> real_tokens_;        // [MoE layers, experts], without dummies
 };
 
 }  // namespace moesim

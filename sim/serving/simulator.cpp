@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "sim/experiment/pools.hpp"
+#include "sim/report/write_up.hpp"
 #include "sim/serving/event_queue.hpp"
 #include "sim/serving/frontend.hpp"
 #include "sim/serving/instance.hpp"
@@ -107,6 +108,8 @@ class Simulation {
     }
     schedule_arrival();
     while (auto event = queue_.pop()) {
+      for (const auto& pool : pools_) pool->frontend.publish(queue_.now());
+      if (!observers_.empty()) show(*event);
       std::visit([this](const auto& what) { handle(what); }, event->what);
       // All that happens at one moment has happened before a step begins: requests and KV caches
       // that come together join the same step.
@@ -120,7 +123,7 @@ class Simulation {
     for (const Group* group : groups_) {
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
-    return write_report(experiment_, runs, transfers_, requests_, ended_);
+    return write_up(experiment_, runs, transfers_, requests_, ended_);
   }
 
  private:
@@ -141,6 +144,42 @@ class Simulation {
   Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
   static const std::vector<Outage>& outages_of(const Group& group) {
     return group.pool.experiment.failures.outages;
+  }
+
+  void show(const Event& event) const {
+    const auto seen = std::visit([this](const auto& what) { return seen_as(what); }, event.what);
+    if (!seen) return;
+    EventSeen shown = *seen;
+    shown.at = event.at;
+    for (RunObserver* observer : observers_) observer->event(shown);
+  }
+  // What observers see of an event; nothing of one that is void.
+  std::optional<EventSeen> seen_as(const RequestArrives&) const {
+    return EventSeen{{}, "request_arrives", static_cast<std::uint32_t>(requests_.size()), {}};
+  }
+  std::optional<EventSeen> seen_as(const ClientLeaves& client) const {
+    if (!requests_.has(client.request) || !requests_[client.request].open()) return std::nullopt;
+    return EventSeen{{}, "client_leaves", client.request, {}};
+  }
+  std::optional<EventSeen> seen_as(const StepEnds& step) const {
+    return if_valid("step_ends", step.instance, step.serial);
+  }
+  std::optional<EventSeen> seen_as(const EngineReady& ready) const {
+    return if_valid("engine_ready", ready.instance, ready.serial);
+  }
+  std::optional<EventSeen> seen_as(const OutageBegins& begins) const {
+    return EventSeen{{}, "outage_begins", {}, begins.instance};
+  }
+  std::optional<EventSeen> seen_as(const OutageEnds& ends) const {
+    return EventSeen{{}, "outage_ends", {}, ends.instance};
+  }
+  std::optional<EventSeen> seen_as(const KvArrives& kv) const {
+    return EventSeen{{}, "kv_arrives", kv.request, {}};
+  }
+  std::optional<EventSeen> if_valid(std::string_view what, int instance,
+                                    std::int64_t serial) const {
+    if (serial != groups_[static_cast<std::size_t>(instance)]->serial) return std::nullopt;
+    return EventSeen{{}, what, {}, instance};
   }
 
   // One arrival is in the queue at a time; the source is asked for the next when it is due.
@@ -172,7 +211,6 @@ class Simulation {
     }
     const Patience patience = experiment_.workload.patience.draw(patience_rng_);
     Pool& first = *pools_.front();
-    first.frontend.publish(queue_.now());
     const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
       return pool->groups.front()->instance.can_ever_hold(request);
     });
@@ -204,7 +242,6 @@ class Simulation {
     const bool served = client.because == Because::no_first_token && request.generated > 0;
     if (!request.open() || served) return;
     ended_ = queue_.now();
-    for (const auto& pool : pools_) pool->frontend.publish(queue_.now());
     request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
                                                          : RequestRecord::State::timed_out;
     request.abandoned_at = queue_.now();
@@ -226,7 +263,6 @@ class Simulation {
     Pool& pool = ended.pool;
     ended.busy = false;
     ended_ = queue_.now();
-    pool.frontend.publish(queue_.now());
     const StepRecord record = ended.instance.end_step(queue_.now());
     pool.measurement.step_ended(record, requests_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
@@ -272,8 +308,6 @@ class Simulation {
     Pool& prefill = *pools_.front();
     Pool& decode = *pools_.back();
     RequestRecord& request = requests_[kv.request];
-    prefill.frontend.publish(queue_.now());
-    decode.frontend.publish(queue_.now());
     // If the rank has stopped on the way, the decode pool computes the prompt again.
     request.kv_arrived = group(request.instance).instance.sent(kv.request);
     prefill.frontend.left(kv.request);
@@ -293,7 +327,6 @@ class Simulation {
     Group& hit = group(begins.instance);
     Pool& pool = hit.pool;
     const Outage& outage = outages_of(hit)[begins.outage];
-    pool.frontend.publish(queue_.now());
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
     for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id);

@@ -4,6 +4,7 @@
 #include <functional>
 #include <span>
 
+#include "sim/experiment/experiment.hpp"
 #include "sim/report/observer.hpp"
 #include "sim/report/report.hpp"
 

@@ -10,11 +10,23 @@ namespace {
 // A price takes a few KB.
 constexpr std::size_t sizes_remembered = 2048;
 
+// Engines launch shared experts on a stream beside the routed ones, which take longer: what they
+// cost is the bandwidth or the arithmetic that the others lack meanwhile.
+void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
+  for (Operation& operation : operations) {
+    Cost& cost = operation.cost;
+    const Seconds loads = cost.work.hbm / gpu.hbm_bandwidth;
+    const Seconds arithmetic = cost.peak.value() > 0 ? cost.work.flops / cost.peak : Seconds{};
+    cost.time = std::min(cost.time, std::max(loads, arithmetic));
+  }
+}
+
 }  // namespace
 
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
-    : model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
+    : model_(model), local_model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
+  local_model_.attention = model.local;
   for (const LayerSpec& layer : model_.layers) {
     const auto found = std::ranges::find(classes_, layer, &Class::spec);
     class_of_layer_.push_back(static_cast<std::size_t>(found - classes_.begin()));
@@ -26,6 +38,10 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
   }
 }
 
+const MoeModel& RankPrices::model_of(const LayerSpec& layer) const {
+  return &model_.attention_of(layer) == &model_.local ? local_model_ : model_;
+}
+
 RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& layer) const {
   TokenCosts price;
   std::vector<Operation>& before = price.before_dispatch.operations;
@@ -33,8 +49,9 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
   const auto output =
       layer.linear ? linear_attention_output_operations : attention_output_operations;
-  input(model_, plan_, precision_, tokens, gpu_, price.before_attention.operations);
-  output(model_, plan_, precision_, tokens, gpu_, before);
+  const MoeModel& model = model_of(layer);
+  input(model, plan_, precision_, tokens, gpu_, price.before_attention.operations);
+  output(model, plan_, precision_, tokens, gpu_, before);
   if (layer.moe) {
     gate_operations(model_, precision_, tokens, gpu_, before);
     if (plan_.dp > 1) {
@@ -44,8 +61,9 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
     }
     dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
                          Part::shared_experts, gpu_, price.shared_experts.operations);
+    if (gpu_.tables) run_beside(price.shared_experts.operations, gpu_);
   }
-  if (!layer.moe || model_.dense_residual) {
+  if (layer.has_dense_ffn() || model_.dense_residual) {
     dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
                          gpu_, after);
   }
@@ -70,8 +88,8 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
     attention.operations.clear();
     const auto core =
         layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
-    core(model_, plan_, precision_, attention_work(rank.sequences, layers.spec), gpu_,
-         attention.operations);
+    core(model_of(layers.spec), plan_, precision_, attention_work(rank.sequences, layers.spec),
+         gpu_, attention.operations);
     attention.add_up();
     const std::int32_t tokens = rank.tokens + rank.padding;
     const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);

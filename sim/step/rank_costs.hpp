@@ -54,8 +54,9 @@ class RankPrices {
   }
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const LayerSpec&) const;
+  const MoeModel& model_of(const LayerSpec&) const;
 
-  MoeModel model_;
+  MoeModel model_, local_model_;  // the second with the attention of layers with a window
   ParallelPlan plan_;
   PrecisionPlan precision_;
   GpuSpec gpu_;

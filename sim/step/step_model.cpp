@@ -14,6 +14,7 @@
 #include "sim/step/expert_choices.hpp"
 #include "sim/step/micro_batches.hpp"
 #include "sim/step/rank_costs.hpp"
+#include "sim/step/routed_layer.hpp"
 
 namespace moesim {
 
@@ -57,11 +58,9 @@ struct StepModel::Scratch {
 
   // Per-layer work of one thread.
   struct Worker {
-    RoutingScratch routing;
-    std::vector<std::int32_t> tokens_of_slot;
+    RoutedLayer routed;
     CopyCounter counter;
     TrafficMatrix copies, selections;
-    LayerChoices choices;
     ExpertCosts expert_costs;
   };
   StepRows rows;
@@ -75,7 +74,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
-      experts_({static_cast<double>(model.hidden),
+      experts_({static_cast<double>(model.expert_input()),
                 static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
                 precision.activations, KernelFamily::grouped_gemm,
                 static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
@@ -104,23 +103,18 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   Scratch& s = *scratch_;
   Scratch::Worker& worker = s.workers.local();
   const std::span<std::int32_t> tokens = s.rows.tokens_of_expert(moe_layer);
-  std::span<const std::int32_t> source_gpu(s.rows.source_gpu());
+  RoutedLayer& routed = worker.routed;
 
-  worker.tokens_of_slot.resize(at(placement.slots()));
-  RoutingProblem problem{placement, tokens, moe_layer, step, {}};
-  if (s.rows.has_ids()) problem.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
+  RoutingProblem asked{placement, tokens, moe_layer, step, {}};
+  if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
-  if (capacity_) {
-    LayerChoices& choices = worker.choices;
-    choices.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
-    choices.source_rank = s.rows.source_rank();
-    choices.source_gpu = s.rows.source_gpu();
-    limit_choices(*capacity_, choices, s.backlog[at(moe_layer)], tokens, outcome.capacity);
-    problem.rows = {choices.ids, choices.source_rank, choices.dropped};
-    source_gpu = choices.source_gpu;
-  }
-  rule.router->route(problem, worker.routing, worker.tokens_of_slot);
-  layer_load(placement, worker.tokens_of_slot, outcome.load);
+  const RoutingProblem problem =
+      capacity_ ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
+                               tokens, outcome.capacity)
+                : asked;
+  const std::span<const std::int32_t> source_gpu =
+      capacity_ ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
+  routed.route(*rule.router, problem, outcome.load);
   outcome.active_experts = static_cast<std::int32_t>(
       std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
 
@@ -130,22 +124,20 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.hidden),
+    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(),
+                             static_cast<double>(model_.expert_input()),
                              static_cast<double>(model_.experts_per_token)};
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    const bool has_slots = rule.router->needs_token_rows();
-    if (capacity_ && !has_slots) {
-      slots_in_order(placement, worker.tokens_of_slot, problem.rows.ids, problem.rows.dropped,
-                     worker.routing.slot_of_selection);
-    }
+    const bool by_selection = rule.router->needs_token_rows() || capacity_;
+    std::span<const std::int32_t> slots;
+    if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
-      if (has_slots || capacity_) {
-        worker.counter.count(placement, worker.routing.slot_of_selection, source_gpu,
-                             plan_.moe_tp(), domain, copies, matrix);
+      if (by_selection) {
+        worker.counter.count(placement, slots, source_gpu, plan_.moe_tp(), domain, copies, matrix);
       } else {
-        worker.counter.count(placement, worker.tokens_of_slot, problem.rows.ids, source_gpu,
+        worker.counter.count(placement, routed.tokens_of_slot(), problem.rows.ids, source_gpu,
                              plan_.moe_tp(), domain, copies, matrix);
       }
       return &matrix;
@@ -169,7 +161,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
-    const auto slots = std::span<const std::int32_t>(worker.tokens_of_slot)
+    const auto slots = std::span<const std::int32_t>(routed.tokens_of_slot())
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
     const GroupedRows rows = experts_.rows(slots);
     outcome.experts[at(rank)] =
@@ -179,7 +171,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }
-  if (!memories_.empty()) outcome.tokens_of_slot = worker.tokens_of_slot;
+  if (!memories_.empty()) outcome.tokens_of_slot = routed.tokens_of_slot();
 }
 
 // The experts' times with the weights that they wait for, layers in order of time: `now` is when
@@ -387,6 +379,11 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
+  // Of queries and of keys, in fp32.
+  const bool sums_squares =
+      model_.attention.joint_qk_norm && plan_.tp > 1 && fabric_.cluster().gpu.tables;
+  const CollectiveCost squares =
+      sums_squares ? fabric_.all_reduce(plan_.tp, Bytes(8.0 * most_tokens)) : CollectiveCost{};
   // What all groups move together, in multiples of what the largest does.
   const double groups = static_cast<double>(all_tokens) / most_tokens;
   // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
@@ -405,6 +402,8 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       path.end_stage();
     }
     path.add(costs.before_attention);
+    if (sums_squares)
+      path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
     path.add(costs.attention);
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {

@@ -26,5 +26,5 @@ int main(int, char** arguments) {
        }});
   TraceLibrary traces;
   const auto experiment = load_experiment(ConfigNode::from_file(arguments[1]), traces, policies);
-  std::cout << run(experiment).document["metrics"]["completed"] << "\n";
+  std::cout << run(experiment).document()["metrics"]["completed"] << "\n";
 }

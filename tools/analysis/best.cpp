@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -15,17 +16,17 @@ namespace {
 /// What a choice moves. With every request in decode, tokens/s = sequences / step: the two columns
 /// say whether a value gained by shorter steps or lost by fewer requests.
 struct Aspect {
-  std::string_view head;
   std::string_view key;
-  std::string_view pointer;
+  const Metric* metric;
+  std::string pointer() const { return std::string(metric->pointer); }
 };
-constexpr const char* preemptions_pointer = "/kv/preemptions";
+constexpr const Metric& preempted = metric("preemptions");
 constexpr std::array aspects{
-    Aspect{"sequences", "decode_sequences", "/steps/decode/mean_decode_tokens"},
-    Aspect{"step", "decode_step", "/steps/decode/mean_ms"},
-    Aspect{"prefill", "prefill_step", "/steps/prefill/mean_ms"},
-    Aspect{"TPOT", "median_tpot", "/metrics/median_tpot_ms"},
-    Aspect{"KV cache", "kv_bytes", "/memory/kv_bytes"},
+    Aspect{"decode_sequences", &metric("decode_sequences")},
+    Aspect{"decode_step", &metric("decode_step_ms")},
+    Aspect{"prefill_step", &metric("prefill_step_ms")},
+    Aspect{"median_tpot", &metric("median_tpot_ms")},
+    Aspect{"kv_bytes", &metric("kv_bytes")},
 };
 
 Json value_at(const Json& config, const std::string& pointer) {
@@ -67,8 +68,8 @@ std::string name_of(const Alternatives& group, const std::vector<Axis>& axes) {
 }  // namespace
 
 std::vector<std::string> best_pointers() {
-  std::vector<std::string> pointers{preemptions_pointer};
-  for (const Aspect& aspect : aspects) pointers.emplace_back(aspect.pointer);
+  std::vector<std::string> pointers{std::string(preempted.pointer)};
+  for (const Aspect& aspect : aspects) pointers.push_back(aspect.pointer());
   return pointers;
 }
 
@@ -118,19 +119,19 @@ std::string best_text(const BestChoice& choice) {
   std::string text;
   for (const Alternatives& group : choice.groups) {
     std::vector<std::string> head{"", axis, metric, "x first"};
-    for (const Aspect& aspect : aspects) head.emplace_back(aspect.head);
-    head.emplace_back("preempted");
+    for (const Aspect& aspect : aspects) head.emplace_back(aspect.metric->heading);
+    head.emplace_back(preempted.heading);
     Table table(std::move(head));
     for (const Alternative& value : group.values) {
       std::vector<std::string> row{value.best ? "*" : "", setting_text(value.value),
                                    number_text(value.metric),
                                    ratio_text(value.metric, group.values.front().metric)};
       for (const Aspect& aspect : aspects) {
-        const std::string pointer(aspect.pointer);
+        const std::string pointer = aspect.pointer();
         row.push_back(ratio_text(report_number(*value.point, pointer),
                                  report_number(*group.values.front().point, pointer)));
       }
-      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      const auto preemptions = report_number(*value.point, std::string(preempted.pointer));
       row.push_back(preemptions ? number_text(*preemptions) : "-");
       table.add(std::move(row));
     }
@@ -160,10 +161,10 @@ OrderedJson best_json(const BestChoice& choice) {
                       {"metric", value.metric},
                       {"config_hash", value.point->config_hash}};
       for (const Aspect& aspect : aspects) {
-        const auto number = report_number(*value.point, std::string(aspect.pointer));
+        const auto number = report_number(*value.point, aspect.pointer());
         row[std::string(aspect.key)] = number ? OrderedJson(*number) : OrderedJson();
       }
-      const auto preemptions = report_number(*value.point, preemptions_pointer);
+      const auto preemptions = report_number(*value.point, std::string(preempted.pointer));
       row["preemptions"] = preemptions ? OrderedJson(*preemptions) : OrderedJson();
       values.push_back(std::move(row));
       if (value.best) best = value.value;

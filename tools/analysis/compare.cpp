@@ -171,7 +171,7 @@ const StoredPoint& only(const std::vector<const StoredPoint*>& points, Settings 
 PointPair pair_of(const StoredPoint& baseline, const StoredPoint& candidate) {
   PointPair pair{baseline.config_hash, candidate.config_hash, {}, 0, {}};
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
-    const std::string pointer(compared_metrics[m].pointer);
+    const std::string pointer(compared_metrics[m].metric->pointer);
     const auto before = report_number(baseline, pointer);
     const auto after = report_number(candidate, pointer);
     if (before && after && *before != 0) pair.ratios[m] = *after / *before;
@@ -207,6 +207,7 @@ std::optional<std::pair<double, double>> bootstrap(const Samples& samples) {
 }
 
 RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) {
+  const bool more_is_better = compared_metrics[metric].more_is_better();
   RatioSummary summary;
   Samples samples;
   double logarithms = 0;
@@ -217,8 +218,7 @@ RatioSummary summarize(const std::vector<PointPair>& pairs, std::size_t metric) 
     logarithms += std::log(*ratio);
     samples[pair.point].push_back(std::log(*ratio));
     const bool more = *ratio > 1;
-    if (*ratio != 1)
-      ++(more == compared_metrics[metric].more_is_better ? summary.wins : summary.losses);
+    if (*ratio != 1) ++(more == more_is_better ? summary.wins : summary.losses);
   }
   if (summary.pairs > 0) summary.ratio = std::exp(logarithms / double(summary.pairs));
   summary.interval = bootstrap(samples);
@@ -358,7 +358,7 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
 std::string comparison_text(const Comparison& comparison) {
   std::vector<std::string> head;
   for (const Axis& axis : comparison.axes) head.push_back(axis.name);
-  for (const ComparedMetric& metric : compared_metrics) head.emplace_back(metric.head);
+  for (const ComparedMetric& metric : compared_metrics) head.emplace_back(metric.metric->heading);
   std::vector<std::vector<std::string>> rows;
   for (const PointPair& pair : comparison.pairs) {
     auto& row = rows.emplace_back();

@@ -9,27 +9,28 @@
 #include <utility>
 #include <vector>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/sweep/store.hpp"
 
 namespace moesim {
 
-/// A metric that comparisons give the ratio of.
+/// A metric that comparisons give the ratio of, by the name that `--fail-if` and JSON know it by.
 struct ComparedMetric {
   std::string_view name;
-  std::string_view head;  ///< of its column in tables
-  std::string_view pointer;
-  bool more_is_better;
+  const Metric* metric;
+
+  bool more_is_better() const { return metric->key().better == Better::more; }
 };
 
 inline constexpr std::array<ComparedMetric, 8> compared_metrics{{
-    {"total_token_throughput", "tokens/s", "/metrics/total_token_throughput", true},
-    {"output_throughput", "output/s", "/metrics/output_throughput", true},
-    {"median_tpot_ms", "TPOT", "/metrics/median_tpot_ms", false},
-    {"median_ttft_ms", "TTFT", "/metrics/median_ttft_ms", false},
-    {"p99_ttft_ms", "p99 TTFT", "/metrics/p99_ttft_ms", false},
-    {"decode_step_ms", "step", "/steps/decode/mean_ms", false},
-    {"max_activated_mean", "activated", "/experts/by_step_kind/decode/max_activated_mean", false},
-    {"max_tokens_mean", "max tok.", "/experts/by_step_kind/decode/max_tokens_mean", false},
+    {"total_token_throughput", &metric("total_token_throughput")},
+    {"output_throughput", &metric("output_throughput")},
+    {"median_tpot_ms", &metric("median_tpot_ms")},
+    {"median_ttft_ms", &metric("median_ttft_ms")},
+    {"p99_ttft_ms", &metric("p99_ttft_ms")},
+    {"decode_step_ms", &metric("decode_step_ms")},
+    {"max_activated_mean", &metric("decode_max_activated_mean")},
+    {"max_tokens_mean", &metric("decode_max_tokens_mean")},
 }};
 
 /// One condition on a config: "/token_routing/decode=metro".

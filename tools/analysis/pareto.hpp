@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/sweep/store.hpp"
 
 namespace moesim {
@@ -18,10 +19,10 @@ std::vector<bool> frontier(std::span<const std::pair<double, double>> points);
 /// What a frontier is drawn of. Pointers lead into the report ("/metrics/..",
 /// "/context/config/.."), or, where that has none, into the config ("/token_routing/decode").
 struct ParetoAxes {
-  std::string x = "/metrics/median_tpot_ms";        ///< to minimise
-  std::string y = "/metrics/tokens_per_s_per_gpu";  ///< to maximise, unless ...
-  bool least_y = false;                             ///< ... it is to be minimised: a cost
-  std::vector<std::string> by = {};                 ///< a frontier for each of their values
+  std::string x{metric("median_tpot_ms").pointer};        ///< to minimise
+  std::string y{metric("tokens_per_s_per_gpu").pointer};  ///< to maximise, unless ...
+  bool least_y = false;                                   ///< ... it is to be minimised: a cost
+  std::vector<std::string> by = {};                       ///< a frontier for each of their values
 };
 
 struct ParetoPoint {

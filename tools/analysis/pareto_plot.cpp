@@ -2,15 +2,11 @@
 #include "tools/analysis/pareto_plot.hpp"
 
 #include <algorithm>
-#include <array>
-#include <cstdlib>
-#include <fstream>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include "tools/cli/gnuplot.hpp"
 #include "tools/cli/output.hpp"
-#include "tools/cli/process.hpp"
 
 namespace moesim {
 
@@ -18,28 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view advice = "install it (Debian: gnuplot-nox), or leave out --plot";
-
-// Okabe and Ito's colours, which the colour-blind tell apart; without yellow, which paper swallows.
-constexpr std::array<std::string_view, 7> colours{"#0072B2", "#D55E00", "#009E73", "#CC79A7",
-                                                  "#E69F00", "#56B4E9", "#000000"};
-constexpr std::array<int, 7> shapes{7, 5, 9, 11, 13, 4, 6};  // full before open ones
 constexpr std::string_view letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
-
-std::string one_line(std::string_view text) {
-  std::string line(text);
-  const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; };
-  std::replace_if(line.begin(), line.end(), is_control, ' ');
-  return line;
-}
-
-// A text as the heading of a column of gnuplot's data, where nothing is run: in one line and
-// without the quotes that end it.
-std::string heading(std::string_view text) {
-  std::string line = one_line(text);
-  std::replace(line.begin(), line.end(), '"', '\'');
-  return "\"" + line + "\"";
-}
 
 // What a plot is made of: places under a name, drawn in one style.
 struct Series {
@@ -67,8 +42,7 @@ std::vector<Series> series_of(const Pareto& pareto) {
   return all;
 }
 
-// What gnuplot is given. Names that somebody chose stand in the data alone; the script, which
-// could run commands, takes them from there.
+// What gnuplot is given.
 struct Drawing {
   std::string script, data;
 };
@@ -81,7 +55,7 @@ Drawing drawing_of(const Pareto& pareto, std::string_view settings, Style&& styl
   std::size_t index = 0;
   // gnuplot tells blocks of data apart by two empty lines.
   for (const Series& series : series_of(pareto)) {
-    drawing.data += fmt::format("x {}\n{}\n\n", heading(series.title), series.places);
+    drawing.data += fmt::format("x {}\n{}\n\n", plot_heading(series.title), series.places);
     plot += fmt::format("{} ARG1 index {} using 1:2 {} title columnheader(2)",
                         plot.empty() ? "plot" : ",", index++, style(series));
   }
@@ -92,49 +66,14 @@ Drawing drawing_of(const Pareto& pareto, std::string_view settings, Style&& styl
   return drawing;
 }
 
-class TemporaryText {
- public:
-  explicit TemporaryText(const std::string& text) {
-    std::string name = (fs::temp_directory_path() / "moesim-plot-XXXXXX").string();
-    const int descriptor = ::mkstemp(name.data());
-    if (descriptor < 0) throw ConfigError(fmt::format("{}: cannot be written", name));
-    ::close(descriptor);
-    path_ = name;
-    std::ofstream(path_) << text;
-  }
-  ~TemporaryText() {
-    std::error_code ignored;
-    fs::remove(path_, ignored);
-  }
-  TemporaryText(const TemporaryText&) = delete;
-  TemporaryText& operator=(const TemporaryText&) = delete;
-
-  std::string path() const { return path_.string(); }
-
- private:
-  fs::path path_;
-};
-
 std::string draw(const Drawing& drawing, const Pareto& pareto) {
-  const TemporaryText script(drawing.script), data(drawing.data);
-  return run_program({"gnuplot", "-c", script.path(), data.path(), one_line(pareto.x_name),
-                      one_line(pareto.y_name)},
-                     advice);
-}
-
-std::string_view terminal_of(const fs::path& file) {
-  const std::string ending = file.extension().string();
-  if (ending == ".svg") return "svg size 960,600 font 'DejaVu Sans,14' background 'white'";
-  if (ending == ".png") return "pngcairo size 1440,900 font 'DejaVu Sans,16' linewidth 1.5";
-  if (ending == ".pdf") return "pdfcairo size 16cm,10cm font 'DejaVu Sans,10'";
-  throw ConfigError(
-      fmt::format("{}: expected a name that ends in .svg, .png or .pdf", file.string()));
+  return run_gnuplot(drawing.script, drawing.data, {pareto.x_name, pareto.y_name});
 }
 
 }  // namespace
 
 void plot_pareto(const Pareto& pareto, const fs::path& file) {
-  const std::string_view terminal = terminal_of(file);
+  const std::string terminal = plot_terminal(file);
   require_writable(file);
   const std::string settings = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
@@ -143,8 +82,8 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
   const Drawing drawing = drawing_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";
     return fmt::format("with linespoints pt {} ps 1 lw 2 lc rgb '{}'",
-                       shapes[series.group % shapes.size()],
-                       colours[series.group % colours.size()]);
+                       plot_shapes[series.group % plot_shapes.size()],
+                       plot_colours[series.group % plot_colours.size()]);
   });
   // On stdout, so that the file is whole or not there.
   write_file(file, draw(drawing, pareto));

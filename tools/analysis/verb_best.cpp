@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <memory>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/analysis/best.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
@@ -24,19 +26,11 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
   return *best->point;
 }
 
-// Of a point that was read in part.
-Json config_of(const Store& store, const StoredPoint& point) {
-  for (const StoreRow& row : store.rows()) {
-    if (row.config_hash == point.config_hash) return Json::parse(row.config);
-  }
-  return point.config;
-}
-
 }  // namespace
 
 Action setup_best(CLI::App& command) {
   struct Options {
-    std::string store, over, metric = "/metrics/total_token_throughput", launch;
+    std::string store, over, launch, metric{moesim::metric("total_token_throughput").pointer};
     bool lower = false, json = false;
   };
   const auto options = std::make_shared<Options>();
@@ -50,15 +44,16 @@ Action setup_best(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] {
     std::vector<std::string> pointers = best_pointers();
-    pointers.insert(pointers.end(), {options->over, options->metric, "/engine/name"});
-    for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
+    pointers.insert(pointers.end(), {options->over, options->metric});
+    for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
     const Store store = Store::open(options->store);
     const BestChoice choice =
         best_choice(store.read(pointers), options->over, options->metric, options->lower);
     print(options->json ? best_json(choice).dump(1) + "\n"
                         : best_text(choice) + trust_line(choice.sweep));
     if (!options->launch.empty()) {
-      print("\n" + launch_text(options->launch, config_of(store, best_of_all(choice))));
+      const StoreRow best = store.row(best_of_all(choice).config_hash);
+      print("\n" + launch_text(options->launch, Json::parse(best.config)));
     }
     return 0;
   };

@@ -7,6 +7,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
@@ -32,12 +33,12 @@ int run(const Options& options) {
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   std::vector<std::string> pointers;
-  for (const ComparedMetric& metric : compared_metrics) pointers.emplace_back(metric.pointer);
+  for (const ComparedMetric& metric : compared_metrics)
+    pointers.emplace_back(metric.metric->pointer);
   for (const auto* side : {&baseline, &candidate}) {
     for (const Setting& setting : *side) pointers.push_back(setting.pointer);
   }
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   const StoredSweep sweep = Store::open(options.store).read(pointers);
   const Comparison result = compare(sweep, baseline, candidate);
   print(options.json ? comparison_json(result).dump(1) + "\n"

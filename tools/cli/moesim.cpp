@@ -29,7 +29,7 @@ std::span<const Verb> verbs() {
       Verb{"place", "make an expert placement from observed loads", setup_place},
       Verb{"route", "one token-routing decision, explained", setup_route},
       Verb{"explain", "one forward step, operation by operation", setup_explain},
-      Verb{"trace", "look at, check or generate routing traces", setup_trace},
+      Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
       Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",
            setup_keys},
@@ -39,7 +39,9 @@ std::span<const Verb> verbs() {
            setup_validate},
       Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
       Verb{"reproduce", "published figures beside simulated ones, with the verdict",
-           setup_reproduce}};
+           setup_reproduce},
+      Verb{"study", "a map of regimes: which policy at how many copies serves a batch best",
+           setup_study}};
   return table;
 }
 
@@ -72,7 +74,7 @@ void refuse_unknown_verb(std::string_view word) {
 int main_with_errors(int argc, char** argv) {
   CLI::App app("moesim: simulates clusters that serve Mixture-of-Experts models", "moesim");
   app.require_subcommand(1);
-  app.set_version_flag("--version", "moesim 0.1.0");
+  app.set_version_flag("--version", "moesim " MOESIM_VERSION);
   Action action;
   for (const Verb& verb : verbs()) {
     CLI::App* command = app.add_subcommand(std::string(verb.name), std::string(verb.summary));

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -132,6 +133,12 @@ void write_file(const std::filesystem::path& named, std::string_view content) {
   file.write(content);
   file.commit();
 }
+
+RemovedWhenStopped::RemovedWhenStopped(std::string file) : file_(std::move(file)) {
+  note_unfinished(file_.c_str());
+}
+
+RemovedWhenStopped::~RemovedWhenStopped() { forget_unfinished(file_.c_str()); }
 
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 

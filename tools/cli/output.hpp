@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <string_view>
 
 #include "hardware/config.hpp"
@@ -30,6 +31,19 @@ class OutputFile {
  private:
   std::filesystem::path named_, temporary_;
   std::ofstream stream_;
+};
+
+/// A file written elsewhere that a program stopped by SIGINT, SIGTERM or SIGHUP removes, for as
+/// long as this object lives.
+class RemovedWhenStopped {
+ public:
+  explicit RemovedWhenStopped(std::string file);
+  RemovedWhenStopped(const RemovedWhenStopped&) = delete;
+  RemovedWhenStopped& operator=(const RemovedWhenStopped&) = delete;
+  ~RemovedWhenStopped();
+
+ private:
+  std::string file_;
 };
 
 /// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. An empty

@@ -2,6 +2,7 @@
 #include "tools/cli/table.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include <fmt/format.h>
@@ -59,6 +60,12 @@ std::string Table::text() const {
     text += line + '\n';
   }
   return text;
+}
+
+std::string number_text(double value) {
+  const double size = std::abs(value);
+  const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
+  return fmt::format("{:.{}f}", value, digits);
 }
 
 }  // namespace moesim

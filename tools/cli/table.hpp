@@ -18,4 +18,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// A number with about four digits and no exponent.
+std::string number_text(double value);
+
 }  // namespace moesim

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "tools/cli/find_value.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
@@ -27,10 +28,16 @@ struct Shares {
   }
 };
 
-double at(const Json& report, std::string_view pointer) {
-  const Json::json_pointer place{std::string(pointer)};
-  return report.contains(place) && report.at(place).is_number() ? report.at(place).get<double>()
-                                                                : 0;
+// Shares of the time by what its prediction rests on; the rest is of measurements of the GPU.
+constexpr const char* extrapolated = "/breakdown/extrapolated_share";
+constexpr const char* unmeasured = "/breakdown/unmeasured_share";
+constexpr const char* interpolated = "/breakdown/interpolated_share";
+constexpr const char* carried_over = "/breakdown/carried_over_share";
+constexpr const char* engine_name = "/engine/name";
+
+double at(const Json& report, const char* pointer) {
+  const Json* share = find_value(report, pointer);
+  return share != nullptr && share->is_number() ? share->get<double>() : 0;
 }
 
 std::string percent(double error) {
@@ -58,20 +65,24 @@ std::string error_text(std::string_view engine) {
   return text;
 }
 
-std::string engine_of(const Json& config) {
-  const Json::json_pointer name("/engine/name");
-  return config.contains(name) ? config.at(name).get<std::string>() : "";
+}  // namespace
+
+std::vector<std::string> trust_pointers() {
+  return {extrapolated, unmeasured, interpolated, carried_over, engine_name};
 }
 
-}  // namespace
+std::string engine_of(const Json& config) {
+  const Json* name = find_value(config, engine_name);
+  return name == nullptr ? "" : name->get<std::string>();
+}
 
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
   Shares here, beyond, between, carried, bare;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
-    const double far = at(*report, trust_pointers[0]), none = at(*report, trust_pointers[1]);
-    const double inside = at(*report, trust_pointers[3]), other = at(*report, trust_pointers[4]);
-    here.add(1 - far - none - inside - other);
+    const double far = at(*report, extrapolated), none = at(*report, unmeasured);
+    const double inside = at(*report, interpolated), other = at(*report, carried_over);
+    here.add(std::max(0.0, 1 - far - none - inside - other));
     beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
   }
   if (here.low > 1) return "";
@@ -90,17 +101,6 @@ std::string trust_line_over(std::span<const Json* const> reports, std::string_vi
 std::string trust_line(const Json& report, const Json& config) {
   const Json* const one[] = {&report};
   return trust_line_over(one, engine_of(config));
-}
-
-std::string trust_line(const StoredSweep& sweep) {
-  std::vector<const Json*> reports;
-  std::string engine;
-  for (const StoredPoint& point : sweep.points) {
-    if (point.status != PointStatus::done) continue;
-    if (reports.empty()) engine = engine_of(point.config);
-    reports.push_back(&point.report);
-  }
-  return trust_line_over(reports, engine);
 }
 
 }  // namespace moesim

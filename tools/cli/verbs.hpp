@@ -44,5 +44,6 @@ Action setup_check(CLI::App&);
 Action setup_validate(CLI::App&);
 Action setup_calibrate(CLI::App&);
 Action setup_reproduce(CLI::App&);
+Action setup_study(CLI::App&);
 
 }  // namespace moesim

@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// Every key of a report, a line each of at most 100 columns: its JSON pointer (* is any key or
-/// place of a list, ** any number of them), unit and meaning.
+/// Every key of a report, a line each of at most 100 columns where its pointer allows: its JSON
+/// pointer as report_keys() has it, unit and meaning.
 std::string report_keys_text();
 
 }  // namespace moesim

@@ -264,11 +264,12 @@ std::vector<Json> with_copies(const Json& deployment, const MoeModel& model) {
     const int per_gpu = static_cast<int>(std::ceil(replication * model.experts / plan.ep - 1e-9));
     if (!slots.insert(per_gpu).second) continue;
     Json config = deployment;
-    config["placement"]["replication"] = double(per_gpu) * plan.ep / model.experts;
+    Json& group = decode_group(config);
+    if (!group.contains("placement")) group["placement"] = config.at("placement");
+    group["placement"]["replication"] = double(per_gpu) * plan.ep / model.experts;
     all.push_back(config);
     config["token_routing"]["decode"] = "metro";
-    Json& dispatch = decode_group(config)["dispatch"];
-    dispatch["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
+    group["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
     all.push_back(std::move(config));
   }
   return all;

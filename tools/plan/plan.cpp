@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 
 #include <fmt/format.h>
 
+#include "sim/experiment/pools.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/store.hpp"
 
@@ -16,10 +18,12 @@ namespace {
 
 // Deployments that a stage hands on to the next, a few more than are printed.
 constexpr std::size_t kept = 5;
-// Selected experts of all tokens of a run, up to which the last runs price each: some ten seconds.
-constexpr double most_exact_ids = 3e9;
+// Of them, those that are varied: a fourth shape that some setting makes the best was not found.
+constexpr std::size_t varied = 3;
+// Selected experts of all tokens of a run, up to which the last runs price each: some two seconds.
+constexpr double most_exact_ids = 5e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
-constexpr double short_stays = 2.5;
+constexpr double short_stays = 3;
 constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
 double seconds_of(const Json& config, const char* key, double otherwise) {
@@ -63,11 +67,8 @@ class Search {
   }
 
  private:
-  // One search over some deployments; what it found joins the leaders.
-  SloResult stage(const std::string& name, std::vector<Json> places, double stays) {
-    hooks_.begins(leaders_.empty()
-                      ? name
-                      : fmt::format("{} (best so far {})", name, goodput_text(leaders_.front())));
+  // Runs of that many stays of a request over some deployments.
+  SloSearch search_over(std::vector<Json> places, double stays) const {
     const double seconds = stays * longest_stay(search_.base);
     SloSearch slo{.document = document(),
                   .base_file = search_.folder / "plan",
@@ -75,25 +76,33 @@ class Search {
                   .ladder = ladder_,
                   .attainment = search_.attainment,
                   .doubting = false,
+                  .steady = true,
                   .store = search_.store,
-                  .start = leaders_.empty() ? -1 : leaders_.front().trial.goodput};
+                  .start = -1};
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
       constexpr double fewest = 200, most = 50'000;
       place[Json::json_pointer(arrivals_rate)] = rate;
       place["workload"]["requests"] =
           static_cast<std::int64_t>(std::clamp(per_second * seconds, fewest, most));
     };
-    const std::size_t ran_before = plan_.runs;
-    SloHooks hooks;
-    hooks.stop = hooks_.stop;
-    hooks.bounded = hooks_.bounded;
-    hooks.ran = [&](std::size_t runs) { hooks_.ran(ran_before + runs); };
-    SloResult result = search_slo(slo, traces_, remarks_, hooks);
+    return slo;
+  }
+
+  SloHooks begin(const std::string& stage) const {
+    hooks_.begins(leaders_.empty()
+                      ? stage
+                      : fmt::format("{} (best so far {})", stage, goodput_text(leaders_.front())));
+    return {.stop = hooks_.stop,
+            .bounded = hooks_.bounded,
+            .ran = [this, before = plan_.runs](std::size_t runs) { hooks_.ran(before + runs); }};
+  }
+
+  void count(const SloResult& result) {
     plan_.runs += result.search.runs;
-    plan_.deployments += slo.places.size() - result.cannot_run;
     plan_.stopped |= result.search.stopped;
-    if (leaders_.empty() && nearest_.empty()) nearest_ = result.nearest;
-    return result;
+    if (result.nearest.empty()) return;
+    const auto excess = [](const std::vector<SloRun>& miss) { return miss.front().trial.excess; };
+    if (nearest_.empty() || excess(result.nearest) < excess(nearest_)) nearest_ = result.nearest;
   }
 
   void join(std::vector<SloRun> found) {
@@ -118,41 +127,74 @@ class Search {
 
   // MoE layers are drawn from steps alike, where that is modelled.
   static Json sampled(Json deployment) {
-    if (decode_group(deployment).at("parallel").at("pp") == 1) deployment["fidelity"] = "sampled";
+    const auto pipeline = [](const Json& group) { return group.at("parallel").at("pp") > 1; };
+    const bool apart = deployment.contains("pools");
+    if (pipeline(decode_group(deployment)) ||
+        (apart && pipeline(deployment.at("pools").at("prefill"))))
+      return deployment;
+    deployment["fidelity"] = "sampled";
     return deployment;
   }
 
+  // Pools first: prefill and decode bound them closely, which makes them a good measure. Groups
+  // that do both are bounded loosely where many ranks wait for the one that has a prompt.
   void look_at_shapes() {
-    std::vector<Json> all = shapes(search_.base, search_.model, search_.cluster);
-    plan_.shapes = all.size();
-    std::ranges::transform(all, all.begin(), sampled);
-    SloResult result = stage("shapes", all, short_stays);
+    std::vector<Json> together = shapes(search_.base, search_.model, search_.cluster);
+    std::ranges::transform(together, together.begin(), sampled);
+    const std::vector<std::optional<TuneBound>> bounds = bounds_of(together);
+    if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
     double best_bound = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (!result.bounds[i]) continue;
-      bounded.push_back({all[i], *result.bounds[i]});
-      best_bound = std::max(best_bound, result.bounds[i]->goodput);
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      if (!bounds[i]) continue;
+      bounded.push_back({together[i], *bounds[i]});
+      best_bound = std::max(best_bound, bounds[i]->goodput);
     }
-    plan_.fit = bounded.size();
-    join(std::move(result.found));
-    ladder_ = ladder_under(best_bound);  // as that search had it: stages know each other's runs
+    ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
     std::vector<Json> apart = pools(bounded, search_.cluster);
-    plan_.shapes += apart.size();
-    if (apart.empty() || plan_.stopped) return;
-    result = stage("prefill and decode apart", std::move(apart), short_stays);
-    plan_.fit += result.bounds.size() - result.cannot_run;
+    plan_.shapes = together.size() + apart.size();
+    plan_.fit = bounded.size() + apart.size();
+    if (!apart.empty()) {
+      SloResult result = search_slo(search_over(std::move(apart), short_stays), traces_, remarks_,
+                                    begin("prefill and decode apart"));
+      plan_.fit -= result.cannot_run;
+      count(result);
+      join(std::move(result.found));
+    }
+    if (plan_.stopped) return;
+    SloSearch slo = search_over(std::move(together), short_stays);
+    slo.bounds = bounds;
+    if (leaders_.size() == kept) {
+      slo.to_beat = leaders_.back().trial.goodput;
+      slo.runners_up = 0;
+    }
+    SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
+    count(result);
     join(std::move(result.found));
   }
 
+  std::vector<std::optional<TuneBound>> bounds_of(const std::vector<Json>& places) {
+    SloSearch slo = search_over(places, short_stays);
+    slo.to_beat = std::numeric_limits<double>::infinity();
+    const SloResult result = search_slo(slo, traces_, remarks_, begin("shapes"));
+    plan_.stopped |= result.search.stopped;
+    return result.bounds;
+  }
+
+  // Looks among what differs from the first leaders in one setting for what serves more.
   template <class Vary>
-  void refine(const char* name, Vary vary) {
+  void refine(const char* stage, Vary vary) {
     std::vector<Json> places;
-    for (const SloRun& leader : leaders_) {
-      for (Json& place : vary(without_load(leader.config))) places.push_back(sampled(place));
+    for (std::size_t i = 0; i < std::min(varied, leaders_.size()); ++i) {
+      for (Json& place : vary(without_load(leaders_[i].config))) places.push_back(sampled(place));
     }
     if (places.empty() || plan_.stopped) return;
-    join(stage(name, std::move(places), short_stays).found);
+    SloSearch slo = search_over(std::move(places), short_stays);
+    slo.to_beat = leaders_.front().trial.goodput;
+    slo.runners_up = 0;
+    SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
+    count(result);
+    join(std::move(result.found));
   }
 
   // Sequences of the question's length that a rank's KV cache holds.
@@ -161,7 +203,8 @@ class Search {
     const Json& lengths = deployment.at("workload").at("lengths");
     const std::int64_t tokens =
         lengths.at("prompt").get<std::int64_t>() + lengths.at("output").get<std::int64_t>();
-    return e.memory.kv_blocks / std::max<std::int64_t>(1, e.kv_layout.blocks_for(tokens));
+    const Experiment& decode = e.pools ? e.pools->decode : e;
+    return decode.memory.kv_blocks / std::max<std::int64_t>(1, decode.kv_layout.blocks_for(tokens));
   }
 
   // Whether a long run prices every token in reasonable time.
@@ -174,15 +217,19 @@ class Search {
   }
 
   void confirm() {
-    constexpr double stays = 5;
+    constexpr double stays = 6;
     if (leaders_.empty() || plan_.stopped) return;
     std::vector<Json> places;
+    std::vector<double> loads;
     for (const SloRun& leader : leaders_) {
       const Json deployment = without_load(leader.config);
       places.push_back(exact_is_quick(leader, stays) ? deployment : sampled(deployment));
+      loads.push_back(std::stod(leader.rate));  // "12.5 /s"
     }
     // Of the short runs nothing is left: a long one says more.
-    SloResult result = stage("long runs", std::move(places), stays);
+    SloResult result = confirm_slo(search_over(std::move(places), stays), loads, traces_, remarks_,
+                                   begin("long runs"));
+    count(result);
     if (plan_.stopped) return;
     leaders_.clear();
     nearest_ = result.nearest;

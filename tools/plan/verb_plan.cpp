@@ -6,12 +6,12 @@
 
 #include "hardware/shipped.hpp"
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
 #include "tools/plan/plan.hpp"
 #include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
@@ -100,7 +100,8 @@ std::string table_of(const std::vector<SloRun>& runs) {
     const std::string number = std::to_string(i + 1);
     const Json& scheduling = run.config.at("scheduling");
     const Json& limits = decode_group(run.config).value("scheduling", scheduling);
-    const Json* copies = find_value(run.config, "/placement/replication");
+    const Json* copies = find_value(decode_group(run.config), "/placement/replication");
+    if (copies == nullptr) copies = find_value(run.config, "/placement/replication");
     table.add({number, copies == nullptr ? "-" : number_text(copies->get<double>()),
                routing_text(run.config), scheduling.at("max_num_batched_tokens").dump(),
                limits.at("max_num_seqs").dump(), run.rate.substr(0, run.rate.find(' ')),

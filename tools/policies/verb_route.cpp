@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "sim/placement/files/placement_file.hpp"
-#include "sim/token_routing/token_routing.hpp"
+#include "sim/step/routed_layer.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/policy_options.hpp"
 #include "tools/cli/table.hpp"
@@ -198,16 +198,15 @@ int route(const Options& options) {
                     "\"source_rank\" [tokens]; rank 0 if absent) instead of \"tokens\"",
                     options.tokens, options.policy.name));
   }
-  RoutingScratch scratch;
+  RoutedLayer one;
   std::vector<Routed> layers;
   for (std::size_t l = 0; l < placement.size(); ++l) {
     Routed& routed = layers.emplace_back();
-    routed.tokens_of_slot.resize(static_cast<std::size_t>(placement[l].slots()));
     const LayerTokens& layer = tokens.layers[l];
-    router->route(
-        {placement[l], layer.counts, static_cast<int>(l), 0, {layer.ids, tokens.source_rank}},
-        scratch, routed.tokens_of_slot);
-    routed.load = layer_load(placement[l], routed.tokens_of_slot);
+    one.route(*router,
+              {placement[l], layer.counts, static_cast<int>(l), 0, {layer.ids, tokens.source_rank}},
+              routed.load);
+    routed.tokens_of_slot = one.tokens_of_slot();
   }
   print(options.json
             ? to_json(options.policy.name, router->objective(), placement, layers).dump() + "\n"

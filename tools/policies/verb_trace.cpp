@@ -8,6 +8,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/policies/verb_trace_import.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
 
@@ -78,7 +79,8 @@ OrderedJson to_json(const Info& info) {
                                         {"decode", d.decode},
                                         {"independent", d.independent},
                                         {"uniform", d.uniform},
-                                        {"chunk", or_null(d.chunk)}});
+                                        {"chunk", or_null(d.chunk)},
+                                        {"variance_ratio", d.variance_ratio}});
   }
   for (const RankImbalance& i : info.imbalance) {
     json["rank_imbalance"].push_back(
@@ -123,14 +125,17 @@ std::string to_text(const Info& info) {
   add_skew("Gini", info.skew.gini);
   text += skew.text() + "\n";
 
-  Table distinct(
-      {"batch", "distinct experts: decode", "independent", "uniform", "chunk of one request"});
+  Table distinct({"batch", "distinct experts: decode", "independent", "uniform",
+                  "chunk of one request", "spread*"});
   for (const DistinctExperts& d : info.distinct) {
     distinct.add({fmt::format("{}", d.batch), fmt::format("{:.1f}", d.decode),
                   fmt::format("{:.1f}", d.independent), fmt::format("{:.1f}", d.uniform),
-                  d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-"});
+                  d.chunk ? fmt::format("{:.1f}", *d.chunk) : "-",
+                  fmt::format("{:.2f}", d.variance_ratio)});
   }
-  text += distinct.text() + "\n";
+  text += distinct.text() +
+          "*: variance of a decode batch's sum over layers, over the sum of the layers' "
+          "variances: 1 if\nlayers are independent\n\n";
 
   std::vector<std::string> head{"busiest/mean rank, decode batch"};
   for (const int batch : imbalance_batches) head.push_back(fmt::format("{}", batch));
@@ -187,6 +192,8 @@ void generate(const GenerateOptions& options) {
     throw ConfigError(fmt::format("{}: exists already; name a new directory", options.output));
   const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
   const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
+  const auto [ids, requests, meta] = unfinished_trace_files(options.output);
+  const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
   write_trace(trace, options.output);
   print(fmt::format("{}: {} tokens of {} requests, {} layers, top-{} of {} experts\n",
                     options.output, trace.tokens(), trace.requests().size(), trace.layers(),
@@ -226,6 +233,7 @@ Action setup_trace(CLI::App& command) {
       return 0;
     };
   });
+  add_trace_import(command, chosen);
   return [chosen] { return (*chosen)(); };
 }
 

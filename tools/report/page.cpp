@@ -13,6 +13,7 @@
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
@@ -26,47 +27,38 @@ constexpr std::size_t most_details = 5'000;       // points with steps and confi
 constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
 // What a page lets its reader choose as an axis, sort by, and see of a point.
-struct PageMetric {
-  std::string_view pointer, label, unit;
-  bool less_is_better;
+constexpr std::array<const Metric*, 30> page_metrics{
+    &metric("tokens_per_s_per_gpu"),
+    &metric("total_tokens_per_s_per_gpu"),
+    &metric("output_throughput"),
+    &metric("total_token_throughput"),
+    &metric("request_throughput"),
+    &metric("request_goodput"),
+    &metric("slo_attainment"),
+    &metric("timeout_share"),
+    &metric("cancelled_share"),
+    &metric("tokens_per_s_per_user"),
+    &metric("median_tpot_ms"),
+    &metric("mean_tpot_ms"),
+    &metric("p99_tpot_ms"),
+    &metric("median_ttft_ms"),
+    &metric("p99_ttft_ms"),
+    &metric("p99_itl_ms"),
+    &metric("median_e2el_ms"),
+    &metric("p99_e2el_ms"),
+    &metric("decode_tokens_per_s_per_gpu"),
+    &metric("decode_step_ms"),
+    &metric("prefill_step_ms"),
+    &metric("decode_max_activated_mean"),
+    &metric("decode_max_tokens_mean"),
+    &metric("decode_balancedness"),
+    &metric("replication_effective"),
+    &metric("exposed_communication_share"),
+    &metric("barrier_idle_share"),
+    &metric("kv_peak_utilization"),
+    &metric("mfu"),
+    &metric("mbu"),
 };
-
-constexpr std::array<PageMetric, 30> page_metrics{{
-    {"/metrics/tokens_per_s_per_gpu", "Output throughput per GPU", "tokens/s", false},
-    {"/metrics/total_tokens_per_s_per_gpu", "Throughput per GPU, prompts too", "tokens/s", false},
-    {"/metrics/output_throughput", "Output throughput", "tokens/s", false},
-    {"/metrics/total_token_throughput", "Throughput, prompts too", "tokens/s", false},
-    {"/metrics/request_throughput", "Requests finished", "1/s", false},
-    {"/metrics/request_goodput", "Requests within their SLO", "1/s", false},
-    {"/metrics/slo_attainment", "SLO met", "share of requests", false},
-    {"/metrics/timeout_share", "Timed out", "share of requests", true},
-    {"/metrics/cancelled_share", "Cancelled", "share of requests", true},
-    {"/metrics/tokens_per_s_per_user", "Speed for one user", "tokens/s", false},
-    {"/metrics/median_tpot_ms", "Median TPOT", "ms", true},
-    {"/metrics/mean_tpot_ms", "Mean TPOT", "ms", true},
-    {"/metrics/p99_tpot_ms", "p99 TPOT", "ms", true},
-    {"/metrics/median_ttft_ms", "Median TTFT", "ms", true},
-    {"/metrics/p99_ttft_ms", "p99 TTFT", "ms", true},
-    {"/metrics/p99_itl_ms", "p99 inter-token latency", "ms", true},
-    {"/metrics/median_e2el_ms", "Median request latency", "ms", true},
-    {"/metrics/p99_e2el_ms", "p99 request latency", "ms", true},
-    {"/steps/decode/decode_tokens_per_s_per_gpu", "Output per GPU in decode steps", "tokens/s",
-     false},
-    {"/steps/decode/mean_ms", "Decode step", "ms", true},
-    {"/steps/prefill/mean_ms", "Prefill step", "ms", true},
-    {"/experts/by_step_kind/decode/max_activated_mean", "Activated experts, busiest GPU, decode",
-     "", true},
-    {"/experts/by_step_kind/decode/max_tokens_mean", "Expert tokens, busiest GPU, decode", "",
-     true},
-    {"/experts/by_step_kind/decode/balancedness", "Balance of expert tokens, decode", "mean/max",
-     false},
-    {"/experts/replication_effective", "Replication", "", true},
-    {"/breakdown/exposed_communication_share", "Exposed communication", "share of time", true},
-    {"/breakdown/barrier_idle_share", "Waiting at barriers", "share of time", true},
-    {"/kv/peak_utilization", "KV cache, peak", "share", true},
-    {"/metrics/mfu", "Model flops utilisation", "share", false},
-    {"/metrics/mbu", "Memory bandwidth utilisation", "share", false},
-}};
 
 // A number in as many digits as a chart can show.
 OrderedJson rounded(double value, int digits) {
@@ -299,7 +291,7 @@ OrderedJson comparisons_of(const StoredSweep& sweep, const Done& done,
 OrderedJson compared_metrics_json() {
   OrderedJson metrics = OrderedJson::array();
   for (const ComparedMetric& metric : compared_metrics) {
-    metrics.push_back({{"name", metric.name}, {"more_is_better", metric.more_is_better}});
+    metrics.push_back({{"name", metric.name}, {"more_is_better", metric.more_is_better()}});
   }
   return metrics;
 }
@@ -329,18 +321,25 @@ OrderedJson names_of(const std::vector<Axis>& axes) {
   return names;
 }
 
+struct ShownMetric {
+  std::string_view pointer, label, unit;
+  bool less_is_better;
+};
+
 // The metrics that any point has, and the two asked for.
-std::vector<PageMetric> metrics_shown(const Done& done, const PageOptions& options,
-                                      const Pareto& pareto) {
-  std::vector<PageMetric> shown;
-  for (const PageMetric& metric : page_metrics) {
+std::vector<ShownMetric> metrics_shown(const Done& done, const PageOptions& options,
+                                       const Pareto& pareto) {
+  std::vector<ShownMetric> shown;
+  for (const Metric* metric : page_metrics) {
     const bool there = std::any_of(done.begin(), done.end(), [&](const StoredPoint* point) {
-      return report_number(*point, std::string(metric.pointer)).has_value();
+      return report_number(*point, std::string(metric->pointer)).has_value();
     });
-    if (there) shown.push_back(metric);
+    if (!there) continue;
+    const ReportKey& key = metric->key();
+    shown.push_back({metric->pointer, metric->label, key.unit, key.better == Better::less});
   }
   const auto ensure = [&](const std::string& pointer, const std::string& name, bool less) {
-    const bool there = std::any_of(shown.begin(), shown.end(), [&](const PageMetric& metric) {
+    const bool there = std::any_of(shown.begin(), shown.end(), [&](const ShownMetric& metric) {
       return metric.pointer == pointer;
     });
     if (!there) shown.push_back({pointer, name, "", less});
@@ -402,10 +401,11 @@ std::string reproduce_command(const StoredSweep& sweep, const StoredPoint& point
 std::vector<std::string> page_pointers(const PageOptions& options) {
   std::vector<std::string> pointers = options.axes.by;
   pointers.insert(pointers.end(), {options.axes.x, options.axes.y});
-  for (const PageMetric& metric : page_metrics) pointers.emplace_back(metric.pointer);
-  for (const ComparedMetric& metric : compared_metrics) pointers.emplace_back(metric.pointer);
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const Metric* metric : page_metrics) pointers.emplace_back(metric->pointer);
+  for (const ComparedMetric& compared : compared_metrics) {
+    pointers.emplace_back(compared.metric->pointer);
+  }
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   return pointers;
 }
 
@@ -423,7 +423,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
     done.push_back(&point);
     by_hash[point.config_hash] = &point;
   }
-  const std::vector<PageMetric> metrics = metrics_shown(done, options, curves);
+  const std::vector<ShownMetric> metrics = metrics_shown(done, options, curves);
   OrderedJson comparisons = comparisons_of(sweep, done, named_axes(options.axes.by));
   std::vector<std::string> pointers;
   OrderedJson data{{"moesim", find_value(done.front()->report, "/context/moesim") != nullptr
@@ -433,7 +433,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                    {"trust", trust_line(sweep)},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
-  for (const PageMetric& metric : metrics) {
+  for (const ShownMetric& metric : metrics) {
     pointers.emplace_back(metric.pointer);
     data["metrics"].push_back({{"pointer", metric.pointer},
                                {"label", metric.label},

@@ -15,6 +15,7 @@
 #include "sim/placement/placement_score.hpp"
 #include "sim/replay/replay.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/step/routed_layer.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
 #include "tools/reproduce/reproduction.hpp"
 #include "tools/sweep/axes.hpp"
@@ -55,7 +56,7 @@ Json by_axes(const ConfigNode& file, Answer&& answer) {
 }
 
 Json measure_run(const ConfigNode& node) {
-  return by_axes(node, [](const Experiment& e) { return plain(run(e).document); });
+  return by_axes(node, [](const Experiment& e) { return plain(run(e).document()); });
 }
 
 /// How long a figure of the report's "over_time" stayed above a limit.
@@ -65,8 +66,8 @@ Json measure_spells(const ConfigNode& node) {
     const double above = r.number("above");
     return by_axes(r.child("sweep"), [&](const Experiment& e) {
       double total = 0, spell = 0, longest = 0;
-      const Report report = run(e);
-      for (const OrderedJson& bucket : report.document.at("over_time")) {
+      const OrderedJson report = run(e).document();
+      for (const OrderedJson& bucket : report.at("over_time")) {
         const double seconds =
             bucket.at("end_s").get<double>() - bucket.at("begin_s").get<double>();
         const bool is_above = bucket.at(key).get<double>() > above;
@@ -195,10 +196,8 @@ Json measure_route(const ConfigNode& node) {
     Json answer;
     for (const ConfigNode& policy : policies(r.child("routings"))) {
       const auto router = token_routers().make(policy, {.placement = placement});
-      RoutingScratch scratch;
-      std::vector<std::int32_t> of_slot(at(placement.front().slots()));
-      router->route({.placement = placement.front(), .tokens = tokens}, scratch, of_slot);
-      const LayerLoad load = layer_load(placement.front(), of_slot);
+      LayerLoad load;
+      RoutedLayer().route(*router, {.placement = placement.front(), .tokens = tokens}, load);
       answer[policy.child("type").text()] = {{"max_activated", load.max_activated},
                                              {"max_tokens", load.max_tokens}};
     }
@@ -250,7 +249,7 @@ Json measure_model(const ConfigNode& node) {
                 {"experts", model.experts},
                 {"experts_per_token", model.experts_per_token},
                 {"moe_layers", model.moe_layers()},
-                {"expert_parameters", ffn_parameters(model.hidden, model.expert_width)},
+                {"expert_parameters", expert_parameters(model)},
                 {"expert_bytes_bf16", expert(Precision::bf16)},
                 {"expert_bytes_fp8", expert(Precision::fp8)},
                 {"kv_bytes_per_token", kv_bytes_per_token(model, {}, {}).value()},

@@ -8,21 +8,42 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/kernel_tables.hpp"
 #include "sim/experiment/pools.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 
 namespace moesim {
 
 namespace {
 
-constexpr std::array<std::string_view, 5> banded{"mean_tpot_ms", "p99_tpot_ms", "mean_ttft_ms",
-                                                 "output_throughput", "tokens_per_s_per_gpu"};
+constexpr std::array banded{&metric("mean_tpot_ms"), &metric("p99_tpot_ms"),
+                            &metric("mean_ttft_ms"), &metric("output_throughput"),
+                            &metric("tokens_per_s_per_gpu")};
 constexpr double middle = 0.9;
 
 /// exp(s z); half of a normal lies within 0.6745 of its standard deviations.
+double slowdown(double median_error, double z) {
+  return std::exp(std::log1p(median_error) / 0.6745 * z);
+}
+
 double slowdown(const std::optional<Calibration>& calibration, Rng& rng) {
-  const double median = calibration ? calibration->median_error : unmeasured_error;
-  return std::exp(std::log1p(median) / 0.6745 * rng.normal());
+  return slowdown(calibration ? calibration->median_error : unmeasured_error, rng.normal());
+}
+
+/// A table's times are wrong together, by as much as what they rest on lets expect.
+void resample_tables(GpuSpec& gpu, std::uint64_t seed, int draw) {
+  if (!gpu.tables) return;
+  TableFactors factors;
+  for (std::size_t i = 0; i < table_family_names.size(); ++i) {
+    const double z =
+        Rng(seed, fmt::format("interval {} table {}", draw, table_family_names[i])).normal();
+    for (std::size_t e = 0; e < evidence_names.size(); ++e) {
+      factors.of[i][e] =
+          slowdown(gpu.tables->error(static_cast<TableFamily>(i), static_cast<Evidence>(e)), z);
+    }
+  }
+  gpu.tables = scaled(*gpu.tables, factors);
 }
 
 void resample_constants(GpuSpec& gpu, std::uint64_t seed, int draw) {
@@ -77,6 +98,7 @@ OrderedJson band(std::vector<double> values) {
 Experiment resampled(const Experiment& experiment, int draw) {
   Experiment copy = experiment;
   resample_constants(copy.cluster.gpu, experiment.seed, draw);
+  resample_tables(copy.cluster.gpu, experiment.seed, draw);
   const auto of_phase = [&](std::string_view phase) {
     return Rng(experiment.seed, fmt::format("interval {} {} requests", draw, phase));
   };
@@ -97,7 +119,7 @@ Experiment resampled(const Experiment& experiment, int draw) {
 OrderedJson intervals(const ConfigNode& config, int runs,
                       const std::function<void(int)>& finished) {
   const std::uint64_t seed = config.json().value("seed", std::uint64_t{1});
-  std::vector<Json> metrics(static_cast<std::size_t>(runs));
+  std::vector<Report> reports(static_cast<std::size_t>(runs));
   std::mutex mutex;
   int done = 0;
   tbb::parallel_for(0, runs, [&](int i) {
@@ -106,18 +128,17 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     TraceLibrary traces;
     const Experiment experiment =
         load_experiment(ConfigNode(std::move(json), config.file()), traces);
-    metrics[static_cast<std::size_t>(i)] = run(resampled(experiment, i)).document.at("metrics");
+    reports[static_cast<std::size_t>(i)].metrics = run(resampled(experiment, i)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
   });
   OrderedJson result{{"runs", runs}, {"share", middle}, {"metrics", OrderedJson::object()}};
-  for (const std::string_view name : banded) {
+  for (const Metric* metric : banded) {
     std::vector<double> values;
-    for (const Json& of_run : metrics) {
-      const Json& value = of_run.at(std::string(name));
-      if (!value.is_null()) values.push_back(value.get<double>());
+    for (const Report& report : reports) {
+      if (const auto value = metric->value(report)) values.push_back(*value);
     }
-    result["metrics"][std::string(name)] = band(std::move(values));
+    result["metrics"][std::string(metric->name)] = band(std::move(values));
   }
   return result;
 }

@@ -10,7 +10,8 @@ namespace moesim {
 /// A copy of the experiment that could as well be true:
 ///   - the constants of every kernel family and collective make it faster or slower by exp(s z), z
 ///     normal: s is what a fit's median error says of a normal's spread, and `unmeasured_error`
-///     stands in where a family was never measured on the GPU. Shares stay at most 1.
+///     stands in where a family was never measured on the GPU. Shares stay at most 1. Tables
+///     likewise, each by KernelTables::error().
 ///   - of recorded traces the requests are drawn again with replacement, those of even index from
 ///     among even ones and odd from odd, so that what a placement was fitted on stays apart.
 /// `draw` names the copy. Pure.

@@ -85,14 +85,6 @@ std::vector<Axis> axes_of(const Json& sweep) {
   return named_axes({pointers.begin(), pointers.end()});
 }
 
-const Json* find_value(const Json& json, const std::string& pointer) {
-  try {
-    return &json.at(Json::json_pointer(pointer));
-  } catch (const Json::exception&) {
-    return nullptr;
-  }
-}
-
 bool same_setting(const Json& a, const Json& b) {
   if (a == b) return true;
   if (a.is_string() && b.is_object()) return b == Json{{"type", a}};
@@ -116,12 +108,6 @@ std::string setting_text(const Json& value) {
     if (item.key() != "type") append(item.value());
   }
   return text;
-}
-
-std::string number_text(double value) {
-  const double size = std::abs(value);
-  const int digits = size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : 3;
-  return fmt::format("{:.{}f}", value, digits);
 }
 
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,

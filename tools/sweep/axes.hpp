@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "tools/cli/find_value.hpp"
+#include "tools/cli/table.hpp"
 
 namespace moesim {
 
@@ -23,9 +25,6 @@ std::vector<Axis> named_axes(const std::vector<std::string>& pointers);
 /// that is not written as in a sweep file.
 std::vector<Axis> axes_of(const Json& sweep);
 
-/// The value at a JSON pointer, or nullptr where there is none.
-const Json* find_value(const Json& json, const std::string& pointer);
-
 /// Whether two config values mean the same: equal, or a policy written as "metro" in one and as
 /// {"type": "metro"} in the other.
 bool same_setting(const Json& a, const Json& b);
@@ -34,9 +33,6 @@ bool same_setting(const Json& a, const Json& b);
 /// objects as their values with the type first ({"type": "eplb", "replication": 1.5} is "eplb
 /// 1.5").
 std::string setting_text(const Json& value);
-
-/// A number with about four digits and no exponent.
-std::string number_text(double value);
 
 /// A table of at most 100 columns: the first `settings` columns are cut with "~" to fit, widest
 /// first, and where that is not enough the last of them are left out, and named below.

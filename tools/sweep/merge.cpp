@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/rng.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
@@ -12,15 +13,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A point as one store holds it, without its report: of that only what tells two apart.
+struct Row {
+  std::string config_hash, config;
+  PointStatus status;
+  std::uint64_t report;
+};
+
 struct Input {
   fs::path file;
+  Store store;
   std::string sweep;
-  std::vector<StoreRow> rows;
+  std::vector<Row> rows;
 };
 
 Input read_input(const fs::path& file) {
-  const Store store = Store::open(file);
-  return {file, store.sweep(), store.rows()};
+  Store store = Store::open(file);
+  std::vector<Row> rows;
+  store.for_each_row([&](StoreRow row) {
+    rows.push_back(
+        {std::move(row.config_hash), std::move(row.config), row.status, fnv1a(row.report)});
+  });
+  std::string sweep = store.sweep();
+  return {file, std::move(store), std::move(sweep), std::move(rows)};
 }
 
 void check_same_sweep(const std::vector<Input>& inputs) {
@@ -32,18 +47,18 @@ void check_same_sweep(const std::vector<Input>& inputs) {
   }
 }
 
-// A merged row, and the store it came from.
+// A merged point, and the store that it is taken from.
 struct Merged {
-  StoreRow row;
-  const fs::path* file;
+  Row row;
+  const Input* from;
 };
 
-[[noreturn]] void contradict(const Merged& known, const StoreRow& row, const fs::path& file,
+[[noreturn]] void contradict(const Merged& known, const Row& row, const fs::path& file,
                              std::string_view what) {
   throw ConfigError(
       fmt::format("{}: point {} has another {} than in {}; were both written by one version of "
                   "moesim and its files? Leave one store out",
-                  file.string(), row.config_hash, what, known.file->string()));
+                  file.string(), row.config_hash, what, known.from->file.string()));
 }
 
 // Which of two rows of one point stays: one that says how it ended, and done before all.
@@ -59,24 +74,20 @@ int weight(PointStatus status) {
 
 class Merge {
  public:
-  void add(StoreRow row, const fs::path& file) {
+  void add(const Row& row, const Input& from) {
     const auto [place, is_new] = place_of_.emplace(row.config_hash, merged_.size());
     if (is_new) {
-      merged_.push_back({std::move(row), &file});
+      merged_.push_back({row, &from});
       return;
     }
     Merged& known = merged_[place->second];
-    if (known.row.config != row.config) contradict(known, row, file, "config");
+    if (known.row.config != row.config) contradict(known, row, from.file, "config");
     const bool both_done = known.row.status == PointStatus::done && row.status == PointStatus::done;
-    if (both_done && known.row.report != row.report) contradict(known, row, file, "report");
-    if (weight(row.status) > weight(known.row.status)) known = {std::move(row), &file};
+    if (both_done && known.row.report != row.report) contradict(known, row, from.file, "report");
+    if (weight(row.status) > weight(known.row.status)) known = {row, &from};
   }
 
-  std::vector<StoreRow> rows() && {
-    std::vector<StoreRow> rows;
-    for (Merged& merged : merged_) rows.push_back(std::move(merged.row));
-    return rows;
-  }
+  const std::vector<Merged>& points() const { return merged_; }
 
  private:
   std::vector<Merged> merged_;
@@ -99,14 +110,20 @@ void merge_stores(const std::vector<fs::path>& stores, const fs::path& output) {
   for (const Input& input : inputs) longest = std::max(longest, input.rows.size());
   Merge merge;
   for (std::size_t i = 0; i < longest; ++i) {
-    for (Input& input : inputs) {
-      if (i < input.rows.size()) merge.add(std::move(input.rows[i]), input.file);
+    for (const Input& input : inputs) {
+      if (i < input.rows.size()) merge.add(input.rows[i], input);
     }
   }
-  const std::vector<StoreRow> rows = std::move(merge).rows();
   std::vector<SweepPoint> points;
-  for (const StoreRow& row : rows) points.push_back({row.config_hash, Json::parse(row.config)});
-  Store::open_for(output, Json::parse(inputs.front().sweep), points).record(rows);
+  for (const Merged& point : merge.points())
+    points.push_back({point.row.config_hash, Json::parse(point.row.config)});
+  // What the output holds already stays as it stands there.
+  std::vector<Merged> news = merge.points();
+  std::erase_if(
+      news, [&](const Merged& point) { return fs::equivalent(point.from->file, output, ignored); });
+  Store::open_for(output, Json::parse(inputs.front().sweep), points)
+      .record(news.size(),
+              [&](std::size_t i) { return news[i].from->store.row(news[i].row.config_hash); });
 }
 
 }  // namespace moesim

@@ -10,6 +10,7 @@
 
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
+#include "sim/report/metric_catalogue.hpp"
 
 namespace moesim {
 
@@ -18,38 +19,6 @@ namespace {
 constexpr int lock_patience_ms = 5000;
 constexpr std::string_view resolved_config = "/context/config";  // in a report
 constexpr std::array<std::string_view, 4> status_names{"pending", "done", "failed", "infeasible"};
-
-// Columns of the view `metrics`. Of /metrics all that `vllm bench serve` names and the ratios, then
-// what explains them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 7> other_columns{{
-    {"decode_step_ms", "/steps/decode/mean_ms"},
-    {"prefill_step_ms", "/steps/prefill/mean_ms"},
-    {"decode_max_activated_mean", "/experts/by_step_kind/decode/max_activated_mean"},
-    {"decode_max_tokens_mean", "/experts/by_step_kind/decode/max_tokens_mean"},
-    {"replication_effective", "/experts/replication_effective"},
-    {"exposed_communication_share", "/breakdown/exposed_communication_share"},
-    {"barrier_idle_share", "/breakdown/barrier_idle_share"},
-}};
-
-std::vector<std::pair<std::string, std::string>> metric_columns() {
-  std::vector<std::pair<std::string, std::string>> columns;
-  const auto add = [&](const std::string& name) { columns.emplace_back(name, "/metrics/" + name); };
-  for (const char* name :
-       {"completed", "rejected", "timeout_share", "cancelled_share", "slo_attainment", "duration_s",
-        "request_throughput", "request_goodput", "output_throughput", "total_token_throughput"}) {
-    add(name);
-  }
-  for (const std::string what : {"ttft", "tpot", "itl", "e2el"}) {
-    for (const std::string statistic : {"mean", "median", "p90", "p95", "p99"}) {
-      add(statistic + "_" + what + "_ms");
-    }
-  }
-  for (const char* name : {"tokens_per_s_per_gpu", "tokens_per_s_per_user", "mfu", "mbu"}) {
-    add(name);
-  }
-  columns.insert(columns.end(), other_columns.begin(), other_columns.end());
-  return columns;
-}
 
 std::string in_quotes(std::string_view text, char quote) {
   std::string result(1, quote);
@@ -79,7 +48,9 @@ std::string view_sql(const std::vector<Axis>& axes) {
         fmt::format(", json_extract({}, {}) AS {}", from, sql_path(pointer), in_quotes(name, '"'));
   };
   for (const Axis& axis : axes) add("config", axis.pointer, axis.name);
-  for (const auto& [name, pointer] : metric_columns()) add("report", pointer, name);
+  for (const Metric& metric : metric_catalogue) {
+    add("report", std::string(metric.pointer), metric.name);
+  }
   return sql + " FROM points";
 }
 
@@ -161,6 +132,13 @@ class Statement {
   sqlite3* database_;
   std::unique_ptr<sqlite3_stmt, Finalize> statement_;
 };
+
+constexpr std::string_view select_rows =
+    "SELECT config_hash, config, status, error, report FROM points";
+
+StoreRow row_of(const Statement& row) {
+  return {row.text(0), row.text(1), status_of(row.text(2)), row.text(3), row.text(4)};
+}
 
 std::vector<Axis> varied(std::vector<Axis> axes, std::span<const StoredPoint> points) {
   std::erase_if(axes, [&](const Axis& axis) {
@@ -359,16 +337,16 @@ void Store::execute(const std::string& sql) const {
   if (code != SQLITE_OK) fail(file_, database_.get(), code);
 }
 
-// read(row) of each point, in the order of the sweep, one at a time in memory.
-template <class Read>
-void Store::for_each_row(Read&& read) const {
-  Statement statement(file_, database_.get(),
-                      "SELECT config_hash, config, status, error, report FROM points"
-                      " ORDER BY rowid");
-  while (statement.step()) {
-    read(StoreRow{statement.text(0), statement.text(1), status_of(statement.text(2)),
-                  statement.text(3), statement.text(4)});
-  }
+void Store::for_each_row(const std::function<void(StoreRow)>& read) const {
+  Statement statement(file_, database_.get(), std::string(select_rows) + " ORDER BY rowid");
+  while (statement.step()) read(row_of(statement));
+}
+
+StoreRow Store::row(const std::string& config_hash) const {
+  Statement statement(file_, database_.get(), std::string(select_rows) + " WHERE config_hash = ?1");
+  if (!statement.bind(1, config_hash).step())
+    throw ConfigError(fmt::format("{}: holds no point {}", file_.string(), config_hash));
+  return row_of(statement);
 }
 
 std::vector<StoreRow> Store::rows() const {
@@ -510,9 +488,18 @@ void Store::record(const std::string& config_hash, PointStatus status, std::stri
 }
 
 void Store::record(std::span<const StoreRow> rows, std::span<const SweepPoint> of) {
+  record(
+      rows.size(), [&](std::size_t i) { return rows[i]; }, of);
+}
+
+void Store::record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
+                   std::span<const SweepPoint> of) {
   execute("BEGIN IMMEDIATE");
   insert(of);
-  for (const StoreRow& row : rows) record(row.config_hash, row.status, row.error, row.report);
+  for (std::size_t i = 0; i < count; ++i) {
+    const StoreRow next = row(i);
+    record(next.config_hash, next.status, next.error, next.report);
+  }
   execute("COMMIT");
 }
 

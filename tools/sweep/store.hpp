@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -97,8 +98,12 @@ class Store {
   std::string written_by() const;
   /// Notes a version that writes points, once.
   void add_writer(const std::string& version);
-  /// The points alone, in the order of the sweep.
+  /// Calls read(row) with each point in the order of the sweep; one at a time is in memory.
+  void for_each_row(const std::function<void(StoreRow)>& read) const;
+  /// The same points, all at once.
   std::vector<StoreRow> rows() const;
+  /// The point of this hash. Throws ConfigError if there is none.
+  StoreRow row(const std::string& config_hash) const;
   /// The sweep file, as JSON text with sorted keys.
   std::string sweep() const;
   /// The status of each of these points that the store holds, by hash. Throws ConfigError if it
@@ -109,6 +114,10 @@ class Store {
               std::string_view report);
   /// The same for many points, all or none of them. Points that the store lacks are added first.
   void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
+  /// The same for `count` points, of which row(0), row(1), .. are asked for in this order: one at a
+  /// time is in memory.
+  void record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
+              std::span<const SweepPoint> of = {});
 
  private:
   struct Close {
@@ -120,8 +129,6 @@ class Store {
   bool names_writers() const;
   void insert(std::span<const SweepPoint> points) const;
   void check_schema() const;
-  template <class Read>
-  void for_each_row(Read&& read) const;
   Json parsed(std::string_view text) const;
   Json sweep_document() const;
   void execute(const std::string& sql) const;

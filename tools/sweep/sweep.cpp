@@ -19,6 +19,7 @@
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
 
@@ -366,17 +367,10 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
 }
 
 // Columns of a finished sweep's table.
-struct TextColumn {
-  const char* head;
-  const char* pointer;
-};
-constexpr TextColumn text_columns[] = {
-    {"out/s/GPU", "/metrics/tokens_per_s_per_gpu"},
-    {"tokens/s", "/metrics/total_token_throughput"},
-    {"TPOT ms", "/metrics/mean_tpot_ms"},
-    {"median", "/metrics/median_tpot_ms"},
-    {"p99 TTFT ms", "/metrics/p99_ttft_ms"},
-    {"activated", "/experts/by_step_kind/decode/max_activated_mean"},
+constexpr std::array text_columns{
+    &metric("tokens_per_s_per_gpu"), &metric("total_token_throughput"),
+    &metric("mean_tpot_ms"),         &metric("median_tpot_ms"),
+    &metric("p99_ttft_ms"),          &metric("decode_max_activated_mean"),
 };
 
 std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
@@ -624,16 +618,17 @@ SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
 
 StoredSweep read_for_text(const Store& store) {
   std::vector<std::string> pointers;
-  for (const TextColumn& column : text_columns) pointers.emplace_back(column.pointer);
-  for (const std::string_view pointer : trust_pointers) pointers.emplace_back(pointer);
-  pointers.emplace_back("/engine/name");
+  for (const Metric* column : text_columns) pointers.emplace_back(column->pointer);
+  for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
   return store.read(pointers);
 }
 
 std::string sweep_text(const StoredSweep& sweep) {
   std::vector<std::string> head;
   for (const Axis& axis : sweep.axes) head.push_back(axis.name);
-  for (const TextColumn& column : text_columns) head.emplace_back(column.head);
+  for (const Metric* column : text_columns) {
+    head.push_back(fmt::format("{}{}", column->heading, column->key().unit == "ms" ? " ms" : ""));
+  }
 
   std::vector<std::vector<std::string>> rows;
   std::string others;
@@ -651,8 +646,8 @@ std::string sweep_text(const StoredSweep& sweep) {
       const Json* value = find_value(point.config, axis.pointer);
       row.push_back(value == nullptr ? "-" : setting_text(*value));
     }
-    for (const TextColumn& column : text_columns) {
-      const auto number = report_number(point, column.pointer);
+    for (const Metric* column : text_columns) {
+      const auto number = report_number(point, std::string(column->pointer));
       row.push_back(number ? number_text(*number) : "-");
     }
   }
@@ -660,6 +655,17 @@ std::string sweep_text(const StoredSweep& sweep) {
       rows.empty() ? "" : narrow_table(std::move(head), std::move(rows), sweep.axes.size());
   return fmt::format("{}{}{} points: {}\n{}", table, table.empty() ? "" : "\n", sweep.points.size(),
                      count_by_status(sweep.points), others);
+}
+
+std::string trust_line(const StoredSweep& sweep) {
+  std::vector<const Json*> reports;
+  std::string engine;
+  for (const StoredPoint& point : sweep.points) {
+    if (point.status != PointStatus::done) continue;
+    if (reports.empty()) engine = engine_of(point.config);
+    reports.push_back(&point.report);
+  }
+  return trust_line_over(reports, engine);
 }
 
 }  // namespace moesim

@@ -108,4 +108,7 @@ StoredSweep read_for_text(const Store&);
 /// What a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);
 
+/// What trust_line_over() says of all that is done in a store that was read with trust_pointers.
+std::string trust_line(const StoredSweep&);
+
 }  // namespace moesim

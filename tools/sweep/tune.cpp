@@ -34,8 +34,8 @@ int RateLadder::above(double rate) const {
 }
 
 RateLadder ladder_under(double most) {
-  constexpr double step = 1.03, least = 1e-3, beyond_any = 1e6;
-  constexpr int rungs = 125;
+  constexpr double step = 1.02, least = 1e-3, beyond_any = 1e6;
+  constexpr int rungs = 187;
   const double top = std::clamp(most, least, beyond_any);
   std::vector<double> rates;
   for (int rung = 0; rung < rungs; ++rung)
@@ -77,14 +77,14 @@ class Search {
   void search() {
     challenge_all();
     if (!best_ && problem_.doubting) try_heaviest();
-    if (!best_) try_lighter();
+    if (!best_ && problem_.to_beat == 0) try_lighter();
     if (best_ && problem_.doubting) doubt(best_->point.place);
     if (problem_.sure || (contradicted_ && problem_.doubting)) try_rest();
     find_runners_up();
   }
 
   double bound(std::size_t place) const { return problem_.bounds[place]->goodput; }
-  double best_goodput() const { return best_ ? best_->trial.goodput : 0; }
+  double best_goodput() const { return best_ ? best_->trial.goodput : problem_.to_beat; }
   double most(TunePoint point) const {
     return std::min(problem_.ladder.rate(point.rung), bound(point.place));
   }
@@ -118,7 +118,7 @@ class Search {
   void challenge_all() {
     const int lightest = problem_.start > 0 ? problem_.ladder.above(problem_.start) - 1 : 0;
     for (std::size_t next = 0; next < places_.size();) {
-      const int rung = best_ ? problem_.ladder.above(best_goodput()) : lightest;
+      const int rung = best_goodput() > 0 ? problem_.ladder.above(best_goodput()) : lightest;
       std::vector<TunePoint> challengers;
       for (; next < places_.size() && challengers.size() < at_once; ++next) {
         if (bound(places_[next]) > best_goodput()) challengers.push_back({places_[next], rung});
@@ -131,7 +131,18 @@ class Search {
         }
       }
       // It began too high: down from there, with the place that has most to promise.
-      if (!best_ && lightest > 0) narrow(challengers.front().place, -1, lightest);
+      if (best_goodput() == 0) descend(challengers.front().place, lightest);
+    }
+  }
+
+  // From a load that misses to the heaviest that meets: a little lighter first, then three times as
+  // far and so on, down to the ladder's lightest.
+  void descend(std::size_t place, int missed) {
+    for (int step = 2; missed > 0; step *= 3) {
+      const int rung = std::max(0, missed - step);
+      try_points({{place, rung}});
+      if (tried({place, rung})->meets) return narrow(place, rung, missed);
+      missed = rung;
     }
   }
 

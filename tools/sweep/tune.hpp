@@ -29,7 +29,7 @@ class RateLadder {
   double ratio_below_, ratio_above_;
 };
 
-/// From a fortieth of the most that is possible up to it, 3 % apart: no answer is worth more
+/// From a fortieth of the most that is possible up to it, 2 % apart: no answer is worth more
 /// digits, and a search by thirds takes few runs for them.
 RateLadder ladder_under(double most);
 
@@ -69,6 +69,8 @@ struct TuneProblem {
   bool doubting = true;
   /// A load to begin with, in requests/s; 0: the ladder's lightest.
   double start = 0;
+  /// Requests/s that are had elsewhere: no place is looked at under less load than beats them.
+  double to_beat = 0;
   /// Of the best places, to rank below the best one.
   std::size_t runners_up = 4;
 };

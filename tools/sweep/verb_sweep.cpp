@@ -121,7 +121,7 @@ int run(const Options& options) {
   };
   const PointRunner runner{
       [&](const Json& config) { load(config); },
-      [&](const Json& config) { return moesim::run(load(config)).document.dump(); }};
+      [&](const Json& config) { return moesim::run(load(config)).document().dump(); }};
   return options.launcher == "slurm" ? submit(options, sweep, runner)
                                      : run_here(options, std::move(sweep), runner);
 }

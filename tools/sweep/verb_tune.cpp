@@ -7,13 +7,14 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/plan/launch.hpp"
 #include "tools/sweep/slo_search.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -96,8 +97,10 @@ std::string command_of(const SloRun& run, const Sweep& sweep) {
   return command;
 }
 
-std::string cell(const SloRun& run, const char* metric) {
-  const Json* value = find_value(run.report, std::string("/metrics/") + metric);
+constexpr std::array shown{&metric("p90_tpot_ms"), &metric("p90_ttft_ms")};
+
+std::string cell(const SloRun& run, const Metric& metric) {
+  const Json* value = find_value(run.report, std::string(metric.pointer));
   return value != nullptr && value->is_number() ? number_text(value->get<double>()) : "-";
 }
 
@@ -107,9 +110,8 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
                      std::size_t rows) {
   std::vector<std::string> head;
   for (const Axis& axis : axes) head.push_back(axis.name);
-  for (const char* name : {"rate", "goodput", "SLO met", "p90 TPOT", "p90 TTFT"}) {
-    head.emplace_back(name);
-  }
+  head.insert(head.end(), {"rate", "goodput", "SLO met"});
+  for (const Metric* metric : shown) head.emplace_back(metric->heading);
   std::vector<std::vector<std::string>> cells;
   for (std::size_t i = 0; i < std::min(rows, runs.size()); ++i) {
     const SloRun& run = runs[i];
@@ -118,8 +120,9 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
       const Json* value = find_value(run.config, axis.pointer);
       row.push_back(value == nullptr ? "-" : setting_text(*value));
     }
-    row.insert(row.end(), {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment),
-                           cell(run, "p90_tpot_ms"), cell(run, "p90_ttft_ms")});
+    row.insert(row.end(),
+               {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment)});
+    for (const Metric* metric : shown) row.push_back(cell(run, *metric));
   }
   return narrow_table(std::move(head), std::move(cells), axes.size());
 }

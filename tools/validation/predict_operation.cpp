@@ -2,6 +2,7 @@
 #include "tools/validation/predict_operation.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
@@ -109,15 +110,17 @@ bool is_fitted(Evidence evidence) {
          evidence == Evidence::interpolated;
 }
 
+struct EngineName {
+  std::string_view written, engine;
+};
+constexpr EngineName engine_names[] = {{"vllm", "vllm"},     {"vLLM", "vllm"},
+                                       {"sglang", "sglang"}, {"SGLang", "sglang"},
+                                       {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
+
 /// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
 /// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
 std::optional<EngineVersion> engine_in(std::string_view text) {
-  struct Row {
-    std::string_view written, engine;
-  };
-  static constexpr Row rows[] = {
-      {"vllm", "vllm"}, {"sglang", "sglang"}, {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
-  for (const auto& [written, engine] : rows) {
+  for (const auto& [written, engine] : engine_names) {
     for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
       const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
       const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
@@ -133,8 +136,8 @@ EngineVersion engine_of(const MeasuredPoint& point) {
   for (const std::string& text : {point.operation, point.source, point.notes})
     if (const auto engine = engine_in(text)) return *engine;
   for (const std::string& text : {point.operation, point.source, point.notes})
-    for (const char* engine : {"vllm", "sglang", "trtllm"})
-      if (contains(text, engine)) return {engine, ""};
+    for (const auto& [written, engine] : engine_names)
+      if (contains(text, written)) return {std::string(engine), ""};
   return {};
 }
 
@@ -150,79 +153,6 @@ Prediction in_us(const Cost& cost) {
 }
 
 // --- experts -------------------------------------------------------------------------------------
-
-/// Tokens per expert over all experts, drawn as the benchmark that was measured draws them
-/// (ai-dynamo/aiconfigurator, collector/helper.py): a bounded power law over experts, rounded to
-/// the number of selections, no expert twice for a token.
-std::vector<std::int32_t> power_law_counts(const ExpertShape& shape, double tokens, int ranks,
-                                           double alpha, Rng& rng) {
-  const double selections = tokens * shape.per_token;
-  const bool many = selections > shape.experts;
-  const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
-  const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
-  std::vector<double> weights;
-  double sum = 0;
-  for (int e = 0; e < shape.experts; ++e) {
-    weights.push_back(std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha)));
-    sum += weights.back();
-  }
-  std::vector<std::int32_t> counts;
-  auto left = std::llround(selections);
-  for (const double w : weights) {
-    counts.push_back(static_cast<std::int32_t>(std::min(tokens, std::round(w / sum * selections))));
-    left -= counts.back();
-  }
-  // What rounding added or lost goes to the least and comes from the most loaded expert, rank by
-  // rank.
-  const auto per_rank = static_cast<std::ptrdiff_t>(shape.experts / ranks);
-  for (std::ptrdiff_t rank = 0; left != 0; rank = (rank + 1) % ranks) {
-    const auto first = counts.begin() + rank * per_rank;
-    const auto last = first + per_rank;
-    const auto expert = left > 0 ? std::min_element(first, last) : std::max_element(first, last);
-    if (left > 0 ? *expert >= tokens : *expert == 0) continue;
-    *expert += left > 0 ? 1 : -1;
-    left -= left > 0 ? 1 : -1;
-  }
-  return counts;
-}
-
-/// Tokens per expert of one rank when aiconfigurator times SGLang's Triton layer, whose experts all
-/// stand on that rank (collector/helper.py, balanced_logits and build_rank0_local_workload): token
-/// t chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and
-/// what else they choose goes to expert 0, because the kernel needs some index
-/// (collector/sglang/collect_moe.py).
-std::vector<std::int32_t> lone_rank_counts(const ExpertShape& shape, std::int64_t tokens,
-                                           int ranks) {
-  const int stride = (shape.experts + shape.per_token - 1) / shape.per_token;
-  std::vector<std::int32_t> counts(static_cast<std::size_t>(shape.experts / ranks));
-  for (std::int64_t t = 0; t < tokens; ++t) {
-    const std::int64_t first = tokens < stride ? t * stride / tokens : t;
-    std::int32_t elsewhere = 0;
-    for (int j = 0; j < shape.per_token; ++j) {
-      const auto expert = static_cast<std::size_t>((first + j * stride) % shape.experts);
-      expert < counts.size() ? ++counts[expert] : ++elsewhere;
-    }
-    if (elsewhere < shape.per_token) counts[0] += elsewhere;
-  }
-  return counts;
-}
-
-/// The rank with the most tokens is the one that was timed.
-std::span<const std::int32_t> hottest_rank(std::span<const std::int32_t> counts, int ranks) {
-  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
-  std::span<const std::int32_t> hottest;
-  std::int64_t most = -1;
-  for (std::size_t first = 0; first < counts.size(); first += per_rank) {
-    const auto rank = counts.subspan(first, per_rank);
-    std::int64_t sum = 0;
-    for (const std::int32_t n : rank) sum += n;
-    if (sum > most) {
-      most = sum;
-      hottest = rank;
-    }
-  }
-  return hottest;
-}
 
 /// Weights that fit in 70 % of the L2 stay there when a benchmark repeats a kernel on them
 /// (RRZE-HPC/gpu-benches: resident up to about 28 of 40 MB on A100).
@@ -249,7 +179,7 @@ Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
 bool is_lone_triton_rank(const MeasuredPoint& point) {
-  return contains(point.source, "moe/sglang") && point.ep > 1 && point.distribution == "balanced";
+  return point.ep > 1 && point.distribution == "balanced" && times_lone_ranks(engine_of(point));
 }
 
 // --- attention -----------------------------------------------------------------------------------
@@ -403,7 +333,15 @@ TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, d
 }  // namespace
 
 std::string gpu_file(std::string_view name) {
-  static constexpr std::array<Named, 16> table{{{"A100-SXM4-40GB", "a100_40g"},
+  // "NVIDIA H100 80GB", "h100_sxm" and "H100-SXM-80GB" are one GPU.
+  std::string plain;
+  for (const char c : name)
+    plain +=
+        c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  for (const std::string_view maker : {"NVIDIA-", "AMD-"})
+    if (plain.starts_with(maker)) plain.erase(0, maker.size());
+  static constexpr std::array<Named, 17> table{{{"A100-SXM4-40GB", "a100_40g"},
+                                                {"A100-40G", "a100_40g"},
                                                 {"H100", "h100"},
                                                 {"H200", "h200"},
                                                 {"H800", "h800"},
@@ -415,10 +353,11 @@ std::string gpu_file(std::string_view name) {
                                                 {"A100", "a100_80g"},
                                                 {"B200", "b200"},
                                                 {"GB200", "gb200"},
-                                                {"RTX", "rtx_pro_6000"},
+                                                {"RTX-PRO-6000", "rtx_pro_6000"},
+                                                {"RTXPRO6000", "rtx_pro_6000"},
                                                 {"MI300X", "mi300x"},
                                                 {"MI325X", "mi325x"}}};
-  return file_of(name, table);
+  return file_of(plain, table);
 }
 
 std::string model_file(std::string_view name) {
@@ -568,22 +507,19 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
   };
   if (point.distribution.starts_with("power_law_")) {
-    // The benchmark averages five routings.
-    constexpr int routings = 5;
-    const double alpha = std::stod(point.distribution.substr(10));
     Rng rng(1, "power law " + point.id);
     Prediction mean;
-    for (int i = 0; i < routings; ++i) {
-      const auto counts = power_law_counts(*shape, point.tokens, ranks, alpha, rng);
+    for (int i = 0; i < power_law_draws; ++i) {
       const double sum = mean.value;
-      mean = price(hottest_rank(counts, ranks));
+      mean = price(power_law_rank(point.distribution, point.tokens, shape->per_token,
+                                  shape->experts, ranks, rng));
       mean.value += sum;
     }
-    mean.value /= routings;
+    mean.value /= power_law_draws;
     return mean;
   }
   if (is_lone_triton_rank(point)) {
-    return price(lone_rank_counts(*shape, std::llround(point.tokens), ranks));
+    return price(lone_rank(std::llround(point.tokens), shape->per_token, shape->experts, ranks));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
   const long long active = std::llround(point.active_experts);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -52,15 +53,20 @@ int at_least_one(double tokens) { return std::max(1, static_cast<int>(tokens)); 
 /// Waves of requests that are simulated of a run: all of a short one; of a long one the first,
 /// which finds the engine empty, the last, and one between for all those between.
 int simulated_waves(const MeasuredPoint& point, int waves) {
-  constexpr double requests_enough = 64;
+  constexpr double requests_enough = 32;
   const double wanted = std::max(3.0, std::ceil(requests_enough / point.concurrency));
   return std::min(waves, static_cast<int>(wanted));
 }
 
-/// The requests of a closed loop: the benchmark's own distribution of lengths.
+/// The requests of a closed loop: the benchmark's own distribution of lengths. Clients whose
+/// requests are all of one length get out of step as prompts and outputs share steps; where all
+/// prompts go first, as in SGLang, those that began together end together.
 Json online_workload(const MeasuredPoint& point, const ServingClient& client, int waves) {
   const int concurrency = at_least_one(point.concurrency);
-  return {{"arrivals", {{"type", "closed_loop"}, {"concurrency", concurrency}}},
+  return {{"arrivals",
+           {{"type", "closed_loop"},
+            {"concurrency", concurrency},
+            {"staggered", !client.recipe && engine_of(point).name != "sglang"}}},
           {"lengths",
            {{"type", client.recipe ? "uniform" : "fixed"},
             {"prompt", at_least_one(point.prompt)},
@@ -84,9 +90,11 @@ struct Latencies {
 };
 
 /// Means over a run of `waves` waves, of which fewer were simulated: those between the first and
-/// the last stand for more.
+/// the last stand for more. The first, which finds the engine empty, counts for clients that begin
+/// to measure with it; others measure long after, when requests of one length have got out of step.
 Latencies mean_latencies(std::span<const RequestRecord> requests, std::size_t concurrency,
-                         int waves) {
+                         const ServingClient& client) {
+  const int waves = client.waves;
   const std::size_t simulated = requests.size() / concurrency;
   const double between = simulated > 2 ? (waves - 2.0) / static_cast<double>(simulated - 2) : 1;
   Latencies mean;
@@ -95,6 +103,7 @@ Latencies mean_latencies(std::span<const RequestRecord> requests, std::size_t co
     const RequestRecord& r = requests[i];
     if (r.state != RequestRecord::State::finished) continue;
     const std::size_t wave = i / concurrency;
+    if (wave == 0 && !client.recipe && simulated > 1) continue;
     const double weight = wave == 0 || wave + 1 >= simulated ? 1 : between;
     mean.ttft_ms += weight * to_seconds(r.first_token - r.arrival).count() * 1e3;
     ttfts += weight;
@@ -234,9 +243,10 @@ struct ServingPredictor::Runs {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<std::once_flag>> flags;
   std::map<std::string, Latencies> seen;
+  std::set<std::shared_ptr<const KernelTables>> tables;  // kept for the runs that follow
 
   /// What clients of a run see, simulated for the first point that asks.
-  Latencies of(const Json& config, int waves) {
+  Latencies of(const Json& config, const ServingClient& client) {
     const std::string key = config.dump();
     std::shared_ptr<std::once_flag> flag;
     {
@@ -252,8 +262,9 @@ struct ServingPredictor::Runs {
       run(e, {}, observers);
       const auto concurrency =
           config.at("/workload/arrivals/concurrency"_json_pointer).get<std::size_t>();
-      const Latencies latencies = mean_latencies(log.requests(), concurrency, waves);
+      const Latencies latencies = mean_latencies(log.requests(), concurrency, client);
       const std::lock_guard lock(mutex);
+      tables.insert(e.cluster.gpu.tables);
       seen[key] = latencies;
     });
     const std::lock_guard lock(mutex);
@@ -271,7 +282,7 @@ Predicted ServingPredictor::online(const MeasuredPoint& point, Json config) {
   const ServingClient client = client_of(point);
   config["workload"].update(online_workload(point, client, simulated_waves(point, client.waves)));
   config["fidelity"] = "sampled";
-  const Latencies seen = runs_->of(config, client.waves);
+  const Latencies seen = runs_->of(config, client);
   return Prediction{point.metric == "TTFT" ? seen.ttft_ms : seen.tpot_ms,
                     fmt::format("ttft {:.1f} ms; tpot {:.3f} ms", seen.ttft_ms, seen.tpot_ms)};
 }

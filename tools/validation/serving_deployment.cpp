@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -29,27 +30,35 @@ bool is_dense(const MeasuredPoint& point) {
 /// Versions behind "version unknown", by the images that InferenceX's configs named on the day.
 std::string version_on(std::string_view engine, std::string_view date) {
   if (date.empty()) return "";
-  if (engine == "vllm") return date < "2025-11-30" ? "0.10.2" : "0.11.2";
-  if (engine == "sglang") return date < "2025-11-10" ? "0.5.3" : "0.5.5";
+  // Nightly builds of 2026 count as the release that followed.
+  if (engine == "vllm") {
+    if (date >= "2026-02-01") return "0.19.0";
+    return date < "2025-11-30" ? "0.10.2" : "0.11.2";
+  }
+  if (engine == "sglang") {
+    if (date >= "2026-01-15") return date < "2026-03-15" ? "0.5.8" : "0.5.10";
+    return date < "2025-11-10" ? "0.5.3" : "0.5.5";
+  }
   return "1.1.0";
 }
 
-/// MiniMax-M2.5 has as many experts as DeepSeek-R1 and the same gating, sigmoid scores with a bias
-/// that balances, as have Kimi and GLM; their statistics are not published.
-const char* gating_preset(const MeasuredPoint& point) {
-  for (const char* balanced : {"DeepSeek", "MiniMax", "Kimi", "GLM"})
-    if (point.model.starts_with(balanced)) return "deepseek_r1";
-  return point.model.starts_with("gpt-oss") ? "gpt_oss" : "qwen3";
+/// Whether a model's gating is balanced by a bias (sigmoid scores) or, of Qwen3.5, not published.
+bool is_balanced(const MeasuredPoint& point) {
+  constexpr std::array names{"DeepSeek", "MiniMax", "Kimi", "GLM", "Qwen3.5", "Qwen3-Next"};
+  return std::ranges::any_of(names, [&](auto name) { return point.model.starts_with(name); });
 }
 
 /// "Simulated perfect EPLB" chooses experts at random (LMSYS blog 2025-05-05), Mixtral takes its
 /// eight about equally often (arXiv:2401.04088, figure 7), and so does Llama 4 its one of 128.
+/// Prompts of InferenceX are random tokens, which have no topic: gating that is balanced spreads
+/// them evenly.
 Json gating_of(const MeasuredPoint& point) {
   const bool even = contains(point.operation, "perfect EPLB") ||
                     point.model.starts_with("Mixtral") || point.model.starts_with("Llama") ||
-                    is_dense(point);
+                    is_dense(point) || (client_of(point).recipe && is_balanced(point));
   if (even) return "uniform";
-  return {{"type", "topical"}, {"preset", gating_preset(point)}};
+  const char* preset = point.model.starts_with("gpt-oss") ? "gpt_oss" : "qwen3";
+  return {{"type", "topical"}, {"preset", is_balanced(point) ? "deepseek_r1" : preset}};
 }
 
 /// SGLang's deployments with wide expert parallelism and DeepSeek's own, which it follows:
@@ -100,6 +109,15 @@ Json pools_cluster_json(const MeasuredPoint& point, const std::filesystem::path&
           {"network", network_json(root)}};
 }
 
+// Rows with as many attention ranks as GPUs and experts sliced as often are plain tensor
+// parallelism within a node: DeepSeek-R1 in fp8 does not fit four GB200 otherwise.
+WorkerPlan as_launched(WorkerPlan plan) {
+  constexpr int gpus_per_node = 8;
+  if (plan.dp > 1 && plan.ep == 1 && plan.tp * plan.dp <= gpus_per_node)
+    plan.tp *= std::exchange(plan.dp, 1);
+  return plan;
+}
+
 // Experts sliced over many attention ranks, as some rows label them, are experts spread over them:
 // no engine slices an expert's 2,048 columns 32 times.
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
@@ -113,7 +131,8 @@ Json pool_json(const WorkerPlan& plan, bool decodes, double prompt) {
     const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
     pool["dispatch"] = {{"prefill", far}, {"decode", near}};
   }
-  if (decodes && plan.batch > 0) pool["scheduling"] = {{"max_num_seqs", plan.batch}};
+  // Dynamo's frontend takes workers in turn.
+  pool["request_routing"] = {{"type", "round_robin"}};
   if (!decodes) {
     const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * prompt);
     pool["scheduling"] = {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
@@ -245,7 +264,9 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   return {json, ""};
 }
 
-DeploymentJson pools_json(const MeasuredPoint& point, const std::filesystem::path& root) {
+DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root) {
+  point.prefill = as_launched(point.prefill);
+  point.decode = as_launched(point.decode);
   MeasuredPoint decode = point;
   decode.tp = point.decode.tp;
   decode.dp = point.decode.dp;
@@ -256,6 +277,10 @@ DeploymentJson pools_json(const MeasuredPoint& point, const std::filesystem::pat
   json["cluster"] = pools_cluster_json(point, root);
   // Launch scripts of workers apart are others than those of one server.
   json["engine"]["recipe"] = "none";
+  // The worker that decodes answers the client, once it has the prompt's KV cache.
+  json["api_server"] = {{"first_chunk", 2}};
+  // --mem-fraction-static of DeepSeek-R1 in fp8 on four GPUs.
+  if (engine_of(point).name == "sglang") json["kv_cache"] = {{"gpu_memory_utilization", 0.95}};
   json["pools"] = {{"prefill", pool_json(point.prefill, false, point.prompt)},
                    {"decode", pool_json(point.decode, true, point.prompt)}};
   return deployment;

@@ -40,7 +40,7 @@ struct DeploymentJson {
 DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root);
 
 /// The same of a deployment with prefill and decode apart, as two pools.
-DeploymentJson pools_json(const MeasuredPoint&, const std::filesystem::path& root);
+DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root);
 
 /// GPUs of one replica and how many of them there are.
 struct ServingPlan {

@@ -26,22 +26,34 @@ struct MeasuredRow {
 struct Table {
   std::vector<std::string> columns;
   std::vector<MeasuredRow> rows;
+  std::size_t impossible = 0;
+  // A few rows are a clock above the data sheet's; many are times of something else.
+  bool is_credible() const { return impossible * 20 <= rows.size() + impossible; }
 };
+
+bool is_possible(const MeasuredRow& row) {
+  return std::ranges::all_of(row.samples, [](const Sample& s) { return s.us >= s.place.least_us; });
+}
 
 Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec& gpu) {
   Table table;
   Rng shuffle(1, "thinning of tables");
+  const EngineVersion engine = engine_named(file.parent_path().filename().string());
   read_table(file, [&](const TableRow& row) {
     table.columns = row.columns();
     MeasuredRow read{{row.fields.begin(), row.fields.end()},
-                     samples_of(family, row, gpu),
+                     samples_of(family, row, gpu, engine),
                      {},
                      shuffle.uniform()};
     if (family == TableFamily::experts) {
       read.model = fmt::format("{} {} {} {}", row.text("hidden"), row.text("width"),
                                row.text("top_k"), row.text("experts"));
     }
-    table.rows.push_back(std::move(read));
+    if (is_possible(read)) {
+      table.rows.push_back(std::move(read));
+    } else {
+      ++table.impossible;
+    }
   });
   return table;
 }
@@ -196,8 +208,6 @@ CalibratedTable calibrated(TableFamily family, const Table& table, double tolera
   }
   kept = thinned(family, table, all, tolerance);
   CalibratedTable result;
-  result.family = family;
-  result.rows = table.rows.size();
   result.kept = kept.size();
   result.points = summed_up(errors_of({family, table, rest}, tenth));
   const Predictor fewer(family, table, thinned(family, table, rest, tolerance));
@@ -219,6 +229,24 @@ CalibratedTable calibrated(TableFamily family, const Table& table, double tolera
   return result;
 }
 
+/// errors.csv: by table the median error at points left out, the mean over profiles.
+std::string errors_text(const std::vector<CalibratedTable>& tables) {
+  std::string text = "table,evidence,median,points\n";
+  for (std::size_t i = 0; i < table_family_names.size(); ++i) {
+    double sum = 0;
+    std::size_t points = 0;
+    for (const CalibratedTable& table : tables) {
+      if (static_cast<std::size_t>(table.family) != i) continue;
+      sum += table.thinned.median * static_cast<double>(table.thinned.points);
+      points += table.thinned.points;
+    }
+    if (points > 0)
+      text += fmt::format("{},interpolated,{:.3f},{}\n", table_family_names[i],
+                          sum / static_cast<double>(points), points);
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
@@ -237,11 +265,17 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
       const std::string name = std::string(table_family_names[i]) + ".csv";
       if (!std::filesystem::exists(folder / name)) continue;
       const Table table = read(folder / name, family, measured_on);
-      if (table.rows.empty()) continue;
+      if (table.rows.empty() && table.impossible == 0) continue;
       std::vector<std::size_t> kept;
-      CalibratedTable result = calibrated(family, table, tolerance, kept);
+      CalibratedTable result;
+      if (table.is_credible()) result = calibrated(family, table, tolerance, kept);
+      result.family = family;
+      result.rows = table.rows.size() + table.impossible;
+      result.impossible = table.impossible;
       result.profile = folder.filename().string();
       results.push_back(result);
+      std::filesystem::remove(profiles / folder.filename() / name);
+      if (kept.empty()) continue;
       std::filesystem::create_directories(profiles / folder.filename());
       write_file((profiles / folder.filename() / name).string(), text_of(family, table, kept));
     }
@@ -250,6 +284,10 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
     throw ConfigError(fmt::format("{}: no folder <engine>-<version> with tables ({}.csv) in it",
                                   tables.string(), fmt::join(table_family_names, ".csv, ")));
   }
+  if (std::ranges::all_of(results, [](const CalibratedTable& t) { return t.kept == 0; }))
+    throw ConfigError(
+        fmt::format("{}: no table is of this GPU: its peak allows none of them", tables.string()));
+  write_file((profiles / "errors.csv").string(), errors_text(results));
   return results;
 }
 

@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/anchors.hpp"
+#include "tools/validation/bench_result.hpp"
 #include "tools/validation/validation.hpp"
 
 namespace moesim {
@@ -17,7 +19,7 @@ namespace moesim {
 namespace {
 
 struct Options {
-  std::string points, csv, fidelity;
+  std::string points, csv, fidelity, bench, config;
   std::vector<std::string> only, gpus;
   std::filesystem::path root = data_folder();
   int anchors = 0;
@@ -123,14 +125,14 @@ struct BothFidelities {
 };
 
 BothFidelities run_both(const std::filesystem::path& config) {
-  constexpr std::array metrics{"total_token_throughput",
-                               "tokens_per_s_per_gpu",
-                               "mean_tpot_ms",
-                               "median_tpot_ms",
-                               "p99_tpot_ms",
-                               "mean_ttft_ms",
-                               "p99_ttft_ms",
-                               "mean_e2el_ms"};
+  constexpr std::array metrics{&metric("total_token_throughput"),
+                               &metric("tokens_per_s_per_gpu"),
+                               &metric("mean_tpot_ms"),
+                               &metric("median_tpot_ms"),
+                               &metric("p99_tpot_ms"),
+                               &metric("mean_ttft_ms"),
+                               &metric("p99_ttft_ms"),
+                               &metric("mean_e2el_ms")};
   TraceLibrary traces;
   const auto run_as = [&](const char* fidelity, double& seconds) {
     const ConfigNode file = ConfigNode::from_file(config);
@@ -140,16 +142,14 @@ BothFidelities run_both(const std::filesystem::path& config) {
     const auto start = std::chrono::steady_clock::now();
     Report report = run(experiment);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    return report.document;
+    return report;
   };
   BothFidelities both;
-  const OrderedJson exact = run_as("exact", both.exact_s);
-  const OrderedJson sampled = run_as("sampled", both.sampled_s);
-  for (const char* metric : metrics) {
-    const OrderedJson &a = exact["metrics"][metric], &b = sampled["metrics"][metric];
-    if (a.is_number() && b.is_number()) {
-      both.rows.push_back({metric, a.get<double>(), b.get<double>()});
-    }
+  const Report exact = run_as("exact", both.exact_s);
+  const Report sampled = run_as("sampled", both.sampled_s);
+  for (const Metric* metric : metrics) {
+    const auto a = metric->value(exact), b = metric->value(sampled);
+    if (a && b) both.rows.push_back({std::string(metric->name), *a, *b});
   }
   return both;
 }
@@ -174,9 +174,31 @@ OrderedJson to_json(const BothFidelities& both) {
   return json;
 }
 
-}  // namespace
+BenchComparison run_beside(const std::string& bench, const std::string& config) {
+  const ConfigNode measured = ConfigNode::from_file(bench);
+  TraceLibrary traces;
+  const Report report = run(load_experiment(ConfigNode::from_file(config), traces));
+  return compare_with_bench(measured, report.document()["metrics"]);
+}
 
-namespace {
+std::string to_text(const BenchComparison& comparison) {
+  Table table({"metric", "measured", "predicted", "error"});
+  for (const auto& row : comparison.rows)
+    table.add({row.metric, fmt::format("{:.5g}", row.measured),
+               fmt::format("{:.5g}", row.predicted), fmt::format("{:+.1f} %", row.error_pct())});
+  std::string text = table.text();
+  for (const std::string& remark : comparison.remarks) text += remark + "\n";
+  return text;
+}
+
+OrderedJson to_json(const BenchComparison& comparison) {
+  OrderedJson json;
+  for (const auto& row : comparison.rows)
+    json["metrics"][row.metric] = {
+        {"measured", row.measured}, {"predicted", row.predicted}, {"error_pct", row.error_pct()}};
+  json["remarks"] = comparison.remarks;
+  return json;
+}
 
 std::map<std::string, std::filesystem::path> named_files(const std::vector<std::string>& options) {
   std::map<std::string, std::filesystem::path> files;
@@ -200,6 +222,12 @@ Action setup_validate(CLI::App& command) {
       "--fidelity", options->fidelity,
       "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
   csv_file->excludes(fidelity);
+  CLI::Option* bench = command.add_option(
+      "--bench", options->bench, "what `vllm bench serve --save-result` wrote, beside --config");
+  CLI::Option* config = command.add_option("--config", options->config,
+                                           "the experiment that the benchmark was of, JSON");
+  bench->needs(config)->excludes(csv_file)->excludes(fidelity);
+  config->needs(bench);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
   command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
   command.add_option("--gpu", options->gpus,
@@ -218,8 +246,15 @@ Action setup_validate(CLI::App& command) {
       print(options->json ? to_json(both).dump(1) + "\n" : to_text(both));
       return 0;
     }
+    if (!options->bench.empty()) {
+      const BenchComparison comparison = run_beside(options->bench, options->config);
+      print(options->json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
+      return 0;
+    }
     if (options->points.empty()) {
-      throw ConfigError("validate: give --points FILE.csv or --fidelity CONFIG.json");
+      throw ConfigError(
+          "validate: give --points FILE.csv, --fidelity CONFIG.json or --bench FILE --config "
+          "CONFIG.json");
     }
     if (!options->csv.empty()) require_writable(options->csv);
     std::vector<MeasuredPoint> points = read_points(options->points);

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/gating/synthetic.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
@@ -35,19 +37,76 @@ void add_noise(Logits& logits, double sigma, Rng rng) {
     for (double& logit : logits) logit += sigma * rng.normal();
 }
 
-/// Fills the rows of one request: `ids` is [rows, layers, k].
+/// Weights [topics, layers, experts] by which topics multiply those of their tokens' requests.
+std::vector<float> topic_weights(std::size_t layers, std::size_t experts, const GatingTerms& terms,
+                                 std::uint64_t seed) {
+  const std::size_t width = layers * experts;
+  std::vector<float> weights(static_cast<std::size_t>(terms.topics) * width);
+  tbb::parallel_for(0, terms.topics, [&](int topic) {
+    Rng rng(seed, fmt::format("gating topic {}", topic));
+    const std::span own =
+        std::span(weights).subspan(static_cast<std::size_t>(topic) * width, width);
+    for (float& weight : own)
+      weight = static_cast<float>(std::exp(terms.topic_sigma * rng.normal()));
+  });
+  return weights;
+}
+
+/// The topics of one request, and which of them each of its rows has.
+struct RequestTopics {
+  std::vector<std::size_t> held;    ///< of the trace's topics
+  std::vector<std::size_t> of_row;  ///< index into `held`
+};
+
+/// How likely a workload's requests hold each topic.
+WeightedDraw topic_draw(const GatingTerms& terms, Rng rng) {
+  std::vector<double> weights(static_cast<std::size_t>(terms.topics));
+  for (double& weight : weights) weight = std::exp(terms.topic_skew * rng.normal());
+  WeightedDraw draw;
+  draw.set_weights(weights);
+  return draw;
+}
+
+RequestTopics request_topics(std::size_t rows, const GatingTerms& terms, const WeightedDraw& draw,
+                             Rng rng) {
+  if (terms.topics == 0) return {{0}, std::vector<std::size_t>(rows, 0)};
+  RequestTopics topics;
+  for (int i = 0; i < terms.topics_per_request; ++i) topics.held.push_back(draw.draw(rng));
+  std::size_t now = 0;
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (row == 0 || rng.uniform() >= terms.topic_stay) now = rng.below(topics.held.size());
+    topics.of_row.push_back(now);
+  }
+  return topics;
+}
+
+/// Fills the rows of one request: `ids` is [rows, layers, k]. `topic_weights` is empty where tokens
+/// have no topic.
 void generate_request(const Logits& logits, std::size_t layers, std::size_t k, double reuse,
-                      ExpertSampler sampler, Rng rng, std::span<std::uint16_t> ids) {
+                      const RequestTopics& topics, std::span<const float> topic_weights,
+                      const ExpertSampler& sampler, Rng rng, std::span<std::uint16_t> ids) {
   const std::size_t experts = logits.size() / layers;
-  std::vector<double> weights(experts);
+  std::vector<double> own(experts), weights(experts);
   std::vector<std::uint16_t> picks(k);
+  std::vector<ExpertSampler> samplers(topics.held.size(), sampler);
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    for (std::size_t i = 0; i < experts; ++i) weights[i] = std::exp(logits[layer * experts + i]);
-    sampler.set_weights(weights);
-    sampler.first(picks, rng);
-    for (std::size_t at = layer * k; at < ids.size(); at += layers * k) {
-      std::copy(picks.begin(), picks.end(), ids.begin() + static_cast<std::ptrdiff_t>(at));
-      sampler.next(picks, reuse, rng);
+    for (std::size_t i = 0; i < experts; ++i) own[i] = std::exp(logits[layer * experts + i]);
+    for (std::size_t topic = 0; topic < samplers.size(); ++topic) {
+      weights = own;
+      if (!topic_weights.empty()) {
+        const auto of_topic =
+            topic_weights.subspan((topics.held[topic] * layers + layer) * experts, experts);
+        std::transform(own.begin(), own.end(), of_topic.begin(), weights.begin(),
+                       std::multiplies<>());
+      }
+      samplers[topic].set_weights(weights);
+    }
+    samplers[topics.of_row.front()].first(picks, rng);
+    for (std::size_t row = 0; row < topics.of_row.size(); ++row) {
+      std::copy(picks.begin(), picks.end(),
+                ids.begin() + static_cast<std::ptrdiff_t>((row * layers + layer) * k));
+      const std::size_t next = std::min(row + 1, topics.of_row.size() - 1);
+      samplers[topics.of_row[next]].next(picks, reuse, rng);
     }
   }
 }
@@ -110,11 +169,16 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 
   const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
   std::vector<Logits> of_workload;
+  std::vector<WeightedDraw> topics_of_workload;
   for (const std::string& workload : rows.workloads) {
     of_workload.push_back(own);
     add_noise(of_workload.back(), terms.workload_sigma,
               Rng(seed, fmt::format("gating workload {}", workload)));
+    topics_of_workload.push_back(
+        topic_draw(terms, Rng(seed, fmt::format("gating topics of {}", workload))));
   }
+
+  const std::vector<float> of_topics = topic_weights(layers, experts, terms, seed);
 
   const auto count = static_cast<std::size_t>(rows.requests);
   std::vector<TraceRequest> requests(count);
@@ -124,11 +188,15 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
     const std::size_t workload = i % of_workload.size();
     Logits logits = of_workload[workload];
     add_noise(logits, terms.request_sigma, Rng(seed, fmt::format("gating request {}", i)));
-    generate_request(logits, layers, k, terms.reuse,
-                     ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
-                                   model.groups_per_token),
-                     Rng(seed, fmt::format("gating tokens {}", i)),
-                     std::span(ids).subspan(i * request_ids, request_ids));
+    generate_request(
+        logits, layers, k, terms.reuse,
+        request_topics(static_cast<std::size_t>(tokens), terms, topics_of_workload[workload],
+                       Rng(seed, fmt::format("gating topics {}", i))),
+        of_topics,
+        ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
+                      model.groups_per_token),
+        Rng(seed, fmt::format("gating tokens {}", i)),
+        std::span(ids).subspan(i * request_ids, request_ids));
     requests[i] = {static_cast<std::int64_t>(i) * tokens, tokens, rows.prompt_rows,
                    static_cast<int>(workload)};
   });

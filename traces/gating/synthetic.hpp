@@ -15,7 +15,10 @@ namespace moesim {
 
 /// What a token's choice of experts depends on. The log-weight of an expert in a layer is the sum
 /// of independent normals: one of the layer's own, one of the request's workload, one of the
-/// request; a token picks by ExpertSampler.
+/// request, one of the token's topic; a token picks by ExpertSampler. A token has one topic in all
+/// layers, which makes layers foretell each other: a request holds a few topics of the trace's and
+/// stays with one for some tokens (a mixture of topics per document, as in Blei, Ng and Jordan
+/// 2003, with a memory).
 struct GatingTerms {
   double popularity_sigma = 0;   ///< of the layer's own term, median over layers
   double popularity_spread = 0;  ///< log-normal spread of that sigma between layers
@@ -23,9 +26,14 @@ struct GatingTerms {
   double spike_height = 0;       ///< ... by this much, in log-weight
   double coldness =
       0;  ///< every expert is lowered by an exponential of this mean: a tail of idle ones
-  double workload_sigma = 0;  ///< what requests of one workload share
-  double request_sigma = 0;   ///< what tokens of one request share
-  double reuse = 0;           ///< probability that a token keeps an expert of the token before
+  double workload_sigma = 0;   ///< what requests of one workload share
+  double request_sigma = 0;    ///< what tokens of one request share
+  double reuse = 0;            ///< probability that a token keeps an expert of the token before
+  int topics = 0;              ///< of the trace; 0: tokens have none
+  int topics_per_request = 1;  ///< drawn with replacement, by weights of the request's workload ...
+  double topic_skew = 0;       ///< ... that are log-normal with this sigma
+  double topic_sigma = 0;      ///< what tokens of one topic share
+  double topic_stay = 0;       ///< probability that a token has the topic of the token before
 };
 
 inline constexpr Form sigma = form::number(0, 5);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/requests/arrivals.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -16,7 +17,9 @@ std::span<const Key> closed_loop_keys() {
   static constexpr Form count = form::integer(positive_count);
   static constexpr Key keys[] = {
       {"concurrency", count, otherwise("by rank"), "requests in flight over all ranks; or ..."},
-      {"concurrency_per_rank", count, otherwise("in all"), "... of each attention rank"}};
+      {"concurrency_per_rank", count, otherwise("in all"), "... of each attention rank"},
+      {"staggered", form::flag, "false",
+       "first outputs are cut short, evenly: clients out of step"}};
   return keys;
 }
 
@@ -76,20 +79,29 @@ class ClosedLoop final : public Arrivals {
     if (!per_rank_ && options.has("concurrency_per_rank"))
       options.node().fail("says both concurrency and concurrency_per_rank; say one");
     concurrency_ = options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency");
+    staggered_ = options.flag("staggered");
   }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
-    return std::make_unique<Source>(start, concurrency_ * (per_rank_ ? start.dp_ranks : 1));
+    const std::int64_t clients = concurrency_ * (per_rank_ ? start.dp_ranks : 1);
+    return std::make_unique<Source>(start, clients, staggered_);
   }
   bool closed() const override { return true; }
 
  private:
   class Source final : public Numbered {
    public:
-    Source(const SourceStart& start, std::int64_t clients) : Numbered(start), idle_(clients) {}
+    Source(const SourceStart& start, std::int64_t clients, bool staggered)
+        : Numbered(start), idle_(clients), cut_(staggered ? clients : 0) {}
     std::optional<TimedRequest> next() override {
       if (idle_ == 0 || ended()) return std::nullopt;
       --idle_;
-      return send(now_);
+      TimedRequest request = send(now_);
+      // Client i of n begins with i/n of its output.
+      if (sent() <= cut_) {
+        std::int32_t& output = request.request.output_tokens;
+        output = static_cast<std::int32_t>(std::max<std::int64_t>(1, output * sent() / cut_));
+      }
+      return request;
     }
     void completed(Time now) override {
       now_ = now;
@@ -98,10 +110,11 @@ class ClosedLoop final : public Arrivals {
 
    private:
     std::int64_t idle_;  ///< clients that wait for nothing
+    std::int64_t cut_;   ///< first requests that are cut short
     Time now_{};
   };
 
-  bool per_rank_;
+  bool per_rank_, staggered_;
   std::int64_t concurrency_;
 };
 

@@ -12,6 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "sim/placement/files/plain_yaml.hpp"
+#include "traces/import/torch_file.hpp"
 #include "traces/npy.hpp"
 
 namespace moesim {
@@ -435,10 +436,10 @@ std::vector<ExpertLoad> load_from_json(const std::filesystem::path& file) {
   });
 }
 
-std::vector<ExpertLoad> load_from_npy(const std::filesystem::path& file) {
-  const NpyArray array = NpyArray::open(file);
-  const auto shape = array.shape();
-  if ((shape.size() != 2 && shape.size() != 3) || array.elements() == 0) {
+// [layers, experts], or one for each of some steps.
+std::vector<ExpertLoad> load_from_array(const std::filesystem::path& file, const Array& array) {
+  const std::vector<std::int64_t>& shape = array.shape;
+  if ((shape.size() != 2 && shape.size() != 3) || array.values.empty()) {
     throw ConfigError(fmt::format(
         "{}: a load has the shape [layers, experts] or [steps, layers, experts]; found [{}]",
         file.string(), fmt::join(shape, ", ")));
@@ -446,17 +447,31 @@ std::vector<ExpertLoad> load_from_npy(const std::filesystem::path& file) {
   const auto experts = static_cast<std::size_t>(shape.back());
   const auto layers = static_cast<std::size_t>(shape[shape.size() - 2]);
   std::vector<ExpertLoad> load(layers, ExpertLoad(experts));
-  const std::vector<double> values = array.to_doubles();
-  for (std::size_t i = 0; i < values.size(); ++i) {
+  for (std::size_t i = 0; i < array.values.size(); ++i) {
     const std::size_t layer = i / experts % layers;
-    if (!(values[i] >= 0 && values[i] <= token_range.max)) {
+    const double tokens = array.values[i];
+    if (!(tokens >= 0 && tokens <= token_range.max)) {
       throw ConfigError(
           fmt::format("{}: the load of expert {} in layer {} is {}; expected 0 to 1e15",
-                      file.string(), i % experts, layer, values[i]));
+                      file.string(), i % experts, layer, tokens));
     }
-    load[layer][i % experts] += values[i];
+    load[layer][i % experts] += tokens;
   }
   return load;
+}
+
+// What SGLang's recorder dumps in its modes stat and stat_approx.
+std::vector<ExpertLoad> load_from_torch(const std::filesystem::path& path) {
+  TorchFile file(path);
+  const auto* dict = std::get_if<const PyDict*>(&file.value());
+  const PyValue* counts = dict == nullptr ? nullptr : (*dict)->find("logical_count");
+  const auto* tensor = counts == nullptr ? nullptr : std::get_if<const PyTensor*>(counts);
+  if (tensor == nullptr) {
+    file.refuse(
+        "has no tensor \"logical_count\"; of other dumps of SGLang moesim trace import makes an "
+        "expert_counts.npy");
+  }
+  return load_from_array(path, file.read(**tensor));
 }
 
 }  // namespace
@@ -497,7 +512,8 @@ std::string placement_bytes(const ExpertPlacement& placement, PlacementFormat fo
 }
 
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file) {
-  return file.extension() == ".npy" ? load_from_npy(file) : load_from_json(file);
+  if (file.extension() == ".npy") return load_from_array(file, array_of(NpyArray::open(file)));
+  return file.extension() == ".pt" ? load_from_torch(file) : load_from_json(file);
 }
 
 }  // namespace moesim

@@ -46,10 +46,9 @@ ExpertPlacement read_placement(const ConfigNode&, PlacementContext = {});
 std::string placement_bytes(const ExpertPlacement&, PlacementFormat, int first_layer = 0);
 
 /// Reads an observed load, [layers][experts]: {"load": [[tokens of each expert] per layer]},
-/// SGLang's
-/// {"logical_count": the same, or a list of such over steps}, or an .npy file of shape [layers,
-/// experts] or [steps, layers, experts]; steps are summed. Throws ConfigError with the place if it
-/// is no such thing or not finite and >= 0.
+/// SGLang's {"logical_count": the same, or a list of such over steps} as JSON or .pt, or an .npy
+/// file of shape [layers, experts] or [steps, layers, experts]; steps are summed. Throws
+/// ConfigError with the place if it is no such thing or not finite and >= 0.
 std::vector<ExpertLoad> read_load(const std::filesystem::path& file);
 
 }  // namespace moesim

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/placement/live_ranks.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace moesim {
+
+namespace {
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+}  // namespace
+
+LayerPlacement place_on_live(const Placer& placer, const PlacementProblem& problem,
+                             const LayerStatistics& seen, int layer, std::span<const char> live) {
+  PlacementProblem rest = problem;
+  rest.gpus =
+      static_cast<int>(std::count_if(live.begin(), live.end(), [](char l) { return l != 0; }));
+  if (rest.gpus == problem.gpus) return placer.place(problem, seen, layer);
+  rest.nodes = rest.groups = 1;
+  const LayerPlacement placed = placer.place(rest, seen, layer);
+  std::vector<std::vector<int>> experts_on_gpu(live.size());
+  int gpu = 0;
+  for (std::size_t rank = 0; rank < live.size(); ++rank) {
+    if (live[rank] == 0) continue;
+    for (int slot = placed.first_slot(gpu); slot < placed.first_slot(gpu + 1); ++slot) {
+      experts_on_gpu[rank].push_back(placed.expert_of_slot(slot));
+    }
+    ++gpu;
+  }
+  return {problem.experts, experts_on_gpu};
+}
+
+LayerPlacement on_survivors(const LayerPlacement& placement, std::span<const char> live) {
+  std::vector<std::vector<int>> experts_on_gpu(at(placement.gpus()));
+  std::vector<int> copies(at(placement.experts()));
+  for (int slot = 0; slot < placement.slots(); ++slot) {
+    const int gpu = placement.gpu_of_slot(slot);
+    if (live[at(gpu)] == 0) continue;
+    experts_on_gpu[at(gpu)].push_back(placement.expert_of_slot(slot));
+    ++copies[at(placement.expert_of_slot(slot))];
+  }
+  for (std::size_t lost = 0; lost < copies.size(); ++lost) {
+    if (copies[lost] > 0) continue;
+    const auto most = std::max_element(copies.begin(), copies.end());
+    check(*most > 1, "more experts than slots survived an outage");
+    const auto victim = static_cast<int>(most - copies.begin());
+    const auto gpu = std::find_if(
+        experts_on_gpu.rbegin(), experts_on_gpu.rend(), [&](const std::vector<int>& experts) {
+          return std::find(experts.begin(), experts.end(), victim) != experts.end();
+        });
+    *std::find(gpu->rbegin(), gpu->rend(), victim) = static_cast<int>(lost);
+    --*most;
+    ++copies[lost];
+  }
+  return {placement.experts(), experts_on_gpu};
+}
+
+}  // namespace moesim

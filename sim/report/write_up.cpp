@@ -1,0 +1,636 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report/write_up.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "sim/experiment/pools.hpp"
+#include "traces/requests/arrivals.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view version = MOESIM_VERSION;
+
+double ms(Duration duration) { return to_seconds(duration).count() * 1e3; }
+double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
+
+struct Latency {
+  double ttft;  // ms, as are the others
+  std::optional<double> tpot;
+  double e2el;
+};
+
+// TTFT = first token - arrival, corrected by measured runs where there are any; TPOT = (e2el -
+// ttft)/(output - 1) for outputs of two tokens and more.
+Latency latency_of(const RequestLife& request, double anchored_ttft) {
+  const double ttft = ms(request.first_token - request.arrival);
+  const double e2el = ms(request.last_token - request.arrival);
+  Latency latency{ttft * anchored_ttft, std::nullopt, e2el + ttft * (anchored_ttft - 1)};
+  if (request.output_tokens > 1) latency.tpot = (e2el - ttft) / (request.output_tokens - 1);
+  return latency;
+}
+
+// Which objectives a request met; those that nobody set, it met.
+struct Met {
+  bool ttft, tpot, e2el;
+  bool all() const { return ttft && tpot && e2el; }
+};
+
+Met objectives_met(const Latency& latency, const Slo& slo) {
+  const auto within = [](double value, const std::optional<Seconds>& limit) {
+    return !limit || value <= limit->count() * 1e3;
+  };
+  return {within(latency.ttft, slo.ttft), within(latency.tpot.value_or(0), slo.tpot),
+          within(latency.e2el, slo.e2el)};
+}
+
+// Requests of the whole run, and of those that arrived while it was measured.
+struct RequestCounts {
+  using State = RequestLife::State;
+  std::array<std::int64_t, 6> all{}, measured{};  // by state
+  std::int64_t arrived = 0;                       // while measured
+  std::int64_t ttft = 0, tpot = 0, e2el = 0, good = 0;
+
+  std::int64_t of(State state) const { return all[std::size_t(state)]; }
+  std::int64_t share_of(State state) const { return measured[std::size_t(state)]; }
+  // Requests that are owed their objectives: what a client that left by itself would have got is
+  // not known.
+  std::int64_t owed() const { return arrived - share_of(State::cancelled); }
+};
+
+std::optional<Attainment> attainment(const RequestCounts& counts, const Slo& slo) {
+  const auto share = [&](const std::optional<Seconds>& limit, std::int64_t met) {
+    return limit ? std::optional(ratio(double(met), double(counts.owed()))) : std::nullopt;
+  };
+  const Attainment met{share(slo.ttft, counts.ttft), share(slo.tpot, counts.tpot),
+                       share(slo.e2el, counts.e2el)};
+  return met.ttft || met.tpot || met.e2el ? std::optional(met) : std::nullopt;
+}
+
+// What metrics are made of, over all pools.
+struct Sums {
+  WindowTokens tokens;
+  std::int64_t completed = 0;
+};
+
+Sums sum(std::span<const Totals> pools) {
+  Sums all;
+  for (const Totals& totals : pools) {
+    all.tokens.output += totals.tokens.output;
+    all.tokens.prompt += totals.tokens.prompt;
+    all.tokens.computed += totals.tokens.computed;
+    all.tokens.hbm_bytes += totals.tokens.hbm_bytes;
+    all.completed += totals.completed;
+  }
+  return all;
+}
+
+// What arrived while the run was measured.
+struct Measured {
+  Time begin{}, end{};
+  bool holds(const RequestLife& request) const {
+    return request.arrival >= begin && request.arrival <= end;
+  }
+};
+
+RequestCounts count(const Experiment& e, const Measured& measured,
+                    std::span<const RequestLife> requests) {
+  RequestCounts counts;
+  for (const RequestLife& request : requests) {
+    ++counts.all[std::size_t(request.state)];
+    if (!measured.holds(request)) continue;
+    ++counts.arrived;
+    ++counts.measured[std::size_t(request.state)];
+    // One that was rejected or timed out misses every objective and has no latency.
+    if (request.state != RequestLife::State::finished) continue;
+    const Latency latency = latency_of(request, e.anchored_ttft);
+    const Met met = objectives_met(latency, e.slo);
+    counts.ttft += met.ttft ? 1 : 0;
+    counts.tpot += met.tpot ? 1 : 0;
+    counts.e2el += met.e2el ? 1 : 0;
+    counts.good += met.all() ? 1 : 0;
+  }
+  return counts;
+}
+
+void add_counts(Metrics& metrics, const RequestCounts& counts, bool clients_may_leave) {
+  using State = RequestLife::State;
+  metrics.completed = counts.of(State::finished);
+  metrics.rejected = counts.of(State::rejected);
+  metrics.measured_requests = counts.arrived;
+  if (!clients_may_leave) return;
+  const auto share = [&](State state) {
+    return ratio(double(counts.share_of(state)), double(counts.arrived));
+  };
+  metrics.timed_out = counts.of(State::timed_out);
+  metrics.cancelled = counts.of(State::cancelled);
+  metrics.timeout_share = share(State::timed_out);
+  metrics.cancelled_share = share(State::cancelled);
+}
+
+// One after the other, gaps first: of a long run each takes much memory.
+void add_latencies(Metrics& metrics, const Experiment& e, const Measured& measured,
+                   std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
+  metrics.itl = summarize(std::move(gaps));
+  const auto finished =
+      static_cast<std::size_t>(std::ranges::count_if(requests, [&](const RequestLife& request) {
+        return measured.holds(request) && request.state == RequestLife::State::finished;
+      }));
+  const auto summary_of = [&](const auto wanted) {
+    std::vector<double> samples;
+    samples.reserve(finished);
+    for (const RequestLife& request : requests) {
+      if (!measured.holds(request) || request.state != RequestLife::State::finished) continue;
+      const Latency latency = latency_of(request, e.anchored_ttft);
+      if (const std::optional<double> value = latency.*wanted) samples.push_back(*value);
+    }
+    return summarize(std::move(samples));
+  };
+  metrics.tpot = summary_of(&Latency::tpot);
+  metrics.ttft = summary_of(&Latency::ttft);
+  metrics.e2el = summary_of(&Latency::e2el);
+  if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
+}
+
+void add_rates(Metrics& metrics, const Experiment& e, const Sums& totals, double seconds) {
+  const double gpus = gpus_of(e);
+  const double output = ratio(totals.tokens.output, seconds);
+  const double prompt = ratio(totals.tokens.prompt, seconds);
+  metrics.duration_s = seconds;
+  metrics.completed_while_measured = totals.completed;
+  metrics.request_throughput = ratio(double(totals.completed), seconds);
+  metrics.output_throughput = output;
+  metrics.total_token_throughput = output + prompt;
+  metrics.tokens_per_s_per_gpu = output / gpus;
+  metrics.total_tokens_per_s_per_gpu = (output + prompt) / gpus;
+  // mfu: 2 flops per active weight and computed token, against the peak of the experts' precision.
+  const GpuSpec& gpu = e.cluster.gpu;
+  const double peak = gpu.peak(e.precision.experts, e.precision.activations).value();
+  metrics.mfu =
+      ratio(2 * count_parameters(e.model).active * totals.tokens.computed, seconds * peak * gpus);
+  metrics.mbu = ratio(totals.tokens.hbm_bytes, seconds * gpu.hbm_bandwidth.value() * gpus);
+  // All GPUs at the price of their hour; nothing without one.
+  if (gpu.price && output > 0) {
+    constexpr double seconds_per_hour = 3600;
+    metrics.cost_per_million_output_tokens =
+        gpu.price->dollars_per_hour * gpus / seconds_per_hour / output * 1e6;
+  }
+}
+
+Metrics metrics_of(const Experiment& e, std::span<const Totals> pools, std::vector<Repeated> gaps,
+                   std::span<const RequestLife> requests) {
+  const Measured measured{pools.front().begin, pools.front().end};  // all pools alike
+  const RequestCounts counts = count(e, measured, requests);
+  Metrics metrics;
+  add_counts(metrics, counts, !e.workload.patience.endless());
+  add_latencies(metrics, e, measured, std::move(gaps), requests);
+  add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count());
+  // Of those that finish, the share that met every objective.
+  metrics.request_goodput =
+      metrics.request_throughput *
+      ratio(double(counts.good), double(counts.share_of(RequestLife::State::finished)));
+  metrics.slo_attainment = ratio(double(counts.good), double(counts.owed()));
+  metrics.attainment = attainment(counts, e.slo);
+  return metrics;
+}
+
+Distribution distribution(const CountHistogram& histogram) {
+  return {histogram.mean(), histogram.quantile(.50), histogram.quantile(.95),
+          histogram.quantile(.99), histogram.max()};
+}
+
+ExpertSummary expert_summary(const ExpertTotals& totals) {
+  const double n = totals.layer_steps;
+  return {ratio(totals.max_activated, n),
+          ratio(totals.mean_activated, n),
+          ratio(totals.active_experts, n),
+          ratio(totals.max_tokens, n),
+          ratio(totals.mean_tokens, n),
+          ratio(totals.mean_tokens, totals.max_tokens),
+          ratio(totals.max_tokens, totals.mean_tokens),
+          ratio(totals.cv, n),
+          ratio(totals.useful_rows, totals.padded_rows),
+          {totals.hot_layer_steps, totals.hottest}};
+}
+
+ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
+  ExpertTotals all;
+  for (const StepTotals& kind : kinds) {
+    const ExpertTotals& part = kind.experts;
+    all.layer_steps += part.layer_steps;
+    all.max_activated += part.max_activated;
+    all.mean_activated += part.mean_activated;
+    all.max_tokens += part.max_tokens;
+    all.mean_tokens += part.mean_tokens;
+    all.cv += part.cv;
+    all.active_experts += part.active_experts;
+    all.useful_rows += part.useful_rows;
+    all.padded_rows += part.padded_rows;
+    all.capacity += part.capacity;
+    all.hot_layer_steps += part.hot_layer_steps;
+    all.hottest = std::max(all.hottest, part.hottest);
+  }
+  return all;
+}
+
+// Tokens per expert over the whole run, [workload tag][layer][expert]: what was replayed, row by
+// row.
+Named<ExpertCounts> expert_counts(const Experiment& e, const Measurement& measurement) {
+  std::map<std::string, ExpertCounts> counts;
+  const auto layers = static_cast<std::size_t>(e.model.moe_layers());
+  const auto experts = static_cast<std::size_t>(e.model.experts);
+  const auto k = static_cast<std::size_t>(e.model.experts_per_token);
+  for (const Phase phase : {Phase::prefill, Phase::decode}) {
+    const RoutingTrace& trace =
+        phase == Phase::prefill && e.prefill_trace ? *e.prefill_trace : e.trace;
+    const std::vector<std::uint32_t>& uses = measurement.row_uses(phase);
+    trace.visit([&](auto ids) {
+      for (const TraceRequest& request : trace.requests()) {
+        auto& tag = counts[trace.workloads()[static_cast<std::size_t>(request.workload)]];
+        tag.resize(layers, std::vector<std::int64_t>(experts));
+        for (std::int64_t r = request.row_start; r < request.row_start + request.num_tokens; ++r) {
+          const auto row = static_cast<std::size_t>(r);
+          if (uses[row] == 0) continue;
+          const auto* id = ids.data() + row * layers * k;
+          for (std::size_t l = 0; l < layers; ++l) {
+            for (std::size_t j = 0; j < k; ++j)
+              tag[l][static_cast<std::size_t>(*id++)] += uses[row];
+          }
+        }
+      }
+    });
+  }
+  return {counts.begin(), counts.end()};
+}
+
+ExpertMemoryStats expert_memory_of(const Experiment& e, const ExpertMemoryTally& tally) {
+  if (!e.expert_memory) return {"resident", {}};
+  return {e.expert_memory->type,
+          ExpertTransferStats{
+              tally.hits,
+              tally.misses,
+              ratio(double(tally.hits), double(tally.hits + tally.misses)),
+              tally.streamed,
+              {tally.prefetches, tally.prefetches_used, tally.late, tally.prefetches_wasted},
+              tally.host_bytes,
+              tally.nvme_bytes,
+              tally.stall_seconds,
+              e.expert_memory->host.source}};
+}
+
+ExpertKindStats expert_kind_of(const Experiment& e, const ExpertTotals& totals) {
+  ExpertKindStats kind{expert_summary(totals), {}};
+  for (std::size_t l = 0; l < totals.layers.size(); ++l) {
+    const ExpertTotals::Layer& layer = totals.layers[l];
+    kind.layers.push_back({e.trace.meta().layer_ids[l],
+                           {distribution(layer.rank_activated), layer.activated_of_rank},
+                           {distribution(layer.rank_tokens), layer.tokens_of_rank},
+                           distribution(layer.expert_tokens)});
+  }
+  return kind;
+}
+
+ExpertStats experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
+  const ExpertTotals all = sum(totals.by_kind);
+  ExpertStats experts;
+  experts.summary = expert_summary(all);
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const ExpertTotals& part = totals.by_kind[kind].experts;
+    if (part.layer_steps == 0) continue;
+    experts.by_step_kind.emplace_back(step_kind_names[kind], expert_kind_of(e, part));
+  }
+  if (!e.placement.empty()) {
+    experts.replicas = e.placement.front().slots() - e.placement.front().experts();
+  }
+  experts.replication_effective = e.replication_effective;
+  // Of the selections that the gate made.
+  const auto share = [&](std::int64_t selections) {
+    return ratio(double(selections), double(all.capacity.selections));
+  };
+  experts.dropped = share(all.capacity.dropped);
+  experts.rerouted = share(all.capacity.rerouted);
+  experts.delayed = share(all.capacity.delayed);
+  experts.hot_rank_threshold = e.hot_rank_threshold;
+  for (const HotRank& hot : totals.hot_ranks) {
+    experts.hottest_ranks.push_back({to_seconds(hot.at).count(),
+                                     e.trace.meta().layer_ids[static_cast<std::size_t>(hot.layer)],
+                                     hot.rank, hot.ratio});
+  }
+  if (e.expert_counts) experts.tokens_per_expert_by_workload = expert_counts(e, measurement);
+  return experts;
+}
+
+TrafficStats traffic_of(const Traffic& traffic, double busy) {
+  return {traffic.seconds, traffic.hidden, ratio(traffic.seconds, busy), traffic.nvlink_bytes,
+          traffic.network_bytes};
+}
+
+CommunicationStats communication_of(const Totals& totals) {
+  const double busy = totals.busy_seconds();
+  const auto per_layer = [&](const Traffic& traffic, const CountHistogram& layer_ns) {
+    return LayerTrafficStats{traffic_of(traffic, busy), layer_ns.mean() / 1e3,
+                             double(layer_ns.quantile(.99)) / 1e3};
+  };
+  return {{totals.layers_by_dispatch.begin(), totals.layers_by_dispatch.end()},
+          per_layer(totals.dispatch, totals.dispatch_ns),
+          per_layer(totals.combine, totals.combine_ns),
+          traffic_of(totals.all_reduce, busy)};
+}
+
+BreakdownStats breakdown_of(const Totals& totals) {
+  const double busy = totals.busy_seconds();
+  BreakdownStats breakdown;
+  breakdown.busy_seconds = busy;
+  std::array<double, evidence_names.size()> by_ground{};
+  for (std::size_t part = 0; part < part_names.size(); ++part) {
+    const auto& row = totals.parts[part];
+    const double seconds = std::accumulate(row.begin(), row.end(), 0.0);
+    PartStats& entry = breakdown.parts.emplace_back(part_names[part], PartStats{}).second;
+    entry.seconds = seconds;
+    entry.share = ratio(seconds, busy);
+    for (std::size_t r = 0; r < row.size(); ++r) {
+      if (row[r] > 0) entry.bound_by.emplace_back(resource_names[r], row[r]);
+    }
+    for (std::size_t g = 0; g < evidence_names.size(); ++g) by_ground[g] += totals.grounds[part][g];
+  }
+  for (std::size_t r = 0; r < resource_names.size(); ++r) {
+    double seconds = 0;
+    for (const auto& row : totals.parts) seconds += row[r];
+    breakdown.bound_by.emplace_back(resource_names[r], seconds);
+  }
+  const auto share_of = [&](Evidence evidence) {
+    return ratio(by_ground[static_cast<std::size_t>(evidence)], busy);
+  };
+  breakdown.extrapolated_share = share_of(Evidence::extrapolated);
+  breakdown.unmeasured_share = share_of(Evidence::unmeasured);
+  const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
+  breakdown.barrier_idle_share = ratio(idle, busy * double(totals.idle.size()));
+  breakdown.barrier_idle_seconds_per_gpu = totals.idle;
+  const double exposed = totals.dispatch.seconds + totals.combine.seconds +
+                         totals.all_reduce.seconds - totals.dispatch.hidden -
+                         totals.combine.hidden - totals.all_reduce.hidden;
+  breakdown.exposed_communication_share = ratio(exposed, busy);
+  // Only kernels that tables priced have these grounds.
+  const auto share_if_any = [&](Evidence evidence) {
+    const bool any = by_ground[static_cast<std::size_t>(evidence)] > 0;
+    return any ? std::optional(share_of(evidence)) : std::nullopt;
+  };
+  breakdown.measured_share = share_if_any(Evidence::measured);
+  breakdown.interpolated_share = share_if_any(Evidence::interpolated);
+  breakdown.carried_over_share = share_if_any(Evidence::carried_over);
+  return breakdown;
+}
+
+StepStats steps_of(const Experiment& e, const Totals& totals) {
+  StepStats steps;
+  const double busy = totals.busy_seconds();
+  std::int64_t count = 0;
+  for (const StepTotals& kind : totals.by_kind) count += kind.steps;
+  for (std::size_t kind = 0; kind < 3; ++kind) {
+    const StepTotals& part = totals.by_kind[kind];
+    const auto n = double(part.steps);
+    StepKindStats& stats =
+        steps.by_kind.emplace_back(step_kind_names[kind], StepKindStats{}).second;
+    stats = {part.steps,
+             part.seconds,
+             ratio(part.seconds, busy),
+             ratio(part.seconds * 1e3, n),
+             ratio(part.prefill_tokens, n),
+             ratio(part.decode_tokens, n),
+             ratio(part.decode_tokens, n * e.parallel.dp),
+             ratio(part.dummy_ranks, n),
+             ratio(part.decode_tokens, part.seconds * e.parallel.gpus()),
+             {}};
+    for (std::size_t p = 0; p < part_names.size(); ++p) {
+      stats.parts_mean_ms.emplace_back(part_names[p], ratio(part.parts[p] * 1e3, n));
+    }
+  }
+  for (std::size_t rule = 0; rule < 3; ++rule) {
+    steps.by_rule.emplace_back(step_kind_names[rule],
+                               RuleShares{ratio(double(totals.steps_by_rule[rule]), double(count)),
+                                          ratio(totals.seconds_by_rule[rule], busy)});
+  }
+  return steps;
+}
+
+MemoryStats memory_of(const MemoryBudget& memory) {
+  return {memory.capacity.value(),         memory.usable.value(),   memory.weights.value(),
+          memory.experts.value(),          memory.replicas.value(), memory.buffers.value(),
+          memory.rebalance_buffer.value(), memory.kv.value()};
+}
+
+KvStats kv_of(const Experiment& e, const Totals& totals, std::int64_t total_blocks) {
+  const double used = ratio(totals.kv_block_seconds, totals.busy_seconds());
+  return {e.kv_layout.block_tokens,
+          e.memory.kv_blocks,
+          ratio(used, double(total_blocks)),
+          ratio(double(totals.kv_blocks_peak), double(total_blocks)),
+          totals.preemptions,
+          e.prefix_caching,
+          totals.prefix_queried,
+          totals.prefix_hit,
+          ratio(double(totals.prefix_hit), double(totals.prefix_queried))};
+}
+
+// As vLLM counts: the length is what a verification yields, its own token included.
+SpeculationStats speculation_of(const SpeculationTally& tally, double busy) {
+  return {tally.verifications,
+          tally.drafted,
+          tally.accepted,
+          ratio(double(tally.accepted), double(tally.drafted)),
+          tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications),
+          tally.draft_seconds,
+          ratio(tally.draft_seconds, busy)};
+}
+
+Named<CoverageStats> coverage_of(const Totals& totals) {
+  Named<CoverageStats> phases;
+  for (std::size_t phase = 0; phase < 2; ++phase) {
+    const RoutingCoverage& coverage = totals.coverage[phase];
+    const auto total = double(coverage.total());
+    phases.emplace_back(phase_names[phase],
+                        CoverageStats{coverage.total(), ratio(double(coverage.recorded), total),
+                                      ratio(double(coverage.borrowed), total),
+                                      ratio(double(coverage.wrapped), total),
+                                      ratio(double(coverage.synthetic), total)});
+  }
+  return phases;
+}
+
+ChargeStats charges_of(const Charges& charges) {
+  ChargeStats stats{charges.source,
+                    charges.top_k_of_all_tokens.count() * 1e6,
+                    charges.host_overhead.count() * 1e6,
+                    {}};
+  for (const auto& [policy, charge] : charges.token_routing) {
+    stats.token_routing.emplace_back(
+        policy,
+        RoutingChargeStats{charge.fixed.count() * 1e6, charge.per_128_active.count() * 1e6});
+  }
+  return stats;
+}
+
+// Each EP group by itself, while it was measured.
+std::vector<InstanceStats> instances_of(const PoolRun& pool, const Totals& totals) {
+  const double seconds = to_seconds(totals.end - totals.begin).count();
+  const auto blocks = double(pool.measurement.total_blocks());
+  std::vector<InstanceStats> instances;
+  for (const InstanceRun& instance : pool.instances) {
+    const auto found = totals.groups.find(instance.number);
+    const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
+    const double gpus = pool.experiment.parallel.gpus();
+    instances.push_back(
+        {instance.number, group.steps, ratio(group.seconds * 1e3, double(group.steps)),
+         ratio(group.busy, seconds), ratio(group.idle, group.seconds * gpus), group.output_tokens,
+         group.prefill_tokens, group.decode_tokens,
+         ratio(group.kv_block_seconds, group.seconds * blocks),
+         ratio(double(group.kv_blocks_peak), blocks),
+         ratio(double(group.prefix_hit), double(group.prefix_queried)), group.preemptions});
+  }
+  return instances;
+}
+
+RebalancingLog rebalancing_of(const PoolRun& pool) {
+  RebalancingLog log;
+  for (const InstanceRun& instance : pool.instances) log += instance.rebalancing;
+  return log;
+}
+
+std::vector<OutageStats> failures_of(const PoolRun& pool, Time now) {
+  std::vector<OutageStats> failures;
+  for (const InstanceRun& instance : pool.instances) {
+    for (const OutageRecord& outage : instance.outages) {
+      OutageStats& stats = failures.emplace_back(OutageStats{outage, 0, {}});
+      stats.gpu_seconds_down = to_seconds(outage.recovered.value_or(now) - outage.at).count() *
+                               double(outage.gpus.size());
+      if (pool.instances.size() > 1) stats.instance = instance.number;
+    }
+  }
+  return failures;
+}
+
+// The mean TTFT, in seconds, of these requests; as far as they got a token.
+double mean_ttft(std::span<const RequestLife> requests) {
+  double sum = 0;
+  std::int64_t served = 0;
+  for (const RequestLife& request : requests) {
+    if (request.state != RequestLife::State::finished) continue;
+    sum += to_seconds(request.first_token - request.arrival).count();
+    ++served;
+  }
+  return ratio(sum, double(served));
+}
+
+// By how much more requests arrive than can be served: of each second between two arrivals that
+// share of a second is added to the wait. From the first to the last quarter of the requests.
+double queue_growth(std::span<const RequestLife> requests) {
+  const std::size_t quarter = requests.size() / 4;
+  if (quarter == 0) return 0;
+  const auto first = requests.first(quarter), last = requests.last(quarter);
+  const double between = to_seconds(last[quarter / 2].arrival - first[quarter / 2].arrival).count();
+  return ratio(mean_ttft(last) - mean_ttft(first), between);
+}
+
+// Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
+// other (a closed loop) never asks for more than is served.
+MeasurementStats measurement_of(const Experiment& e, Measurement::Window window,
+                                const Totals& totals, std::span<const RequestLife> requests) {
+  using Window = Measurement::Window;
+  constexpr double overload = 0.1;  // of the rate that is served
+  constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
+  const double seconds = to_seconds(totals.end - totals.begin).count();
+  const bool closed = e.workload.arrivals->closed();
+  const double growth = closed ? 0 : queue_growth(requests);
+  const double arrivals =
+      requests.empty() ? 0 : to_seconds(requests.back().arrival - requests.front().arrival).count();
+  const double served = ratio(double(totals.completed + totals.abandoned), seconds);
+  const double offered = ratio(double(requests.size()) - 1, arrivals);
+  // As many leave as arrive, where a tenth may be chance.
+  const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
+  const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
+  if (window == Window::whole) state = "too_short";
+  if (growth > overload) state = "overloaded";
+  return {windows[std::size_t(window)],
+          state,
+          to_seconds(totals.begin).count(),
+          to_seconds(totals.end).count(),
+          closed ? std::nullopt : std::optional(offered),
+          served};
+}
+
+PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
+  const Experiment& e = pool.experiment;
+  const Measurement& measurement = pool.measurement;
+  PoolStats stats;
+  stats.steps = steps_of(e, totals);
+  stats.experts = experts_of(e, totals, measurement);
+  stats.expert_memory = expert_memory_of(e, totals.expert_memory);
+  stats.expert_buffers = {e.buffer_tokens, totals.cut_steps, totals.cut_rank_steps};
+  stats.communication = communication_of(totals);
+  stats.breakdown = breakdown_of(totals);
+  stats.charges = charges_of(e.charges);
+  stats.memory = memory_of(e.memory);
+  stats.kv = kv_of(e, totals, measurement.total_blocks());
+  if (e.speculation.tokens > 0) {
+    stats.speculative = speculation_of(totals.speculation, totals.busy_seconds());
+  }
+  stats.routing_coverage = coverage_of(totals);
+  stats.rebalancing = rebalancing_of(pool);
+  stats.failures = failures_of(pool, now);
+  stats.over_time = measurement.over_time().buckets(measurement.total_blocks());
+  return stats;
+}
+
+KvTransferStats transfers_of(const Pools& pools, const KvTransferTally& tally) {
+  const auto mean_ms = [&](Seconds sum) {
+    return ratio(sum.count() * 1e3, double(tally.transfers));
+  };
+  return {pools.network ? "network" : "nvlink",
+          tally.transfers,
+          tally.bytes.value(),
+          mean_ms(tally.on_links),
+          mean_ms(tally.waited),
+          mean_ms(tally.exposed)};
+}
+
+}  // namespace
+
+Report write_up(const Experiment& e, std::span<const PoolRun> pools,
+                const KvTransferTally& transfers, const Requests& requests, Time now) {
+  const Measurement::Window window = pools.back().measurement.window();
+  std::vector<Totals> totals;
+  std::vector<Repeated> gaps;
+  for (const PoolRun& pool : pools) {
+    const Totals& of_pool = totals.emplace_back(pool.measurement.finish(now, window));
+    std::vector<Repeated> more = pool.measurement.take_gaps(of_pool);
+    if (gaps.empty()) std::swap(gaps, more);
+    gaps.insert(gaps.end(), more.begin(), more.end());
+  }
+  Report report;
+  report.context = {std::string(version), e.seed, e.config};
+  if (e.anchor) {
+    report.anchored = {e.anchor->deployment, e.anchor->tpot.runs, e.anchor->tpot.leave_one_out,
+                       e.anchored_tpot, e.anchored_tpot * e.anchored_ttft};
+  }
+  report.metrics = metrics_of(e, totals, std::move(gaps), requests.lives());
+  report.measurement = measurement_of(e, window, totals.back(), requests.lives());
+  report.pool = pool_of(pools.back(), totals.back(), now);
+  if (e.pools) {
+    report.pools = {{{gpus_of(e.pools->prefill), instances_of(pools.front(), totals.front())},
+                     pool_of(pools.front(), totals.front(), now)},
+                    {gpus_of(e.pools->decode), instances_of(pools.back(), totals.back())},
+                    transfers_of(*e.pools, transfers)};
+  } else if (e.instances > 1) {
+    report.instances = instances_of(pools.back(), totals.back());
+  }
+  for (const PoolRun& pool : pools) {
+    report.work.steps += pool.measurement.steps();
+    report.work.routed_ids += pool.measurement.routed_ids();
+  }
+  report.work.generated_tokens = requests.generated_tokens();
+  return report;
+}
+
+}  // namespace moesim

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "sim/experiment/experiment.hpp"
+#include "sim/report/measurement.hpp"
+#include "sim/report/report.hpp"
+
+namespace moesim {
+
+/// One EP group, as a run leaves it.
+struct InstanceRun {
+  int number = 0;
+  RebalancingLog rebalancing;
+  std::vector<OutageRecord> outages;
+};
+
+/// EP groups alike that served behind one router, as a run leaves them.
+struct PoolRun {
+  const Experiment& experiment;
+  Measurement& measurement;
+  std::vector<InstanceRun> instances;
+};
+
+/// What went from the prefill pool to the decode pool.
+struct KvTransferTally {
+  std::int64_t transfers = 0;
+  Bytes bytes{};
+  Seconds on_links{};
+  Seconds waited{};   ///< for a link that was taken
+  Seconds exposed{};  ///< between first tokens and the KV caches' arrivals, waiting included
+};
+
+/// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
+Report write_up(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
+                const Requests&, Time now);
+
+}  // namespace moesim

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/serving/expert_layout.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace moesim {
+
+ExpertLayout::ExpertLayout(const Experiment& experiment)
+    : experiment_(experiment),
+      placement_(experiment.placement),
+      rules_(experiment.rules),
+      mover_(mover_of(experiment)),
+      rebalancer_(make_rebalancer(experiment, mover_)),
+      relocation_(experiment.movement.link_share),
+      recovery_(experiment.failures, experiment.placement_problem, experiment.parallel.ep) {
+  if (experiment.failures.placer) {
+    constexpr std::size_t steps = 1000;  // vLLM's window
+    recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
+  }
+}
+
+void ExpertLayout::take(ExpertPlacement placement) {
+  placement_ = std::move(placement);
+  rules_ = rules_over(experiment_, placement_);
+}
+
+void ExpertLayout::pass(Seconds idle) { relocation_.pass(idle); }
+
+void ExpertLayout::switch_arrived() {
+  std::vector<RebalancePlan::Change> layers = relocation_.take_arrived();
+  if (layers.empty()) return;
+  for (RebalancePlan::Change& change : layers) {
+    placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
+  }
+  rules_ = rules_over(experiment_, placement_);
+}
+
+// Dummy tokens are not recorded, as in [vLLM].
+void ExpertLayout::forget_dummies(const StepBatch& batch,
+                                  std::span<const std::uint32_t> request_of_range,
+                                  std::span<const std::int32_t> tokens_of_expert,
+                                  const RowSource& rows) {
+  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
+  real_tokens_.assign(tokens_of_expert.begin(), tokens_of_expert.end());
+  for (std::size_t i = 0; i < batch.rows.size(); ++i) {
+    if (request_of_range[i] != StepSeen::no_request) continue;
+    const RoutingTrace& trace = rows.trace(batch.rows[i].phase);
+    const std::int64_t first = batch.rows[i].first_row * trace.row_ids();
+    trace.visit([&](auto ids) {
+      const auto* row = ids.data() + first;
+      for (std::size_t j = 0; j < static_cast<std::size_t>(trace.row_ids()); ++j) {
+        --real_tokens_[j / k * experts + static_cast<std::size_t>(row[j])];
+      }
+    });
+  }
+}
+
+void ExpertLayout::after_step(const StepBatch& batch,
+                              std::span<const std::uint32_t> request_of_range,
+                              std::span<const std::int32_t> tokens_of_expert, const RowSource& rows,
+                              Time now, StepCost& cost) {
+  relocation_.beside(cost);
+  if (recent_ || rebalancer_) forget_dummies(batch, request_of_range, tokens_of_expert, rows);
+  if (recent_) recent_->add(real_tokens_);
+  if (rebalancer_) {
+    const StepSeen seen{steps_++,          to_seconds(now) + cost.total,
+                        real_tokens_,      batch.rows,
+                        request_of_range,  rows,
+                        placement_,        recovery_.live(),
+                        relocation_.busy()};
+    if (auto plan = rebalancer_->after_step(seen)) {
+      relocation_.start(std::move(*plan), seen, mover_);
+    }
+  }
+  relocation_.stall(cost);
+}
+
+ExpertPlacement ExpertLayout::placed_anew() const {
+  return recovery_.placed_anew(recent_ ? recent_->loads() : std::vector<ExpertLoad>{});
+}
+
+// Layer after layer, and what has no copy left from outside, every GPU for itself.
+MoveCost ExpertLayout::move_all(ExpertPlacement to, std::span<const char> sources) {
+  MoveCost all;
+  all.reloaded.resize(sources.size());
+  for (std::size_t layer = 0; layer < to.size(); ++layer) {
+    to[layer] = mover_.arranged(placement_[layer], std::move(to[layer]));
+    const MoveCost cost = mover_.cost(placement_[layer], to[layer], sources);
+    all.time += cost.time;
+    all.nvlink += cost.nvlink;
+    all.network += cost.network;
+    for (std::size_t rank = 0; rank < all.reloaded.size(); ++rank) {
+      all.reloaded[rank] += cost.reloaded[rank];
+    }
+  }
+  take(std::move(to));
+  return all;
+}
+
+OutageRecord& ExpertLayout::stop(const Outage& outage, Time now) {
+  relocation_.cancel();
+  return recovery_.stop(outage, placement_, now);
+}
+
+Seconds ExpertLayout::make_whole(OutageRecord& record) {
+  if (!recovery_.any_live()) return {};
+  const MoveCost moved = move_all(placed_anew(), recovery_.live());
+  record.moved = moved.nvlink + moved.network;
+  Bytes most{};
+  for (const Bytes bytes : moved.reloaded) {
+    record.reloaded += bytes * experiment_.parallel.moe_tp();
+    most = std::max(most, bytes);
+  }
+  record.stopped = experiment_.failures.detection + moved.time + most / experiment_.failures.reload;
+  return record.stopped;
+}
+
+Seconds ExpertLayout::recover(const Outage& outage, Time now) {
+  relocation_.cancel();
+  const std::vector<char> sources = recovery_.live();
+  const bool starts_anew = !recovery_.any_live();
+  OutageRecord& record = recovery_.end(outage, now);
+  if (starts_anew) {
+    // Every GPU loads all its weights from outside.
+    const Bytes weights =
+        experiment_.memory.weights + experiment_.memory.experts + experiment_.memory.replicas;
+    record.reloaded = weights * experiment_.parallel.gpus();
+    record.stopped_again = weights / experiment_.failures.reload;
+    take(placed_anew());
+    return record.stopped_again;
+  }
+  const MoveCost moved = move_all(placed_anew(), sources);
+  record.moved_back = moved.nvlink + moved.network;
+  record.stopped_again = moved.time;
+  return moved.time;
+}
+
+}  // namespace moesim

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "sim/experiment/experiment.hpp"
+#include "sim/failures/recovery.hpp"
+#include "sim/rebalancing/load_window.hpp"
+#include "sim/rebalancing/relocation.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+/// Where the experts of one EP group stand as it serves: rebalancing and outages move them.
+class ExpertLayout {
+ public:
+  /// The experiment outlives it.
+  explicit ExpertLayout(const Experiment&);
+
+  /// As it stands.
+  const ExpertPlacement& placement() const { return placement_; }
+  /// Over that placement.
+  const PhaseRules& rules() const { return rules_; }
+  /// Of the whole run so far.
+  const RebalancingLog& rebalancing() const { return relocation_.log(); }
+  const std::vector<OutageRecord>& outages() const { return recovery_.outages(); }
+
+  /// The engine stood idle; what travels beside steps has had the links to itself.
+  void pass(Seconds idle);
+  /// Layers whose weights have arrived take their new place.
+  void switch_arrived();
+  /// A priced step of a batch began at `now`; its experts are `tokens_of_expert`, [MoE layers,
+  /// experts], and its rows of the requests named. What is decided after it, and what moves, is
+  /// part of its time.
+  void after_step(const StepBatch&, std::span<const std::uint32_t> request_of_range,
+                  std::span<const std::int32_t> tokens_of_expert, const RowSource&, Time now,
+                  StepCost&);
+
+  /// GPUs stop: weights under way are lost. The record is good until the next ones stop.
+  OutageRecord& stop(const Outage&, Time now);
+  /// Then experts go to the ranks that are up, if there are any. How long the engine stands still.
+  Seconds make_whole(OutageRecord&);
+  /// The last outage of these GPUs ends, and experts move back. How long the engine stands still.
+  Seconds recover(const Outage&, Time now);
+
+ private:
+  void forget_dummies(const StepBatch&, std::span<const std::uint32_t> request_of_range,
+                      std::span<const std::int32_t> tokens_of_expert, const RowSource&);
+  void take(ExpertPlacement);
+  ExpertPlacement placed_anew() const;
+  MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
+
+  const Experiment& experiment_;
+  ExpertPlacement placement_;
+  PhaseRules rules_;
+  Mover mover_;
+  std::unique_ptr<Rebalancer> rebalancer_;  // if the experiment rebalances
+  Relocation relocation_;
+  Recovery recovery_;
+  std::optional<LoadWindow> recent_;       // what experts are placed by after an outage
+  std::int64_t steps_ = 0;                 // that the rebalancer saw
+  std::vector<std::int32_t> real_tokens_;  // [MoE layers, experts], without dummies
+};
+
+}  // namespace moesim

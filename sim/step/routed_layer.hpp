@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "sim/capacity/capacity.hpp"
+#include "sim/token_routing/token_routing.hpp"
+
+namespace moesim {
+
+/// The way of one layer's tokens after the gate: what a capacity lets run, which slots serve it,
+/// and what that is for every GPU. Memory is used again from layer to layer; one per thread.
+class RoutedLayer {
+ public:
+  /// Puts selections to a capacity. `source_gpu` [tokens] is where each token is; `backlog` holds
+  /// the selections of the step before and afterwards those that wait for the next one; `tokens`
+  /// [experts] is overwritten with the selections that run. Answers the problem that is left, good
+  /// until the next call.
+  RoutingProblem limit(const CapacityRule&, const RoutingProblem&,
+                       std::span<const std::int32_t> source_gpu,
+                       std::vector<DelayedSelection>& backlog, std::span<std::int32_t> tokens,
+                       CapacityTally&);
+  /// Where the tokens of the limited problem are, [tokens].
+  std::span<const std::int32_t> source_gpu() const { return choices_.source_gpu; }
+
+  /// Chooses the slots, and adds up what they are for every GPU.
+  void route(const TokenRouter&, const RoutingProblem&, LayerLoad&);
+  /// What was chosen last, [slots].
+  const std::vector<std::int32_t>& tokens_of_slot() const { return tokens_of_slot_; }
+  /// The slot of every selection, [tokens, k], -1 for those that do not run: from the router where
+  /// it needs token rows, else dealt out to the slots in order.
+  std::span<const std::int32_t> slot_of_selection(const TokenRouter&, const RoutingProblem&);
+
+ private:
+  LayerChoices choices_;
+  RoutingScratch scratch_;
+  std::vector<std::int32_t> tokens_of_slot_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""Does a trace that is written as each engine records it, and imported again, come back as the same bytes? And are files
+that were made to harm refused in one line?
+
+  tests/imports.py MOESIM
+
+Plain Python: .npy, .npz, .pt and .safetensors are written here, from what their formats say."""
+import base64, collections, io, json, os, pathlib, pickle, random, struct, subprocess, sys, tempfile, types, zipfile
+
+root = pathlib.Path(__file__).resolve().parents[1]
+moesim = pathlib.Path(sys.argv[1]).resolve()  # also of tests/fuzz/make_corpus, which writes files with what is here
+model_file = root / "models/zoo/deepseek_v2_lite.json"  # a dense layer, then 26 with 64 experts, of which 6
+LAYERS, MOE, EXPERTS, K = 27, 26, 64, 6
+failures = 0
+
+
+def check(holds, what):
+    global failures
+    if not holds:
+        failures += 1
+        print(f"FAILED: {what}")
+
+
+def run(*arguments):
+    return subprocess.run([moesim, *map(str, arguments)], capture_output=True, text=True)
+
+
+def npy(shape, values, code="B", descr="|u1"):
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {tuple(shape)!r}, }}"
+    head += " " * (-(10 + len(head) + 1) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + struct.pack(f"<{len(values)}{code}", *values)
+
+
+def flat(value):
+    return [x for item in value for x in flat(item)] if isinstance(value, list) else [value]
+
+
+# ---- torch.save() without torch: what it pickles are these names, by reference ----
+torch, torch_utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
+
+
+def _rebuild_tensor_v2(*arguments):
+    raise RuntimeError("is only named")
+
+
+_rebuild_tensor_v2.__module__ = "torch._utils"
+torch_utils._rebuild_tensor_v2 = _rebuild_tensor_v2
+for name in ("IntStorage", "LongStorage", "FloatStorage"):
+    setattr(torch, name, type(name, (), {"__module__": "torch", "__qualname__": name}))
+torch._utils = torch_utils
+sys.modules.update({"torch": torch, "torch._utils": torch_utils})
+CODES = {"IntStorage": "i", "LongStorage": "q", "FloatStorage": "f"}
+
+
+class Storage:
+    def __init__(self, kind, values):
+        self.kind, self.values = kind, values
+
+
+class Tensor:
+    def __init__(self, shape, values, kind="IntStorage"):
+        self.shape, self.storage = tuple(shape), Storage(kind, values)
+
+    def __reduce__(self):
+        stride = [1]
+        for extent in reversed(self.shape[1:]):
+            stride.insert(0, stride[0] * extent)
+        return _rebuild_tensor_v2, (self.storage, 0, self.shape, tuple(stride), False, collections.OrderedDict())
+
+
+def save_torch(file, value):
+    storages, out = [], io.BytesIO()
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, thing):
+            if not isinstance(thing, Storage):
+                return None
+            storages.append(thing)
+            return "storage", getattr(torch, thing.kind), str(len(storages) - 1), "cpu", len(thing.values)
+
+    Pickler(out, protocol=2).dump(value)
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("archive/data.pkl", out.getvalue())
+        made.writestr("archive/byteorder", "little")
+        for i, storage in enumerate(storages):
+            made.writestr(f"archive/data/{i}", struct.pack(f"<{len(storage.values)}{CODES[storage.kind]}", *storage.values))
+        made.writestr("archive/version", "3\n")
+
+
+def save_safetensors(file, tensors):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (shape, values) in tensors.items():
+        raw = struct.pack(f"<{len(values)}q", *values)
+        header[name] = {"dtype": "I64", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class Trace:
+    """A native trace: rows[request][row][layer] -> k ids."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        raw = (folder / "topk_ids.npy").read_bytes()
+        ids = raw[10 + struct.unpack("<H", raw[8:10])[0]:]
+        self.requests = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+        row_bytes = MOE * K
+        self.rows = [[[list(ids[r * row_bytes + m * K:r * row_bytes + m * K + K]) for m in range(MOE)]
+                      for r in range(q["row_start"], q["row_start"] + q["num_tokens"])] for q in self.requests]
+
+    def with_dense(self, request):
+        return [[[0] * K] + row for row in self.rows[request]]
+
+
+def import_as(form, work, paths, *options, expected=0):
+    out = work / "imported"
+    subprocess.run(["rm", "-rf", out])
+    done = run("trace", "import", "--from", form, *paths, "--model", model_file, "-o", out, *options)
+    check(done.returncode == expected, f"{form}: exit {done.returncode}: {done.stderr}{done.stdout}")
+    return done, out
+
+
+def same(form, work, trace, paths, *options, says=()):
+    done, out = import_as(form, work, paths, *options)
+    if done.returncode != 0:
+        return
+    for name in ("topk_ids.npy", "requests.jsonl"):
+        check((out / name).read_bytes() == (trace.folder / name).read_bytes(), f"{form} {paths[0].name}: {name} differs")
+    made, was = (json.loads((folder / "meta.json").read_text()) for folder in (out, trace.folder))
+    for key in ("source", "license", "engine", "synthetic"):
+        made.pop(key), was.pop(key)
+    check(made == was, f"{form}: meta.json differs")
+    for word in says:
+        check(word in done.stdout, f"{form} {paths[0].name}: does not say \"{word}\": {done.stdout}")
+
+
+def vllm(work, trace, tags):
+    folder = work / "vllm"
+    folder.mkdir()
+    for i in range(len(trace.rows)):
+        rows = trace.with_dense(i) + ([[[0] * K] * LAYERS] * 2 if i == 1 else [])  # rows that were never written
+        (folder / f"request_{4 * i}.npy").write_bytes(npy((len(rows), LAYERS, K), flat(rows)))
+    native = trace.folder / "requests.jsonl"
+    same("vllm", work, trace, [folder], "--requests", native, says=["1 dense layer", "2 rows of padding"])
+    done, _ = import_as("vllm", work, [folder])
+    check("do not say where their prompt ends" in done.stdout, "vllm: prompts that are not known")
+    answers = work / "vllm.jsonl"
+    with answers.open("w") as out:
+        for i, request in enumerate(trace.requests):
+            coded = base64.b64encode(npy((request["num_tokens"], LAYERS, K), flat(trace.with_dense(i)))).decode()
+            out.write(json.dumps({"id": f"cmpl-{i}", "choices": [{"index": 0, "text": "x", "routed_experts": coded}],
+                                  "usage": {"prompt_tokens": request["prompt_rows"], "completion_tokens": 5}}) + "\n")
+    same("vllm", work, trace, [answers], "--requests", tags)
+
+
+def npz(work, trace, tags):
+    folder = work / "npz"
+    folder.mkdir()
+    for i, request in enumerate(trace.requests):
+        with zipfile.ZipFile(folder / f"{i}.npz", "w", zipfile.ZIP_DEFLATED if i % 2 else zipfile.ZIP_STORED) as made:
+            made.writestr("routed_experts.npy", npy((request["num_tokens"], MOE, K), flat(trace.rows[i]), "H", "<u2"))
+            made.writestr("prompt_token_ids.npy", npy((request["prompt_rows"],), [7] * request["prompt_rows"], "q", "<i8"))
+    same("npz", work, trace, [folder], "--requests", tags)
+
+
+def jsonl(work, trace, native):
+    file = work / "log.jsonl"
+    with file.open("w") as out:
+        for i, rows in enumerate(trace.rows):
+            for layer in range(MOE):  # layer after layer, as a hook sees them
+                for token, row in enumerate(rows):
+                    out.write(json.dumps({"type": "route", "req_id": f"r{i}", "token_idx": token, "layer": layer + 1,
+                                          "topk_ids": row[layer], "topk_weights": [0.1] * K}) + "\n")
+    same("jsonl", work, trace, [file], "--requests", native)
+    lists = work / "lists.jsonl"
+    lists.write_text("".join(json.dumps({"routed_experts": rows, "prompt_tokens": request["prompt_rows"]}) + "\n"
+                             for rows, request in zip(trace.rows, trace.requests)))
+    same("jsonl", work, trace, [lists], "--requests", native)
+
+
+def sglang(work, trace, tags):
+    slots = EXPERTS + 8
+    draw = random.Random(1)
+    holds = [draw.sample(range(EXPERTS), EXPERTS) + draw.sample(range(EXPERTS), 8) for _ in range(LAYERS)]
+    of_expert = [[[s for s in range(slots) if holds[layer][s] == e] for e in range(EXPERTS)] for layer in range(LAYERS)]
+
+    def record(number, mode, tokens, lengths):
+        """tokens: (request, row) of a batch."""
+        ids = [[[-1] * 8 if layer == 0 else
+                [draw.choice(of_expert[layer][e]) for e in trace.rows[q][row][layer - 1]] + [-1] * (8 - K)
+                for q, row in tokens] for layer in range(LAYERS)]
+        counts = [[flat(ids[layer]).count(s) for s in range(slots)] for layer in range(LAYERS)]
+        return {"forward_pass_id": number, "rank": 0, "gatherer_key": "primary", "input_ids": [9] * len(tokens),
+                "positions": [row for _, row in tokens], "extend_seq_lens": lengths, "forward_mode": mode,
+                "topk_ids_of_layer": Tensor((LAYERS, len(tokens), 8), flat(ids)), "misc_objects": [],
+                "global_physical_count": Tensor((LAYERS, slots), flat(counts))}
+
+    records, prompts = [], [q["prompt_rows"] for q in trace.requests]
+    count = len(prompts)
+    # Prompts two at a time, of which the second is cut into two chunks; the second two beside the first two, which decode
+    # (a mixed batch). Then all decode.
+    for first in range(0, count, 2):
+        half = prompts[first + 1] // 2
+        batch = [(first, row) for row in range(prompts[first])] + [(first + 1, row) for row in range(half)]
+        decodes = [(q, prompts[q]) for q in range(first)]
+        records.append(record(len(records), 3 if decodes else 1, batch + decodes, [prompts[first], half] + [1] * len(decodes)))
+        rest = [(first + 1, row) for row in range(half, prompts[first + 1])]
+        records.append(record(len(records), 1, rest, [len(rest)]))
+    done = [prompts[q] + (1 if q < count - 2 else 0) for q in range(count)]
+    while any(done[q] < trace.requests[q]["num_tokens"] for q in range(count)):
+        batch = [(q, done[q]) for q in range(count) if done[q] < trace.requests[q]["num_tokens"]]
+        records.append(record(len(records), 2, batch, None))
+        done = [row + 1 for row in done]
+    placed = Tensor((LAYERS, slots), flat(holds), "LongStorage")
+    file = work / "per_token.pt"
+    save_torch(file, {"records": records, "last_physical_to_logical_map": placed})
+    same("sglang", work, trace, [file], "--requests", tags, says=["physical ids were mapped", "columns beyond"])
+
+    expected = [[[sum(row[layer].count(e) for rows in trace.rows for row in rows) for e in range(EXPERTS)]]
+                for layer in range(MOE)]
+    counted = [{key: value for key, value in one.items() if key in ("forward_pass_id", "rank", "global_physical_count")}
+               for one in records]
+    save_torch(work / "per_pass.pt", {"records": counted, "last_physical_to_logical_map": placed})
+    stat = [[[0] * EXPERTS] + [layer[0] for layer in expected], [[0] * EXPERTS] * LAYERS]  # the second was never filled
+    save_torch(work / "stat.pt", {"rank": 0, "logical_count": Tensor((2, LAYERS, EXPERTS), flat(stat)),
+                                  "average_utilization_rate_over_window": None})
+    for name, steps in (("per_pass.pt", len(records)), ("stat.pt", 1)):
+        done, out = import_as("sglang", work, [work / name])
+        if done.returncode == 0:
+            raw = (out / "expert_counts.npy").read_bytes()
+            values = struct.unpack(f"<{steps * MOE * EXPERTS}q", raw[10 + struct.unpack("<H", raw[8:10])[0]:])
+            sums = [sum(values[s * MOE * EXPERTS + i] for s in range(steps)) for i in range(MOE * EXPERTS)]
+            check(sums == flat(expected), f"{name}: counts differ")
+            done = run("place", "--policy", "eplb", "--load", out / "expert_counts.npy", "--gpus", 8, "-o", work / "p.json")
+            check(done.returncode == 0, f"{name}: place --load: {done.stderr}")
+
+    loads = []
+    for load in (work / "stat.pt", work / "stat.json"):
+        (work / "stat.json").write_text(json.dumps({"logical_count": stat}))
+        done = run("place", "--policy", "eplb", "--load", load, "--gpus", 8, "-o", work / "p.json")
+        check(done.returncode == 0, f"place --load {load.name}: {done.stderr}")
+        loads.append((work / "p.json").read_bytes())
+    check(loads[0] == loads[1], "a stat.pt and the same JSON are placed alike")
+    done = run("place", "--policy", "eplb", "--load", work / "per_pass.pt", "--gpus", 8)
+    check(done.returncode == 2 and "trace import" in done.stderr, f"place --load per_pass.pt: {done.stderr}")
+
+    # Without the map the ids are what --placement says.
+    save_torch(file, {"records": records})
+    (work / "slots.json").write_text(json.dumps({"num_gpus": 8, "num_experts": EXPERTS, "physical_to_logical_map": holds}))
+    same("sglang", work, trace, [file], "--requests", tags, "--placement", work / "slots.json")
+
+    answers = work / "sglang.json"
+    answers.write_text(json.dumps([
+        {"text": "x", "meta_info": {"prompt_tokens": q["prompt_rows"], "completion_tokens": 5, "routed_experts":
+                                    base64.b64encode(struct.pack(f"<{len(ids)}i", *ids)).decode()}}
+        for i, q in enumerate(trace.requests) for ids in [flat(trace.with_dense(i))]]))
+    same("sglang", work, trace, [answers], "--requests", tags)
+
+
+def trtllm(work, trace, native):
+    folder = work / "trtllm"
+    folder.mkdir()
+    (folder / "meta_info.json").write_text(json.dumps({"num_experts": EXPERTS, "num_experts_per_token": K}))
+    save_safetensors(folder / "rank0_raw.safetensors",
+                     {f"{100 + i}_{layer + 1}": ([len(rows), K], flat([row[layer] for row in rows]))
+                      for i, rows in enumerate(trace.rows) for layer in range(MOE)})
+    same("trtllm", work, trace, [folder], "--requests", native)
+    (folder / "rank0_raw.safetensors").unlink()
+    for rank in range(2):
+        save_safetensors(folder / f"rank{rank}.safetensors", {f"100_{layer + 1}": ([EXPERTS], [rank + layer] * EXPERTS)
+                                                              for layer in range(MOE)})
+    done, out = import_as("trtllm", work, [folder])
+    if done.returncode == 0:
+        raw = (out / "expert_counts.npy").read_bytes()
+        values = struct.unpack(f"<{MOE * EXPERTS}q", raw[10 + struct.unpack("<H", raw[8:10])[0]:])
+        check(list(values) == [2 * (i // EXPERTS) + 1 for i in range(MOE * EXPERTS)], "trtllm: counts differ")
+
+
+def hf(work, trace, native):
+    folder = work / "hf"
+    folder.mkdir()
+    for i, rows in enumerate(trace.rows):
+        layers = []
+        for layer in range(MOE):
+            logits = [0.0] * (len(rows) * EXPERTS)
+            for token, row in enumerate(rows):
+                for place, expert in enumerate(row[layer]):
+                    logits[token * EXPERTS + expert] = 8.0 - place
+            layers.append(logits)
+        if i == 0:
+            (folder / "0.npy").write_bytes(npy((MOE, len(rows), EXPERTS), flat(layers), "f", "<f4"))
+        elif i == 1:
+            with zipfile.ZipFile(folder / "1.npz", "w", zipfile.ZIP_DEFLATED) as made:
+                for layer, logits in enumerate(layers):
+                    made.writestr(f"arr_{layer}.npy", npy((len(rows), EXPERTS), logits, "e", "<f2"))
+        else:
+            save_torch(folder / f"{i}.pt", {"router_logits": tuple(Tensor((len(rows), EXPERTS), logits, "FloatStorage")
+                                                                   for logits in layers)})
+    same("hf", work, trace, [folder], "--requests", native)
+
+
+def bench(work):
+    """A result of `vllm bench serve` that measured 10 % more of everything than is predicted."""
+    config = root / "configs/quick.json"
+    metrics = json.loads(run("run", config, "--json").stdout)["metrics"]
+    result = {key: value * 1.1 for key, value in metrics.items() if key.endswith("_ms") or key.endswith("_throughput")}
+    file = work / "bench.json"
+    file.write_text(json.dumps({"date": "20260101-000000", "model_id": "x", "request_rate": "inf", **result}))
+    done = run("validate", "--bench", file, "--config", config, "--json")
+    rows = json.loads(done.stdout)["metrics"] if done.returncode == 0 else {}
+    check({"median_ttft_ms", "p99_tpot_ms", "mean_itl_ms", "output_throughput"} <= rows.keys(), f"bench: {done.stderr}")
+    check(all(abs(row["error_pct"] + 100 / 11) < 1e-6 for row in rows.values()), "bench: errors are not -9.09 %")
+    result["output_throughput"] *= 2
+    file.write_text(json.dumps(result))
+    done = run("validate", "--bench", file, "--config", config)
+    check("the workloads differ" in done.stdout, f"bench: other outputs are not said: {done.stdout}")
+    file.write_text('{"mean_latency": 3}')
+    done = run("validate", "--bench", file, "--config", config)
+    check(done.returncode == 2 and "vllm bench serve" in done.stderr, f"bench: a file of something else: {done.stderr}")
+
+
+def refused(work, name, form, content, *words):
+    file = work / name
+    file.write_bytes(content)
+    done, out = import_as(form, work, [file], expected=2)
+    lines = done.stderr.strip().splitlines()
+    check(len(lines) == 1 and not out.exists(), f"{name}: {len(lines)} lines: {done.stderr[:300]}")
+    for word in words:
+        check(word in done.stderr, f"{name}: does not say \"{word}\": {done.stderr}")
+
+
+def hostile(work, trace):
+    def zipped(members, packing=zipfile.ZIP_STORED):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", packing) as made:
+            for name, content in members.items():
+                made.writestr(name, content)
+        return out.getvalue()
+
+    class Code:
+        def __reduce__(self):
+            return os.system, (f"touch {work}/was_run",)
+
+    for protocol in (2, 4):
+        refused(work, "code.pt", "sglang", zipped({"archive/data.pkl": pickle.dumps(Code(), protocol)}), "posix.system", "is not run")
+    for text in (b"cbuiltins\neval\n(X\x01\0\0\0xtR.", b"c__builtin__\ngetattr\n.", b"\x80\x02(X\x01\0\0\0xios\nsystem\n.", b"\x80\x02}b."):
+        refused(work, "opcodes.pt", "sglang", zipped({"archive/data.pkl": text}))
+    check(not (work / "was_run").exists(), "a pickle's code was run")
+    whole = (work / "per_token.pt").read_bytes()
+    for length in (1, 4, 100, len(whole) // 2, len(whole) - 1):
+        refused(work, "short.pt", "sglang", whole[:length])
+    refused(work, "empty.pt", "sglang", b"")
+    refused(work, "bomb.pt", "sglang", zipped({"archive/data.pkl": bytes(100 << 20)}, zipfile.ZIP_DEFLATED), "would unpack to")
+    refused(work, "bomb.npz", "npz", zipped({"routed_experts.npy": bytes(100 << 20)}, zipfile.ZIP_DEFLATED), "would unpack to")
+    # One storage of four numbers, and a tensor that says it has a million.
+    lying = Tensor((1000, 1000), [0] * 4)
+    save_torch(work / "lying.pt", {"rank": 0, "logical_count": lying})
+    refused(work, "lying.pt", "sglang", (work / "lying.pt").read_bytes(), "beyond its storage")
+    refused(work, "junk.safetensors", "trtllm", b"\xff" * 40, "no .safetensors")
+    refused(work, "text.npy", "vllm", b"not numpy", "not an .npy")
+    refused(work, "layers.npy", "vllm", npy((1, 46, K), [0] * 46 * K), "46 layers", "27", "26")
+    refused(work, "twice.npy", "vllm", npy((1, MOE, K), [1, 1, 2, 3, 4, 5] * MOE), "expert 1 twice", "row 0, layer 1")
+    refused(work, "beyond.npy", "vllm", npy((1, MOE, K), [1, 64, 2, 3, 4, 5] * MOE), "ids are 0 to 63")
+    refused(work, "dense.npy", "vllm", npy((1, LAYERS, K), [0, 1, 2, 3, 4, 5] * LAYERS), "dense")
+    refused(work, "base.json", "vllm", b'{"choices": [{"routed_experts": "?!"}]}', "no base64")
+    refused(work, "none.json", "vllm", b'{"choices": [{"text": "x"}]}', "routed_experts")
+    done = run("trace", "import", "--from", "vlm", work, "--model", model_file, "-o", work / "x")
+    check(done.returncode == 2 and "one of: vllm" in done.stderr, f"a form that is none: {done.stderr}")
+
+
+def main():
+    with tempfile.TemporaryDirectory(prefix="moesim-import-") as folder:
+        work = pathlib.Path(folder)
+        gating = {"type": "topical", "requests": 4, "prompt_rows": 6, "decode_rows": 5}
+        made = run("trace", "generate", "--model", model_file, "--gating", json.dumps(gating), "-o", work / "native")
+        if made.returncode != 0:
+            sys.exit(f"no trace: {made.stderr}")
+        trace = Trace(work / "native")
+        native, tags = work / "native/requests.jsonl", work / "tags.jsonl"
+        tags.write_text("".join(json.dumps({"workload": request["workload"]}) + "\n" for request in trace.requests))
+        vllm(work, trace, tags)
+        npz(work, trace, tags)
+        jsonl(work, trace, native)
+        sglang(work, trace, tags)
+        trtllm(work, trace, native)
+        hf(work, trace, native)
+        hostile(work, trace)
+        bench(work)
+    print(f"{failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

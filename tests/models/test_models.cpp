@@ -1,0 +1,1007 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does a model read from its file hold the parameters, bytes and operations that its authors and a
+// pencil say it does?
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "hardware/rng.hpp"
+#include "models/memory.hpp"
+#include "models/moe_model.hpp"
+#include "models/step_ops.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+using test::config;
+using test::config_error;
+using test::WithinAbs;
+using test::WithinRel;
+
+MoeModel zoo(const std::string& name) {
+  return read_model(
+      ConfigNode::from_file(test::source_dir() / "models" / "zoo" / (name + ".json")));
+}
+
+// A GPU whose kernels start at once and reach their peaks: 1 TB/s, 1 TFLOP/s in bf16, 2 in fp8.
+GpuSpec plain_gpu() {
+  GpuSpec gpu;
+  gpu.name = "plain";
+  gpu.sms = 1;
+  gpu.hbm_capacity = Bytes(1e12);
+  gpu.hbm_bandwidth = BytesPerSecond(1e12);
+  gpu.l2_capacity = Bytes(1e12);
+  gpu.l2_bandwidth = BytesPerSecond(1e18);
+  gpu.smem_per_sm = Bytes(1e6);
+  gpu.smem_bandwidth = BytesPerSecond(1e18);
+  gpu.dense_peak = {{Precision::bf16, FlopsPerSecond(1e12)},
+                    {Precision::fp8, FlopsPerSecond(2e12)}};
+  for (const KernelFamily family :
+       {KernelFamily::grouped_gemm, KernelFamily::gemm, KernelFamily::attention_decode,
+        KernelFamily::attention_prefill, KernelFamily::mla_decode, KernelFamily::memory}) {
+    gpu.kernels[family] = {.launch = Seconds(0),
+                           .bandwidth_share = 1,
+                           .peak_share = {{Precision::bf16, 1.0}},
+                           .source = ""};
+  }
+  return gpu;
+}
+
+const Operation& find(const std::vector<Operation>& operations, std::string_view name) {
+  const auto found = std::find_if(operations.begin(), operations.end(),
+                                  [&](const Operation& op) { return op.name == name; });
+  REQUIRE(found != operations.end());
+  return *found;
+}
+
+std::vector<Operation> attention(const MoeModel& model, const ParallelPlan& plan,
+                                 std::vector<SequenceWork> sequences,
+                                 const PrecisionPlan& precision = {}) {
+  double tokens = 0;
+  for (const SequenceWork& sequence : sequences) tokens += sequence.new_tokens;
+  std::vector<Operation> out;
+  attention_operations(model, plan, precision, tokens,
+                       attention_work(sequences, model.layers.front()), plain_gpu(), out);
+  return out;
+}
+
+// ---- the zoo ----
+
+struct Published {
+  std::string file;
+  double total;  // as the authors write it
+  double active;
+  double last_digit;    // the unit of the last digit of `active`
+  double not_modelled;  // in their total, but no part of generating text
+};
+
+// Total within 1 %; active within 3 % or half a unit of its last digit. Which embeddings count as
+// active is the authors' choice and stands in the file as "active_counts"; gpt-oss and GLM-4.5
+// state their rule, for the others it is the one that fits their figure:
+//   both tables  Qwen3, Qwen3.5, Mixtral, Llama, OLMoE
+//   LM head      DeepSeek, Kimi, gpt-oss, MiniMax, Arctic
+//   neither      GLM, Qwen3-Next
+const std::vector<Published>& published() {
+  static const std::vector<Published> table{
+      {"qwen3_30b_a3b", 30.5e9, 3.3e9, 1e8, 0},
+      {"qwen3_235b_a22b", 235e9, 22e9, 1e9, 0},
+      {"qwen3_coder_480b", 480e9, 35e9, 1e9, 0},
+      {"deepseek_v3", 671e9, 37e9, 1e9, 0},
+      {"deepseek_v2_lite", 15.7e9, 2.4e9, 1e8, 0},
+      {"kimi_k2", 1026.5e9, 32e9, 1e9, 0},
+      {"mixtral_8x7b", 46.7e9, 12.9e9, 1e8, 0},
+      {"mixtral_8x22b", 141e9, 39e9, 1e9, 0},
+      {"gpt_oss_20b", 20.91e9, 3.61e9, 1e7, 0},
+      {"gpt_oss_120b", 116.83e9, 5.13e9, 1e7, 0},
+      {"minimax_m2_5", 230e9, 10e9, 1e9, 0},
+      {"arctic", 480e9, 17e9, 1e9, 0},
+      {"glm_4_5_air", 106e9, 12e9, 1e9, 0},
+      {"llama_4_scout", 109e9, 17e9, 1e9, 0.87e9},  // the vision encoder
+      {"olmoe_1b_7b", 6.9e9, 1.3e9, 1e8, 0},
+      {"llama_3_1_8b", 8.03e9, 8.03e9, 1e7, 0},
+      {"llama_3_3_70b", 70.6e9, 70.6e9, 1e8, 0},
+      {"qwen3_32b", 32.8e9, 32.8e9, 1e8, 0},
+      {"kimi_k2_5", 1026.5e9, 32e9, 1e9, 0},
+      {"llama_4_maverick", 400e9, 17e9, 1e9, 0},
+      {"qwen3_5_397b_a17b", 397e9, 17e9, 1e9, 0},
+      {"qwen3_next_80b_a3b", 80e9, 3e9, 1e9, 0},
+      {"glm_5", 744e9, 40e9, 1e9, 0},
+      {"deepseek_v3_2", 671e9, 37e9, 1e9, 0},
+  };
+  return table;
+}
+
+TEST_CASE("every model of the zoo has the parameters its authors publish") {
+  for (const Published& row : published()) {
+    CAPTURE(row.file);
+    const MoeModel model = zoo(row.file);
+    CHECK(model.published_total == row.total);
+    CHECK(model.published_active == row.active);
+    CHECK_FALSE(model.source.empty());
+    CHECK_THAT(count_parameters(model).total + row.not_modelled, WithinRel(row.total, 0.01));
+    CHECK_THAT(active_as_published(model),
+               WithinAbs(row.active, std::max(0.03 * row.active, row.last_digit / 2)));
+  }
+}
+
+TEST_CASE("the table of published parameters names every file of the zoo") {
+  std::set<std::string> listed;
+  for (const Published& row : published()) listed.insert(row.file + ".json");
+  std::set<std::string> files;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(test::source_dir() / "models" / "zoo"))
+    files.insert(entry.path().filename().string());
+  CHECK(files == listed);
+}
+
+TEST_CASE(
+    "a dense layer and a shared expert are counted once, routed experts k times when active") {
+  // hidden 4, vocabulary 10, 2 heads of 2 with 1 KV head: attention 4*(2*4 + 2*2) = 48, norms 8.
+  // MoE layer: gate 4*6, experts of 3*4*5 = 60, shared 3*4*3 = 36. Dense layer: 3*4*7 = 84.
+  // everywhere = 2*(48 + 8) + 24 + 36 + 84 + 4 (final norm) = 260.
+  const MoeModel model = read_model(config(R"({
+    "name": "tiny", "source": "made up", "hidden": 4, "vocabulary": 10, "tied_embeddings": false,
+    "attention": {"query_heads": 2, "kv_heads": 1, "head_dim": 2},
+    "experts": {"count": 6, "per_token": 2, "width": 5, "shared_width": 3}, "dense_width": 7,
+    "layers": [{"repeat": 1, "pattern": [{"ffn": "dense"}, {"ffn": "moe"}]}]})"));
+  CHECK(count_parameters(model).total == 260 + 6 * 60 + 2 * 40);
+  CHECK(count_parameters(model).active == 260 + 2 * 60 + 40);
+}
+
+// ---- HuggingFace files ----
+
+// What the zoo adds to a config.json.
+MoeModel without_origin(MoeModel model) {
+  model.name = model.source = "";
+  model.published_total = model.published_active = 0;
+  model.published_counts = ActiveCounts::lm_head;
+  return model;
+}
+
+struct Twin {
+  std::string file;
+  std::string config_json;
+};
+
+TEST_CASE("a HuggingFace config.json reads as the same model as the zoo's file") {
+  const auto twin = GENERATE(
+      Twin{"qwen3_30b_a3b", R"({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 6144, "max_window_layers": 48, "mlp_only_layers": [],
+        "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "rope_scaling": null,
+        "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false,
+        "vocab_size": 151936})"},
+      Twin{"deepseek_v3", R"({"architectures": ["DeepseekV3ForCausalLM"], "ep_size": 1,
+        "first_k_dense_replace": 3, "hidden_size": 7168, "intermediate_size": 18432,
+        "kv_lora_rank": 512, "model_type": "deepseek_v3", "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256, "n_shared_experts": 1,
+        "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61,
+        "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "scoring_func": "sigmoid",
+        "tie_word_embeddings": false, "topk_group": 4, "v_head_dim": 128, "vocab_size": 129280,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})"},
+      Twin{"deepseek_v2_lite", R"({"architectures": ["DeepseekV2ForCausalLM"],
+        "first_k_dense_replace": 1, "hidden_size": 2048, "intermediate_size": 10944,
+        "kv_lora_rank": 512, "model_type": "deepseek_v2", "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+        "num_attention_heads": 16, "num_experts_per_tok": 6, "num_hidden_layers": 27,
+        "num_key_value_heads": 16, "q_lora_rank": null, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128,
+        "vocab_size": 102400})"},
+      Twin{"kimi_k2", R"({"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": 1,
+        "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512,
+        "model_type": "kimi_k2", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 1,
+        "n_routed_experts": 384, "n_shared_experts": 1, "num_attention_heads": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": 1,
+        "v_head_dim": 128, "vocab_size": 163840})"},
+      Twin{"mixtral_8x7b", R"({"architectures": ["MixtralForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 14336, "model_type": "mixtral", "num_attention_heads": 32,
+        "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_local_experts": 8, "sliding_window": null, "tie_word_embeddings": false,
+        "vocab_size": 32000})"},
+      Twin{"gpt_oss_20b", R"({"architectures": ["GptOssForCausalLM"], "attention_bias": true,
+        "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880, "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention",
+          "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+          "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+          "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+          "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+          "full_attention", "sliding_attention", "full_attention", "sliding_attention",
+          "full_attention"],
+        "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4,
+        "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "sliding_window": 128, "tie_word_embeddings": false, "vocab_size": 201088,
+        "quantization_config": {"quant_method": "mxfp4"}})"},
+      Twin{"glm_4_5_air", R"({"architectures": ["Glm4MoeForCausalLM"], "attention_bias": true,
+        "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,
+        "intermediate_size": 10944, "model_type": "glm4_moe", "moe_intermediate_size": 1408,
+        "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "num_attention_heads": 96,
+        "num_experts_per_tok": 8, "num_hidden_layers": 46, "num_key_value_heads": 8,
+        "num_nextn_predict_layers": 1, "topk_group": 1, "vocab_size": 151552})"},
+      Twin{"llama_4_scout", R"({"architectures": ["Llama4ForConditionalGeneration"],
+        "model_type": "llama4", "vision_config": {"hidden_size": 1408}, "text_config": {
+        "attention_chunk_size": 8192, "head_dim": 128, "hidden_size": 5120,
+        "interleave_moe_layer_step": 1, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+        "model_type": "llama4_text", "no_rope_layers": [], "num_attention_heads": 40,
+        "num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8,
+        "num_local_experts": 16, "tie_word_embeddings": false, "vocab_size": 202048}})"},
+      Twin{"minimax_m2_5", R"({"architectures": ["MiniMaxM2ForCausalLM"], "head_dim": 128,
+        "hidden_size": 3072, "intermediate_size": 1536, "model_type": "minimax_m2",
+        "num_attention_heads": 48, "num_experts_per_tok": 8, "num_hidden_layers": 62,
+        "num_key_value_heads": 8, "num_local_experts": 256, "num_mtp_modules": 3,
+        "shared_intermediate_size": 0, "use_mtp": true, "vocab_size": 200064})"},
+      Twin{"olmoe_1b_7b", R"({"architectures": ["OlmoeForCausalLM"], "hidden_size": 2048,
+        "intermediate_size": 1024, "model_type": "olmoe", "num_attention_heads": 16,
+        "num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16,
+        "num_key_value_heads": 16, "vocab_size": 50304})"},
+      Twin{"arctic", R"({"architectures": ["ArcticForCausalLM"], "hidden_size": 7168,
+        "intermediate_size": 4864, "model_type": "arctic", "moe_layer_frequency": 1,
+        "num_attention_heads": 56, "num_experts_per_tok": 2, "num_hidden_layers": 35,
+        "num_key_value_heads": 8, "num_local_experts": 128, "parallel_attn_mlp_res": true,
+        "sliding_window": null, "use_residual": true, "vocab_size": 32000})"});
+  CAPTURE(twin.file);
+  CHECK(without_origin(read_model(config(twin.config_json))) == without_origin(zoo(twin.file)));
+}
+
+Json qwen3_moe() {
+  return Json::parse(R"({"model_type": "qwen3_moe", "hidden_size": 64, "vocab_size": 100,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "intermediate_size": 128, "decoder_sparse_step": 1, "mlp_only_layers": []})");
+}
+
+std::vector<bool> moe_pattern(const MoeModel& model) {
+  std::vector<bool> pattern;
+  for (const LayerSpec& layer : model.layers) pattern.push_back(layer.moe);
+  return pattern;
+}
+
+TEST_CASE("interleaved dense layers stand where the HuggingFace keys put them") {
+  Json json = qwen3_moe();
+  json["decoder_sparse_step"] = 2;
+  CHECK(moe_pattern(read_model(config(json.dump()))) ==
+        std::vector<bool>{false, true, false, true});
+  json["mlp_only_layers"] = {3};
+  const MoeModel model = read_model(config(json.dump()));
+  CHECK(moe_pattern(model) == std::vector<bool>{false, true, false, false});
+  CHECK(model.dense_width == 128);
+
+  // Llama-4-Maverick: experts in every second layer, the first is dense.
+  const MoeModel maverick = read_model(config(R"({"model_type": "llama4_text", "hidden_size": 5120,
+    "vocab_size": 202048, "num_hidden_layers": 4, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 128, "num_experts_per_tok": 1,
+    "intermediate_size": 8192, "intermediate_size_mlp": 16384, "interleave_moe_layer_step": 2,
+    "attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0]})"));
+  CHECK(moe_pattern(maverick) == std::vector<bool>{false, true, false, true});
+  CHECK(maverick.dense_width == 16384);
+  CHECK(maverick.layers[2] == LayerSpec{.window = 8192, .chunked = true, .moe = false});
+  CHECK(maverick.layers[3] == LayerSpec{.window = 0, .chunked = false, .moe = true});
+}
+
+TEST_CASE("windows follow layer_types, or the architecture's own rule without them") {
+  Json json = qwen3_moe();
+  json["sliding_window"] = 256;
+  json["use_sliding_window"] = false;
+  CHECK(read_model(config(json.dump())).layers.back().window == 0);
+  json["use_sliding_window"] = true;
+  json["max_window_layers"] = 3;
+  CHECK(read_model(config(json.dump())).layers[2].window == 0);
+  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3";  // dense, by the same rule
+  CHECK(read_model(config(json.dump())).layers[2].window == 0);
+  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  json["model_type"] = "qwen3_moe";
+  json["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
+  CHECK(read_model(config(json.dump())).layers[0].window == 256);
+  CHECK(read_model(config(json.dump())).layers[3].window == 0);
+  json["layer_types"][1] = "linear_attention";
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains(
+                 "/layer_types/1: linear attention of this architecture is not modelled"));
+  json["layer_types"] = {"full_attention", "full_attention"};
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains("/layer_types: expected one entry per layer (4), found 2"));
+}
+
+TEST_CASE("Llama 4 says layer by layer where its chunks are, or every how many layers not") {
+  Json json = Json::parse(R"({"model_type": "llama4_text", "hidden_size": 64, "vocab_size": 100,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_local_experts": 8, "num_experts_per_tok": 1, "intermediate_size": 32,
+    "attention_chunk_size": 128, "no_rope_layers": [1, 0, 1, 1]})");
+  const auto chunked = [&] {
+    std::vector<bool> layers;
+    for (const LayerSpec& layer : read_model(config(json.dump())).layers)
+      layers.push_back(layer.chunked);
+    return layers;
+  };
+  CHECK(chunked() == std::vector<bool>{true, false, true, true});
+  json["no_rope_layers"] = {1, 0, 1};
+  CHECK_THAT(
+      config_error([&] { chunked(); }),
+      Catch::Matchers::Contains("/no_rope_layers: expected one entry per layer (4), found 3"));
+  json.erase("no_rope_layers");
+  CHECK(chunked() == std::vector<bool>{true, true, true, false});
+  json["no_rope_layer_interval"] = 2;
+  CHECK(chunked() == std::vector<bool>{true, false, true, false});
+}
+
+TEST_CASE("a dense model has no experts and reads like any other") {
+  // Llama-3.1-8B: 8.03 B parameters.
+  const MoeModel llama = read_model(config(R"({"architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096, "intermediate_size": 14336, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "tie_word_embeddings": false, "vocab_size": 128256})"));
+  CHECK(llama.moe_layers() == 0);
+  CHECK(llama.attention.head_dim == 128);
+  CHECK_THAT(count_parameters(llama).total, WithinRel(8.03e9, 0.001));
+  // Mistral-7B-v0.1: 7.24 B, every layer looks back 4,096 tokens.
+  const MoeModel mistral = read_model(config(R"({"architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096, "intermediate_size": 14336, "model_type": "mistral",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+    "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000})"));
+  CHECK_THAT(count_parameters(mistral).total, WithinRel(7.24e9, 0.001));
+  for (const LayerSpec& layer : mistral.layers)
+    CHECK(layer == LayerSpec{.window = 4096, .chunked = false, .moe = false});
+  // Qwen3-8B: 8.19 B, a window that is not used.
+  const MoeModel qwen = read_model(config(R"({"architectures": ["Qwen3ForCausalLM"],
+    "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36,
+    "model_type": "qwen3", "num_attention_heads": 32, "num_hidden_layers": 36,
+    "num_key_value_heads": 8, "sliding_window": null, "tie_word_embeddings": false,
+    "use_sliding_window": false, "vocab_size": 151936})"));
+  CHECK_THAT(count_parameters(qwen).total, WithinRel(8.19e9, 0.001));
+  for (const LayerSpec& layer : qwen.layers)
+    CHECK(layer == LayerSpec{.window = 0, .chunked = false, .moe = false});
+}
+
+TEST_CASE("a config.json without a model type is known by its architecture") {
+  Json json = qwen3_moe();
+  const MoeModel by_type = read_model(config(json.dump()));
+  json.erase("model_type");
+  json["architectures"] = {"Unheard", "Qwen3MoeForCausalLM"};
+  CHECK(without_origin(read_model(config(json.dump()))) == without_origin(by_type));
+  json["architectures"] = {"Unheard"};
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains("unknown architecture \"Unheard\""));
+}
+
+TEST_CASE("a config.json is named as it says, else as its file, else as its folder") {
+  const auto name_of = [](const Json& json, const char* file) {
+    return read_model(ConfigNode(json, file)).name;
+  };
+  Json json = qwen3_moe();
+  CHECK(name_of(json, "/models/small/config.json") == "small");
+  CHECK(name_of(json, "/models/small.json") == "small");
+  json["_name_or_path"] = "";
+  CHECK(name_of(json, "/models/small.json") == "small");
+  json["_name_or_path"] = "Qwen/Tiny";
+  CHECK(name_of(json, "/models/small/config.json") == "Qwen/Tiny");
+}
+
+TEST_CASE("models with linear or sparse attention read from their config.json as from the zoo") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const auto hf = [](const char* folder) {
+    return read_model(
+        ConfigNode::from_file(test::shared_dir() / "data/models" / folder / "config.json"));
+  };
+  const auto same = [](const MoeModel& a, const MoeModel& b) {
+    CHECK(a.attention == b.attention);
+    CHECK(a.linear == b.linear);
+    CHECK(a.layers == b.layers);
+    CHECK(count_parameters(a).total == count_parameters(b).total);
+  };
+  same(hf("Qwen--Qwen3-Next-80B-A3B-Instruct"), zoo("qwen3_next_80b_a3b"));
+  same(hf("deepseek-ai--DeepSeek-V3.2"), zoo("deepseek_v3_2"));
+  same(hf("nvidia--GLM-5-NVFP4"), zoo("glm_5"));
+  same(hf("moonshotai--Kimi-K2.5"), zoo("kimi_k2_5"));
+  same(hf("meta-llama--Llama-4-Maverick-17B-128E-Instruct"), zoo("llama_4_maverick"));
+  const MoeModel qwen = hf("Qwen--Qwen3.5-122B-A10B");
+  CHECK(qwen.linear_layers() == 36);
+  CHECK_THAT(count_parameters(qwen).total, WithinRel(122e9, 0.01));
+}
+
+// config.json of 40 models of this year, and what their authors say of their parameters.
+struct OfThisYear {
+  std::string folder;
+  double published = 0;   // 0: not said to the percent
+  std::string refused{};  // why
+};
+
+TEST_CASE("the models of this year are read from their config.json, or refused with the reason") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  const std::string v4 = "compressed attention (\"compress_ratios\") is not modelled";
+  const std::vector<OfThisYear> models{{"MiniMaxAI--MiniMax-M2.5", 230e9},
+                                       {"MiniMaxAI--MiniMax-M3"},
+                                       {"Qwen--Qwen3-235B-A22B", 235e9},
+                                       {"Qwen--Qwen3-235B-A22B-FP8", 235e9},
+                                       {"Qwen--Qwen3-Next-80B-A3B-Instruct", 80e9},
+                                       {"Qwen--Qwen3-VL-235B-A22B-Instruct", 235e9},
+                                       {"Qwen--Qwen3.5-122B-A10B", 122e9},
+                                       {"Snowflake--snowflake-arctic-instruct", 480e9},
+                                       {"XiaomiMiMo--MiMo-V2-Flash", 309e9},
+                                       {"ai21labs--AI21-Jamba-1.5-Mini", 51.6e9},
+                                       {"allenai--OLMoE-1B-7B-0924", 6.9e9},
+                                       {"baidu--ERNIE-4.5-21B-A3B-PT", 21.8e9},
+                                       {"databricks--dbrx-instruct", 132e9},
+                                       {"deepseek-ai--DeepSeek-R1", 671e9},
+                                       {"deepseek-ai--DeepSeek-V3.2", 671e9},
+                                       {"deepseek-ai--DeepSeek-V4-Flash", 0, v4},
+                                       {"google--gemma-4-26B-A4B", 25.2e9},
+                                       {"ibm-granite--granite-3.1-3b-a800m-instruct", 3.3e9},
+                                       {"inclusionAI--Ling-flash-2.0"},
+                                       {"meta-llama--Llama-4-Maverick-17B-128E-Instruct", 400e9},
+                                       {"microsoft--Phi-3.5-MoE-instruct", 41.9e9},
+                                       {"mistralai--Mixtral-8x22B-v0.1", 141e9},
+                                       {"moonshotai--Kimi-K2-Instruct", 1026.5e9},
+                                       {"moonshotai--Kimi-K2.5", 1026.5e9},
+                                       {"moonshotai--Kimi-K3"},
+                                       {"nvidia--GLM-5-NVFP4", 744e9},
+                                       {"nvidia--Gemma-4-26B-A4B-NVFP4", 25.2e9},
+                                       {"nvidia--Kimi-K2.5-NVFP4", 1026.5e9},
+                                       {"nvidia--MiniMax-M3-NVFP4"},
+                                       {"nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 31.6e9},
+                                       {"nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4", 31.6e9},
+                                       {"nvidia--Qwen3.5-122B-A10B-NVFP4", 122e9},
+                                       {"openai--gpt-oss-120b", 116.83e9},
+                                       {"rednote--dots.llm1.inst", 142e9},
+                                       {"sgl-project--DeepSeek-V4-Flash-FP8", 0, v4},
+                                       {"stepfun-ai--Step-3.7-Flash"},
+                                       {"stepfun-ai--Step-3.7-Flash-FP8"},
+                                       {"tencent--Hunyuan-A13B-Instruct", 80.4e9},
+                                       {"zai-org--GLM-4.5-Air", 106e9},
+                                       {"zai-org--GLM-5.1", 744e9}};
+  for (const OfThisYear& row : models) {
+    CAPTURE(row.folder);
+    const std::filesystem::path file =
+        test::shared_dir() / "data/models" / row.folder / "config.json";
+    if (!row.refused.empty()) {
+      const std::string error =
+          test::config_error([&] { read_model(ConfigNode::from_file(file)); });
+      CHECK_THAT(error, Catch::Matchers::Contains(row.refused));
+      continue;
+    }
+    const MoeModel model = read_model(ConfigNode::from_file(file));
+    CHECK(model.experts > 0);
+    INFO(count_parameters(model).total);
+    if (row.published > 0)
+      CHECK_THAT(count_parameters(model).total, WithinRel(row.published, 0.01));
+  }
+}
+
+TEST_CASE("layers with a window may have heads of their own, and cache by them") {
+  // hidden 8. Full: 4 heads of 6 with values of 2, 1 KV head: 8 * (4 * (6 + 2) + 6 + 2) = 320.
+  // Sliding: 2 KV heads: 8 * (4 * 8 + 2 * 8) = 384. Cached: 8 and 16 numbers.
+  const MoeModel model = read_model(config(R"({
+    "name": "tiny", "source": "made up", "hidden": 8, "vocabulary": 10, "tied_embeddings": false,
+    "attention": {"query_heads": 4, "kv_heads": 1, "head_dim": 6, "v_dim": 2},
+    "local_attention": {"query_heads": 4, "kv_heads": 2, "head_dim": 6, "v_dim": 2},
+    "experts": {"count": 4, "per_token": 2, "width": 5},
+    "layers": [{"repeat": 2, "pattern": [{"ffn": "moe", "window": 16}, {"ffn": "moe"}]}]})"));
+  CHECK(mixer_parameters(model, model.layers[0]) == 384);
+  CHECK(mixer_parameters(model, model.layers[1]) == 320);
+  CHECK(kv_bytes_per_token(model, {}, {}) == Bytes((2 * 8 + 2 * 16) * 2));
+  AttentionSpec unprojected = model.attention;
+  unprojected.values_are_keys = true;
+  CHECK(attention_parameters(unprojected, 8) == 320 - 8 * 2);
+  CHECK(kv_elements(unprojected, 1) == 8);
+}
+
+TEST_CASE("state space layers keep a state and have parameters as their papers say") {
+  // Mamba-2, 4 heads of 8, 2 groups of 16: x, z, B, C, dt of 6: 6 * (2*32 + 2*32 + 2*4) +
+  // convolution (2*32 + 32) * 4 + 2*4 + 8 + out 32 * 6.
+  LinearAttentionSpec mamba2{.key_heads = 2,
+                             .key_dim = 16,
+                             .value_heads = 4,
+                             .value_dim = 8,
+                             .convolution = 4,
+                             .delta = false};
+  CHECK(linear_attention_parameters(mamba2, 6) == 6 * 132 + 96 * 4 + 2 * 4 + 8 + 192);
+  CHECK(linear_state(mamba2, 1).recurrent == 4 * 8 * 16);
+  // Mamba, 12 channels, state 5, step of rank 3, hidden 6: 6 * 24 + 12 * (3 + 10) + 3 * 12 +
+  // 12 * 5 + 12 * 4 + 12 * 6.
+  LinearAttentionSpec mamba{.key_heads = 1,
+                            .key_dim = 5,
+                            .value_heads = 12,
+                            .value_dim = 1,
+                            .convolution = 4,
+                            .delta = false,
+                            .step_rank = 3};
+  CHECK(linear_attention_parameters(mamba, 6) == 144 + 156 + 36 + 60 + 48 + 72);
+  CHECK(linear_state(mamba, 1).recurrent == 60);
+  CHECK(linear_state(mamba, 1).convolution == 36);
+  CHECK(linear_state(mamba, 3).recurrent == 20);
+}
+
+TEST_CASE("latent experts see a projection of the hidden state") {
+  const MoeModel model = read_model(config(R"({
+    "name": "tiny", "source": "made up", "hidden": 8, "vocabulary": 10, "tied_embeddings": false,
+    "attention": {"query_heads": 2, "kv_heads": 1, "head_dim": 4},
+    "experts": {"count": 4, "per_token": 2, "width": 5, "hidden": 3},
+    "layers": [{"repeat": 1, "pattern": [{"ffn": "moe"}, {"ffn": "none"}]}]})"));
+  CHECK(expert_parameters(model) == 3 * 3 * 5);
+  CHECK(gate_parameters(model) == 8 * 4 + 2 * 8 * 3);
+  CHECK(expert_bytes(model, {}, {}) == Bytes(45 * 2));
+  // Two mixers of 8 * (2*4*2 + 2*4) = 192, norms, the gate, experts, tables; no FFN in the second.
+  CHECK(count_parameters(model).total == 2 * (192 + 16) + 80 + 4 * 45 + 8 + 2 * 80);
+}
+
+TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no KV cache") {
+  const MoeModel model = zoo("qwen3_5_397b_a17b");
+  // 64 heads of 128 x 128, and three inputs of 12,288 channels.
+  CHECK(linear_state(model.linear, 1).recurrent == 1'048'576);
+  CHECK(linear_state(model.linear, 1).convolution == 3 * 12'288);
+  CHECK(linear_state(model.linear, 8).recurrent == 131'072);
+  // 15 layers of attention, 2 x 2 heads x 256.
+  CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(15 * 1024 * 2));
+  PrecisionPlan precision;
+  precision.state_bytes = 2;
+  const KvLayout layout = kv_layout(model, {}, precision, 16);
+  const double state = 45 * (1'048'576 * 2.0 + 3 * 12'288 * 2.0);
+  CHECK(double(layout.state_blocks) == std::ceil(state / layout.block.value()));
+  CHECK(layout.blocks_for(0) == 0);
+  CHECK(layout.blocks_for(1) == layout.state_blocks + 1);
+  CHECK(layout.blocks_for(1'000) == layout.state_blocks + 63);
+}
+
+TEST_CASE("a linear layer's decode reads and writes its state, whatever came before") {
+  const MoeModel model = zoo("qwen3_next_80b_a3b");
+  const auto core = [&](std::int32_t context) {
+    const std::vector<SequenceWork> sequences(4, {1, context});
+    std::vector<Operation> out;
+    linear_attention_core_operations(model, {}, {}, attention_work(sequences, model.layers.front()),
+                                     plain_gpu(), out);
+    return find(out, "linear_state").cost;
+  };
+  const double states = 4 * 2 * (524'288 * 4.0 + 3 * 8'192 * 2.0);
+  const double passed = 4 * (2 * 2'048 + 2 * 4'096) * 2.0;
+  CHECK_THAT(core(100).work.hbm.value(), WithinRel(states + passed, 1e-9));
+  CHECK(core(100).time == core(100'000).time);
+}
+
+TEST_CASE("sparse attention scores every token and reads the best") {
+  const MoeModel model = zoo("deepseek_v3_2");
+  const auto ops = [&](std::int32_t context) {
+    return attention(model, {}, {{1, context - 1}}, {});
+  };
+  const double latent = 512 + 64, per_query = 128 * (latent + 512) * 2;
+  CHECK_THAT(find(ops(8'192), "attention_decode").cost.work.hbm.value(),
+             WithinRel(2'048 * latent * 2 + per_query, 1e-9));
+  CHECK_THAT(find(ops(1'024), "attention_decode").cost.work.hbm.value(),
+             WithinRel(1'024 * latent * 2 + per_query, 1e-9));
+  const Work scores = find(ops(8'192), "index_scores").cost.work;
+  CHECK(scores.flops == Flops(2.0 * 64 * 128 * 8'192));
+  CHECK(scores.hbm == Bytes(8'192 * 128 * 2));
+  // The cache holds the indexer's keys beside the latent.
+  CHECK(kv_elements(model.attention, 8) == 576 + 128);
+}
+
+TEST_CASE("shared and dense FFNs may be stored otherwise than attention") {
+  const PrecisionPlan plan =
+      read_precision(config(R"({"experts": "nvfp4", "attention": "bf16", "ffn": "nvfp4"})"));
+  CHECK(plan.attention == Precision::bf16);
+  CHECK(plan.ffn == Precision::nvfp4);
+  CHECK(read_precision(config(R"({"experts": "fp8", "attention": "fp8"})")).ffn == Precision::fp8);
+  const MoeModel model = zoo("deepseek_v3");
+  const double wide = non_expert_bytes(model, {}, {}).value();
+  const double narrow = non_expert_bytes(model, {}, plan).value();
+  const double ffns = 3.0 * 7168 * (58 * 2048 + 3 * 18432);
+  CHECK_THAT(wide - narrow, WithinRel(ffns * (2 - bytes_per_element(Precision::nvfp4)), 1e-9));
+}
+
+TEST_CASE("a missing or impossible fact is an error that names it") {
+  const auto error_of = [](const Json& json) {
+    return config_error([&] { read_model(config(json.dump())); });
+  };
+  Json json = qwen3_moe();
+  json.erase("moe_intermediate_size");
+  CHECK_THAT(error_of(json), Catch::Matchers::Contains("\"moe_intermediate_size\" is missing"));
+
+  json = qwen3_moe();
+  json["model_type"] = "mamba2";
+  CHECK_THAT(error_of(json), Catch::Matchers::Contains("unknown architecture \"mamba2\"") &&
+                                 Catch::Matchers::Contains("qwen3_moe"));
+
+  json = qwen3_moe();
+  json["num_experts_per_tok"] = 9;
+  CHECK_THAT(error_of(json), Catch::Matchers::Contains("cannot choose 9 of 8 experts"));
+
+  json = qwen3_moe();
+  json["num_key_value_heads"] = 3;
+  CHECK_THAT(error_of(json), Catch::Matchers::Contains("4 query heads do not share 3 KV heads"));
+
+  json = Json::parse(R"({"name": "x"})");
+  CHECK_THAT(error_of(json), Catch::Matchers::Contains("\"source\" is missing"));
+}
+
+TEST_CASE("a misspelt key in a zoo file is refused, an unused one in a config.json is not") {
+  CHECK_NOTHROW(read_model(config(qwen3_moe().dump())));
+  Json json = ConfigNode::from_file(test::source_dir() / "models/zoo/mixtral_8x7b.json").json();
+  json["vocabulery"] = 1;
+  CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
+             Catch::Matchers::Contains("unknown key \"vocabulery\"; did you mean \"vocabulary\"?"));
+}
+
+// ---- memory ----
+
+TEST_CASE("one token's KV cache has the bytes that engines reserve") {
+  // DeepSeek-V3: 61 layers x (512 + 64) x 2 B, on every GPU of a tp group.
+  CHECK(kv_bytes_per_token(zoo("deepseek_v3"), {}, {}) == Bytes(70'272));
+  CHECK(kv_bytes_per_token(zoo("deepseek_v3"), {.tp = 8, .ep = 8}, {}) == Bytes(70'272));
+  // Qwen3-235B: 94 layers x 2 x 4 heads x 128 x 2 B; a quarter of it on tp 4, and no less on tp 8.
+  const MoeModel qwen = zoo("qwen3_235b_a22b");
+  CHECK(kv_bytes_per_token(qwen, {}, {}) == Bytes(192'512));
+  CHECK(kv_bytes_per_token(qwen, {.tp = 4, .ep = 4}, {}) == Bytes(48'128));
+  CHECK(kv_bytes_per_token(qwen, {.tp = 8, .ep = 8}, {}) == Bytes(48'128));
+  CHECK(kv_bytes_per_token(qwen, {}, {.kv_cache = Precision::fp8}) == Bytes(96'256));
+}
+
+TEST_CASE("layers of one kind page their KV cache together") {
+  const KvLayout full = kv_layout(zoo("qwen3_30b_a3b"), {}, {}, 16);
+  REQUIRE(full.groups.size() == 1);
+  CHECK(full.block == 16 * kv_bytes_per_token(zoo("qwen3_30b_a3b"), {}, {}));
+  CHECK(full.blocks_for(0) == 0);
+  CHECK(full.blocks_for(1) == 1);
+  CHECK(full.blocks_for(16) == 1);
+  CHECK(full.blocks_for(17) == 2);
+
+  // gpt-oss-20b: 12 windowed and 12 full layers; a block holds 16 tokens x 12 layers x 2 x 8 x 64 x
+  // 2 B. The window of 128 tokens touches at most 128/16 + 1 = 9 blocks.
+  const KvLayout oss = kv_layout(zoo("gpt_oss_20b"), {}, {}, 16);
+  REQUIRE(oss.groups.size() == 2);
+  CHECK(oss.groups[0].layers == 12);
+  CHECK(oss.groups[1].layers == 12);
+  CHECK(oss.block == Bytes(16 * 12 * 2048));
+  CHECK(oss.blocks_for(100) == 7 + 7);
+  CHECK(oss.blocks_for(1600) == 100 + 9);
+  // A step holds all tokens of its chunk: 8192/16 blocks in both groups. The next one lets go of
+  // what lies behind its window.
+  CHECK(oss.blocks_in_step(0, 8192) == 512 + 512);
+  CHECK(oss.blocks_in_step(8192, 8193) == 513 + 9);
+  CHECK(oss.blocks_in_step(8191, 8192) == 512 + 8);
+  // vLLM's cap: 128 - 1 + 8192 tokens in one block more than they fill.
+  CHECK(oss.blocks_at_most(100'000, 8192) == 6250 + 521);
+
+  // Llama-4-Scout: 36 chunked and 12 full layers are 3 + 1 groups of 12.
+  const KvLayout scout = kv_layout(zoo("llama_4_scout"), {}, {}, 16);
+  REQUIRE(scout.groups.size() == 4);
+  CHECK(std::count_if(scout.groups.begin(), scout.groups.end(),
+                      [](const KvGroup& group) { return group.window == 8192; }) == 3);
+  // An aligned chunk lets go of all that is behind it, and of nothing before its end.
+  CHECK(scout.blocks_in_step(8191, 8192) == 4 * 512);
+  CHECK(scout.blocks_in_step(8192, 8193) == 513 + 3);
+}
+
+TEST_CASE(
+    "the kind with fewest layers sets the size of a KV group, the last group of a kind is padded") {
+  const auto groups = [](int full, int windowed) {
+    MoeModel model = zoo("gpt_oss_20b");
+    model.layers.assign(static_cast<std::size_t>(full + windowed), LayerSpec{.moe = true});
+    for (int l = 0; l < windowed; ++l) model.layers[static_cast<std::size_t>(l)].window = 1024;
+    return kv_layout(model, {}, {}, 16);
+  };
+  // Gemma 3 27B: 52 sliding and 10 full layers are 6 + 1 groups of 10, and not 31 of 2.
+  const KvLayout gemma = groups(10, 52);
+  CHECK(gemma.groups.size() == 7);
+  CHECK(gemma.groups.front().layers == 10);
+  CHECK(gemma.block == Bytes(16 * 10 * 2048));
+  CHECK(gemma.blocks_in_step(0, 1600) == 7 * 100);
+  // Nearly as many of each: one group of 13 and one of 12, padded to 13.
+  const KvLayout near = groups(13, 12);
+  CHECK(near.groups.size() == 2);
+  CHECK(near.groups.front().layers == 13);
+  // 1.5 times as many are no longer near: 20 and 30 are groups of 20, the last one of 10.
+  CHECK(groups(20, 30).groups.size() == 3);
+  CHECK(groups(20, 29).groups.size() == 2);
+}
+
+TEST_CASE("an expert's bytes are three matrices in its precision") {
+  // DeepSeek-V3: 3 x 7168 x 2048 = 44.04 M; Qwen3-30B: 3 x 2048 x 768 = 4.72 M.
+  CHECK(expert_bytes(zoo("deepseek_v3"), {}, {.experts = Precision::fp8}) == Bytes(44'040'192));
+  CHECK(expert_bytes(zoo("qwen3_30b_a3b"), {}, {}) == Bytes(9'437'184));
+  // Two GPUs share each expert when ep is half the GPUs.
+  CHECK(expert_bytes(zoo("qwen3_30b_a3b"), {.dp = 1, .tp = 4, .ep = 2}, {}) == Bytes(4'718'592));
+}
+
+TEST_CASE("experts and the rest together weigh what all parameters do") {
+  for (const Published& row : published()) {
+    CAPTURE(row.file);
+    const MoeModel model = zoo(row.file);
+    const Bytes experts = expert_bytes(model, {}, {}) * model.experts * model.moe_layers();
+    CHECK_THAT((experts + non_expert_bytes(model, {}, {})).value(),
+               WithinRel(2 * count_parameters(model).total, 1e-12));
+  }
+}
+
+TEST_CASE("tensor parallelism slices weights, but not MLA's down projections, gates and norms") {
+  const MoeModel qwen = zoo("qwen3_30b_a3b");
+  // 48 layers of gate 2048 x 128 and norms 2 x 2048, and the final norm, in bf16.
+  const double kept = 2 * (48 * (2048.0 * 128 + 2 * 2048) + 2048);
+  const double whole = non_expert_bytes(qwen, {}, {}).value();
+  CHECK_THAT(non_expert_bytes(qwen, {.tp = 2, .ep = 2}, {}).value(),
+             WithinRel((whole - kept) / 2 + kept, 1e-12));
+
+  const MoeModel deepseek = zoo("deepseek_v3");
+  // W_dq and W_dkv: 7168 x (1536 + 512 + 64) in each of 61 layers.
+  const double down = 2 * 61 * 7168.0 * 2112;
+  const double gates = 2 * (58 * 7168.0 * 256 + 61 * 2 * 7168.0 + 7168);
+  const double all = non_expert_bytes(deepseek, {}, {}).value();
+  CHECK_THAT(non_expert_bytes(deepseek, {.tp = 8, .ep = 8}, {}).value(),
+             WithinRel((all - down - gates) / 8 + down + gates, 1e-12));
+}
+
+// ---- attention's work ----
+
+struct BruteForce {
+  double keys_read = 0;
+  double pairs = 0;
+};
+
+BruteForce brute_force(const SequenceWork& sequence, const LayerSpec& layer) {
+  BruteForce result;
+  std::set<int> seen;
+  for (int query = sequence.context_tokens; query < sequence.context_tokens + sequence.new_tokens;
+       ++query) {
+    for (int key = 0; key <= query; ++key) {
+      const bool visible = layer.window == 0 ? true
+                           : layer.chunked   ? key / layer.window == query / layer.window
+                                             : query - key < layer.window;
+      if (!visible) continue;
+      result.pairs += 1;
+      seen.insert(key);
+    }
+  }
+  result.keys_read = static_cast<double>(seen.size());
+  return result;
+}
+
+TEST_CASE("query-key pairs equal a count by hand, for every window, chunk and context") {
+  for (const LayerSpec layer :
+       {LayerSpec{}, LayerSpec{.window = 1}, LayerSpec{.window = 7}, LayerSpec{.window = 16},
+        LayerSpec{.window = 1, .chunked = true}, LayerSpec{.window = 7, .chunked = true},
+        LayerSpec{.window = 16, .chunked = true}}) {
+    for (const std::int32_t context : {0, 1, 5, 6, 7, 8, 15, 16, 17, 33}) {
+      for (const std::int32_t tokens : {1, 2, 3, 6, 7, 8, 20, 40}) {
+        CAPTURE(layer.window, layer.chunked, context, tokens);
+        const SequenceWork sequence{tokens, context};
+        const AttentionWork work = attention_work(std::span(&sequence, 1), layer);
+        const BruteForce expected = brute_force(sequence, layer);
+        CHECK(work.sequences == 1);
+        if (tokens == 1) {
+          CHECK(work.decode_sequences == 1);
+          CHECK(work.decode_kv_tokens == expected.keys_read);
+          CHECK(work.prefill_tokens == 0);
+        } else {
+          CHECK(work.prefill_tokens == tokens);
+          CHECK(work.prefill_kv_tokens == expected.keys_read);
+          CHECK(work.prefill_pairs == expected.pairs);
+          CHECK(work.decode_sequences == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a prompt in chunks has the pairs of the prompt at once, and a step sums its sequences") {
+  // 1 + 2 + ... + 100 = 5050.
+  const std::vector<SequenceWork> whole{{100, 0}};
+  const std::vector<SequenceWork> chunks{{30, 0}, {30, 30}, {40, 60}};
+  CHECK(attention_work(whole, {}).prefill_pairs == 5050);
+  CHECK(attention_work(chunks, {}).prefill_pairs == 5050);
+  const std::vector<SequenceWork> mixed{{100, 0}, {1, 9}, {1, 19}, {0, 50}};
+  const AttentionWork work = attention_work(mixed, {});
+  CHECK(work.sequences == 3);
+  CHECK(work.decode_kv_tokens == 30);
+  CHECK(work.prefill_pairs == 5050);
+}
+
+TEST_CASE("a window saves nothing until the context outgrows it") {
+  const LayerSpec full;
+  const LayerSpec window{.window = 128};
+  const auto keys = [](std::int32_t context, const LayerSpec& layer) {
+    const SequenceWork sequence{1, context};
+    return attention_work(std::span(&sequence, 1), layer).decode_kv_tokens;
+  };
+  CHECK(keys(127, window) == keys(127, full));
+  CHECK(keys(128, window) == 128);
+  CHECK(keys(128, full) == 129);
+  CHECK(keys(100'000, window) == 128);
+}
+
+TEST_CASE("pairs stay exact at a context of a million tokens") {
+  const std::vector<SequenceWork> sequence{{1'000'000, 0}};
+  CHECK(attention_work(sequence, {}).prefill_pairs == 500'000'500'000.0);
+}
+
+// ---- operations ----
+
+TEST_CASE("GQA decode reads the KV cache once and multiplies it by every query head") {
+  // Qwen3-30B: 100 sequences of 1000 keys. KV 2 x 4 x 128 x 2 B = 2048 B per key; queries and
+  // outputs 100 x 2 x 4096 x 2 B; flops 4 x 32 x 128 per key.
+  const auto ops = attention(zoo("qwen3_30b_a3b"), {}, std::vector<SequenceWork>(100, {1, 999}));
+  const Cost& decode = find(ops, "attention_decode").cost;
+  CHECK(decode.work.hbm == Bytes(100'000 * 2048.0 + 100 * 2 * 4096 * 2));
+  CHECK(decode.work.flops == Flops(100'000 * 4 * 4096.0));
+  // fp8 keys and values are half the bytes.
+  const auto narrow = attention(zoo("qwen3_30b_a3b"), {}, std::vector<SequenceWork>(100, {1, 999}),
+                                {.kv_cache = Precision::fp8});
+  CHECK(find(narrow, "attention_decode").cost.work.hbm ==
+        Bytes(100'000 * 1024.0 + 100 * 2 * 4096 * 2));
+}
+
+TEST_CASE("GQA prefill pays for causal pairs only") {
+  // 1000 tokens after 1000: pairs = 2000*2001/2 - 1000*1001/2 = 1,500,500.
+  const auto ops = attention(zoo("qwen3_30b_a3b"), {}, {{1000, 1000}});
+  const Cost& prefill = find(ops, "attention_prefill").cost;
+  CHECK(prefill.work.flops == Flops(4 * 4096.0 * 1'500'500));
+  CHECK(prefill.work.hbm == Bytes(2000 * 2048.0 + 1000 * 2 * 4096 * 2));
+}
+
+TEST_CASE("MLA decode shares one read of the latent among all heads") {
+  // DeepSeek-V3, 10 sequences of 5000 keys: latent (512 + 64) x 2 B per key; per key and head
+  // 2 x (576 + 512) flops; queries of 576 and outputs of 512 per head.
+  const auto ops = attention(zoo("deepseek_v3"), {}, std::vector<SequenceWork>(10, {1, 4999}));
+  const Cost& decode = find(ops, "attention_decode").cost;
+  CHECK(decode.work.hbm == Bytes(50'000 * 1152.0 + 10 * 128 * 1088 * 2));
+  CHECK(decode.work.flops == Flops(50'000 * 128 * 2 * 1088.0));
+  // tp 8 leaves 16 heads, but the whole latent.
+  const auto sliced =
+      attention(zoo("deepseek_v3"), {.tp = 8, .ep = 8}, std::vector<SequenceWork>(10, {1, 4999}));
+  CHECK(find(sliced, "attention_decode").cost.work.hbm ==
+        Bytes(50'000 * 1152.0 + 10 * 16 * 1088 * 2));
+}
+
+TEST_CASE("MLA prefill expands the latent of its whole context") {
+  // 500 tokens after 500: kv_b over 1000 tokens, pairs 1000*1001/2 - 500*501/2 = 375,250, per pair
+  // and head 2 x (192 + 128) flops.
+  const auto ops = attention(zoo("deepseek_v3"), {}, {{500, 500}});
+  CHECK(find(ops, "kv_b_proj").cost.work.flops >= Flops(2.0 * 1000 * 128 * 256 * 512));
+  CHECK(find(ops, "attention_prefill").cost.work.flops == Flops(375'250 * 128 * 2 * 320.0));
+}
+
+TEST_CASE("tensor parallelism over two GPUs halves the bytes of the projections") {
+  const MoeModel model = zoo("qwen3_235b_a22b");
+  const auto whole = attention(model, {}, {{1, 100}});
+  const auto half = attention(model, {.tp = 2, .ep = 2}, {{1, 100}});
+  for (const std::string_view name : {"qkv_proj", "o_proj"}) {
+    // One token's activations are the 0.1 % that does not halve.
+    CHECK_THAT(find(half, name).cost.work.hbm / find(whole, name).cost.work.hbm,
+               WithinRel(0.5, 0.002));
+  }
+}
+
+TEST_CASE("attention's projections read each attention parameter once") {
+  for (const std::string name : {"qwen3_30b_a3b", "deepseek_v3", "deepseek_v2_lite"}) {
+    CAPTURE(name);
+    const MoeModel model = zoo(name);
+    double bytes = 0;
+    for (const Operation& op : attention(model, {}, {{1, 0}}))
+      if (op.name != "norm_rope" && op.name != "attention_decode")
+        bytes += op.cost.work.hbm.value();
+    CHECK_THAT(bytes, WithinRel(2 * attention_parameters(model.attention, model.hidden), 0.01));
+  }
+}
+
+TEST_CASE("a windowed layer costs what a full one does below the window, and less beyond") {
+  MoeModel model = zoo("gpt_oss_20b");
+  const auto time = [&](int layer, std::int32_t context) {
+    const SequenceWork sequence{1, context};
+    std::vector<Operation> out;
+    attention_operations(
+        model, {}, {}, 1,
+        attention_work(std::span(&sequence, 1), model.layers.at(static_cast<std::size_t>(layer))),
+        plain_gpu(), out);
+    return find(out, "attention_decode").cost.time;
+  };
+  CHECK(time(0, 100) == time(1, 100));
+  CHECK(time(0, 1000) < time(1, 1000));
+  CHECK(time(0, 1000) == time(0, 10'000));
+}
+
+TEST_CASE("a dense FFN reads its three matrices, sliced by tp") {
+  const MoeModel model = zoo("deepseek_v3");
+  std::vector<Operation> out;
+  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, 1, model.dense_width,
+                       Part::dense_ffn, plain_gpu(), out);
+  double bytes = 0;
+  for (const Operation& op : out) {
+    CHECK(op.part == Part::dense_ffn);
+    bytes += op.cost.work.hbm.value();
+  }
+  CHECK_THAT(bytes, WithinRel(3.0 * 7168 * 18432 / 2, 0.002));
+}
+
+TEST_CASE("the LM head works on sampled tokens only, the embedding on all") {
+  const MoeModel model = zoo("mixtral_8x7b");
+  std::vector<Operation> out;
+  head_operations(model, {}, {}, 512, 1, plain_gpu(), out);
+  CHECK(find(out, "embedding").cost.work.hbm == Bytes(512 * 2 * 4096 * 2.0));
+  CHECK_THAT(find(out, "lm_head").cost.work.hbm.value(), WithinRel(4096 * 32000 * 2.0, 0.001));
+  out.clear();
+  head_operations(model, {}, {}, 512, 0, plain_gpu(), out);
+  CHECK(std::none_of(out.begin(), out.end(),
+                     [](const Operation& op) { return op.name == "lm_head"; }));
+}
+
+TEST_CASE("gate and permute move what their tokens need") {
+  const MoeModel model = zoo("deepseek_v3");
+  std::vector<Operation> out;
+  gate_operations(model, {}, 10, plain_gpu(), out);
+  // 256 fp32 scores in, 8 ids and weights out.
+  CHECK(find(out, "top_k").cost.work.hbm == Bytes(10 * (256 * 4 + 8 * 8.0)));
+  out.clear();
+  permute_operations(model, {.activations = Precision::fp8}, 80, "pack", plain_gpu(), out);
+  CHECK(find(out, "pack").cost.work.hbm == Bytes(80 * 2 * 7168.0));
+}
+
+TEST_CASE("no tokens are no operations") {
+  const MoeModel model = zoo("deepseek_v3");
+  std::vector<Operation> out;
+  attention_operations(model, {}, {}, 0, {}, plain_gpu(), out);
+  dense_ffn_operations(model, {}, {}, 0, model.dense_width, Part::dense_ffn, plain_gpu(), out);
+  dense_ffn_operations(model, {}, {}, 8, 0, Part::shared_experts, plain_gpu(), out);
+  gate_operations(model, {}, 0, plain_gpu(), out);
+  permute_operations(model, {}, 0, "pack", plain_gpu(), out);
+  head_operations(model, {}, {}, 0, 0, plain_gpu(), out);
+  CHECK(out.empty());
+}
+
+TEST_CASE("more tokens never take less time") {
+  const MoeModel model = zoo("deepseek_v3");
+  Rng rng(7, "monotone attention");
+  for (int trial = 0; trial < 50; ++trial) {
+    const auto total = [&](std::int32_t tokens, std::int32_t context) {
+      Seconds time{};
+      for (const Operation& op : attention(model, {}, {{tokens, context}})) time += op.cost.time;
+      return time;
+    };
+    const auto tokens = static_cast<std::int32_t>(2 + rng.below(500));
+    const auto context = static_cast<std::int32_t>(rng.below(5000));
+    CHECK(total(tokens, context) <= total(tokens + 1, context));
+    CHECK(total(tokens, context) <= total(tokens, context + 1));
+  }
+}
+
+// ---- plans ----
+
+TEST_CASE("a precision plan names experts and attention; the rest is bf16 unless said") {
+  const PrecisionPlan plan = read_precision(config(R"({"experts": "mxfp4", "attention": "fp8"})"));
+  CHECK(plan.experts == Precision::mxfp4);
+  CHECK(plan.attention == Precision::fp8);
+  CHECK(plan.kv_cache == Precision::bf16);
+  CHECK(plan.activations == Precision::bf16);
+  CHECK_THAT(config_error([] { read_precision(config(R"({"experts": "fp8"})")); }),
+             Catch::Matchers::Contains("\"attention\" is missing"));
+}
+
+TEST_CASE("a parallel plan that the model cannot be cut into is refused with the reason") {
+  const MoeModel qwen = zoo("qwen3_30b_a3b");
+  const auto error_of = [&](const std::string& text) {
+    return config_error([&] { read_parallel(config(text), qwen); });
+  };
+  const ParallelPlan plan = read_parallel(config(R"({"dp": 2, "tp": 4, "ep": 4, "pp": 1})"), qwen);
+  CHECK(plan.gpus() == 8);
+  CHECK(plan.moe_tp() == 2);
+  CHECK(read_parallel(config(R"({"dp": 8})"), qwen).ep == 8);
+  CHECK(read_parallel(config(R"({"dp": 2, "tp": 4, "ep": 4, "pp": 2})"), qwen).gpus() == 16);
+  CHECK_THAT(error_of(R"({"pp": 49})"),
+             Catch::Matchers::Contains("pp 49 is more than the model's 48 layers"));
+  CHECK_THAT(error_of(R"({"dp": 8, "ep": 3})"),
+             Catch::Matchers::Contains("ep 3 does not divide dp * tp = 8"));
+  CHECK_THAT(error_of(R"({"dp": 256, "ep": 256})"),
+             Catch::Matchers::Contains("more than the model's 128 experts"));
+  CHECK_THAT(error_of(R"({"tp": 3, "ep": 3})"),
+             Catch::Matchers::Contains("tp 3 does not divide the model's 32 query heads"));
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// Are the precisions those that a model's own files give, and are its layers read from them?
+#include <array>
+#include <map>
+
+#include "models/quantization.hpp"
+#include "tests/support.hpp"
+#include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+using Catch::Matchers::Contains;
+using Catch::Matchers::EndsWith;
+
+namespace {
+
+Json qwen(const Json& more = Json::object()) {
+  Json json = Json::parse(R"({"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",
+    "head_dim": 64, "hidden_size": 512, "moe_intermediate_size": 256, "num_attention_heads": 8,
+    "num_experts": 16, "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_key_value_heads": 4,
+    "vocab_size": 1024, "tie_word_embeddings": false})");
+  json.merge_patch(more);
+  return json;
+}
+
+std::string stored(const Json& model) {
+  const auto found = read_stored_precision(config(model.dump()));
+  return found ? precision_text(found->plan) : "nothing";
+}
+std::string quantised(const std::string& json) {
+  return stored(qwen({{"quantization_config", Json::parse(json)}}));
+}
+
+std::string text(const char* experts, const char* others, const char* kv, const char* activations) {
+  return std::string("experts ") + experts + ", other weights " + others + ", KV cache " + kv +
+         ", activations " + activations;
+}
+
+}  // namespace
+
+TEST_CASE("a config.json that says nothing of quantisation is bf16 throughout") {
+  CHECK(stored(qwen()) == text("bf16", "bf16", "bf16", "bf16"));
+  CHECK_FALSE(read_stored_precision(config(qwen().dump()))->quantised);
+}
+
+TEST_CASE("every quantiser's way to say it is read") {
+  // Qwen's and DeepSeek's fp8, in blocks or whole; what stays unconverted are gates and norms.
+  CHECK(quantised(R"({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128],
+                      "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate",
+                        "model.layers.1.mlp.gate", "model.layers.2.mlp.gate",
+                        "model.layers.3.mlp.gate"]})") ==
+        text("fp8_block", "fp8_block", "bf16", "fp8_block"));
+  CHECK(quantised(R"({"quant_method": "fp8", "activation_scheme": "static"})") ==
+        text("fp8", "fp8", "bf16", "fp8"));
+  // gpt-oss.
+  CHECK(quantised(R"({"quant_method": "mxfp4", "modules_to_not_convert": [
+                      "model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]})") ==
+        text("mxfp4", "bf16", "bf16", "bf16"));
+  // NVIDIA ModelOpt, attention left out layer by layer: of most layers, and of one.
+  const std::string nvfp4 = R"("quant_algo": "NVFP4", "quant_method": "modelopt",
+    "config_groups": {"group_0": {"targets": ["Linear"],
+      "input_activations": {"num_bits": 4, "type": "float", "group_size": 16},
+      "weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"})";
+  CHECK(quantised("{" + nvfp4 + R"(, "ignore": ["lm_head", "model.layers.0.self_attn*",
+                    "model.layers.1.self_attn*", "model.layers.3.self_attn*"]})") ==
+        text("nvfp4", "bf16", "fp8", "nvfp4"));
+  CHECK(quantised("{" + nvfp4 + R"(, "ignore": ["model.layers.1.self_attn*",
+                    "model.layers.0.mlp*", "model.layers.2.mlp.shared_expert*"]})") ==
+        text("nvfp4", "nvfp4", "fp8", "nvfp4"));
+  CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "FP8"})") ==
+        text("fp8", "fp8", "bf16", "fp8"));
+  // Its mixtures: experts in NVFP4, the rest in eight bits.
+  CHECK(quantised(R"({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+                      "kv_cache_quant_algo": "FP8", "quantized_layers": {
+                        "model.layers.0.self_attn.q_proj": {"quant_algo": "MXFP8"},
+                        "model.layers.0.mlp.shared_experts.up_proj": {"quant_algo": "MXFP8"},
+                        "model.layers.0.mlp.experts.0.w1": {"quant_algo": "NVFP4"},
+                        "model.layers.0.mlp.experts.1.w1": {"quant_algo": "NVFP4"}}})") ==
+        text("nvfp4", "fp8_block", "fp8", "nvfp4"));
+  // compressed-tensors: Kimi's int4 experts, its MXFP4 ones, fp8 by channel.
+  const auto groups = [](const std::string& weights, const std::string& activations) {
+    return R"({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets":
+               ["Linear"], "input_activations": )" +
+           activations + R"(, "weights": )" + weights +
+           R"(}}, "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+               "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"]})";
+  };
+  CHECK(quantised(groups(R"({"num_bits": 4, "type": "int", "group_size": 32})", "null")) ==
+        text("int4", "bf16", "bf16", "bf16"));
+  CHECK(quantised(groups(R"({"num_bits": 4, "type": "float", "group_size": 32})", "null")) ==
+        text("mxfp4", "bf16", "bf16", "bf16"));
+  CHECK(quantised(groups(R"({"num_bits": 8, "type": "float", "strategy": "channel"})",
+                         R"({"num_bits": 8, "type": "float"})")) ==
+        text("fp8", "bf16", "bf16", "fp8"));
+  // Weights alone.
+  CHECK(quantised(R"({"quant_method": "awq", "bits": 4, "group_size": 128,
+                      "modules_to_not_convert": ["self_attn"]})") ==
+        text("int4", "bf16", "bf16", "bf16"));
+  CHECK(quantised(R"({"quant_method": "gptq", "bits": 4})") ==
+        text("int4", "int4", "bf16", "bf16"));
+  // AMD Quark.
+  CHECK(quantised(R"({"quant_method": "quark", "exclude": ["re:.*self_attn.*"],
+                      "global_quant_config": {"weight": {"dtype": "fp4"},
+                                              "input_tensors": {"dtype": "fp4"}}})") ==
+        text("mxfp4", "bf16", "bf16", "mxfp4"));
+}
+
+TEST_CASE("a quantisation that is not known is refused with its place") {
+  const auto error = [](const std::string& json) { return config_error([&] { quantised(json); }); };
+  CHECK_THAT(error(R"({"quant_method": "bitsandbytes", "bits": 4})"),
+             EndsWith("/quantization_config: the quantisation \"bitsandbytes\" is not known; give "
+                      "\"precision\" in the experiment"));
+  CHECK_THAT(error(R"({"quant_algo": "W1"})"), Contains("the quantisation \"w1\" is not known"));
+  CHECK_THAT(error(R"({"quant_method": "compressed-tensors", "config_groups": {"g": {"targets":
+                       ["Linear"], "weights": {"num_bits": 8, "type": "int"}}}})"),
+             Contains("the quantisation int 8 bits is not known"));
+  CHECK_THAT(error("{}"), Contains("the quantisation that it holds is not known"));
+}
+
+TEST_CASE("text_config and hf_quant_config.json are looked into, too") {
+  const Json fp8 = {{"quant_method", "fp8"}};
+  CHECK(stored({{"architectures", {"Qwen3VLMoeForConditionalGeneration"}},
+                {"text_config", qwen({{"quantization_config", fp8}})}}) ==
+        text("fp8", "fp8", "bf16", "fp8"));
+  const TemporaryFolder folder;
+  const auto model = folder.write("config.json", qwen().dump());
+  folder.write("hf_quant_config.json", R"({"producer": {"name": "modelopt"}, "quantization":
+    {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
+     "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}})");
+  const auto found = read_stored_precision(ConfigNode::from_file(model));
+  REQUIRE(found);
+  CHECK(precision_text(found->plan) == text("nvfp4", "bf16", "fp8", "nvfp4"));
+  CHECK(found->said_by == "hf_quant_config.json: nvfp4");
+}
+
+TEST_CASE("an experiment takes what the model's files say, and one that contradicts is told so") {
+  const Json fp8 = {{"quant_method", "fp8"}, {"weight_block_size", {128, 128}}};
+  const auto loaded = [](Json model, const Json& precision) {
+    Json json = tiny_experiment({{"model", nullptr}, {"precision", nullptr}});
+    json["model"] = std::move(model);
+    if (!precision.is_null()) json["precision"] = precision;
+    return load(json);
+  };
+  const Experiment taken = loaded(qwen({{"quantization_config", fp8}}), nullptr);
+  CHECK(taken.precision.experts == Precision::fp8_block);
+  CHECK(taken.precision.activations == Precision::fp8_block);
+  CHECK(remarks_of(taken).empty());
+  CHECK(taken.config.at("precision").at("experts") == "fp8_block");
+  // What is not given is the model's; a KV cache of another kind is no contradiction.
+  const Experiment cache = loaded(qwen({{"quantization_config", fp8}}), {{"kv_cache", "fp8"}});
+  CHECK(cache.precision.experts == Precision::fp8_block);
+  CHECK(cache.precision.kv_cache == Precision::fp8);
+  CHECK(remarks_of(cache).empty());
+
+  const Json bf16 = {{"experts", "bf16"}, {"attention", "bf16"}};
+  const auto remarks = remarks_of(loaded(qwen({{"quantization_config", fp8}}), bf16));
+  REQUIRE(remarks.size() == 1);
+  CHECK_THAT(remarks.front(),
+             Contains("\"precision\" says experts bf16") &&
+                 EndsWith("the model's weights are stored as experts fp8_block, other weights "
+                          "fp8_block, KV cache bf16, activations fp8_block (tiny.json: fp8)"));
+  // Engines quantise a bf16 checkpoint as they load it: nothing to say.
+  CHECK(remarks_of(loaded(qwen(), {{"experts", "fp8"}, {"attention", "fp8"}})).empty());
+  CHECK(loaded(qwen(), nullptr).precision.experts == Precision::bf16);
+  CHECK_THAT(config_error([&] {
+               load_tiny({{"precision", nullptr}});
+             }),
+             Contains("\"precision\" is missing, and tiny.json does not say it"));
+}
+
+TEST_CASE("floats that Python writes into JSON are read as nothing") {
+  const TemporaryFile file("config.json",
+                           R"({"a": NaN, "b": [Infinity, -Infinity, 1], "c": "NaN \" Infinity"})");
+  CHECK(ConfigNode::from_file(file.path()).json() ==
+        Json({{"a", nullptr}, {"b", {nullptr, nullptr, 1}}, {"c", "NaN \" Infinity"}}));
+  const TemporaryFile bad("bad.json", "{\"a\": NaN,}");
+  CHECK_THAT(config_error([&] { ConfigNode::from_file(bad.path()); }), Contains("not JSON"));
+}
+
+// ---- families of which no file is in the zoo ----
+
+namespace {
+
+struct Family {
+  const char* config_json;
+  double total, active;  // as published, in 1e9
+  double last_digit;     // the unit of the last digit of `active`
+};
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> table{
+      {R"({"model_type": "ernie4_5_moe", "hidden_size": 2560, "intermediate_size": 12288,
+           "moe_intermediate_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 20,
+           "num_key_value_heads": 4, "head_dim": 128, "moe_num_experts": 64,
+           "moe_num_shared_experts": 2, "moe_k": 6, "moe_layer_start_index": 1,
+           "moe_layer_end_index": -1, "moe_layer_interval": 1, "vocab_size": 103424,
+           "tie_word_embeddings": true})",
+       21.83, 3, 1},
+      {R"({"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40,
+           "attn_config": {"kv_n_heads": 8}, "ffn_config": {"ffn_hidden_size": 10752,
+           "moe_num_experts": 16, "moe_top_k": 4}, "vocab_size": 100352,
+           "tie_word_embeddings": false})",
+       132, 36, 1},
+      {R"({"model_type": "granitemoe", "hidden_size": 1536, "intermediate_size": 512,
+           "num_attention_heads": 24, "num_experts_per_tok": 8, "num_hidden_layers": 32,
+           "num_key_value_heads": 8, "num_local_experts": 40, "tie_word_embeddings": true,
+           "vocab_size": 49155})",
+       3.3, .9, .1},
+      {R"({"model_type": "phimoe", "hidden_size": 4096, "intermediate_size": 6400,
+           "max_position_embeddings": 131072, "num_attention_heads": 32, "num_experts_per_tok": 2,
+           "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 16,
+           "sliding_window": 131072, "tie_word_embeddings": false, "vocab_size": 32064})",
+       41.9, 6.6, .2},
+      {R"({"model_type": "hunyuan_v1_moe", "attention_head_dim": 128, "hidden_size": 4096,
+           "intermediate_size": 3072, "moe_intermediate_size": [3072, 3072],
+           "moe_layer_num_skipped": 0, "moe_topk": [8, 8], "num_attention_heads": 32,
+           "num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8,
+           "num_shared_expert": [1, 1], "tie_word_embeddings": true, "vocab_size": 128167})",
+       80, 13, 1},
+      {R"({"model_type": "dots1", "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,
+           "intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 128,
+           "n_shared_experts": 2, "num_attention_heads": 32, "num_experts_per_tok": 6,
+           "num_hidden_layers": 62, "num_key_value_heads": 32, "vocab_size": 152064,
+           "tie_word_embeddings": false})",
+       142, 14, 1.5},
+      {R"({"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe",
+           "text_config": {"model_type": "qwen3_vl_moe_text", "decoder_sparse_step": 1,
+           "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "mlp_only_layers": [],
+           "moe_intermediate_size": 1536, "num_attention_heads": 64, "num_experts": 128,
+           "num_experts_per_tok": 8, "num_hidden_layers": 94, "num_key_value_heads": 4,
+           "vocab_size": 151936}})",
+       235, 22, 1}};
+  return table;
+}
+
+}  // namespace
+
+TEST_CASE("the config.json of a family without a file in the zoo has its published parameters") {
+  for (const Family& family : families()) {
+    const MoeModel model = read_model(config(family.config_json));
+    CAPTURE(model.source);
+    const ParameterCount count = count_parameters(model);
+    CHECK_THAT(count.total / 1e9, WithinRel(family.total, .01));
+    CHECK_THAT(count.active / 1e9, WithinAbs(family.active, family.last_digit / 2 + .05));
+    CHECK(model.layers.front().window == 0);
+  }
+}
+
+TEST_CASE("Ling and Step count their shared experts and dense layers as they write them") {
+  const MoeModel ling = read_model(config(R"({"architectures": ["BailingMoeV2ForCausalLM"],
+    "model_type": "bailing_moe", "first_k_dense_replace": 1, "head_dim": 128, "hidden_size": 4096,
+    "intermediate_size": 9216, "moe_intermediate_size": 1024,
+    "moe_shared_expert_intermediate_size": 1536, "n_group": 8, "topk_group": 4,
+    "num_attention_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "num_shared_experts": 2,
+    "vocab_size": 157184, "tie_word_embeddings": false})"));
+  CHECK(ling.shared_width == 3072);
+  CHECK(ling.dense_width == 9216);
+  CHECK(ling.expert_groups == 8);
+  CHECK(ling.groups_per_token == 4);
+  CHECK(ling.layers == std::vector<LayerSpec>{{.moe = false}, {}, {}});
+  const MoeModel step = read_model(config(R"({"model_type": "step3p7", "num_hidden_layers": 3,
+    "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 128896, "intermediate_size": 11264, "sliding_window": 512,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "first_k_dense_replace": 1, "num_experts": 288, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 1280, "share_expert_dim": 1280})"));
+  CHECK(step.shared_width == 1280);
+  CHECK(step.layers == std::vector<LayerSpec>{{.moe = false}, {.window = 512}, {}});
+  CHECK_THAT(config_error([] {
+               read_model(config(R"({"model_type": "hunyuan_v1_moe", "hidden_size": 64,
+                 "vocab_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+                 "num_key_value_heads": 2, "num_experts": 8, "moe_topk": [2, 4],
+                 "moe_intermediate_size": 8, "intermediate_size": 8, "num_shared_expert": 1})"));
+             }),
+             EndsWith("/moe_topk/1: layers that differ are not modelled; 2 is expected"));
+}
+
+TEST_CASE("forty config.json of this year are read, or refused for what is not modelled") {
+  const auto folder = shared_dir() / "data" / "models";
+  if (!std::filesystem::exists(folder)) {
+    WARN("skipped: ../shared/data/models is absent");
+    return;
+  }
+  const std::map<std::string, std::string> precisions{
+      {"MiniMaxAI--MiniMax-M2.5", text("fp8_block", "fp8_block", "bf16", "fp8_block")},
+      {"Qwen--Qwen3-235B-A22B", text("bf16", "bf16", "bf16", "bf16")},
+      {"Qwen--Qwen3-235B-A22B-FP8", text("fp8_block", "fp8_block", "bf16", "fp8_block")},
+      {"deepseek-ai--DeepSeek-R1", text("fp8_block", "fp8_block", "bf16", "fp8_block")},
+      {"moonshotai--Kimi-K2.5", text("int4", "bf16", "bf16", "bf16")},
+      {"moonshotai--Kimi-K3", text("mxfp4", "bf16", "bf16", "bf16")},
+      {"nvidia--Kimi-K2.5-NVFP4", text("nvfp4", "bf16", "fp8", "nvfp4")},
+      {"nvidia--MiniMax-M3-NVFP4", text("nvfp4", "fp8_block", "bf16", "nvfp4")},
+      {"nvidia--Qwen3.5-122B-A10B-NVFP4", text("nvfp4", "bf16", "fp8", "nvfp4")},
+      {"openai--gpt-oss-120b", text("mxfp4", "bf16", "bf16", "bf16")}};
+  int read = 0, files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (!entry.is_directory()) continue;
+    const std::string name = entry.path().filename().string();
+    CAPTURE(name);
+    ++files;
+    const ConfigNode node = ConfigNode::from_file(entry.path() / "config.json");
+    const auto stored_as = read_stored_precision(node);
+    REQUIRE(stored_as);
+    if (const auto known = precisions.find(name); known != precisions.end()) {
+      CHECK(precision_text(stored_as->plan) == known->second);
+    }
+    const std::string error = config_error([&] { read_model(node); });
+    if (error.empty()) {
+      ++read;
+    } else {
+      CHECK_THAT(error, Contains("is not modelled"));
+    }
+  }
+  CHECK(files == 40);
+  CHECK(read == 38);
+}

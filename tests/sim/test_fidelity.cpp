@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does a run whose MoE layers are sampled agree with one that routes every token?
+#include "sim/serving/simulator.hpp"
+#include "sim/serving/step_sampler.hpp"
+#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim {
+namespace {
+
+using test::config_error;
+using test::load_tiny;
+using test::WithinRel;
+
+Json poisson(const char* fidelity) {
+  return {{"fidelity", fidelity},
+          {"token_routing", {{"decode", "metro"}}},
+          {"dispatch", {{"decode", "all_gather"}}},
+          {"workload",
+           {{"arrivals", {{"type", "poisson"}, {"rate", "4000 /s"}, {"concurrency", nullptr}}},
+            {"requests", 1500}}}};
+}
+
+double metric(const Report& report, const char* name) {
+  return report.document().at("metrics").at(name).get<double>();
+}
+
+TEST_CASE("sampled layers give the means of exact ones") {
+  const Report exact = run(load_tiny(poisson("exact")));
+  const Report sampled = run(load_tiny(poisson("sampled")));
+  for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
+    INFO(name);
+    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .02));
+  }
+  const auto activated = [](const Report& report) {
+    return report.document()
+        .at("/experts/by_step_kind/decode/max_activated_mean"_json_pointer)
+        .get<double>();
+  };
+  CHECK_THAT(activated(sampled), WithinRel(activated(exact), .03));
+  CHECK(metric(sampled, "completed") == 1500);
+}
+
+TEST_CASE("a sampled run is the same on every call") {
+  const Experiment e = load_tiny(poisson("sampled"));
+  CHECK(run(e).document().dump() == run(e).document().dump());
+}
+
+TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
+  const Experiment e = load_tiny(Json::object());
+  StepSampler sampler(e);
+  StepBatch batch;
+  batch.ranks.resize(4);
+  // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;
+  // 4 x 9 + 1 = 37 is 36 three times in four.
+  for (RankStep& rank : batch.ranks) rank.sequences.assign(9, {1, 0});
+  batch.ranks[0].sequences.push_back({1, 0});
+  double tokens = 0;
+  constexpr int draws = 4000;
+  for (int i = 0; i < draws; ++i) {
+    const StepSample& sample = sampler.draw(StepKind::decode, batch);
+    std::int64_t sum = 0;
+    for (const std::int32_t t : sample.layers.front().load.tokens) sum += t;
+    REQUIRE((sum == 36 * 2 || sum == 40 * 2));  // top 2
+    tokens += static_cast<double>(sum) / 2;
+  }
+  CHECK_THAT(tokens / draws, WithinRel(37.0, .003));
+  CHECK(sampler.samples() <= 2 * 32);
+}
+
+TEST_CASE("what needs every token's routing is refused with sampled fidelity") {
+  CHECK_THAT(config_error([] {
+               load_tiny({{"fidelity", "sampled"},
+                          {"rebalancing", {{"type", "eplb_periodic"}, {"step_interval", 100}}}});
+             }),
+             Catch::Matchers::Contains("\"sampled\" is not modelled with rebalancing"));
+  CHECK_THAT(config_error([] {
+               load_tiny({{"fidelity", "sample"}});
+             }),
+             Catch::Matchers::Contains("sampled"));
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does the paged KV cache hold, share, forget and find blocks as vLLM's does?
+#include <set>
+
+#include <fmt/format.h>
+
+#include "hardware/rng.hpp"
+#include "sim/kv_cache/kv_plan.hpp"
+#include "sim/serving/simulator.hpp"
+#include "tests/support.hpp"
+#include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
+#include "traces/requests/lengths.hpp"
+#include "traces/requests/request_trace.hpp"
+
+namespace moesim {
+namespace {
+
+using test::WithinAbs;
+
+const KvLayout layout{16, Bytes(1), {{1, 0}}};
+
+Sequence waiting(std::uint32_t request, std::int32_t tokens) {
+  return {request, tokens, 0, tokens, 0};
+}
+
+// A sequence whose prompt has these ids, one for each 32 tokens, expected by the cache.
+Sequence arrive(KvCache& cache, std::uint32_t request, std::int32_t tokens,
+                std::vector<std::uint64_t> ids) {
+  const PromptIds prompt{32, std::move(ids)};
+  cache.expect(request, prompt_hashes(&prompt, request, tokens, 16));
+  return waiting(request, tokens);
+}
+
+// How many blocks are free when these give up theirs.
+std::int64_t freed(const KvCache& cache, const std::vector<Sequence>& sequences) {
+  KvPlan plan(layout, 0, &cache, false);
+  for (const Sequence& sequence : sequences) plan.preempt(sequence);
+  return plan.free_blocks();
+}
+
+TEST_CASE("block hashes are equal as far as the prompts are, and never after") {
+  const PromptIds a{32, {7, 8, 9}}, b{32, {7, 8, 10}};
+  const auto of_a = prompt_hashes(&a, 1, 96, 16), of_b = prompt_hashes(&b, 2, 96, 16);
+  REQUIRE(of_a.size() == 6);
+  for (std::size_t i = 0; i < 6; ++i) CHECK((of_a[i] == of_b[i]) == (i < 4));
+  CHECK(std::set(of_a.begin(), of_a.end()).size() == 6);
+  // A block that ends in the second id's tokens is told apart by the second id.
+  CHECK(prompt_hashes(&a, 1, 96, 48).front() == prompt_hashes(&b, 2, 96, 48).front());
+  // Without ids a prompt is like no other.
+  CHECK(prompt_hashes(nullptr, 1, 96, 16) != prompt_hashes(nullptr, 2, 96, 16));
+}
+
+TEST_CASE("a prompt finds the whole blocks it shares, but computes its last token") {
+  KvCache cache(layout, 100, true);
+  Sequence first = arrive(cache, 1, 64, {5, 6});
+  cache.take_cached(first);
+  CHECK(first.computed == 0);
+  cache.grow(first, 64);
+  CHECK(cache.free_blocks() == 96);
+  // Equal prompts: 4 blocks are there, yet at most (64 - 1) / 16 = 3 are taken.
+  Sequence equal = arrive(cache, 2, 64, {5, 6});
+  CHECK(cache.find(equal).blocks == 3);
+  CHECK(cache.find(equal).in_use == 3);
+  cache.take_cached(equal);
+  CHECK(equal.computed == 48);
+  CHECK(cache.free_blocks() == 96);
+  CHECK(freed(cache, {equal}) == 0);
+  // The fourth block is computed again, and each keeps its copy.
+  cache.grow(equal, 64);
+  CHECK(cache.free_blocks() == 95);
+  CHECK(freed(cache, {equal}) == 1);
+  CHECK(freed(cache, {equal, first}) == 5);
+  cache.finish(first);
+  CHECK(cache.free_blocks() == 96);
+  cache.finish(equal);
+  CHECK(cache.free_blocks() == 100);
+  CHECK(cache.find(arrive(cache, 3, 65, {5, 6, 7})).blocks == 4);
+}
+
+TEST_CASE("of two copies the second is found when the first is gone") {
+  KvCache cache(layout, 8, true);
+  // Neither has a full block when the other comes, so that both compute all four.
+  Sequence first = arrive(cache, 1, 64, {5, 6}), second = arrive(cache, 2, 64, {5, 6});
+  for (const std::int32_t tokens : {8, 64}) {
+    for (Sequence* sequence : {&first, &second}) {
+      cache.grow(*sequence, tokens);
+      sequence->computed = tokens;
+    }
+  }
+  CHECK(cache.free_blocks() == 0);
+  const Sequence third = arrive(cache, 3, 65, {5, 6, 7});
+  CHECK(cache.find(third).in_use == 4);
+  cache.finish(first);
+  CHECK(cache.find(third).blocks == 4);
+  CHECK(cache.find(third).in_use == 0);  // the first copy, which nobody holds
+  Sequence stranger = arrive(cache, 4, 64, {50, 51});
+  cache.grow(stranger, 64);
+  CHECK(cache.find(third).blocks == 4);
+  CHECK(cache.find(third).in_use == 4);
+}
+
+TEST_CASE("a module that drafts from hidden states computes the last block of a hit again") {
+  KvCache cache(layout, 100, true, true);
+  Sequence first = arrive(cache, 1, 64, {5, 6});
+  CHECK(cache.find(first).blocks == 0);
+  cache.grow(first, 64);
+  CHECK(cache.find(arrive(cache, 2, 64, {5, 6})).blocks == 2);
+  CHECK(cache.find(arrive(cache, 3, 65, {5, 6, 7})).blocks == 3);
+  CHECK(cache.find(arrive(cache, 4, 20, {5})).blocks == 0);
+}
+
+TEST_CASE("a prompt finds on paper what those before it in the step fill, and not what they take") {
+  KvCache cache(layout, 10, true);
+  Sequence old = arrive(cache, 1, 96, {1, 2, 3});
+  cache.grow(old, 96);
+  cache.finish(old);
+  const Sequence first = arrive(cache, 2, 112, {7, 8, 9, 10}),
+                 again = arrive(cache, 3, 97, {1, 2, 3, 4}),
+                 equal = arrive(cache, 4, 112, {7, 8, 9, 10});
+  KvPlan plan(layout, cache.free_blocks(), &cache, true);
+  CHECK(plan.find(again).blocks == 6);
+  CHECK(plan.find(equal).blocks == 0);
+  plan.admit(first, plan.find(first), 80);
+  CHECK(plan.free_blocks() == 5);
+  CHECK(plan.find(equal).blocks == 5);
+  CHECK(plan.find(equal).in_use == 5);
+  // Four blocks were never taken; the fifth was the far end of the old prefix.
+  CHECK(plan.find(again).blocks == 5);
+  CHECK(plan.find(again).in_use == 0);
+  CHECK(cache.find(again).blocks == 6);
+}
+
+TEST_CASE("freed blocks stay good for a hit until they are taken, the far end of a prefix first") {
+  KvCache cache(layout, 8, true);
+  Sequence first = arrive(cache, 1, 96, {1, 2, 3});
+  cache.take_cached(first);
+  cache.grow(first, 96);
+  cache.finish(first);
+  // 8 blocks: 6 hold the prefix. A stranger takes the 2 unused ones, then the prefix's last 2.
+  Sequence stranger = arrive(cache, 2, 64, {50, 51});
+  cache.take_cached(stranger);
+  cache.grow(stranger, 64);
+  Sequence again = arrive(cache, 3, 97, {1, 2, 3, 4});
+  CHECK(cache.find(again).blocks == 4);
+  CHECK(cache.find(again).in_use == 0);
+  CHECK(cache.free_blocks() == 4);
+}
+
+TEST_CASE("a hit makes a prefix young again") {
+  KvCache cache(layout, 6, true);
+  for (const std::uint32_t request : {1U, 2U, 1U}) {
+    Sequence sequence = arrive(cache, request, 33, {request, 90 + request});
+    cache.take_cached(sequence);
+    cache.grow(sequence, 33);
+    cache.finish(sequence);
+  }
+  // Of 6 blocks 4 hold the two prefixes. Prefix 1 was used last: four new blocks take the two empty
+  // ones and prefix 2.
+  Sequence stranger = arrive(cache, 9, 64, {50, 51});
+  cache.take_cached(stranger);
+  cache.grow(stranger, 64);
+  CHECK(cache.find(arrive(cache, 1, 33, {1, 91})).blocks == 2);
+  CHECK(cache.find(arrive(cache, 2, 33, {2, 92})).blocks == 0);
+}
+
+TEST_CASE("a preempted sequence finds what it had computed, generated tokens included") {
+  KvCache cache(layout, 10, true);
+  Sequence sequence = waiting(1, 20);
+  cache.expect(1, prompt_hashes(nullptr, 1, 20, 16));
+  cache.take_cached(sequence);
+  cache.grow(sequence, 20);
+  sequence.computed = 20;
+  for (sequence.tokens = 21; sequence.tokens <= 40; ++sequence.tokens) {
+    cache.grow(sequence, sequence.tokens);
+    sequence.computed = sequence.tokens;
+  }
+  cache.preempt(sequence);
+  CHECK(cache.free_blocks() == 10);
+  CHECK(sequence.blocks == 0);
+  cache.take_cached(sequence);
+  CHECK(sequence.computed == 32);
+}
+
+// Reference for what is cached: sets of blocks by hash and a list in order of release, searched one
+// by one.
+TEST_CASE("blocks are conserved, and what is cached of a prompt is its beginning") {
+  Rng rng(1, "test/kv_cache");
+  KvCache cache(layout, 60, true);
+  std::vector<Sequence> held;
+  std::uint32_t request = 0;
+  for (int round = 0; round < 3000; ++round) {
+    if (held.size() < 6 && rng.below(2) == 0) {
+      std::vector<std::uint64_t> ids;
+      std::uint64_t id = 0;
+      const auto tokens = static_cast<std::int32_t>(1 + rng.below(150));
+      for (int i = 0; i < (tokens + 31) / 32; ++i) ids.push_back(id = 3 * id + 1 + rng.below(2));
+      Sequence sequence = arrive(cache, ++request, tokens, ids);
+      const CacheHit hit = cache.find(sequence);
+      // Taking a block nobody holds takes a free one.
+      const std::int64_t free = cache.free_blocks();
+      if (layout.blocks_for(tokens) - hit.in_use > free) {
+        cache.finish(sequence);
+        continue;
+      }
+      cache.take_cached(sequence);
+      REQUIRE(sequence.blocks == hit.blocks);
+      REQUIRE(cache.free_blocks() == free - (hit.blocks - hit.in_use));
+      REQUIRE(sequence.computed < tokens);
+      cache.grow(sequence, tokens);
+      REQUIRE(cache.free_blocks() == free - (layout.blocks_for(tokens) - hit.in_use));
+      sequence.computed = tokens;
+      held.push_back(sequence);
+    } else if (!held.empty()) {
+      const auto i = static_cast<std::ptrdiff_t>(rng.below(held.size()));
+      const Sequence& leaves = held[static_cast<std::size_t>(i)];
+      const std::int64_t frees = freed(cache, {leaves});
+      const std::int64_t free = cache.free_blocks();
+      cache.finish(held[static_cast<std::size_t>(i)]);
+      REQUIRE(cache.free_blocks() == free + frees);
+      held.erase(held.begin() + i);
+    }
+  }
+  for (Sequence& sequence : held) cache.finish(sequence);
+  CHECK(cache.free_blocks() == 60);
+}
+
+Json mooncake(const Json& changes) {
+  Json json = ConfigNode::from_file(test::source_dir() / "configs/quick.json").json();
+  json["workload"].erase("lengths");
+  json["workload"]["arrivals"] = {
+      {"type", "trace"},
+      {"speedup", 2},
+      {"file", "../../shared/data/requests/mooncake_fast25/conversation_trace.jsonl"}};
+  json["workload"]["requests"] = 150;
+  json["cluster"] = "../hardware/clusters/h100x8.json";
+  json["measurement"]["warmup"] = 0;
+  json["kv_cache"]["prefix_caching"] = true;
+  json.merge_patch(changes);
+  return json;
+}
+
+test::Served run_mooncake(const Json& changes) {
+  TraceLibrary traces;
+  const auto file = test::source_dir() / "configs/inline.json";
+  return test::serve(load_experiment(ConfigNode(mooncake(changes), file), traces));
+}
+
+double hit_rate(const Report& report) {
+  return report.document().at("/kv/prefix_hit_rate"_json_pointer).get<double>();
+}
+
+TEST_CASE("the hits on Mooncake's conversations stay below those of a cache without end") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  // What one endless cache would hit: leading blocks of 512 tokens seen before, all but the last
+  // token.
+  const RequestTrace trace = read_request_trace(
+      test::shared_dir() / "data/requests/mooncake_fast25/conversation_trace.jsonl");
+  std::set<std::uint64_t> seen;
+  double blocks = 0, hit_blocks = 0, tokens = 0, hit_tokens = 0;
+  for (std::size_t r = 0; r < trace.rows.size(); ++r) {
+    const Request& request = trace.rows[r].request;
+    const std::vector<std::uint64_t>& ids = request.prompt_ids->ids;
+    const auto known =
+        std::find_if(ids.begin(), ids.end(), [&](auto id) { return !seen.contains(id); }) -
+        ids.begin();
+    blocks += double(ids.size());
+    hit_blocks += double(known);
+    if (r < 150) {
+      tokens += request.prompt_tokens;
+      hit_tokens += std::min(512 * int(known), request.prompt_tokens - 1);
+    }
+    seen.insert(ids.begin(), ids.end());
+  }
+  CHECK_THAT(hit_blocks / blocks, WithinAbs(0.3664, 5e-5));
+  const test::Served report = run_mooncake(Json::object());
+  CHECK(hit_rate(report) > 0);
+  CHECK(hit_rate(report) <= hit_tokens / tokens);
+  // One rank holds every prefix, so it comes closer than eight that each hold their own.
+  const Json one_rank{{"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 8}}}};
+  const test::Served one = run_mooncake(one_rank);
+  CHECK(hit_rate(one) > hit_rate(report));
+  CHECK(hit_rate(one) <= hit_tokens / tokens);
+  for (const RequestRecord& r : one.requests) {
+    REQUIRE(r.state == RequestRecord::State::finished);
+    REQUIRE(r.cached_tokens < r.prompt_tokens);
+  }
+}
+
+TEST_CASE("sequences that share a prefix survive a cache too small for all of them") {
+  if (!test::has_shared()) {
+    WARN("skipped: ../shared is absent");
+    return;
+  }
+  TraceLibrary traces;
+  Json json = mooncake({{"workload", {{"requests", 60}}}, {"parallel", {{"dp", 2}, {"tp", 4}}}});
+  json["workload"]["arrivals"]["speedup"] = 50;
+  Experiment e =
+      load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces);
+  std::int64_t longest = 0;
+  for (std::int64_t i = 0; i < 60; ++i) {
+    Rng rng(1, "unused");
+    const Request request = e.workload.lengths->request(i, rng);
+    longest = std::max<std::int64_t>(longest, request.prompt_tokens + request.output_tokens);
+  }
+  e.memory.kv_blocks = e.kv_layout.blocks_for(longest);
+  const test::Served report = test::serve(e);
+  CHECK(report.document().at("/kv/preemptions"_json_pointer) > 0);
+  CHECK(hit_rate(report) > 0);
+  for (const RequestRecord& r : report.requests) {
+    REQUIRE(r.state == RequestRecord::State::finished);
+    REQUIRE(r.generated == r.output_tokens);
+  }
+}
+
+TEST_CASE("prefix caching where nothing is shared changes nothing but the words of the report") {
+  Json json = ConfigNode::from_file(test::source_dir() / "configs/quick.json").json();
+  json["workload"]["requests"] = 64;
+  const auto bytes = [&](bool caching) {
+    json["kv_cache"]["prefix_caching"] = caching;
+    TraceLibrary traces;
+    OrderedJson document =
+        run(load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces))
+            .document();
+    document.erase("context");
+    document["kv"].erase("prefix_caching");
+    return document.dump();
+  };
+  CHECK(bytes(true) == bytes(false));
+}
+
+std::string refused(const Json& json) {
+  TraceLibrary traces;
+  return test::config_error([&] {
+    load_experiment(ConfigNode(json, test::source_dir() / "configs/inline.json"), traces);
+  });
+}
+
+TEST_CASE("prefix caching is refused where a window forgets tokens") {
+  // Five requests as Mooncake writes them; the last three begin like the first.
+  const test::TemporaryFile file("conversations.jsonl", R"(
+{"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 40, "input_length": 600, "output_length": 3, "hash_ids": [3, 4]}
+{"timestamp": 90, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 5]}
+{"timestamp": 150, "input_length": 1700, "output_length": 2, "hash_ids": [0, 1, 5, 6]}
+{"timestamp": 200, "input_length": 512, "output_length": 6, "hash_ids": [0]}
+)" + 1);
+  Json json = mooncake({{"model", "../models/zoo/gpt_oss_20b.json"}});
+  json["workload"]["arrivals"]["file"] = file.path().string();
+  json["workload"]["requests"] = 5;
+  CHECK_THAT(refused(json), Catch::Contains("prefix_caching: is not modelled"));
+  // It is the window that is refused, not the trace.
+  json["model"] = "../models/zoo/qwen3_30b_a3b.json";
+  CHECK(refused(json) == "");
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does overlap hide what it can, charge what it must, and pad what engines pad?
+#include <numeric>
+
+#include "sim/serving/simulator.hpp"
+#include "tests/support.hpp"
+
+namespace moesim {
+namespace {
+
+using test::WithinRel;
+
+Experiment experiment(const Json& patch) {
+  const auto file = test::source_dir() / "configs/metro_deepseek_v3.json";
+  Json json = ConfigNode::from_file(file).json();
+  json["workload"]["gating"]["requests"] = 96;
+  json.merge_patch(patch);
+  TraceLibrary traces;
+  return load_experiment(ConfigNode(json, file), traces);
+}
+
+StepCost decode_step(const Json& overlap, int sequences = 64) {
+  return explain_step(experiment({{"overlap", overlap}}), StepKind::decode, sequences, 2048, 512)
+      .cost;
+}
+
+double sum(const Breakdown& parts) {
+  double seconds = 0;
+  for (const auto& part : parts) seconds += std::accumulate(part.begin(), part.end(), 0.0);
+  return seconds;
+}
+
+double seconds_of(const StepCost& cost, Part part) {
+  const auto& row = cost.parts[static_cast<std::size_t>(part)];
+  return std::accumulate(row.begin(), row.end(), 0.0);
+}
+
+TEST_CASE("two chains share a compute and a link stream") {
+  const std::vector<Segment> chain{{false, 2}, {true, 3}, {false, 1}};
+  // A computes 0-2 and is on the link 2-5; B computes 2-4, waits for the link, 5-8, computes 8-9.
+  CHECK(interleaved_seconds(chain, chain) == 9);
+  CHECK(interleaved_seconds(chain, {}) == 6);
+  CHECK(interleaved_seconds({}, {}) == 0);
+  // Nothing on the links: nothing to hide.
+  const std::vector<Segment> computing{{false, 4}};
+  CHECK(interleaved_seconds(computing, computing) == 8);
+  // Chains that never need the same stream take as long as the longer one.
+  const std::vector<Segment> sending{{true, 3}};
+  CHECK(interleaved_seconds(computing, sending) == 4);
+}
+
+TEST_CASE("the shared expert hides behind dispatch, and no more than there is of either") {
+  const StepCost plain = decode_step("none"), hidden = decode_step("shared_expert");
+  const double shared = seconds_of(plain, Part::shared_experts);
+  CHECK(hidden.dispatch.seconds == plain.dispatch.seconds);
+  CHECK(hidden.dispatch.hidden > 0);
+  CHECK(hidden.dispatch.hidden <= shared * (1 + 1e-9));
+  CHECK(hidden.dispatch.hidden <= plain.dispatch.seconds);
+  CHECK_THAT(plain.total.count() - hidden.total.count(), WithinRel(hidden.dispatch.hidden, 1e-9));
+  CHECK_THAT(seconds_of(hidden, Part::dispatch),
+             WithinRel(plain.dispatch.seconds - hidden.dispatch.hidden, 1e-9));
+}
+
+TEST_CASE("combine beside the next attention leaves exposed what attention does not cover") {
+  const StepCost plain = decode_step("none"), hidden = decode_step("combine_attention");
+  CHECK(hidden.combine.hidden > 0);
+  CHECK_THAT(plain.total.count() - hidden.total.count(), WithinRel(hidden.combine.hidden, 1e-9));
+  const StepCost both = decode_step({"shared_expert", "combine_attention"});
+  CHECK(both.total < hidden.total);
+}
+
+TEST_CASE("two micro-batches pay for their own experts") {
+  const StepCost plain = decode_step("none"), split = decode_step("two_batch");
+  REQUIRE(split.two_batches);
+  double weights = 0, halves = 0;
+  for (std::size_t l = 0; l < plain.layers.size(); ++l) {
+    weights += plain.layers[l].load.max_activated;
+    halves += split.layers[l].load.max_activated;
+    // Nothing is lost: tokens of both halves are the tokens of the step.
+    const auto total = [](const LayerLoad& load) {
+      return std::accumulate(load.tokens.begin(), load.tokens.end(), 0);
+    };
+    REQUIRE(total(plain.layers[l].load) == total(split.layers[l].load));
+  }
+  // Two micro-batches of half the tokens each take 1.3 to 2 times the weight reads.
+  CHECK(halves > 1.3 * weights);
+  CHECK(halves <= 2 * weights);
+  CHECK(seconds_of(split, Part::experts) > 1.3 * seconds_of(plain, Part::experts));
+  CHECK(split.dispatch.hidden > 0);
+}
+
+TEST_CASE("small batches are not split, and every kind of overlap adds up") {
+  CHECK_FALSE(decode_step("two_batch", 32).two_batches);
+  CHECK(decode_step("two_batch", 33).two_batches);
+  for (const Json& overlap :
+       {Json("none"), Json("shared_expert"), Json("two_batch"),
+        Json({"shared_expert", "combine_attention"}), Json({"two_batch", "shared_expert"})}) {
+    CAPTURE(overlap.dump());
+    const StepCost cost = decode_step(overlap);
+    CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-9));
+    for (const Traffic& traffic : {cost.dispatch, cost.combine, cost.all_reduce}) {
+      CHECK(traffic.hidden <= traffic.seconds * (1 + 1e-9));
+    }
+  }
+}
+
+TEST_CASE("a prompt that is cut in two keeps its attention work") {
+  const Experiment e = experiment({{"overlap", "two_batch"}});
+  const Experiment plain = experiment(Json::object());
+  const StepCost split = explain_step(e, StepKind::prefill, 0, 0, 2048).cost;
+  const StepCost whole = explain_step(plain, StepKind::prefill, 0, 0, 2048).cost;
+  REQUIRE(split.two_batches);
+  // The second half attends to the first: the same query-key pairs, 2 x 2048^2 / 8 + 1024^2, though
+  // keys of the first half are read twice and launches are paid twice.
+  CHECK(seconds_of(split, Part::attention) >= seconds_of(whole, Part::attention));
+  CHECK(seconds_of(split, Part::attention) < 1.3 * seconds_of(whole, Part::attention));
+}
+
+TEST_CASE("decode batches are padded to the captured size of the fullest rank") {
+  Json small{{"workload",
+              {{"arrivals", {{"concurrency_per_rank", 5}}},
+               {"lengths", {{"prompt", 16}, {"output", 24}}},
+               {"requests", 80}}}};
+  const Report plain = run(experiment(small));
+  small["cuda_graph"] = {{"sizes", {64}}};
+  const Report padded = run(experiment(small));
+  const auto step_ms = [](const Report& r) {
+    return r.document().at("/steps/decode/mean_ms"_json_pointer).get<double>();
+  };
+  CHECK(step_ms(padded) > step_ms(plain));
+  // 5 sequences exceed every captured size: they run as they are.
+  small["cuda_graph"] = {{"sizes", {1, 4}}};
+  CHECK(step_ms(run(experiment(small))) == step_ms(plain));
+}
+
+TEST_CASE("a link that others use is slower by what they use") {
+  const Experiment e = experiment({{"background", {{"nvlink", 0.5}}}});
+  const Experiment alone = experiment(Json::object());
+  CHECK_THAT(e.cluster.gpu.scale_up_bandwidth.value(),
+             WithinRel(alone.cluster.gpu.scale_up_bandwidth.value() / 2, 1e-12));
+  CHECK(e.cluster.network.bandwidth == alone.cluster.network.bandwidth);
+}
+
+TEST_CASE("an overlap that does not exist is refused with the nearest name") {
+  CHECK_THROWS_WITH(
+      experiment({{"overlap", "two_batches"}}),
+      Catch::Matchers::Contains("/overlap") && Catch::Matchers::Contains("two_batch"));
+}
+
+}  // namespace
+}  // namespace moesim

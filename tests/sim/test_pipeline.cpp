@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do pipeline stages take the time, the memory and the transfers that they should?
+#include <numeric>
+
+#include "sim/serving/simulator.hpp"
+#include "sim/step/micro_batches.hpp"
+#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim {
+namespace {
+
+using test::config_error;
+using test::WithinRel;
+using Times = std::vector<std::vector<Seconds>>;
+
+// Six layers and as many GPUs as asked for.
+Experiment experiment(int dp, int tp, int pp, Json set = Json::object()) {
+  Json json = test::tiny_experiment({{"parallel", {{"dp", dp}, {"tp", tp}, {"ep", dp * tp}}},
+                                     {"placement", {{"type", "linear"}, {"replication", 1}}}});
+  json["model"]["layers"][0]["repeat"] = 6;
+  json["parallel"]["pp"] = pp;
+  json.merge_patch(set);
+  return test::load(json);
+}
+
+double sum(const Breakdown& parts) {
+  double seconds = 0;
+  for (const auto& part : parts) seconds += std::accumulate(part.begin(), part.end(), 0.0);
+  return seconds;
+}
+
+double pipeline_of(const StepCost& cost) {
+  const auto& row = cost.parts[static_cast<std::size_t>(Part::pipeline)];
+  return std::accumulate(row.begin(), row.end(), 0.0);
+}
+
+double tokens_of(const StepCost& cost) {
+  double tokens = 0;
+  for (const LayerOutcome& layer : cost.layers) {
+    tokens += std::accumulate(layer.load.tokens.begin(), layer.load.tokens.end(), 0.0);
+  }
+  return tokens;
+}
+
+TEST_CASE("the slowest stage or the slowest micro-batch sets a pipeline's period") {
+  const Seconds t(1), none(0);
+  const Times free_ways{{none, none}, {none, none}};
+  // Balanced: both stages are always busy, a micro-batch is back after its two.
+  CHECK(pipeline_period(Times{{t, t}, {t, t}}, free_ways) == 2 * t);
+  // Stage 1 serves 3 + 3 in each round, whatever stage 0 does.
+  CHECK(pipeline_period(Times{{t, 3 * t}, {t, 3 * t}}, free_ways) == 6 * t);
+  // Micro-batch 0 needs 2 + 5 of its own before it can start again.
+  CHECK(pipeline_period(Times{{2 * t, 5 * t}, {t, t}}, free_ways) == 7 * t);
+  // Ways take time too, but no stage: 1 + 4 + 1.
+  CHECK(pipeline_period(Times{{t, t}, {t, t}}, Times{{4 * t, none}, {none, none}}) == 6 * t);
+  // A single micro-batch leaves all stages but one idle.
+  CHECK(pipeline_period(Times{{t, t, t}}, Times{{none, none, none}}) == 3 * t);
+}
+
+TEST_CASE("micro-batches hold every token, row and sample once") {
+  StepBatch batch;
+  batch.ranks = {{{{1, 10}, {1, 20}, {9, 30}}, 11, 3, 2, false}, {{{1, 5}}, 1, 1, 0, false}};
+  batch.rows = {{Phase::decode, 0, 2, 100}, {Phase::prefill, 0, 9, 200}, {Phase::decode, 1, 1, 7}};
+  const std::vector<StepBatch> parts = micro_batches(batch, 3);
+  REQUIRE(parts.size() == 3);
+  // ceil(11/3) = 4, ceil(22/3) = 8, 11.
+  CHECK(parts[0].ranks[0].tokens == 4);
+  CHECK(parts[1].ranks[0].tokens == 4);
+  CHECK(parts[2].ranks[0].tokens == 3);
+  REQUIRE(parts[0].ranks[0].sequences.size() == 3);
+  CHECK(parts[0].ranks[0].sequences[2].new_tokens == 2);
+  REQUIRE(parts[1].ranks[0].sequences.size() == 1);
+  CHECK(parts[1].ranks[0].sequences[0].context_tokens == 32);
+  CHECK(parts[2].ranks[0].sequences[0].context_tokens == 36);
+  CHECK(parts[0].ranks[1].tokens == 1);
+  CHECK(parts[1].ranks[1].tokens == 0);
+  std::int32_t sampled = 0, padding = 0;
+  for (const StepBatch& part : parts) {
+    sampled += part.ranks[0].sampled;
+    padding += part.ranks[0].padding;
+  }
+  CHECK(sampled == 3);
+  CHECK(padding == 2);
+  REQUIRE(parts[1].rows.size() == 1);
+  CHECK(parts[1].rows[0].first_row == 202);
+  CHECK(parts[1].rows[0].count == 4);
+}
+
+TEST_CASE("a round's parts add up to it, and every token passes every layer once") {
+  const StepCost cost = explain_step(experiment(2, 1, 2), StepKind::decode, 8, 256, 0).cost;
+  CHECK_THAT(sum(cost.parts), WithinRel(cost.total.count(), 1e-12));
+  CHECK(cost.idle.size() == 4);
+  for (const double idle : cost.idle) {
+    CHECK(idle >= -1e-12);
+    CHECK(idle <= cost.total.count());
+  }
+  // 2 ranks of 8 sequences, top 2, 6 layers.
+  CHECK(tokens_of(cost) == 2 * 8 * 2 * 6);
+  CHECK(pipeline_of(cost) > 0);
+}
+
+TEST_CASE("a stage holds its share of weights and KV cache") {
+  const Experiment whole = experiment(2, 1, 1), piped = experiment(2, 1, 2);
+  CHECK(piped.memory.experts * 2 == whole.memory.experts);
+  CHECK(piped.memory.weights < whole.memory.weights);
+  CHECK(piped.kv_layout.block * 2 == whole.kv_layout.block);
+  CHECK(piped.memory.kv_blocks > 2 * whole.memory.kv_blocks);
+}
+
+TEST_CASE("two stages serve one sequence no faster than one") {
+  // One micro-batch: a stage waits while the other works, and the hop is on top.
+  const StepCost whole = explain_step(experiment(1, 1, 1), StepKind::decode, 1, 256, 0).cost;
+  const StepCost piped = explain_step(experiment(1, 1, 2), StepKind::decode, 1, 256, 0).cost;
+  CHECK(piped.total > whole.total);
+  CHECK_THAT(sum(piped.parts), WithinRel(piped.total.count(), 1e-12));
+  CHECK(pipeline_of(piped) > .4 * piped.total.count());
+}
+
+TEST_CASE("a run through a pipeline loses no request") {
+  const Report report = run(experiment(2, 1, 2));
+  CHECK(report.document().at("/metrics/completed"_json_pointer).get<int>() == 120);
+}
+
+TEST_CASE("what a pipeline is not modelled with is refused by name") {
+  CHECK_THAT(config_error([] {
+               experiment(2, 1, 2, {{"overlap", "two_batch"}});
+             }),
+             Catch::Matchers::Contains("overlap two_batch is not modelled with pp 2"));
+  CHECK_THAT(config_error([] { experiment(16, 1, 2); }),
+             Catch::Matchers::Contains("dp * tp * pp = 32 GPUs, but"));
+  CHECK_THAT(config_error([] { experiment(3, 1, 2); }),
+             Catch::Matchers::Contains("stages of dp * tp = 3 GPUs do not line up with NVLink "
+                                       "domains of 8"));
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prefill and decode apart: does every request pass through both pools, and its KV cache over a
+// link that is charged?
+#include <fmt/format.h>
+
+#include "sim/experiment/pools.hpp"
+#include "sim/serving/simulator.hpp"
+#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim {
+namespace {
+
+using test::load;
+using test::refused;
+using test::WithinAbs;
+using test::WithinRel;
+
+// A prefill group of 4 GPUs and one of decode.
+Json apart(const Json& set = Json::object()) {
+  Json json = test::tiny_experiment(
+      {{"pools",
+        {{"prefill",
+          {{"scheduling",
+            {{"type", "chunked_prefill"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 8}}}}},
+         {"decode", {{"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}});
+  json.merge_patch(set);
+  return json;
+}
+
+Pools cramped(const Pools& pools, std::int64_t prefill_blocks, std::int64_t decode_blocks) {
+  Pools copy = pools;
+  copy.prefill.memory.kv_blocks = prefill_blocks;
+  copy.decode.memory.kv_blocks = decode_blocks;
+  return copy;
+}
+
+Experiment cramped(const Json& json, std::int64_t prefill_blocks, std::int64_t decode_blocks) {
+  Experiment e = load(json);
+  e.pools = std::make_shared<const Pools>(cramped(*e.pools, prefill_blocks, decode_blocks));
+  return e;
+}
+
+TEST_CASE("prompts are computed in one pool and tokens decoded in the other") {
+  // All requests at once: none arrives later, so that the whole run is measured.
+  Json json = apart();
+  json["workload"]["arrivals"]["concurrency"] = 120;
+  const test::Served report = test::serve(load(json));
+  const OrderedJson document = report.document();
+  CHECK(document["metrics"]["completed"] == 120);
+  const OrderedJson& pools = document["pools"];
+  // One token of each request comes from its prompt's step; nothing else is computed twice.
+  const OrderedJson& prefill = pools["prefill"]["instances"][0];
+  const OrderedJson& decode = pools["decode"]["instances"][0];
+  CHECK(prefill["output_tokens"] == 120);
+  CHECK(prefill["prefill_tokens"] == 120.0 * 20);
+  CHECK(prefill["decode_tokens"] == 0.0);
+  CHECK(decode["output_tokens"] == 120 * 29);
+  CHECK(decode["prefill_tokens"] == 0.0);
+  CHECK(decode["decode_tokens"] == 120.0 * 29);
+  CHECK(pools["kv_transfer"]["transfers"] == 120);
+  CHECK(pools["kv_transfer"]["level"] == "nvlink");
+  for (const RequestRecord& r : report.requests) {
+    REQUIRE(r.generated == r.output_tokens);
+    REQUIRE(r.prefill);
+    CHECK(r.prefill->instance == 0);
+    CHECK(r.instance == 1);
+    CHECK(r.prefill->kv_exposed.count() > 0);
+  }
+  // The sections of the decode pool stand at the top.
+  CHECK(document["steps"]["prefill"]["steps"] == 0);
+  CHECK(pools["prefill"]["steps"]["decode"]["steps"] == 0);
+  CHECK(run(load(json)).document().dump() == document.dump());
+}
+
+TEST_CASE("the resolved config of a run with pools is a config that gives the same run") {
+  const Report first = run(load(apart()));
+  const Json config = Json::parse(first.document()["context"]["config"].dump());
+  OrderedJson again = run(load(config)).document(), before = first.document();
+  again.erase("context");
+  before.erase("context");
+  CHECK(again.dump() == before.dump());
+}
+
+TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
+  const auto lone = [](bool overlap, const char* level) {
+    Json json = apart({{"kv_transfer", {{"level", level}, {"overlap", overlap}}}});
+    json["workload"]["requests"] = 1;
+    return json;
+  };
+  for (const char* level : {"nvlink", "network"}) {
+    CAPTURE(level);
+    const Experiment e = load(lone(false, level));
+    const KvTransferCost cost = kv_transfer(*e.pools, 20);
+    // 3 layers of K and V, 4 heads of 64, bf16; 20 tokens are two blocks of 16.
+    CHECK_THAT(cost.bytes.value(), WithinRel(3 * 2 * 4 * 64 * 2 * 32.0, 1e-12));
+    CHECK(cost.last_layer < cost.all);
+    const test::Served serial = test::serve(e);
+    CHECK_THAT(to_seconds(serial.requests[0].prefill->kv_exposed).count(),
+               WithinRel(cost.all.count(), 1e-6));
+    // The prompt's step is long enough to hide all layers but the last.
+    const test::Served overlapped = test::serve(load(lone(true, level)));
+    const Seconds step =
+        to_seconds(overlapped.requests[0].first_token - overlapped.requests[0].arrival);
+    const double exposed = std::max(cost.last_layer.count(), (cost.all - step).count());
+    CHECK_THAT(to_seconds(overlapped.requests[0].prefill->kv_exposed).count(),
+               WithinRel(exposed, 1e-6));
+    // The first gap holds the transfer, TTFT does not.
+    CHECK(serial.document()["metrics"]["mean_ttft_ms"] ==
+          overlapped.document()["metrics"]["mean_ttft_ms"]);
+    CHECK(serial.document()["metrics"]["mean_e2el_ms"] >
+          overlapped.document()["metrics"]["mean_e2el_ms"]);
+  }
+}
+
+TEST_CASE("KV caches leave one after the other over the link of their rank") {
+  // Four prompts of 16 tokens fill one step of 64 on one rank: they are ready at once.
+  Json json = apart({{"kv_transfer", {{"overlap", false}}},
+                     {"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
+                     {"placement", {{"type", "linear"}, {"replication", 1.0}}}});
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 2}};
+  json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
+  json["workload"]["requests"] = 4;
+  const Experiment e = load(json);
+  const double one = kv_transfer(*e.pools, 16).all.count();
+  const test::Served report = test::serve(e);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK_THAT(to_seconds(report.requests[i].prefill->kv_exposed).count(),
+               WithinRel(one * double(i + 1), 1e-6));
+  }
+}
+
+TEST_CASE("KV caches that arrive at one moment join one decode step") {
+  // Four equal prompts, one on each prefill rank: computed in one step, they arrive together.
+  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 16}, {"output", 3}};
+  json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
+  json["workload"]["requests"] = 4;
+  const test::Served report = test::serve(load(json));
+  CHECK(report.document()["steps"]["decode"]["steps"] == 2);
+  for (const RequestRecord& r : report.requests) {
+    CHECK(r.last_token == report.requests[0].last_token);
+  }
+}
+
+TEST_CASE("a GPU of the decode pool receives what it will hold, whatever the prefill pool's tp") {
+  const auto bytes = [](int prefill_tp, int decode_tp, int prefill_pp = 1, int decode_pp = 1) {
+    const auto plan = [](int tp, int pp) {
+      return Json{{"dp", 1}, {"tp", tp}, {"ep", tp}, {"pp", pp}};
+    };
+    Json json = apart({{"placement", {{"type", "linear"}, {"replication", 1.0}}}});
+    json["model"]["attention"]["kv_heads"] = 2;
+    json["model"]["layers"][0]["repeat"] = 4;
+    json["pools"]["prefill"]["parallel"] = plan(prefill_tp, prefill_pp);
+    json["pools"]["decode"]["parallel"] = plan(decode_tp, decode_pp);
+    return kv_transfer(*load(json).pools, 32);
+  };
+  // 4 layers of K and V, 2 heads of 64, bf16, 32 tokens.
+  const double once = 4 * 2 * 2 * 64 * 2 * 32.0;
+  for (const int prefill_tp : {1, 2, 4}) {
+    CAPTURE(prefill_tp);
+    CHECK_THAT(bytes(prefill_tp, 1).bytes.value(), WithinRel(once, 1e-12));
+    CHECK_THAT(bytes(prefill_tp, 2).bytes.value(), WithinRel(once, 1e-12));
+    // Four GPUs for two heads: each head is held twice.
+    CHECK_THAT(bytes(prefill_tp, 4).bytes.value(), WithinRel(2 * once, 1e-12));
+  }
+  CHECK_THAT(bytes(1, 1, 2, 2).bytes.value(), WithinRel(once, 1e-12));
+  CHECK_THAT(bytes(1, 1, 2, 1).bytes.value(), WithinRel(once, 1e-12));
+  CHECK_THAT(bytes(1, 1, 1, 2).bytes.value(), WithinRel(once, 1e-12));
+  // The last layer is one layer, however few its stage has.
+  for (const int stages : {2, 4}) {
+    CHECK(bytes(1, 1, stages, stages).last_layer == bytes(1, 1).last_layer);
+    CHECK(bytes(1, 1, stages, stages).all < bytes(1, 1).all);
+  }
+}
+
+TEST_CASE("links on which a KV cache takes longer than the clock runs are refused") {
+  const auto error = [](const Json& network) {
+    Json json = apart({{"kv_transfer", {{"level", "network"}}}});
+    Json cluster =
+        ConfigNode::from_file(test::source_dir() / "hardware/clusters/h100x16.json").json();
+    cluster["gpu"] = "../hardware/gpus/h100.json";
+    cluster["network"].merge_patch(network);
+    json["cluster"] = cluster;
+    const Experiment e = load(json);
+    return test::config_error([&] { run(e); });
+  };
+  CHECK_THAT(error({{"bandwidth", "0.001 B/s"}}), Catch::Contains("100 days"));
+  CHECK_THAT(error({{"latency", "720 h"}}), Catch::Contains("100 days"));
+}
+
+TEST_CASE("no request is lost, and no block, under any router, with cramped caches") {
+  for (const auto& entry : request_routers().entries()) {
+    CAPTURE(entry.name);
+    // A prompt of 20 takes two blocks; with all its output (49) four.
+    const Experiment e = cramped(apart({{"request_routing", std::string(entry.name)},
+                                        {"kv_cache", {{"prefix_caching", true}}}}),
+                                 3, 6);
+    const Report report = run(e);  // checks that all blocks are free at the end
+    REQUIRE(report.document()["metrics"]["completed"] == 120);
+    CHECK(report.document()["kv"]["preemptions"] > 0);
+  }
+}
+
+TEST_CASE("ranks and whole groups of either pool may fail") {
+  const auto outages = [](const Json& events, int instances) {
+    return Json{{"instances", instances}, {"failures", events}};
+  };
+  const Json rank = Json::array({{{"gpu", 2}, {"at", "4 ms"}, {"recovers_after", "5 ms"}}});
+  const Json group = Json::array({{{"instance", 1}, {"at", "4 ms"}, {"recovers_after", "8 ms"}}});
+  for (const char* pool : {"prefill", "decode"}) {
+    for (const char* scheduler : {"decode_only", "chunked_prefill"}) {
+      for (const bool whole : {false, true}) {
+        CAPTURE(pool, scheduler, whole);
+        Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+        json["pools"]["decode"]["scheduling"] = {
+            {"type", scheduler}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
+        json["pools"][pool].merge_patch(outages(whole ? group : rank, whole ? 2 : 1));
+        const test::Served report = test::serve(load(json));
+        CHECK(report.document()["metrics"]["completed"] == 120);
+        for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
+      }
+    }
+  }
+}
+
+TEST_CASE("a prompt whose rank stops while its KV cache is on the way is computed again") {
+  Json json = apart({{"kv_transfer", {{"overlap", false}}}});
+  json["workload"]["requests"] = 1;
+  json["pools"]["decode"]["scheduling"] = {
+      {"type", "chunked_prefill"}, {"max_num_seqs", 8}, {"max_num_batched_tokens", 64}};
+  const auto recomputed = [](const Report& report) {
+    return report.document()["pools"]["decode"]["instances"][0]["prefill_tokens"].get<double>();
+  };
+  const test::Served whole = test::serve(load(json));
+  const RequestRecord& request = whole.requests[0];
+  CHECK(recomputed(whole) == 0);
+  const auto halfway = to_seconds(request.first_token - Time{} + request.prefill->kv_exposed / 2);
+  json["pools"]["prefill"]["failures"] =
+      Json::array({{{"gpu", request.prefill->rank}, {"at", fmt::format("{} s", halfway.count())}}});
+  const test::Served broken = test::serve(load(json));
+  // 20 tokens of the prompt and the one that the prefill pool had emitted.
+  CHECK(recomputed(broken) == 21);
+  CHECK(broken.requests[0].generated == 30);
+  CHECK(broken.requests[0].first_token == request.first_token);
+  CHECK(broken.requests[0].last_token > request.last_token);
+}
+
+TEST_CASE("a prompt that either pool can never hold is rejected and holds up nobody") {
+  // The prefill pool needs two blocks for 20 tokens, the decode pool four for 49.
+  for (const auto& [prefill, decode] : {std::pair(1, 100), std::pair(100, 3)}) {
+    const Report report = run(cramped(apart(), prefill, decode));
+    CHECK(report.document()["metrics"]["rejected"] == 120);
+    CHECK(report.document()["metrics"]["completed"] == 0);
+  }
+  CHECK(run(cramped(apart(), 2, 4)).document()["metrics"]["completed"] == 120);
+}
+
+TEST_CASE("requests of one output token never see the decode pool") {
+  Json json = apart();
+  json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 20}, {"output", 1}};
+  const test::Served report = test::serve(load(json));
+  CHECK(report.document()["metrics"]["completed"] == 120);
+  CHECK(report.document()["pools"]["kv_transfer"]["transfers"] == 0);
+  for (const RequestRecord& r : report.requests) CHECK(r.instance == 0);
+}
+
+TEST_CASE("pools that make no sense are refused in a sentence") {
+  CHECK(refused(apart()).empty());
+  const auto with = [](const char* pool, const Json& set) {
+    return apart({{"pools", {{pool, set}}}});
+  };
+  CHECK_THAT(refused(with("prefill", {{"instances", 4}})),
+             Catch::Contains("16 GPUs for prefill and 4 for decode are 20"));
+  CHECK_THAT(refused(with("decode", {{"workload", {{"requests", 3}}}})),
+             Catch::Contains("/pools/decode/workload: is one for both pools"));
+  CHECK_THAT(
+      refused(
+          with("prefill",
+               {{"scheduling",
+                 {{"type", "decode_only"}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 8}}}})),
+      Catch::Contains("computes no prompts"));
+  CHECK_THAT(refused(with("decode",
+                          {{"precision",
+                            {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "fp8"}}}})),
+             Catch::Contains("different precisions"));
+  CHECK_THAT(refused(with("decode", {{"schedulin", 1}})), Catch::Contains("schedulin"));
+  CHECK_THAT(refused(apart({{"failures", Json::array()}})), Catch::Contains("/failures"));
+  CHECK_THAT(refused(apart({{"pools", {{"both", Json::object()}}}})), Catch::Contains("both"));
+  Json far = with("decode", {{"instances", 2}});
+  CHECK(refused(far).empty());
+  far["kv_transfer"] = {{"level", "nvlink"}};
+  CHECK_THAT(refused(far), Catch::Contains("NVLink joins 8 GPUs, the pools have 12"));
+  Json near = apart({{"cluster", "../hardware/clusters/h100x8.json"}});
+  near["kv_transfer"] = {{"level", "network"}};
+  CHECK_THAT(refused(near), Catch::Contains("one NVLink domain"));
+}
+
+}  // namespace
+}  // namespace moesim

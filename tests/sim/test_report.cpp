@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reports as values: is every key documented, and do catalogue and document say the same?
+#include <set>
+
+#include "sim/report/metric_catalogue.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim {
+namespace {
+
+// Runs that between them have every section.
+std::vector<Report> reports() {
+  const Json pools = {
+      {"pools",
+       {{"prefill", {{"instances", 2}}},
+        {"decode", {{"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}};
+  const Json memory = {
+      {"expert_memory",
+       {{"type", "lru"},
+        {"slots_per_layer", 4},
+        {"host", {{"bandwidth", "25 GB/s"}, {"latency", "10 us"}, {"source", "a test"}}}}}};
+  const Json hot = {
+      {"placement", {{"replication", 1}}},
+      {"measurement", {{"hot_rank_threshold", 1.01}}},
+      {"rebalancing", {{"type", "eplb_periodic"}, {"step_interval", 20}, {"window_size", 20}}}};
+  const Json objectives = {
+      {"slo", {{"ttft", "2 ms"}, {"tpot", "1 ms"}, {"e2el", "1 s"}}},
+      {"workload",
+       {{"timeout", "12 ms"}, {"cancellation", {{"share", 0.1}, {"mean_after", "5 ms"}}}}},
+      {"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}};
+  const Json failures = {{"instances", 2},
+                         {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
+  std::vector<Report> all;
+  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures}) {
+    all.push_back(run(test::load_tiny(set)));
+  }
+  return all;
+}
+
+// Pointers to everything in a document that is no object or list of objects.
+void add_leaves(const OrderedJson& value, const std::string& pointer,
+                std::set<std::string>& leaves) {
+  if (pointer == "/context/config") {
+    leaves.insert(pointer);
+  } else if (value.is_object()) {
+    for (const auto& [key, part] : value.items()) add_leaves(part, pointer + "/" + key, leaves);
+  } else if (value.is_array() && !value.empty() && value.front().is_object()) {
+    add_leaves(value.front(), pointer + "/0", leaves);
+  } else if (!(value.is_array() && value.empty())) {
+    leaves.insert(pointer);
+  }
+}
+
+TEST_CASE("every key of a report is documented, and every documented key is found in a report") {
+  std::set<std::string> leaves, seen;
+  for (const Report& report : reports()) add_leaves(report.document(), "", leaves);
+  for (const std::string& pointer : leaves) {
+    CAPTURE(pointer);
+    const ReportKey* key = find_report_key(pointer);
+    REQUIRE(key != nullptr);
+    CHECK_FALSE(key->meaning.empty());
+    seen.insert(key->pointer);
+  }
+  // What takes measured tables, files or anchors that a test of the simulator has not.
+  const std::set<std::string> elsewhere{"/breakdown/measured_share",
+                                        "/breakdown/interpolated_share",
+                                        "/breakdown/carried_over_share",
+                                        "/anchored/deployment",
+                                        "/anchored/runs",
+                                        "/anchored/leave_one_out_error",
+                                        "/anchored/tpot_factor",
+                                        "/anchored/ttft_factor"};
+  const auto is_above_others = [](const std::string& pointer) {
+    return std::ranges::any_of(report_keys(), [&](const ReportKey& key) {
+      return key.pointer.starts_with(pointer + "/");
+    });
+  };
+  for (const ReportKey& key : report_keys()) {
+    // The prefill pool's sections are those of the decode pool.
+    if (key.pointer.starts_with("/pools/prefill/") || elsewhere.contains(key.pointer)) continue;
+    if (is_above_others(key.pointer)) continue;
+    INFO(key.pointer);
+    CHECK(seen.contains(key.pointer));
+  }
+}
+
+TEST_CASE("a metric of the catalogue is the number that the report has at its pointer") {
+  std::set<std::string_view> names;
+  for (const Metric& metric : metric_catalogue) {
+    CAPTURE(metric.name);
+    CHECK(names.insert(metric.name).second);
+    CHECK_FALSE(metric.key().meaning.empty());
+  }
+  for (const Report& report : reports()) {
+    const OrderedJson document = report.document();
+    for (const Metric& metric : metric_catalogue) {
+      CAPTURE(metric.name);
+      const OrderedJson::json_pointer place{std::string(metric.pointer)};
+      const OrderedJson there = document.contains(place) ? document.at(place) : OrderedJson();
+      const std::optional<double> value = metric.value(report);
+      REQUIRE(value.has_value() == there.is_number());
+      if (value) CHECK(*value == there.get<double>());
+    }
+  }
+}
+
+TEST_CASE("a report with a share above 1 or a number that is none is not written") {
+  Report report = run(test::load_tiny(Json::object()));
+  report.metrics.mfu = 1.5;
+  CHECK_THROWS_AS(report.document(), std::logic_error);
+  report.metrics.mfu = 0.5;
+  CHECK_NOTHROW(report.document());
+  report.metrics.duration_s = std::nan("");
+  CHECK_THROWS_AS(report.document(), std::logic_error);
+}
+
+TEST_CASE("names in capitals and places of lists stand for any of several") {
+  CHECK(find_report_key("/steps/decode/mean_ms")->pointer == "/steps/KIND/mean_ms");
+  CHECK(find_report_key("/steps/by_rule/decode/share_of_time")->pointer ==
+        "/steps/by_rule/KIND/share_of_time");
+  CHECK(find_report_key("/over_time/17/imbalance")->pointer == "/over_time/N/imbalance");
+  CHECK(find_report_key("/pools/prefill/steps/decode/mean_ms") != nullptr);
+  CHECK(find_report_key("/steps/decode/mean_s") == nullptr);
+  CHECK(find_report_key("/steps/decode/mean_ms/deeper") == nullptr);
+}
+
+}  // namespace
+}  // namespace moesim

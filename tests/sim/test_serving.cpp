@@ -1,0 +1,376 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does an engine's preset fill what a config leaves out, does the benchmark's client see what it
+// should, and do anchors correct what they were fitted on?
+#include <fstream>
+#include <set>
+
+#include "hardware/kernel_tables.hpp"
+#include "models/step_ops.hpp"
+#include "sim/experiment/anchor.hpp"
+#include "sim/experiment/engine.hpp"
+#include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
+#include "tools/validation/anchors.hpp"
+#include "tools/validation/serving_deployment.hpp"
+#include "tools/validation/validation.hpp"
+#include "traces/requests/lengths.hpp"
+
+namespace moesim {
+namespace {
+
+using test::load_tiny;
+using test::serve;
+using test::tiny_experiment;
+using test::WithinAbs;
+using test::WithinRel;
+
+// ---- presets ----
+
+Json filled(Json config) {
+  return with_preset(ConfigNode(std::move(config), test::source_dir() / "tests" / "tiny.json"))
+      .json();
+}
+
+Json with_engine_named(const Json& engine, const Json& set = Json::object()) {
+  Json json = tiny_experiment(set);
+  json.erase("scheduling");
+  json.erase("dispatch");
+  json.erase("token_routing");
+  json["engine"] = engine;
+  return json;
+}
+
+TEST_CASE("a preset fills what a config leaves out, and nothing else") {
+  const Json plain = tiny_experiment({});
+  CHECK(filled(plain) == plain);
+  Json own = with_engine_named({{"name", "vllm"}});
+  own["scheduling"] = {{"max_num_seqs", 7}};
+  own["kv_cache"] = {{"gpu_memory_utilization", 0.5}};
+  const Json json = filled(own);
+  CHECK(json["scheduling"]["type"] == "chunked_prefill");
+  CHECK(json["scheduling"]["max_num_seqs"] == 7);
+  CHECK(json["scheduling"]["max_num_batched_tokens"] == 8192);
+  CHECK(json["kv_cache"]["gpu_memory_utilization"] == 0.5);
+  CHECK(json["workload"] == own["workload"]);
+  // Another policy than the preset's keeps its own options.
+  own["scheduling"] = {{"type", "prefill_first"}, {"max_num_seqs", 7}};
+  CHECK(filled(own)["scheduling"] == own["scheduling"]);
+}
+
+TEST_CASE("an experiment with an engine runs, and its resolved config runs the same") {
+  for (const char* name : {"vllm", "sglang", "trtllm"}) {
+    CAPTURE(name);
+    const Json json = with_engine_named({{"name", name}, {"version", "1.0"}});
+    TraceLibrary traces;
+    const auto path = test::source_dir() / "tests" / "tiny.json";
+    const Experiment first = load_experiment(ConfigNode(json, path), traces);
+    CHECK(first.engine == std::string(name) + " 1.0");
+    const Experiment again = load_experiment(ConfigNode(first.config, path), traces);
+    CHECK(again.config == first.config);
+    CHECK(run(first).document()["metrics"] == run(again).document()["metrics"]);
+  }
+}
+
+TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
+  const auto scheduling = [](const char* name, const char* date, const char* cluster,
+                             const char* model, const char* experts) {
+    Json json = with_engine_named(
+        {{"name", name}, {"version", "0.19.0"}, {"recipe", "inferencex"}, {"date", date}});
+    json["cluster"] = std::string("../hardware/clusters/") + cluster;
+    json["model"] = std::string("../models/zoo/") + model;
+    json["precision"]["experts"] = experts;
+    json["workload"]["lengths"] = {{"type", "uniform"}, {"prompt", 1024}, {"output", 1024}};
+    json["workload"]["arrivals"]["concurrency"] = 32;
+    return filled(json)["scheduling"];
+  };
+  const char* b200 = "b200x8.json";
+  CHECK(scheduling("vllm", "2026-04-21", b200, "minimax_m2_5.json",
+                   "fp8_block")["max_num_batched_tokens"] == 2048);
+  // One prompt a step, then at least 8,192 tokens from 2026-01-21 on.
+  CHECK(scheduling("trtllm", "2025-12-15", b200, "deepseek_v3.json",
+                   "nvfp4")["max_num_batched_tokens"] == 1152);
+  CHECK(scheduling("trtllm", "2026-02-03", b200, "deepseek_v3.json",
+                   "nvfp4")["max_num_batched_tokens"] == 8192);
+  CHECK(scheduling("sglang", "2026-03-03", b200, "qwen3_5_397b_a17b.json",
+                   "fp8_block")["max_num_seqs"] == 128);
+}
+
+TEST_CASE("a recipe names the kernel of its expert layers, where tables have several") {
+  const auto kernel = [](const char* name, const char* version, const char* experts) {
+    Json json = with_engine_named({{"name", name}, {"version", version}, {"recipe", "inferencex"}});
+    json["cluster"] = "../hardware/clusters/b200x8.json";
+    json["model"] = "../models/zoo/minimax_m2_5.json";
+    json["precision"]["experts"] = experts;
+    return filled(json)["engine"].value("expert_kernel", "");
+  };
+  CHECK(kernel("vllm", "0.19.0", "fp8_block") == "trtllm_moe");
+  CHECK(kernel("vllm", "0.17.0", "fp8_block") == "fused_moe");
+  CHECK(kernel("vllm", "0.19.0", "nvfp4").empty());
+  CHECK(kernel("trtllm", "1.1.0", "fp8_block") == "deepgemm");
+}
+
+TEST_CASE("kernels of all engines side by side: the fastest of those measured near") {
+  const GpuSpec h200 =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const GpuSpec own = with_engine(h200, {"vllm", "0.19.0"});
+  const GpuSpec any = with_engine(h200, {"vllm", "0.19.0"}, {{"engines", "any"}});
+  // Two engines run the same Marlin kernel for int4 weights; one of them was measured at three
+  // times the other's time.
+  const GroupedGemmShape kimi{
+      7168, 256, Precision::int4, Precision::bf16, KernelFamily::grouped_gemm, 256, 8};
+  const auto time = [&](const GpuSpec& gpu) {
+    const GroupedGemm layer(kimi, gpu);
+    const std::vector<std::int32_t> tokens(128, 2);
+    return layer.cost(layer.rows(tokens), 32).time;
+  };
+  CHECK(time(any) < 0.6 * time(own));
+}
+
+TEST_CASE("times of tables hold what was measured with them") {
+  const MoeModel model = read_model(
+      ConfigNode::from_file(test::source_dir() / "models" / "zoo" / "minimax_m2_5.json"));
+  const GpuSpec bare =
+      read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
+  const PrecisionPlan fp8{.experts = Precision::fp8_block,
+                          .attention = Precision::fp8_block,
+                          .activations = Precision::fp8_block,
+                          .ffn = Precision::fp8_block};
+  const auto has = [&](const GpuSpec& gpu, std::string_view name) {
+    std::vector<Operation> ops;
+    attention_input_operations(model, {.tp = 4}, fp8, 32, gpu, ops);
+    gate_operations(model, fp8, 32, gpu, ops);
+    return std::ranges::any_of(ops, [&](const Operation& op) { return op.name == name; });
+  };
+  const GpuSpec measured = with_engine(bare, {"vllm", "0.19.0"});
+  for (const char* inside : {"quantise", "kv_cache_write", "top_k"}) {
+    CAPTURE(inside);
+    CHECK(has(bare, inside));
+    CHECK_FALSE(has(measured, inside));
+  }
+  CHECK(has(measured, "qk_norm"));
+}
+
+TEST_CASE("presets are well formed, and every setting names its source") {
+  for (const char* name : {"vllm", "sglang", "trtllm"}) {
+    CAPTURE(name);
+    const Json preset = Json::parse(engine_preset(name));
+    CHECK(preset["name"] == name);
+    for (const Json& setting : preset["settings"]) {
+      CAPTURE(setting.dump());
+      CHECK_FALSE(setting.at("source").get<std::string>().empty());
+      CHECK_FALSE(setting.at("set").empty());
+    }
+  }
+  CHECK(engine_preset("nobody's").empty());
+}
+
+TEST_CASE("an unknown engine is refused with the names there are") {
+  const Json json = with_engine_named({{"name", "vlm"}});
+  CHECK_THAT(test::refused(json),
+             Catch::Matchers::Contains("/engine/name") && Catch::Matchers::Contains("vllm"));
+}
+
+// ---- the client and the engine's front ----
+
+TEST_CASE("staggered clients begin with shares of their outputs, and go on with whole ones") {
+  const Experiment e =
+      load_tiny({{"workload",
+                  {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 4}, {"staggered", true}}},
+                   {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
+                   {"requests", 6}}}});
+  const auto source = e.workload.make(1, 1);
+  std::vector<std::int32_t> outputs;
+  for (int i = 0; i < 6; ++i) {
+    if (i >= 4) source->completed(Time{});
+    outputs.push_back(source->next().value().request.output_tokens);
+  }
+  CHECK(outputs == std::vector<std::int32_t>{5, 10, 15, 20, 20, 20});
+}
+
+TEST_CASE("lengths of the benchmark's client lie evenly between a share and the whole") {
+  const Experiment e = load_tiny({{"workload",
+                                   {{"lengths",
+                                     {{"type", "uniform"},
+                                      {"prompt", 100},
+                                      {"output", 50},
+                                      {"least", 0.8},
+                                      {"$x", nullptr}}}}}});
+  Rng rng(1, "test");
+  std::set<std::int32_t> prompts, outputs;
+  double sum = 0;
+  constexpr int draws = 4000;
+  for (int i = 0; i < draws; ++i) {
+    const Request r = e.workload.lengths->request(i, rng);
+    prompts.insert(r.prompt_tokens);
+    outputs.insert(r.output_tokens);
+    sum += r.prompt_tokens;
+  }
+  CHECK(*prompts.begin() == 80);
+  CHECK(*prompts.rbegin() == 100);
+  CHECK(prompts.size() == 21);
+  CHECK(*outputs.begin() == 40);
+  CHECK(*outputs.rbegin() == 50);
+  CHECK_THAT(sum / draws, WithinAbs(90, 0.5));
+}
+
+TEST_CASE("what the API server takes is in the time to the first token alone") {
+  const auto metrics = [](const Json& set) { return serve(load_tiny(set)).document()["metrics"]; };
+  // One request at a time: nothing else shifts.
+  const Json alone{{"workload", {{"arrivals", {{"concurrency", 1}}}, {"requests", 8}}}};
+  Json later = alone;
+  later["api_server"] = {{"latency", "30 ms"}};
+  const auto a = metrics(alone), b = metrics(later);
+  CHECK_THAT(b["mean_ttft_ms"].get<double>() - a["mean_ttft_ms"].get<double>(),
+             WithinAbs(30, 1e-2));
+  CHECK_THAT(b["mean_tpot_ms"].get<double>(), WithinRel(a["mean_tpot_ms"].get<double>(), 1e-3));
+}
+
+TEST_CASE("a client that is shown tokens in chunks sees the first when it is whole") {
+  const Json alone{{"workload", {{"arrivals", {{"concurrency", 1}}}, {"requests", 8}}}};
+  Json chunked = alone;
+  chunked["api_server"] = {{"first_chunk", 10}};
+  const auto plain = serve(load_tiny(alone)), shown = serve(load_tiny(chunked));
+  REQUIRE(plain.requests.size() == shown.requests.size());
+  for (std::size_t i = 0; i < plain.requests.size(); ++i) {
+    const RequestRecord &a = plain.requests[i], &b = shown.requests[i];
+    CHECK(a.last_token == b.last_token);
+    const double step = double((a.last_token - a.first_token).count()) / 29;
+    CHECK_THAT(double((b.first_token - a.first_token).count()), WithinRel(9 * step, 0.02));
+  }
+}
+
+TEST_CASE("an engine that looks for requests now and then lets them wait, but not when idle") {
+  const Json busy{{"workload", {{"arrivals", {{"concurrency", 4}}}, {"requests", 40}}},
+                  {"parallel", {{"dp", 1}, {"tp", 4}}},
+                  {"placement", {{"type", "linear"}, {"replication", 1}}}};
+  Json polled = busy;
+  polled["api_server"] = {{"receive_interval", 10}};
+  const double now = serve(load_tiny(busy)).document()["metrics"]["mean_ttft_ms"];
+  const double later = serve(load_tiny(polled)).document()["metrics"]["mean_ttft_ms"];
+  CHECK(later > now);
+  Json idle = polled;
+  idle["workload"]["arrivals"]["concurrency"] = 1;
+  Json idle_now = busy;
+  idle_now["workload"]["arrivals"]["concurrency"] = 1;
+  CHECK(serve(load_tiny(idle)).document()["metrics"]["mean_ttft_ms"] ==
+        serve(load_tiny(idle_now)).document()["metrics"]["mean_ttft_ms"]);
+}
+
+TEST_CASE("gaps, sequences and eager launches add what they say to a step") {
+  const auto step = [](const Json& charges, StepKind kind) {
+    const Experiment e = load_tiny({{"charges", charges}});
+    return explain_step(e, kind, 4, 100, 16).cost.total.count();
+  };
+  const double bare = step(Json::object(), StepKind::decode);
+  const double gaps = step({{"per_layer", "5 us"}}, StepKind::decode);
+  CHECK_THAT(gaps - bare, WithinRel(3 * 5e-6, 1e-6));
+  const double sequences = step({{"per_sequence", "2 us"}}, StepKind::decode);
+  CHECK_THAT(sequences - bare, WithinRel(4 * 2e-6, 1e-6));
+  CHECK_THAT(step({{"eager_layer", "10 ms"}}, StepKind::prefill), WithinRel(30e-3, 1e-6));
+  CHECK(step({{"eager_layer", "1 ns"}}, StepKind::prefill) == step({}, StepKind::prefill));
+}
+
+TEST_CASE("a decode that a captured graph holds pays no eager launches") {
+  const auto step = [](int largest) {
+    const Experiment e = load_tiny({{"charges", {{"eager_layer", "10 ms"}}},
+                                    {"cuda_graph", {{"sizes", "vllm"}, {"max", largest}}}});
+    return explain_step(e, StepKind::decode, 4, 100, 0).cost.total.count();
+  };
+  CHECK(step(4) < 5e-3);
+  CHECK_THAT(step(2), WithinRel(30e-3, 1e-6));
+}
+
+TEST_CASE("engines capture the batch sizes that they do") {
+  const auto sizes = [](const char* rule, int largest) {
+    return load_tiny({{"cuda_graph", {{"sizes", rule}, {"max", largest}}}}).graph_sizes;
+  };
+  const auto vllm = sizes("vllm", 512);
+  CHECK(std::vector(vllm.begin(), vllm.begin() + 5) == std::vector<std::int32_t>{1, 2, 4, 8, 16});
+  CHECK(std::count(vllm.begin(), vllm.end(), 248) == 1);
+  CHECK(std::count(vllm.begin(), vllm.end(), 264) == 0);
+  CHECK(vllm.back() == 512);
+  CHECK(sizes("sglang", 20) == std::vector<std::int32_t>{1, 2, 4, 8, 12, 16, 20});
+  CHECK(sizes("trtllm", 300) == std::vector<std::int32_t>{1,  2,   4,   8,   16,  24,  32,
+                                                          40, 48,  56,  64,  72,  80,  88,
+                                                          96, 104, 112, 120, 128, 256, 300});
+}
+
+// ---- anchors ----
+
+TEST_CASE("one run gives a factor, three give slopes, and both return what they were made of") {
+  const AnchorFit one = fit_anchor(std::vector<AnchorRun>{{{16, 1024, 1024}, 12, 10}});
+  CHECK_THAT(one.at({16, 1024, 1024}), WithinRel(1.2, 1e-9));
+  CHECK_THAT(one.at({64, 8192, 1024}), WithinRel(1.2, 1e-9));
+  std::vector<AnchorRun> runs;
+  for (const double c : {1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0})
+    runs.push_back({{c, 1024, 1024}, 10 * std::pow(c, 0.1), 10});
+  const AnchorFit fit = fit_anchor(runs);
+  CHECK(fit.runs == 10);
+  // Ridge takes the slope a little towards 0.
+  CHECK(fit.slope.concurrency < 0.1);
+  CHECK_THAT(fit.slope.concurrency, WithinRel(0.1, 0.05));
+  CHECK_THAT(fit.slope.prompt, WithinAbs(0, 1e-12));
+  CHECK(fit.leave_one_out < 0.02);
+}
+
+TEST_CASE("an anchor is read as it was written, and its errors name the place") {
+  Anchor anchor{.deployment = "H100 here", .tpot = {}, .ttft = {}};
+  anchor.tpot = {.factor = 1.25, .center = {8, 1000, 500}, .slope = {0.1, 0, -0.2}, .runs = 3};
+  const Anchor read = read_anchor(test::config(to_json(anchor).dump()));
+  CHECK(read.deployment == anchor.deployment);
+  CHECK(read.tpot.at({16, 2000, 300}) == anchor.tpot.at({16, 2000, 300}));
+  CHECK(read.ttft.runs == 0);
+  CHECK_THAT(test::config_error([] { read_anchor(test::config(R"({"tpot": {}})")); }),
+             Catch::Matchers::Contains("deployment"));
+}
+
+// ---- measured deployments ----
+
+TEST_CASE("rows of deployments apart are two points each, with both sides' workers") {
+  const test::TemporaryFolder folder;
+  const auto file = folder.path() / "apart.csv";
+  std::ofstream(file)
+      << "id,model,gpu,engine,version,measured,precision,experts_precision,isl,osl,"
+         "concurrency,prefill_num_workers,prefill_batch_size,prefill_tp_size,"
+         "prefill_attention_dp_size,prefill_moe_ep_size,decode_num_workers,"
+         "decode_batch_size,decode_tp_size,decode_attention_dp_size,"
+         "decode_moe_ep_size,ttft_ms,tpot_ms,source\n"
+         "d1,DeepSeek-R1,GB200,trtllm,0.8.1,2026-02-05,fp8,fp8,1024,1024,,2,1,1,8,8,"
+         "1,4,1,32,32,600,15,s\n";
+  const auto points = read_points(file);
+  REQUIRE(points.size() == 2);
+  CHECK(points[0].metric == "TTFT");
+  CHECK(points[0].value == 600);
+  CHECK(points[1].metric == "TPOT");
+  CHECK(points[1].value == 15);
+  CHECK(points[1].gpus == 2 * 8 + 32);
+  CHECK(points[1].concurrency == 4 * 32);
+  CHECK(points[1].decode.ep == 32);
+  CHECK(categories_of(points[1]) ==
+        std::vector<std::string>{"disaggregated", "disaggregated/tpot"});
+  const DeploymentJson pools = pools_json(points[1], test::source_dir());
+  CHECK(pools.unknown.empty());
+  CHECK(pools.experiment["pools"]["prefill"]["instances"] == 2);
+  CHECK(pools.experiment["pools"]["decode"]["parallel"]["dp"] == 32);
+}
+
+TEST_CASE("a point's engine, version and recipe are those of its row") {
+  MeasuredPoint point;
+  point.model = "gpt-oss-120b";
+  point.operation = "online serving vllm 0.19.0, aggregated, closed loop";
+  point.notes = "InferenceX run 2026-04-21; random lengths";
+  CHECK(engine_of(point).name == "vllm");
+  CHECK(engine_of(point).version == "0.19.0");
+  CHECK(client_of(point).recipe);
+  CHECK(client_of(point).date == "2026-04-21");
+  point.operation = "online serving vllm version unknown, aggregated, closed loop";
+  point.notes = "InferenceX run 2025-11-02; random lengths";
+  CHECK(engine_of(point).version == "0.10.2");
+  point.operation = "trtllm-bench offline max throughput";
+  CHECK(engine_of(point).name == "trtllm");
+  point.notes = "";
+  CHECK_FALSE(client_of(point).recipe);
+}
+
+}  // namespace
+}  // namespace moesim

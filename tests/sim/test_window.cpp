@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Is what a run measures that of a stretch long enough, and does the report say when it is not?
+#include <algorithm>
+
+#include "sim/serving/simulator.hpp"
+#include "tests/support.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim {
+namespace {
+
+using test::load_tiny;
+using test::WithinRel;
+
+// Two groups, 12 requests in flight on each, so that they finish nearly, but not quite, together.
+OrderedJson two_groups(int requests, const Json& set = Json::object()) {
+  Json json = {{"instances", 2}, {"workload", {{"requests", requests}}}};
+  json.merge_patch(set);
+  return run(load_tiny(json)).document();
+}
+
+double throughput(const OrderedJson& report) { return report["metrics"]["output_throughput"]; }
+
+// Adds up the HBM traffic of what lies between two moments, step by step.
+struct Between : RunObserver {
+  Between(double from, double to) : begin(from), end(to) {}
+  void step_ended(const StepRecord& record, Time now) override {
+    const double start = to_seconds(record.step.start).count();
+    const double stop = to_seconds(now).count();
+    const double inside = std::max(0.0, std::min(stop, end) - std::max(start, begin));
+    hbm_bytes += record.cost.hbm_bytes * inside / (stop - start);
+  }
+  double begin, end, hbm_bytes = 0;
+};
+
+Json poisson(const char* rate, int requests) {
+  return {{"workload",
+           {{"arrivals", {{"type", "poisson"}, {"rate", rate}, {"concurrency", nullptr}}},
+            {"requests", requests}}}};
+}
+
+TEST_CASE("a window shorter than the steps of any group is never what is measured") {
+  const double long_run = throughput(two_groups(960));
+  for (const int requests : {24, 30, 36, 48, 60}) {
+    CAPTURE(requests);
+    const OrderedJson report = two_groups(requests);
+    const double seconds = report["metrics"]["duration_s"];
+    for (const OrderedJson& group : report["instances"]) {
+      CHECK(seconds * 1e3 > 3 * group["mean_step_ms"].get<double>());
+      CHECK(group["utilization"].get<double>() <= 1 + 1e-9);
+    }
+    CHECK(throughput(report) < 1.2 * long_run);
+  }
+}
+
+TEST_CASE("a run of one wave is measured whole, every token once, and says that it was too short") {
+  // All prompts fit one step, so that all requests of a group leave with the same one.
+  const Json lengths{{"type", "fixed"}, {"prompt", 4}, {"output", 30}};
+  const OrderedJson report = two_groups(
+      24, {{"measurement", {{"warmup", 0.1}}},
+           {"workload",
+            {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 24}}}, {"lengths", lengths}}}});
+  CHECK(report["measurement"]["window"] == "whole");
+  CHECK(report["measurement"]["state"] == "too_short");
+  const double seconds = report["metrics"]["duration_s"];
+  CHECK_THAT(throughput(report) * seconds, WithinRel(24 * 30.0, 1e-12));
+  CHECK(report["metrics"]["completed_while_measured"] == 24);
+}
+
+TEST_CASE("a step counts by its share within the window") {
+  const Experiment e = load_tiny(poisson("2000 /s", 400));
+  const OrderedJson report = run(e).document();
+  const OrderedJson& window = report["measurement"];
+  CHECK(window["window"] == "steady");
+  Between oracle(window["begin_s"], window["end_s"]);
+  test::serve(e, {&oracle});
+  const double seconds = report["metrics"]["duration_s"];
+  const double hbm = e.cluster.gpu.hbm_bandwidth.value() * e.parallel.gpus();
+  CHECK_THAT(report["metrics"]["mbu"].get<double>() * seconds * hbm,
+             WithinRel(oracle.hbm_bytes, 1e-6));
+}
+
+TEST_CASE("a run says whether it kept up with what arrived") {
+  const OrderedJson calm = run(load_tiny(poisson("2000 /s", 1000))).document()["measurement"];
+  CHECK(calm["state"] == "stable");
+  CHECK_THAT(calm["offered_request_rate"].get<double>(), WithinRel(2000, .15));
+  CHECK_THAT(calm["served_request_rate"].get<double>(), WithinRel(2000, .15));
+  const OrderedJson flood = run(load_tiny(poisson("200000 /s", 1000))).document()["measurement"];
+  CHECK(flood["state"] == "overloaded");
+  CHECK(flood["served_request_rate"].get<double>() <
+        .5 * flood["offered_request_rate"].get<double>());
+  // Whoever waits for an answer before asking again cannot ask for too much.
+  const OrderedJson closed = two_groups(960)["measurement"];
+  CHECK(closed["offered_request_rate"].is_null());
+  CHECK(closed["state"] == "stable");
+}
+
+}  // namespace
+}  // namespace moesim

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does a prediction say what it rests on, and how far it might be off?
+#include <numeric>
+
+#include <tbb/global_control.h>
+
+#include "sim/serving/simulator.hpp"
+#include "tests/support.hpp"
+#include "tools/run/intervals.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+
+namespace {
+
+ConfigNode tiny(const std::string& gpu = "h100") {
+  const auto file = source_dir() / "tests/tiny.json";
+  Json json = ConfigNode::from_file(file).json();
+  Json cluster = ConfigNode::from_file(source_dir() / "hardware/clusters/h100x8.json").json();
+  cluster["gpu"] = (source_dir() / "hardware/gpus" / (gpu + ".json")).string();
+  json["cluster"] = std::move(cluster);
+  return {std::move(json), file};
+}
+
+Experiment experiment(const ConfigNode& config) {
+  TraceLibrary traces;
+  return load_experiment(config, traces);
+}
+
+double seconds(const ExplainedStep& step, Evidence evidence) {
+  double sum = 0;
+  for (const auto& part : step.cost.grounds) sum += part[static_cast<std::size_t>(evidence)];
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its rows do") {
+  for (const std::string gpu : {"h100", "rtx_pro_6000"}) {
+    const ExplainedStep step = explain_step(experiment(tiny(gpu)), StepKind::decode, 8, 1024, 64);
+    double all = 0;
+    for (std::size_t g = 0; g < evidence_names.size(); ++g) {
+      const auto evidence = static_cast<Evidence>(g);
+      double rows = 0;
+      for (const ExplainedOperation& op : step.operations)
+        if (op.evidence == evidence) rows += op.seconds;
+      CHECK_THAT(seconds(step, evidence), WithinRel(rows, 1e-9) || WithinAbs(0, 1e-15));
+      all += rows;
+    }
+    CHECK_THAT(all, WithinRel(step.cost.total.count(), 1e-9));
+  }
+}
+
+TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {
+  const ExplainedStep measured = explain_step(experiment(tiny()), StepKind::decode, 8, 1024, 64);
+  const ExplainedStep unmeasured =
+      explain_step(experiment(tiny("rtx_pro_6000")), StepKind::decode, 8, 1024, 64);
+  CHECK(seconds(measured, Evidence::calibrated) > seconds(measured, Evidence::unmeasured));
+  for (const ExplainedOperation& op : unmeasured.operations) {
+    const bool charge = op.name == "token_routing" || op.name == "host_overhead";
+    CHECK((op.evidence == Evidence::unmeasured) == !charge);
+  }
+}
+
+TEST_CASE("every operation is set against the peak of its own precision, and none exceeds it") {
+  Json json = tiny().json();
+  json["precision"] = {{"experts", "fp8_block"}, {"attention", "bf16"}};
+  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
+                                          StepKind::decode, 8, 1024, 64);
+  for (const ExplainedOperation& op : step.operations) {
+    INFO(op.name);
+    CHECK(op.flops <= op.peak_flops);
+    if (op.flops > 0 && op.name != "expert_ffn")
+      CHECK_THAT(op.peak_flops / op.seconds, WithinRel(989.5e12, 1e-9));
+  }
+}
+
+TEST_CASE("tokens cost what all GPUs cost while they are made") {
+  const Json metrics = run(experiment(tiny())).document().at("metrics");
+  // H100: 3.99 dollars an hour, four of them.
+  CHECK_THAT(
+      metrics.at("cost_per_million_output_tokens").get<double>(),
+      WithinRel(4 * 3.99 / 3600 * 1e6 / metrics.at("output_throughput").get<double>(), 1e-9));
+  CHECK(run(experiment(tiny("rtx_pro_6000")))
+            .document()
+            .at("metrics")
+            .at("cost_per_million_output_tokens")
+            .is_null());
+}
+
+TEST_CASE("intervals hold their median, and are the same on any number of threads", "[threads]") {
+  const auto bands = [](std::size_t threads) {
+    const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+    return intervals(tiny(), 6, [](int) {});
+  };
+  const OrderedJson one = bands(1);
+  CHECK(one == bands(2));
+  CHECK(one.at("runs") == 6);
+  for (const auto& [name, band] : one.at("metrics").items()) {
+    CHECK(band.at("low") < band.at("median"));
+    CHECK(band.at("median") < band.at("high"));
+  }
+}
+
+TEST_CASE("constants are drawn again within physics, another draw gives others") {
+  const Experiment base = experiment(tiny());
+  for (int draw = 0; draw < 20; ++draw) {
+    const GpuSpec gpu = resampled(base, draw).cluster.gpu;
+    for (const auto& [family, kernel] : gpu.kernels) {
+      CHECK(kernel.bandwidth_share <= 1);
+      for (const auto& [precision, share] : kernel.peak_share) CHECK(share <= 1);
+    }
+  }
+  const auto launch = [&](int draw) {
+    return resampled(base, draw).cluster.gpu.kernel(KernelFamily::gemm).launch;
+  };
+  CHECK(launch(1) == launch(1));
+  CHECK(launch(1) != launch(2));
+}

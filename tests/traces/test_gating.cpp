@@ -1,0 +1,449 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do generated traces have the statistics that they are made for?
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "sim/placement/placement.hpp"
+#include "tests/support.hpp"
+#include "tests/temporary.hpp"
+#include "tests/trace_meta.hpp"
+#include "traces/gating/expert_sampler.hpp"
+#include "traces/gating/gating.hpp"
+#include "traces/halves.hpp"
+#include "traces/trace_statistics.hpp"
+
+using namespace moesim;
+using namespace moesim::test;
+
+namespace {
+
+MoeModel model_of(int layers, int experts, int k, int groups = 1, int groups_per_token = 1) {
+  MoeModel model;
+  model.name = "test model";
+  model.experts = experts;
+  model.experts_per_token = k;
+  model.expert_groups = groups;
+  model.groups_per_token = groups_per_token;
+  model.layers.resize(static_cast<std::size_t>(layers));
+  return model;
+}
+
+RoutingTrace generated(const std::string& gating, const MoeModel& model, std::uint64_t seed = 1) {
+  return gatings().make(config(gating))->trace(model, seed);
+}
+
+PopularitySkew skew_of(const RoutingTrace& trace) {
+  return popularity_skew(trace.expert_counts(), trace.num_experts());
+}
+
+RoutingTrace one_workload(const RoutingTrace& trace) {
+  std::vector<TraceRequest> requests;
+  for (const TraceRequest& request : trace.requests())
+    if (request.workload == 0) requests.push_back(request);
+  return trace.with_requests(std::move(requests));
+}
+
+std::vector<int> row(const RoutingTrace& trace, std::int64_t index) {
+  return trace.visit([&](auto ids) {
+    const auto width = static_cast<std::size_t>(trace.row_ids());
+    const auto ids_of_row = ids.subspan(static_cast<std::size_t>(index) * width, width);
+    return std::vector<int>(ids_of_row.begin(), ids_of_row.end());
+  });
+}
+
+bool equal_rows(const RoutingTrace& a, const RoutingTrace& b) {
+  if (a.tokens() != b.tokens()) return false;
+  for (std::int64_t i = 0; i < a.tokens(); ++i)
+    if (row(a, i) != row(b, i)) return false;
+  return true;
+}
+
+/// Recorded by nobody: 2 requests of 2 rows, 2 layers, top-1 of 4.
+std::filesystem::path tiny_trace(const TemporaryFolder& folder) {
+  const std::filesystem::path directory = folder / "tiny";
+  const TraceMeta meta = test::trace_meta("tiny", 4, 1, {0, 1});
+  write_trace(RoutingTrace(meta, {"law", "math"}, {{0, 2, 0, 0, false}, {2, 2, 0, 1, true}},
+                           {0, 1, 2, 3, 0, 2, 1, 3}),
+              directory);
+  return directory;
+}
+
+}  // namespace
+
+TEST_CASE("the sampler draws without replacement in proportion to weight") {
+  // Weights 1, 2, 5, two picks: P(2 then 1) = 5/8 * 2/3, P(2 then 0) = 5/8 * 1/3, ...
+  ExpertSampler sampler(3, 2, 1, 1);
+  sampler.set_weights(std::vector<double>{1, 2, 5});
+  Rng rng(1, "test");
+  constexpr int draws = 200'000;
+  std::array<std::array<int, 3>, 3> seen{};
+  std::array<std::uint16_t, 2> picks{};
+  for (int i = 0; i < draws; ++i) {
+    sampler.first(picks, rng);
+    ++seen[picks[0]][picks[1]];
+  }
+  const std::array<double, 3> weight{1, 2, 5};
+  for (std::size_t a = 0; a < 3; ++a)
+    for (std::size_t b = 0; b < 3; ++b) {
+      const double expected = a == b ? 0 : weight[a] / 8 * weight[b] / (8 - weight[a]);
+      CHECK_THAT(seen[a][b] / double{draws}, WithinAbs(expected, 0.005));
+    }
+}
+
+TEST_CASE("the sampler finishes where one expert has nearly all the weight") {
+  ExpertSampler sampler(8, 8, 1, 1);
+  sampler.set_weights(std::vector<double>{1e12, 1, 1, 1, 1, 1, 1, 1});
+  Rng rng(1, "test");
+  std::array<std::uint16_t, 8> picks{};
+  sampler.first(picks, rng);
+  CHECK(picks[0] == 0);
+  CHECK(std::set<int>(picks.begin(), picks.end()).size() == 8);
+}
+
+TEST_CASE("a limit of all groups is no limit") {
+  // Equal weights: every group limit leaves the marginals uniform, k = 2 of 8 each.
+  for (const int groups_per_token : {1, 2, 4}) {
+    ExpertSampler sampler(8, 2, 4, groups_per_token);
+    sampler.set_weights(std::vector<double>(8, 1.0));
+    Rng rng(1, "test");
+    std::array<std::uint16_t, 2> picks{};
+    std::array<int, 8> seen{};
+    constexpr int draws = 80'000;
+    for (int i = 0; i < draws; ++i) {
+      sampler.first(picks, rng);
+      for (const std::uint16_t pick : picks) ++seen[pick];
+      if (groups_per_token == 1) CHECK(picks[0] / 2 == picks[1] / 2);
+    }
+    for (const int count : seen) CHECK_THAT(count / double{draws}, WithinAbs(0.25, 0.006));
+  }
+}
+
+TEST_CASE("group-limited tokens stay within their groups and prefer the strong ones") {
+  const MoeModel model = model_of(2, 64, 8, 8, 4);
+  const RoutingTrace trace = generated(
+      R"({"type": "topical", "preset": "deepseek_r1", "requests": 8, "prompt_rows": 0})", model);
+  trace.check_ids();
+  for (std::int64_t token = 0; token < trace.tokens(); ++token) {
+    const std::vector<int> picks = row(trace, token);
+    for (auto layer = picks.begin(); layer != picks.end(); layer += 8) {
+      std::set<int> groups;
+      std::for_each(layer, layer + 8, [&](int expert) { groups.insert(expert / 8); });
+      REQUIRE(groups.size() <= 4);
+    }
+  }
+}
+
+TEST_CASE("every generator gives distinct ids in range and the shape asked for") {
+  const MoeModel model = model_of(3, 16, 4);
+  for (const std::string type : {"uniform", "popularity", "topical"}) {
+    const RoutingTrace trace = generated(
+        R"({"type": ")" + type +
+            R"(", "requests": 5, "prompt_rows": 2, "decode_rows": 3, "workloads": ["a", "b"]})",
+        model);
+    trace.check_ids();
+    CHECK(trace.tokens() == 25);
+    CHECK(trace.layers() == 3);
+    CHECK(trace.experts_per_token() == 4);
+    CHECK(trace.meta().synthetic);
+    CHECK(trace.recorded("prefill"));
+    CHECK(trace.recorded("decode"));
+    CHECK(trace.requests()[3].row_start == 15);
+    CHECK(trace.requests()[3].prompt_rows == 2);
+    CHECK(trace.requests()[3].workload == 1);
+  }
+}
+
+TEST_CASE("the same seed gives the same rows, another seed others") {
+  const MoeModel model = model_of(2, 16, 4);
+  const std::string gating = R"({"type": "topical", "requests": 9})";
+  CHECK(equal_rows(generated(gating, model), generated(gating, model)));
+  CHECK_FALSE(equal_rows(generated(gating, model), generated(gating, model, 2)));
+}
+
+TEST_CASE("uniform gating is uniform") {
+  const RoutingTrace trace = generated(R"({"type": "uniform"})", model_of(4, 32, 4));
+  const PopularitySkew skew = skew_of(trace);
+  CHECK(skew.max_over_mean.max < 1.05);  // 8192 tokens per expert: 1.1 % standard deviation
+  const std::array lags{1};
+  CHECK_THAT(token_overlap(trace, lags, 1).lags[0].share->mean, WithinAbs(0.125, 0.005));
+}
+
+TEST_CASE("popularity gating has skew and no memory") {
+  const RoutingTrace trace =
+      generated(R"({"type": "popularity", "popularity_sigma": 0.6, "popularity_spread": 0})",
+                model_of(16, 256, 8));
+  // Log-normal of sigma s: variation sqrt(exp(s^2) - 1) = 0.66 and top-12.5 % share
+  // 1 - Phi(1.150 - s) = 0.29 of the weights; picks are a little flatter.
+  const PopularitySkew skew = skew_of(trace);
+  CHECK_THAT(skew.variation.mean, WithinAbs(0.63, 0.05));
+  CHECK_THAT(skew.top_eighth_share.mean, WithinAbs(0.285, 0.02));
+  const std::array lags{1};
+  const TokenOverlap overlap = token_overlap(trace, lags, 1);
+  CHECK_THAT(overlap.lags[0].share->mean, WithinAbs(overlap.independent, 0.003));
+}
+
+TEST_CASE("the gpt_oss preset has the statistics of gpt-oss-20b") {
+  const RoutingTrace trace =
+      generated(R"({"type": "topical", "preset": "gpt_oss"})", model_of(24, 32, 4));
+  const PopularitySkew pooled = skew_of(trace);
+  CHECK_THAT(pooled.max_over_mean.mean, WithinRel(2.62, 0.15));
+  CHECK_THAT(pooled.variation.mean, WithinRel(0.71, 0.10));
+  CHECK_THAT(pooled.top_eighth_share.mean, WithinRel(0.28, 0.10));
+  CHECK_THAT(pooled.gini.mean, WithinRel(0.40, 0.10));
+  CHECK(pooled.min_over_mean.mean < 0.1);
+  const PopularitySkew single = skew_of(one_workload(trace));
+  CHECK_THAT(single.max_over_mean.mean, WithinRel(4.1, 0.15));
+  CHECK_THAT(single.variation.mean, WithinRel(1.0, 0.10));
+  const std::array lags{1, 128};
+  const TokenOverlap overlap = token_overlap(trace, lags, 1);
+  CHECK_THAT(overlap.lags[0].share->mean, WithinAbs(0.44, 0.02));
+  CHECK_THAT(overlap.lags[1].share->mean, WithinAbs(0.324, 0.025));
+  CHECK_THAT(*overlap.same_request, WithinAbs(0.315, 0.02));
+  CHECK_THAT(*overlap.different_requests, WithinAbs(0.19, 0.01));
+  CHECK_THAT(layer_predictability(trace, 1)->recall_k.mean, WithinAbs(0.62, 0.04));
+  const std::array batches{8, 32};
+  const auto distinct = distinct_experts(trace, batches, 1);
+  CHECK_THAT(distinct[0].decode, WithinRel(17.9, 0.02));
+  CHECK_THAT(distinct[1].decode, WithinRel(26.9, 0.02));
+  CHECK_THAT(*distinct[1].chunk, WithinRel(19.0, 0.15));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(8.3, 0.20));
+  CHECK(distinct[1].variance_ratio > 2);  // 4.8: large batches still vary too little
+}
+
+TEST_CASE("the deepseek_v2_lite preset has the statistics of DeepSeek-V2-Lite") {
+  const RoutingTrace trace =
+      generated(R"({"type": "topical", "preset": "deepseek_v2_lite"})", model_of(26, 64, 6));
+  const PopularitySkew pooled = skew_of(trace);
+  CHECK_THAT(pooled.max_over_mean.mean, WithinRel(2.73, 0.15));
+  CHECK_THAT(pooled.variation.mean, WithinRel(0.51, 0.12));
+  CHECK_THAT(pooled.top_eighth_share.mean, WithinRel(0.25, 0.10));
+  const std::array lags{1};
+  const TokenOverlap overlap = token_overlap(trace, lags, 1);
+  CHECK_THAT(overlap.lags[0].share->mean, WithinAbs(0.279, 0.02));
+  CHECK_THAT(*overlap.same_request, WithinAbs(0.167, 0.015));
+  CHECK_THAT(*overlap.different_requests, WithinAbs(0.118, 0.01));
+  CHECK_THAT(layer_predictability(trace, 1)->recall_k.mean, WithinAbs(0.575, 0.04));
+  const std::array batches{8, 32};
+  const auto distinct = distinct_experts(trace, batches, 1);
+  CHECK_THAT(distinct[0].decode, WithinRel(32.1, 0.03));
+  CHECK_THAT(distinct[1].decode, WithinRel(56.4, 0.02));
+  CHECK_THAT(*distinct[1].chunk, WithinRel(47.2, 0.05));
+  CHECK_THAT(distinct[0].variance_ratio, WithinRel(11.4, 0.30));
+  CHECK(distinct[1].variance_ratio > 2.5);  // 8.3
+}
+
+TEST_CASE("the deepseek_r1 preset has the per-layer skew of DeepSeek-R1 on GPQA") {
+  const RoutingTrace trace = generated(
+      R"({"type": "topical", "preset": "deepseek_r1", "requests": 64, "prompt_rows": 0,
+          "decode_rows": 100})",
+      model_of(58, 256, 8, 8, 4));
+  const std::vector<std::int64_t> counts = trace.expert_counts();
+  std::vector<double> hottest;
+  for (auto layer = counts.begin(); layer != counts.end(); layer += 256)
+    hottest.push_back(static_cast<double>(*std::max_element(layer, layer + 256)) /
+                      (6400 * 8 / 256));
+  std::sort(hottest.begin(), hottest.end());
+  CHECK_THAT(hottest[hottest.size() / 2], WithinRel(6.1, 0.15));
+  CHECK(hottest.front() > 2.5);  // 3.2 to 13.3
+  CHECK(hottest.back() < 18);
+  const PopularitySkew pooled = skew_of(trace);
+  CHECK_THAT(pooled.top_eighth_share.mean, WithinRel(0.313, 0.08));
+  CHECK_THAT(pooled.top_eighth_share.max, WithinAbs(0.45, 0.07));  // .497
+}
+
+TEST_CASE("the deepseek_r1 preset has the histogram of DeepSeek-R1's experts on GPQA") {
+  if (!has_shared()) {
+    WARN("skipped: no shared data");
+    return;
+  }
+  const Json stats =
+      ConfigNode::from_file(shared_dir() / "data/routing/deepseek-r1-stats/per_layer_stats.json")
+          .json();
+  // Experts per layer by their share of the selections, in bins of 0.519 %; mean over layers.
+  constexpr std::size_t bins = 10;
+  std::array<double, bins> recorded{}, made{};
+  const Json& layers = stats.at("gpqa_hist_10bins_of_width_0.519pct_counts");
+  for (const Json& layer : layers)
+    for (std::size_t i = 0; i < bins; ++i)
+      recorded[i] += layer.at(i).get<double>() / static_cast<double>(layers.size());
+  const std::vector<std::int64_t> counts =
+      generated(R"({"type": "topical", "preset": "deepseek_r1", "requests": 64, "prompt_rows": 0,
+                    "decode_rows": 100})",
+                model_of(58, 256, 8, 8, 4))
+          .expert_counts();
+  for (const std::int64_t count : counts) {
+    const double percent = 100 * static_cast<double>(count) / (6400 * 8);
+    made[std::min(bins - 1, static_cast<std::size_t>(percent / 0.519))] += 1.0 / 58;
+  }
+  CHECK_THAT(made[0], WithinRel(recorded[0], 0.03));
+  CHECK_THAT(made[1], WithinRel(recorded[1], 0.15));
+  const auto hot = [](const auto& histogram) {
+    return std::accumulate(histogram.begin() + 2, histogram.end(), 0.0);
+  };
+  CHECK_THAT(hot(made), WithinRel(hot(recorded), 0.15));
+}
+
+TEST_CASE("the deepseek_r1_translation preset predicts what EPLB does for DeepSeek-R1") {
+  // 1,024 requests; EPLB sees half of each workload's, and a step holds eight tokens of each other
+  // one: 4,096.
+  const RoutingTrace trace = generated(
+      R"({"type": "topical", "preset": "deepseek_r1_translation", "requests": 1024,
+          "prompt_rows": 0, "decode_rows": 8})",
+      model_of(58, 256, 8, 8, 4));
+  Observation half;
+  half.fitted_half = true;
+  const ExpertStatistics seen = observe(std::array{&trace}, half);
+  const std::vector<char> fitted = fitted_half(trace);
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < fitted.size(); ++i) {
+    if (fitted[i] == 0) others.push_back(i);
+  }
+  const std::vector<std::int64_t> step = trace.expert_counts(others);
+  // Of the busiest rank and of the hottest slot over the mean, an expert's tokens split evenly over
+  // its slots; mean over layers.
+  struct Figures {
+    double rank = 0, slot = 0;
+  };
+  const auto figures = [&](const std::string& policy, int slots_per_gpu) {
+    const auto placer = placers().make(config('"' + policy + '"'));
+    Figures mean;
+    std::size_t expert_of_layer = 0;
+    for (const LayerPlacement& layer : place_all(*placer, {256, 32, slots_per_gpu}, seen)) {
+      std::vector<double> of_rank(32);
+      double hottest = 0;
+      for (int slot = 0; slot < layer.slots(); ++slot) {
+        const int expert = layer.expert_of_slot(slot);
+        const double tokens =
+            static_cast<double>(step[expert_of_layer + static_cast<std::size_t>(expert)]) /
+            static_cast<double>(layer.slots_of(expert).size());
+        of_rank[static_cast<std::size_t>(layer.gpu_of_slot(slot))] += tokens;
+        hottest = std::max(hottest, tokens);
+      }
+      expert_of_layer += 256;
+      mean.rank += *std::max_element(of_rank.begin(), of_rank.end()) / 1024 / 58;
+      mean.slot += hottest / (4096 * 8.0 / layer.slots()) / 58;
+    }
+    return mean;
+  };
+  // TensorRT-LLM, tech blog 4, table 1. Fitted on:
+  const Figures as_trained = figures("linear", 8);
+  CHECK_THAT(as_trained.rank, WithinRel(2.56, 0.05));
+  CHECK_THAT(as_trained.slot, WithinRel(11.9, 0.05));
+  // Predicted, with 32 redundant experts (TensorRT-LLM places without regard to expert groups):
+  const Figures balanced = figures("eplb", 9);
+  CHECK_THAT(balanced.rank, WithinRel(1.11, 0.10));
+  CHECK_THAT(balanced.slot, WithinRel(2.8, 0.20));
+}
+
+TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B") {
+  const RoutingTrace trace = one_workload(
+      generated(R"({"type": "topical", "preset": "qwen3", "requests": 128, "prompt_rows": 0,
+                    "decode_rows": 128})",
+                model_of(48, 128, 8)));
+  const std::array batches{64, 1024};
+  const auto distinct = distinct_experts(trace, batches, 1);
+  CHECK_THAT(distinct[0].decode, WithinRel(60.0, 0.10));
+  CHECK_THAT(distinct[1].decode, WithinRel(83.0, 0.10));
+  const PopularitySkew skew = skew_of(trace);
+  CHECK_THAT(skew.max_over_mean.mean, WithinRel(12.7, 0.15));
+  CHECK_THAT(skew.variation.mean, WithinRel(2.1, 0.10));
+  CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
+}
+
+TEST_CASE("one topic of the qwen3_mixed preset is a batch of Qwen3-30B-A3B, all of them are not") {
+  const MoeModel model = model_of(24, 128, 8);
+  const std::string preset = R"({"type": "topical", "preset": "qwen3_mixed")";
+  const RoutingTrace one = generated(
+      preset + R"(, "topics": 1, "requests": 64, "prompt_rows": 0, "decode_rows": 32})", model);
+  const std::array batches{64};
+  CHECK_THAT(distinct_experts(one, batches, 1)[0].decode, WithinRel(60.0, 0.10));
+  const PopularitySkew skew = skew_of(one);
+  CHECK_THAT(skew.max_over_mean.mean, WithinRel(12.7, 0.20));
+  CHECK_THAT(skew.variation.mean, WithinRel(2.1, 0.15));
+  CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
+  const RoutingTrace mixed = generated(preset + "}", model);
+  const TokenOverlap overlap = token_overlap(mixed, {}, 1);
+  // Chance is 8/128; other models' different requests share 1.25 to 1.7 times chance.
+  CHECK(*overlap.different_requests / overlap.uniform < 2.1);
+  CHECK(distinct_experts(mixed, batches, 1)[0].decode > 90);
+}
+
+TEST_CASE("requests of the random_prompts preset have no domain") {
+  const RoutingTrace trace =
+      generated(R"({"type": "topical", "preset": "random_prompts"})", model_of(12, 64, 6));
+  const double one = skew_of(one_workload(trace)).variation.mean;
+  CHECK_THAT(one, WithinRel(skew_of(trace).variation.mean, 0.06));
+  CHECK(layer_predictability(trace, 1)->recall_k.mean > 0.5);
+}
+
+TEST_CASE("layers are independent without topics and foretell each other with them") {
+  const MoeModel model = model_of(12, 64, 4);
+  const std::string plain = R"({"type": "topical", "preset": "deepseek_r1", "requests": 128)";
+  const std::array batches{8};
+  const RoutingTrace without = generated(plain + "}", model);
+  CHECK_THAT(distinct_experts(without, batches, 1)[0].variance_ratio, WithinAbs(1.0, 0.15));
+  const RoutingTrace with =
+      generated(plain + R"(, "topics": 16, "topics_per_request": 4, "topic_sigma": 3})", model);
+  CHECK(distinct_experts(with, batches, 1)[0].variance_ratio > 2);
+  CHECK(layer_predictability(with, 1)->recall_k.mean >
+        2 * layer_predictability(without, 1)->recall_k.mean);
+}
+
+TEST_CASE("recorded gating replays a trace of the same model as it stands") {
+  const TemporaryFolder folder;
+  const std::string directory = tiny_trace(folder).string();
+  const RoutingTrace trace =
+      generated(R"({"type": "recorded", "trace": ")" + directory + "\"}", model_of(2, 4, 1));
+  CHECK(trace.tokens() == 4);
+  CHECK(row(trace, 1) == std::vector{2, 3});
+  CHECK(trace.meta().adapted.empty());
+}
+
+TEST_CASE("recorded gating keeps the workloads asked for and leaves loops out") {
+  const TemporaryFolder folder;
+  const std::string start =
+      R"({"type": "recorded", "trace": ")" + tiny_trace(folder).string() + "\", ";
+  const MoeModel model = model_of(2, 4, 1);
+  CHECK(generated(start + R"("workloads": ["math"]})", model).requests()[0].row_start == 2);
+  CHECK(generated(start + R"("skip_repetition": true})", model).requests().size() == 1);
+  using Catch::Matchers::Contains;
+  CHECK_THAT(config_error([&] { generated(start + R"("workloads": ["art"]})", model); }),
+             Contains("it has: law, math"));
+  CHECK_THAT(config_error([&] {
+               generated(start + R"("workloads": ["math"], "skip_repetition": true})", model);
+             }),
+             Contains("leaves no request"));
+}
+
+TEST_CASE("a trace of another model is refused, or its layers replayed in turn if asked") {
+  using Catch::Matchers::Contains;
+  const TemporaryFolder folder;
+  const std::string plain =
+      R"({"type": "recorded", "trace": ")" + tiny_trace(folder).string() + "\"";
+  const auto refused = [&](const std::string& gating, const MoeModel& model) {
+    return config_error([&] { generated(gating, model); });
+  };
+  CHECK_THAT(refused(plain + "}", model_of(3, 4, 1)), Contains("\"adapt\": true"));
+  CHECK_THAT(refused(plain + R"(, "adapt": true})", model_of(2, 8, 1)), Contains("not rescaled"));
+  CHECK_THAT(refused(plain + R"(, "adapt": true})", model_of(2, 4, 2)), Contains("not rescaled"));
+  CHECK_THAT(refused(R"({"type": "uniform"})", model_of(2, 0, 0)), Contains("no experts"));
+  const RoutingTrace adapted = generated(plain + R"(, "adapt": true})", model_of(5, 4, 1));
+  CHECK(row(adapted, 1) == std::vector{2, 3, 2, 3, 2});
+  CHECK_THAT(adapted.meta().adapted, Contains("2 recorded MoE layers stand for 5"));
+}
+
+TEST_CASE("a generator's options are checked") {
+  using Catch::Matchers::Contains;
+  const auto refused = [](const std::string& gating) {
+    return config_error([&] { gatings().make(config(gating)); });
+  };
+  CHECK_THAT(refused(R"({"type": "topical", "preset": "gpt5"})"), Contains("deepseek_r1"));
+  CHECK_THAT(refused(R"({"type": "topical", "reuse": 1.5})"), Contains("/reuse"));
+  CHECK_THAT(refused(R"({"type": "uniform", "prompt_rows": 0, "decode_rows": 0})"),
+             Contains("needs rows"));
+  CHECK_THAT(refused(R"({"type": "uniform", "workloads": []})"), Contains("names no workload"));
+  CHECK_THAT(refused(R"({"type": "uniform", "reuse": 0.5})"), Contains("unknown key \"reuse\""));
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moesim {
+
+/// Okabe and Ito's colours, which the colour-blind tell apart; without yellow, which paper
+/// swallows.
+inline constexpr std::array<std::string_view, 7> plot_colours{
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"};
+/// gnuplot's point types to go with them, full before open ones.
+inline constexpr std::array<int, 7> plot_shapes{7, 5, 9, 11, 13, 4, 6};
+
+/// A text as the heading of a column of gnuplot's data, where nothing is run: in one line and
+/// without the quotes that end it.
+std::string plot_heading(std::string_view text);
+
+/// gnuplot's terminal for a file that ends in .svg, .png or .pdf, with room for so many panels.
+/// Throws ConfigError for other endings.
+std::string plot_terminal(const std::filesystem::path& file, int columns = 1, int lines = 1);
+
+/// What gnuplot prints: the script's ARG1 is the data's file, ARG2 and on are `texts`, a line each.
+/// Names that users chose belong into the data and the texts; the script could run commands. Throws
+/// ConfigError if gnuplot is missing or fails.
+std::string run_gnuplot(const std::string& script, const std::string& data,
+                        const std::vector<std::string>& texts);
+
+}  // namespace moesim

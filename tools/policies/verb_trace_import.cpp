@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/policies/verb_trace_import.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "sim/placement/files/placement_file.hpp"
+#include "tools/cli/output.hpp"
+#include "traces/import/import.hpp"
+#include "traces/npy.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct ImportCommand {
+  std::string form, model, output, placement, requests;
+  int gpus = 0;
+  std::vector<std::string> paths;
+};
+
+const ImportForm& form_named(const std::string& name) {
+  std::vector<std::string_view> names;
+  for (const ImportForm& form : import_forms()) {
+    if (form.name == name) return form;
+    names.push_back(form.name);
+  }
+  throw ConfigError(fmt::format("--from {}: unknown; one of: {}", name, join_names(names)));
+}
+
+// Which expert each slot of each layer with experts holds.
+std::vector<std::vector<int>> slots_of(const ImportCommand& command, const MoeModel& model) {
+  const auto first = std::find_if(model.layers.begin(), model.layers.end(),
+                                  [](const LayerSpec& layer) { return layer.moe; });
+  PlacementContext context{.gpus = command.gpus};
+  const auto dense_before = static_cast<int>(first - model.layers.begin());
+  const std::filesystem::path file(command.placement);
+  ExpertPlacement placement = read_placement(file, context);
+  if (std::ssize(placement) == std::ssize(model.layers) && dense_before > 0) {
+    context.first_layer = dense_before;
+    placement = read_placement(file, context);
+  }
+  std::vector<std::vector<int>> slots;
+  for (const LayerPlacement& layer : placement) {
+    slots.emplace_back();
+    for (int slot = 0; slot < layer.slots(); ++slot)
+      slots.back().push_back(layer.expert_of_slot(slot));
+  }
+  return slots;
+}
+
+void write_counts(const Array& counts, const std::filesystem::path& directory) {
+  std::vector<std::int64_t> tokens(counts.values.size());
+  std::transform(counts.values.begin(), counts.values.end(), tokens.begin(),
+                 [](double value) { return static_cast<std::int64_t>(value); });
+  std::filesystem::create_directories(directory);
+  write_file(directory / "expert_counts.npy",
+             npy_bytes<std::int64_t>(counts.shape, std::span<const std::int64_t>(tokens)));
+}
+
+void report_trace(const RoutingTrace& trace, const std::string& output) {
+  std::int64_t prompt = 0;
+  for (const TraceRequest& request : trace.requests()) prompt += request.prompt_rows;
+  print(
+      fmt::format("{}: {} tokens of {} requests ({} of prompts), {} layers, top-{} of {} experts\n",
+                  output, trace.tokens(), trace.requests().size(), prompt, trace.layers(),
+                  trace.experts_per_token(), trace.num_experts()));
+}
+
+void run_import(const ImportCommand& command) {
+  const ImportForm& form = form_named(command.form);
+  const MoeModel model = read_model(ConfigNode::from_file(command.model));
+  std::error_code nowhere;
+  if (!std::filesystem::is_empty(command.output, nowhere) && !nowhere)
+    throw ConfigError(fmt::format("{}: exists already; name a new directory", command.output));
+  ImportOptions options;
+  if (!command.requests.empty()) options.notes = read_request_notes(command.requests);
+  if (!command.placement.empty()) options.logical_of_physical = slots_of(command, model);
+  const std::vector<std::filesystem::path> paths(command.paths.begin(), command.paths.end());
+  const Imported imported = import_trace(form, paths, model, std::move(options));
+  if (imported.trace) {
+    const auto [ids, requests, meta] = unfinished_trace_files(command.output);
+    const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
+    write_trace(*imported.trace, command.output);
+    report_trace(*imported.trace, command.output);
+  }
+  if (!imported.counts.shape.empty()) {
+    write_counts(imported.counts, command.output);
+    print(fmt::format(
+        "{}/expert_counts.npy: tokens of each expert in {} steps and {} layers, for place --load; "
+        "counts alone are no routing that run or replay could take\n",
+        command.output, imported.counts.extent(0), imported.counts.extent(1)));
+  }
+  for (const std::string& remark : imported.remarks) print(remark + "\n");
+}
+
+}  // namespace
+
+void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
+  const auto command = std::make_shared<ImportCommand>();
+  CLI::App* read = trace.add_subcommand("import", "make a trace of what an engine recorded");
+  std::string forms;
+  for (const ImportForm& form : import_forms())
+    forms += fmt::format("\n{}: {}", form.name, form.summary);
+  read->add_option("--from", command->form, "form of the recording:" + forms)->required();
+  read->add_option("PATHS", command->paths, "files, or folders of them")->required();
+  read->add_option("--model", command->model, "model file")->required();
+  read->add_option("--placement", command->placement,
+                   "placement file: the recording's ids are its slots");
+  read->add_option("--gpus", command->gpus, "GPUs that the placement's slots stand on")
+      ->check(CLI::PositiveNumber);
+  read->add_option("--requests", command->requests,
+                   "JSON lines, one for each request: prompt_tokens, workload, file");
+  read->add_option("-o,--output", command->output, "directory to write")->required();
+  read->callback([command, chosen] {
+    *chosen = [command] {
+      run_import(*command);
+      return 0;
+    };
+  });
+}
+
+}  // namespace moesim

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/validation/bench_result.hpp"
+
+#include <cmath>
+#include <optional>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+// Of both, the tokens of a mean request: of outputs, and of all.
+constexpr std::string_view requests = "request_throughput";
+struct Length {
+  std::string_view name, rate;
+};
+constexpr Length lengths[]{{"output tokens of a request", "output_throughput"},
+                           {"tokens of a request", "total_token_throughput"}};
+
+template <class Object>
+std::optional<double> number(const Object& object, std::string_view key) {
+  const auto found = object.find(std::string(key));
+  if (found == object.end() || !found->is_number()) return std::nullopt;
+  return found->template get<double>();
+}
+
+template <class Object>
+std::optional<double> tokens_of_request(const Object& figures, std::string_view rate) {
+  const auto tokens = number(figures, rate), served = number(figures, requests);
+  if (!tokens || !served || *served <= 0) return std::nullopt;
+  return *tokens / *served;
+}
+
+}  // namespace
+
+BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics) {
+  constexpr double most_apart = 0.05;
+  if (!bench.json().is_object()) bench.fail("is no result of vllm bench serve: no JSON object");
+  BenchComparison comparison;
+  for (const auto& item : metrics.items()) {
+    const std::string& name = item.key();
+    if (!name.ends_with("_ms") && !name.ends_with("_throughput")) continue;
+    const auto measured = number(bench.json(), name), predicted = number(metrics, name);
+    if (measured && predicted && *measured > 0)
+      comparison.rows.push_back({name, *measured, *predicted});
+  }
+  if (comparison.rows.empty())
+    bench.fail(
+        "has no figure of vllm bench serve, such as \"median_tpot_ms\"; was it run with "
+        "--save-result?");
+  for (const Length& length : lengths) {
+    const auto there = tokens_of_request(bench.json(), length.rate);
+    const auto here = tokens_of_request(metrics, length.rate);
+    if (there && here && std::abs(*here / *there - 1) > most_apart)
+      comparison.remarks.push_back(
+          fmt::format("the workloads differ: {:.0f} {} measured, {:.0f} simulated", *there,
+                      length.name, *here));
+  }
+  if (const auto failed = number(bench.json(), "failed"); failed && *failed > 0)
+    comparison.remarks.push_back(fmt::format("{:.0f} requests of the benchmark failed", *failed));
+  return comparison;
+}
+
+}  // namespace moesim

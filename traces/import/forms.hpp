@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "hardware/config.hpp"
+#include "traces/import/import.hpp"
+
+namespace moesim {
+
+// One reader for each row of import_forms(), in a file of its own.
+void read_vllm_recording(std::span<const std::filesystem::path>, TraceBuilder&);
+void read_sglang_recording(std::span<const std::filesystem::path>, TraceBuilder&);
+void read_trtllm_recording(std::span<const std::filesystem::path>, TraceBuilder&);
+void read_hf_logits(std::span<const std::filesystem::path>, TraceBuilder&);
+void read_jsonl_recording(std::span<const std::filesystem::path>, TraceBuilder&);
+void read_npz_recording(std::span<const std::filesystem::path>, TraceBuilder&);
+
+/// One .npy file of ids [tokens, layers, k] is one request.
+void add_npy_request(const std::filesystem::path&, TraceBuilder&);
+/// The requests of one .npz file.
+void add_npz_request(const std::filesystem::path&, TraceBuilder&);
+/// Whether a file is JSON or lines of it, by its name.
+bool is_json_file(const std::filesystem::path&);
+/// Calls fn(place, value) for the value in a .json file, or each of a list of them, and for each
+/// line of a .jsonl file.
+void for_each_json(const std::filesystem::path& file,
+                   const std::function<void(const std::string& place, const Json&)>& fn);
+/// Every "routed_experts" in a response of vLLM or SGLang is a request: base64 of an .npy file or
+/// of bare int32 [tokens, layers, k], or lists of these. Whether there was one.
+bool add_response(const std::string& place, const Json& response, TraceBuilder&);
+
+/// The bytes that base64 stands for. Throws ConfigError.
+std::string from_base64(const std::string& place, std::string_view text);
+/// Numbers within texts are compared as numbers: "layer 2" comes before "layer 10".
+bool natural_less(std::string_view, std::string_view);
+
+/// A file that a form has no reader for.
+[[noreturn]] void refuse_file(const std::filesystem::path&, std::string_view expected);
+
+}  // namespace moesim

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the HTTP servers of vLLM and SGLang answer with.
+#include <fmt/format.h>
+
+#include "hardware/config.hpp"
+#include "hardware/parse_json.hpp"
+#include "traces/import/forms.hpp"
+#include "traces/mapped_file.hpp"
+#include "traces/npy.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view routed = "routed_experts";
+
+[[noreturn]] void refuse(const std::string& place, const std::string& what) {
+  throw ConfigError(fmt::format("{}: {}", place, what));
+}
+
+Json parse_at(const std::string& place, std::string_view text) {
+  try {
+    return parse_json(text);
+  } catch (const ConfigError& error) {
+    refuse(place, error.what());
+  }
+}
+
+std::optional<std::int64_t> whole(const Json& object, std::string_view key) {
+  const auto found = object.find(key);
+  if (found == object.end() || !found->is_number_integer()) return std::nullopt;
+  return found->get<std::int64_t>();
+}
+
+// vLLM says in "usage" how long a prompt was, SGLang in "meta_info", or its ids stand there.
+std::optional<std::int64_t> prompt_tokens(const Json& response) {
+  if (const auto here = whole(response, "prompt_tokens")) return here;
+  for (const char* key : {"usage", "meta_info"})
+    if (const auto found = response.find(key); found != response.end() && found->is_object())
+      if (const auto there = whole(*found, "prompt_tokens")) return there;
+  const auto ids = response.find("prompt_token_ids");
+  if (ids != response.end() && ids->is_array()) return std::ssize(*ids);
+  return std::nullopt;
+}
+
+// Prompt rows that the client did not ask for.
+std::int64_t first_row(const Json& response) {
+  for (const char* key : {"routed_experts_prompt_start", "routed_experts_start_len"})
+    if (const auto start = whole(response, key)) return *start;
+  return 0;
+}
+
+// SGLang's bare int32, of all layers; of those with experts where only that fits.
+Array bare_ids(const std::string& place, std::string_view bytes, const TraceBuilder& builder) {
+  const std::int64_t k = builder.model().experts_per_token;
+  std::vector<double> values = decode(ElementType::i32, bytes);
+  for (const std::int64_t layers :
+       {std::ssize(builder.model().layers), std::ssize(builder.moe_layers())})
+    if (bytes.size() % 4 == 0 && std::ssize(values) % (layers * k) == 0)
+      return {{std::ssize(values) / (layers * k), layers, k}, std::move(values)};
+  refuse(place,
+         fmt::format("{} bytes are no int32 of {} or {} layers and {} experts per token",
+                     bytes.size(), builder.model().layers.size(), builder.moe_layers().size(), k));
+}
+
+// Lists of lists of lists, all equally long.
+Array listed_ids(const std::string& place, const Json& rows) {
+  Array ids;
+  const auto visit = [&](const auto& self, const Json& json, std::size_t depth) -> void {
+    if (!json.is_array()) {
+      if (!json.is_number() || depth != ids.shape.size())
+        refuse(place, "its routed experts are no list [token][layer] of lists of ids");
+      ids.values.push_back(json.get<double>());
+      return;
+    }
+    if (ids.values.empty() && depth == ids.shape.size()) ids.shape.push_back(std::ssize(json));
+    if (depth >= ids.shape.size() || ids.shape[depth] != std::ssize(json))
+      refuse(place, "its routed experts are in lists of unequal lengths");
+    for (const Json& inside : json) self(self, inside, depth + 1);
+  };
+  visit(visit, rows, 0);
+  return ids;
+}
+
+Array ids_of(const std::string& place, const Json& value, const TraceBuilder& builder) {
+  if (value.is_array()) return listed_ids(place, value);
+  if (!value.is_string()) refuse(place, "its routed experts are neither base64 nor lists");
+  const std::string bytes = from_base64(place, value.get_ref<const std::string&>());
+  if (bytes.starts_with("\x93NUMPY")) return array_of(NpyArray::parse(bytes, place));
+  return bare_ids(place, bytes, builder);
+}
+
+// Calls fn(value) for every "routed_experts" in an object, in order.
+template <class Fn>
+void find_routed(const Json& json, Fn&& fn) {
+  if (json.is_array() && (json.empty() || json[0].is_number())) return;
+  if (json.is_object())
+    if (const auto found = json.find(routed); found != json.end() && !found->is_null()) fn(*found);
+  for (const auto& item : json.items())
+    if (item.key() != routed && item.value().is_structured()) find_routed(item.value(), fn);
+}
+
+int base64_digit(char c) {
+  if (c >= 'A' && c <= 'Z') return c - 'A';
+  if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+  if (c >= '0' && c <= '9') return c - '0' + 52;
+  if (c == '+' || c == '-') return 62;
+  if (c == '/' || c == '_') return 63;
+  return -1;
+}
+
+}  // namespace
+
+std::string from_base64(const std::string& place, std::string_view text) {
+  std::string bytes;
+  bytes.reserve(text.size() / 4 * 3);
+  unsigned held = 0;
+  int bits = 0;
+  while (text.ends_with('=')) text.remove_suffix(1);
+  for (const char c : text) {
+    const int digit = base64_digit(c);
+    if (digit < 0) refuse(place, "its routed experts are no base64");
+    held = (held << 6 | static_cast<unsigned>(digit)) & 0xffff;
+    bits += 6;
+    if (bits < 8) continue;
+    bits -= 8;
+    bytes += static_cast<char>(held >> bits & 0xff);
+  }
+  if (bits >= 6) refuse(place, "its base64 is cut short");
+  return bytes;
+}
+
+bool is_json_file(const std::filesystem::path& file) {
+  return file.extension() == ".json" || file.extension() == ".jsonl";
+}
+
+void for_each_json(const std::filesystem::path& file,
+                   const std::function<void(const std::string& place, const Json&)>& fn) {
+  const MappedFile mapped(file);
+  if (file.extension() == ".jsonl") {
+    for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+      const std::string place = fmt::format("{}:{}", file.string(), number);
+      fn(place, parse_at(place, line));
+    });
+    return;
+  }
+  const Json whole_file = parse_at(file.string(), mapped.text());
+  if (!whole_file.is_array()) return fn(file.string(), whole_file);
+  for (std::size_t i = 0; i < whole_file.size(); ++i)
+    fn(fmt::format("{}:/{}", file.string(), i), whole_file[i]);
+}
+
+bool add_response(const std::string& place, const Json& response, TraceBuilder& builder) {
+  bool found = false;
+  std::optional<std::int64_t> prompt = prompt_tokens(response);
+  if (prompt) *prompt = std::max<std::int64_t>(0, *prompt - first_row(response));
+  find_routed(response, [&](const Json& value) {
+    found = true;
+    builder.add({.place = place, .ids = ids_of(place, value, builder), .prompt_rows = prompt});
+  });
+  return found;
+}
+
+void refuse_file(const std::filesystem::path& file, std::string_view expected) {
+  refuse(file.string(), fmt::format("is not {}", expected));
+}
+
+}  // namespace moesim

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// SGLang: what its expert distribution recorder dumps
+// (python/sglang/srt/eplb/expert_distribution.py), and what its servers answer with
+// --enable-return-routed-experts.
+//   stat         {"logical_count": [steps, layers, experts], ...}
+//   per_pass     {"records": [{"forward_pass_id", "global_physical_count": [layers, slots]}, ...],
+//                 "last_physical_to_logical_map": [layers, slots]}
+//   per_token    the same, with "topk_ids_of_layer" [layers, tokens, 8] of slots, "positions",
+//                "extend_seq_lens" and "forward_mode"
+// Records of tokens do not name requests. They are put together again: a token goes to the sequence
+// that it is the next one of by its position, and of those in the order of the batch, which SGLang
+// keeps.
+#include <array>
+#include <deque>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "traces/import/forms.hpp"
+#include "traces/import/torch_file.hpp"
+
+namespace moesim {
+
+namespace {
+
+class Dump {
+ public:
+  Dump(const std::filesystem::path& file, TraceBuilder& builder)
+      : place_(file.string()), file_(file), builder_(builder) {}
+
+  void read() {
+    const auto* dict = std::get_if<const PyDict*>(&file_.value());
+    if (dict == nullptr) file_.refuse("holds no dictionary, as SGLang's dumps are");
+    if (const PyValue* counts = (*dict)->find("logical_count")) return read_stat(tensor(*counts));
+    const PyValue* records = (*dict)->find("records");
+    if (records == nullptr)
+      file_.refuse(
+          "has neither \"records\" nor \"logical_count\"; SGLang's expert distribution is "
+          "expected");
+    if (const PyValue* map = (*dict)->find("last_physical_to_logical_map"))
+      builder_.physical_to_logical(place_, tensor(*map));
+    for (const PyValue& record : list(records, "records").items) read_record(dictionary(record));
+    for (const Sequence& sequence : sequences_) add(sequence);
+  }
+
+ private:
+  enum Phase : std::size_t { prefilling, decoding };
+  // What is known of one request.
+  struct Sequence {
+    std::vector<double> ids;  // [rows, layers, columns]
+    std::int64_t rows = 0, prompt_rows = 0;
+  };
+
+  const PyList& list(const PyValue* value, std::string_view name) const {
+    const auto* found = value == nullptr ? nullptr : std::get_if<const PyList*>(value);
+    if (found == nullptr) file_.refuse(fmt::format("\"{}\" is no list", name));
+    return **found;
+  }
+  const PyDict& dictionary(const PyValue& value) const {
+    const auto* found = std::get_if<const PyDict*>(&value);
+    if (found == nullptr) file_.refuse("has a record that is no dictionary");
+    return **found;
+  }
+  Array tensor(const PyValue& value) {
+    const auto* found = std::get_if<const PyTensor*>(&value);
+    if (found == nullptr) file_.refuse("has no tensor where one is expected");
+    return file_.read(**found);
+  }
+  std::vector<std::int64_t> numbers(const PyDict& record, std::string_view name) const {
+    std::vector<std::int64_t> numbers;
+    for (const PyValue& item : list(record.find(name), name).items) {
+      const auto* number = std::get_if<std::int64_t>(&item);
+      if (number == nullptr || *number < 0)
+        file_.refuse(fmt::format("\"{}\" holds what is no whole number", name));
+      numbers.push_back(*number);
+    }
+    return numbers;
+  }
+  std::int64_t number_or(const PyDict& record, std::string_view name, std::int64_t other) const {
+    const PyValue* value = record.find(name);
+    const auto* number = value == nullptr ? nullptr : std::get_if<std::int64_t>(value);
+    return number == nullptr ? other : *number;
+  }
+
+  void read_stat(const Array& counts) {
+    if (counts.shape.size() != 3) file_.refuse("\"logical_count\" is not [steps, layers, experts]");
+    for (std::int64_t step = 0; step < counts.extent(0); ++step) {
+      const std::span<const double> part = counts.part(step);
+      builder_.add_counts(
+          place_, step, {{counts.extent(1), counts.extent(2)}, {part.begin(), part.end()}}, false);
+    }
+  }
+
+  void read_record(const PyDict& record) {
+    if (const PyValue* ids = record.find("topk_ids_of_layer")) return read_tokens(record, *ids);
+    const PyValue* counts = record.find("global_physical_count");
+    if (counts == nullptr)
+      file_.refuse("has a record without topk_ids_of_layer and without global_physical_count");
+    builder_.add_counts(place_, number_or(record, "forward_pass_id", 0), tensor(*counts), true);
+  }
+
+  void read_tokens(const PyDict& record, const PyValue& ids) {
+    pass_ = tensor(ids);
+    const std::vector<std::int64_t> positions = numbers(record, "positions");
+    if (pass_.shape.size() != 3 || pass_.extent(1) < std::ssize(positions))
+      file_.refuse(
+          fmt::format("topk_ids_of_layer is not [layers, {} tokens, k]", positions.size()));
+    if (layers_ != 0 && (layers_ != pass_.extent(0) || columns_ != pass_.extent(2)))
+      file_.refuse("has records of different shapes");
+    layers_ = pass_.extent(0);
+    columns_ = pass_.extent(2);
+    const PyValue* lengths = record.find("extend_seq_lens");
+    const bool extends = lengths != nullptr && std::holds_alternative<const PyList*>(*lengths);
+    // IntEnum ForwardMode of SGLang.
+    constexpr std::int64_t mixed = 3;
+    if (extends)
+      extend(positions, numbers(record, "extend_seq_lens"),
+             number_or(record, "forward_mode", 0) == mixed);
+    else
+      decode(positions);
+  }
+
+  // A batch of prompts, or of what is left of them; in a mixed one decodes are extended by a token.
+  void extend(const std::vector<std::int64_t>& positions, const std::vector<std::int64_t>& lengths,
+              bool mixed) {
+    std::int64_t token = 0;
+    for (const std::int64_t length : lengths) {
+      if (length > std::ssize(positions) - token)
+        file_.refuse("extend_seq_lens are longer than the batch");
+      if (length == 0) continue;
+      const std::int64_t first = positions[static_cast<std::size_t>(token)];
+      const Phase phase = mixed && length == 1 ? decoded(first) : prefilling;
+      const bool decodes = mixed && length == 1 && waiting_[phase].contains(first);
+      append(take(phase, first), token, length, first, !decodes);
+      token += length;
+    }
+  }
+
+  // Every sequence that decodes takes part: those that are missed have ended.
+  void decode(const std::vector<std::int64_t>& positions) {
+    std::vector<std::size_t> chosen;
+    for (const std::int64_t position : positions)
+      chosen.push_back(take(decoded(position), position));
+    waiting_[decoding].clear();
+    for (std::size_t i = 0; i < chosen.size(); ++i)
+      append(chosen[i], static_cast<std::int64_t>(i), 1, positions[i], false);
+  }
+
+  // Where a sequence waits that decodes the token at a position: its first still where prompts do.
+  Phase decoded(std::int64_t position) const {
+    return waiting_[decoding].contains(position) ? decoding : prefilling;
+  }
+  // The sequence whose next token stands at a position; a new one, where none waits for it.
+  std::size_t take(Phase phase, std::int64_t position) {
+    const auto found = waiting_[phase].find(position);
+    if (position == 0 || found == waiting_[phase].end()) {
+      sequences_.emplace_back();
+      return sequences_.size() - 1;
+    }
+    const std::size_t sequence = found->second.front();
+    found->second.pop_front();
+    if (found->second.empty()) waiting_[phase].erase(found);
+    return sequence;
+  }
+
+  void append(std::size_t to, std::int64_t token, std::int64_t length, std::int64_t position,
+              bool prompt) {
+    Sequence& sequence = sequences_[to];
+    const auto columns = static_cast<std::ptrdiff_t>(columns_);
+    for (std::int64_t i = token; i < token + length; ++i)
+      for (std::int64_t layer = 0; layer < layers_; ++layer) {
+        const auto first = pass_.part(layer).begin() + i * columns;
+        sequence.ids.insert(sequence.ids.end(), first, first + columns);
+      }
+    sequence.rows += length;
+    sequence.prompt_rows += prompt ? length : 0;
+    waiting_[prompt ? prefilling : decoding][position + length].push_back(to);
+  }
+
+  void add(const Sequence& sequence) {
+    builder_.add({.place = place_,
+                  .ids = {{sequence.rows, layers_, columns_}, sequence.ids},
+                  .prompt_rows = sequence.prompt_rows,
+                  .physical = true});
+  }
+
+  std::string place_;
+  TorchFile file_;
+  TraceBuilder& builder_;
+  Array pass_;  // ids of the batch that is read
+  std::int64_t layers_ = 0, columns_ = 0;
+  std::vector<Sequence> sequences_;
+  // By the position of their next token, in the order of their batch.
+  std::array<std::map<std::int64_t, std::deque<std::size_t>>, 2> waiting_;
+};
+
+}  // namespace
+
+void read_sglang_recording(std::span<const std::filesystem::path> files, TraceBuilder& builder) {
+  for (const std::filesystem::path& file : files) {
+    if (file.extension() == ".pt") {
+      Dump(file, builder).read();
+    } else if (is_json_file(file)) {
+      for_each_json(file, [&](const std::string& place, const Json& response) {
+        if (!add_response(place, response, builder))
+          throw ConfigError(place +
+                            ": has no \"routed_experts\"; ask for them with SGLang's "
+                            "--enable-return-routed-experts and return_routed_experts");
+      });
+    } else {
+      refuse_file(file, "an expert distribution of SGLang: .pt, or responses as .json or .jsonl");
+    }
+  }
+}
+
+}  // namespace moesim
