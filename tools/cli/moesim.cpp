@@ -16,6 +16,7 @@ namespace moesim {
 std::span<const Verb> verbs() {
   static constexpr std::array table{
       Verb{"run", "simulate one experiment", setup_run},
+      Verb{"plan", "the best deployment of a model on some GPUs under an SLO", setup_plan},
       Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
       Verb{"merge", "the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},

@@ -25,6 +25,7 @@ struct Verb {
 std::span<const Verb> verbs();
 
 Action setup_run(CLI::App&);
+Action setup_plan(CLI::App&);
 Action setup_sweep(CLI::App&);
 Action setup_merge(CLI::App&);
 Action setup_pareto(CLI::App&);

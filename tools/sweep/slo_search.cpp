@@ -70,9 +70,52 @@ double tokens_per_step(const SpeculationPlan& plan) {
   return tokens;
 }
 
+// The most of rate(batch, time) over batches of 1 .. largest whose steps keep the limit, and the
+// time of a batch of one over it. A step's time rises with its batch, nearly in proportion but for
+// what it takes at least: a straight line says where to look next.
+template <class Time, class Rate>
+TuneBound most_of(int largest, double limit, Time&& time_of, Rate&& rate) {
+  constexpr double near = .98;  // of the limit is as good as at it
+  const double alone = time_of(1);
+  if (alone > slack * limit) return {0, alone / limit};
+  int met = 1, missed = largest + 1;
+  double at_met = alone, at_missed = 0, best = rate(1, alone);
+  int looks = 0;
+  for (int batch = largest; batch > met;) {
+    const double time = time_of(batch);
+    if (time <= slack * limit) {
+      met = batch;
+      at_met = time;
+      best = std::max(best, rate(batch, time));
+    } else {
+      missed = batch;
+      at_missed = time;
+    }
+    if (missed > largest || missed - met < 2 || at_met > near * slack * limit) break;
+    // Batches padded to the sizes of CUDA graphs make stairs of it: halves now and then.
+    const bool halve = ++looks % 3 == 0;
+    const double way = halve ? .5 : (slack * limit - at_met) / (at_missed - at_met);
+    batch = std::clamp(met + static_cast<int>(way * (missed - met)), met + 1, missed - 1);
+  }
+  return {best, alone / limit};
+}
+
+// Sequences that a rank holds at most.
+int most_sequences(const Experiment& e, int context) {
+  std::int64_t most = e.scheduler->max_num_seqs();
+  if (!e.prefix_caching) {
+    most = std::min(most, e.memory.kv_blocks / e.kv_layout.blocks_for(std::max(1, context)));
+  }
+  return static_cast<int>(std::max<std::int64_t>(1, most));
+}
+
+double limit_of(const Slo& slo) {
+  return slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
+}
+
 // Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
 // rank that keeps the time between tokens, n tokens being generated per request, the first by
-// prefill. A step's time rises with its batch, at less than its rate.
+// prefill.
 TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
   if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
   const auto context = static_cast<int>(lengths.prompt);
@@ -80,61 +123,71 @@ TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengt
   const auto gap = [&](int batch) {
     return explain_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
   };
-  const double limit = slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
-  std::int64_t most = e.scheduler->max_num_seqs();
-  if (!e.prefix_caching) {
-    most = std::min(most, e.memory.kv_blocks / e.kv_layout.blocks_for(std::max(1, context)));
-  }
-  const auto largest = static_cast<int>(std::max<std::int64_t>(1, most));
-  const double alone = gap(1);
   const auto rate = [&](int batch, double time) {
     return e.ranks() * batch / (time * (lengths.output - 1));
   };
-  if (alone > slack * limit) return {0, alone / limit};
-  int met = 1, missed = largest + 1;
-  double best = rate(1, alone);
-  while (missed - met > std::max(1, met / 32)) {
-    const int batch = std::min(missed - 1, missed > largest ? 2 * met : met + (missed - met) / 2);
-    const double time = gap(batch);
-    if (time <= slack * limit) {
-      met = batch;
-      best = std::max(best, rate(batch, time));
-      if (batch == largest) break;
-    } else {
-      missed = batch;
-    }
-  }
-  return {best, alone / limit};
+  return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
 }
 
-// Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt). Prompts that share
-// a step attend to their own tokens only: what a chunk of as many tokens spends on attention beyond
-// theirs is left out.
+// A step's time. Prompts that share a step attend to their own tokens only: what one of as many
+// tokens spends on attention beyond theirs is left out.
+double step_seconds(const Experiment& e, StepKind kind, int batch, int context, int prefill,
+                    double prompt) {
+  const ExplainedStep step = explain_step(e, kind, batch, context, prefill);
+  double seconds = step.cost.total.count();
+  for (const ExplainedOperation& operation : step.operations) {
+    if (operation.name != "attention_prefill" || prefill <= prompt) continue;
+    seconds -= operation.seconds * (1 - prompt / prefill);
+  }
+  return seconds;
+}
+
+// Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt).
 TuneBound prefill_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
   const int prompt = std::max(1, static_cast<int>(lengths.prompt));
   const int chunk = e.scheduler->max_num_batched_tokens();
-  const auto step_time = [&](int tokens, bool attention) {
-    const ExplainedStep step = explain_step(e, StepKind::prefill, 0, 0, tokens);
-    double seconds = step.cost.total.count();
-    for (const ExplainedOperation& operation : step.operations) {
-      if (!attention && operation.name == "attention_prefill") seconds -= operation.seconds;
-    }
-    return seconds;
+  const auto rate = [&](int tokens) {
+    const double seconds = step_seconds(e, StepKind::prefill, 0, 0, tokens, lengths.prompt);
+    return e.ranks() * tokens / (seconds * lengths.prompt);
   };
-  const double whole = step_time(std::min(chunk, prompt), true);
-  double best = e.ranks() * std::min(chunk, prompt) / (whole * lengths.prompt);
-  if (chunk > prompt) {
-    best = std::max(best, e.ranks() * chunk / (step_time(chunk, false) * lengths.prompt));
-  }
+  double best = rate(std::min(chunk, prompt));
+  if (chunk > prompt) best = std::max(best, rate(chunk));
   double excess = 0;
   if (slo.ttft) {
     const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
-    excess = step_time(tokens, true) / slo.ttft->count();
+    excess = step_seconds(e, StepKind::prefill, 0, 0, tokens, tokens) / slo.ttft->count();
   }
   return {excess > slack ? 0 : best, excess};
 }
 
-TuneBound bound_of(const Experiment& e, double attainment) {
+// Requests/s that a steady state allows in which every step holds the prompts and the decodes of
+// its time, spread evenly over ranks: a batch of b decodes passes b / (n - 1) requests, whose
+// prompts it computes beside them.
+double steady_bound(const Experiment& e, const Lengths& lengths) {
+  if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
+  const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
+  const double emitted = tokens_per_step(e.speculation);
+  const double prompt_per_decode = emitted * lengths.prompt / (lengths.output - 1);
+  const int chunk = e.scheduler->max_num_batched_tokens();
+  const auto prompts_of = [&](int batch) {
+    return std::max(1, static_cast<int>(batch * prompt_per_decode));
+  };
+  const auto gap = [&](int batch) {
+    return step_seconds(e, StepKind::mixed, batch, context, prompts_of(batch), lengths.prompt) /
+           emitted;
+  };
+  const auto rate = [&](int batch, double time) {
+    return e.ranks() * batch / (time * (lengths.output - 1));
+  };
+  const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
+  const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
+  const double limit = limit_of(e.slo);
+  const TuneBound bound = most_of(largest, limit, gap, rate);
+  // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
+  return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
+}
+
+TuneBound bound_of(const Experiment& e, double attainment, bool steady) {
   if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
     throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
   const Lengths lengths = lengths_of(e, attainment);
@@ -147,8 +200,10 @@ TuneBound bound_of(const Experiment& e, double attainment) {
   // Steps of one kind or the other share the time.
   if (goodput > 0 && !e.pools && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
+  } else if (goodput > 0 && !e.pools && steady) {
+    goodput = std::min(goodput, steady_bound(e, lengths));
   }
-  return {slack * goodput, std::max(p.excess, d.excess)};
+  return {slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
 }
 
 // ---- runs ----
@@ -156,7 +211,7 @@ TuneBound bound_of(const Experiment& e, double attainment) {
 struct Limit {
   const char* name;
   const Metric* metric;
-  const char* key;
+  std::string_view key;
 };
 constexpr Limit limits[] = {{"TPOT", &metric("p90_tpot_ms"), "tpot"},
                             {"TTFT", &metric("p90_ttft_ms"), "ttft"},
@@ -168,8 +223,8 @@ std::optional<double> number_of(const Json& report, const Metric& metric) {
   return value->get<double>();
 }
 
-std::optional<double> limit_ms(const Json& config, const char* key) {
-  const Json* value = find_value(config, std::string("/slo/") + key);
+std::optional<double> limit_ms(const Json& config, std::string_view key) {
+  const Json* value = find_value(config, fmt::format("/slo/{}", key));
   if (value == nullptr || !value->is_string()) return std::nullopt;
   return 1000 * parse_quantity<Seconds>(value->get<std::string>()).count();
 }
@@ -203,6 +258,7 @@ class Runs {
       : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
     if (!search.store.empty()) open_store();
   }
+  void climb(const RateLadder& ladder) { ladder_ = &ladder; }
 
   Experiment load(const Json& config) {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
@@ -225,18 +281,23 @@ class Runs {
     return trials;
   }
 
-  SloRun of(const TuneResult::Found& found) const {
-    const StoreRow& row = runs_.at(found.point);
-    return {found.point.place, rate_text(search_.ladder.rate(found.point.rung)), found.trial,
-            Json::parse(row.config), Json::parse(row.report)};
+  // What the search found, with its runs.
+  void write_into(SloResult& result) const {
+    for (const TuneResult::Found& found : result.search.found) result.found.push_back(of(found));
+    if (result.search.nearest) result.nearest.push_back(of(*result.search.nearest));
+    result.best_report = best_report_;
+    result.resumed = resumed_;
   }
-  const std::string& best_report() const { return best_report_; }
-  std::size_t resumed() const { return resumed_; }
 
  private:
+  SloRun of(const TuneResult::Found& found) const {
+    const StoreRow& row = runs_.at(found.point);
+    return {found.point.place, rate_text(ladder_->rate(found.point.rung)), found.trial,
+            Json::parse(row.config), Json::parse(row.report)};
+  }
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
-    const double rate = search_.ladder.rate(point.rung);
+    const double rate = ladder_->rate(point.rung);
     search_.set_load(config, rate_text(rate), rate);
     return config;
   }
@@ -258,8 +319,8 @@ class Runs {
 
   Trial note(TunePoint point, StoreRow& row) {
     const Json report = row.report.empty() ? Json() : Json::parse(row.report);
-    const Trial trial = trial_of(search_.places[point.place], report,
-                                 search_.ladder.rate(point.rung), search_.attainment);
+    const Trial trial = trial_of(search_.places[point.place], report, ladder_->rate(point.rung),
+                                 search_.attainment);
     // Of many runs only what is printed is kept, of the best the whole report.
     if (trial.meets && trial.goodput > best_goodput_) {
       best_goodput_ = trial.goodput;
@@ -304,6 +365,7 @@ class Runs {
   TraceLibrary& traces_;
   Remarks& remarks_;
   const SloHooks& hooks_;
+  const RateLadder* ladder_ = nullptr;
   std::optional<Store> store_;
   std::map<std::string, StoreRow> known_;  // done before
   std::map<TunePoint, StoreRow> runs_;
@@ -317,18 +379,17 @@ class Runs {
 SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& remarks,
                      const SloHooks& hooks) {
   Runs runs(search, traces, remarks, hooks);
-  TuneProblem problem{.bounds = std::vector<std::optional<TuneBound>>(search.places.size()),
-                      .ladder = search.ladder,
-                      .run = std::ref(runs),
-                      .sure = search.sure};
+  std::vector<std::optional<TuneBound>> bounds = search.bounds;
+  const std::size_t known = bounds.size();
+  bounds.resize(search.places.size());
   std::vector<std::string> errors(search.places.size());
   std::mutex mutex;
   std::size_t bounded = 0;
-  tbb::parallel_for(std::size_t{0}, search.places.size(), [&](std::size_t place) {
+  tbb::parallel_for(known, search.places.size(), [&](std::size_t place) {
     if (hooks.stop()) return;
     tbb::this_task_arena::isolate([&] {
       try {
-        problem.bounds[place] = bound_of(runs.load(search.places[place]), search.attainment);
+        bounds[place] = bound_of(runs.load(search.places[place]), search.attainment, search.steady);
       } catch (const ConfigError& error) {
         errors[place] = error.what();
       }
@@ -348,20 +409,69 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                           : fmt::format("{} (none of the {} places can be run; this is the first)",
                                         result.refused, result.cannot_run));
   }
-  problem.start = search.start;
-  if (search.start < 0) {
-    // The best bound is loose: about half of it is where to begin.
-    for (const auto& bound : problem.bounds) {
-      if (bound) problem.start = std::max(problem.start, .5 * bound->goodput);
-    }
+  double best_bound = 0;
+  for (const auto& bound : bounds) {
+    if (bound) best_bound = std::max(best_bound, bound->goodput);
   }
-  result.search = tune(problem);
+  const RateLadder ladder = search.ladder ? *search.ladder : ladder_under(best_bound);
+  runs.climb(ladder);
+  // A bound is loose, by half where prefill and decode each have all the time: where to begin.
+  const double begin = (search.steady ? .8 : .5) * best_bound;
+  result.bounds = bounds;
+  result.search = tune({.bounds = std::move(bounds),
+                        .ladder = ladder,
+                        .run = std::ref(runs),
+                        .sure = search.sure,
+                        .doubting = search.doubting,
+                        .start = search.start < 0 ? begin : search.start,
+                        .to_beat = search.to_beat,
+                        .runners_up = search.runners_up});
   result.search.stopped |= hooks.stop();
-  for (const TuneResult::Found& found : result.search.found) result.found.push_back(runs.of(found));
-  if (result.search.nearest) result.nearest.push_back(runs.of(*result.search.nearest));
-  result.best_report = runs.best_report();
-  result.resumed = runs.resumed();
+  runs.write_into(result);
   return result;
+}
+
+SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, TraceLibrary& traces,
+                      Remarks& remarks, const SloHooks& hooks) {
+  constexpr int tries = 10;
+  check(search.ladder && loads.size() == search.places.size(), "each place has a load");
+  Runs runs(search, traces, remarks, hooks);
+  runs.climb(*search.ladder);
+  std::vector<TunePoint> open;
+  for (std::size_t place = 0; place < loads.size(); ++place)
+    open.push_back({place, search.ladder->above(loads[place]) - 1});
+  SloResult result;
+  TuneResult& found = result.search;
+  for (int i = 0; i < tries && !open.empty(); ++i) {
+    const auto trials = runs(open);
+    found.stopped = !trials;
+    if (!trials) break;
+    found.runs += open.size();
+    std::vector<TunePoint> lighter;
+    for (std::size_t p = 0; p < open.size(); ++p) {
+      const Trial& trial = trials->at(p);
+      if (trial.meets) {
+        found.found.push_back({open[p], trial});
+      } else {
+        lighter.push_back({open[p].place, open[p].rung - 1 - i / 2});
+        if (!found.nearest || trial.excess < found.nearest->trial.excess)
+          found.nearest = {open[p], trial};
+      }
+    }
+    open = std::move(lighter);
+  }
+  std::ranges::stable_sort(
+      found.found, [](const auto& a, const auto& b) { return a.trial.goodput > b.trial.goodput; });
+  if (!found.found.empty()) found.nearest.reset();
+  runs.write_into(result);
+  return result;
+}
+
+std::optional<double> margin_of(const SloRun& run, std::string_view limit) {
+  const auto row = std::ranges::find(limits, limit, &Limit::key);
+  const auto most = limit_ms(run.config, row->key);
+  const auto found = number_of(run.report, *row->metric);
+  return most && found ? std::optional(1 - *found / *most) : std::nullopt;
 }
 
 std::string latencies_text(const SloRun& run) {

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,9 +22,19 @@ struct SloSearch {
   Json document;                    ///< what is searched, as its store keeps it: a sweep file
   std::filesystem::path base_file;  ///< paths in the configs are relative to it
   std::vector<Json> places;         ///< configs; the search sets their load
-  RateLadder ladder;
+  /// What each place cannot exceed, where that is known: result.bounds of another search.
+  std::vector<std::optional<TuneBound>> bounds{};
+  /// Loads to try; nothing: a few per cent apart, up to what the best of the bounds allows.
+  std::optional<RateLadder> ladder{};
   double attainment = .9;  ///< share of the requests that must meet the SLO
   bool sure = false;
+  /// Whether points of a place above its first miss are run, to see that they miss too.
+  bool doubting = true;
+  /// Whether a place is bounded by its steady state too, where all steps are alike: tighter, and
+  /// true to some per cent where load does not come in waves.
+  bool steady = false;
+  double to_beat = 0;             ///< requests/s that are had elsewhere
+  std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
   double start = 0;               ///< a load to begin with; below 0: by the best bound
   /// Sets the load of a place.
@@ -45,10 +57,15 @@ struct SloResult {
   std::vector<SloRun> nearest;  ///< one, where none met the SLO
   std::string best_report;      ///< of the first of them, whole
   TuneResult search;
-  std::size_t resumed = 0;     ///< runs that the store held
-  std::size_t cannot_run = 0;  ///< places
-  std::string refused;         ///< why the first of them cannot
+  std::vector<std::optional<TuneBound>> bounds;  ///< of each place; nothing where it cannot be run
+  std::size_t resumed = 0;                       ///< runs that the store held
+  std::size_t cannot_run = 0;                    ///< places
+  std::string refused;                           ///< why the first of them cannot
 };
+
+/// How much longer a latency may be than a run's p90, by its limit: the share that is left, below 0
+/// where it is exceeded; nothing where the SLO has no such limit ("tpot", "ttft", "e2el").
+std::optional<double> margin_of(const SloRun&, std::string_view limit);
 
 /// What the search asks and tells while it works.
 struct SloHooks {
@@ -60,6 +77,11 @@ struct SloHooks {
 /// Searches. Same search, same answer on any number of threads, and after any number of stops.
 /// Throws ConfigError if a place has no "slo", its load is not a rate, or the store is another's.
 SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&);
+
+/// Runs each place under its own load, which is one of the ladder's, and where that misses the SLO
+/// under ever lighter ones, a few rungs down at most. Bounds nothing; otherwise as search_slo().
+SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
+                      const SloHooks&);
 
 /// "TPOT 17.2 ms (90 % of the requests; limit 18 ms), TTFT 120 ms (limit 1 s)": the latencies that
 /// the experiment's SLO limits.

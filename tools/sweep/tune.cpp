@@ -7,17 +7,11 @@
 #include <map>
 #include <numeric>
 
+#include <fmt/format.h>
+
 namespace moesim {
 
-namespace {
-
-// For people to read.
-double four_digits(double value) {
-  const double unit = std::pow(10, std::floor(std::log10(value)) - 3);
-  return std::round(value / unit) * unit;
-}
-
-}  // namespace
+double four_digits(double value) { return std::stod(fmt::format("{:.4g}", value)); }
 
 RateLadder::RateLadder(std::vector<double> rates, double ratio) : rates_(std::move(rates)) {
   const std::size_t n = rates_.size();
@@ -37,6 +31,16 @@ int RateLadder::above(double rate) const {
   int rung = -most_below;
   while (rung < size() + most_above && this->rate(rung) <= rate) ++rung;
   return rung;
+}
+
+RateLadder ladder_under(double most) {
+  constexpr double step = 1.02, least = 1e-3, beyond_any = 1e6;
+  constexpr int rungs = 187;
+  const double top = std::clamp(most, least, beyond_any);
+  std::vector<double> rates;
+  for (int rung = 0; rung < rungs; ++rung)
+    rates.push_back(four_digits(top / std::pow(step, rungs - 1 - rung)));
+  return RateLadder(std::move(rates));
 }
 
 namespace {
@@ -72,15 +76,15 @@ class Search {
  private:
   void search() {
     challenge_all();
-    if (!best_) try_heaviest();
-    if (!best_) try_lighter();
-    if (best_) doubt(best_->point.place);
-    if (problem_.sure || contradicted_) try_rest();
+    if (!best_ && problem_.doubting) try_heaviest();
+    if (!best_ && problem_.to_beat == 0) try_lighter();
+    if (best_ && problem_.doubting) doubt(best_->point.place);
+    if (problem_.sure || (contradicted_ && problem_.doubting)) try_rest();
     find_runners_up();
   }
 
   double bound(std::size_t place) const { return problem_.bounds[place]->goodput; }
-  double best_goodput() const { return best_ ? best_->trial.goodput : 0; }
+  double best_goodput() const { return best_ ? best_->trial.goodput : problem_.to_beat; }
   double most(TunePoint point) const {
     return std::min(problem_.ladder.rate(point.rung), bound(point.place));
   }
@@ -114,7 +118,7 @@ class Search {
   void challenge_all() {
     const int lightest = problem_.start > 0 ? problem_.ladder.above(problem_.start) - 1 : 0;
     for (std::size_t next = 0; next < places_.size();) {
-      const int rung = best_ ? problem_.ladder.above(best_goodput()) : lightest;
+      const int rung = best_goodput() > 0 ? problem_.ladder.above(best_goodput()) : lightest;
       std::vector<TunePoint> challengers;
       for (; next < places_.size() && challengers.size() < at_once; ++next) {
         if (bound(places_[next]) > best_goodput()) challengers.push_back({places_[next], rung});
@@ -127,7 +131,18 @@ class Search {
         }
       }
       // It began too high: down from there, with the place that has most to promise.
-      if (!best_ && lightest > 0) narrow(challengers.front().place, -1, lightest);
+      if (best_goodput() == 0) descend(challengers.front().place, lightest);
+    }
+  }
+
+  // From a load that misses to the heaviest that meets: a little lighter first, then three times as
+  // far and so on, down to the ladder's lightest.
+  void descend(std::size_t place, int missed) {
+    for (int step = 2; missed > 0; step *= 3) {
+      const int rung = std::max(0, missed - step);
+      try_points({{place, rung}});
+      if (tried({place, rung})->meets) return narrow(place, rung, missed);
+      missed = rung;
     }
   }
 

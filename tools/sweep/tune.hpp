@@ -9,6 +9,9 @@
 
 namespace moesim {
 
+/// A number rounded to four digits, for people to read.
+double four_digits(double value);
+
 /// Loads to try, in requests/s: rungs 0 .. size() - 1 as given, and more of them below and above,
 /// each further off by the ratio of the outermost two.
 class RateLadder {
@@ -25,6 +28,10 @@ class RateLadder {
   std::vector<double> rates_;
   double ratio_below_, ratio_above_;
 };
+
+/// From a fortieth of the most that is possible up to it, 2 % apart: no answer is worth more
+/// digits, and a search by thirds takes few runs for them.
+RateLadder ladder_under(double most);
 
 /// A place (one combination of all settings but the load) under one load.
 struct TunePoint {
@@ -45,6 +52,8 @@ struct Trial {
 struct TuneBound {
   double goodput = 0;  ///< requests/s under any load; 0 where a single request misses the SLO
   double excess = 0;   ///< of a single request's latency over its limit
+  /// Requests/s that prefill steps and decode steps allow if they have all the time.
+  double prefill = 0, decode = 0;
 };
 
 struct TuneProblem {
@@ -55,8 +64,13 @@ struct TuneProblem {
   std::function<std::optional<std::vector<Trial>>(std::span<const TunePoint>)> run;
   /// Whether every point of the ladder that could still be better is run in the end.
   bool sure = false;
+  /// Whether runs are spent on finding out that heavier loads than a place's first miss can meet
+  /// the SLO after all; else they are taken to miss, whatever runs show.
+  bool doubting = true;
   /// A load to begin with, in requests/s; 0: the ladder's lightest.
   double start = 0;
+  /// Requests/s that are had elsewhere: no place is looked at under less load than beats them.
+  double to_beat = 0;
   /// Of the best places, to rank below the best one.
   std::size_t runners_up = 4;
 };

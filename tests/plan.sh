@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Does one line lead from a model to a deployment that meets its SLO when it is run alone?
+#   tests/plan.sh MOESIM
+set -euo pipefail
+moesim=$(realpath "$1")
+work=$(mktemp -d -p /dev/shm moesim-plan.XXXXXX 2>/dev/null || mktemp -d)
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+fail() { echo "FAILED: $*" >&2; exit 1; }
+
+ask=(plan --model Qwen/Qwen3-30B-A3B --gpu h100 --gpus 2 --isl 200 --osl 40 --ttft 300ms --tpot "30 ms" --no-page)
+"$moesim" "${ask[@]}" --json >found.json 2>log || fail "$(tail -n 1 log)"
+"$moesim" run plan.json --json >alone.json 2>log || fail "the deployment does not run: $(tail -n 1 log)"
+python3 - <<'PY'
+import json
+plan, alone = (json.load(open(f)) for f in ("found.json", "alone.json"))
+best = plan["best"][0]
+rates = [p["goodput"] for p in plan["best"]]
+assert rates == sorted(rates, reverse=True) and 2 <= len(rates) <= 5, rates
+assert alone["metrics"]["slo_attainment"] >= .9, alone["metrics"]["slo_attainment"]
+assert alone["metrics"]["p90_tpot_ms"] == best["metrics"]["p90_tpot_ms"], "run alone it is another"
+limits = {"ttft": 300, "tpot": 30}
+for p in plan["best"]:
+    for name, limit in limits.items():
+        assert abs(1 - p["metrics"][f"p90_{name}_ms"] / limit - p["margins"][name]) < 1e-9
+# At the rate that was found something is near its limit, or a few more requests would do.
+assert min(best["margins"].values()) < .25, best["margins"]
+print(f"{best['shape']}: {best['goodput']:.1f} requests/s, {plan['runs']} runs of {plan['fit']} shapes that fit")
+PY
+# Asked again, nothing is run again; another question is refused; the store draws as a sweep's does.
+"$moesim" "${ask[@]}" --json >again.json 2>log || fail "$(tail -n 1 log)"
+grep -q 'runs were done before' log || fail "nothing is resumed: $(tail -n 1 log)"
+cmp -s found.json again.json || fail "asked again, it says something else"
+code=0; "$moesim" "${ask[@]/40/50}" >/dev/null 2>log || code=$?
+((code == 2)) && grep -q 'holds the runs of something else' log || fail "another question takes the store: exit $code"
+"$moesim" pareto plan.sqlite --by /parallel/tp >/dev/null 2>log || fail "the store: $(tail -n 1 log)"
+# In letters, with the engines' own commands.
+"$moesim" "${ask[@]}" --launch vllm >vllm 2>log || fail "--launch vllm: $(tail -n 1 log)"
+(($(grep -v '^#' vllm | wc -L) <= 100)) || fail "plan is wider than 100 columns"
+for engine in sglang trtllm; do
+  "$moesim" run plan.json --launch $engine >$engine 2>log || fail "--launch $engine: $(tail -n 1 log)"
+done
+grep -Eq '^1: .*; bound by T[TP]' vllm || fail "it does not say what binds"
+grep -q '^trust: ' vllm || fail "it says nothing of trust"
+grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && grep -q 'vllm bench serve .*--random-input-len 200' vllm || fail "no command of vLLM"
+grep -q 'sglang.launch_server .*--tp-size' sglang || fail "no command of SGLang"
+grep -q '^trtllm-serve .*--tp_size' trtllm || fail "no command of TensorRT-LLM"
+# What cannot be met, and what makes no sense.
+code=0; "$moesim" "${ask[@]/30 ms/1 us}" -o hopeless >text 2>log || code=$?
+((code == 3)) && grep -q 'no deployment meets the SLO for 90 % .* the nearest, at ' log || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"
+refuses() {
+  local code=0
+  "$moesim" "${@:2}" >/dev/null 2>log || code=$?
+  ((code == 2)) && grep -Eq "$1" log && (($(grep -vc '^info' log) == 1)) || fail "${*:2}: exit $code: $(cat log)"
+}
+refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms
+refuses 'use a multiple of 8' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
+refuses 'give one of them' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
+refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
+refuses 'does not fit' plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
+echo "all good"

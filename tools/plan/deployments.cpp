@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/deployments.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "hardware/shipped.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Nodes of eight GPUs behind NVSwitch, one 400 Gb/s NIC each: what a GPU without a cluster file is
+// taken to stand in.
+constexpr const char* common_node = "h200x8";
+
+ConfigNode shipped_cluster(const std::string& name) {
+  return ConfigNode::from_file(*shipped_file(Shipped::cluster, name));
+}
+
+std::string gpu_named_in(const ConfigNode& cluster) {
+  const Json& gpu = cluster.json().at("gpu");
+  return gpu.is_string() ? std::filesystem::path(gpu.get<std::string>()).stem().string() : "";
+}
+
+// As many of the nodes of a cluster as hold the GPUs.
+Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
+  Json cluster = like.json();
+  const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
+  if (gpus % per_node != 0) {
+    throw ConfigError(fmt::format("--gpus {}: nodes of {} hold {}; use a multiple of {}", gpus,
+                                  cluster.at("name").get<std::string>(), per_node, per_node));
+  }
+  const bool rack = cluster.at("scale_up_domain") > cluster.at("gpus_per_node");
+  cluster["name"] = fmt::format("{} x {}", gpus, gpu);
+  cluster["gpu"] = gpu;
+  cluster["gpus_per_node"] = per_node;
+  cluster["nodes"] = gpus / per_node;
+  cluster["scale_up_domain"] =
+      rack ? std::min(gpus, cluster.at("scale_up_domain").get<int>()) : per_node;
+  return cluster;
+}
+
+}  // namespace
+
+Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
+  const ConfigNode named(gpu, "plan", "/gpu");
+  if (!shipped_file(Shipped::gpu, gpu)) named_or_inline(named, Shipped::gpu);  // says what there is
+  const std::string name = shipped_file(Shipped::gpu, gpu)->stem().string();
+  std::optional<ConfigNode> like;
+  for (const std::string& cluster : shipped_names(Shipped::cluster)) {
+    const ConfigNode file = shipped_cluster(cluster);
+    if (gpu_named_in(file) != name) continue;
+    if (read_cluster(file).gpus() == gpus) return cluster;
+    if (!like) like = file;
+  }
+  if (!like) {
+    remark = fmt::format(
+        "no cluster of {} comes along: nodes of 8 with one 400 Gb/s NIC per GPU "
+        "are taken; --cluster FILE says otherwise",
+        name);
+  }
+  return resized(like ? *like : shipped_cluster(common_node), name, gpus);
+}
+
+namespace {
+
+// The published statistics that are nearest to a model's (see moesim keys gating).
+const char* gating_preset(const std::string& model) {
+  std::string name;
+  for (const char c : model) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (name.find("gpt-oss") != std::string::npos) return "gpt_oss";
+  const bool deepseek = name.find("deepseek") != std::string::npos;
+  return deepseek || name.find("kimi") != std::string::npos ? "deepseek_r1" : "qwen3";
+}
+
+Json gating_of(const PlanQuestion& question, const MoeModel& model) {
+  if (!question.trace.empty()) return {{"type", "recorded"}, {"trace", question.trace}};
+  return {{"type", "topical"},
+          {"preset", gating_preset(model.name)},
+          {"requests", 96},
+          {"prompt_rows", 32},
+          {"decode_rows", 64}};
+}
+
+}  // namespace
+
+Json base_deployment(const PlanQuestion& question, const MoeModel& model,
+                     const std::optional<StoredPrecision>& stored) {
+  Json config{
+      {"cluster", question.cluster},
+      {"model", question.model},
+      {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
+      {"dispatch", {{"prefill", "all_gather"}, {"decode", "all_gather"}}},
+      {"workload",
+       {{"arrivals", {{"type", "poisson"}, {"rate", question.rate}}},
+        {"lengths", {{"type", "fixed"}, {"prompt", question.prompt}, {"output", question.output}}},
+        {"gating", gating_of(question, model)},
+        {"requests", 1000}}},
+      {"measurement", {{"warmup", .1}, {"expert_counts", false}}},
+      {"seed", question.seed}};
+  const bool prompts_first = question.engine == "sglang";
+  config["scheduling"] = {{"type", prompts_first ? "prefill_first" : "chunked_prefill"},
+                          {"max_num_batched_tokens", 8192},
+                          {"max_num_seqs", 512}};
+  if (question.engine != "none") config["engine"] = {{"name", question.engine}};
+  if (model.experts > 0) {
+    config["placement"] = {
+        {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
+  }
+  // Presets of engines go by what an experiment says.
+  if (stored) {
+    const auto name = [](Precision p) { return precision_names[static_cast<std::size_t>(p)]; };
+    config["precision"] = {{"experts", name(stored->plan.experts)},
+                           {"attention", name(stored->plan.attention)}};
+  }
+  if (!question.ttft.empty()) config["slo"]["ttft"] = question.ttft;
+  if (!question.tpot.empty()) config["slo"]["tpot"] = question.tpot;
+  return config;
+}
+
+namespace {
+
+std::vector<int> divisors(int n) {
+  std::vector<int> all;
+  for (int d = 1; d <= n; ++d) {
+    if (n % d == 0) all.push_back(d);
+  }
+  return all;
+}
+
+// Prompts to their experts by the all-to-all, single tokens straight to each.
+Json deep_ep() { return {{"prefill", "all_to_all"}, {"decode", "low_latency"}}; }
+
+// Layouts of one group of that many GPUs.
+std::vector<ParallelPlan> layouts(int gpus, const MoeModel& model, int domain) {
+  constexpr int widest_tp = 16, deepest = 4;
+  std::vector<ParallelPlan> plans;
+  for (const int pp : divisors(gpus)) {
+    const int stage = gpus / pp;
+    if (pp > deepest || (pp > 1 && domain % stage != 0 && stage % domain != 0)) continue;
+    for (const int tp : divisors(stage)) {
+      if (tp > std::min(widest_tp, domain) || model.attention.query_heads % tp != 0) continue;
+      std::set<int> eps{1};
+      if (model.experts >= stage) eps.insert(stage);
+      for (const int ep : eps) plans.push_back({stage / tp, tp, ep, pp});
+    }
+  }
+  return plans;
+}
+
+Json json_of(const ParallelPlan& plan) {
+  return {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+}
+
+ParallelPlan plan_of(const Json& group) {
+  const Json& plan = group.at("parallel");
+  return {plan.at("dp"), plan.at("tp"), plan.at("ep"), plan.at("pp")};
+}
+
+}  // namespace
+
+std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterSpec& cluster) {
+  const int gpus = cluster.gpus(), domain = cluster.scale_up_domain;
+  std::vector<Json> all;
+  for (const int group : divisors(gpus)) {
+    if (group % domain != 0 && domain % group != 0) continue;
+    for (const ParallelPlan& plan : layouts(group, model, domain)) {
+      Json config = base;
+      config["parallel"] = json_of(plan);
+      config["instances"] = gpus / group;
+      all.push_back(config);
+      if (plan.dp == 1 || plan.ep == 1) continue;
+      config["dispatch"] = deep_ep();
+      all.push_back(std::move(config));
+    }
+  }
+  return all;
+}
+
+namespace {
+
+// Of each layout once, the best by what it allows per GPU.
+std::vector<BoundedShape> best_per_gpu(std::vector<BoundedShape> all, double TuneBound::*phase,
+                                       std::size_t most) {
+  std::ranges::stable_sort(all, [&](const BoundedShape& a, const BoundedShape& b) {
+    return a.bound.*phase > b.bound.*phase;
+  });
+  std::set<std::string> seen;
+  std::vector<BoundedShape> best;
+  for (BoundedShape& shape : all) {
+    if (best.size() < most && seen.insert(shape.config.at("parallel").dump()).second) {
+      best.push_back(std::move(shape));
+    }
+  }
+  return best;
+}
+
+Json pool(const Json& shape, int instances) {
+  return {{"parallel", shape.at("parallel")},
+          {"instances", instances},
+          {"dispatch", shape.at("dispatch")}};
+}
+
+Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decoders) {
+  Json config = prefill;
+  for (const char* key : {"parallel", "instances", "dispatch"}) config.erase(key);
+  config["pools"] = {{"prefill", pool(prefill, prefillers)}, {"decode", pool(decode, decoders)}};
+  config["pools"]["decode"]["scheduling"] = {
+      {"type", "decode_only"}, {"max_num_seqs", decode.at("scheduling").at("max_num_seqs")}};
+  return config;
+}
+
+}  // namespace
+
+std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const ClusterSpec& cluster) {
+  constexpr std::size_t kinds = 3;
+  const int gpus = cluster.gpus();
+  std::vector<BoundedShape> parts;
+  for (const BoundedShape& shape : bounded) {
+    const bool half = 2 * plan_of(shape.config).gpus() <= gpus;
+    if (half && shape.bound.goodput > 0) parts.push_back(shape);
+  }
+  std::vector<Json> all;
+  for (const BoundedShape& p : best_per_gpu(parts, &TuneBound::prefill, kinds)) {
+    for (const BoundedShape& d : best_per_gpu(parts, &TuneBound::decode, kinds)) {
+      const int of_p = plan_of(p.config).gpus(), of_d = plan_of(d.config).gpus();
+      // Bounds are of the whole cluster: shares that let both have as many requests.
+      const double share = d.bound.decode / (p.bound.prefill + d.bound.decode);
+      const int balanced = static_cast<int>(share * gpus / of_p);
+      for (const int prefillers : {balanced, balanced + 1}) {
+        const int decoders = (gpus - prefillers * of_p) / of_d;
+        if (prefillers < 1 || decoders < 1) continue;
+        all.push_back(pools_of(p.config, prefillers, d.config, decoders));
+      }
+    }
+  }
+  return all;
+}
+
+const Json& decode_group(const Json& deployment) {
+  return deployment.contains("pools") ? deployment.at("pools").at("decode") : deployment;
+}
+
+namespace {
+
+Json& decode_group(Json& deployment) {
+  return deployment.contains("pools") ? deployment["pools"]["decode"] : deployment;
+}
+
+}  // namespace
+
+std::vector<Json> with_copies(const Json& deployment, const MoeModel& model) {
+  std::vector<Json> all{deployment};
+  const ParallelPlan plan = plan_of(decode_group(deployment));
+  if (model.experts == 0 || plan.ep == 1) return all;
+  std::set<int> slots{(model.experts + plan.ep - 1) / plan.ep};
+  for (const double replication : {1.125, 1.25, 1.5}) {
+    // Ratios that fill every GPU with as many.
+    const int per_gpu = static_cast<int>(std::ceil(replication * model.experts / plan.ep - 1e-9));
+    if (!slots.insert(per_gpu).second) continue;
+    Json config = deployment;
+    Json& group = decode_group(config);
+    if (!group.contains("placement")) group["placement"] = config.at("placement");
+    group["placement"]["replication"] = double(per_gpu) * plan.ep / model.experts;
+    all.push_back(config);
+    config["token_routing"]["decode"] = "metro";
+    group["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
+    all.push_back(std::move(config));
+  }
+  return all;
+}
+
+std::vector<Json> with_chunks(const Json& deployment) {
+  std::vector<Json> all{deployment};
+  for (const int tokens : {2048, 4096, 16384}) {
+    Json config = deployment;
+    config["scheduling"]["max_num_batched_tokens"] = tokens;
+    const int sequences = config["scheduling"].at("max_num_seqs");
+    if (tokens >= sequences) all.push_back(std::move(config));
+  }
+  return all;
+}
+
+std::vector<Json> with_sequences(const Json& deployment, std::int64_t room) {
+  std::vector<Json> all{deployment};
+  for (const int sequences : {64, 128, 256, 1024}) {
+    if (sequences >= 2 * room) continue;
+    Json config = deployment;
+    decode_group(config)["scheduling"]["max_num_seqs"] = sequences;
+    all.push_back(std::move(config));
+  }
+  return all;
+}
+
+namespace {
+
+std::string group_text(const Json& group) {
+  const ParallelPlan plan = plan_of(group);
+  std::string text;
+  const auto add = [&](const char* name, int value) {
+    if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
+  };
+  add("tp", plan.tp), add("dp", plan.dp), add("ep", plan.ep), add("pp", plan.pp);
+  if (text.empty()) text = "tp1";
+  const int instances = group.at("instances");
+  return instances > 1 ? fmt::format("{} x {}", instances, text) : text;
+}
+
+}  // namespace
+
+std::string shape_text(const Json& deployment) {
+  if (!deployment.contains("pools")) return group_text(deployment);
+  const Json& pools = deployment.at("pools");
+  return fmt::format("prefill {}, decode {}", group_text(pools.at("prefill")),
+                     group_text(pools.at("decode")));
+}
+
+std::string routing_text(const Json& deployment) {
+  if (deployment.at("token_routing").at("decode") == "metro") return "metro";
+  const ParallelPlan plan = plan_of(decode_group(deployment));
+  if (plan.dp == 1 || plan.ep == 1) return "even";
+  const bool deep = decode_group(deployment).at("dispatch").at("decode") == "low_latency";
+  return deep ? "even, DeepEP" : "even, gather";
+}
+
+}  // namespace moesim

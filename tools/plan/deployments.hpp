@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "models/moe_model.hpp"
+#include "models/quantization.hpp"
+#include "tools/sweep/tune.hpp"
+
+namespace moesim {
+
+/// What is to be served, on what, and how fast.
+struct PlanQuestion {
+  Json model;    ///< as an experiment has it
+  Json cluster;  ///< likewise
+  std::string engine = "vllm";
+  std::string trace;  ///< of routing; none: synthetic gating
+  int prompt = 1000, output = 200;
+  std::string ttft, tpot;  ///< limits; empty: none
+  std::string rate = "1 /s";
+  std::uint64_t seed = 1;
+};
+
+/// "h200" and 16 as the cluster of that GPU and size that comes along, or one made of the nodes
+/// that GPUs of its kind stand in: an object, said in `remark`. Throws ConfigError.
+Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
+
+/// The experiment that answers the question but for its shape: linear routing's defaults, an EPLB
+/// placement of one copy each.
+Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<StoredPrecision>&);
+
+/// Every TP x DP x EP x PP x instances that fills the cluster with groups alike, each under every
+/// dispatch that makes a difference. Not all fit in memory.
+std::vector<Json> shapes(const Json& base, const MoeModel&, const ClusterSpec&);
+
+/// A shape, and what its steps alone allow.
+struct BoundedShape {
+  Json config;
+  TuneBound bound;
+};
+/// Prefill and decode apart: the shapes that are best at each by their bounds per GPU, in the
+/// numbers that balance them.
+std::vector<Json> pools(const std::vector<BoundedShape>&, const ClusterSpec&);
+
+/// The deployment and its like with copies of experts, and policies that make use of them.
+std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
+/// The same with other sizes of a step's chunk.
+std::vector<Json> with_chunks(const Json& deployment);
+/// The same with other limits on sequences, of those that the KV cache has room for.
+std::vector<Json> with_sequences(const Json& deployment, std::int64_t room);
+
+/// The keys of the groups that decode: of a pool, or of the whole experiment.
+const Json& decode_group(const Json& deployment);
+/// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"
+std::string shape_text(const Json& deployment);
+/// "metro", or the engine's own "even" and how tokens travel: "even, DeepEP"
+std::string routing_text(const Json& deployment);
+
+}  // namespace moesim

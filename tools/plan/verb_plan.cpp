@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <memory>
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include "hardware/shipped.hpp"
+#include "tools/cli/interrupt.hpp"
+#include "tools/cli/launch.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/progress.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/trust.hpp"
+#include "tools/cli/verbs.hpp"
+#include "tools/plan/plan.hpp"
+#include "tools/report/page.hpp"
+#include "tools/sweep/axes.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr int exit_limit_not_met = 3;
+
+struct Options {
+  PlanQuestion question;
+  std::string model, gpu, cluster, output = "plan", launch;
+  int gpus = 8;
+  double attainment = .9;
+  bool json = false, no_page = false;
+};
+
+// A path of the command line as a config anywhere can have it; a short name stays one.
+Json anywhere(const std::string& named) {
+  std::error_code none;
+  return std::filesystem::exists(named, none) ? std::filesystem::absolute(named).string() : named;
+}
+
+// "1s" as well as "1 s".
+std::string duration(const std::string& option, std::string text) {
+  const std::size_t unit = text.find_first_not_of("0123456789.");
+  if (unit != std::string::npos && unit > 0 && text[unit] != ' ') text.insert(unit, " ");
+  try {
+    parse_quantity<Seconds>(text);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", option, error.what()));
+  }
+  return text;
+}
+
+PlanSearch read_question(const Options& options) {
+  PlanQuestion question = options.question;
+  question.model = anywhere(options.model);
+  if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
+  if (!question.ttft.empty()) question.ttft = duration("--ttft", question.ttft);
+  if (!question.tpot.empty()) question.tpot = duration("--tpot", question.tpot);
+  if (question.ttft.empty() && question.tpot.empty())
+    throw ConfigError("--ttft, --tpot: without a limit every deployment is good; give one of them");
+  if (options.gpu.empty() == options.cluster.empty())
+    throw ConfigError("needs --gpu NAME --gpus N, or --cluster (moesim list gpus, clusters)");
+  std::string remark;
+  question.cluster = options.cluster.empty() ? cluster_of(options.gpu, options.gpus, remark)
+                                             : anywhere(options.cluster);
+  if (!remark.empty()) spdlog::warn("{}", remark);
+  const std::filesystem::path here = "plan";
+  const ConfigNode model =
+      named_or_inline(ConfigNode(question.model, here, "/model"), Shipped::model);
+  const ConfigNode cluster =
+      named_or_inline(ConfigNode(question.cluster, here, "/cluster"), Shipped::cluster);
+  MoeModel read = read_model(model);
+  Json base = base_deployment(question, read, read_stored_precision(model));
+  return {.base = std::move(base),
+          .model = std::move(read),
+          .cluster = read_cluster(cluster),
+          .folder = std::filesystem::path(options.output).parent_path(),
+          .store = options.output + ".sqlite",
+          .attainment = options.attainment};
+}
+
+std::string margin(const SloRun& run, const char* metric, const char* limit) {
+  const Json* value = find_value(run.report, std::string("/metrics/") + metric);
+  const auto left = margin_of(run, limit);
+  if (value == nullptr || !value->is_number()) return "-";
+  const std::string text = number_text(value->get<double>());
+  return left ? fmt::format("{} ({:+.0f} %)", text, 100 * *left) : text;
+}
+
+std::string cost(const SloRun& run) {
+  const Json* value = find_value(run.report, "/metrics/cost_per_million_output_tokens");
+  return value == nullptr || !value->is_number() ? "-"
+                                                 : fmt::format("{:.2f}", value->get<double>());
+}
+
+std::string table_of(const std::vector<SloRun>& runs) {
+  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met by", "p90 TTFT ms",
+               "p90 TPOT ms", "$/M out"});
+  std::string names;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const SloRun& run = runs[i];
+    const std::string number = std::to_string(i + 1);
+    const Json& scheduling = run.config.at("scheduling");
+    const Json& limits = decode_group(run.config).value("scheduling", scheduling);
+    const Json* copies = find_value(decode_group(run.config), "/placement/replication");
+    if (copies == nullptr) copies = find_value(run.config, "/placement/replication");
+    table.add({number, copies == nullptr ? "-" : number_text(copies->get<double>()),
+               routing_text(run.config), scheduling.at("max_num_batched_tokens").dump(),
+               limits.at("max_num_seqs").dump(), run.rate.substr(0, run.rate.find(' ')),
+               fmt::format("{:.0f} %", 100 * run.trial.attainment),
+               margin(run, "p90_ttft_ms", "ttft"), margin(run, "p90_tpot_ms", "tpot"), cost(run)});
+    names += wrapped(fmt::format("{}: {}; bound by {}", number, shape_text(run.config),
+                                 binding_text(run)),
+                     100, 3) +
+             "\n";
+  }
+  return names + "\n" + table.text() +
+         "(met by that share of the requests; in brackets what is left to the limit)\n\n";
+}
+
+OrderedJson to_json(const SloRun& run) {
+  OrderedJson json{{"shape", shape_text(run.config)},    {"rate", run.rate},
+                   {"goodput", run.trial.goodput},       {"slo_attainment", run.trial.attainment},
+                   {"binds", binding_text(run)},         {"config", run.config},
+                   {"metrics", run.report.at("metrics")}};
+  for (const char* limit : {"ttft", "tpot"}) {
+    if (const auto left = margin_of(run, limit)) json["margins"][limit] = *left;
+  }
+  return json;
+}
+
+OrderedJson to_json(const Plan& plan) {
+  OrderedJson json{{"shapes", plan.shapes}, {"fit", plan.fit}, {"runs", plan.runs}};
+  json["best"] = OrderedJson::array();
+  for (const SloRun& run : plan.best) json["best"].push_back(to_json(run));
+  if (!plan.nearest.empty()) json["nearest"] = to_json(plan.nearest.front());
+  return json;
+}
+
+std::string effort_text(const Plan& plan) {
+  return fmt::format("{} shapes, of which {} fit in memory; {} runs", plan.shapes, plan.fit,
+                     plan.runs);
+}
+
+void write_config(const Options& options, const SloRun& run) {
+  Json config = run.config;
+  config["measurement"]["expert_counts"] = true;
+  write_file(options.output + ".json", config.dump(2) + "\n");
+}
+
+void write_page(const Options& options) {
+  const Store store = Store::open(options.output + ".sqlite");
+  PageOptions page;
+  page.store = std::filesystem::path(options.output + ".sqlite").filename().string();
+  page.base = options.output + ".json";
+  StoredSweep sweep = store.read(page_pointers(page));
+  page.axes.by = default_groups(sweep);
+  const auto report_of = [&](const StoredPoint& point) {
+    return store.report_of(point.config_hash);
+  };
+  write_file(options.output + ".html", report_page(page_data(std::move(sweep), page, report_of)));
+}
+
+std::string written_text(const Options& options, bool page) {
+  return fmt::format("written: {0}.json (moesim run {0}.json), {0}.sqlite with every run{1}\n",
+                     options.output, page ? fmt::format(", {}.html", options.output) : "");
+}
+
+int say(const Options& options, const Plan& plan) {
+  const bool met = !plan.best.empty();
+  const SloRun& first = met ? plan.best.front() : plan.nearest.front();
+  write_config(options, first);
+  bool page = !options.no_page;
+  try {
+    if (page) write_page(options);
+  } catch (const ConfigError& error) {
+    spdlog::warn("no page: {}", error.what());
+    page = false;
+  }
+  if (!met) {
+    spdlog::error(
+        "no deployment meets the SLO for {:.0f} % of its requests; the nearest, at {}: {}",
+        options.attainment * 100, first.rate, latencies_text(first));
+  }
+  if (options.json) {
+    print(to_json(plan).dump(1) + "\n");
+  } else {
+    print(table_of(met ? plan.best : plan.nearest));
+    print(effort_text(plan) + "\n" + written_text(options, page));
+    if (!options.launch.empty()) print("\n" + launch_text(options.launch, first.config));
+    print(trust_line(first.report, first.config));
+  }
+  return met ? 0 : exit_limit_not_met;
+}
+
+int run(const Options& options) {
+  if (options.output.empty()) throw ConfigError("-o: the files have no name");
+  for (const char* ending : {".json", ".html"}) require_writable(options.output + ending);
+  const PlanSearch search = read_question(options);
+  TraceLibrary traces;
+  Remarks remarks;
+  std::optional<ProgressBar> bounds, progress;
+  const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
+  PlanHooks hooks;
+  hooks.stop = InterruptGuard::interrupted;
+  hooks.begins = [&](const std::string& stage) {
+    progress.reset();
+    bounds.emplace("deployments looked at");
+    progress.emplace("runs");
+    spdlog::info("{}", stage);
+  };
+  hooks.bounded = [&](std::size_t done, std::size_t total) {
+    bounds->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+  };
+  hooks.ran = [&](std::size_t runs) {
+    bounds->finish();
+    progress->update(static_cast<std::int64_t>(runs), 0);
+  };
+  const Plan plan = make_plan(search, traces, remarks, hooks);
+  progress.reset();
+  if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
+  if (plan.stopped) {
+    spdlog::warn(
+        "stopped after {} runs, which {}.sqlite keeps; the same command goes on from there",
+        plan.runs, options.output);
+    return exit_interrupted;
+  }
+  return say(options, plan);
+}
+
+constexpr std::string_view footer =
+    R"(Every TP x DP x EP x PP x instances that fills the GPUs, and pools for prefill and decode, is looked
+at: memory and the time of its steps rule most out; the others are simulated under the rate that
+would make them the best. Of the best, copies of experts, token routing, chunk and limits on
+sequences are varied; five are then simulated for longer. Limits are met by --attainment of the
+requests. Times in brackets are what is left to the limit. -o NAME writes NAME.json, the best
+deployment as an experiment, NAME.sqlite, every run, and NAME.html, a page of them; the same command
+goes on where it was stopped. Exit 3 if nothing meets the limits, with the nearest miss.)";
+
+}  // namespace
+
+Action setup_plan(CLI::App& command) {
+  const auto options = std::make_shared<Options>();
+  PlanQuestion& question = options->question;
+  command
+      .add_option("--model", options->model,
+                  "a HuggingFace config.json or its folder, a file of the zoo's form, or a name "
+                  "of moesim list models")
+      ->required();
+  command.add_option("--gpu", options->gpu, "a name of moesim list gpus");
+  command.add_option("--gpus", options->gpus, "how many of them")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--cluster", options->cluster, "instead: a file, or a name of list clusters");
+  command.add_option("--isl", question.prompt, "tokens of a prompt")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--osl", question.output, "tokens of an output")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
+  command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
+  command
+      .add_option("--attainment", options->attainment,
+                  "the share of requests that must meet the limits")
+      ->check(CLI::Range(0., 1.))
+      ->capture_default_str();
+  command.add_option("--trace", question.trace,
+                     "a routing trace of the model (default: synthetic gating)");
+  command.add_option("--engine", question.engine, "whose defaults and kernels are taken, or none")
+      ->check(CLI::IsMember({"vllm", "sglang", "trtllm", "none"}))
+      ->capture_default_str();
+  command.add_option("-o,--output", options->output, "name of the files written, without ending")
+      ->capture_default_str();
+  command.add_flag("--no-page", options->no_page, "write no page");
+  add_launch_option(command, options->launch);
+  command.add_flag("--json", options->json, "print JSON instead of tables");
+  command.footer(std::string(footer));
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim
