@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/step/step_model.hpp"
 #include "traces/trace_rows.hpp"
 
@@ -27,7 +27,7 @@ namespace moesim {
 /// have their requests in common, is what a sample does not know.
 class StepSampler {
  public:
-  explicit StepSampler(const Experiment&);
+  explicit StepSampler(const Deployment&);
 
   /// A step like this one; good as long as the sampler.
   const StepSample& draw(StepKind rule, const StepBatch&);
@@ -42,7 +42,7 @@ class StepSampler {
   std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
   const StepSample& price(const Key&);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   RowSource rows_;
   StepModel model_;
   Rng rng_;

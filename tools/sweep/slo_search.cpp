@@ -33,7 +33,7 @@ struct Lengths {
   double long_prompt = 0;         // the longest that has to meet the SLO
 };
 
-Lengths lengths_of(const Experiment& e, double attainment) {
+Lengths lengths_of(const Deployment& e, double attainment) {
   constexpr int sample = 512;
   const auto source = e.workload.make(e.seed, e.ranks());
   Lengths lengths;
@@ -53,16 +53,6 @@ Lengths lengths_of(const Experiment& e, double attainment) {
   return lengths;
 }
 
-// Where prefill and decode have pools, each bounds the other's requests.
-struct Groups {
-  const Experiment& prefill;
-  const Experiment& decode;
-};
-Groups groups(const Experiment& e) {
-  if (e.pools) return {e.pools->prefill, e.pools->decode};
-  return {e, e};
-}
-
 // Tokens that a sequence emits in a decode step.
 double tokens_per_step(const SpeculationPlan& plan) {
   double tokens = 1, held = 1;
@@ -73,7 +63,7 @@ double tokens_per_step(const SpeculationPlan& plan) {
 // Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
 // rank that keeps the time between tokens, n tokens being generated per request, the first by
 // prefill. A step's time rises with its batch, at less than its rate.
-TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
+TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
   if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
   const auto context = static_cast<int>(lengths.prompt);
   const double emitted = tokens_per_step(e.speculation);
@@ -110,7 +100,7 @@ TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengt
 // Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt). Prompts that share
 // a step attend to their own tokens only: what a chunk of as many tokens spends on attention beyond
 // theirs is left out.
-TuneBound prefill_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
+TuneBound prefill_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
   const int prompt = std::max(1, static_cast<int>(lengths.prompt));
   const int chunk = e.scheduler->max_num_batched_tokens();
   const auto step_time = [&](int tokens, bool attention) {
@@ -134,18 +124,20 @@ TuneBound prefill_bound(const Experiment& e, const Slo& slo, const Lengths& leng
   return {excess > slack ? 0 : best, excess};
 }
 
-TuneBound bound_of(const Experiment& e, double attainment) {
+TuneBound bound_of(const Experiment& experiment, double attainment) {
+  const Deployment& e = experiment.decode();
   if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
     throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
   const Lengths lengths = lengths_of(e, attainment);
-  const auto [prefill, decode] = groups(e);
+  // Where prefill and decode have pools, each bounds the other's requests.
+  const Deployment& prefill = experiment.pools.front();
   const TuneBound p = prefill.scheduler->prompts_arrive_computed()
                           ? TuneBound{std::numeric_limits<double>::infinity(), 0}
                           : prefill_bound(prefill, e.slo, lengths);
-  const TuneBound d = decode_bound(decode, e.slo, lengths);
+  const TuneBound d = decode_bound(e, e.slo, lengths);
   double goodput = std::min(p.goodput, d.goodput);
   // Steps of one kind or the other share the time.
-  if (goodput > 0 && !e.pools && e.scheduler->separates_phases()) {
+  if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
   }
   return {slack * goodput, std::max(p.excess, d.excess)};
