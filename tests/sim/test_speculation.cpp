@@ -91,7 +91,7 @@ TEST_CASE("instances draw apart, and none as another one of another seed") {
     Json json = alone(speculative(3, 0.5));
     json["seed"] = seed;
     const Experiment e = load_tiny(json);
-    Speculation speculation(e, instance);
+    Speculation speculation(e.decode(), instance);
     std::vector<std::int32_t> accepted;
     for (int i = 0; i < 100; ++i) accepted.push_back(speculation.accept(3));
     return accepted;
