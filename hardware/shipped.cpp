@@ -92,6 +92,10 @@ std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   refuse(node, which);
 }
 
+ConfigNode file_or_inline(const ConfigNode& node) {
+  return node.json().is_string() ? ConfigNode::from_file(node.relative(node.text())) : node;
+}
+
 ConfigNode named_or_inline(const ConfigNode& node, Shipped which) {
   return node.json().is_string() ? ConfigNode::from_file(named_file(node, which)) : node;
 }

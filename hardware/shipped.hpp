@@ -29,6 +29,9 @@ std::optional<std::filesystem::path> shipped_file(Shipped, std::string_view name
 /// The file that a text names: by its path, relative to the text's own file, by a folder with a
 /// config.json, or by a short name, in this order. Throws ConfigError with the nearest names.
 std::filesystem::path named_file(const ConfigNode&, Shipped);
+/// The object that a value is, or the one in the file whose path, relative to the value's own file,
+/// it is.
+ConfigNode file_or_inline(const ConfigNode&);
 /// The object that a value is, or the one in the file that it names.
 ConfigNode named_or_inline(const ConfigNode&, Shipped);
 

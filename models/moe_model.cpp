@@ -750,7 +750,7 @@ void hf_layer_types(ConfigReader& r, MoeModel& m) {
     }
     layer.linear = name == "linear_attention";
     if (layer.linear && m.linear.value_heads == 0)
-      type.fail(fmt::format("linear attention of this architecture is not modelled"));
+      type.fail("linear attention of this architecture is not modelled");
     layer.chunked = name == "chunked_attention";
     layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
                    : name == "sliding_attention" ? count(r, "sliding_window")

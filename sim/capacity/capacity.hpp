@@ -70,6 +70,8 @@ struct Overflow {
 class CapacityRule {
  public:
   virtual ~CapacityRule() = default;
+  /// Whether there is anything to bound; a rule that does not is never asked.
+  virtual bool limits() const { return true; }
   /// Decides about selections that found no room after all others were served.
   virtual void overflow(const Overflow&, LayerChoices&, CapacityTally&) const = 0;
 
@@ -77,7 +79,7 @@ class CapacityRule {
   bool per_source_rank = false;  ///< every rank has its own capacity
 };
 
-/// The table: dropless, drop, reroute, delay. What dropless makes is no rule, nullptr.
+/// The table: dropless, drop, reroute, delay.
 const Registry<CapacityRule>& capacity_rules();
 
 /// Applies a rule to one layer. Selections are served in the order (those of the step before,
@@ -85,6 +87,9 @@ const Registry<CapacityRule>& capacity_rules();
 /// for the next one. `tokens` [experts] is overwritten with the selections that run.
 void limit_choices(const CapacityRule&, LayerChoices&, std::vector<DelayedSelection>& backlog,
                    std::span<std::int32_t> tokens, CapacityTally&);
+
+/// The rule of engines, under which every selection runs.
+std::shared_ptr<const CapacityRule> dropless();
 
 std::span<const Key> capacity_keys();
 /// Reads them.

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "hardware/engines/presets.hpp"
+#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 
 namespace moesim {
@@ -27,18 +28,6 @@ struct Situation {
   double dp = 1, tp = 1;
 };
 
-// A value deep in JSON that somebody else will check, or `fallback`.
-template <class T>
-T peek(const Json& json, const char* pointer, T fallback) {
-  const Json::json_pointer place(pointer);
-  if (!json.is_object() || !json.contains(place)) return fallback;
-  const Json& found = json.at(place);
-  const bool fits = std::is_same_v<T, std::string> ? found.is_string() : found.is_number();
-  return fits ? found.get<T>() : fallback;
-}
-
-std::string name_in(const ConfigNode& node) { return peek<std::string>(node.json(), "/name", ""); }
-
 Situation look_at(const ConfigNode& experiment) {
   const Json& json = experiment.json();
   Situation now;
@@ -46,17 +35,17 @@ Situation look_at(const ConfigNode& experiment) {
   if (json.contains("cluster")) {
     const ConfigNode cluster = named_or_inline(experiment.child("cluster"), Shipped::cluster);
     if (cluster.json().contains("gpu"))
-      now.gpu = name_in(named_or_inline(cluster.child("gpu"), Shipped::gpu));
+      now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
   if (json.contains("model"))
-    now.model = name_in(named_or_inline(experiment.child("model"), Shipped::model));
-  now.experts = peek<std::string>(json, "/precision/experts", "");
-  now.prompt = peek(json, "/workload/lengths/prompt", 0.0);
-  now.output = peek(json, "/workload/lengths/output", 0.0);
-  now.dp = peek(json, "/parallel/dp", 1.0);
-  now.tp = peek(json, "/parallel/tp", 1.0);
-  const double per_rank = peek(json, "/workload/arrivals/concurrency_per_rank", 0.0);
-  now.concurrency = peek(json, "/workload/arrivals/concurrency", per_rank * now.dp);
+    now.model = text_at(named_or_inline(experiment.child("model"), Shipped::model).json(), "/name");
+  now.experts = text_at(json, "/precision/experts");
+  now.prompt = number_at(json, "/workload/lengths/prompt", 0);
+  now.output = number_at(json, "/workload/lengths/output", 0);
+  now.dp = number_at(json, "/parallel/dp", 1);
+  now.tp = number_at(json, "/parallel/tp", 1);
+  const double per_rank = number_at(json, "/workload/arrivals/concurrency_per_rank", 0);
+  now.concurrency = number_at(json, "/workload/arrivals/concurrency", per_rank * now.dp);
   return now;
 }
 
@@ -201,9 +190,7 @@ std::span<const Key> engine_keys() {
       {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"},
       {"expert_kernel", form::text, otherwise("the fastest"),
        "part of its name in tables of expert layers"},
-      {"fused", form::list(fusion), "[]",
-       "small operations inside larger ones: norms in all-reduces, RoPE in attention, quantisation "
-       "by known scales in what writes a product's input"}};
+      {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};
   return keys;
 }
 

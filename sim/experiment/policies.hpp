@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "hardware/policy_choice.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
@@ -31,5 +32,10 @@ struct Policies {
   /// Every table that an experiment can choose from, these and those of workloads.
   PolicyRows rows() const;
 };
+
+/// Policies that a config chose and that are made for each placement, or for each run.
+using TokenRoutingChoice = PolicyChoice<TokenRouter, const RoutingContext&>;
+using RequestRoutingChoice = PolicyChoice<RequestRouter, const RouterContext&>;
+using RebalancingChoice = PolicyChoice<Rebalancer, const RebalancingContext&>;
 
 }  // namespace moesim

@@ -31,8 +31,10 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   return {std::move(config), node.file(), pool.pointer()};
 }
 
-void check_pair(const ConfigNode& node, const Experiment& prefill, const Experiment& decode) {
-  const ConfigNode pools = node.child("pools");
+// GPUs of all groups of a pool.
+int gpus_of(const PoolSpec& pool) { return pool.instances * pool.parallel.gpus(); }
+
+void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
   const int p = gpus_of(prefill), d = gpus_of(decode);
   if (p + d > cluster.gpus()) {
@@ -49,7 +51,7 @@ void check_pair(const ConfigNode& node, const Experiment& prefill, const Experim
 }
 
 // Whose KV cache a GPU holds: layers of its pipeline stage, as kv_layout() counts them.
-double layers_held(const Experiment& e) {
+double layers_held(const Deployment& e) {
   const int layers = e.kv_layout.groups.front().layers;
   const int pp = e.parallel.pp;
   return double(e.kv_layout.groups.size()) * double((layers + pp - 1) / pp);
@@ -57,26 +59,28 @@ double layers_held(const Experiment& e) {
 
 }  // namespace
 
-KvTransferCost kv_transfer(const Pools& pools, std::int32_t prompt_tokens) {
-  const auto held = [&](const Experiment& e) {
+KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tokens) {
+  const Deployment& prefill = experiment.pools.front();
+  const Deployment& decode = experiment.decode();
+  const KvLink& link = *experiment.kv_link;
+  const auto held = [&](const Deployment& e) {
     return e.kv_layout.block.value() * double(e.kv_layout.blocks_for(prompt_tokens));
   };
   // Where GPUs hold unequal shares, the wider share passes over one link.
-  const double per_link = std::max(held(pools.prefill), held(pools.decode));
-  const double layer = std::max(held(pools.prefill) / layers_held(pools.prefill),
-                                held(pools.decode) / layers_held(pools.decode));
-  const double to_one_stage = held(pools.decode) * pools.decode.parallel.tp;
-  const int links = pools.decode.parallel.tp;
+  const double per_link = std::max(held(prefill), held(decode));
+  const double layer =
+      std::max(held(prefill) / layers_held(prefill), held(decode) / layers_held(decode));
+  const double to_one_stage = held(decode) * decode.parallel.tp;
+  const int links = decode.parallel.tp;
   // GPU i sends to GPU `first` + i, which is of the next domain where the network is the way.
-  const int first = pools.network ? std::max(links, pools.fabric.cluster().scale_up_domain) : links;
+  const int first = link.network ? std::max(links, link.fabric.cluster().scale_up_domain) : links;
   const auto time = [&](double bytes) {
     TrafficMatrix matrix(first + links);
     for (int i = 0; i < links; ++i) matrix.at(i, first + i) = bytes;
-    return pools.fabric.all_to_all(matrix).time;
+    return link.fabric.all_to_all(matrix).time;
   };
-  return {
-      Bytes(to_one_stage / layers_held(pools.decode) * double(pools.decode.model.layers.size())),
-      time(per_link), time(layer)};
+  return {Bytes(to_one_stage / layers_held(decode) * double(decode.model.layers.size())),
+          time(per_link), time(layer)};
 }
 
 std::span<const Key> pools_keys() {
@@ -94,50 +98,64 @@ std::span<const Key> kv_transfer_keys() {
   return keys;
 }
 
-Experiment load_pools(const ConfigNode& node, TraceLibrary& library, const Policies& policies) {
+namespace {
+
+// NVLink where one domain holds all GPUs, unless the network is asked for.
+KvLinkSpec read_link(const ConfigNode& node, const ClusterSpec& cluster, int gpus) {
+  return read_object(node, kv_transfer_keys, [&](ConfigReader& options) {
+    const bool far = gpus > cluster.scale_up_domain;
+    const bool by_network = options.choice_or("level", levels, far ? 1 : 0) == 1;
+    if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
+      options.child("level").fail(
+          fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
+    }
+    if (!by_network && far) {
+      options.child("level").fail(
+          fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
+                      cluster.scale_up_domain, gpus));
+    }
+    return KvLinkSpec{by_network, options.flag("overlap")};
+  });
+}
+
+}  // namespace
+
+ExperimentSpec read_pools(const ConfigNode& node, const Policies& policies) {
   // Keys of the groups are read by the pools, which refuse what they do not know.
   ConfigReader reader(node, experiment_keys);
-  const auto load = [&](ConfigReader& pools, const char* name) {
-    return load_experiment(pool_config(node, pools.child(name)), library, policies);
-  };
-  return read_object(reader.child("pools"), pools_keys, [&](ConfigReader& names) {
-    Experiment prefill = load(names, "prefill");
-    Experiment decode = load(names, "decode");
-    prefill.prefill_only = true;
-    check_pair(node, prefill, decode);
-    const ClusterSpec& cluster = decode.cluster;
-    const int gpus = gpus_of(prefill) + gpus_of(decode);
-    const ConfigNode transfer = reader.child("kv_transfer");
-    const auto [network, overlap] =
-        read_object(transfer, kv_transfer_keys, [&](ConfigReader& options) {
-          const bool far = gpus > cluster.scale_up_domain;
-          const bool by_network = options.choice_or("level", levels, far ? 1 : 0) == 1;
-          if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
-            options.child("level").fail(
-                fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));
-          }
-          if (!by_network && far) {
-            options.child("level").fail(
-                fmt::format("NVLink joins {} GPUs, the pools have {}; use \"network\"",
-                            cluster.scale_up_domain, gpus));
-          }
-          return std::pair(by_network, options.flag("overlap"));
-        });
-    Experiment e = decode;
-    // As it is read: what is of both pools beside them, everything else in each.
-    e.config = node.json();
-    for (const char* key : of_both_pools) {
-      if (!decode.config.contains(key)) continue;
-      e.config[key] = decode.config[key];
-      prefill.config.erase(key);
-      decode.config.erase(key);
+  const ConfigNode pools = reader.child("pools");
+  return read_object(pools, pools_keys, [&](ConfigReader& names) {
+    ExperimentSpec spec{node, {}};
+    for (const char* name : {"prefill", "decode"}) {
+      spec.pools.push_back(read_pool(pool_config(node, names.child(name)), policies));
     }
-    e.config["pools"] = {{"prefill", prefill.config}, {"decode", decode.config}};
-    e.config["kv_transfer"] = {{"level", network ? "network" : "nvlink"}, {"overlap", overlap}};
-    e.pools = std::make_shared<const Pools>(
-        Pools{std::move(prefill), std::move(decode), Fabric(e.cluster), network, overlap});
-    return e;
+    PoolSpec& prefill = spec.pools.front();
+    const PoolSpec& decode = spec.pools.back();
+    prefill.prefill_only = true;
+    check_pair(pools, prefill, decode);
+    spec.kv_link =
+        read_link(reader.child("kv_transfer"), decode.cluster, gpus_of(prefill) + gpus_of(decode));
+    return spec;
   });
+}
+
+// What is of both pools stands beside them, everything else in each.
+Json resolved_pools(const ExperimentSpec& spec) {
+  const auto resolved = [](const PoolSpec& pool) {
+    return pool.node.resolved().at(Json::json_pointer(pool.node.pointer()));
+  };
+  Json prefill = resolved(spec.pools.front()), decode = resolved(spec.pools.back());
+  Json config = spec.node.json();
+  for (const char* key : of_both_pools) {
+    if (!decode.contains(key)) continue;
+    config[key] = decode[key];
+    prefill.erase(key);
+    decode.erase(key);
+  }
+  config["pools"] = {{"prefill", std::move(prefill)}, {"decode", std::move(decode)}};
+  config["kv_transfer"] = {{"level", levels[spec.kv_link->network ? 1 : 0]},
+                           {"overlap", spec.kv_link->overlap}};
+  return config;
 }
 
 }  // namespace moesim

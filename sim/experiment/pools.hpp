@@ -5,17 +5,6 @@
 
 namespace moesim {
 
-/// Prefill and decode on GPUs of their own. A request is prefilled, up to its first token, in one
-/// pool; its KV cache crosses a link; it is decoded in the other. Each pool has its own router,
-/// plan, placement and policies.
-struct Pools {
-  Experiment prefill, decode;
-  Fabric fabric;
-  bool network = false;  ///< the link is the network, else NVLink
-  /// The KV cache of a layer leaves as the layer is computed, else all of it after the first token.
-  bool overlap = true;
-};
-
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {
   Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links
@@ -24,15 +13,19 @@ struct KvTransferCost {
 };
 /// Every GPU of the decode rank receives the blocks that it will hold, in each of its pipeline
 /// stages. Links work side by side; the busiest is that of a GPU in the pool whose GPUs hold more
-/// of a prompt (a narrower tp, fewer stages, a window).
-KvTransferCost kv_transfer(const Pools&, std::int32_t prompt_tokens);
+/// of a prompt (a narrower tp, fewer stages, a window). The experiment has two pools.
+KvTransferCost kv_transfer(const Experiment&, std::int32_t prompt_tokens);
 
-/// An experiment with "pools": {"prefill": {..}, "decode": {..}} and "kv_transfer": {"level":
-/// "nvlink" | "network", "overlap": true}. A pool's experiment is the whole config with the keys of
+/// Prefill and decode on GPUs of their own: {"prefill": {..}, "decode": {..}} under "pools", and
+/// "kv_transfer": {"level": "nvlink" | "network", "overlap": true}. A request is prefilled, up to
+/// its first token, in one pool; its KV cache crosses a link; it is decoded in the other. Each pool
+/// has its own router, plan, placement and policies: its config is the whole one with the keys of
 /// the pool in the place of its own. "level" is NVLink if one domain holds all GPUs. What must be
 /// one for both pools (workload, model, cluster, seed, ...) is refused in them. Throws ConfigError.
+ExperimentSpec read_pools(const ConfigNode&, const Policies&);
 std::span<const Key> pools_keys();
 std::span<const Key> kv_transfer_keys();
-Experiment load_pools(const ConfigNode&, TraceLibrary&, const Policies&);
+/// Every key of two pools with its default: what is of both stands beside them.
+Json resolved_pools(const ExperimentSpec&);
 
 }  // namespace moesim

@@ -3,7 +3,7 @@
 
 namespace moesim {
 
-RouterContext router_context(const Experiment& e) {
+RouterContext router_context(const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const double tp = e.parallel.tp;
   RouterContext context;

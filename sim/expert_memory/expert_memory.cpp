@@ -76,7 +76,7 @@ std::optional<ExpertMemoryPlan> read_expert_memory(const ConfigNode& node,
     std::optional<ExpertMemoryPlan> none;
     ExpertMemoryPlan plan;
     plan.policy = policies.make_from(reader);
-    if (plan.policy == nullptr) return none;
+    if (plan.policy->resident()) return none;
     plan.type = reader.text("type");
     plan.per_layer = reader.has("slots_per_layer");
     if (plan.per_layer == reader.has("slots_per_gpu")) {

@@ -34,12 +34,13 @@ class ExpertCache {
 class ExpertMemory {
  public:
   virtual ~ExpertMemory() = default;
+  /// Whether every expert stands in HBM: then there is no memory below it, and no cache.
+  virtual bool resident() const { return false; }
   /// An empty cache: capacity >= 1.
   virtual std::unique_ptr<ExpertCache> cache(int keys, int capacity) const = 0;
 };
 
-/// The table: resident, lru, lfu_aging, static_hot. What resident makes is no policy, nullptr:
-/// every expert stands in HBM.
+/// The table: resident, lru, lfu_aging, static_hot.
 const Registry<ExpertMemory>& expert_memories();
 
 /// Foresees which slots of one GPU run next. State of one GPU.
@@ -59,7 +60,7 @@ class Predictor {
 class Prefetch {
  public:
   virtual ~Prefetch() = default;
-  /// A predictor of layers with so many slots; null to fetch nothing ahead.
+  /// A predictor of layers with so many slots.
   virtual std::unique_ptr<Predictor> predictor(std::span<const int> slots_of_layer,
                                                std::uint64_t seed) const = 0;
 };

@@ -142,7 +142,6 @@ void RankMemory::begin_prefetches(Seconds now, ExpertMemoryTally& tally) {
 }
 
 void RankMemory::queue_prefetches(int after_layer, Seconds now, const TokensOf& tokens_of) {
-  if (!predictor_) return;
   const int layers = static_cast<int>(first_key_.size()) - 1;
   for (int ahead = 1; ahead <= plan_.lookahead; ++ahead) {
     const int layer = (after_layer + ahead) % layers;
@@ -228,7 +227,7 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   tally.prefetches_wasted += std::count(prefetched.begin(), prefetched.end(), 1);
   std::fill(prefetched.begin(), prefetched.end(), std::uint8_t{0});
   std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
-  if (predictor_) predictor_->ran(layer, tokens);
+  predictor_->ran(layer, tokens);
   queue_prefetches(layer, now + took, tokens_of);
   return took;
 }

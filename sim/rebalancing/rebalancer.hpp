@@ -44,6 +44,8 @@ struct StepSeen {
 class Rebalancer {
  public:
   virtual ~Rebalancer() = default;
+  /// Whether it ever decides anything; one that does not is never shown a step.
+  virtual bool watches() const { return true; }
   /// Called once per step. Answers nothing while `moving`. Ties: lowest id.
   virtual std::optional<RebalancePlan> after_step(const StepSeen&) = 0;
   /// Slots' weights that each GPU stages while they travel: memory that the KV cache does not get.
@@ -65,7 +67,7 @@ struct RebalancingContext {
   int dp = 1;
 };
 
-/// The table: none, eplb_periodic, eplb_async, migrate. What none makes is nobody, nullptr.
+/// The table: none, eplb_periodic, eplb_async, migrate.
 const Registry<Rebalancer, const RebalancingContext&>& rebalancers();
 
 /// How weights move, whoever decides.

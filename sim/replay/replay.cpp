@@ -255,8 +255,9 @@ Routers make_routers(const std::vector<ConfigNode>& routings, const RoutingConte
 // What limits a layer beside its placement.
 struct Limits {
   std::unique_ptr<CapacityRule> capacity;
-  std::unique_ptr<ExpertMemory> memory;  // null: every slot stands in HBM
+  std::unique_ptr<ExpertMemory> memory;  // if the config has one
   int slots_per_layer = 0;
+  bool caches() const { return memory && !memory->resident(); }
 };
 
 Limits read_limits(const ReplayConfig& config) {
@@ -309,11 +310,11 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
                                const Limits& limits) {
   RoutedLayer routed;
   std::vector<std::uint16_t> ids;
-  const bool limited = limits.capacity != nullptr;
+  const bool limited = limits.capacity->limits();
   std::vector<DelayedSelection> backlog;
   std::vector<std::int32_t> tokens;
   std::vector<LayerMemory> memories;
-  for (std::size_t i = 0; limits.memory && i < routers.size(); ++i) {
+  for (std::size_t i = 0; limits.caches() && i < routers.size(); ++i) {
     memories.emplace_back(placement, limits);
   }
   const bool needs_rows =
@@ -337,7 +338,7 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
       const std::vector<std::int32_t>& tokens_of_slot = routed.tokens_of_slot();
       scores[i].time += time.busiest(placement, tokens_of_slot);
       scores[i].capacity += tally;
-      if (limits.memory) memories[i].run(tokens_of_slot, scores[i]);
+      if (limits.caches()) memories[i].run(tokens_of_slot, scores[i]);
     }
     const auto active = std::count_if(problem.tokens.begin(), problem.tokens.end(),
                                       [](std::int32_t count) { return count > 0; });

@@ -50,7 +50,7 @@ double Totals::busy_seconds() const {
   return by_kind[0].seconds + by_kind[1].seconds + by_kind[2].seconds;
 }
 
-Measurement::Measurement(const Experiment& experiment, std::int64_t total_blocks)
+Measurement::Measurement(const Deployment& experiment, std::int64_t total_blocks)
     : experiment_(experiment),
       total_blocks_(total_blocks),
       warmup_requests_(static_cast<std::int64_t>(

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/report/time_series.hpp"
 #include "sim/requests/requests.hpp"
@@ -117,7 +117,7 @@ struct Totals {
 class Measurement {
  public:
   /// `total_blocks` are the KV blocks of one group.
-  Measurement(const Experiment&, std::int64_t total_blocks);
+  Measurement(const Deployment&, std::int64_t total_blocks);
 
   void request_arrived(Time now);
   /// Before request_left(), when its client gave up.
@@ -157,7 +157,7 @@ class Measurement {
                   std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                   std::optional<Time> now) const;
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   std::int64_t total_blocks_;
   std::int64_t warmup_requests_;
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "sim/experiment/pools.hpp"
 #include "traces/requests/arrivals.hpp"
 
 namespace moesim {
@@ -66,7 +65,7 @@ std::optional<Attainment> attainment(const RequestCounts& counts, const Slo& slo
   };
   const Attainment met{share(slo.ttft, counts.ttft), share(slo.tpot, counts.tpot),
                        share(slo.e2el, counts.e2el)};
-  return met.ttft || met.tpot || met.e2el ? std::optional(met) : std::nullopt;
+  return met.any() ? std::optional(met) : std::nullopt;
 }
 
 // What metrics are made of, over all pools.
@@ -95,7 +94,7 @@ struct Measured {
   }
 };
 
-RequestCounts count(const Experiment& e, const Measured& measured,
+RequestCounts count(const Deployment& e, const Measured& measured,
                     std::span<const RequestLife> requests) {
   RequestCounts counts;
   for (const RequestLife& request : requests) {
@@ -131,7 +130,7 @@ void add_counts(Metrics& metrics, const RequestCounts& counts, bool clients_may_
 }
 
 // One after the other, gaps first: of a long run each takes much memory.
-void add_latencies(Metrics& metrics, const Experiment& e, const Measured& measured,
+void add_latencies(Metrics& metrics, const Deployment& e, const Measured& measured,
                    std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
   metrics.itl = summarize(std::move(gaps));
   const auto finished =
@@ -154,8 +153,8 @@ void add_latencies(Metrics& metrics, const Experiment& e, const Measured& measur
   if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
 }
 
-void add_rates(Metrics& metrics, const Experiment& e, const Sums& totals, double seconds) {
-  const double gpus = gpus_of(e);
+void add_rates(Metrics& metrics, const Deployment& e, const Sums& totals, double seconds,
+               double gpus) {
   const double output = ratio(totals.tokens.output, seconds);
   const double prompt = ratio(totals.tokens.prompt, seconds);
   metrics.duration_s = seconds;
@@ -179,14 +178,16 @@ void add_rates(Metrics& metrics, const Experiment& e, const Sums& totals, double
   }
 }
 
-Metrics metrics_of(const Experiment& e, std::span<const Totals> pools, std::vector<Repeated> gaps,
-                   std::span<const RequestLife> requests) {
+Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
+                   std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
+  const Deployment& e = experiment.decode();
   const Measured measured{pools.front().begin, pools.front().end};  // all pools alike
   const RequestCounts counts = count(e, measured, requests);
   Metrics metrics;
   add_counts(metrics, counts, !e.workload.patience.endless());
   add_latencies(metrics, e, measured, std::move(gaps), requests);
-  add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count());
+  add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count(),
+            gpus_of(experiment));
   // Of those that finish, the share that met every objective.
   metrics.request_goodput =
       metrics.request_throughput *
@@ -237,7 +238,7 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
 
 // Tokens per expert over the whole run, [workload tag][layer][expert]: what was replayed, row by
 // row.
-Named<ExpertCounts> expert_counts(const Experiment& e, const Measurement& measurement) {
+Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measurement) {
   std::map<std::string, ExpertCounts> counts;
   const auto layers = static_cast<std::size_t>(e.model.moe_layers());
   const auto experts = static_cast<std::size_t>(e.model.experts);
@@ -265,7 +266,7 @@ Named<ExpertCounts> expert_counts(const Experiment& e, const Measurement& measur
   return {counts.begin(), counts.end()};
 }
 
-ExpertMemoryStats expert_memory_of(const Experiment& e, const ExpertMemoryTally& tally) {
+ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally& tally) {
   if (!e.expert_memory) return {"resident", {}};
   return {e.expert_memory->type,
           ExpertTransferStats{
@@ -280,7 +281,7 @@ ExpertMemoryStats expert_memory_of(const Experiment& e, const ExpertMemoryTally&
               e.expert_memory->host.source}};
 }
 
-ExpertKindStats expert_kind_of(const Experiment& e, const ExpertTotals& totals) {
+ExpertKindStats expert_kind_of(const Deployment& e, const ExpertTotals& totals) {
   ExpertKindStats kind{expert_summary(totals), {}};
   for (std::size_t l = 0; l < totals.layers.size(); ++l) {
     const ExpertTotals::Layer& layer = totals.layers[l];
@@ -292,7 +293,7 @@ ExpertKindStats expert_kind_of(const Experiment& e, const ExpertTotals& totals) 
   return kind;
 }
 
-ExpertStats experts_of(const Experiment& e, const Totals& totals, const Measurement& measurement) {
+ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurement& measurement) {
   const ExpertTotals all = sum(totals.by_kind);
   ExpertStats experts;
   experts.summary = expert_summary(all);
@@ -383,7 +384,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
   return breakdown;
 }
 
-StepStats steps_of(const Experiment& e, const Totals& totals) {
+StepStats steps_of(const Deployment& e, const Totals& totals) {
   StepStats steps;
   const double busy = totals.busy_seconds();
   std::int64_t count = 0;
@@ -421,7 +422,7 @@ MemoryStats memory_of(const MemoryBudget& memory) {
           memory.rebalance_buffer.value(), memory.kv.value()};
 }
 
-KvStats kv_of(const Experiment& e, const Totals& totals, std::int64_t total_blocks) {
+KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_blocks) {
   const double used = ratio(totals.kv_block_seconds, totals.busy_seconds());
   return {e.kv_layout.block_tokens,
           e.memory.kv_blocks,
@@ -535,7 +536,7 @@ double queue_growth(std::span<const RequestLife> requests) {
 
 // Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
 // other (a closed loop) never asks for more than is served.
-MeasurementStats measurement_of(const Experiment& e, Measurement::Window window,
+MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
                                 const Totals& totals, std::span<const RequestLife> requests) {
   using Window = Measurement::Window;
   constexpr double overload = 0.1;  // of the rate that is served
@@ -561,7 +562,7 @@ MeasurementStats measurement_of(const Experiment& e, Measurement::Window window,
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
-  const Experiment& e = pool.experiment;
+  const Deployment& e = pool.experiment;
   const Measurement& measurement = pool.measurement;
   PoolStats stats;
   stats.steps = steps_of(e, totals);
@@ -583,11 +584,11 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   return stats;
 }
 
-KvTransferStats transfers_of(const Pools& pools, const KvTransferTally& tally) {
+KvTransferStats transfers_of(const KvLink& link, const KvTransferTally& tally) {
   const auto mean_ms = [&](Seconds sum) {
     return ratio(sum.count() * 1e3, double(tally.transfers));
   };
-  return {pools.network ? "network" : "nvlink",
+  return {link.network ? "network" : "nvlink",
           tally.transfers,
           tally.bytes.value(),
           mean_ms(tally.on_links),
@@ -597,7 +598,7 @@ KvTransferStats transfers_of(const Pools& pools, const KvTransferTally& tally) {
 
 }  // namespace
 
-Report write_up(const Experiment& e, std::span<const PoolRun> pools,
+Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
                 const KvTransferTally& transfers, const Requests& requests, Time now) {
   const Measurement::Window window = pools.back().measurement.window();
   std::vector<Totals> totals;
@@ -609,19 +610,21 @@ Report write_up(const Experiment& e, std::span<const PoolRun> pools,
     gaps.insert(gaps.end(), more.begin(), more.end());
   }
   Report report;
-  report.context = {std::string(version), e.seed, e.config};
+  const Deployment& e = experiment.decode();
+  report.context = {std::string(version), e.seed, experiment.config};
   if (e.anchor) {
     report.anchored = {e.anchor->deployment, e.anchor->tpot.runs, e.anchor->tpot.leave_one_out,
                        e.anchored_tpot, e.anchored_tpot * e.anchored_ttft};
   }
-  report.metrics = metrics_of(e, totals, std::move(gaps), requests.lives());
+  report.metrics = metrics_of(experiment, totals, std::move(gaps), requests.lives());
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
   report.pool = pool_of(pools.back(), totals.back(), now);
-  if (e.pools) {
-    report.pools = {{{gpus_of(e.pools->prefill), instances_of(pools.front(), totals.front())},
+  if (experiment.apart()) {
+    const auto gpus = [](const Deployment& pool) { return pool.instances * pool.parallel.gpus(); };
+    report.pools = {{{gpus(experiment.pools.front()), instances_of(pools.front(), totals.front())},
                      pool_of(pools.front(), totals.front(), now)},
-                    {gpus_of(e.pools->decode), instances_of(pools.back(), totals.back())},
-                    transfers_of(*e.pools, transfers)};
+                    {gpus(e), instances_of(pools.back(), totals.back())},
+                    transfers_of(*experiment.kv_link, transfers)};
   } else if (e.instances > 1) {
     report.instances = instances_of(pools.back(), totals.back());
   }

@@ -6,7 +6,7 @@
 
 namespace moesim {
 
-ExpertLayout::ExpertLayout(const Experiment& experiment)
+ExpertLayout::ExpertLayout(const Deployment& experiment)
     : experiment_(experiment),
       placement_(experiment.placement),
       rules_(experiment.rules),
@@ -62,9 +62,10 @@ void ExpertLayout::after_step(const StepBatch& batch,
                               std::span<const std::int32_t> tokens_of_expert, const RowSource& rows,
                               Time now, StepCost& cost) {
   relocation_.beside(cost);
-  if (recent_ || rebalancer_) forget_dummies(batch, request_of_range, tokens_of_expert, rows);
+  if (recent_ || rebalancer_->watches())
+    forget_dummies(batch, request_of_range, tokens_of_expert, rows);
   if (recent_) recent_->add(real_tokens_);
-  if (rebalancer_) {
+  if (rebalancer_->watches()) {
     const StepSeen seen{steps_++,          to_seconds(now) + cost.total,
                         real_tokens_,      batch.rows,
                         request_of_range,  rows,

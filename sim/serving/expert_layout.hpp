@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/failures/recovery.hpp"
 #include "sim/rebalancing/load_window.hpp"
 #include "sim/rebalancing/relocation.hpp"
@@ -18,7 +18,7 @@ namespace moesim {
 class ExpertLayout {
  public:
   /// The experiment outlives it.
-  explicit ExpertLayout(const Experiment&);
+  explicit ExpertLayout(const Deployment&);
 
   /// As it stands.
   const ExpertPlacement& placement() const { return placement_; }
@@ -53,11 +53,11 @@ class ExpertLayout {
   ExpertPlacement placed_anew() const;
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   ExpertPlacement placement_;
   PhaseRules rules_;
   Mover mover_;
-  std::unique_ptr<Rebalancer> rebalancer_;  // if the experiment rebalances
+  std::unique_ptr<Rebalancer> rebalancer_;
   Relocation relocation_;
   Recovery recovery_;
   std::optional<LoadWindow> recent_;       // what experts are placed by after an outage

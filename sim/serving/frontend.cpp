@@ -8,14 +8,13 @@
 
 namespace moesim {
 
-Frontend::Frontend(const Experiment& experiment, std::vector<Instance*> instances,
+Frontend::Frontend(const Deployment& experiment, std::vector<Instance*> instances,
                    const RowSource& rows, Requests& requests)
     : experiment_(experiment),
       instances_(std::move(instances)),
       rows_(rows),
       requests_(requests),
-      router_(experiment.policies->request_routing.make(experiment.request_routing,
-                                                        router_context(experiment))),
+      router_(experiment.request_routing.make(router_context(experiment))),
       needs_(router_->needs()),
       history_(experiment.model.moe_layers(), experiment.model.experts,
                experiment.model.experts_per_token),

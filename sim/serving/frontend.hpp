@@ -18,7 +18,7 @@ namespace moesim {
 class Frontend {
  public:
   /// Routers have state: each run makes its own. The instances outlive this.
-  Frontend(const Experiment&, std::vector<Instance*> instances, const RowSource&,
+  Frontend(const Deployment&, std::vector<Instance*> instances, const RowSource&,
            Requests& requests);
 
   /// Before anything changes at `now`: statistics that were due meanwhile are published as they
@@ -47,7 +47,7 @@ class Frontend {
   void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
   void carry_out(const Assignment&);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   std::vector<Instance*> instances_;
   const RowSource& rows_;
   Requests& requests_;

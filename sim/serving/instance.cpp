@@ -6,7 +6,7 @@
 
 namespace moesim {
 
-Instance::Instance(const Experiment& experiment, RowSource& rows, Requests& requests, int number,
+Instance::Instance(const Deployment& experiment, RowSource& rows, Requests& requests, int number,
                    StepSampler* sampler, const StepPrice* price)
     : experiment_(experiment),
       sampler_(sampler),

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/kv_cache/kv_cache.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/requests/requests.hpp"
@@ -28,7 +28,7 @@ class Instance {
  public:
   /// `number` is what observers and requests know it by. A sampler stands for the routing of the
   /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
-  Instance(const Experiment&, RowSource&, Requests& requests, int number = 0,
+  Instance(const Deployment&, RowSource&, Requests& requests, int number = 0,
            StepSampler* sampler = nullptr, const StepPrice* price = nullptr);
   int number() const { return number_; }
 
@@ -116,7 +116,7 @@ class Instance {
   void drop_abandoned();
   void lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   StepSampler* sampler_;    // none: every token is routed
   const StepPrice* price_;  // if the scheduler needs it
   std::int64_t changes_ = 0;

@@ -35,7 +35,7 @@ struct Group {
 
 // EP groups alike behind one router.
 struct Pool {
-  Pool(const Experiment& of_pool, RowSource& rows, Requests& requests, int first)
+  Pool(const Deployment& of_pool, RowSource& rows, Requests& requests, int first)
       : experiment(of_pool),
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
@@ -64,7 +64,7 @@ struct Pool {
     return run;
   }
 
-  const Experiment& experiment;
+  const Deployment& experiment;
   std::unique_ptr<StepSampler> sampler;  // none: exact
   std::optional<StepPrice> price;        // if the scheduler needs it
   std::vector<std::unique_ptr<Group>> groups;
@@ -85,16 +85,15 @@ class Simulation {
   Simulation(const Experiment& experiment, const Progress& progress,
              std::span<RunObserver* const> observers)
       : experiment_(experiment),
+        load_(experiment.decode()),
         progress_(progress),
         observers_(observers),
-        source_(experiment.workload.make(experiment.seed, experiment.ranks())),
-        requests_(experiment.workload.requests),
-        rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only, experiment.seed,
-              experiment.binding),
-        patience_rng_(experiment.seed, "workload/patience"),
-        on_the_way_(to_duration(experiment.api_server.latency)) {
-    if (experiment.pools) add_pool(experiment.pools->prefill);
-    add_pool(experiment.pools ? experiment.pools->decode : experiment);
+        source_(load_.workload.make(load_.seed, load_.ranks())),
+        requests_(load_.workload.requests),
+        rows_(load_.trace, load_.prefill_trace, load_.bind_odd_only, load_.seed, load_.binding),
+        patience_rng_(load_.seed, "workload/patience"),
+        on_the_way_(to_duration(load_.api_server.latency)) {
+    for (const Deployment& pool : experiment.pools) add_pool(pool);
   }
 
   Report run() {
@@ -133,7 +132,7 @@ class Simulation {
     Time delivered{};  // when the last KV cache was there
   };
 
-  void add_pool(const Experiment& experiment) {
+  void add_pool(const Deployment& experiment) {
     const int first = static_cast<int>(groups_.size());
     Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(experiment, rows_, requests_, first));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
@@ -204,12 +203,12 @@ class Simulation {
     request.prompt_ids = due_->request.prompt_ids;
     request.arrival = queue_.now() - on_the_way_;
     request.binding = rows_.bind();
-    const bool last = requests_.size() == experiment_.workload.requests;
+    const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
       if (last) pool->measurement.no_more_arrivals(queue_.now());
     }
-    const Patience patience = experiment_.workload.patience.draw(patience_rng_);
+    const Patience patience = load_.workload.patience.draw(patience_rng_);
     Pool& first = *pools_.front();
     const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
       return pool->groups.front()->instance.can_ever_hold(request);
@@ -282,14 +281,14 @@ class Simulation {
   // from the prompt's first step on, or after the first token. What a link carries it carries one
   // after the other, and so do last layers follow each other.
   void send_kv(std::uint32_t id) {
-    const Pools& pools = *experiment_.pools;
     RequestRecord& request = requests_[id];
-    const KvTransferCost cost = kv_transfer(pools, request.prompt_tokens);
+    const KvTransferCost cost = kv_transfer(experiment_, request.prompt_tokens);
+    const bool overlap = experiment_.kv_link->overlap;
     Link& link =
         links_[static_cast<std::size_t>(request.instance)][static_cast<std::size_t>(request.rank)];
     const Time now = queue_.now();
-    const Time ready = pools.overlap ? request.begun : now;
-    const Seconds exposed = pools.overlap ? cost.last_layer : cost.all;
+    const Time ready = overlap ? request.begun : now;
+    const Seconds exposed = overlap ? cost.last_layer : cost.all;
     const char* const what = "the transfer of a KV cache";
     link.idle = end_of(cost.all, what, std::max(ready, link.idle));
     link.delivered = std::max(link.idle, end_of(exposed, what, std::max(now, link.delivered)));
@@ -407,11 +406,12 @@ class Simulation {
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
     requests_.left(id);
     if (++left_ % finished_between_progress == 0 && progress_) {
-      progress_(left_, experiment_.workload.requests);
+      progress_(left_, load_.workload.requests);
     }
   }
 
   const Experiment& experiment_;
+  const Deployment& load_;  // the pool whose load and seed the run has
   const Progress& progress_;
   std::span<RunObserver* const> observers_;
   EventQueue queue_;
@@ -441,7 +441,7 @@ namespace {
 
 // One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
 // every prompt at its beginning.
-StepBatch typical_batch(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+StepBatch typical_batch(const Deployment& experiment, StepKind kind, int sequences_per_rank,
                         int context, int prefill_tokens, RowSource& rows) {
   StepBatch batch;
   for (int r = 0; r < experiment.parallel.dp; ++r) {
@@ -460,7 +460,7 @@ StepBatch typical_batch(const Experiment& experiment, StepKind kind, int sequenc
 
 }  // namespace
 
-ExplainedStep explain_step(const Experiment& experiment, StepKind kind, int sequences_per_rank,
+ExplainedStep explain_step(const Deployment& experiment, StepKind kind, int sequences_per_rank,
                            int context, int prefill_tokens, int samples) {
   check(samples >= 1, "no step to explain");
   RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,

@@ -28,7 +28,14 @@ struct ExplainedStep {
 /// Prices `samples` steps of `sequences` decode sequences per rank at `context` tokens, each at a
 /// random place of the recording it replays, or, with `prefill_tokens`, of one prompt chunk per
 /// rank, from its beginning.
-ExplainedStep explain_step(const Experiment&, StepKind kind, int sequences_per_rank, int context,
+ExplainedStep explain_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
                            int prefill_tokens, int samples = 1);
+/// The same of the pool that decodes.
+inline ExplainedStep explain_step(const Experiment& experiment, StepKind kind,
+                                  int sequences_per_rank, int context, int prefill_tokens,
+                                  int samples = 1) {
+  return explain_step(experiment.decode(), kind, sequences_per_rank, context, prefill_tokens,
+                      samples);
+}
 
 }  // namespace moesim

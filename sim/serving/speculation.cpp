@@ -11,7 +11,7 @@ namespace {
 
 // An MTP module is one more layer like the model's last one, with the model's embedding and head
 // (DeepSeek-V3, arXiv:2412.19437, section 2.2).
-StepModel module_of(const Experiment& e) {
+StepModel module_of(const Deployment& e) {
   MoeModel layer = e.model;
   layer.layers.erase(layer.layers.begin(), layer.layers.end() - 1);
   return {e.cluster, layer, e.parallel, e.precision, e.charges, e.overlap};
@@ -77,7 +77,7 @@ void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
 
 }  // namespace
 
-Speculation::Speculation(const Experiment& experiment, int instance)
+Speculation::Speculation(const Deployment& experiment, int instance)
     : experiment_(experiment),
       rng_(experiment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
   if (experiment.speculation.has_module()) module_.emplace(module_of(experiment));
@@ -116,7 +116,7 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
 void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRule& rule,
                        const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
   take_tokens(step, index, batch_);
-  const Experiment& e = experiment_;
+  const Deployment& e = experiment_;
   std::int32_t most = 0;
   for (const RankStep& rank : batch_.ranks) most = std::max(most, rank.tokens);
   const double hidden = e.model.hidden;

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/step/step_record.hpp"
 
 namespace moesim {
@@ -12,7 +12,7 @@ namespace moesim {
 class Speculation {
  public:
   /// `instance` tells the draws of EP groups apart.
-  explicit Speculation(const Experiment&, int instance = 0);
+  explicit Speculation(const Deployment&, int instance = 0);
 
   /// How many of a sequence's drafts are accepted: each with the plan's rate until one is not.
   std::int32_t accept(std::int32_t drafts);
@@ -28,7 +28,7 @@ class Speculation {
   void pass(std::int32_t index, const StepBatch&, const PhaseRule&, const ExpertPlacement&,
             const RowSource&, StepCost&);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   std::optional<StepModel> module_;  // of the MTP layer, if that drafts
   StepBatch batch_;
   StepCost cost_;

@@ -28,7 +28,7 @@ std::int32_t share(std::int64_t tokens, int rank, int ranks) {
 
 }  // namespace
 
-StepSampler::StepSampler(const Experiment& experiment)
+StepSampler::StepSampler(const Deployment& experiment)
     : experiment_(experiment),
       rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
             experiment.seed ^ fnv1a("sampled fidelity"), experiment.binding),

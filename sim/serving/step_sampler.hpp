@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 #include "sim/step/step_model.hpp"
 #include "traces/trace_rows.hpp"
 
@@ -28,7 +28,7 @@ namespace moesim {
 /// steps have their requests in common, is what a sample does not know.
 class StepSampler {
  public:
-  explicit StepSampler(const Experiment&);
+  explicit StepSampler(const Deployment&);
 
   /// A step like this one; good as long as the sampler.
   const StepSample& draw(StepKind rule, const StepBatch&);
@@ -47,7 +47,7 @@ class StepSampler {
   const StepSample& price(const Key&);
   LayerRange next_layers(std::int64_t tokens);
 
-  const Experiment& experiment_;
+  const Deployment& experiment_;
   RowSource rows_;
   StepModel model_;
   Rng rng_;

@@ -3,7 +3,7 @@
 
 namespace moesim {
 
-StepPrice price_steps(const Experiment& e) {
+StepPrice price_steps(const Deployment& e) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
   StepModel model = step_model(e);
   StepCost cost;

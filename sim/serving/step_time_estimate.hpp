@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "sim/experiment/experiment.hpp"
+#include "sim/experiment/deployment.hpp"
 
 namespace moesim {
 
 /// What steps of this experiment cost as it starts, for schedulers that plan by time: steps of 1,
 /// 2, 4, .. decodes on every rank, up to max_num_seqs, taken at random from its trace.
-StepPrice price_steps(const Experiment&);
+StepPrice price_steps(const Deployment&);
 
 }  // namespace moesim

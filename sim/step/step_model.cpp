@@ -108,12 +108,13 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   RoutingProblem asked{placement, tokens, moe_layer, step, {}};
   if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
+  const bool limited = capacity_->limits();
   const RoutingProblem problem =
-      capacity_ ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
-                               tokens, outcome.capacity)
-                : asked;
+      limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
+                             tokens, outcome.capacity)
+              : asked;
   const std::span<const std::int32_t> source_gpu =
-      capacity_ ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
+      limited ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
   routed.route(*rule.router, problem, outcome.load);
   outcome.active_experts = static_cast<std::int32_t>(
       std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
@@ -130,7 +131,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    const bool by_selection = rule.router->needs_token_rows() || capacity_;
+    const bool by_selection = rule.router->needs_token_rows() || limited;
     std::span<const std::int32_t> slots;
     if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
@@ -206,11 +207,16 @@ void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlaceme
 
 namespace {
 
+bool all_decode(const RankStep& rank) {
+  return std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
+    return work.new_tokens == 1 || work.verifies;
+  });
+}
+
 bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   return std::all_of(batch.ranks.begin(), batch.ranks.end(), [&](const RankStep& rank) {
-    const bool decode = std::ranges::all_of(
-        rank.sequences, [](const SequenceWork& w) { return w.new_tokens == 1 || w.verifies; });
-    return rank.tokens > std::max(decode ? limits.decode_tokens : limits.prefill_tokens, 1);
+    return rank.tokens >
+           std::max(all_decode(rank) ? limits.decode_tokens : limits.prefill_tokens, 1);
   });
 }
 
@@ -303,8 +309,8 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  s.rows.start(batch,
-               capacity_ || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
+  s.rows.start(batch, capacity_->limits() || rule.router->needs_token_rows() ||
+                          (plan_.dp > 1 && follows_copies));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {
@@ -367,27 +373,31 @@ void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost
   add_up(batch, nullptr, result, nullptr);
 }
 
+namespace {
+
+// Whether a step has no CUDA graph.
+bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
+  return std::ranges::any_of(batch.ranks, [&](const RankStep& rank) {
+    return rank.tokens > graph_tokens || !all_decode(rank);
+  });
+}
+
+}  // namespace
+
 // What the host and the gaps between kernels add, and what it takes at least to launch every kernel
 // of a step that has no graph.
 void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& path,
                             const StepCost& result) const {
   std::size_t sequences = 0;
-  std::int32_t tokens = 0;
-  bool decodes = true;
-  for (const RankStep& rank : batch.ranks) {
-    sequences = std::max(sequences, rank.sequences.size());
-    tokens = std::max(tokens, rank.tokens);
-    decodes = decodes && std::ranges::all_of(rank.sequences, [](const SequenceWork& work) {
-                return work.new_tokens == 1 || work.verifies;
-              });
-  }
+  for (const RankStep& rank : batch.ranks) sequences = std::max(sequences, rank.sequences.size());
   const auto charge = [&](std::string_view name, Seconds time) {
     path.everybody(name, Part::other, {time, Resource::launch, {}});
   };
   charge("kernel_gaps", charges_.per_layer * layers);
-  const bool eager = !decodes || tokens > charges_.graph_tokens;
   const Seconds launches = charges_.eager_layer * layers;
-  if (eager && launches > result.total) charge("eager_launches", launches - result.total);
+  if (launches > result.total && is_eager(batch, charges_.graph_tokens)) {
+    charge("eager_launches", launches - result.total);
+  }
   charge("host_overhead",
          charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
 }

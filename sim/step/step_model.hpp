@@ -24,7 +24,6 @@ class CriticalPath;
 
 /// How the tokens of a step find replicas and travel: one rule for the whole group.
 struct PhaseRule {
-  ConfigNode routing;  ///< what `router` was made from
   std::string router_name;
   std::shared_ptr<const TokenRouter> router;
   std::shared_ptr<const Dispatch> dispatch;
@@ -39,7 +38,7 @@ struct LayerRange {
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
 /// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss; without any,
-/// every expert stands in HBM. No capacity rule is dropless.
+/// every expert stands in HBM.
 /// step = sum over layers + embedding, LM head, sampling, host overhead.
 /// Overlap hides communication beside computation; parts and total then hold what is exposed.
 /// With pipeline stages a step is one round of the batch, cut into as many micro-batches as there
@@ -47,7 +46,7 @@ struct LayerRange {
 class StepModel {
  public:
   StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
-            Overlap = {}, std::shared_ptr<const CapacityRule> = nullptr,
+            Overlap = {}, std::shared_ptr<const CapacityRule> = dropless(),
             std::vector<RankMemory> memories = {});
   ~StepModel();
   StepModel(StepModel&&) noexcept;
@@ -100,8 +99,8 @@ class StepModel {
   PrecisionPlan precision_;
   Charges charges_;
   Overlap overlap_;
-  std::shared_ptr<const CapacityRule> capacity_;  // null: dropless
-  std::vector<RankMemory> memories_;              // [EP ranks], or none
+  std::shared_ptr<const CapacityRule> capacity_;
+  std::vector<RankMemory> memories_;  // [EP ranks], or none
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/token_routing/charges.hpp"
 
-#include "sim/token_routing/token_routing.hpp"
+#include <algorithm>
 
 namespace moesim {
 
@@ -9,23 +9,19 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// METRO (paper, section VI-B, Fig. 11) on 8 A100s, Qwen3-30B with 128 experts: its routing kernel
-// takes up to 26 us a layer at 1.5x, and top-k over all tokens instead of the local ones at most 3
-// us more. Scaled by active experts, because Algorithm 1 does one step per active expert. The exact
-// policies add 10 us, an estimate: nobody has measured a semi-matching kernel. Balancing tokens
-// costs what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about 100 us
-// inside a node (github.com/deepseek-ai/LPLB, README). Other GPUs are charged the same until
-// somebody measures them. What an engine's own kernel does is in its gate's time.
+// The charges of a measurement, which other GPUs are charged as well. Sources in the order of their
+// rows, each once.
 Charges measured() {
   Charges charges;
-  charges.token_routing["metro"] = {0us, 26us};
-  charges.token_routing["optimal"] = {10us, 26us};
-  charges.token_routing["hybrid"] = {10us, 26us};
-  charges.token_routing["token_balanced"] = {100us, 0us};
+  for (const MeasuredCharge& row : measured_charges()) {
+    if (!row.charge) continue;
+    charges.token_routing[std::string(row.policy)] = *row.charge;
+    if (charges.source.find(row.source) != std::string::npos) continue;
+    if (!charges.source.empty()) charges.source += "; ";
+    charges.source += row.source;
+  }
+  // METRO: top-k over all tokens instead of the local ones takes at most 3 us more.
   charges.top_k_of_all_tokens = 3us;
-  charges.source =
-      "METRO paper Fig. 11 (8 A100, 128 experts); optimal and hybrid: +10 us, an estimate; "
-      "token_balanced: DeepSeek LPLB, about 100 us in a node";
   return charges;
 }
 
@@ -66,6 +62,12 @@ Charges read_values(const ConfigNode& node, std::span<const std::string_view> po
 }
 
 }  // namespace
+
+bool Charges::knows(std::string_view policy) const {
+  const auto rows = measured_charges();
+  return token_routing.contains(policy) ||
+         std::ranges::find(rows, policy, &MeasuredCharge::policy) != rows.end();
+}
 
 Seconds Charges::routing(std::string_view policy, int active, bool replicated) const {
   const auto found = token_routing.find(policy);

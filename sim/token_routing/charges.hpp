@@ -6,20 +6,14 @@
 #include <string>
 #include <string_view>
 
-#include "hardware/config.hpp"
+#include "sim/token_routing/token_routing.hpp"
 
 namespace moesim {
-
-/// The GPU time of one token-routing policy per layer: fixed + per_128_active * active/128.
-struct RoutingCharge {
-  Seconds fixed{};
-  Seconds per_128_active{};
-};
 
 /// What is charged besides kernels and links.
 struct Charges {
   std::map<std::string, RoutingCharge, std::less<>>
-      token_routing;              ///< by policy; others cost nothing
+      token_routing;              ///< by policy; others take no time of their own
   Seconds top_k_of_all_tokens{};  ///< when hidden states are gathered before top-k
   Seconds host_overhead{};        ///< once per step
   Seconds per_layer{};            ///< gaps between the kernels of a layer
@@ -30,6 +24,8 @@ struct Charges {
   std::int32_t graph_tokens = 0;
   std::string source;
 
+  /// Whether it is said what a policy takes, by a measurement or by the config.
+  bool knows(std::string_view policy) const;
   /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
   Seconds routing(std::string_view policy, int active, bool replicated) const;
 };

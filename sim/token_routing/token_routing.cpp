@@ -25,30 +25,89 @@ std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingCon
 std::unique_ptr<TokenRouter> make_hybrid(ConfigReader&, const RoutingContext&);
 std::span<const Key> hybrid_routing_keys();
 
-const Registry<TokenRouter, const RoutingContext&>& token_routers() {
-  static const Registry<TokenRouter, const RoutingContext&> table(
-      "token_routing",
+namespace {
+
+using namespace std::chrono_literals;
+using Table = Registry<TokenRouter, const RoutingContext&>;
+
+// What a decision takes, and who measured it.
+struct Decision {
+  std::optional<RoutingCharge> charge;
+  std::string_view source;
+};
+constexpr Decision in_gate{std::nullopt, "part of the gate's kernel, as in engines"};
+// METRO (paper, section VI-B, Fig. 11) on 8 A100s, Qwen3-30B with 128 experts: its routing kernel
+// takes up to 26 us a layer at 1.5x, scaled by active experts, because Algorithm 1 does one step
+// per active expert. Other GPUs are charged the same.
+constexpr Decision by_metro{RoutingCharge{0us, 26us}, "METRO paper Fig. 11 (8 A100, 128 experts)"};
+// No semi-matching kernel has been measured.
+constexpr Decision by_matching{RoutingCharge{10us, 26us},
+                               "optimal and hybrid: +10 us, an estimate"};
+// Balancing takes what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about
+// 100 us inside a node (github.com/deepseek-ai/LPLB, README).
+constexpr Decision by_balancing{RoutingCharge{100us, 0us},
+                                "token_balanced: DeepSeek LPLB, about 100 us in a node"};
+
+struct Row {
+  Table::Entry entry;
+  Decision decision;
+};
+
+const std::vector<Row>& rows() {
+  static const std::vector<Row> rows{
       {{"even", "every replica an equal share of its expert's tokens (what METRO calls EPLB)",
         make_even},
-       {"random", "every selection a random replica (SGLang's dynamic)", make_random,
+       in_gate},
+      {{"random", "every selection a random replica (SGLang's dynamic)", make_random,
         random_routing_keys},
-       {"vllm", "replica by a hash of the token's row on its rank", make_vllm},
-       {"vllm_legacy", "replica by the selection's position: (row * k + place in top-k) mod r",
+       in_gate},
+      {{"vllm", "replica by a hash of the token's row on its rank", make_vllm}, in_gate},
+      {{"vllm_legacy", "replica by the selection's position: (row * k + place in top-k) mod r",
         make_vllm_legacy},
-       {"trtllm", "every rank goes round the replicas, in blocks of 1,024 selections", make_trtllm},
-       {"sglang_static", "every rank one replica per expert for good: its own, or a fair share",
+       in_gate},
+      {{"trtllm", "every rank goes round the replicas, in blocks of 1,024 selections", make_trtllm},
+       in_gate},
+      {{"sglang_static", "every rank one replica per expert for good: its own, or a fair share",
         make_sglang_static, sglang_static_routing_keys},
-       {"static_primary",
+       in_gate},
+      {{"static_primary",
         "one replica per expert for good, as many on every GPU, by how often active",
         make_static_primary, static_primary_routing_keys},
-       {"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
+       in_gate},
+      {{"metro", "METRO's greedy: each active expert on its GPU with the fewest active so far",
         make_metro, metro_routing_keys},
-       {"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal},
-       {"token_balanced", "the fewest tokens on the busiest GPU, exactly, then few activations",
+       by_metro},
+      {{"optimal", "the fewest activated experts on the busiest GPU, exactly", make_optimal},
+       by_matching},
+      {{"token_balanced", "the fewest tokens on the busiest GPU, exactly, then few activations",
         make_token_balanced},
-       {"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
-        hybrid_routing_keys}});
+       by_balancing},
+      {{"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
+        hybrid_routing_keys},
+       by_matching}};
+  return rows;
+}
+
+}  // namespace
+
+const Table& token_routers() {
+  static const Table table("token_routing", [] {
+    std::vector<Table::Entry> entries;
+    for (const Row& row : rows()) entries.push_back(row.entry);
+    return entries;
+  }());
   return table;
+}
+
+std::span<const MeasuredCharge> measured_charges() {
+  static const std::vector<MeasuredCharge> charges = [] {
+    std::vector<MeasuredCharge> all;
+    for (const auto& [entry, decision] : rows()) {
+      all.push_back({entry.name, decision.charge, decision.source});
+    }
+    return all;
+  }();
+  return charges;
 }
 
 double RooflineTime::busiest(const LayerPlacement& placement,

@@ -97,6 +97,21 @@ struct RoutingContext {
 /// optimal, token_balanced, hybrid.
 const Registry<TokenRouter, const RoutingContext&>& token_routers();
 
+/// The GPU time of a decision per layer: fixed + per_128_active * active/128.
+struct RoutingCharge {
+  Seconds fixed{};
+  Seconds per_128_active{};
+};
+
+/// What deciding takes by one policy of the table, and where that comes from.
+struct MeasuredCharge {
+  std::string_view policy;
+  std::optional<RoutingCharge> charge;  ///< none: it is part of a kernel that is timed as a whole
+  std::string_view source;
+};
+/// What each row of token_routers() takes.
+std::span<const MeasuredCharge> measured_charges();
+
 /// What a routing did to each GPU.
 struct LayerLoad {
   std::vector<std::int32_t> activated;  ///< slots with at least one token, per GPU

@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
   const Experiment plain = experiment("serving_plain");
 
   constexpr std::size_t batch = 1024;
-  benchmark::RegisterBenchmark("floor", histogram, experiments.front().trace, batch)
+  benchmark::RegisterBenchmark("floor", histogram, experiments.front().decode().trace, batch)
       ->Unit(benchmark::kMillisecond);
   for (std::size_t i = 0; i < replays.size(); ++i) {
     benchmark::RegisterBenchmark(replays[i].name.c_str(), simulate, std::cref(experiments[i]))

@@ -144,14 +144,14 @@ TEST_CASE("an experiment takes what the model's files say, and one that contradi
     return load(json);
   };
   const Experiment taken = loaded(qwen({{"quantization_config", fp8}}), nullptr);
-  CHECK(taken.precision.experts == Precision::fp8_block);
-  CHECK(taken.precision.activations == Precision::fp8_block);
+  CHECK(taken.decode().precision.experts == Precision::fp8_block);
+  CHECK(taken.decode().precision.activations == Precision::fp8_block);
   CHECK(remarks_of(taken).empty());
   CHECK(taken.config.at("precision").at("experts") == "fp8_block");
   // What is not given is the model's; a KV cache of another kind is no contradiction.
   const Experiment cache = loaded(qwen({{"quantization_config", fp8}}), {{"kv_cache", "fp8"}});
-  CHECK(cache.precision.experts == Precision::fp8_block);
-  CHECK(cache.precision.kv_cache == Precision::fp8);
+  CHECK(cache.decode().precision.experts == Precision::fp8_block);
+  CHECK(cache.decode().precision.kv_cache == Precision::fp8);
   CHECK(remarks_of(cache).empty());
 
   const Json bf16 = {{"experts", "bf16"}, {"attention", "bf16"}};
@@ -163,7 +163,7 @@ TEST_CASE("an experiment takes what the model's files say, and one that contradi
                           "fp8_block, KV cache bf16, activations fp8_block (tiny.json: fp8)"));
   // Engines quantise a bf16 checkpoint as they load it: nothing to say.
   CHECK(remarks_of(loaded(qwen(), {{"experts", "fp8"}, {"attention", "fp8"}})).empty());
-  CHECK(loaded(qwen(), nullptr).precision.experts == Precision::bf16);
+  CHECK(loaded(qwen(), nullptr).decode().precision.experts == Precision::bf16);
   CHECK_THAT(config_error([&] {
                load_tiny({{"precision", nullptr}});
              }),

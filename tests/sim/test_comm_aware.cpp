@@ -96,7 +96,8 @@ TEST_CASE("a target beyond reach of any step is chunked prefill") {
 
 TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
   const auto slow = run(load_tiny(Json::object()));
-  const StepPrice model = price_steps(load_tiny({{"scheduling", {{"type", "comm_aware"}}}}));
+  const StepPrice model =
+      price_steps(load_tiny({{"scheduling", {{"type", "comm_aware"}}}}).decode());
   CHECK(model.time(4, 100) > model.time(1, 100));
   const std::string target = fmt::format("{} s", model.time(3, 150).count());
   for (const char* router : {"round_robin", "joint"}) {
@@ -104,7 +105,7 @@ TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
       CAPTURE(router, limit);
       Experiment e = load_tiny({{"scheduling", {{"type", "comm_aware"}, {"target", limit}}},
                                 {"request_routing", router}});
-      e.memory.kv_blocks = 12;
+      e.decode().memory.kv_blocks = 12;
       const Report report = run(e);
       CHECK(report.document()["metrics"]["completed"] == 120);
       CHECK(report.document()["steps"]["mixed"]["mean_ms"].get<double>() <

@@ -277,9 +277,9 @@ std::int64_t compare(int seed, bool caching, bool windows, bool reserve) {
                            {"long_prefill_token_threshold", rules.threshold},
                            {"reserve_full_prompt", reserve}};
   Experiment e = test::load_tiny(changes);
-  e.memory.kv_blocks = rules.blocks;
+  e.decode().memory.kv_blocks = rules.blocks;
   const auto prompts = std::make_shared<Prompts>(seed);
-  e.workload.lengths = prompts;
+  e.decode().workload.lengths = prompts;
   StepWatch watch;
   const test::Served report = test::serve(e, {&watch});
 

@@ -379,6 +379,7 @@ TEST_CASE("low-latency kernels keep a place for every token at every expert") {
     return quick({{"token_routing", {{"decode", "even"}}},
                   {"scheduling", {{"max_num_seqs", sequences}}},
                   {"dispatch", {{"decode", {{"type", dispatch}, {"combine", nullptr}}}}}})
+        .decode()
         .memory.buffers;
   };
   CHECK(buffers("low_latency", 64) == buffers("all_to_all", 64));

@@ -73,9 +73,10 @@ TEST_CASE("failures of a pipeline are refused before any GPU of it is looked up"
 
 TEST_CASE("a rank that stops computes nothing, and its experts are served elsewhere") {
   const Experiment e = load(Json::array({{{"gpu", 2}, {"at", "1 s"}}}));
-  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                 e.decode().seed);
   Requests requests;
-  Instance instance(e, rows, requests);
+  Instance instance(e.decode(), rows, requests);
   for (std::uint32_t id = 0; id < 16; ++id) {
     RequestRecord& r = requests.add();
     r.prompt_tokens = 10;
@@ -92,7 +93,7 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
   REQUIRE(step());
   instance.end_step(now);
   REQUIRE(step());  // in flight when the GPU stops: nobody gets a token of it
-  const Instance::Stopped stopped = instance.fail(e.failures.outages[0], now);
+  const Instance::Stopped stopped = instance.fail(e.decode().failures.outages[0], now);
   CHECK(stopped.requests == std::vector<std::uint32_t>{2, 6, 10, 14});
   CHECK(instance.outages().front().tokens_lost == 4 * 10);
   CHECK(instance.outages().front().step_lost.count() > 0);
@@ -109,7 +110,7 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
     for (const LayerOutcome& layer : instance.cost().layers) {
       REQUIRE(layer.load.tokens[2] == 0);
       REQUIRE(std::accumulate(layer.load.tokens.begin(), layer.load.tokens.end(), 0) ==
-              tokens * e.model.experts_per_token);
+              tokens * e.decode().model.experts_per_token);
     }
     instance.end_step(now);
   }
@@ -157,7 +158,8 @@ TEST_CASE("without a copy left experts come from outside, at the rate that was g
       load_experiment(ConfigNode(json, test::source_dir() / "tests/failures.json"), traces);
   const OrderedJson outage = run(e).document()["failures"][0];
   REQUIRE(outage["experts_lost"] > 0);
-  const double w = expert_bytes(e.model, e.parallel, e.precision).value();
+  const double w =
+      expert_bytes(e.decode().model, e.decode().parallel, e.decode().precision).value();
   const double lost = outage["experts_lost"];
   CHECK_THAT(outage["bytes_reloaded"].get<double>(), WithinRel(lost * w, 1e-12));
   // Three GPUs load side by side: at best a third of it each.

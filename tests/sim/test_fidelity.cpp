@@ -51,7 +51,7 @@ TEST_CASE("a sampled run is the same on every call") {
 
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
   const Experiment e = load_tiny(Json::object());
-  StepSampler sampler(e);
+  StepSampler sampler(e.decode());
   StepBatch batch;
   batch.ranks.resize(4);
   // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;

@@ -117,7 +117,7 @@ TEST_CASE("no request is lost under any router, with cramped caches, failures an
     Experiment e = load(fleet(3, {{"request_routing", std::string(entry.name)},
                                   {"failures", events},
                                   {"kv_cache", {{"prefix_caching", true}}}}));
-    e.memory.kv_blocks = 8;  // 128 tokens: two requests of 49 and a bit
+    e.decode().memory.kv_blocks = 8;  // 128 tokens: two requests of 49 and a bit
     const test::Served report = test::serve(e);
     REQUIRE(report.document()["metrics"]["completed"] == 120);
     check_all_finished(report);

@@ -303,10 +303,10 @@ TEST_CASE("sequences that share a prefix survive a cache too small for all of th
   std::int64_t longest = 0;
   for (std::int64_t i = 0; i < 60; ++i) {
     Rng rng(1, "unused");
-    const Request request = e.workload.lengths->request(i, rng);
+    const Request request = e.decode().workload.lengths->request(i, rng);
     longest = std::max<std::int64_t>(longest, request.prompt_tokens + request.output_tokens);
   }
-  e.memory.kv_blocks = e.kv_layout.blocks_for(longest);
+  e.decode().memory.kv_blocks = e.decode().kv_layout.blocks_for(longest);
   const test::Served report = test::serve(e);
   CHECK(report.document().at("/kv/preemptions"_json_pointer) > 0);
   CHECK(hit_rate(report) > 0);

@@ -105,7 +105,7 @@ std::string document(const Experiment& experiment) { return run(experiment).docu
 // A cache so small that sequences are preempted: `blocks` per rank.
 Experiment cramped(std::uint64_t seed, std::int64_t blocks) {
   Experiment experiment = load(random_experiment(seed));
-  experiment.memory.kv_blocks = blocks;
+  experiment.decode().memory.kv_blocks = blocks;
   return experiment;
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("every request ends in exactly one state and none is lost") {
     // 24 blocks hold 384 tokens: the longest request (380) fits, little else beside it.
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
     const test::Served report = test::serve(e);
-    REQUIRE(std::ssize(report.requests) == e.workload.requests);
+    REQUIRE(std::ssize(report.requests) == e.decode().workload.requests);
     for (const RequestRecord& r : report.requests) {
       REQUIRE(r.state == RequestRecord::State::finished);
       REQUIRE(r.generated == r.output_tokens);
@@ -154,9 +154,10 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
   for (const std::uint64_t seed : worlds(24)) {
     CAPTURE(seed);
     const Experiment e = seed % 2 == 0 ? load(random_experiment(seed)) : cramped(seed, 24);
-    RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                   e.decode().seed);
     Requests requests;
-    Instance instance(e, rows, requests);
+    Instance instance(e.decode(), rows, requests);
     Rng rng(seed, "test/submit");
     for (std::uint32_t id = 0; id < 30; ++id) {
       RequestRecord& r = requests.add();
@@ -165,7 +166,7 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
       r.binding = rows.bind();
     }
     for (std::uint32_t id = 0; id < 30; ++id)
-      instance.submit(id, id % static_cast<std::uint32_t>(e.parallel.dp));
+      instance.submit(id, id % static_cast<std::uint32_t>(e.decode().parallel.dp));
     Time now{};
     while (const auto length = instance.begin_step(now)) {
       REQUIRE(length->count() > 0);
@@ -176,7 +177,7 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
       for (const LayerOutcome& layer : instance.cost().layers) {
         const auto routed =
             std::accumulate(layer.load.tokens.begin(), layer.load.tokens.end(), std::int64_t{0});
-        REQUIRE(routed == tokens * e.model.experts_per_token);
+        REQUIRE(routed == tokens * e.decode().model.experts_per_token);
       }
       now += to_duration(*length);
       instance.end_step(now);
@@ -235,12 +236,13 @@ TEST_CASE("a run is the replay of its own step log") {
   for (const std::uint64_t seed : worlds(12)) {
     CAPTURE(seed);
     const Experiment e = load(random_experiment(seed));
-    const RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
-    StepModel model = step_model(e);
+    const RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                         e.decode().seed);
+    StepModel model = step_model(e.decode());
     StepCost cost;
     Time last_end{};
     for (const StepLog::Step& step : log_of(e).steps) {
-      model.price(step.batch, e.rules.of(step.rule), e.placement, rows, cost);
+      model.price(step.batch, e.decode().rules.of(step.rule), e.decode().placement, rows, cost);
       REQUIRE(cost.total == step.cost.total);
       REQUIRE(cost.flops == step.cost.flops);
       REQUIRE(cost.hbm_bytes == step.cost.hbm_bytes);
@@ -260,18 +262,19 @@ TEST_CASE("what the GPUs of a domain are called does not matter") {
     json["cluster"] = cluster("gb200_nvl72");
     json["placement"]["replication"] = 1.0;  // replicas are told apart by their number
     const Experiment e = load(json);
-    const RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    const RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                         e.decode().seed);
     const auto renamed = [gpus](int gpu) { return (gpu + 1) % gpus; };
     ExpertPlacement placement;
-    for (const LayerPlacement& layer : e.placement) {
+    for (const LayerPlacement& layer : e.decode().placement) {
       std::vector<std::vector<int>> experts(static_cast<std::size_t>(gpus));
       for (int slot = 0; slot < layer.slots(); ++slot)
         experts[static_cast<std::size_t>(renamed(layer.gpu_of_slot(slot)))].push_back(
             layer.expert_of_slot(slot));
       placement.emplace_back(layer.experts(), experts);
     }
-    const PhaseRules rules = rules_over(e, placement);
-    StepModel model = step_model(e);
+    const PhaseRules rules = rules_over(e.decode(), placement);
+    StepModel model = step_model(e.decode());
     StepCost cost;
     for (const StepLog::Step& step : log_of(e).steps) {
       StepBatch batch = step.batch;
@@ -292,8 +295,8 @@ TEST_CASE("what the GPUs of a domain are called does not matter") {
 // The same world by a clock that runs at half the speed: every time is twice as long, every rate
 // half as high.
 Experiment at_half_speed(Experiment e) {
-  GpuSpec& gpu = e.cluster.gpu;
-  LinkSpec& network = e.cluster.network;
+  GpuSpec& gpu = e.decode().cluster.gpu;
+  LinkSpec& network = e.decode().cluster.network;
   for (BytesPerSecond* rate : {&gpu.hbm_bandwidth, &gpu.l2_bandwidth, &gpu.smem_bandwidth,
                                &gpu.scale_up_bandwidth, &gpu.host_bandwidth, &network.bandwidth})
     *rate = *rate * 0.5;
@@ -489,18 +492,18 @@ TEST_CASE("experiments share a trace only when their models have the same shape"
   const auto node = [](const Json& j) {
     return ConfigNode(j, test::source_dir() / "tests/laws.json");
   };
-  CHECK(load_experiment(node(json), traces).trace.experts_per_token() == 4);
-  CHECK(load_experiment(node(other), traces).trace.experts_per_token() == 2);
+  CHECK(load_experiment(node(json), traces).decode().trace.experts_per_token() == 4);
+  CHECK(load_experiment(node(other), traces).decode().trace.experts_per_token() == 2);
 }
 
 TEST_CASE("when every request is rejected there are no latencies, and every objective is missed") {
   Json json = random_experiment(3);
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 400}, {"output", 2}};
   Experiment e = load(json);
-  e.memory.kv_blocks = 4;
+  e.decode().memory.kv_blocks = 4;
   const OrderedJson metrics = run(e).document()["metrics"];
   CHECK(metrics["completed"] == 0);
-  CHECK(metrics["rejected"] == e.workload.requests);
+  CHECK(metrics["rejected"] == e.decode().workload.requests);
   CHECK(metrics["median_tpot_ms"].is_null());
   CHECK(metrics["slo_attainment"] == 0.0);
 }

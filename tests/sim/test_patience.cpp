@@ -44,7 +44,8 @@ TEST_CASE("every client that arrives finishes, is rejected, times out or cancels
   for (std::uint64_t seed = 1; seed <= 16; ++seed) {
     CAPTURE(seed);
     Experiment e = load_tiny(hurried(seed));
-    if (seed % 3 == 0) e.memory.kv_blocks = 8;  // of 16 tokens: two requests of 49 fit at once
+    if (seed % 3 == 0)
+      e.decode().memory.kv_blocks = 8;  // of 16 tokens: two requests of 49 fit at once
     const test::Served report = test::serve(e);
     REQUIRE(std::ssize(report.requests) == 120);
     const auto of = [&](State state) { return in_state(report, state); };
@@ -73,10 +74,11 @@ TEST_CASE("every client that arrives finishes, is rejected, times out or cancels
 TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") {
   for (const bool caching : {false, true}) {
     Experiment e = load_tiny({{"kv_cache", {{"prefix_caching", caching}}}});
-    e.memory.kv_blocks = 12;
-    RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+    e.decode().memory.kv_blocks = 12;
+    RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                   e.decode().seed);
     Requests requests;
-    Instance instance(e, rows, requests);
+    Instance instance(e.decode(), rows, requests);
     for (std::uint32_t id = 0; id < 24; ++id) {
       RequestRecord& r = requests.add();
       r.prompt_tokens = 20;

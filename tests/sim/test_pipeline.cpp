@@ -102,10 +102,10 @@ TEST_CASE("a round's parts add up to it, and every token passes every layer once
 
 TEST_CASE("a stage holds its share of weights and KV cache") {
   const Experiment whole = experiment(2, 1, 1), piped = experiment(2, 1, 2);
-  CHECK(piped.memory.experts * 2 == whole.memory.experts);
-  CHECK(piped.memory.weights < whole.memory.weights);
-  CHECK(piped.kv_layout.block * 2 == whole.kv_layout.block);
-  CHECK(piped.memory.kv_blocks > 2 * whole.memory.kv_blocks);
+  CHECK(piped.decode().memory.experts * 2 == whole.decode().memory.experts);
+  CHECK(piped.decode().memory.weights < whole.decode().memory.weights);
+  CHECK(piped.decode().kv_layout.block * 2 == whole.decode().kv_layout.block);
+  CHECK(piped.decode().memory.kv_blocks > 2 * whole.decode().memory.kv_blocks);
 }
 
 TEST_CASE("two stages serve one sequence no faster than one") {

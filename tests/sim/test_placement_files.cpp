@@ -304,13 +304,13 @@ TEST_CASE("run and replay take SGLang's rows of dense layers for what they are")
     return Json{{"repeat", repeat}, {"pattern", Json::array({{{"ffn", ffn}}})}};
   };
   const Experiment e = load(with(Json::array({block("dense", 1), block("moe", 2)})));
-  CHECK(e.placement == ExpertPlacement{rows[1], rows[2]});
+  CHECK(e.decode().placement == ExpertPlacement{rows[1], rows[2]});
   REQUIRE(remarks_of(e).size() == 1);
   CHECK_THAT(remarks_of(e).front(), EndsWith("are taken, from row 1 on"));
   CHECK_THAT(test::refused(with(Json::array({block("dense", 2), block("moe", 2)}))),
              Contains("3 layers; expected 2, the model's MoE layers, or 4 with dense ones"));
 
-  const RoutingTrace& trace = e.trace;
+  const RoutingTrace& trace = e.decode().trace;
   REQUIRE(trace.meta().layer_ids == std::vector<int>{1, 2});
   const TemporaryFile cut("cut.json", placement_bytes({rows[1], rows[2]}, PlacementFormat::sglang));
   const auto replayed = [&](const std::filesystem::path& path) {

@@ -84,8 +84,28 @@ TEST_CASE(
       {"charges",
        {{"token_routing", {{"source", "a test"}, {"last_replica", {{"fixed", "7 us"}}}}}}}};
   const Experiment experiment = quick(with_own(), set);
-  CHECK(experiment.charges.routing("last_replica", 1, true).count() == 7e-6);
+  CHECK(experiment.decode().charges.routing("last_replica", 1, true).count() == 7e-6);
   CHECK_THROWS_AS(quick({}, set), ConfigError);
+}
+
+TEST_CASE("every token-routing policy that ships says what it takes, and where that comes from") {
+  for (const auto& entry : token_routers().entries()) {
+    CAPTURE(entry.name);
+    const auto rows = measured_charges();
+    const auto row = std::ranges::find(rows, entry.name, &MeasuredCharge::policy);
+    REQUIRE(row != rows.end());
+    CHECK_FALSE(row->source.empty());
+  }
+}
+
+TEST_CASE("a policy of one's own without a charge says so") {
+  const Json set{{"token_routing", {{"decode", "last_replica"}}}};
+  const std::vector<std::string> remarks = remarks_of(quick(with_own(), set));
+  REQUIRE(remarks.size() == 1);
+  CHECK_THAT(remarks.front(), Catch::Contains("\"last_replica\" has no measured charge"));
+  Json none = set;
+  none["charges"] = {{"token_routing", "none"}};
+  CHECK(remarks_of(quick(with_own(), none)).empty());
 }
 
 }  // namespace

@@ -28,16 +28,10 @@ Json apart(const Json& set = Json::object()) {
   return json;
 }
 
-Pools cramped(const Pools& pools, std::int64_t prefill_blocks, std::int64_t decode_blocks) {
-  Pools copy = pools;
-  copy.prefill.memory.kv_blocks = prefill_blocks;
-  copy.decode.memory.kv_blocks = decode_blocks;
-  return copy;
-}
-
 Experiment cramped(const Json& json, std::int64_t prefill_blocks, std::int64_t decode_blocks) {
   Experiment e = load(json);
-  e.pools = std::make_shared<const Pools>(cramped(*e.pools, prefill_blocks, decode_blocks));
+  e.pools.front().memory.kv_blocks = prefill_blocks;
+  e.pools.back().memory.kv_blocks = decode_blocks;
   return e;
 }
 
@@ -91,7 +85,7 @@ TEST_CASE("a lone request's KV cache takes what its bytes take on the link") {
   for (const char* level : {"nvlink", "network"}) {
     CAPTURE(level);
     const Experiment e = load(lone(false, level));
-    const KvTransferCost cost = kv_transfer(*e.pools, 20);
+    const KvTransferCost cost = kv_transfer(e, 20);
     // 3 layers of K and V, 4 heads of 64, bf16; 20 tokens are two blocks of 16.
     CHECK_THAT(cost.bytes.value(), WithinRel(3 * 2 * 4 * 64 * 2 * 32.0, 1e-12));
     CHECK(cost.last_layer < cost.all);
@@ -122,7 +116,7 @@ TEST_CASE("KV caches leave one after the other over the link of their rank") {
   json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 4}};
   json["workload"]["requests"] = 4;
   const Experiment e = load(json);
-  const double one = kv_transfer(*e.pools, 16).all.count();
+  const double one = kv_transfer(e, 16).all.count();
   const test::Served report = test::serve(e);
   for (std::size_t i = 0; i < 4; ++i) {
     CHECK_THAT(to_seconds(report.requests[i].prefill->kv_exposed).count(),
@@ -153,7 +147,7 @@ TEST_CASE("a GPU of the decode pool receives what it will hold, whatever the pre
     json["model"]["layers"][0]["repeat"] = 4;
     json["pools"]["prefill"]["parallel"] = plan(prefill_tp, prefill_pp);
     json["pools"]["decode"]["parallel"] = plan(decode_tp, decode_pp);
-    return kv_transfer(*load(json).pools, 32);
+    return kv_transfer(load(json), 32);
   };
   // 4 layers of K and V, 2 heads of 64, bf16, 32 tokens.
   const double once = 4 * 2 * 2 * 64 * 2 * 32.0;

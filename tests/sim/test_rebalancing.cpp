@@ -124,7 +124,7 @@ TEST_CASE("experts that stay keep their slots, newcomers fill the rest in order"
 TEST_CASE("moving takes the busiest rank's bytes over the link and twice over HBM") {
   const Experiment e = load_tiny(Json::object());
   const Bytes w(8e6);
-  const Mover mover(e.cluster, e.parallel, w, SourceRule::sglang);
+  const Mover mover(e.decode().cluster, e.decode().parallel, w, SourceRule::sglang);
   const LayerPlacement from(4, {{0}, {1}, {2}, {3}});
   CHECK(mover.cost(from, from).time.count() == 0);
   // Two ranks swap: 8 MB each way, between two GPUs of one domain.
@@ -133,8 +133,8 @@ TEST_CASE("moving takes the busiest rank's bytes over the link and twice over HB
   CHECK(cost.network.value() == 0);
   TrafficMatrix bytes(4);
   bytes.at(0, 1) = bytes.at(1, 0) = 8e6;
-  const Seconds links = Fabric(e.cluster).all_to_all(bytes).time;
-  const Seconds copy = Bytes(16e6) / e.cluster.gpu.hbm_bandwidth;
+  const Seconds links = Fabric(e.decode().cluster).all_to_all(bytes).time;
+  const Seconds copy = Bytes(16e6) / e.decode().cluster.gpu.hbm_bandwidth;
   CHECK_THAT(cost.time.count(), WithinRel((links + copy).count(), 1e-12));
 }
 
@@ -154,12 +154,12 @@ TEST_CASE("a window forgets its oldest step") {
 struct Underway {
   explicit Underway(bool synchronous, double link_share = 0.5) : relocation(link_share) {
     const Experiment e = load_tiny(Json::object());
-    const Mover mover(e.cluster, e.parallel, Bytes(80e6), SourceRule::sglang);
+    const Mover mover(e.decode().cluster, e.decode().parallel, Bytes(80e6), SourceRule::sglang);
     const ExpertPlacement now{LayerPlacement(4, {{0}, {1}, {2}, {3}})};
     const LayerPlacement next(4, {{1}, {0}, {2}, {3}});
     time = mover.cost(now[0], next).time;
     bound = mover.cost(now[0], next).bound;
-    const RowSource rows(e.trace, std::nullopt, false, 1);
+    const RowSource rows(e.decode().trace, std::nullopt, false, 1);
     RebalancePlan plan;
     plan.synchronous = synchronous;
     plan.changes.push_back({0, next});
@@ -334,12 +334,14 @@ TEST_CASE("the rebalance buffer and free slots come out of the KV cache") {
   const Experiment periodic = load_tiny({{"rebalancing", {{"type", "eplb_periodic"}}}});
   const Experiment migrate =
       load_tiny({{"rebalancing", {{"type", "migrate"}, {"free_slots", 3}, {"max_actions", 5}}}});
-  const Bytes w = expert_bytes(none.model, none.parallel, none.precision);
+  const Bytes w =
+      expert_bytes(none.decode().model, none.decode().parallel, none.decode().precision);
   // 16 experts x 1.5 on 4 GPUs are 6 slots, one layer of which is staged; 3 layers.
-  CHECK(periodic.memory.rebalance_buffer == w * 6);
-  CHECK_THAT((none.memory.kv - periodic.memory.kv) / w, WithinRel(6.0, 1e-9));
-  CHECK(periodic.memory.kv_blocks < none.memory.kv_blocks);
-  CHECK_THAT((none.memory.kv - migrate.memory.kv) / w, WithinRel(3.0 * 3 + 5, 1e-9));
+  CHECK(periodic.decode().memory.rebalance_buffer == w * 6);
+  CHECK_THAT((none.decode().memory.kv - periodic.decode().memory.kv) / w, WithinRel(6.0, 1e-9));
+  CHECK(periodic.decode().memory.kv_blocks < none.decode().memory.kv_blocks);
+  CHECK_THAT((none.decode().memory.kv - migrate.decode().memory.kv) / w,
+             WithinRel(3.0 * 3 + 5, 1e-9));
 }
 
 TEST_CASE("rebalancing options that make no sense are refused") {
@@ -565,10 +567,10 @@ TEST_CASE("a placement that is to have seen nothing is the linear one, also by E
   const auto placed = [](const char* type, const char* from) {
     return load_tiny({{"placement", {{"type", type}, {"load", {{"from", from}}}}}});
   };
-  const ExpertPlacement linear = placed("linear", "trace").placement;
-  CHECK(placed("eplb", "none").placement == linear);
-  CHECK(placed("eplb", "trace").placement != linear);
-  CHECK(placed("eplb", "none").seen.empty());
+  const ExpertPlacement linear = placed("linear", "trace").decode().placement;
+  CHECK(placed("eplb", "none").decode().placement == linear);
+  CHECK(placed("eplb", "trace").decode().placement != linear);
+  CHECK(placed("eplb", "none").decode().seen.empty());
 }
 
 TEST_CASE("on drifting gpt-oss traffic a placement that follows beats one that does not") {

@@ -64,7 +64,7 @@ TEST_CASE("an experiment with an engine runs, and its resolved config runs the s
     TraceLibrary traces;
     const auto path = test::source_dir() / "tests" / "tiny.json";
     const Experiment first = load_experiment(ConfigNode(json, path), traces);
-    CHECK(first.engine == std::string(name) + " 1.0");
+    CHECK(first.decode().engine == std::string(name) + " 1.0");
     const Experiment again = load_experiment(ConfigNode(first.config, path), traces);
     CHECK(again.config == first.config);
     CHECK(run(first).document()["metrics"] == run(again).document()["metrics"]);
@@ -178,7 +178,7 @@ TEST_CASE("staggered clients begin with shares of their outputs, and go on with 
                   {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 4}, {"staggered", true}}},
                    {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
                    {"requests", 6}}}});
-  const auto source = e.workload.make(1, 1);
+  const auto source = e.decode().workload.make(1, 1);
   std::vector<std::int32_t> outputs;
   for (int i = 0; i < 6; ++i) {
     if (i >= 4) source->completed(Time{});
@@ -200,7 +200,7 @@ TEST_CASE("lengths of the benchmark's client lie evenly between a share and the 
   double sum = 0;
   constexpr int draws = 4000;
   for (int i = 0; i < draws; ++i) {
-    const Request r = e.workload.lengths->request(i, rng);
+    const Request r = e.decode().workload.lengths->request(i, rng);
     prompts.insert(r.prompt_tokens);
     outputs.insert(r.output_tokens);
     sum += r.prompt_tokens;
@@ -282,7 +282,7 @@ TEST_CASE("a decode that a captured graph holds pays no eager launches") {
 
 TEST_CASE("engines capture the batch sizes that they do") {
   const auto sizes = [](const char* rule, int largest) {
-    return load_tiny({{"cuda_graph", {{"sizes", rule}, {"max", largest}}}}).graph_sizes;
+    return load_tiny({{"cuda_graph", {{"sizes", rule}, {"max", largest}}}}).decode().graph_sizes;
   };
   const auto vllm = sizes("vllm", 512);
   CHECK(std::vector(vllm.begin(), vllm.begin() + 5) == std::vector<std::int32_t>{1, 2, 4, 8, 16});

@@ -348,7 +348,7 @@ TEST_CASE("with a gating of their own prompt tokens go where it says, all others
 TEST_CASE("a step of prompts and decodes runs under the rule that the config names") {
   const auto rule = [](const Json& mixed, StepKind kind, std::int64_t prompt_tokens) {
     const Experiment e = test::load_tiny({{"token_routing", {{"mixed", mixed}}}});
-    return rule_kind(e.mixed, kind, prompt_tokens);
+    return rule_kind(e.decode().mixed, kind, prompt_tokens);
   };
   const Json few{{"decode_if_prefill_tokens_at_most", 3}};
   CHECK(rule("prefill", StepKind::mixed, 1) == StepKind::prefill);
@@ -367,7 +367,7 @@ TEST_CASE("mixed steps may have a policy and a dispatch of their own, but no dis
   const Experiment e = test::load(json);
   const ExplainedStep step = explain_step(e, StepKind::mixed, 2, 100, 8);
   CHECK(step.summary.rule == StepKind::mixed);
-  CHECK(e.rules.of(StepKind::mixed).router_name == "metro");
+  CHECK(e.decode().rules.of(StepKind::mixed).router_name == "metro");
   CHECK(step.cost.layers.front().exchange.name == "all_gather");
   CHECK(explain_step(e, StepKind::decode, 2, 100, 0).cost.layers.front().exchange.name ==
         "all_to_all");
@@ -416,7 +416,7 @@ TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over tw
   // After its experts a rank's GPUs exchange what each of them received.
   CHECK(calls_of("tp_all_gather") == 3);
   // 4 tokens of 512 in bf16.
-  const CollectiveCost sum = Fabric(e.cluster).all_reduce(2, Bytes(4 * 512 * 2));
+  const CollectiveCost sum = Fabric(e.decode().cluster).all_reduce(2, Bytes(4 * 512 * 2));
   const auto found = std::ranges::find(step.operations, "tp_all_reduce", &ExplainedOperation::name);
   REQUIRE(found != step.operations.end());
   CHECK_THAT(found->seconds, WithinRel(9 * sum.time.count(), 1e-12));

@@ -71,7 +71,7 @@ TEST_CASE("tokens and KV blocks are conserved, also when sequences are preempted
       Experiment e = load_tiny({{"speculative", speculative(3, .6)},
                                 {"scheduling", {{"type", scheduler}}},
                                 {"kv_cache", {{"prefix_caching", caching}}}});
-      e.memory.kv_blocks = 9;  // of 16 tokens; a request needs four
+      e.decode().memory.kv_blocks = 9;  // of 16 tokens; a request needs four
       BlockWatch watch;
       const test::Served report = test::serve(e, {&watch});
       for (const RequestRecord& r : report.requests) {
@@ -91,7 +91,7 @@ TEST_CASE("instances draw apart, and none as another one of another seed") {
     Json json = alone(speculative(3, 0.5));
     json["seed"] = seed;
     const Experiment e = load_tiny(json);
-    Speculation speculation(e, instance);
+    Speculation speculation(e.decode(), instance);
     std::vector<std::int32_t> accepted;
     for (int i = 0; i < 100; ++i) accepted.push_back(speculation.accept(3));
     return accepted;
@@ -135,8 +135,9 @@ TEST_CASE("a given draft time is charged for every draft token, and the parts st
 
 TEST_CASE("an MTP module takes the memory of a layer more, and the time of a pass through it") {
   const Json timed{{"type", "time"}, {"per_token", "0 ms"}};
-  const MemoryBudget without = load_tiny({{"speculative", speculative(2, .5, timed)}}).memory;
-  const MemoryBudget with = load_tiny({{"speculative", speculative(2, .5)}}).memory;
+  const MemoryBudget without =
+      load_tiny({{"speculative", speculative(2, .5, timed)}}).decode().memory;
+  const MemoryBudget with = load_tiny({{"speculative", speculative(2, .5)}}).decode().memory;
   CHECK_THAT(with.experts.value(), WithinRel(without.experts.value() * 4 / 3, 1e-9));  // 3 layers
   CHECK(with.weights > without.weights);
   CHECK(with.kv_blocks < without.kv_blocks);

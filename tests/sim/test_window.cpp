@@ -75,7 +75,7 @@ TEST_CASE("a step counts by its share within the window") {
   Between oracle(window["begin_s"], window["end_s"]);
   test::serve(e, {&oracle});
   const double seconds = report["metrics"]["duration_s"];
-  const double hbm = e.cluster.gpu.hbm_bandwidth.value() * e.parallel.gpus();
+  const double hbm = e.decode().cluster.gpu.hbm_bandwidth.value() * e.decode().parallel.gpus();
   CHECK_THAT(report["metrics"]["mbu"].get<double>() * seconds * hbm,
              WithinRel(oracle.hbm_bytes, 1e-6));
 }

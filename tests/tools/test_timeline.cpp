@@ -123,7 +123,7 @@ TEST_CASE("every GPU's lane fills every step exactly, without overlap") {
 
 TEST_CASE("the lanes' idle time is the report's, and experts end at a barrier") {
   Experiment e = experiment(4);
-  e.warmup = 0;
+  e.decode().warmup = 0;
   const Trace trace = traced(e);
   std::map<int, double> idle;
   std::map<std::int64_t, std::set<std::int64_t>> combine_begins;
@@ -174,13 +174,14 @@ TEST_CASE("hot ranks are marked where the steps' busiest rank is above the thres
     for (const Json& event : traced(e).events) {
       if (event["ph"] != "i") continue;
       REQUIRE(event["name"] == "hot rank");
-      REQUIRE(event["args"]["max_over_mean"].get<double>() > e.hot_rank_threshold);
+      REQUIRE(event["args"]["max_over_mean"].get<double>() > e.decode().hot_rank_threshold);
       ++count;
     }
     return count;
   };
   REQUIRE(marks() > 0);
-  e.hot_rank_threshold = 4;  // all tokens on one of 4 ranks is 4 times the mean, not above it
+  e.decode().hot_rank_threshold =
+      4;  // all tokens on one of 4 ranks is 4 times the mean, not above it
   REQUIRE(marks() == 0);
 }
 

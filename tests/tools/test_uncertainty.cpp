@@ -103,17 +103,63 @@ TEST_CASE("intervals hold their median, and are the same on any number of thread
 }
 
 TEST_CASE("constants are drawn again within physics, another draw gives others") {
-  const Experiment base = experiment(tiny());
+  const ExperimentSpec base = read_spec(tiny());
   for (int draw = 0; draw < 20; ++draw) {
-    const GpuSpec gpu = resampled(base, draw).cluster.gpu;
+    const GpuSpec gpu = resampled(base, draw).pools.front().cluster.gpu;
     for (const auto& [family, kernel] : gpu.kernels) {
       CHECK(kernel.bandwidth_share <= 1);
       for (const auto& [precision, share] : kernel.peak_share) CHECK(share <= 1);
     }
   }
   const auto launch = [&](int draw) {
-    return resampled(base, draw).cluster.gpu.kernel(KernelFamily::gemm).launch;
+    return resampled(base, draw).pools.front().cluster.gpu.kernel(KernelFamily::gemm).launch;
   };
   CHECK(launch(1) == launch(1));
   CHECK(launch(1) != launch(2));
+}
+
+TEST_CASE("what follows from constants follows from those that were drawn") {
+  ConfigNode config = tiny();
+  Json json = config.json();
+  json["pools"] = {{"prefill", Json::object()}, {"decode", Json::object()}};
+  json["token_routing"] = {{"prefill", "even"}, {"decode", "hybrid"}};
+  json["dispatch"]["decode"] = "ids_all_gather";
+  const ExperimentSpec spec = read_spec({json, config.file()});
+  TraceLibrary library;
+  const Traces traces = open_traces(spec, library);
+  const auto crossing = [](const Fabric& fabric) {
+    TrafficMatrix matrix(8);
+    matrix.at(0, 4) = 1e6;
+    return fabric.all_to_all(matrix).time;
+  };
+  const auto link = [&](const Experiment& e) { return crossing(e.kv_link->fabric); };
+  const auto expert = [](const Experiment& e) {
+    return e.decode().rules.of(StepKind::decode).router->objective()->weight_time;
+  };
+  const Experiment base = deploy(spec, traces), drawn = deploy(resampled(spec, 1), traces);
+  CHECK(link(drawn) != link(base));
+  CHECK(link(drawn) == crossing(Fabric(drawn.decode().cluster)));
+  CHECK(expert(drawn) != expert(base));
+  CHECK(expert(drawn) == expert_time(drawn.decode()).weight_time);
+}
+
+TEST_CASE("a placement is fitted on the requests that were drawn") {
+  const ConfigNode config = tiny();
+  Json json = config.json();
+  json["placement"] = {{"type", "eplb"}, {"replication", 1.5}};
+  const ExperimentSpec spec = read_spec({json, config.file()});
+  TraceLibrary library;
+  Traces traces = open_traces(spec, library);
+  const RoutingTrace& made = traces.decode;
+  // As if it were recorded: what is generated is not drawn again.
+  TraceMeta meta = made.meta();
+  meta.synthetic = false;
+  std::vector<std::uint16_t> ids;
+  made.visit([&](auto all) { ids.assign(all.begin(), all.end()); });
+  traces.decode = RoutingTrace(meta, {made.workloads().begin(), made.workloads().end()},
+                               {made.requests().begin(), made.requests().end()}, ids);
+  const Deployment base = deploy(spec, traces).decode();
+  const Deployment drawn = deploy(spec, resampled(traces, 1, 1)).decode();
+  CHECK(drawn.seen != base.seen);
+  CHECK(drawn.placement != base.placement);
 }

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
-#include "tools/cli/find_value.hpp"
 #include "tools/cli/table.hpp"
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py

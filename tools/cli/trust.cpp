@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
-#include "tools/cli/find_value.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {

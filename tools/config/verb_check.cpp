@@ -15,7 +15,8 @@ Action setup_check(CLI::App& command) {
   options->add_to(command);
   return [options] {
     TraceLibrary traces;
-    const Experiment e = Remarks().say_of(load_experiment(options->read(), traces));
+    const Experiment experiment = Remarks().say_of(load_experiment(options->read(), traces));
+    const Deployment& e = experiment.decode();
     const bool given = options->read().json().contains("precision");
     const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
     const ParameterCount parameters = count_parameters(e.model);
@@ -27,7 +28,7 @@ Action setup_check(CLI::App& command) {
                     "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
                     "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
                     options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
-                    gpus_of(e), e.cluster.name, precision_text(e.precision),
+                    gpus_of(experiment), e.cluster.name, precision_text(e.precision),
                     given ? "as given" : "as the model's files say", slots, e.replication_effective,
                     gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
                     gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),

@@ -144,12 +144,16 @@ class Search {
     const std::vector<std::optional<TuneBound>> bounds = bounds_of(together);
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
-    double best_bound = 0;
+    double best_bound = 0, prefill = 0, decode = 0;
     for (std::size_t i = 0; i < together.size(); ++i) {
       if (!bounds[i]) continue;
       bounded.push_back({together[i], *bounds[i]});
       best_bound = std::max(best_bound, bounds[i]->goodput);
+      prefill = std::max(prefill, bounds[i]->prefill);
+      decode = std::max(decode, bounds[i]->decode);
     }
+    // Pools may serve more than any group that does both.
+    best_bound = std::max(best_bound, std::min(prefill, decode));
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
     std::vector<Json> apart = pools(bounded, search_.cluster);
     plan_.shapes = together.size() + apart.size();
@@ -203,7 +207,7 @@ class Search {
     const Json& lengths = deployment.at("workload").at("lengths");
     const std::int64_t tokens =
         lengths.at("prompt").get<std::int64_t>() + lengths.at("output").get<std::int64_t>();
-    const Experiment& decode = e.pools ? e.pools->decode : e;
+    const Deployment& decode = e.decode();
     return decode.memory.kv_blocks / std::max<std::int64_t>(1, decode.kv_layout.blocks_for(tokens));
   }
 

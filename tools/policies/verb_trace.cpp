@@ -8,6 +8,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/policies/new_trace.hpp"
 #include "tools/policies/verb_trace_import.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
@@ -187,14 +188,10 @@ struct GenerateOptions {
 
 void generate(const GenerateOptions& options) {
   const MoeModel model = read_model(ConfigNode::from_file(options.model));
-  std::error_code nowhere;
-  if (!std::filesystem::is_empty(options.output, nowhere) && !nowhere)
-    throw ConfigError(fmt::format("{}: exists already; name a new directory", options.output));
+  check_new_directory(options.output);
   const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
   const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
-  const auto [ids, requests, meta] = unfinished_trace_files(options.output);
-  const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
-  write_trace(trace, options.output);
+  write_new_trace(trace, options.output);
   print(fmt::format("{}: {} tokens of {} requests, {} layers, top-{} of {} experts\n",
                     options.output, trace.tokens(), trace.requests().size(), trace.layers(),
                     trace.experts_per_token(), trace.num_experts()));

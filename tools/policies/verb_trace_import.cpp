@@ -8,6 +8,7 @@
 
 #include "sim/placement/files/placement_file.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/policies/new_trace.hpp"
 #include "traces/import/import.hpp"
 #include "traces/npy.hpp"
 
@@ -72,18 +73,14 @@ void report_trace(const RoutingTrace& trace, const std::string& output) {
 void run_import(const ImportCommand& command) {
   const ImportForm& form = form_named(command.form);
   const MoeModel model = read_model(ConfigNode::from_file(command.model));
-  std::error_code nowhere;
-  if (!std::filesystem::is_empty(command.output, nowhere) && !nowhere)
-    throw ConfigError(fmt::format("{}: exists already; name a new directory", command.output));
+  check_new_directory(command.output);
   ImportOptions options;
   if (!command.requests.empty()) options.notes = read_request_notes(command.requests);
   if (!command.placement.empty()) options.logical_of_physical = slots_of(command, model);
   const std::vector<std::filesystem::path> paths(command.paths.begin(), command.paths.end());
   const Imported imported = import_trace(form, paths, model, std::move(options));
   if (imported.trace) {
-    const auto [ids, requests, meta] = unfinished_trace_files(command.output);
-    const RemovedWhenStopped ids_left(ids), requests_left(requests), meta_left(meta);
-    write_trace(*imported.trace, command.output);
+    write_new_trace(*imported.trace, command.output);
     report_trace(*imported.trace, command.output);
   }
   if (!imported.counts.shape.empty()) {

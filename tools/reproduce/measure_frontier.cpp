@@ -33,8 +33,9 @@ std::optional<PricedStep> price(const Json& config, const std::filesystem::path&
     const Experiment e = load_experiment(ConfigNode(config, file), traces);
     const int batch = sequences->get<int>();
     const double seconds =
-        explain_step(e, StepKind::decode, batch / e.parallel.dp, context, 0).cost.total.count();
-    return PricedStep{&config, e.parallel, 1e3 * seconds, batch / seconds / gpus_of(e)};
+        explain_step(e, StepKind::decode, batch / e.decode().parallel.dp, context, 0)
+            .cost.total.count();
+    return PricedStep{&config, e.decode().parallel, 1e3 * seconds, batch / seconds / gpus_of(e)};
   } catch (const DoesNotFit&) {
     return std::nullopt;
   }

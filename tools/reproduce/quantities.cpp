@@ -439,7 +439,9 @@ double time_class(double us) { return std::max(10.0, std::pow(10, std::ceil(std:
 Json measure_timing(const ConfigNode& node) {
   return read_object(node, [](ConfigReader& r) {
     TraceLibrary traces;
-    const Experiment e = load_experiment(ConfigNode::from_file(r.path("experiment")), traces);
+    const Experiment experiment =
+        load_experiment(ConfigNode::from_file(r.path("experiment")), traces);
+    const Deployment& e = experiment.decode();
     const int tokens = static_cast<int>(r.integer("tokens", {1, 1 << 20}));
     UniformBatches batches(e.model.experts, e.model.experts_per_token, 0, 1, "reproduce/timing");
     std::vector<std::vector<std::int32_t>> counts(e.placement.size());

@@ -9,7 +9,6 @@
 #include <tbb/parallel_for.h>
 
 #include "hardware/kernel_tables.hpp"
-#include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 
@@ -95,25 +94,25 @@ OrderedJson band(std::vector<double> values) {
 
 }  // namespace
 
-Experiment resampled(const Experiment& experiment, int draw) {
-  Experiment copy = experiment;
-  resample_constants(copy.cluster.gpu, experiment.seed, draw);
-  resample_tables(copy.cluster.gpu, experiment.seed, draw);
+ExperimentSpec resampled(ExperimentSpec spec, int draw) {
+  for (PoolSpec& pool : spec.pools) {
+    resample_constants(pool.cluster.gpu, pool.seed, draw);
+    resample_tables(pool.cluster.gpu, pool.seed, draw);
+  }
+  return spec;
+}
+
+Traces resampled(Traces traces, std::uint64_t seed, int draw) {
   const auto of_phase = [&](std::string_view phase) {
-    return Rng(experiment.seed, fmt::format("interval {} {} requests", draw, phase));
+    return Rng(seed, fmt::format("interval {} {} requests", draw, phase));
   };
-  if (!copy.trace.meta().synthetic) {
-    copy.trace = resampled_requests(copy.trace, of_phase("decode"));
+  if (!traces.decode.meta().synthetic) {
+    traces.decode = resampled_requests(traces.decode, of_phase("decode"));
   }
-  if (copy.prefill_trace && !copy.prefill_trace->meta().synthetic) {
-    copy.prefill_trace = resampled_requests(*copy.prefill_trace, of_phase("prefill"));
+  if (traces.prefill && !traces.prefill->meta().synthetic) {
+    traces.prefill = resampled_requests(*traces.prefill, of_phase("prefill"));
   }
-  if (copy.pools) {
-    copy.pools = std::make_shared<const Pools>(
-        Pools{resampled(copy.pools->prefill, draw), resampled(copy.pools->decode, draw),
-              copy.pools->fabric, copy.pools->network, copy.pools->overlap});
-  }
-  return copy;
+  return traces;
 }
 
 OrderedJson intervals(const ConfigNode& config, int runs,
@@ -126,9 +125,9 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     Json json = config.json();
     json["seed"] = Rng(seed, fmt::format("interval {} seed", i)).below(1u << 30);
     TraceLibrary traces;
-    const Experiment experiment =
-        load_experiment(ConfigNode(std::move(json), config.file()), traces);
-    reports[static_cast<std::size_t>(i)].metrics = run(resampled(experiment, i)).metrics;
+    const ExperimentSpec spec = read_spec(ConfigNode(std::move(json), config.file()));
+    const Traces drawn = resampled(open_traces(spec, traces), spec.pools.back().seed, i);
+    reports[static_cast<std::size_t>(i)].metrics = run(deploy(resampled(spec, i), drawn)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
   });

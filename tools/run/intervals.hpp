@@ -7,21 +7,22 @@
 
 namespace moesim {
 
-/// A copy of the experiment that could as well be true:
-///   - the constants of every kernel family and collective make it faster or slower by exp(s z), z
-///     normal: s is what a fit's median error says of a normal's spread, and `unmeasured_error`
-///     stands in where a family was never measured on the GPU. Shares stay at most 1. Tables
-///     likewise, each by KernelTables::error().
-///   - of recorded traces the requests are drawn again with replacement, those of even index from
-///     among even ones and odd from odd, so that what a placement was fitted on stays apart.
-/// `draw` names the copy. Pure.
-Experiment resampled(const Experiment&, int draw);
+/// Hardware that could as well be true: the constants of every kernel family and collective make it
+/// faster or slower by exp(s z), z normal: s is what a fit's median error says of a normal's
+/// spread, and `unmeasured_error` stands in where a family was never measured on the GPU. Shares
+/// stay at most 1. Tables likewise, each by KernelTables::error(). `draw` names the copy. Pure.
+ExperimentSpec resampled(ExperimentSpec, int draw);
+/// Recordings that could as well have been made: their requests are drawn again with replacement,
+/// those of even index from among even ones and odd from odd, so that what a placement is fitted on
+/// stays apart. Generated traces stay as they are: a seed of their own draws them. Pure.
+Traces resampled(Traces, std::uint64_t seed, int draw);
 
 /// The median error of families that were fitted on other GPUs alone, about what validate shows.
 inline constexpr double unmeasured_error = 0.15;
 
 /// How far metrics vary between runs that could as well be true: `runs` of them, each with a seed
-/// of its own (arrivals, lengths, generated gating) and resampled().
+/// of its own (arrivals, lengths, generated gating), resampled and deployed anew: placements are
+/// fitted on the requests that were drawn.
 ///   {"runs", "share", "metrics": {name: {"low", "median", "high"}}}
 /// The band holds the middle `share` of the runs, between neighbours linearly. Same config, same
 /// result, on any number of threads. `finished` is told how many runs are, by one thread at a time.

@@ -112,7 +112,7 @@ void Timeline::span(std::string_view name, Lane lane, Time begin, Time end, std:
 // "steps", or "steps, prefill 1" where there are several groups.
 std::string Timeline::of_group(std::string_view what, std::size_t group) const {
   if (groups_.size() == 1) return std::string(what);
-  const char* kind = !experiment_.pools             ? "instance"
+  const char* kind = !experiment_.apart()           ? "instance"
                      : groups_[group]->prefill_only ? "prefill"
                                                     : "decode";
   return fmt::format("{}, {} {}", what, kind, group);
@@ -159,7 +159,7 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
     const LayerLoad& load = cost.moe_layers()[l].load;
     const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
     const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
-    hot_layers += ratio > experiment_.hot_rank_threshold ? 1 : 0;
+    hot_layers += ratio > experiment_.decode().hot_rank_threshold ? 1 : 0;
     if (ratio <= highest) continue;
     highest = ratio;
     worst = l;
@@ -170,7 +170,8 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
   write("hot rank", 'i', gpu_lane(first_gpu + rank * plan.moe_tp()),
         fmt::format(R"("s":"t","ts":{},"args":{{"layer":{},"max_over_mean":{:.4f},)"
                     R"("hot_layers":{}}})",
-                    us(start), experiment_.trace.meta().layer_ids[worst], highest, hot_layers));
+                    us(start), experiment_.decode().trace.meta().layer_ids[worst], highest,
+                    hot_layers));
 }
 
 void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {

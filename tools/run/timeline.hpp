@@ -50,7 +50,7 @@ class Timeline : public RunObserver {
   std::string of_group(std::string_view what, std::size_t group) const;
 
   const Experiment& experiment_;
-  std::vector<const Experiment*> groups_;
+  std::vector<const Deployment*> groups_;
   std::vector<std::int64_t> first_gpu_;  // of each group's lanes, and past the last
   OutputFile file_;
   bool empty_ = true;

@@ -76,7 +76,7 @@ struct HeldUp {
   double wait_ms = 0, activated = 0, tokens = 0, mean_activated = 0, mean_tokens = 0;
 };
 
-std::optional<HeldUp> held_up(const ExplainedStep& step, const Experiment& e) {
+std::optional<HeldUp> held_up(const ExplainedStep& step, const Deployment& e) {
   const std::vector<LayerOutcome>& layers = step.cost.moe_layers();
   if (layers.empty() || layers.front().experts.size() < 2) return std::nullopt;
   const std::size_t ranks = layers.front().experts.size();
@@ -136,7 +136,7 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
             {"mean_tokens", held->mean_tokens}}}};
 }
 
-OrderedJson to_json(const ExplainedStep& step, const Experiment& e) {
+OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const auto share = shares(step.cost);
   const TypicalTime typical = typical_ms(step);
@@ -202,7 +202,7 @@ std::string grounds_of(const StepCost& cost) {
   return text.empty() ? text : "\n" + text;
 }
 
-std::string to_text(const ExplainedStep& step, const Experiment& e) {
+std::string to_text(const ExplainedStep& step, const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
                "% HBM", "% peak"});
@@ -260,7 +260,9 @@ Action setup_explain(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
-    const Experiment e = Remarks().say_of(load_experiment(options->experiment.read(), traces));
+    const Experiment experiment =
+        Remarks().say_of(load_experiment(options->experiment.read(), traces));
+    const Deployment& e = experiment.decode();
     const int sequences = options->sequences > 0 ? options->sequences : e.scheduler->max_num_seqs();
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();

@@ -369,7 +369,7 @@ int run_experiment(const Options& options) {
   std::optional<EventLog> events;
   RequestLog requests;
   std::vector<RunObserver*> observers;
-  if (!options.timeline.empty() && experiment.parallel.pp > 1) {
+  if (!options.timeline.empty() && experiment.decode().parallel.pp > 1) {
     throw ConfigError(
         "--timeline: a GPU of a pipeline has several micro-batches in a step, which "
         "lanes do not show; use --steps, or \"pp\": 1");

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "hardware/shipped.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/gnuplot.hpp"
 #include "tools/cli/output.hpp"
@@ -136,9 +137,7 @@ std::span<const Key> regime_study_keys() {
 
 RegimeStudy read_regime_study(const ConfigNode& file) {
   return read_object(file, regime_study_keys, [&](ConfigReader& reader) {
-    const ConfigNode named = reader.child("base");
-    const ConfigNode base =
-        named.json().is_string() ? ConfigNode::from_file(named.relative(named.text())) : named;
+    const ConfigNode base = file_or_inline(reader.child("base"));
     RegimeStudy study{file.json(), base.file(), base.json(), {}, {}, {}, {}, 0, 0};
     std::vector<RegimeStudy::Named> lists;
     for (const ConfigNode& list : reader.child("cases").list()) lists.push_back(read_named(list));
@@ -173,25 +172,26 @@ Sweep points_of(const RegimeStudy& study) {
 std::string price_regime(const Json& point, const std::filesystem::path& base_file,
                          TraceLibrary& traces) {
   Experiment experiment = load_experiment(ConfigNode(point.at("experiment"), base_file), traces);
-  const int ranks = experiment.parallel.dp, context = point.at("context");
+  Deployment& deployment = experiment.decode();
+  const int ranks = deployment.parallel.dp, context = point.at("context");
   const double kv_tokens =
-      static_cast<double>(experiment.memory.kv_blocks) * experiment.kv_layout.block_tokens * ranks;
-  Json report{{"replication", experiment.replication_effective},
+      static_cast<double>(deployment.memory.kv_blocks) * deployment.kv_layout.block_tokens * ranks;
+  Json report{{"replication", deployment.replication_effective},
               {"kv_tokens", kv_tokens},
               {"batches", Json::array()}};
-  const std::uint64_t seed = experiment.seed;
+  const std::uint64_t seed = deployment.seed;
   for (const int sequences : point.at("sequences").get<std::vector<int>>()) {
     Json ms = Json::array(), activated = Json::array();
     for (int sample = 0; sample < point.at("samples").get<int>(); ++sample) {
       // The batch is drawn by the seed, the same one for every policy.
-      experiment.seed = Rng(seed, fmt::format("study/{}/{}", sequences, sample)).bits();
-      const ExplainedStep step = explain_step(experiment, StepKind::decode, sequences, context, 0);
+      deployment.seed = Rng(seed, fmt::format("study/{}/{}", sequences, sample)).bits();
+      const ExplainedStep step = explain_step(deployment, StepKind::decode, sequences, context, 0);
       ms.push_back(step.cost.total.count() * 1e3);
       activated.push_back(mean_activated(step.cost));
     }
     const int batch = ranks * sequences;
     const double x =
-        static_cast<double>(batch) * experiment.model.experts_per_token / experiment.model.experts;
+        static_cast<double>(batch) * deployment.model.experts_per_token / deployment.model.experts;
     report["batches"].push_back({{"batch", batch},
                                  {"x", x},
                                  {"fits", double(batch) * context <= kv_tokens},

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
-#include "tools/cli/find_value.hpp"
+#include "hardware/find_value.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {

@@ -33,7 +33,7 @@ struct Lengths {
   double long_prompt = 0;         // the longest that has to meet the SLO
 };
 
-Lengths lengths_of(const Experiment& e, double attainment) {
+Lengths lengths_of(const Deployment& e, double attainment) {
   constexpr int sample = 512;
   const auto source = e.workload.make(e.seed, e.ranks());
   Lengths lengths;
@@ -51,16 +51,6 @@ Lengths lengths_of(const Experiment& e, double attainment) {
   std::sort(prompts.begin(), prompts.end());
   lengths.long_prompt = prompts[static_cast<std::size_t>((count - 1) * attainment)];
   return lengths;
-}
-
-// Where prefill and decode have pools, each bounds the other's requests.
-struct Groups {
-  const Experiment& prefill;
-  const Experiment& decode;
-};
-Groups groups(const Experiment& e) {
-  if (e.pools) return {e.pools->prefill, e.pools->decode};
-  return {e, e};
 }
 
 // Tokens that a sequence emits in a decode step.
@@ -101,7 +91,7 @@ TuneBound most_of(int largest, double limit, Time&& time_of, Rate&& rate) {
 }
 
 // Sequences that a rank holds at most.
-int most_sequences(const Experiment& e, int context) {
+int most_sequences(const Deployment& e, int context) {
   std::int64_t most = e.scheduler->max_num_seqs();
   if (!e.prefix_caching) {
     most = std::min(most, e.memory.kv_blocks / e.kv_layout.blocks_for(std::max(1, context)));
@@ -116,7 +106,7 @@ double limit_of(const Slo& slo) {
 // Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
 // rank that keeps the time between tokens, n tokens being generated per request, the first by
 // prefill.
-TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
+TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
   if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
   const auto context = static_cast<int>(lengths.prompt);
   const double emitted = tokens_per_step(e.speculation);
@@ -131,7 +121,7 @@ TuneBound decode_bound(const Experiment& e, const Slo& slo, const Lengths& lengt
 
 // A step's time. Prompts that share a step attend to their own tokens only: what one of as many
 // tokens spends on attention beyond theirs is left out.
-double step_seconds(const Experiment& e, StepKind kind, int batch, int context, int prefill,
+double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
                     double prompt) {
   const ExplainedStep step = explain_step(e, kind, batch, context, prefill);
   double seconds = step.cost.total.count();
@@ -143,7 +133,7 @@ double step_seconds(const Experiment& e, StepKind kind, int batch, int context, 
 }
 
 // Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt).
-TuneBound prefill_bound(const Experiment& e, const Slo& slo, const Lengths& lengths) {
+TuneBound prefill_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
   const int prompt = std::max(1, static_cast<int>(lengths.prompt));
   const int chunk = e.scheduler->max_num_batched_tokens();
   const auto rate = [&](int tokens) {
@@ -163,7 +153,7 @@ TuneBound prefill_bound(const Experiment& e, const Slo& slo, const Lengths& leng
 // Requests/s that a steady state allows in which every step holds the prompts and the decodes of
 // its time, spread evenly over ranks: a batch of b decodes passes b / (n - 1) requests, whose
 // prompts it computes beside them.
-double steady_bound(const Experiment& e, const Lengths& lengths) {
+double steady_bound(const Deployment& e, const Lengths& lengths) {
   if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
   const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
   const double emitted = tokens_per_step(e.speculation);
@@ -187,20 +177,22 @@ double steady_bound(const Experiment& e, const Lengths& lengths) {
   return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
 }
 
-TuneBound bound_of(const Experiment& e, double attainment, bool steady) {
+TuneBound bound_of(const Experiment& experiment, double attainment, bool steady) {
+  const Deployment& e = experiment.decode();
   if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
     throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
   const Lengths lengths = lengths_of(e, attainment);
-  const auto [prefill, decode] = groups(e);
+  // Where prefill and decode have pools, each bounds the other's requests.
+  const Deployment& prefill = experiment.pools.front();
   const TuneBound p = prefill.scheduler->prompts_arrive_computed()
                           ? TuneBound{std::numeric_limits<double>::infinity(), 0}
                           : prefill_bound(prefill, e.slo, lengths);
-  const TuneBound d = decode_bound(decode, e.slo, lengths);
+  const TuneBound d = decode_bound(e, e.slo, lengths);
   double goodput = std::min(p.goodput, d.goodput);
   // Steps of one kind or the other share the time.
-  if (goodput > 0 && !e.pools && e.scheduler->separates_phases()) {
+  if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
-  } else if (goodput > 0 && !e.pools && steady) {
+  } else if (goodput > 0 && !experiment.apart() && steady) {
     goodput = std::min(goodput, steady_bound(e, lengths));
   }
   return {slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};

@@ -122,7 +122,7 @@ struct SteadyStep {
   double prompt_tokens = 0;  ///< per rank
 };
 
-double step_seconds(const Experiment& e, const SteadyStep& step) {
+double step_seconds(const Deployment& e, const SteadyStep& step) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
   StepModel model = step_model(e);
   StepBatch batch;
@@ -153,7 +153,7 @@ double step_seconds(const Experiment& e, const SteadyStep& step) {
 /// Two micro-batches like `half`, one computing while the other is on the links. Measured on
 /// SGLang's prefill with as many tokens: 27 to 35 % more throughput than one after the other (LMSYS
 /// blog 2025-05-05, "Ablation Study: Two-batch Overlap").
-double two_batch_seconds(const Experiment& e, const SteadyStep& half) {
+double two_batch_seconds(const Deployment& e, const SteadyStep& half) {
   constexpr double gain = 1.31;
   return 2 * step_seconds(e, half) / gain;
 }
@@ -167,7 +167,7 @@ int requests_of(const MeasuredPoint& point) {
 
 /// Seconds in which a rank with room for `room` sequences answers all its `requests`: as all have
 /// the same length, they come and go in waves.
-double seconds_of_waves(const Experiment& e, const MeasuredPoint& point, int room, int requests) {
+double seconds_of_waves(const Deployment& e, const MeasuredPoint& point, int room, int requests) {
   const auto wave_seconds = [&](int sequences) {
     const double tokens = sequences * point.prompt;
     const double chunk = std::min<double>(tokens, e.scheduler->max_num_batched_tokens());
@@ -187,7 +187,7 @@ double step_limit(const MeasuredPoint& point) {
   return contains(point.model, "Mixtral") ? 0.200 : 0.080;
 }
 
-Prediction best_throughput(const Experiment& e, const MeasuredPoint& point,
+Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
                            const ServingPlan& plan) {
   const double context = point.context > 0 ? point.context : point.prompt + point.output / 2;
   // TensorRT-LLM admits a request when its whole output will fit (GUARANTEED_NO_EVICT, its
@@ -218,7 +218,7 @@ Prediction best_throughput(const Experiment& e, const MeasuredPoint& point,
 /// micro-batches of half of them (LMSYS blog 2025-05-05, of SGLang's and of DeepSeek's
 /// deployments). DeepSeek's day (open-infra-index): 608 G tokens in, 56.3 % of them cached, 168 G
 /// out at a mean context of 4,989; so prompts of 4,989 / (1 + 168 / 608 / 2) tokens.
-Prediction prefill_rate(const Experiment& e, const MeasuredPoint& point) {
+Prediction prefill_rate(const Deployment& e, const MeasuredPoint& point) {
   constexpr int gpus_per_node = 8;
   const double tokens = point.tokens > 0 ? point.tokens : 16384;
   const bool production = point.prompt <= 0;
@@ -260,7 +260,7 @@ struct ServingPredictor::Runs {
           config.at("/workload/arrivals/concurrency"_json_pointer).get<std::size_t>();
       const Latencies latencies = mean_latencies(log.requests(), concurrency, client);
       const std::lock_guard lock(mutex);
-      tables.insert(e.cluster.gpu.tables);
+      tables.insert(e.decode().cluster.gpu.tables);
       seen[key] = latencies;
     });
     const std::lock_guard lock(mutex);
@@ -299,8 +299,8 @@ Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   config["workload"].update(offline_workload(stated));
   config["scheduling"]["max_num_seqs"] = 4096;
   const Experiment e = load_experiment(ConfigNode(config, "validate.json"), runs_->traces);
-  if (point.category == "prefill") return prefill_rate(e, stated);
-  return best_throughput(e, stated, plan_of(stated));
+  if (point.category == "prefill") return prefill_rate(e.decode(), stated);
+  return best_throughput(e.decode(), stated, plan_of(stated));
 }
 
 }  // namespace moesim

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "hardware/registry.hpp"
+
+namespace moesim {
+
+/// A policy that a config chose, with its options: as many as are asked for can be made of it, none
+/// of which shares anything with another.
+template <class Interface, class... Context>
+class PolicyChoice {
+ public:
+  using Table = Registry<Interface, Context...>;
+
+  /// What `node` names: "metro" or {"type": "metro", ...options}. Its object may hold keys of the
+  /// table `beside`, which the caller reads. The table's texts outlive this. Throws ConfigError if
+  /// there is no such name.
+  PolicyChoice(const Table& table, const ConfigNode& node, KeyTable beside = no_keys)
+      : kind_(table.kind()),
+        node_(node.as_policy()),
+        entry_(table.entries()[ConfigReader(node_, beside).policy(kind_, table.names())]),
+        beside_(beside) {}
+
+  std::string_view name() const { return entry_.name; }
+  /// Where it stands, for errors about it.
+  const ConfigNode& node() const { return node_; }
+
+  /// Makes the first one: its options, defaults included, become part of the resolved config.
+  /// Throws ConfigError if an option is unknown, or the constructor refuses.
+  std::unique_ptr<Interface> try_out(Context... context) const {
+    return make_of(node_, context...);
+  }
+  /// Makes one more. Safe from several threads.
+  std::unique_ptr<Interface> make(Context... context) const {
+    return make_of({node_.json(), node_.file(), node_.pointer()}, context...);
+  }
+
+ private:
+  std::unique_ptr<Interface> make_of(const ConfigNode& node, Context... context) const {
+    return read_object(node, beside_, [&](ConfigReader& reader) {
+      reader.policy(kind_, std::span(&entry_.name, 1));
+      reader.add(entry_.keys);
+      for (const Key& key : beside_()) reader.optional(key.name);
+      return entry_.make(reader, context...);
+    });
+  }
+
+  std::string_view kind_;
+  ConfigNode node_;
+  typename Table::Entry entry_;
+  KeyTable beside_;
+};
+
+}  // namespace moesim

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/deployment.hpp"
+
+#include <fmt/format.h>
+
+#include "sim/experiment/router_context.hpp"
+
+namespace moesim {
+
+namespace {
+
+void place(Deployment& e) {
+  const PlacementSpec& placed = e.placed;
+  if (e.model.experts == 0) return;
+  if (!placed.from_trace) {
+    e.placement = place_unseen(*placed.placer, e.placement_problem, e.model.moe_layers());
+    return;
+  }
+  std::vector<const RoutingTrace*> traces{&e.trace};
+  if (e.prefill_trace) traces.push_back(&*e.prefill_trace);
+  Observation what = placed.placer->needs();
+  what.fitted_half = e.bind_odd_only;
+  what.workloads = placed.workloads;
+  ExpertStatistics statistics = observe(traces, what);
+  e.placement = place_all(*placed.placer, e.placement_problem, statistics);
+  e.seen = std::move(statistics.load);
+}
+
+RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
+  return {placement, expert_time(e), e.seen};
+}
+
+// Policies that need the whole group's counts are refused where no dispatch gives them.
+void check_counts(const PhaseSpec& phase, const TokenRouter& router, int dp) {
+  // With one attention rank every GPU holds every token, and with it every choice.
+  const bool counts = phase.dispatch->gives_global_counts() || dp == 1;
+  if (!router.needs_global_counts() || counts) return;
+  phase.routing.node().fail(fmt::format(
+      "\"{}\" needs the top-k choices of the whole group, which this phase's dispatch does not "
+      "give; use \"ids_all_gather\" or \"all_gather\" there",
+      phase.routing.name()));
+}
+
+void make_rules(Deployment& e) {
+  const RoutingContext context = routing_context(e, e.placement);
+  for (const PhaseSpec& phase : e.phases) {
+    std::shared_ptr<const TokenRouter> router = phase.routing.try_out(context);
+    check_counts(phase, *router, e.parallel.dp);
+    e.rules.by_kind.push_back(
+        {std::string(phase.routing.name()), std::move(router), phase.dispatch});
+  }
+}
+
+}  // namespace
+
+Deployment deploy(const PoolSpec& spec, const Traces& traces) {
+  Deployment e{spec, traces.decode, traces.prefill};
+  place(e);
+  make_rules(e);
+  const Mover mover = mover_of(e);
+  e.rebalancing.try_out(rebalancing_context(e, mover));
+  e.kv_layout = kv_layout_of(e);
+  e.memory = memory_budget(e);
+  e.request_routing.try_out(router_context(e));
+  return e;
+}
+
+StepModel step_model(const Deployment& e) {
+  std::vector<RankMemory> memories;
+  for (int rank = 0; e.expert_memory && rank < e.parallel.ep; ++rank) {
+    memories.emplace_back(*e.expert_memory, e.placement, rank, e.seen,
+                          expert_bytes(e.model, e.parallel, e.precision),
+                          e.seed ^ static_cast<std::uint64_t>(rank));
+  }
+  return {e.cluster, e.model,   e.parallel, e.precision,
+          e.charges, e.overlap, e.capacity, std::move(memories)};
+}
+
+PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {
+  PhaseRules rules = e.rules;
+  for (std::size_t kind = 0; kind < rules.by_kind.size(); ++kind) {
+    rules.by_kind[kind].router = e.phases[kind].routing.make(routing_context(e, placement));
+  }
+  return rules;
+}
+
+}  // namespace moesim

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "sim/experiment/memory_budget.hpp"
+#include "sim/experiment/spec.hpp"
+#include "sim/experiment/trace_library.hpp"
+#include "sim/step/step_model.hpp"
+
+namespace moesim {
+
+/// The rules of steps by the StepKind they run under. Mixed steps have one if MixedRule::Kind::own.
+struct PhaseRules {
+  std::vector<PhaseRule> by_kind;  ///< [2] or [3]
+  const PhaseRule& of(StepKind kind) const { return by_kind.at(static_cast<std::size_t>(kind)); }
+};
+
+/// A pool as it is simulated: what was said of it, and what follows for the traces that it serves.
+struct Deployment : PoolSpec {
+  RoutingTrace trace;                           ///< of both phases, unless prefill has its own
+  std::optional<RoutingTrace> prefill_trace{};  ///< if prefill has its own
+  ExpertPlacement placement{};                  ///< as the run starts
+  std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
+  PhaseRules rules{};
+  KvLayout kv_layout{};
+  MemoryBudget memory{};
+};
+
+/// What follows from a spec: where experts stand, which rules steps have over that placement, and
+/// what memory is left for the KV cache. Throws ConfigError where a policy refuses its options, and
+/// DoesNotFit.
+Deployment deploy(const PoolSpec&, const Traces&);
+
+/// The times of its steps, as a run starts.
+StepModel step_model(const Deployment&);
+
+/// The rules over another placement than its first: routers make their fixed choices anew.
+PhaseRules rules_over(const Deployment&, const ExpertPlacement&);
+
+}  // namespace moesim

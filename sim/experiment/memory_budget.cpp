@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/memory_budget.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "sim/experiment/deployment.hpp"
+#include "sim/experiment/does_not_fit.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Slots of the GPU that has the most over all layers, per layer. A placement from a file may fill
+// GPUs and layers unequally.
+double slots_of_fullest_gpu(const ExpertPlacement& placement) {
+  if (placement.empty()) return 0;
+  std::int64_t most = 0;
+  for (int gpu = 0; gpu < placement.front().gpus(); ++gpu) {
+    std::int64_t slots = 0;
+    for (const LayerPlacement& layer : placement) {
+      slots += layer.first_slot(gpu + 1) - layer.first_slot(gpu);
+    }
+    most = std::max(most, slots);
+  }
+  return double(most) / double(placement.size());
+}
+
+// The most tokens of one rank in a step under a rule. A decode step has one per sequence, and its
+// drafts.
+double most_tokens(const Deployment& e, StepKind rule) {
+  const double seats = e.scheduler->max_num_seqs() * (1.0 + e.speculation.tokens);
+  const bool prompts = rule != StepKind::decode || e.mixed.kind == MixedRule::Kind::decode;
+  const double few = e.mixed.kind == MixedRule::Kind::decode_if_few
+                         ? static_cast<double>(e.mixed.prefill_tokens_at_most)
+                         : 0;
+  return std::min<double>(e.buffer_tokens, prompts ? e.buffer_tokens : seats + few);
+}
+
+// Rows that a GPU's expert buffers hold: those of the rule whose dispatch needs most.
+double buffer_rows(const Deployment& e) {
+  double most = 0;
+  for (std::size_t kind = 0; kind < e.phases.size(); ++kind) {
+    const double tokens = most_tokens(e, static_cast<StepKind>(kind));
+    most = std::max(most,
+                    e.phases[kind].dispatch->buffer_rows(tokens, e.parallel.dp, e.model.experts));
+  }
+  return most;
+}
+
+// What an MTP module adds beside routed experts: a layer like the last one, and the projection of
+// two hidden states to one.
+Bytes module_bytes(const Deployment& e) {
+  MoeModel larger = e.model;
+  larger.layers.push_back(larger.layers.back());
+  const double projection = 2.0 * e.model.hidden * e.model.hidden / e.parallel.tp;
+  return non_expert_bytes(larger, e.parallel, e.precision) -
+         non_expert_bytes(e.model, e.parallel, e.precision) +
+         Bytes(projection * bytes_per_element(e.precision.attention));
+}
+
+// As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
+// buffers: activations of the group's tokens on their way out and back (the most that can reach one
+// GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
+// logits of its sampled tokens in fp32.
+MemoryBudget budget(const Deployment& e, double utilization) {
+  MemoryBudget memory;
+  // An MTP module is a layer more; what stands below HBM is of the model's own layers.
+  const bool moe_module = e.speculation.has_module() && e.model.layers.back().moe;
+  const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
+  const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
+  const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
+  double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
+  if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
+  const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
+  const double rank_tokens = e.scheduler->max_num_batched_tokens();
+  memory.capacity = e.cluster.gpu.hbm_capacity;
+  memory.usable = memory.capacity * utilization;
+  memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
+  if (e.speculation.has_module()) memory.weights += module_bytes(e);
+  memory.experts = expert * (layers * base_slots);
+  memory.replicas = expert * (layers * (slots - base_slots));
+  memory.buffers =
+      Bytes(2 * buffer_rows(e) * e.model.expert_input() * 2 + 4 * rank_tokens * e.model.hidden * 2 +
+            4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary /
+                e.parallel.tp);
+  memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+  memory.buffers += memory.rebalance_buffer;
+  memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
+  memory.kv_blocks =
+      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
+  return memory;
+}
+
+void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
+  if (memory.kv_blocks > 0) return;
+  const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+  throw DoesNotFit(fmt::format(
+      "{}:{}/parallel: the model does not fit: {:.1f} GB missing per GPU ({:.1f} GB usable; "
+      "weights "
+      "{:.1f}, experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more GPUs, fewer replicas or "
+      "a narrower precision",
+      node.file().string(), node.pointer(), -gb(memory.kv), gb(memory.usable), gb(memory.weights),
+      gb(memory.experts), gb(memory.replicas), gb(memory.buffers)));
+}
+
+}  // namespace
+
+MemoryBudget memory_budget(const Deployment& e) {
+  const std::optional<double>& share_of_rest = e.kv_cache.free_gpu_memory_fraction;
+  MemoryBudget memory = budget(e, share_of_rest ? 1 : e.kv_cache.gpu_memory_utilization);
+  if (share_of_rest) {
+    memory.kv = memory.kv * *share_of_rest;
+    memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
+  }
+  check_memory(e.node, memory);
+  return memory;
+}
+
+}  // namespace moesim

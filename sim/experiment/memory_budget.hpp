@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "hardware/config.hpp"
+#include "hardware/units.hpp"
+
+namespace moesim {
+
+struct Deployment;
+
+/// What one GPU's memory is spent on.
+struct MemoryBudget {
+  Bytes capacity;              ///< of the GPU
+  Bytes usable;                ///< capacity * gpu_memory_utilization
+  Bytes weights;               ///< everything but routed experts
+  Bytes experts;               ///< routed experts, one copy of each over the group
+  Bytes replicas;              ///< redundant slots
+  Bytes buffers;               ///< exchange buffers, activations, logits, rebalance buffer
+  Bytes rebalance_buffer;      ///< the rebalance buffer alone
+  Bytes kv;                    ///< what is left
+  std::int64_t kv_blocks = 0;  ///< per DP rank
+};
+
+/// The budget of a deployment whose placement, rules and KV layout stand. Throws DoesNotFit if
+/// nothing is left for the KV cache.
+MemoryBudget memory_budget(const Deployment&);
+
+}  // namespace moesim

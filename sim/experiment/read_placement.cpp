@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/read_placement.hpp"
+
+#include <array>
+#include <cmath>
+
+#include <fmt/format.h>
+
+namespace moesim {
+
+namespace {
+
+std::span<const Key> load_keys() {
+  static constexpr std::array<std::string_view, 2> sources{"trace", "none"};
+  static constexpr Key keys[] = {
+      {"from", form::choice(sources), "trace", "what the placement has seen"},
+      {"disjoint", form::flag, "false",
+       "it sees half of the requests of every workload, the others run"},
+      {"workloads", form::list(form::text), otherwise("all"), "tags of the requests that it sees"}};
+  return keys;
+}
+
+struct Load {
+  bool from_trace, disjoint;
+  std::vector<std::string> workloads{};
+};
+
+Load read_load(const ConfigNode& node) {
+  return read_object(node, load_keys, [](ConfigReader& reader) {
+    Load load{reader.choice("from") == 0, reader.flag("disjoint")};
+    if (!reader.optional("workloads")) return load;
+    for (const ConfigNode& tag : reader.child("workloads").list()) {
+      load.workloads.push_back(tag.text());
+    }
+    return load;
+  });
+}
+
+// A dense model has no experts to place; the options are held to their tables all the same.
+void place_nothing(ConfigReader& reader, const Registry<Placer>& placers) {
+  reader.number("replication", {1, 1});
+  reader.flag("strict");
+  read_load(reader.child("load"));
+  placers.make_from(reader);
+}
+
+// The slots that there are to fill.
+PlacementProblem problem_of(const PoolSpec& spec) {
+  PlacementProblem problem;
+  problem.experts = spec.model.experts;
+  problem.gpus = spec.parallel.ep;
+  problem.slots_per_gpu = slots_for_replication(problem.experts, problem.gpus, spec.replication);
+  problem.groups = spec.model.expert_groups;
+  problem.model_layers = static_cast<int>(spec.model.layers.size());
+  for (int layer = 0; layer < problem.model_layers; ++layer) {
+    if (spec.model.layers[static_cast<std::size_t>(layer)].moe) problem.moe_layers.push_back(layer);
+  }
+  const int domain = spec.cluster.scale_up_domain;
+  problem.nodes = (spec.parallel.stage_gpus() + domain - 1) / domain;
+  return problem;
+}
+
+}  // namespace
+
+std::span<const Key> placement_keys() {
+  static constexpr Key keys[] = {
+      {"replication", form::number(non_negative), "1", "expert slots over experts, 1 to the GPUs"},
+      {"strict", form::flag, "false", "refuse a replication that does not fill GPUs evenly"},
+      {"load", form::object(load_keys), "{}", "the load that it goes by"}};
+  return keys;
+}
+
+void read_placement(const ConfigNode& node, PoolSpec& spec) {
+  read_object(node.as_policy(), placement_keys, [&](ConfigReader& reader) {
+    const int experts = spec.model.experts;
+    const int ranks = spec.parallel.ep;
+    if (experts == 0) return place_nothing(reader, spec.policies->placement);
+    spec.replication = reader.number("replication", {1.0, double(ranks)});
+    spec.placement_problem = problem_of(spec);
+    spec.replication_effective = double(spec.placement_problem.slots_per_gpu) * ranks / experts;
+    const bool strict = reader.flag("strict");
+    if (strict && std::abs(spec.replication_effective - spec.replication) > 1e-9) {
+      reader.child("replication")
+          .fail(
+              fmt::format("{} x {} experts does not fill {} GPUs evenly; the next ratio that does "
+                          "is {}, or leave \"strict\" out",
+                          spec.replication, experts, ranks, spec.replication_effective));
+    }
+    Load load = read_load(reader.child("load"));
+    spec.bind_odd_only = load.disjoint;
+    spec.placed = {spec.policies->placement.make_from(reader), load.from_trace,
+                   std::move(load.workloads)};
+    std::string remark = spec.placed.placer->remark(spec.placement_problem);
+    if (!remark.empty()) spec.remarks.push_back(std::move(remark));
+  });
+}
+
+}  // namespace moesim

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/read_serving.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "hardware/find_value.hpp"
+#include "hardware/shipped.hpp"
+
+namespace moesim {
+
+std::span<const Key> kv_cache_keys() {
+  static constexpr Key keys[] = {
+      {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
+      {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "of HBM that is used at all"},
+      {"free_gpu_memory_fraction", form::number(0.01, 1), otherwise("not used"),
+       "instead: of what all else leaves of HBM (TensorRT-LLM)"},
+      {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
+  return keys;
+}
+
+std::span<const Key> expert_buffers_keys() {
+  static constexpr Key keys[] = {{"tokens_per_rank", form::integer(1, 1 << 24),
+                                  otherwise("max_num_batched_tokens"),
+                                  "of a step, for which dispatch buffers have room"}};
+  return keys;
+}
+
+namespace {
+
+std::span<const Key> draft_keys() {
+  static constexpr std::array<std::string_view, 2> types{"mtp", "time"};
+  static constexpr Key keys[] = {
+      {"type", form::choice(types), required, "a layer of the model drafts, or it takes a time"},
+      {"per_token", form::time, otherwise("mtp: priced"), "time: of a pass, for one draft"}};
+  return keys;
+}
+
+}  // namespace
+
+std::span<const Key> speculative_keys() {
+  static constexpr Key keys[] = {
+      {"num_speculative_tokens", form::integer(0, 64), required, "drafts of a sequence and step"},
+      {"acceptance_rate", form::number(0, 1), required, "of a draft when those before it hold"},
+      {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
+  return keys;
+}
+
+std::span<const Key> api_server_keys() {
+  static constexpr Key keys[] = {
+      {"latency", form::time, "0 us", "of a request on its way to the engine"},
+      {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
+      {"receive_interval", form::integer(1, 1 << 20), "1",
+       "decode steps after which new requests are looked for"},
+      {"admission_steps", form::integer(0, 1 << 20), "0",
+       "steps from then on until they are scheduled"}};
+  return keys;
+}
+
+std::span<const Key> cuda_graph_keys() {
+  static constexpr std::array<std::string_view, 4> names{"powers_of_two", "vllm", "sglang",
+                                                         "trtllm"};
+  static constexpr Form size = form::integer(1, 1 << 20);
+  static constexpr Form list = form::list(size);
+  static constexpr Key keys[] = {
+      {"sizes", form::choice(names).or_a(list), required, "decode batches that have a graph"},
+      {"max", size, "512", "the largest"}};
+  return keys;
+}
+
+std::span<const Key> slo_keys() {
+  static constexpr Standard any = otherwise("no limit");
+  static constexpr Key keys[] = {{"ttft", form::time, any, "from arrival to the first token"},
+                                 {"tpot", form::time, any, "per output token after the first"},
+                                 {"e2el", form::time, any, "from arrival to the last token"}};
+  return keys;
+}
+
+std::span<const Key> measurement_keys() {
+  static constexpr Key keys[] = {
+      {"warmup", form::number(0, 0.9), "0", "of the requests, before measuring starts"},
+      {"hot_rank_threshold", form::number(1, 1e9), "2", "max/mean above which a step is counted"},
+      {"expert_counts", form::flag, "true", "the report has tokens per layer and expert"}};
+  return keys;
+}
+
+namespace {
+
+// An MTP module is a layer more. Attention windows and states are not kept for later prompts.
+void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
+  read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
+    spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
+    spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
+    if (kv.optional("free_gpu_memory_fraction"))
+      spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
+    spec.prefix_caching = kv.flag("prefix_caching");
+    const KvLayout layout = kv_layout_of(spec);
+    const bool windows =
+        layout.groups.size() > 1 || layout.groups.front().window > 0 || layout.state_blocks > 0;
+    if (spec.prefix_caching && windows) {
+      kv.child("prefix_caching")
+          .fail(fmt::format("is not modelled for the attention windows and states of {}",
+                            spec.model.name));
+    }
+  });
+}
+
+SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler) {
+  return read_object(node, speculative_keys, [&](ConfigReader& reader) {
+    SpeculationPlan plan;
+    plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
+    plan.acceptance = reader.number("acceptance_rate");
+    read_object(reader.child("draft").as_policy(), draft_keys, [&](ConfigReader& draft) {
+      plan.mtp = draft.choice("type") == 0;
+      if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
+    });
+    const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
+    if (plan.tokens > 0 && scheduler.max_num_batched_tokens() < verified) {
+      reader.child("num_speculative_tokens")
+          .fail(fmt::format("a step verifies up to max_num_seqs x {} = {} tokens, more than its "
+                            "max_num_batched_tokens of {}",
+                            1 + plan.tokens, verified, scheduler.max_num_batched_tokens()));
+    }
+    return plan;
+  });
+}
+
+ApiServer read_api_server(const ConfigNode& node) {
+  return read_object(node, api_server_keys, [](ConfigReader& reader) {
+    return ApiServer{
+        .latency = reader.quantity<Seconds>("latency"),
+        .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
+        .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
+        .admission_steps = static_cast<std::int32_t>(reader.integer("admission_steps"))};
+  });
+}
+
+// Sizes that engines capture, from the smallest on: vLLM 0.11 (vllm/config/compilation.py), SGLang
+// 0.5.9 (python/sglang/srt/server_args.py), TensorRT-LLM 1.0 (tensorrt_llm/llmapi/llm_args.py).
+std::int32_t next_size(std::size_t rule, std::int32_t size) {
+  if (rule == 0 || size < 4) return 2 * size;
+  if (rule == 3 && size >= 128) return 2 * size;
+  if (size < 256) return rule == 2 && size < 16 ? size + 4 : size / 8 * 8 + 8;
+  return rule == 2 && size >= 512 ? size + 32 : size + 16;
+}
+
+// Batches larger than any run without padding.
+std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
+  return read_object(node, cuda_graph_keys, [](ConfigReader& reader) {
+    std::vector<std::int32_t> sizes;
+    if (reader.child("sizes").json().is_array()) {
+      for (const ConfigNode& size : reader.child("sizes").list()) {
+        sizes.push_back(static_cast<std::int32_t>(size.integer()));
+      }
+      if (sizes.empty()) reader.child("sizes").fail("no size; leave \"cuda_graph\" out for none");
+      std::sort(sizes.begin(), sizes.end());
+      return sizes;
+    }
+    const std::size_t rule = reader.choice("sizes");
+    const auto largest = static_cast<std::int32_t>(reader.integer("max"));
+    for (std::int32_t size = 1; size <= largest; size = next_size(rule, size)) {
+      sizes.push_back(size);
+    }
+    // Engines capture the limit itself too.
+    if (rule > 0 && sizes.back() < largest) sizes.push_back(largest);
+    return sizes;
+  });
+}
+
+// Corrections for the load that the workload names; of a load that it does not, those at their
+// center.
+void read_anchor_of(ConfigReader& reader, PoolSpec& spec) {
+  if (!reader.has("anchor")) return;
+  spec.anchor = read_anchor(file_or_inline(reader.child("anchor")));
+  const Json& workload = reader.node().json().at("workload");
+  const ServingLoad load{number_at(workload, "/arrivals/concurrency", 0),
+                         number_at(workload, "/lengths/prompt", 0),
+                         number_at(workload, "/lengths/output", 0)};
+  spec.anchored_tpot = spec.anchor->tpot.at(load);
+  spec.anchored_ttft =
+      spec.anchor->ttft.runs > 0 ? spec.anchor->ttft.at(load) / spec.anchored_tpot : 1;
+}
+
+Slo read_slo(const ConfigNode& node) {
+  return read_object(node, slo_keys, [](ConfigReader& reader) {
+    Slo slo;
+    if (reader.has("ttft")) slo.ttft = reader.quantity<Seconds>("ttft");
+    if (reader.has("tpot")) slo.tpot = reader.quantity<Seconds>("tpot");
+    if (reader.has("e2el")) slo.e2el = reader.quantity<Seconds>("e2el");
+    return slo;
+  });
+}
+
+}  // namespace
+
+void read_serving(ConfigReader& reader, PoolSpec& spec) {
+  if (reader.optional("speculative")) {
+    spec.speculation = read_speculation(reader.child("speculative"), *spec.scheduler);
+  }
+  read_object(reader.child("expert_buffers"), expert_buffers_keys, [&](ConfigReader& buffers) {
+    const std::int32_t most = spec.scheduler->max_num_batched_tokens();
+    spec.buffer_tokens =
+        static_cast<std::int32_t>(buffers.integer_or("tokens_per_rank", most, {1, double(most)}));
+  });
+  read_kv_cache(reader.child("kv_cache"), spec);
+  if (reader.has("cuda_graph")) spec.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
+  if (!spec.graph_sizes.empty()) spec.charges.graph_tokens = spec.graph_sizes.back();
+  spec.api_server = read_api_server(reader.child("api_server"));
+}
+
+void read_measurement(ConfigReader& reader, PoolSpec& spec) {
+  read_anchor_of(reader, spec);
+  spec.slo = read_slo(reader.child("slo"));
+  read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
+    spec.warmup = measurement.number("warmup");
+    spec.hot_rank_threshold = measurement.number("hot_rank_threshold");
+    spec.expert_counts = measurement.flag("expert_counts");
+  });
+}
+
+}  // namespace moesim

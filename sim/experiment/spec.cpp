@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/experiment/spec.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "hardware/kernel_tables.hpp"
+#include "hardware/shipped.hpp"
+#include "models/quantization.hpp"
+#include "sim/experiment/engine.hpp"
+#include "sim/experiment/pools.hpp"
+#include "sim/experiment/read_phases.hpp"
+#include "sim/experiment/read_placement.hpp"
+#include "sim/experiment/read_serving.hpp"
+#include "traces/requests/arrivals.hpp"
+#include "traces/requests/lengths.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::span<const Key> binding_keys() {
+  static constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
+  static constexpr Form tags = form::list(form::text);
+  static constexpr Key keys[] = {{"type", form::choice(types), required, "the order of recordings"},
+                                 {"phases", form::list(tags), otherwise("random: none"),
+                                  "by_workload: tags of each of equally long phases"}};
+  return keys;
+}
+
+BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
+  return read_object(node.as_policy(), binding_keys, [&](ConfigReader& reader) {
+    BindingOrder order;
+    if (reader.choice("type") == 0) return order;
+    order.requests = requests;
+    const ConfigNode phases = reader.child("phases");
+    for (const ConfigNode& tags : phases.list()) {
+      std::vector<std::string>& phase = order.phases.emplace_back();
+      for (const ConfigNode& tag : tags.list()) phase.push_back(tag.text());
+    }
+    if (order.phases.empty()) phases.fail("needs at least one list of workload tags");
+    return order;
+  });
+}
+
+std::span<const Key> workload_keys() {
+  static constexpr Form gating = form::policy("gating");
+  static constexpr Key keys[] = {
+      {"arrivals", form::policy("arrivals"), required, "when requests come"},
+      {"lengths", form::policy("lengths"), otherwise("the arrivals'"), "of prompts and outputs"},
+      {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "how many there are"},
+      {"gating", gating, required, "which experts tokens choose"},
+      {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
+      {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
+      {"timeout", form::time, otherwise("no limit"),
+       "clients leave: from arrival to the last token"},
+      {"ttft_timeout", form::time, otherwise("no limit"), "clients leave: to the first token"},
+      {"cancellation", form::object(cancellation_keys), otherwise("none"),
+       "clients that just leave"}};
+  return keys;
+}
+
+std::span<const Key> background_keys() {
+  static constexpr Form share = form::number(0, 0.99);
+  static constexpr Key keys[] = {{"nvlink", share, "0", "of NVLink that other tenants take"},
+                                 {"network", share, "0", "of the network"}};
+  return keys;
+}
+
+}  // namespace
+
+std::span<const Key> experiment_keys() {
+  static constexpr std::array<std::string_view, 2> fidelities{"exact", "sampled"};
+  static constexpr Form inline_cluster = form::object(cluster_keys);
+  static constexpr Form foreign_model = form::foreign(hf_model_marks);
+  static constexpr Form inline_model = form::object(model_keys).or_a(foreign_model);
+  static constexpr Form inline_anchor = form::object(anchor_keys);
+  static constexpr Form overlap = form::typed_object(overlap_keys);
+  static constexpr Form overlaps = form::list(overlap);
+  static constexpr Form outage = form::object(outage_keys);
+  static constexpr Form outages = form::list(outage);
+  static constexpr Key keys[] = {
+      {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
+       "a preset for what is not said"},
+      {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
+      {"instances", form::integer(1, 1 << 16), otherwise("1"), "EP groups alike behind one router"},
+      {"precision", form::object(precision_keys), otherwise("as the model's files say"),
+       "of weights, KV cache, activations"},
+      {"scheduling", form::policy("scheduling"), required, "what a step computes"},
+      {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
+      {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
+      {"placement", form::policy("placement", placement_keys), "linear", "which GPU has an expert"},
+      {"rebalancing", form::policy("rebalancing", rebalancing_keys), "none", "when experts move"},
+      {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
+      {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
+      {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
+      {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
+       "which experts HBM holds"},
+      {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
+      {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
+      {"speculative", form::object(speculative_keys), otherwise("none"), "drafts"},
+      {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
+      {"api_server", form::object(api_server_keys), "{}", "between clients and the engine"},
+      {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
+      {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
+      {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
+      {"fidelity", form::choice(fidelities), "exact", "route every token, or draw from samples"},
+
+      {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
+       "what calibrate --serving wrote of measured runs"},
+
+      {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
+      {"model", form::file.or_a(inline_model), required,
+       "a file or folder of HuggingFace's, or a name of list models"},
+      {"workload", form::object(workload_keys), required, "requests"},
+      {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
+      {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
+      {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
+      {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
+      {"seed", form::integer(0, 9e15), "1", "of everything random"},
+      {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+  return keys;
+}
+
+// What one EP group has stands before what all share, of which the cluster is first.
+std::span<const Key> group_keys() {
+  const auto keys = experiment_keys();
+  const auto shared = std::ranges::find(keys, "cluster", &Key::name);
+  return keys.first(static_cast<std::size_t>(shared - keys.begin()));
+}
+
+PolicyRows Policies::rows() const {
+  PolicyRows all;
+  const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
+  add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
+  add(prefetch), add(scheduling), add(request_routing), add(rebalancing);
+  add(gatings()), add(request_arrivals()), add(request_lengths());
+  return all;
+}
+
+namespace {
+
+// What the experiment says, or what the model's files do.
+PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model,
+                             std::vector<std::string>& remarks) {
+  const std::optional<StoredPrecision> stored = read_stored_precision(model);
+  if (!reader.optional("precision") && !stored) {
+    reader.node().fail(fmt::format("\"precision\" is missing, and {} does not say it",
+                                   model.file().filename().string()));
+  }
+  const ConfigNode node = reader.child_or("precision", Json::object());
+  const PrecisionPlan plan = read_precision(node, stored ? &stored->plan : nullptr);
+  if (stored && stored->quantised &&
+      (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention)) {
+    remarks.push_back(
+        fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
+                    precision_text(plan), precision_text(stored->plan), stored->said_by));
+  }
+  return plan;
+}
+
+// A cluster with the kernels of the engine that runs on it.
+ClusterSpec read_cluster_for(const ConfigNode& node, const std::optional<Engine>& engine) {
+  ClusterSpec cluster = read_cluster(named_or_inline(node, Shipped::cluster));
+  if (!engine) return cluster;
+  KernelChoice kernels{{"engines", "any"}};
+  if (!engine->expert_kernel.empty()) kernels["experts"] = engine->expert_kernel;
+  if (!engine->fused.empty()) kernels["fused"] = fmt::format("{}", fmt::join(engine->fused, " "));
+  cluster.gpu = with_engine(std::move(cluster.gpu), {engine->name, engine->version}, kernels);
+  return cluster;
+}
+
+void take_background(const ConfigNode& node, ClusterSpec& cluster) {
+  read_object(node, background_keys, [&](ConfigReader& reader) {
+    const auto left = [&](const char* level) { return 1 - reader.number(level); };
+    cluster.gpu.scale_up_bandwidth = cluster.gpu.scale_up_bandwidth * left("nvlink");
+    cluster.network.bandwidth = cluster.network.bandwidth * left("network");
+  });
+}
+
+// Groups alike: each in domains of its own, or with others of its kind in one.
+int read_instances(const ConfigNode& node, const PoolSpec& e) {
+  const int gpus = e.parallel.gpus();
+  const int domain = e.cluster.scale_up_domain;
+  const auto instances = static_cast<int>(node.integer());
+  if (instances * gpus > e.cluster.gpus()) {
+    node.fail(fmt::format("{} instances of {} GPUs take {}, but {} has {}; {} fit", instances, gpus,
+                          instances * gpus, e.cluster.name, e.cluster.gpus(),
+                          e.cluster.gpus() / gpus));
+  }
+  if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
+    node.fail(fmt::format(
+        "instances of {} GPUs would not all lie alike in NVLink domains of {}; use a divisor or a "
+        "multiple of it",
+        gpus, domain));
+  }
+  return instances;
+}
+
+void read_plan(ConfigReader& reader, PoolSpec& spec) {
+  take_background(reader.child("background"), spec.cluster);
+  const ConfigNode parallel = reader.child("parallel");
+  spec.parallel = read_parallel(parallel, spec.model);
+  if (spec.parallel.gpus() > spec.cluster.gpus()) {
+    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}",
+                              spec.parallel.pp > 1 ? "dp * tp * pp" : "dp * tp",
+                              spec.parallel.gpus(), spec.cluster.name, spec.cluster.gpus()));
+  }
+  if (reader.optional("instances")) {
+    spec.instances = read_instances(reader.child("instances"), spec);
+  }
+}
+
+// A policy of a program's own decides in no time until somebody says how long it takes.
+void remark_on_charges(PoolSpec& spec) {
+  if (spec.charges.source.empty()) return;  // "none"
+  for (const PhaseSpec& phase : spec.phases) {
+    const std::string_view policy = phase.routing.name();
+    if (spec.charges.knows(policy)) continue;
+    spec.remarks.push_back(
+        fmt::format("token routing by \"{}\" has no measured charge and takes no time; say what it "
+                    "takes under \"charges\"",
+                    policy));
+  }
+}
+
+void read_policies(ConfigReader& reader, PoolSpec& spec) {
+  const Policies& policies = *spec.policies;
+  spec.scheduler = policies.scheduling.make(reader.child("scheduling"));
+  read_placement(reader.child("placement"), spec);
+  read_phases(reader, spec);
+  spec.charges = read_charges(reader.child("charges"), policies.token_routing.names());
+  remark_on_charges(spec);
+  spec.capacity = policies.capacity.make(reader.child("capacity"));
+  spec.expert_memory =
+      read_expert_memory(reader.child("expert_memory"), policies.expert_memory, policies.prefetch);
+  ConfigReader rebalancing(spec.rebalancing.node(), rebalancing_keys);
+  spec.movement = read_movement(rebalancing);
+  spec.failures = read_failures(reader.child("failures"), policies.placement, spec.cluster,
+                                spec.parallel, spec.placement_problem, spec.instances);
+}
+
+// What needs the routing of the step's own tokens.
+void check_sampled(const ConfigNode& node, const PoolSpec& e) {
+  const auto refuse = [&](bool present, std::string_view what) {
+    if (present) node.fail(fmt::format("\"sampled\" is not modelled with {}; use \"exact\"", what));
+  };
+  refuse(e.overlap.two_batch.has_value(), "overlap two_batch");
+  refuse(e.parallel.pp > 1, "pipeline stages");
+  refuse(e.expert_memory.has_value(), "expert_memory");
+  refuse(!e.failures.outages.empty(), "failures");
+  refuse(e.capacity->limits(), "a capacity rule");
+  refuse(e.speculation.tokens > 0, "speculative");
+  refuse(e.rebalancing.name() != "none", "rebalancing");
+}
+
+// What a pipeline is not modelled with.
+void check_pipeline(const ConfigNode& node, const PoolSpec& e) {
+  const ParallelPlan& plan = e.parallel;
+  if (plan.pp == 1) return;
+  const int domain = e.cluster.scale_up_domain, stage = plan.stage_gpus();
+  if (domain % stage != 0 && stage % domain != 0) {
+    node.fail(
+        fmt::format("pipeline stages of dp * tp = {} GPUs do not line up with NVLink domains "
+                    "of {}; one must divide the other",
+                    stage, domain));
+  }
+  const auto refuse = [&](bool present, std::string_view what, std::string_view instead) {
+    if (present)
+      node.fail(fmt::format("{} is not modelled with pp {}; use {}", what, plan.pp, instead));
+  };
+  refuse(e.overlap.two_batch.has_value(), "overlap two_batch", "another overlap");
+  refuse(e.expert_memory.has_value(), "expert_memory", R"("resident")");
+  refuse(e.speculation.tokens > 0, "speculative", "none");
+  refuse(e.rebalancing.name() != "none", "rebalancing", R"("none")");
+}
+
+// A cache below HBM knows slots by their number: they must stay where they are.
+void refuse_moving_cached_experts(const PoolSpec& e) {
+  if (!e.expert_memory) return;
+  const bool fails = !e.failures.outages.empty();
+  if (fails || e.rebalancing.name() != "none") {
+    e.rebalancing.node().fail(
+        "experts below HBM do not move; leave out this and \"failures\", or \"expert_memory\"");
+  }
+}
+
+void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
+  refuse_moving_cached_experts(spec);
+  if (spec.overlap.two_batch && spec.expert_memory) {
+    reader.child("overlap").fail(
+        "two_batch is not modelled with experts below HBM; leave one of them out");
+  }
+  check_pipeline(reader.child("parallel"), spec);
+  if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
+}
+
+// A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
+// the group uses; what one such token adds to all of them is the time of one link over their
+// number.
+double token_seconds(const PoolSpec& e) {
+  const bool by_choice =
+      e.parallel.dp > 1 &&
+      e.phases[static_cast<std::size_t>(StepKind::decode)].dispatch->needs_copies();
+  if (!by_choice) return 0;
+  const bool far = e.parallel.stage_gpus() > e.cluster.scale_up_domain;
+  const BytesPerSecond link = far ? e.cluster.network.bandwidth * e.cluster.network.bandwidth_share
+                                  : e.cluster.gpu.scale_up_bandwidth;
+  return (Bytes(4.0 * e.model.hidden) / link).count() / e.parallel.stage_gpus();
+}
+
+}  // namespace
+
+PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
+  const ConfigNode whole = with_preset(node);
+  return read_object(whole, experiment_keys, [&](ConfigReader& reader) {
+    std::optional<Engine> engine;
+    const ConfigNode cluster = reader.child("cluster");
+    if (reader.optional("engine")) engine = read_engine(reader.child("engine"));
+    ClusterSpec with_kernels = read_cluster_for(cluster, engine);
+    const ConfigNode model = named_or_inline(reader.child("model"), Shipped::model);
+    MoeModel read = read_model(model);
+    ConfigReader workload(reader.child("workload"), workload_keys);
+    RequestWorkload requests = read_workload(workload);
+    const ConfigNode routing = reader.child("request_routing");
+    const ConfigNode rebalancing = reader.child("rebalancing");
+    PoolSpec spec{.node = whole,
+                  .cluster = std::move(with_kernels),
+                  .model = std::move(read),
+                  .gating = workload.child("gating"),
+                  .workload = std::move(requests),
+                  .policies = std::make_shared<const Policies>(policies),
+                  .request_routing = {policies.request_routing, routing},
+                  .rebalancing = {policies.rebalancing, rebalancing, rebalancing_keys}};
+    if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
+    spec.binding = read_binding(workload.child("binding"), spec.workload.requests);
+    workload.finish();
+    if (engine) {
+      spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;
+    }
+    spec.seed = static_cast<std::uint64_t>(reader.integer("seed"));
+    spec.precision = read_precision(reader, model, spec.remarks);
+    read_plan(reader, spec);
+    read_policies(reader, spec);
+    read_serving(reader, spec);
+    spec.overlap = read_overlap(reader.child("overlap"));
+    spec.sampled = reader.choice("fidelity") == 1;
+    read_measurement(reader, spec);
+    refuse_combinations(reader, spec);
+    reader.optional("$schema");
+    return spec;
+  });
+}
+
+ExperimentSpec read_spec(const ConfigNode& node, const Policies& policies) {
+  if (node.json().is_object() && node.json().contains("pools")) return read_pools(node, policies);
+  return {node, {read_pool(node, policies)}};
+}
+
+Json resolved_config(const ExperimentSpec& spec) {
+  if (spec.pools.size() > 1) return resolved_pools(spec);
+  const ConfigNode& node = spec.pools.front().node;
+  return node.resolved().at(Json::json_pointer(node.pointer()));
+}
+
+// METRO is for decode [METRO]; what a step does that holds both is the config's choice.
+StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_tokens) {
+  if (kind != StepKind::mixed) return kind;
+  switch (mixed.kind) {
+    case MixedRule::Kind::prefill: return StepKind::prefill;
+    case MixedRule::Kind::decode: return StepKind::decode;
+    case MixedRule::Kind::decode_if_few:
+      return prefill_tokens <= mixed.prefill_tokens_at_most ? StepKind::decode : StepKind::prefill;
+    case MixedRule::Kind::own: break;
+  }
+  return StepKind::mixed;
+}
+
+RooflineTime expert_time(const PoolSpec& e) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
+  const Flops token(2 * expert_parameters(e.model) / e.parallel.moe_tp());
+  const Bytes weights = expert_bytes(e.model, e.parallel, e.precision);
+  return {(weights / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
+          (token / (gpu.peak(e.precision.experts, e.precision.activations) *
+                    kernel.peak_share_of(e.precision.experts)))
+              .count()};
+}
+
+KvLayout kv_layout_of(const PoolSpec& e) {
+  KvLayout layout = kv_layout(e.model, e.parallel, e.precision, e.kv_cache.block_tokens);
+  if (e.speculation.has_module()) {
+    const double layers = double(e.model.layers.size());
+    layout.block = layout.block * ((layers + 1) / layers);
+  }
+  return layout;
+}
+
+Mover mover_of(const PoolSpec& e) {
+  return {e.cluster, e.parallel, expert_bytes(e.model, e.parallel, e.precision),
+          e.movement.sources};
+}
+
+RebalancingContext rebalancing_context(const PoolSpec& e, const Mover& mover) {
+  return {e.policies->placement, e.placement_problem, e.model.moe_layers(), mover,
+          expert_time(e),        token_seconds(e),    e.parallel.dp};
+}
+
+std::unique_ptr<Rebalancer> make_rebalancer(const PoolSpec& e, const Mover& mover) {
+  return e.rebalancing.make(rebalancing_context(e, mover));
+}
+
+}  // namespace moesim

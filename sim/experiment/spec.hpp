@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hardware/fabric.hpp"
+#include "models/memory.hpp"
+#include "models/step_ops.hpp"
+#include "sim/experiment/anchor.hpp"
+#include "sim/experiment/policies.hpp"
+#include "sim/failures/failures.hpp"
+#include "sim/step/overlap.hpp"
+#include "sim/step/step_record.hpp"
+#include "sim/token_routing/charges.hpp"
+#include "traces/requests/request_source.hpp"
+#include "traces/trace_rows.hpp"
+
+namespace moesim {
+
+/// What a step does that holds prefill and decode tokens.
+struct MixedRule {
+  enum class Kind { prefill, decode, decode_if_few, own } kind = Kind::prefill;
+  std::int64_t prefill_tokens_at_most = 0;  ///< decode_if_few
+};
+
+/// The rule of a step that holds `kind` with that many prompt tokens over the group.
+StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens);
+
+/// How the tokens of one kind of step find replicas and travel.
+struct PhaseSpec {
+  TokenRoutingChoice routing;
+  std::shared_ptr<const Dispatch> dispatch;
+};
+
+/// How experts are placed as a run starts. Of a dense model only the placer is there.
+struct PlacementSpec {
+  std::shared_ptr<const Placer> placer{};
+  bool from_trace = true;                ///< fitted on the traces; else before anything was seen
+  std::vector<std::string> workloads{};  ///< tags of the requests that it is fitted on; none: all
+};
+
+/// The KV cache's share of memory, and its blocks.
+struct KvCacheSpec {
+  int block_tokens = 16;
+  double gpu_memory_utilization = 0.9;               ///< of HBM
+  std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
+};
+
+/// Speculative decoding: every sequence that decodes has `tokens` drafts verified with its last
+/// token, and emits those up to the first that is rejected and one more.
+struct SpeculationPlan {
+  std::int32_t tokens = 0;  ///< 0: none
+  double acceptance = 0;    ///< of a draft when all before it were accepted
+  bool mtp = true;          ///< a layer of the model drafts them, one pass for each; or ...
+  Seconds draft_time{};     ///< ... a pass takes this long
+  bool has_module() const { return tokens > 0 && mtp; }
+};
+
+/// How clients and the engine's front meet.
+struct ApiServer {
+  /// A request's way to the engine and back: HTTP, tokenizer, queues between processes.
+  Seconds latency{};
+  std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
+  /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
+  /// to do and, if prompts have steps of their own, after such a step.
+  std::int32_t receive_interval = 1;
+  /// Steps from then on until the scheduler takes a request: the API server shares a process with
+  /// what is streamed of every step, and steps are scheduled ahead.
+  std::int32_t admission_steps = 0;
+};
+
+struct Slo {
+  std::optional<Seconds> ttft, tpot, e2el;
+};
+
+/// What a config says of the EP groups of one pool, read and checked, with what stands behind the
+/// names in it (cluster, model, anchor, placement files). Values, and policies that hold no state:
+/// no trace has been opened and nothing that depends on one is here, so that a changed copy is as
+/// good as one that was read. deploy() says what follows.
+struct PoolSpec {
+  /// As it was read, an engine's preset filled in: where errors about it stand, and, once it has
+  /// been deployed, the resolved config.
+  ConfigNode node;
+
+  // The deployment.
+  std::string engine{};   ///< name and version of the preset, or empty
+  ClusterSpec cluster{};  ///< with the engine's kernels, less what other tenants take of the links
+  MoeModel model{};
+  PrecisionPlan precision{};
+  ParallelPlan parallel{};    ///< of one EP group
+  int instances = 1;          ///< EP groups alike behind one router, each with its own clock
+  bool prefill_only = false;  ///< a request leaves after its first token, with its KV cache
+
+  // The load. It is the same for all pools.
+  ConfigNode gating;                           ///< of both phases, unless prefill has its own
+  std::optional<ConfigNode> prefill_gating{};  ///< if prefill has its own
+  RequestWorkload workload{};
+  BindingOrder binding{};
+  std::uint64_t seed = 1;
+
+  // What decides.
+  std::shared_ptr<const Policies> policies{};  ///< what was chosen from
+  std::shared_ptr<const Scheduler> scheduler{};
+  PlacementSpec placed{};
+  PlacementProblem placement_problem{};
+  double replication = 1, replication_effective = 1;
+  bool bind_odd_only = false;       ///< the placement is fitted on even requests
+  std::vector<PhaseSpec> phases{};  ///< by StepKind; of mixed steps if MixedRule::Kind::own
+  MixedRule mixed{};
+  RequestRoutingChoice request_routing;
+  RebalancingChoice rebalancing;
+  MovementOptions movement{};
+  std::shared_ptr<const CapacityRule> capacity{};
+  std::optional<ExpertMemoryPlan> expert_memory{};  ///< none: every expert stands in HBM
+  FailurePlan failures{};
+
+  // The engine.
+  KvCacheSpec kv_cache{};
+  bool prefix_caching = false;
+  std::int32_t buffer_tokens = 0;  ///< per rank and step, for which expert buffers have room
+  SpeculationPlan speculation{};
+  ApiServer api_server{};
+  std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
+  Charges charges{};
+  Overlap overlap{};
+  bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
+
+  // What is measured.
+  std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment
+  double anchored_tpot = 1;        ///< what step times are multiplied by
+  double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside
+  Slo slo{};
+  double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
+  double hot_rank_threshold = 2;
+  bool expert_counts = true;
+
+  /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
+  std::vector<std::string> remarks{};
+
+  /// Attention ranks behind the router.
+  int ranks() const { return instances * parallel.dp; }
+};
+
+/// The way of KV caches from a pool that prefills to a pool that decodes.
+struct KvLinkSpec {
+  bool network = false;  ///< over the network, else NVLink
+  /// The KV cache of a layer leaves as the layer is computed, else all of it after the first token.
+  bool overlap = true;
+};
+
+/// What a config says.
+struct ExperimentSpec {
+  ConfigNode node;                      ///< as it was written
+  std::vector<PoolSpec> pools;          ///< one; or that which prefills and that which decodes
+  std::optional<KvLinkSpec> kv_link{};  ///< between two pools
+};
+
+/// Reads a config and what its names stand for, traces apart. Throws ConfigError.
+ExperimentSpec read_spec(const ConfigNode&, const Policies& = {});
+/// Reads the config of one pool, or one without pools. Throws ConfigError.
+PoolSpec read_pool(const ConfigNode&, const Policies&);
+
+/// Every key with its default, once all policies have been tried out (deploy() does).
+Json resolved_config(const ExperimentSpec&);
+
+/// The keys of an experiment; the first of them are those of each EP group, which may stand in
+/// "pools" instead.
+std::span<const Key> experiment_keys();
+std::span<const Key> group_keys();
+
+/// What one slot's weights and one token's arithmetic take on a GPU, in seconds, at the rates that
+/// its grouped GEMM reaches: 2 flops for each of an expert's parameters, no padding.
+RooflineTime expert_time(const PoolSpec&);
+/// How its KV cache is laid out, the layer of an MTP module included.
+KvLayout kv_layout_of(const PoolSpec&);
+/// How its weights move.
+Mover mover_of(const PoolSpec&);
+/// What decides that they do; one of its own for every EP group of a run. The mover outlives it.
+std::unique_ptr<Rebalancer> make_rebalancer(const PoolSpec&, const Mover&);
+RebalancingContext rebalancing_context(const PoolSpec&, const Mover&);
+
+}  // namespace moesim

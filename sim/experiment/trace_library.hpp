@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "sim/experiment/spec.hpp"
+#include "traces/gating/gating.hpp"
+
+namespace moesim {
+
+/// Routing traces that several experiments share: a sweep opens or generates each one once.
+/// Thread-safe.
+class TraceLibrary {
+ public:
+  RoutingTrace get(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed);
+
+ private:
+  struct Entry {
+    std::once_flag made;
+    std::optional<RoutingTrace> trace;
+  };
+  std::mutex mutex_;  // of the map alone: different traces are made side by side
+  std::map<std::string, Entry> traces_;
+};
+
+/// What the tokens of a load choose.
+struct Traces {
+  RoutingTrace decode;                  ///< of both phases, unless prefill has its own
+  std::optional<RoutingTrace> prefill;  ///< if prefill has its own
+};
+/// Opens or generates what a spec names, all of whose pools have the same. Throws ConfigError.
+Traces open_traces(const ExperimentSpec&, TraceLibrary&);
+
+}  // namespace moesim
