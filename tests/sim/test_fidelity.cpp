@@ -75,7 +75,8 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
   const char* overlap = GENERATE("none", "combine_attention");
   Json json = poisson("exact");
   json["overlap"] = overlap;
-  const Experiment e = load_tiny(json);
+  const Experiment experiment = load_tiny(json);
+  const Deployment& e = experiment.decode();
   const PhaseRule& rule = e.rules.of(StepKind::decode);
   RowSource rows(e.trace, e.prefill_trace, false, 1, e.binding);
   StepBatch batch;
@@ -109,7 +110,7 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
 TEST_CASE("of a large sample some layers are priced and stand for the others") {
   const Experiment e = load_tiny(
       {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
-  StepSampler sampler(e);
+  StepSampler sampler(e.decode());
   StepBatch batch;
   batch.ranks.resize(4);
   // On the grid, and of 2,048 tokens 8 layers are priced.
