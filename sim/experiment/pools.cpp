@@ -54,7 +54,8 @@ void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec
 double layers_held(const Deployment& e) {
   const int layers = e.kv_layout.groups.front().layers;
   const int pp = e.parallel.pp;
-  return double(e.kv_layout.groups.size()) * double((layers + pp - 1) / pp);
+  const int of_stage = (layers + pp - 1) / pp;
+  return double(e.kv_layout.groups.size()) * of_stage;
 }
 
 }  // namespace

@@ -159,7 +159,7 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
     const LayerLoad& load = cost.moe_layers()[l].load;
     const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
     const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
-    hot_layers += ratio > experiment_.decode().hot_rank_threshold ? 1 : 0;
+    if (ratio > experiment_.decode().hot_rank_threshold) ++hot_layers;
     if (ratio <= highest) continue;
     highest = ratio;
     worst = l;
