@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "sim/experiment/pools.hpp"
+
 namespace moesim {
 
 Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
@@ -29,7 +31,7 @@ std::vector<const Deployment*> groups_of(const Experiment& e) {
 
 int gpus_of(const Experiment& e) {
   int gpus = 0;
-  for (const Deployment& pool : e.pools) gpus += pool.instances * pool.parallel.gpus();
+  for (const Deployment& pool : e.pools) gpus += gpus_of(pool);
   return gpus;
 }
 

@@ -31,9 +31,6 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   return {std::move(config), node.file(), pool.pointer()};
 }
 
-// GPUs of all groups of a pool.
-int gpus_of(const PoolSpec& pool) { return pool.instances * pool.parallel.gpus(); }
-
 void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec& decode) {
   const ClusterSpec& cluster = decode.cluster;
   const int p = gpus_of(prefill), d = gpus_of(decode);
@@ -59,6 +56,8 @@ double layers_held(const Deployment& e) {
 }
 
 }  // namespace
+
+int gpus_of(const PoolSpec& pool) { return pool.instances * pool.parallel.gpus(); }
 
 KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tokens) {
   const Deployment& prefill = experiment.pools.front();

@@ -5,6 +5,9 @@
 
 namespace moesim {
 
+/// GPUs of all groups of a pool.
+int gpus_of(const PoolSpec&);
+
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {
   Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "sim/experiment/pools.hpp"
 #include "traces/requests/arrivals.hpp"
 
 namespace moesim {
@@ -620,11 +621,11 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
   report.pool = pool_of(pools.back(), totals.back(), now);
   if (experiment.apart()) {
-    const auto gpus = [](const Deployment& pool) { return pool.instances * pool.parallel.gpus(); };
-    report.pools = {{{gpus(experiment.pools.front()), instances_of(pools.front(), totals.front())},
-                     pool_of(pools.front(), totals.front(), now)},
-                    {gpus(e), instances_of(pools.back(), totals.back())},
-                    transfers_of(*experiment.kv_link, transfers)};
+    report.pools = {
+        {{gpus_of(experiment.pools.front()), instances_of(pools.front(), totals.front())},
+         pool_of(pools.front(), totals.front(), now)},
+        {gpus_of(e), instances_of(pools.back(), totals.back())},
+        transfers_of(*experiment.kv_link, transfers)};
   } else if (e.instances > 1) {
     report.instances = instances_of(pools.back(), totals.back());
   }

@@ -66,10 +66,13 @@ void Frontend::publish(Time now) {
 
 void Frontend::arrive(std::uint32_t request) {
   left(request);
-  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}});
+  Waiting& waiting = waiting_.emplace_back(Waiting{request, {}, {}});
   if (needs_.prefixes || needs_.locality || needs_.experts_read) {
     waiting.hashes = prompt_of(request);
   }
+  const bool own = needs_.experts_from == ExpertsFrom::prompt ||
+                   needs_.experts_from == ExpertsFrom::first_tokens;
+  if (own && (needs_.locality || needs_.experts_read)) waiting.own = own_experts_of(request);
 }
 
 std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
@@ -78,26 +81,25 @@ std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
                        experiment_.kv_layout.block_tokens);
 }
 
-std::vector<LikelyExpert> Frontend::experts_of(const PendingRequest& pending) const {
-  constexpr std::int32_t tokens = 16;  // of the request itself
-  const RequestRecord& record = requests_[pending.id];
-  const auto predicted = [&](std::optional<std::uint32_t> topic) {
-    const auto experts = history_.predict(pending.hashes, topic);
-    return std::vector<LikelyExpert>(experts.begin(), experts.end());
-  };
+std::vector<LikelyExpert> Frontend::own_experts_of(std::uint32_t request) const {
+  constexpr std::int32_t most = 16;
+  const RequestRecord& record = requests_[request];
+  const bool prompt = needs_.experts_from == ExpertsFrom::prompt;
+  const std::int32_t tokens = std::min(most, prompt ? record.prompt_tokens : record.output_tokens);
+  return prompt ? history_.used_by(record.binding, Phase::prefill, record.prompt_tokens - tokens,
+                                   tokens, rows_)
+                : history_.used_by(record.binding, Phase::decode, 0, tokens, rows_);
+}
+
+std::span<const LikelyExpert> Frontend::experts_of(const Waiting& waiting) const {
   switch (needs_.experts_from) {
-    case ExpertsFrom::history: break;
-    case ExpertsFrom::topic: return predicted(rows_.workload(record.binding));
-    case ExpertsFrom::prompt: {
-      const std::int32_t count = std::min(tokens, record.prompt_tokens);
-      return history_.used_by(record.binding, Phase::prefill, record.prompt_tokens - count, count,
-                              rows_);
-    }
-    case ExpertsFrom::first_tokens:
-      return history_.used_by(record.binding, Phase::decode, 0,
-                              std::min(tokens, record.output_tokens), rows_);
+    case ExpertsFrom::history: return history_.predict(waiting.hashes);
+    case ExpertsFrom::topic:
+      return history_.predict(waiting.hashes, rows_.workload(requests_[waiting.request].binding));
+    case ExpertsFrom::prompt:
+    case ExpertsFrom::first_tokens: break;
   }
-  return predicted({});
+  return waiting.own;
 }
 
 void Frontend::finished(std::uint32_t request) {
@@ -148,7 +150,7 @@ void Frontend::show() {
 }
 
 void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
-  const auto experts = experts_of(pending);
+  const auto experts = experts_of(waiting_[place]);
   const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
   if (needs_.locality) {
     const auto localities = std::span(localities_).subspan(place * ranks, ranks);
@@ -184,7 +186,7 @@ void Frontend::carry_out(const Assignment& assignment) {
   }
   if (needs_.locality) routing.locality = pending.locality[rank];
   if (needs_.experts_read) {
-    active_experts_.add(pending.id, rank / dp, experts_of(pending));
+    active_experts_.add(pending.id, rank / dp, experts_of(waiting_[assignment.pending]));
   }
   instances_[rank / dp]->submit(pending.id, rank % dp);
 }

@@ -38,9 +38,11 @@ class Frontend {
   struct Waiting {
     std::uint32_t request;
     std::vector<BlockHash> hashes;  // RouterNeeds::prefixes
+    std::vector<LikelyExpert> own;  // that its own tokens tell; RouterNeeds::experts_from
   };
   std::vector<BlockHash> prompt_of(std::uint32_t request) const;
-  std::vector<LikelyExpert> experts_of(const PendingRequest&) const;
+  std::vector<LikelyExpert> own_experts_of(std::uint32_t request) const;
+  std::span<const LikelyExpert> experts_of(const Waiting&) const;
   void look_at_ranks();
   void show_published(RankLoad&) const;
   void show();

@@ -13,8 +13,6 @@ namespace moesim {
 
 namespace {
 
-constexpr int exit_limit_not_met = 3;
-
 struct Options {
   std::string store;
   std::vector<std::string> baseline, candidate, fail_if;

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "hardware/config.hpp"
+#include "sim/experiment/engine.hpp"
 
 namespace moesim {
 
@@ -14,12 +15,17 @@ namespace moesim {
 /// told. `config` is an experiment, as written or resolved.
 std::string launch_text(const std::string& engine, const Json& config);
 
+/// engine_names(), as an option's check takes them.
+inline std::vector<std::string> names_of_engines() {
+  return {engine_names().begin(), engine_names().end()};
+}
+
 /// The option --launch.
 inline void add_launch_option(CLI::App& command, std::string& engine) {
   command
       .add_option("--launch", engine,
                   "print an engine's own command for it, and its benchmark's: vllm, sglang, trtllm")
-      ->check(CLI::IsMember({"vllm", "sglang", "trtllm"}));
+      ->check(CLI::IsMember(names_of_engines()));
 }
 
 }  // namespace moesim

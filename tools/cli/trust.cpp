@@ -35,11 +35,6 @@ constexpr const char* interpolated = "/breakdown/interpolated_share";
 constexpr const char* carried_over = "/breakdown/carried_over_share";
 constexpr const char* engine_name = "/engine/name";
 
-double at(const Json& report, const char* pointer) {
-  const Json* share = find_value(report, pointer);
-  return share != nullptr && share->is_number() ? share->get<double>() : 0;
-}
-
 std::string percent(double error) {
   return fmt::format(
       "{} %", error < .1 ? fmt::format("{:.1f}", 100 * error) : fmt::format("{:.0f}", 100 * error));
@@ -71,17 +66,16 @@ std::vector<std::string> trust_pointers() {
   return {extrapolated, unmeasured, interpolated, carried_over, engine_name};
 }
 
-std::string engine_of(const Json& config) {
-  const Json* name = find_value(config, engine_name);
-  return name == nullptr ? "" : name->get<std::string>();
-}
+std::string engine_of(const Json& config) { return text_at(config, engine_name); }
 
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
   Shares here, beyond, between, carried, bare;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
-    const double far = at(*report, extrapolated), none = at(*report, unmeasured);
-    const double inside = at(*report, interpolated), other = at(*report, carried_over);
+    const double far = number_at(*report, extrapolated, 0),
+                 none = number_at(*report, unmeasured, 0);
+    const double inside = number_at(*report, interpolated, 0),
+                 other = number_at(*report, carried_over, 0);
     here.add(std::max(0.0, 1 - far - none - inside - other));
     beyond.add(far), between.add(inside), carried.add(other), bare.add(none);
   }

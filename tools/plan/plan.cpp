@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "sim/experiment/pools.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/store.hpp"
 

@@ -20,8 +20,6 @@ namespace moesim {
 
 namespace {
 
-constexpr int exit_limit_not_met = 3;
-
 struct Options {
   PlanQuestion question;
   std::string model, gpu, cluster, output = "plan", launch;
@@ -77,11 +75,9 @@ PlanSearch read_question(const Options& options) {
           .attainment = options.attainment};
 }
 
-std::string margin(const SloRun& run, const char* metric, const char* limit) {
-  const Json* value = find_value(run.report, std::string("/metrics/") + metric);
+std::string margin(const SloRun& run, const Metric& metric, const char* limit) {
   const auto left = margin_of(run, limit);
-  if (value == nullptr || !value->is_number()) return "-";
-  const std::string text = number_text(value->get<double>());
+  const std::string text = metric_text(run, metric);
   return left ? fmt::format("{} ({:+.0f} %)", text, 100 * *left) : text;
 }
 
@@ -106,7 +102,8 @@ std::string table_of(const std::vector<SloRun>& runs) {
                routing_text(run.config), scheduling.at("max_num_batched_tokens").dump(),
                limits.at("max_num_seqs").dump(), run.rate.substr(0, run.rate.find(' ')),
                fmt::format("{:.0f} %", 100 * run.trial.attainment),
-               margin(run, "p90_ttft_ms", "ttft"), margin(run, "p90_tpot_ms", "tpot"), cost(run)});
+               margin(run, metric("p90_ttft_ms"), "ttft"),
+               margin(run, metric("p90_tpot_ms"), "tpot"), cost(run)});
     names += wrapped(fmt::format("{}: {}; bound by {}", number, shape_text(run.config),
                                  binding_text(run)),
                      100, 3) +
@@ -147,16 +144,9 @@ void write_config(const Options& options, const SloRun& run) {
 }
 
 void write_page(const Options& options) {
-  const Store store = Store::open(options.output + ".sqlite");
   PageOptions page;
-  page.store = std::filesystem::path(options.output + ".sqlite").filename().string();
   page.base = options.output + ".json";
-  StoredSweep sweep = store.read(page_pointers(page));
-  page.axes.by = default_groups(sweep);
-  const auto report_of = [&](const StoredPoint& point) {
-    return store.report_of(point.config_hash);
-  };
-  write_file(options.output + ".html", report_page(page_data(std::move(sweep), page, report_of)));
+  write_file(options.output + ".html", store_page(options.output + ".sqlite", page).html);
 }
 
 std::string written_text(const Options& options, bool page) {
@@ -265,8 +255,10 @@ Action setup_plan(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--trace", question.trace,
                      "a routing trace of the model (default: synthetic gating)");
+  std::vector<std::string> engines = names_of_engines();
+  engines.emplace_back("none");
   command.add_option("--engine", question.engine, "whose defaults and kernels are taken, or none")
-      ->check(CLI::IsMember({"vllm", "sglang", "trtllm", "none"}))
+      ->check(CLI::IsMember(engines))
       ->capture_default_str();
   command.add_option("-o,--output", options->output, "name of the files written, without ending")
       ->capture_default_str();

@@ -20,7 +20,6 @@ namespace moesim {
 namespace {
 
 constexpr std::string_view config_prefix = "/context/config";
-constexpr std::string_view state_pointer = "/measurement/state";
 constexpr std::string_view slo_pointer = "/context/config/slo";
 constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
@@ -115,7 +114,7 @@ OrderedJson metrics_of(const StoredPoint& point, const std::vector<std::string>&
 
 // Whether its rates are those of a steady state: "stable", or why not.
 OrderedJson state_of(const StoredPoint& point) {
-  const Json* state = find_value(point.report, std::string(state_pointer));
+  const Json* state = find_value(point.report, state_pointer);
   return state == nullptr ? OrderedJson() : OrderedJson(*state);
 }
 
@@ -557,6 +556,22 @@ std::string report_page(const OrderedJson& data) {
     rest.remove_prefix(end + 2);
   }
   return page.append(rest);
+}
+
+StorePage store_page(const std::filesystem::path& file, PageOptions options) {
+  const Store store = Store::open(file);
+  const bool choose_y = options.axes.y.empty();
+  if (choose_y) options.axes.y = ParetoAxes{}.y;
+  StoredSweep sweep = store.read(page_pointers(options));
+  if (choose_y && has_objectives(sweep)) options.axes.y = metric("request_goodput").pointer;
+  if (options.axes.by.empty()) options.axes.by = default_groups(sweep);
+  options.store = file.filename().string();
+  const std::string points =
+      fmt::format("{} of {}", count_by_status(sweep.points), sweep.points.size());
+  const auto report_of = [&](const StoredPoint& point) {
+    return store.report_of(point.config_hash);
+  };
+  return {report_page(page_data(std::move(sweep), options, report_of)), points};
 }
 
 }  // namespace moesim

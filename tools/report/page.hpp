@@ -41,6 +41,14 @@ OrderedJson page_data(StoredSweep, const PageOptions&, const ReportOf& report_of
 /// The command that runs one point: the base, and what the sweep sets in it.
 std::string reproduce_command(const StoredSweep&, const StoredPoint&, const std::string& base);
 
+/// The page of a store, whose file name it shows. Nothing in `by`: default_groups(). No y: goodput
+/// where points have an SLO, else output throughput per GPU. Throws ConfigError as report_page().
+struct StorePage {
+  std::string html;
+  std::string points;  ///< how many there are, by status
+};
+StorePage store_page(const std::filesystem::path& store, PageOptions);
+
 /// One HTML file that needs no other and no network. Throws ConfigError if moesim was built without
 /// ECharts.
 std::string report_page(const OrderedJson& data);

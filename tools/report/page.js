@@ -118,10 +118,12 @@ function frontier(points, x, y) {
   return best;
 }
 
-// Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.
-const latency = (p, name) => p.metrics[metric_at(`/metrics/${state.statistic}_${name}_ms`)] ?? null;
+// Why a point's rates are not those of a steady state.
 const states = { overloaded: 'overloaded: the wait for a first token grows and grows', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
 const unsteady = p => states[p.state] ?? null;
+
+// Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.
+const latency = (p, name) => p.metrics[metric_at(`/metrics/${state.statistic}_${name}_ms`)] ?? null;
 const keeps_limits = p => ['ttft', 'tpot'].every(name => state.limits[name] === null || (latency(p, name) ?? 0) <= state.limits[name]);
 
 const groups = data.groups.map((_, g) => data.points.filter(p => p.group === g));
@@ -225,6 +227,7 @@ function draw_frontier() {
   const x = data.metrics[state.x], y = data.metrics[state.y];
   const best = frontiers();
   const series = [];
+  const ranges_of = groups.map(ranges_over_seeds);
   groups.forEach((points, g) => {
     if (state.hidden.has(String(g))) return;
     const { color, symbol, dash } = style_of(g);
@@ -237,8 +240,7 @@ function draw_frontier() {
     if (!state.frontier_only && missing.length) {
       series.push({ name: group_label(g), type: 'scatter', symbol, symbolSize: 7, itemStyle: { color: 'transparent', borderColor: color, borderWidth: 1, opacity: 0.5 }, data: missing.map(item), cursor: 'pointer' });
     }
-    const ranges = ranges_over_seeds(points);
-    if (ranges.length) series.push({ name: group_label(g), type: 'custom', silent: true, z: 1, renderItem: cross_of(color), encode: { x: [0, 1, 2], y: [3, 4, 5] }, data: ranges });
+    if (ranges_of[g].length) series.push({ name: group_label(g), type: 'custom', silent: true, z: 1, renderItem: cross_of(color), encode: { x: [0, 1, 2], y: [3, 4, 5] }, data: ranges_of[g] });
     series.push({
       name: group_label(g), type: 'line', symbol, symbolSize: 9, showSymbol: true, showAllSymbol: true, z: 3, triggerEvent: true,
       lineStyle: { color, width: 2, type: dash }, itemStyle: { color }, data: best[g].map(item), cursor: 'pointer',
@@ -281,7 +283,7 @@ function draw_frontier() {
     `Lines join the points that no other of their group beats (${x.less ? 'less' : 'more'} “${x.label}”, ${y.less ? 'less' : 'more'} “${y.label}”): ` +
     `${shown} of ${all} points.` + (shown + missing < all ? ' Faint points are beaten.' : '') +
     (missing ? ` Hollow points miss a limit: ${missing}.` : '') +
-    (data.points.some(unsteady) ? ` Not in a steady state: ${data.points.filter(unsteady).length} points, which say why.` : '') + (groups.some(points => ranges_over_seeds(points).length) ? ' Crosses: mean and range over seeds.' : '') +
+    (data.points.some(unsteady) ? ` Not in a steady state: ${data.points.filter(unsteady).length} points, which say why.` : '') + (ranges_of.some(ranges => ranges.length) ? ' Crosses: mean and range over seeds.' : '') +
     identical_groups().map(([label, others]) => ` Same curve as ${label}: ${others.join('; ')}.`).join('');
 }
 

@@ -18,24 +18,12 @@ struct Options {
   PageOptions page;
 };
 
-int run(Options options) {
+int run(const Options& options) {
   require_writable(options.output);
-  const Store store = Store::open(options.store);
-  const bool choose_y = options.page.axes.y.empty();
-  if (choose_y) options.page.axes.y = ParetoAxes{}.y;
-  StoredSweep sweep = store.read(page_pointers(options.page));
-  if (choose_y && has_objectives(sweep)) options.page.axes.y = metric("request_goodput").pointer;
-  if (options.page.axes.by.empty()) options.page.axes.by = default_groups(sweep);
-  options.page.store = std::filesystem::path(options.store).filename().string();
-  const std::string points =
-      fmt::format("{} of {}", count_by_status(sweep.points), sweep.points.size());
-  const auto report_of = [&](const StoredPoint& point) {
-    return store.report_of(point.config_hash);
-  };
-  const std::string page = report_page(page_data(std::move(sweep), options.page, report_of));
-  write_file(options.output, page);
-  spdlog::info("{}: {} points, {:.1f} MB; open it in a browser", options.output, points,
-               double(page.size()) / 1e6);
+  const StorePage page = store_page(options.store, options.page);
+  write_file(options.output, page.html);
+  spdlog::info("{}: {} points, {:.1f} MB; open it in a browser", options.output, page.points,
+               double(page.html.size()) / 1e6);
   return 0;
 }
 

@@ -12,7 +12,6 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
-#include "sim/experiment/pools.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
@@ -457,6 +456,11 @@ SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, Tr
   if (!found.found.empty()) found.nearest.reset();
   runs.write_into(result);
   return result;
+}
+
+std::string metric_text(const SloRun& run, const Metric& metric) {
+  const auto value = number_of(run.report, metric);
+  return value ? number_text(*value) : "-";
 }
 
 std::optional<double> margin_of(const SloRun& run, std::string_view limit) {

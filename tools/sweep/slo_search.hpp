@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/report/metric_catalogue.hpp"
 #include "tools/cli/remarks.hpp"
 #include "tools/sweep/tune.hpp"
 
@@ -62,6 +63,9 @@ struct SloResult {
   std::size_t cannot_run = 0;                    ///< places
   std::string refused;                           ///< why the first of them cannot
 };
+
+/// A metric of a run as tables print it; "-" where the run has none.
+std::string metric_text(const SloRun&, const Metric&);
 
 /// How much longer a latency may be than a run's p90, by its limit: the share that is left, below 0
 /// where it is exceeded; nothing where the SLO has no such limit ("tpot", "ttft", "e2el").

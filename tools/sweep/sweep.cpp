@@ -373,8 +373,6 @@ constexpr std::array text_columns{
     &metric("p99_ttft_ms"),          &metric("decode_max_activated_mean"),
 };
 
-constexpr const char* state_pointer = "/measurement/state";
-
 // How many points' rates are not those of a steady state, by why.
 std::string unsteady_text(const StoredSweep& sweep) {
   std::map<std::string, std::size_t> points;

@@ -105,6 +105,9 @@ void merge_stores(const std::vector<std::filesystem::path>& stores,
 
 /// Reads what sweep_text() shows.
 StoredSweep read_for_text(const Store&);
+
+/// Where a report says whether its rates are those of a steady state: "stable", or why not.
+inline constexpr const char* state_pointer = "/measurement/state";
 /// What a terminal shows of a finished sweep: a row per done point, then the others and why.
 std::string sweep_text(const StoredSweep&);
 

@@ -22,8 +22,6 @@ namespace moesim {
 
 namespace {
 
-constexpr int exit_limit_not_met = 3;
-
 struct Options {
   std::string config, report, store, launch;
   double attainment = .9;
@@ -99,11 +97,6 @@ std::string command_of(const SloRun& run, const Sweep& sweep) {
 
 constexpr std::array shown{&metric("p90_tpot_ms"), &metric("p90_ttft_ms")};
 
-std::string cell(const SloRun& run, const Metric& metric) {
-  const Json* value = find_value(run.report, std::string(metric.pointer));
-  return value != nullptr && value->is_number() ? number_text(value->get<double>()) : "-";
-}
-
 std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
 
 std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& axes,
@@ -122,7 +115,7 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
     }
     row.insert(row.end(),
                {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment)});
-    for (const Metric* metric : shown) row.push_back(cell(run, *metric));
+    for (const Metric* metric : shown) row.push_back(metric_text(run, *metric));
   }
   return narrow_table(std::move(head), std::move(cells), axes.size());
 }
