@@ -144,12 +144,16 @@ class Search {
     const std::vector<std::optional<TuneBound>> bounds = bounds_of(together);
     if (plan_.stopped) return;
     std::vector<BoundedShape> bounded;
-    double best_bound = 0;
+    double best_bound = 0, prefill = 0, decode = 0;
     for (std::size_t i = 0; i < together.size(); ++i) {
       if (!bounds[i]) continue;
       bounded.push_back({together[i], *bounds[i]});
       best_bound = std::max(best_bound, bounds[i]->goodput);
+      prefill = std::max(prefill, bounds[i]->prefill);
+      decode = std::max(decode, bounds[i]->decode);
     }
+    // Pools may serve more than any group that does both.
+    best_bound = std::max(best_bound, std::min(prefill, decode));
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
     std::vector<Json> apart = pools(bounded, search_.cluster);
     plan_.shapes = together.size() + apart.size();
