@@ -450,8 +450,8 @@ std::optional<TableTime> KernelTables::State::timed(TableFamily family,
   LazyGrid::Place at{};
   for (std::size_t i = 0; i < free.size(); ++i) at[i] = place.at[static_cast<std::size_t>(free[i])];
   const Scattered::Guess share = shape->grid->at(at);
-  return TableTime{Seconds(place.rough_us * std::exp(share.value) * 1e-6),
-                   evidence_of(shape->sibling, share.nearest)};
+  const double us = std::max(place.rough_us * std::exp(share.value), place.least_us);
+  return TableTime{Seconds(us * 1e-6), evidence_of(shape->sibling, share.nearest)};
 }
 
 // --- questions -----------------------------------------------------------------------------------
@@ -494,6 +494,14 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
   const std::string kv = call.kv_bytes < 2 ? "fp8" : "bfloat16";
   const std::string other = call.kv_bytes < 2 ? "bfloat16" : "fp8";
   const TableFamily family = table_of(call);
+  // Points of caches as large first, whosever they are; then what smaller ones say of them.
+  const auto like = [&](std::vector<std::string> groups) {
+    if (!reads_from_hbm(call, facts)) return groups;
+    std::vector<std::string> large;
+    for (const std::string& group : groups) large.push_back(from_hbm(group));
+    large.insert(large.end(), groups.begin(), groups.end());
+    return large;
+  };
   if (!call.mla) {
     const auto groups = [](const std::string& cache, std::string_view window) {
       return std::vector{fmt::format("{} bfloat16{}", cache, window),
@@ -506,9 +514,9 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
       whole.window = 0;
       if (call.decode) whole.context = std::min(call.context, call.window + call.queries - 1);
       if (!call.decode) return std::nullopt;
-      return timed(family, groups(kv, ""), whole, gqa, two);
+      return time(whole);
     }
-    return timed(family, groups(kv, ""), call, gqa, two);
+    return timed(family, like(groups(kv, "")), call, gqa, two);
   }
   const bool block = !call.block.empty();
   std::vector<std::string> groups;
@@ -516,7 +524,7 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
     for (const std::string_view multiplied : {"bfloat16", "fp8"})
       groups.push_back(block ? fmt::format("{} {} {}", cache, multiplied, call.block)
                              : fmt::format("{} {}", cache, multiplied));
-  if (call.decode) return timed(family, groups, call, mla, two);
+  if (call.decode) return timed(family, like(groups), call, mla, two);
   return timed(family, groups, call, mla_prefill, with_context);
 }
 

@@ -135,8 +135,22 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
           arithmetic};
 }
 
-Located locate(const AttentionCall& c, const GpuSpec& gpu) {
+double cached_bytes(const AttentionCall& c) {
+  constexpr double latent = 512 + 64;
   const double seen = c.window > 0 ? std::min(c.context, c.window + c.queries - 1) : c.context;
+  if (!c.mla) return c.batch * seen * 2 * c.kv_heads * c.head_dim * c.kv_bytes;
+  // Prefill multiplies keys and values of full size, which were just computed.
+  return c.decode ? c.batch * c.context * latent * c.kv_bytes : 0;
+}
+
+bool reads_from_hbm(const AttentionCall& c, const GpuSpec& gpu) {
+  constexpr double times = 4;
+  return c.decode && c.window <= 0 && cached_bytes(c) > times * gpu.l2_capacity.value();
+}
+
+std::string from_hbm(std::string_view group) { return fmt::format("{} from HBM", group); }
+
+Located locate(const AttentionCall& c, const GpuSpec& gpu) {
   const double before = c.context - c.queries;
   // Causal pairs of a sequence, within the window.
   double pairs = c.queries * before + c.queries * (c.queries + 1) / 2;
@@ -144,11 +158,10 @@ Located locate(const AttentionCall& c, const GpuSpec& gpu) {
   const double queries = c.batch * c.queries;
   double bytes = 0, flops = 0;
   if (!c.mla) {
-    bytes = c.batch * seen * 2 * c.kv_heads * c.head_dim * c.kv_bytes +
-            queries * 2 * c.q_heads * c.head_dim * 2;
+    bytes = cached_bytes(c) + queries * 2 * c.q_heads * c.head_dim * 2;
     flops = 4 * c.q_heads * c.head_dim * c.batch * pairs;
   } else if (c.decode) {
-    bytes = c.batch * c.context * 576 * c.kv_bytes + queries * c.q_heads * 1088 * 2;
+    bytes = cached_bytes(c) + queries * c.q_heads * 1088 * 2;
     flops = 2 * c.q_heads * 1088 * c.batch * pairs;
   } else {
     bytes = c.batch * (c.queries + c.context) * c.q_heads * 320 * 2;
@@ -166,7 +179,9 @@ Located locate(const AttentionCall& c, const GpuSpec& gpu) {
                        (flops_us(flops, Precision::bf16, gpu) + projections) / 0.6;
   // Kernels may multiply a cache of eight bits as such.
   const Precision narrowest = c.kv_bytes < 2 ? Precision::fp8 : Precision::bf16;
-  const double least = flops_us(flops, narrowest, gpu);
+  // What a call before this one read may be in the L2 still, as much as goes into it.
+  const double not_in_l2 = std::max(0.0, cached_bytes(c) - gpu.l2_capacity.value());
+  const double least = std::max(flops_us(flops, narrowest, gpu), hbm_us(not_in_l2, gpu));
   // A prompt behind a prefix is as well used as a whole prompt with as many pairs.
   const double length = c.decode || c.window > 0 ? c.context : std::sqrt(2 * pairs);
   if (!c.mla) {
@@ -263,7 +278,8 @@ std::vector<Sample> unchecked_samples(TableFamily family, const TableRow& row, c
         mla && !c.block.empty()
             ? fmt::format("{} {} {}", table_name(kv), precision, c.block)
             : fmt::format("{} {}{}", table_name(kv), precision, c.window > 0 ? " window" : "");
-    return std::vector{sample(group, row, locate(c, gpu))};
+    return std::vector{
+        sample(reads_from_hbm(c, gpu) ? from_hbm(group) : group, row, locate(c, gpu))};
   };
   switch (family) {
     case TableFamily::gemm:

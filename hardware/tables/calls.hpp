@@ -38,8 +38,8 @@ inline constexpr std::array<std::string_view, 14> table_family_names{
 
 /// Where a call of a kernel stands among those that were measured (mostly logarithms to base two),
 /// and a rough time of it by the data sheet. What is interpolated is log(time / rough): the shares
-/// in it only make that vary slowly. `least_us` is its arithmetic at the data sheet's peak: no
-/// kernel takes less.
+/// in it only make that vary slowly. No kernel takes less than `least_us`: its arithmetic at the
+/// data sheet's peak and, of attention, the KV caches that cannot be in the L2 at full bandwidth.
 struct Located {
   Coordinates at{};
   double rough_us = 0, least_us = 0;
@@ -68,6 +68,14 @@ struct AttentionCall {
   double q_heads = 0, kv_heads = 0, head_dim = 0, window = 0;
   double batch = 0, queries = 0, context = 0;  ///< of each sequence the new tokens, all tokens
 };
+/// Bytes of the KV caches that a call of attention reads.
+double cached_bytes(const AttentionCall&);
+/// Whether a decode's caches are so much larger than the L2 that they come from HBM: of four times
+/// its capacity at most a quarter is there. Tables hold such points apart, as groups of their own.
+bool reads_from_hbm(const AttentionCall&, const GpuSpec&);
+/// The name of such a group, of the one of the smaller caches.
+std::string from_hbm(std::string_view group);
+
 /// A batched multiplication of `tokens` by the latent's projections of `heads` heads.
 struct BmmCall {
   double tokens = 0, heads = 0;

@@ -26,13 +26,24 @@ struct MeasuredRow {
 struct Table {
   std::vector<std::string> columns;
   std::vector<MeasuredRow> rows;
-  std::size_t impossible = 0;
-  // A few rows are a clock above the data sheet's; many are times of something else.
-  bool is_credible() const { return impossible * 20 <= rows.size() + impossible; }
+  std::map<std::string, CalibratedTable::Kind> kinds;  // by the group of a row's first sample
 };
+
+const std::string& kind_of(const MeasuredRow& row) { return row.samples.front().group; }
 
 bool is_possible(const MeasuredRow& row) {
   return std::ranges::all_of(row.samples, [](const Sample& s) { return s.us >= s.place.least_us; });
+}
+
+/// Leaves out what nothing can be predicted by: impossible rows, all rows of kinds that are full of
+/// them, and the whole table where such kinds are most of it.
+void sift(Table& table) {
+  std::size_t doubtful = 0;
+  for (const auto& [name, kind] : table.kinds) doubtful += kind.is_credible() ? 0 : kind.rows;
+  if (2 * doubtful > table.rows.size()) return table.rows.clear();
+  std::erase_if(table.rows, [&](const MeasuredRow& row) {
+    return !is_possible(row) || !table.kinds.at(kind_of(row)).is_credible();
+  });
 }
 
 Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec& gpu) {
@@ -49,11 +60,10 @@ Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec&
       read.model = fmt::format("{} {} {} {}", row.text("hidden"), row.text("width"),
                                row.text("top_k"), row.text("experts"));
     }
-    if (is_possible(read)) {
-      table.rows.push_back(std::move(read));
-    } else {
-      ++table.impossible;
-    }
+    CalibratedTable::Kind& kind = table.kinds[kind_of(read)];
+    ++kind.rows;
+    kind.impossible += is_possible(read) ? 0 : 1;
+    table.rows.push_back(std::move(read));
   });
   return table;
 }
@@ -247,6 +257,21 @@ std::string errors_text(const std::vector<CalibratedTable>& tables) {
   return text;
 }
 
+/// impossible.csv: what was left out as impossible.
+std::string impossible_text(const std::vector<CalibratedTable>& tables) {
+  std::string text = "profile,table,kind,rows,impossible,kept\n";
+  for (const CalibratedTable& table : tables) {
+    for (const auto& [name, kind] : table.kinds) {
+      if (kind.impossible == 0) continue;
+      const bool none = table.kept == 0 || !kind.is_credible();
+      text += fmt::format("{},{},{},{},{},{}\n", table.profile,
+                          table_family_names[static_cast<std::size_t>(table.family)], name,
+                          kind.rows, kind.impossible, none ? "none" : "the others");
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
@@ -264,14 +289,17 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
       const auto family = static_cast<TableFamily>(i);
       const std::string name = std::string(table_family_names[i]) + ".csv";
       if (!std::filesystem::exists(folder / name)) continue;
-      const Table table = read(folder / name, family, measured_on);
-      if (table.rows.empty() && table.impossible == 0) continue;
+      Table table = read(folder / name, family, measured_on);
+      if (table.rows.empty()) continue;
+      const std::size_t rows = table.rows.size();
+      sift(table);
       std::vector<std::size_t> kept;
       CalibratedTable result;
-      if (table.is_credible()) result = calibrated(family, table, tolerance, kept);
+      if (!table.rows.empty()) result = calibrated(family, table, tolerance, kept);
       result.family = family;
-      result.rows = table.rows.size() + table.impossible;
-      result.impossible = table.impossible;
+      result.rows = rows;
+      result.left_out = rows - table.rows.size();
+      result.kinds = std::move(table.kinds);
       result.profile = folder.filename().string();
       results.push_back(result);
       std::filesystem::remove(profiles / folder.filename() / name);
@@ -288,6 +316,7 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
     throw ConfigError(
         fmt::format("{}: no table is of this GPU: its peak allows none of them", tables.string()));
   write_file((profiles / "errors.csv").string(), errors_text(results));
+  write_file((profiles / "impossible.csv").string(), impossible_text(results));
   return results;
 }
 

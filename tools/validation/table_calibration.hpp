@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,14 @@ struct CalibratedTable {
   std::string profile;  ///< <engine>-<version>
   TableFamily family{};
   std::size_t rows = 0, kept = 0;
-  std::size_t impossible = 0;  ///< rows faster than the data sheet's peak, which are left out
+  std::size_t left_out = 0;  ///< impossible rows, and those of kinds full of them
+  /// Rows of one kind (a group of samples), and how many are faster than the data sheet allows.
+  struct Kind {
+    std::size_t rows = 0, impossible = 0;
+    /// A few such rows are a clock above the data sheet's; many are times of something else.
+    bool is_credible() const { return impossible * 20 <= rows; }
+  };
+  std::map<std::string, Kind> kinds;
   struct Errors {
     std::size_t points = 0;
     double median = 0, p90 = 0;  ///< |predicted / measured - 1|
@@ -30,8 +38,10 @@ struct CalibratedTable {
 /// below `profiles` in the same layout, as series (see read_table), with the loads of expert
 /// tables' busiest ranks, so that reading them draws nothing; errors.csv beside them says how well
 /// points left out are predicted, see KernelTables::error(). Files of other names are left alone.
-/// Rows whose arithmetic would be faster than the GPU's peak are left out, and where they are more
-/// than one in twenty the whole table (its times are of something else): nothing of it is kept.
+/// Rows that are faster than the GPU's peak, or than its HBM where KV caches do not fit the L2, are
+/// left out; where they are more than one in twenty of a kind (a precision, caches beyond the L2),
+/// all of that kind, whose times are of something else; where such kinds are most of a table, all
+/// of it. impossible.csv beside errors.csv says which.
 /// Throws ConfigError if there is no table or one is malformed.
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,

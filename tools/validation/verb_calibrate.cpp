@@ -138,18 +138,18 @@ int calibrate_from_tables(const Options& options) {
   }
   file["profiles"] = seen_from(folder, profiles);
   write_file(output, file_text(file));
-  Table table({"profile", "table", "rows", "impossible", "kept", "a tenth left out", "of the kept",
+  Table table({"profile", "table", "rows", "left out", "kept", "a tenth left out", "of the kept",
                "model left out"});
   for (const CalibratedTable& t : tables) {
     table.add({t.profile, std::string(table_family_names[static_cast<std::size_t>(t.family)]),
-               fmt::format("{}", t.rows), fmt::format("{}", t.impossible),
+               fmt::format("{}", t.rows), fmt::format("{}", t.left_out),
                t.kept == 0 ? "none" : fmt::format("{}", t.kept), in_percent(t.points),
                in_percent(t.thinned), in_percent(t.models)});
   }
-  print(table.text() +
-        "median / p90 of |predicted / measured - 1|; impossible: faster than the data "
-        "sheet's peak, left\nout (with the whole table where that is more than one "
-        "row in twenty)\n");
+  print(
+      table.text() +
+      "median / p90 of |predicted / measured - 1|; left out: faster than the data sheet allows, "
+      "and all\nrows of a kind of which more than one in twenty is (impossible.csv says which)\n");
   return 0;
 }
 
