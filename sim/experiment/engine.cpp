@@ -92,6 +92,8 @@ std::span<const Key> condition_keys() {
       {"tp_at_least", amount, "0", "GPUs of an attention rank"},
       {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
       {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
+      {"prompt_at_most", amount, "1e9", "tokens of the longest prompt"},
+      {"output_at_most", amount, "1e9", "tokens of the longest output"},
       {"concurrency_at_least", amount, "0", "requests in flight"},
       {"concurrency_below", amount, "1e9", "requests in flight"}};
   return keys;
@@ -117,7 +119,8 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
-    all &= now.prompt >= r.number("prompt_at_least");
+    all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
+    all &= now.output <= r.number("output_at_most");
     all &= now.concurrency >= r.number("concurrency_at_least") &&
            now.concurrency < r.number("concurrency_below");
     return all;

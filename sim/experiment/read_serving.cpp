@@ -51,9 +51,13 @@ std::span<const Key> speculative_keys() {
 std::span<const Key> api_server_keys() {
   static constexpr Key keys[] = {
       {"latency", form::time, "0 us", "of a request on its way to the engine"},
+      {"latency_per_layer", form::time, "0 us", "added to it for each layer of the model"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
       {"receive_interval", form::integer(1, 1 << 20), "1",
        "decode steps after which new requests are looked for"},
+      {"batch_wait_timeout_iters", form::integer(0, 1 << 20), "0",
+       "steps for which requests wait for others to go together"},
+      {"enable_balance", form::flag, "false", "or until every attention rank has one"},
       {"admission_steps", form::integer(0, 1 << 20), "0",
        "steps from then on until they are scheduled"}};
   return keys;
@@ -127,12 +131,16 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
   });
 }
 
-ApiServer read_api_server(const ConfigNode& node) {
-  return read_object(node, api_server_keys, [](ConfigReader& reader) {
+ApiServer read_api_server(const ConfigNode& node, double layers) {
+  return read_object(node, api_server_keys, [&](ConfigReader& reader) {
     return ApiServer{
-        .latency = reader.quantity<Seconds>("latency"),
+        .latency = reader.quantity<Seconds>("latency") +
+                   reader.quantity<Seconds>("latency_per_layer") * layers,
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
         .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
+        .batch_wait_timeout_iters =
+            static_cast<std::int32_t>(reader.integer("batch_wait_timeout_iters")),
+        .enable_balance = reader.flag("enable_balance"),
         .admission_steps = static_cast<std::int32_t>(reader.integer("admission_steps"))};
   });
 }
@@ -207,7 +215,8 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
   read_kv_cache(reader.child("kv_cache"), spec);
   if (reader.has("cuda_graph")) spec.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
   if (!spec.graph_sizes.empty()) spec.charges.graph_tokens = spec.graph_sizes.back();
-  spec.api_server = read_api_server(reader.child("api_server"));
+  spec.api_server =
+      read_api_server(reader.child("api_server"), static_cast<double>(spec.model.layers.size()));
 }
 
 void read_measurement(ConfigReader& reader, PoolSpec& spec) {

@@ -180,12 +180,28 @@ bool Instance::plan_turn(Turn turn) {
   return any;
 }
 
+// Whether requests that have come are held back a step more, so that others go with them.
+bool Instance::holds_back() {
+  const ApiServer& server = experiment_.api_server;
+  const auto has_new = [](const Rank& r) {
+    return r.arrived > (r.known.empty() ? 0 : r.known.back());
+  };
+  const bool balanced = server.enable_balance && std::ranges::all_of(ranks_, has_new);
+  const bool holds = std::ranges::any_of(ranks_, has_new) && !balanced &&
+                     held_back_ < server.batch_wait_timeout_iters;
+  held_back_ = holds ? held_back_ + 1 : 0;
+  return holds;
+}
+
 // Looks for new requests if it is time to, or if there is nothing else to do.
 void Instance::receive() {
   const ApiServer& server = experiment_.api_server;
-  if (server.receive_interval == 1 && server.admission_steps == 0) return;
+  if (server.receive_interval == 1 && server.admission_steps == 0 &&
+      server.batch_wait_timeout_iters == 0)
+    return;
   const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
-  const bool looks = idle || decodes_since_received_ >= server.receive_interval;
+  const bool looks = idle || (decodes_since_received_ >= server.receive_interval && !holds_back());
+  if (idle) held_back_ = 0;
   if (looks) decodes_since_received_ = 0;
   const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
   for (Rank& rank : ranks_) {

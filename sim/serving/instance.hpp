@@ -104,6 +104,7 @@ class Instance {
   KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
   void receive();
+  bool holds_back();
   bool plan_step();
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);
@@ -131,7 +132,7 @@ class Instance {
   StepSummary summary_;
   std::vector<EmittedToken> emitted_;
   ExpertLayout layout_;
-  std::int32_t decodes_since_received_ = 0;
+  std::int32_t decodes_since_received_ = 0, held_back_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows

@@ -219,9 +219,13 @@ TEST_CASE("what the API server takes is in the time to the first token alone") {
   const Json alone{{"workload", {{"arrivals", {{"concurrency", 1}}}, {"requests", 8}}}};
   Json later = alone;
   later["api_server"] = {{"latency", "30 ms"}};
+  Json by_layer = alone;
+  by_layer["api_server"] = {{"latency_per_layer", "10 ms"}};  // of three
   const auto a = metrics(alone), b = metrics(later);
   CHECK_THAT(b["mean_ttft_ms"].get<double>() - a["mean_ttft_ms"].get<double>(),
              WithinAbs(30, 1e-2));
+  CHECK_THAT(metrics(by_layer)["mean_ttft_ms"].get<double>(),
+             WithinRel(b["mean_ttft_ms"].get<double>(), 1e-9));
   CHECK_THAT(b["mean_tpot_ms"].get<double>(), WithinRel(a["mean_tpot_ms"].get<double>(), 1e-3));
 }
 
@@ -254,6 +258,29 @@ TEST_CASE("an engine that looks for requests now and then lets them wait, but no
   idle_now["workload"]["arrivals"]["concurrency"] = 1;
   CHECK(serve(load_tiny(idle)).document()["metrics"]["mean_ttft_ms"] ==
         serve(load_tiny(idle_now)).document()["metrics"]["mean_ttft_ms"]);
+}
+
+TEST_CASE("requests wait for others to go together, no longer than they are told to") {
+  const auto waits = [](int concurrency, const Json& server, int dp) {
+    Json set{{"workload",
+              {{"arrivals", {{"concurrency", concurrency}}},
+               {"lengths", {{"type", "uniform"}, {"prompt", 8}, {"output", 100}}},
+               {"requests", 80}}},
+             {"parallel", {{"dp", dp}, {"tp", 4 / dp}}},
+             {"placement", {{"type", "linear"}, {"replication", 1}}},
+             {"api_server", server}};
+    return serve(load_tiny(set)).document()["metrics"]["mean_ttft_ms"].get<double>();
+  };
+  const Json none = Json::object(), five{{"batch_wait_timeout_iters", 5}},
+             fifty{{"batch_wait_timeout_iters", 50}},
+             balanced{{"batch_wait_timeout_iters", 50}, {"enable_balance", true}};
+  CHECK(waits(4, five, 1) > waits(4, none, 1));
+  CHECK(waits(4, fifty, 1) > waits(4, five, 1));
+  // Every rank has a request as soon as the only one has, and where none runs nothing waits.
+  CHECK(waits(4, balanced, 1) == waits(4, none, 1));
+  CHECK(waits(1, fifty, 1) == waits(1, none, 1));
+  CHECK(waits(16, balanced, 4) > waits(16, none, 4));
+  CHECK(waits(16, balanced, 4) <= waits(16, fifty, 4));
 }
 
 TEST_CASE("gaps, sequences and eager launches add what they say to a step") {
