@@ -6,6 +6,7 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/validation/calibration.hpp"
+#include "tools/validation/engine_fit.hpp"
 #include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/validation.hpp"
 
@@ -46,6 +47,72 @@ TEST_CASE("least squares find what made the data, within bounds, whatever a few 
   CHECK_THAT(fitted[1], WithinRel(3.0, 0.02));
   const std::vector<Unknown> bounded{{1, 0.01, 100}, {1, 0.01, 2.5}};
   CHECK_THAT(fit_least_squares(bounded, residuals)[1], WithinRel(2.5, 1e-6));
+}
+
+namespace {
+
+// Runs of models of these many layers on one GPU each, as an engine of these constants gives them.
+std::vector<EngineRun> made_runs(const EngineConstants& truth, const std::vector<double>& layers) {
+  std::vector<EngineRun> runs;
+  for (const double n : layers) {
+    for (const double sequences : {4.0, 16.0, 64.0}) {
+      EngineRun run{.layers = n, .sequences = sequences};
+      run.deployment = run.group = std::to_string(n);
+      run.bare_tpot_ms = 0.05 * n + 0.02 * sequences;
+      run.bare_ttft_ms = 20 + 5 * run.bare_tpot_ms;
+      run.tpot_ms = truth.tpot_ms(run);
+      run.ttft_ms = truth.ttft_ms(run);
+      runs.push_back(run);
+    }
+  }
+  return runs;
+}
+
+}  // namespace
+
+TEST_CASE("an engine's constants are found in its runs, and predict models left out") {
+  const EngineConstants truth{9, 140, 20, 900, 5};
+  const auto runs = made_runs(truth, {24, 36, 48, 61, 80, 94});
+  const EngineConstants fitted = fit_engine(runs);
+  CHECK_THAT(fitted.per_layer_us, WithinRel(truth.per_layer_us, 0.01));
+  CHECK_THAT(fitted.per_step_us, WithinRel(truth.per_step_us, 0.01));
+  CHECK_THAT(fitted.per_sequence_us, WithinRel(truth.per_sequence_us, 0.01));
+  CHECK_THAT(fitted.latency_per_layer_us, WithinRel(truth.latency_per_layer_us, 0.01));
+  CHECK(fitted.admission_steps == truth.admission_steps);
+  // Others are drawn towards these, and predict all the same.
+  const auto others = made_runs({14, 500, 10, 300, 12}, {24, 36, 48, 61, 80, 94});
+  const HeldOutErrors errors = held_out_errors(others);
+  CHECK(errors.tpot < 0.05);
+  CHECK(errors.ttft < 0.1);
+  CHECK(fit_engine(others).admission_steps > 8);
+}
+
+TEST_CASE("runs of one model give an engine's constants near the typical ones, and predict it") {
+  // 60 layers of 12 us and a step of 400 us are as 60 of 16.2 and one of 150.
+  const EngineConstants truth{12, 400, 10, 600, 4};
+  const auto runs = made_runs(truth, {60});
+  const EngineConstants fitted = fit_engine(runs);
+  CHECK(fitted.per_layer_us > 5);
+  CHECK(fitted.per_step_us > 50);
+  for (const EngineRun& run : runs) CHECK_THAT(fitted.tpot_ms(run), WithinRel(run.tpot_ms, 0.06));
+}
+
+TEST_CASE(
+    "a preset's constants are those that hold for all runs, and are replaced in their place") {
+  const OrderedJson preset = OrderedJson::parse(R"({"settings": [
+    {"set": {"/charges/host_overhead": "300 us", "/charges/per_layer": "9 us",
+             "/charges/per_sequence": "18 us"}, "source": "old"},
+    {"set": {"/api_server/latency_per_layer": "0.8 ms", "/api_server/admission_steps": 5},
+     "source": "old"},
+    {"when": {"models": ["GLM"]}, "set": {"/api_server/admission_steps": 50}, "source": "kept"}]})");
+  CHECK(constants_of(preset).per_step_us == 300);
+  CHECK_THAT(constants_of(preset).latency_per_layer_us, WithinRel(800.0, 1e-9));
+  CHECK(constants_of(preset).admission_steps == 5);
+  const OrderedJson changed = with_constants(preset, {1, 2, 3, 4, 6}, "new");
+  CHECK(constants_of(changed).per_layer_us == 1);
+  CHECK(constants_of(changed).admission_steps == 6);
+  CHECK(changed["settings"][1]["source"] == "new");
+  CHECK(changed["settings"][2] == preset["settings"][2]);
 }
 
 TEST_CASE("calibration finds the constants that made its points, and notes their range") {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "models/moe_model.hpp"
+#include "sim/experiment/engine.hpp"
 #include "sim/report/statistics.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/serving_deployment.hpp"
@@ -26,12 +27,17 @@ std::map<std::string, double> runs_by_deployment(std::span<const EngineRun> runs
   return counts;
 }
 
-// The least of an unknown stands for nothing at all.
-constexpr double nothing = 1e-6;
+// Between two steps Python prepares and ends each sequence: some tens of microseconds, no more.
+// The typical ones are means of what vLLM's and TensorRT-LLM's runs give.
+constexpr std::array<Unknown, 3> of_steps{{{9, 0.1, 60}, {140, 1, 5000}, {20, 0.1, 40}}};
+constexpr std::array<Unknown, 2> of_front{{{900, 1, 20000}, {5, 0.1, 100}}};
 
-EngineConstants constants(std::span<const double> x) {
-  const auto value = [](double y) { return y <= 2 * nothing ? 0 : y; };
-  return {value(x[0]), value(x[1]), value(x[2]), 0, 0};
+/// What it weighs that constants are not the typical ones.
+void add_distances(std::span<const Unknown> typical, std::span<const double> x,
+                   std::vector<double>& residuals) {
+  constexpr double of_a_factor_of_e = 0.1;
+  for (std::size_t i = 0; i < x.size(); ++i)
+    residuals.push_back(of_a_factor_of_e * std::log(x[i] / typical[i].start));
 }
 
 double model_layers(const MeasuredPoint& point, const std::filesystem::path& root) {
@@ -41,13 +47,16 @@ double model_layers(const MeasuredPoint& point, const std::filesystem::path& roo
 
 }  // namespace
 
+double EngineConstants::added_tpot_ms(const EngineRun& run) const {
+  return us * (per_layer_us * run.layers + per_step_us + per_sequence_us * run.sequences);
+}
+
 double EngineConstants::tpot_ms(const EngineRun& run) const {
-  return run.bare_tpot_ms +
-         us * (per_layer_us * run.layers + per_step_us + per_sequence_us * run.sequences);
+  return run.bare_tpot_ms + added_tpot_ms(run);
 }
 
 double EngineConstants::ttft_ms(const EngineRun& run) const {
-  return run.bare_ttft_ms + latency_ms + admission_steps * tpot_ms(run);
+  return run.bare_ttft_ms + us * latency_per_layer_us * run.layers + admission_steps * tpot_ms(run);
 }
 
 EngineConstants fit_engine(std::span<const EngineRun> runs) {
@@ -55,44 +64,74 @@ EngineConstants fit_engine(std::span<const EngineRun> runs) {
   const auto weighed = [&](const EngineRun& run, double predicted, double measured) {
     return std::log(predicted / measured) / std::sqrt(counts.at(run.deployment));
   };
-  // Between two steps Python prepares and ends each sequence: some tens of microseconds, no more.
-  constexpr std::array<Unknown, 3> of_steps{
-      {{5, nothing, 60}, {300, nothing, 5000}, {10, nothing, 40}}};
   const std::vector<double> steps = fit_least_squares(of_steps, [&](std::span<const double> x) {
+    const EngineConstants tried{x[0], x[1], x[2], 0, 0};
     std::vector<double> residuals;
     for (const EngineRun& run : runs)
-      residuals.push_back(weighed(run, constants(x).tpot_ms(run), run.tpot_ms));
+      residuals.push_back(weighed(run, tried.tpot_ms(run), run.tpot_ms));
+    add_distances(of_steps, x, residuals);
     return residuals;
   });
-  EngineConstants fitted = constants(steps);
-  constexpr std::array<Unknown, 2> of_front{{{20, nothing, 1000}, {5, nothing, 100}}};
-  const std::vector<double> front = fit_least_squares(of_front, [&](std::span<const double> x) {
+  EngineConstants fitted{steps[0], steps[1], steps[2], 0, 0};
+  const auto with_front = [&](std::span<const double> x) {
     EngineConstants tried = fitted;
-    tried.latency_ms = x[0];
+    tried.latency_per_layer_us = x[0];
     tried.admission_steps = x[1];
+    return tried;
+  };
+  const auto misses = [&](std::span<const double> x) {
     std::vector<double> residuals;
     for (const EngineRun& run : runs)
-      residuals.push_back(weighed(run, tried.ttft_ms(run), run.ttft_ms));
+      residuals.push_back(weighed(run, with_front(x).ttft_ms(run), run.ttft_ms));
+    add_distances(of_front, x, residuals);
     return residuals;
-  });
-  fitted.latency_ms = front[0];
-  fitted.admission_steps = std::round(front[1]);
+  };
+  fitted = with_front(fit_least_squares(of_front, misses));
+  fitted.admission_steps = std::round(fitted.admission_steps);
   return fitted;
 }
 
-double held_out_error(std::span<const EngineRun> runs) {
-  std::vector<double> errors;
-  for (const auto& [left_out, count] : runs_by_deployment(runs)) {
+HeldOutErrors held_out_errors(std::span<const EngineRun> runs) {
+  std::set<std::string> groups;
+  for (const EngineRun& run : runs) groups.insert(run.group);
+  std::vector<double> tpot, ttft;
+  for (const std::string& left_out : groups) {
     std::vector<EngineRun> others;
     for (const EngineRun& run : runs)
-      if (run.deployment != left_out) others.push_back(run);
+      if (run.group != left_out) others.push_back(run);
     if (others.empty()) continue;
     const EngineConstants fitted = fit_engine(others);
-    for (const EngineRun& run : runs)
-      if (run.deployment == left_out)
-        errors.push_back(std::abs(fitted.tpot_ms(run) / run.tpot_ms - 1));
+    for (const EngineRun& run : runs) {
+      if (run.group != left_out) continue;
+      tpot.push_back(fitted.tpot_ms(run) / run.tpot_ms - 1);
+      ttft.push_back(fitted.ttft_ms(run) / run.ttft_ms - 1);
+    }
   }
-  return median(std::move(errors));
+  const auto absolute = [](std::vector<double> errors) {
+    for (double& error : errors) error = std::abs(error);
+    return errors;
+  };
+  return {median(absolute(tpot)), median(absolute(ttft)), median(tpot), median(ttft)};
+}
+
+EngineConstants constants_of(const OrderedJson& preset) {
+  EngineConstants constants;
+  for (const OrderedJson& setting : preset.at("settings")) {
+    if (setting.contains("when")) continue;
+    const OrderedJson& set = setting.at("set");
+    const auto read = [&](const char* key, double& into) {
+      constexpr double per_second = 1e6;
+      if (set.contains(key))
+        into = parse_quantity<Seconds>(set.at(key).get<std::string>()).count() * per_second;
+    };
+    read("/charges/per_layer", constants.per_layer_us);
+    read("/charges/host_overhead", constants.per_step_us);
+    read("/charges/per_sequence", constants.per_sequence_us);
+    read("/api_server/latency_per_layer", constants.latency_per_layer_us);
+    if (set.contains("/api_server/admission_steps"))
+      constants.admission_steps = set.at("/api_server/admission_steps").get<double>();
+  }
+  return constants;
 }
 
 std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
@@ -102,23 +141,25 @@ std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
   for (const MeasuredPoint& point : points)
     if (point.category == "e2e" && point.concurrency > 0 && engine_of(point).name == engine)
       wanted.push_back(point);
-  const Json bare{
-      {"charges", {{"host_overhead", "0 us"}, {"per_layer", "0 us"}, {"per_sequence", "0 us"}}},
-      {"api_server", {{"latency", "0 us"}, {"admission_steps", 0}}}};
+  const EngineConstants known = constants_of(OrderedJson::parse(engine_preset(engine)));
+  const Json without_front{{"api_server", {{"latency_per_layer", "0 us"}, {"admission_steps", 0}}}};
   std::map<std::string, EngineRun> runs;
-  for (const ValidatedPoint& p : validate(wanted, root, bare)) {
+  for (const ValidatedPoint& p : validate(wanted, root, without_front)) {
     if (p.skipped() || !p.failure.empty()) continue;
     const bool tpot = p.point.metric == "TPOT";
     EngineRun& run = runs[p.point.id.substr(0, p.point.id.rfind('-'))];
     (tpot ? run.tpot_ms : run.ttft_ms) = p.point.value;
     (tpot ? run.bare_tpot_ms : run.bare_ttft_ms) = std::get<Prediction>(p.predicted).value;
     run.deployment = deployment_of(p.point);
+    run.group = p.point.gpu + " " + p.point.model;
     run.layers = model_layers(p.point, root);
     run.sequences = p.point.concurrency / std::max(1, p.point.dp);
   }
   std::vector<EngineRun> whole;
-  for (const auto& [id, run] : runs)
-    if (run.tpot_ms > 0 && run.ttft_ms > 0) whole.push_back(run);
+  for (auto& [id, run] : runs) {
+    run.bare_tpot_ms -= known.added_tpot_ms(run);
+    if (run.tpot_ms > 0 && run.ttft_ms > 0 && run.bare_tpot_ms > 0) whole.push_back(run);
+  }
   return whole;
 }
 
@@ -135,8 +176,8 @@ OrderedJson with_constants(OrderedJson preset, const EngineConstants& c,
       set["/charges/per_sequence"] = quantity(c.per_sequence_us, "us");
       setting["source"] = source;
     }
-    if (set.contains("/api_server/latency") && !setting.contains("when")) {
-      set["/api_server/latency"] = quantity(c.latency_ms, "ms");
+    if (set.contains("/api_server/latency_per_layer") && !setting.contains("when")) {
+      set["/api_server/latency_per_layer"] = quantity(c.latency_per_layer_us, "us");
       set["/api_server/admission_steps"] = static_cast<int>(c.admission_steps);
       setting["source"] = source;
     }

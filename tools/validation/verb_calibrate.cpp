@@ -82,21 +82,26 @@ int calibrate_engine(const Options& options) {
     throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
                                   options.serving, runs.size(), options.engine));
   const EngineConstants fitted = fit_engine(runs);
-  const double error = held_out_error(runs);
+  const HeldOutErrors errors = held_out_errors(runs);
   const std::string name = options.source.empty() ? options.serving : options.source;
   write_file(options.output,
              preset_text(with_constants(
                  OrderedJson::parse(engine_preset(options.engine)), fitted,
-                 fmt::format("fitted on {} runs of {}; median error of TPOT on deployments left "
-                             "out {:.1f} %",
-                             runs.size(), name, error * 100))));
+                 fmt::format("fitted on {} runs of {}; median error (and bias) on GPUs and models "
+                             "left out: TPOT {:.1f} % ({:+.1f}), TTFT {:.1f} % ({:+.1f})",
+                             runs.size(), name, errors.tpot * 100, errors.tpot_bias * 100,
+                             errors.ttft * 100, errors.ttft_bias * 100))));
   Table table({"constant", "value"});
   table.add({"per layer", fmt::format("{:.1f} us", fitted.per_layer_us)});
   table.add({"per step", fmt::format("{:.0f} us", fitted.per_step_us)});
   table.add({"per sequence", fmt::format("{:.1f} us", fitted.per_sequence_us)});
-  table.add({"latency", fmt::format("{:.1f} ms", fitted.latency_ms)});
+  table.add({"latency per layer", fmt::format("{:.0f} us", fitted.latency_per_layer_us)});
   table.add({"admission steps", fmt::format("{}", fitted.admission_steps)});
-  table.add({"TPOT, deployment left out", fmt::format("{:.1f} %", error * 100)});
+  const auto percent = [](double error, double bias) {
+    return fmt::format("{:.1f} % ({:+.1f})", error * 100, bias * 100);
+  };
+  table.add({"TPOT, GPU and model left out (bias)", percent(errors.tpot, errors.tpot_bias)});
+  table.add({"TTFT, the same", percent(errors.ttft, errors.ttft_bias)});
   print(table.text());
   return 0;
 }
