@@ -26,6 +26,7 @@ struct Situation {
   double prompt = 0, output = 0;  // tokens of the longest
   double concurrency = 0;
   double dp = 1, tp = 1;
+  bool experts_routed = false;
 };
 
 Situation look_at(const ConfigNode& experiment) {
@@ -37,8 +38,11 @@ Situation look_at(const ConfigNode& experiment) {
     if (cluster.json().contains("gpu"))
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
-  if (json.contains("model"))
-    now.model = text_at(named_or_inline(experiment.child("model"), Shipped::model).json(), "/name");
+  if (json.contains("model")) {
+    const Json model = named_or_inline(experiment.child("model"), Shipped::model).json();
+    now.model = text_at(model, "/name");
+    now.experts_routed = number_at(model, "/experts/count", 1) > 1;
+  }
   now.experts = text_at(json, "/precision/experts");
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);
   now.output = number_at(json, "/workload/lengths/output", 0);
@@ -89,6 +93,7 @@ std::span<const Key> condition_keys() {
       {"from", form::text, any_at_all, "first date of the recipe"},
       {"before", form::text, any_at_all, "first date that is not"},
       {"attention_dp", form::flag, any_at_all, "more than one attention rank, or one"},
+      {"moe", form::flag, any_at_all, "a model with routed experts, or a dense one"},
       {"tp_at_least", amount, "0", "GPUs of an attention rank"},
       {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
       {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
@@ -118,6 +123,7 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     if (r.optional("from")) all &= date.empty() || date >= r.text("from");
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
+    if (r.optional("moe")) all &= r.flag("moe") == now.experts_routed;
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
     all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
     all &= now.output <= r.number("output_at_most");

@@ -95,6 +95,27 @@ TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
                    "fp8_block")["max_num_seqs"] == 128);
 }
 
+TEST_CASE(
+    "settings may hold for models with experts alone, or up to some lengths and parallelism") {
+  const auto named = [](const char* engine, const char* model, int output, int tp) {
+    Json json = with_engine_named({{"name", engine}, {"recipe", "inferencex"}});
+    json["cluster"] = "../hardware/clusters/b200x8.json";
+    json["model"] = std::string("../models/zoo/") + model;
+    json["parallel"] = {{"dp", 1}, {"tp", tp}, {"ep", 1}};
+    json["workload"]["lengths"] = {{"type", "uniform"}, {"prompt", 1024}, {"output", output}};
+    return filled(json);
+  };
+  CHECK(named("sglang", "qwen3_5_397b_a17b.json", 1024, 8)["charges"].contains("eager_layer"));
+  CHECK_FALSE(named("sglang", "qwen3_32b.json", 1024, 8)["charges"].contains("eager_layer"));
+  const auto waits = [&](int output, int tp) {
+    return named("trtllm", "llama_3_3_70b.json", output, tp)["api_server"].value(
+        "batch_wait_timeout_iters", 0);
+  };
+  CHECK(waits(1024, 4) == 20);
+  CHECK(waits(8192, 4) == 0);
+  CHECK(waits(1024, 8) == 0);
+}
+
 TEST_CASE("a recipe names the kernel of its expert layers, where tables have several") {
   const auto kernel = [](const char* name, const char* version, const char* experts) {
     Json json = with_engine_named({{"name", name}, {"version", version}, {"recipe", "inferencex"}});
