@@ -56,7 +56,9 @@ std::vector<EngineRun> made_runs(const EngineConstants& truth, const std::vector
   std::vector<EngineRun> runs;
   for (const double n : layers) {
     for (const double sequences : {4.0, 16.0, 64.0}) {
-      EngineRun run{.layers = n, .sequences = sequences};
+      EngineRun run;
+      run.layers = n;
+      run.sequences = sequences;
       run.deployment = run.group = std::to_string(n);
       run.bare_tpot_ms = 0.05 * n + 0.02 * sequences;
       run.bare_ttft_ms = 20 + 5 * run.bare_tpot_ms;

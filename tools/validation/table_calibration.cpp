@@ -62,7 +62,7 @@ Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec&
     }
     CalibratedTable::Kind& kind = table.kinds[kind_of(read)];
     ++kind.rows;
-    kind.impossible += is_possible(read) ? 0 : 1;
+    if (!is_possible(read)) ++kind.impossible;
     table.rows.push_back(std::move(read));
   });
   return table;
