@@ -9,11 +9,11 @@ using namespace moesim;
 
 // All tokens of an expert go to its replica with the highest GPU id.
 struct LastHost : TokenRouter {
-  void route(const RoutingProblem& problem, RoutingScratch&,
-             std::span<std::int32_t> tokens_of_slot) const override {
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
     for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert)
-      tokens_of_slot[problem.placement.hosts_of(int(expert)).back()] = problem.tokens[expert];
+      choice.tokens_of_slot[problem.placement.hosts_of(int(expert)).back()] =
+          problem.tokens[expert];
   }
   bool needs_global_counts() const override { return false; }
 };

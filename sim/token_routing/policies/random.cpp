@@ -10,7 +10,7 @@ class Random final : public RowRouter {
   explicit Random(std::uint64_t seed) : seed_(seed) {}
 
  private:
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     Rng rng = layer_step_stream(seed_, problem, "token_routing/random");
     for (std::size_t i = 0; i < slot_of_selection.size(); ++i) {

@@ -51,7 +51,7 @@ class SglangStatic final : public RowRouter {
     return map;
   }
 
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     const auto& map = slot_of_.at(static_cast<std::size_t>(problem.layer));
     for_each_token(problem.rows,
