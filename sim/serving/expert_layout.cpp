@@ -11,7 +11,7 @@ ExpertLayout::ExpertLayout(const Deployment& experiment)
       placement_(experiment.placement),
       rules_(experiment.rules),
       mover_(mover_of(experiment)),
-      rebalancer_(make_rebalancer(experiment, mover_)),
+      rebalancer_(experiment.rebalancer()),
       relocation_(experiment.movement.link_share),
       recovery_(experiment.failures, experiment.placement_problem, experiment.parallel.ep) {
   if (experiment.failures.placer) {

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "sim/experiment/router_context.hpp"
-
 namespace moesim {
 
 Frontend::Frontend(const Deployment& experiment, std::vector<Instance*> instances,
@@ -14,7 +12,7 @@ Frontend::Frontend(const Deployment& experiment, std::vector<Instance*> instance
       instances_(std::move(instances)),
       rows_(rows),
       requests_(requests),
-      router_(experiment.request_routing.make(router_context(experiment))),
+      router_(experiment.request_router()),
       needs_(router_->needs()),
       history_(experiment.model.moe_layers(), experiment.model.experts,
                experiment.model.experts_per_token),

@@ -90,8 +90,11 @@ struct RoutingContext {
   std::span<const ExpertLoad> load{};
 };
 
+/// Makes routers of one policy and its options, one for each placement.
+using TokenRouterFactory = Factory<TokenRouter, const RoutingContext&>;
+
 /// The table: `moesim list token_routing` prints it.
-const Registry<TokenRouter, const RoutingContext&>& token_routers();
+const Registry<TokenRouterFactory>& token_routers();
 
 /// The GPU time of a decision per layer: fixed + per_128_active * active/128.
 struct RoutingCharge {

@@ -21,8 +21,8 @@ struct LastHost : TokenRouter {
 int main(int, char** arguments) {
   Policies policies;
   policies.token_routing.add(
-      {"last_host", "the last replica", [](ConfigReader&, const RoutingContext&) {
-         return std::unique_ptr<TokenRouter>(new LastHost);
+      {"last_host", "the last replica", [](ConfigReader&) -> TokenRouterFactory {
+         return [](const RoutingContext&) { return std::make_unique<LastHost>(); };
        }});
   TraceLibrary traces;
   const auto experiment = load_experiment(ConfigNode::from_file(arguments[1]), traces, policies);

@@ -20,8 +20,8 @@ class LastReplica final : public TokenRouter {
   bool needs_global_counts() const override { return false; }
 };
 
-std::unique_ptr<TokenRouter> make_last_replica(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<LastReplica>();
+TokenRouterFactory make_last_replica(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<LastReplica>(); };
 }
 
 // `linear`, from the last GPU to the first.

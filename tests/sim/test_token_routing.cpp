@@ -18,7 +18,7 @@ using Tokens = std::vector<std::int32_t>;
 using ExpertsOnGpu = std::vector<std::vector<int>>;
 
 std::unique_ptr<TokenRouter> router(const std::string& policy, const ExpertPlacement& placement) {
-  return token_routers().make(config(policy), {placement});
+  return token_routers().make(config(policy))({placement});
 }
 
 // Top-1 tokens that add up to the counts, in an order that mixes the experts, over the ranks in
@@ -323,7 +323,7 @@ TEST_CASE("static_primary evens out what is likely to be active, where a load wa
   const ExpertPlacement placement{LayerPlacement(4, {{0, 1, 2, 3}, {0, 1, 2, 3}})};
   const std::vector<ExpertLoad> load{{100, 1, 100, 1}};
   const auto activated = [&](const std::string& policy, std::span<const ExpertLoad> seen) {
-    const auto router = token_routers().make(test::config(policy), {placement, {}, seen});
+    const auto router = token_routers().make(test::config(policy))({placement, {}, seen});
     return layer_load(placement[0], route(*router, placement[0], {5, 0, 5, 0})).activated;
   };
   CHECK(activated(R"("static_primary")", {}) == Tokens{2, 0});
@@ -341,7 +341,7 @@ TEST_CASE("static_primary never serves more experts on a GPU than the optimum of
     const std::vector<ExpertLoad> seen{load};
     const Tokens all(static_cast<std::size_t>(placement[0].experts()), 1);
     const auto router =
-        token_routers().make(test::config(R"("static_primary")"), {placement, {}, seen});
+        token_routers().make(test::config(R"("static_primary")"))({placement, {}, seen});
     CHECK(layer_load(placement[0], route(*router, placement[0], all)).max_activated ==
           load_of(R"("optimal")", placement[0], all).max_activated);
   }

@@ -32,8 +32,8 @@ class Even final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Even>();
+TokenRouterFactory make_even(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Even>(); };
 }
 
 }  // namespace moesim

@@ -271,14 +271,16 @@ double read_time(const ConfigNode& node) {
   return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
 }
 
-RooflineTime read_times(ConfigReader& options, RooflineTime fallback) {
+// None: those of the GPU and model.
+std::optional<RooflineTime> read_times(ConfigReader& options) {
   const bool has_weight = options.optional("weight_time");
   const bool has_token = options.optional("token_time");
-  if (!has_weight && !has_token) return fallback;
+  if (!has_weight && !has_token) return std::nullopt;
   if (!has_weight || !has_token) {
     options.node().fail("\"weight_time\" and \"token_time\" go together: give both or neither");
   }
-  return {read_time(options.child("weight_time")), read_time(options.child("token_time"))};
+  return RooflineTime{read_time(options.child("weight_time")),
+                      read_time(options.child("token_time"))};
 }
 
 }  // namespace
@@ -292,8 +294,11 @@ std::span<const Key> hybrid_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_hybrid(ConfigReader& options, const RoutingContext& context) {
-  return std::make_unique<Hybrid>(context.placement, read_times(options, context.time));
+TokenRouterFactory make_hybrid(ConfigReader& options) {
+  const std::optional<RooflineTime> own = read_times(options);
+  return [own](const RoutingContext& context) {
+    return std::make_unique<Hybrid>(context.placement, own.value_or(context.time));
+  };
 }
 
 }  // namespace moesim

@@ -92,10 +92,12 @@ std::span<const Key> metro_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const RoutingContext& context) {
+TokenRouterFactory make_metro(ConfigReader& options) {
   const auto order = static_cast<Order>(options.choice("order"));
   const std::int64_t seed = order == Order::random ? options.integer("seed") : 0;
-  return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
+  return [order, seed](const RoutingContext& context) {
+    return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
+  };
 }
 
 }  // namespace moesim

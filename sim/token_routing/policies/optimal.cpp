@@ -28,8 +28,8 @@ class Optimal final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext& context) {
-  return std::make_unique<Optimal>(context.placement);
+TokenRouterFactory make_optimal(ConfigReader&) {
+  return [](const RoutingContext& context) { return std::make_unique<Optimal>(context.placement); };
 }
 
 }  // namespace moesim

@@ -29,9 +29,9 @@ std::span<const Key> random_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_random(ConfigReader& options, const RoutingContext&) {
-  const std::int64_t seed = options.integer("seed");
-  return std::make_unique<Random>(static_cast<std::uint64_t>(seed));
+TokenRouterFactory make_random_routing(ConfigReader& options) {
+  const auto seed = static_cast<std::uint64_t>(options.integer("seed"));
+  return [seed](const RoutingContext&) { return std::make_unique<Random>(seed); };
 }
 
 }  // namespace moesim

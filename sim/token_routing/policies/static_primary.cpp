@@ -147,9 +147,11 @@ std::span<const Key> static_primary_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader& options,
-                                                 const RoutingContext& context) {
-  return std::make_unique<StaticPrimary>(context, options.number("tokens_per_expert"));
+TokenRouterFactory make_static_primary(ConfigReader& options) {
+  const double tokens_per_expert = options.number("tokens_per_expert");
+  return [tokens_per_expert](const RoutingContext& context) {
+    return std::make_unique<StaticPrimary>(context, tokens_per_expert);
+  };
 }
 
 }  // namespace moesim

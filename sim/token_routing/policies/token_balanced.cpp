@@ -40,8 +40,10 @@ class TokenBalanced final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext& context) {
-  return std::make_unique<TokenBalanced>(context.placement);
+TokenRouterFactory make_token_balanced(ConfigReader&) {
+  return [](const RoutingContext& context) {
+    return std::make_unique<TokenBalanced>(context.placement);
+  };
 }
 
 }  // namespace moesim

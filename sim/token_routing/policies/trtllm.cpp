@@ -33,8 +33,8 @@ class Trtllm final : public RowRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Trtllm>();
+TokenRouterFactory make_trtllm(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Trtllm>(); };
 }
 
 }  // namespace moesim

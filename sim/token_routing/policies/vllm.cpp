@@ -38,12 +38,12 @@ class VllmLegacy final : public RowRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Vllm>();
+TokenRouterFactory make_vllm(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Vllm>(); };
 }
 
-std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<VllmLegacy>();
+TokenRouterFactory make_vllm_legacy(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<VllmLegacy>(); };
 }
 
 }  // namespace moesim
