@@ -10,12 +10,11 @@
 
 namespace moesim {
 
-/// A policy that a config chose, with its options: as many as are asked for can be made of it, none
-/// of which shares anything with another.
-template <class Interface, class... Context>
+/// A policy that a config chose, for when what it is made with is known.
+template <class Product, class... Context>
 class PolicyChoice {
  public:
-  using Table = Registry<Interface, Context...>;
+  using Table = Registry<Product, Context...>;
 
   /// What `node` names: "metro" or {"type": "metro", ...options}. Its object may hold keys of the
   /// table `beside`, which the caller reads. The table's texts outlive this. Throws ConfigError if
@@ -30,19 +29,10 @@ class PolicyChoice {
   /// Where it stands, for errors about it.
   const ConfigNode& node() const { return node_; }
 
-  /// Makes the first one: its options, defaults included, become part of the resolved config.
-  /// Throws ConfigError if an option is unknown, or the constructor refuses.
-  std::unique_ptr<Interface> try_out(Context... context) const {
-    return make_of(node_, context...);
-  }
-  /// Makes one more. Safe from several threads.
-  std::unique_ptr<Interface> make(Context... context) const {
-    return make_of({node_.json(), node_.file(), node_.pointer()}, context...);
-  }
-
- private:
-  std::unique_ptr<Interface> make_of(const ConfigNode& node, Context... context) const {
-    return read_object(node, beside_, [&](ConfigReader& reader) {
+  /// Reads its options, which become part of the resolved config, defaults included. Throws
+  /// ConfigError if one is unknown, or the constructor refuses.
+  MadeOf<Product> make(Context... context) const {
+    return read_object(node_, beside_, [&](ConfigReader& reader) {
       reader.policy(kind_, std::span(&entry_.name, 1));
       reader.add(entry_.keys);
       for (const Key& key : beside_()) reader.optional(key.name);
@@ -50,6 +40,7 @@ class PolicyChoice {
     });
   }
 
+ private:
   std::string_view kind_;
   ConfigNode node_;
   typename Table::Entry entry_;

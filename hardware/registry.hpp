@@ -1,19 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "hardware/config.hpp"
 
 namespace moesim {
 
+/// Makes policies whose options have been read and checked: as many as are asked for, none of which
+/// shares anything with another. Safe from several threads.
+template <class Interface, class... Context>
+using Factory = std::function<std::unique_ptr<Interface>(Context...)>;
+
+/// A factory of copies of a policy that has not decided anything yet.
+template <class Policy>
+auto copies_of(Policy policy) {
+  return [policy = std::move(policy)] { return std::make_unique<Policy>(policy); };
+}
+
+/// What a row of a table of `Product` constructs: one object of that interface, or the factory.
+template <class Product>
+struct Made {
+  using type = std::unique_ptr<Product>;
+};
+template <class Signature>
+struct Made<std::function<Signature>> {
+  using type = std::function<Signature>;
+};
+template <class Product>
+using MadeOf = typename Made<Product>::type;
+
 /// The table of what can be chosen at one extension point: a row is a name, one line of prose and a
 /// constructor. Made explicitly by one function per extension point (`token_routers()`); there are
-/// no hidden registrations.
-template <class Interface, class... Context>
+/// no hidden registrations. `Product` is an interface; or the Factory of one, where a run makes its
+/// own of it.
+template <class Product, class... Context>
 class Registry {
  public:
   struct Entry {
@@ -21,7 +47,7 @@ class Registry {
     std::string_view summary;
     /// Reads the options of this policy; the "type" key has been read. Unread keys are refused
     /// afterwards.
-    std::unique_ptr<Interface> (*make)(ConfigReader& options, Context... context);
+    MadeOf<Product> (*make)(ConfigReader& options, Context... context);
     /// Those options.
     KeyTable keys = no_keys;
   };
@@ -49,13 +75,13 @@ class Registry {
 
   /// Constructs what `node` names: "metro" or {"type": "metro", ...options}. Throws ConfigError if
   /// there is no such name, an option is unknown, or the constructor refuses.
-  std::unique_ptr<Interface> make(const ConfigNode& node, Context... context) const {
+  MadeOf<Product> make(const ConfigNode& node, Context... context) const {
     return read_object(node.as_policy(), no_keys,
                        [&](ConfigReader& reader) { return make_from(reader, context...); });
   }
 
   /// The same from an object that holds other keys beside the policy's, which the caller reads.
-  std::unique_ptr<Interface> make_from(ConfigReader& reader, Context... context) const {
+  MadeOf<Product> make_from(ConfigReader& reader, Context... context) const {
     const Entry& entry = entries_[reader.policy(kind_, names())];
     reader.add(entry.keys);
     return entry.make(reader, context...);

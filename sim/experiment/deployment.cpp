@@ -44,7 +44,7 @@ void check_counts(const PhaseSpec& phase, const TokenRouter& router, int dp) {
 void make_rules(Deployment& e) {
   const RoutingContext context = routing_context(e, e.placement);
   for (const PhaseSpec& phase : e.phases) {
-    std::shared_ptr<const TokenRouter> router = phase.routing.try_out(context);
+    std::shared_ptr<const TokenRouter> router = phase.router(context);
     check_counts(phase, *router, e.parallel.dp);
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
@@ -58,10 +58,10 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   place(e);
   make_rules(e);
   const Mover mover = mover_of(e);
-  e.rebalancing.try_out(rebalancing_context(e, mover));
+  e.rebalancer = e.rebalancing.make(rebalancing_context(e, mover));
   e.kv_layout = kv_layout_of(e);
   e.memory = memory_budget(e);
-  e.request_routing.try_out(router_context(e));
+  e.request_router = e.request_routing.make(router_context(e));
   return e;
 }
 
@@ -79,7 +79,7 @@ StepModel step_model(const Deployment& e) {
 PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {
   PhaseRules rules = e.rules;
   for (std::size_t kind = 0; kind < rules.by_kind.size(); ++kind) {
-    rules.by_kind[kind].router = e.phases[kind].routing.make(routing_context(e, placement));
+    rules.by_kind[kind].router = e.phases[kind].router(routing_context(e, placement));
   }
   return rules;
 }

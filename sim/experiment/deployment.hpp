@@ -24,13 +24,15 @@ struct Deployment : PoolSpec {
   ExpertPlacement placement{};                  ///< as the run starts
   std::vector<ExpertLoad> seen{};  ///< what it was fitted on, [MoE layers][experts]; or empty
   PhaseRules rules{};
+  RebalancerFactory rebalancer{};         ///< one for every EP group of a run
+  RequestRouterFactory request_router{};  ///< one for every run
   KvLayout kv_layout{};
   MemoryBudget memory{};
 };
 
 /// What follows from a spec: where experts stand, which rules steps have over that placement, and
-/// what memory is left for the KV cache. Throws ConfigError where a policy refuses its options, and
-/// DoesNotFit.
+/// what memory is left for the KV cache. No config is read after it. Throws ConfigError where a
+/// policy refuses its options, and DoesNotFit.
 Deployment deploy(const PoolSpec&, const Traces&);
 
 /// The times of its steps, as a run starts.

@@ -71,7 +71,7 @@ MemoryBudget budget(const Deployment& e, double utilization) {
   const bool moe_module = e.speculation.has_module() && e.model.layers.back().moe;
   const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
-  const std::unique_ptr<Rebalancer> rebalancer = make_rebalancer(e, mover_of(e));
+  const std::unique_ptr<Rebalancer> rebalancer = e.rebalancer();
   double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
   if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
   const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);

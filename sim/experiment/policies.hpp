@@ -20,22 +20,22 @@ namespace moesim {
 ///   load_experiment(config, traces, policies);
 struct Policies {
   Registry<Placer> placement = placers();
-  Registry<TokenRouter, const RoutingContext&> token_routing = token_routers();
+  Registry<TokenRouterFactory> token_routing = token_routers();
   Registry<Dispatch> dispatch = dispatches();
   Registry<CapacityRule> capacity = capacity_rules();
   Registry<ExpertMemory> expert_memory = expert_memories();
   Registry<Prefetch> prefetch = prefetches();
   Registry<Scheduler> scheduling = schedulers();
-  Registry<RequestRouter, const RouterContext&> request_routing = request_routers();
-  Registry<Rebalancer, const RebalancingContext&> rebalancing = rebalancers();
+  Registry<RequestRouterFactory, const RouterContext&> request_routing = request_routers();
+  Registry<RebalancerFactory, const RebalancingContext&> rebalancing = rebalancers();
 
   /// Every table that an experiment can choose from, these and those of workloads.
   PolicyRows rows() const;
 };
 
-/// Policies that a config chose and that are made for each placement, or for each run.
-using TokenRoutingChoice = PolicyChoice<TokenRouter, const RoutingContext&>;
-using RequestRoutingChoice = PolicyChoice<RequestRouter, const RouterContext&>;
-using RebalancingChoice = PolicyChoice<Rebalancer, const RebalancingContext&>;
+/// Policies that a config chose; the last two are made with what follows from its deployment.
+using TokenRoutingChoice = PolicyChoice<TokenRouterFactory>;
+using RequestRoutingChoice = PolicyChoice<RequestRouterFactory, const RouterContext&>;
+using RebalancingChoice = PolicyChoice<RebalancerFactory, const RebalancingContext&>;
 
 }  // namespace moesim

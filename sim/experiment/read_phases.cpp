@@ -52,18 +52,18 @@ void read_phases(ConfigReader& reader, PoolSpec& spec) {
     return policies.dispatch.make(dispatch.child(phase));
   };
   read_object(reader.child("token_routing"), token_routing_keys, [&](ConfigReader& routing) {
-    for (const char* phase : {"prefill", "decode"}) {
-      spec.phases.push_back(
-          {TokenRoutingChoice(policies.token_routing, routing.child(phase)), dispatch_of(phase)});
-    }
+    const auto add = [&](const ConfigNode& node, std::shared_ptr<const Dispatch> with) {
+      const TokenRoutingChoice choice(policies.token_routing, node);
+      spec.phases.push_back({choice, choice.make(), std::move(with)});
+    };
+    for (const char* phase : {"prefill", "decode"}) add(routing.child(phase), dispatch_of(phase));
     const ConfigNode mixed = routing.child("mixed");
     const bool own_dispatch = dispatch.has("mixed");
     std::shared_ptr<const Dispatch> of_mixed =
         own_dispatch ? dispatch_of("mixed") : spec.phases.front().dispatch;
     spec.mixed = read_mixed(mixed);
     if (spec.mixed.kind == MixedRule::Kind::own) {
-      spec.phases.push_back(
-          {TokenRoutingChoice(policies.token_routing, mixed), std::move(of_mixed)});
+      add(mixed, std::move(of_mixed));
     } else if (own_dispatch) {
       dispatch.child("mixed").fail(
           "no step uses it: \"token_routing\" names no policy of its own for mixed steps");

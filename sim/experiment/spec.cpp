@@ -409,8 +409,4 @@ RebalancingContext rebalancing_context(const PoolSpec& e, const Mover& mover) {
           expert_time(e),        token_seconds(e),    e.parallel.dp};
 }
 
-std::unique_ptr<Rebalancer> make_rebalancer(const PoolSpec& e, const Mover& mover) {
-  return e.rebalancing.make(rebalancing_context(e, mover));
-}
-
 }  // namespace moesim

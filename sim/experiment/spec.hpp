@@ -33,6 +33,7 @@ StepKind rule_kind(const MixedRule&, StepKind kind, std::int64_t prefill_tokens)
 /// How the tokens of one kind of step find replicas and travel.
 struct PhaseSpec {
   TokenRoutingChoice routing;
+  TokenRouterFactory router;  ///< of that choice
   std::shared_ptr<const Dispatch> dispatch;
 };
 
@@ -168,7 +169,7 @@ ExperimentSpec read_spec(const ConfigNode&, const Policies& = {});
 /// Reads the config of one pool, or one without pools. Throws ConfigError.
 PoolSpec read_pool(const ConfigNode&, const Policies&);
 
-/// Every key with its default, once all policies have been tried out (deploy() does).
+/// Every key with its default, once all policies have been made (deploy() does).
 Json resolved_config(const ExperimentSpec&);
 
 /// The keys of an experiment; the first of them are those of each EP group, which may stand in
@@ -183,8 +184,7 @@ RooflineTime expert_time(const PoolSpec&);
 KvLayout kv_layout_of(const PoolSpec&);
 /// How its weights move.
 Mover mover_of(const PoolSpec&);
-/// What decides that they do; one of its own for every EP group of a run. The mover outlives it.
-std::unique_ptr<Rebalancer> make_rebalancer(const PoolSpec&, const Mover&);
+/// What rebalancers know. The mover outlives it.
 RebalancingContext rebalancing_context(const PoolSpec&, const Mover&);
 
 }  // namespace moesim

@@ -34,7 +34,7 @@ class Periodic final : public Rebalancer {
 
   PlacementProblem problem_;
   Mover mover_;
-  std::unique_ptr<Placer> placer_;
+  std::shared_ptr<const Placer> placer_;
   RebalancePlan how_;
   std::int64_t interval_, steps_left_;
   double utilization_threshold_, min_gain_;

@@ -6,16 +6,16 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&);
-std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader&, const RebalancingContext&);
+RebalancerFactory make_no_rebalancing(ConfigReader&, const RebalancingContext&);
+RebalancerFactory make_eplb_periodic(ConfigReader&, const RebalancingContext&);
 std::span<const Key> eplb_periodic_keys();
-std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader&, const RebalancingContext&);
+RebalancerFactory make_eplb_async(ConfigReader&, const RebalancingContext&);
 std::span<const Key> eplb_async_keys();
-std::unique_ptr<Rebalancer> make_migrate(ConfigReader&, const RebalancingContext&);
+RebalancerFactory make_migrate(ConfigReader&, const RebalancingContext&);
 std::span<const Key> migrate_keys();
 
-const Registry<Rebalancer, const RebalancingContext&>& rebalancers() {
-  static const Registry<Rebalancer, const RebalancingContext&> table(
+const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers() {
+  static const Registry<RebalancerFactory, const RebalancingContext&> table(
       "rebalancing",
       {{"none", "experts stay where they were placed", make_no_rebalancing},
        {"eplb_periodic",

@@ -67,8 +67,11 @@ struct RebalancingContext {
   int dp = 1;
 };
 
+/// Makes rebalancers alike, one for each EP group of a run: they hold what they have seen of it.
+using RebalancerFactory = Factory<Rebalancer>;
+
 /// The table: none, eplb_periodic, eplb_async, migrate.
-const Registry<Rebalancer, const RebalancingContext&>& rebalancers();
+const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers();
 
 /// How weights move, whoever decides.
 struct MovementOptions {

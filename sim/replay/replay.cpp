@@ -244,10 +244,10 @@ using Routers = std::vector<std::unique_ptr<TokenRouter>>;
 Routers make_routers(const std::vector<ConfigNode>& routings, const RoutingContext& context) {
   Routers routers;
   for (const char* reference : {"even", "optimal"}) {
-    routers.push_back(token_routers().make(ConfigNode(reference, "replay"), context));
+    routers.push_back(token_routers().make(ConfigNode(reference, "replay"))(context));
   }
   for (const ConfigNode& routing : routings) {
-    routers.push_back(token_routers().make(routing, context));
+    routers.push_back(token_routers().make(routing)(context));
   }
   return routers;
 }

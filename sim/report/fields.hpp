@@ -139,7 +139,7 @@ class FieldTable {
                  object[field.key] = fields::written(value);
                });
   }
-  /// The same of a key that is left out where there is nothing to say.
+  /// Adds a row of a key that is left out where its value is empty.
   template <class Projection>
   FieldTable& add_if_any(std::string key, Projection projection, std::string meaning,
                          std::string unit = "", Better better = Better::neither) {

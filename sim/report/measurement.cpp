@@ -50,16 +50,16 @@ double Totals::busy_seconds() const {
   return by_kind[0].seconds + by_kind[1].seconds + by_kind[2].seconds;
 }
 
-Measurement::Measurement(const Deployment& experiment, std::int64_t total_blocks)
-    : experiment_(experiment),
+Measurement::Measurement(const Deployment& deployment, std::int64_t total_blocks)
+    : deployment_(deployment),
       total_blocks_(total_blocks),
       warmup_requests_(static_cast<std::int64_t>(
-          experiment.warmup * static_cast<double>(experiment.workload.requests))) {
-  if (!experiment.expert_counts) return;
+          deployment.warmup * static_cast<double>(deployment.workload.requests))) {
+  if (!deployment.expert_counts) return;
   const RoutingTrace& prefill =
-      experiment.prefill_trace ? *experiment.prefill_trace : experiment.trace;
+      deployment.prefill_trace ? *deployment.prefill_trace : deployment.trace;
   row_uses_[0].resize(static_cast<std::size_t>(prefill.tokens()));
-  row_uses_[1].resize(static_cast<std::size_t>(experiment.trace.tokens()));
+  row_uses_[1].resize(static_cast<std::size_t>(deployment.trace.tokens()));
 }
 
 void Measurement::start_if_warm(Time now) {
@@ -106,7 +106,7 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   over_time_.add(record, now);
   const StepBatch& batch = record.batch;
   for (const RowRange& range : batch.rows) {
-    routed_ids_ += range.count * experiment_.trace.row_ids();
+    routed_ids_ += range.count * deployment_.trace.row_ids();
     std::vector<std::uint32_t>& uses = row_uses_[static_cast<std::size_t>(range.phase)];
     if (uses.empty() || batch.ranks[static_cast<std::size_t>(range.rank)].dummy) continue;
     for (std::int64_t row = 0; row < range.count; ++row) {
@@ -123,7 +123,7 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   }
   add(running_, record, tokens, now);
   // Of two pools the one that decodes says what is measured of both.
-  if (measuring_ && (experiment_.prefill_only || !long_enough_)) {
+  if (measuring_ && (deployment_.prefill_only || !long_enough_)) {
     add(whole_, record, tokens, now);
     long_enough_ = holds_several_steps(running_);
   }
@@ -207,7 +207,7 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
                              std::span<const LayerOutcome> layers,
                              std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                              std::optional<Time> now) const {
-  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
+  const auto experts = static_cast<std::size_t>(deployment_.model.experts);
   const auto times = static_cast<double>(steps);
   totals.layers.resize(layers.size());
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -230,7 +230,7 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
     layer.expert_tokens.add(tokens_of_expert.subspan(l * experts, experts), steps);
     const double mean = tokens / ranks;
     const double ratio = load.max_tokens / mean;
-    const bool hot = ratio > experiment_.hot_rank_threshold;
+    const bool hot = ratio > deployment_.hot_rank_threshold;
     totals.layer_steps += times;
     totals.max_activated += load.max_activated * times;
     totals.mean_activated += activated / ranks * times;

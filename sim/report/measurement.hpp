@@ -157,7 +157,7 @@ class Measurement {
                   std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                   std::optional<Time> now) const;
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   std::int64_t total_blocks_;
   std::int64_t warmup_requests_;
   std::int64_t arrived_ = 0, left_ = 0, steps_ = 0, routed_ids_ = 0;

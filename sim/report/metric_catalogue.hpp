@@ -38,7 +38,7 @@ std::optional<double> of_requests(const Report& report) {
   const Summary& summary = report.metrics.*latency;
   return summary.count == 0 ? std::nullopt : std::optional(summary.*statistic);
 }
-/// Of what stands under a name, or nothing.
+/// The value that stands under a name; null if there is none.
 template <class T>
 const T* find(const Named<T>& values, std::string_view name) {
   for (const auto& [key, value] : values) {
@@ -64,7 +64,7 @@ std::optional<double> of_decode_experts(const Report& report) {
   const ExpertKindStats* experts = find(report.pool.experts.by_step_kind, "decode");
   return experts == nullptr ? std::nullopt : std::optional(experts->summary.*member);
 }
-/// Of a section of the pool.
+/// A member of one section of the pool's report.
 template <auto section, auto member>
 std::optional<double> of_pool(const Report& report) {
   return static_cast<double>(report.pool.*section.*member);

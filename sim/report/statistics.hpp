@@ -36,7 +36,7 @@ class Repeated {
   std::uint32_t high_, low_, count_;
 };
 static_assert(sizeof(Repeated) == 12);
-/// The same in ms, as if every duration stood there `count` times.
+/// The summary of durations in ms, each of which stands for `count` alike.
 Summary summarize(std::vector<Repeated> samples);
 
 /// Counts of whole numbers >= 0 in constant memory: exact below 1,024, in buckets at most 0.8 %

@@ -32,7 +32,7 @@ Latency latency_of(const RequestLife& request, double anchored_ttft) {
   return latency;
 }
 
-// Which objectives a request met; those that nobody set, it met.
+// Which objectives a request met; one that the config does not set is met.
 struct Met {
   bool ttft, tpot, e2el;
   bool all() const { return ttft && tpot && e2el; }
@@ -189,7 +189,7 @@ Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
   add_latencies(metrics, e, measured, std::move(gaps), requests);
   add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count(),
             gpus_of(experiment));
-  // Of those that finish, the share that met every objective.
+  // The share of finished requests that met every objective.
   metrics.request_goodput =
       metrics.request_throughput *
       ratio(double(counts.good), double(counts.share_of(RequestLife::State::finished)));
@@ -307,7 +307,7 @@ ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurem
     experts.replicas = e.placement.front().slots() - e.placement.front().experts();
   }
   experts.replication_effective = e.replication_effective;
-  // Of the selections that the gate made.
+  // Shares are of the selections that the gate made.
   const auto share = [&](std::int64_t selections) {
     return ratio(double(selections), double(all.capacity.selections));
   };
@@ -482,7 +482,7 @@ std::vector<InstanceStats> instances_of(const PoolRun& pool, const Totals& total
   for (const InstanceRun& instance : pool.instances) {
     const auto found = totals.groups.find(instance.number);
     const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
-    const double gpus = pool.experiment.parallel.gpus();
+    const double gpus = pool.deployment.parallel.gpus();
     instances.push_back(
         {instance.number, group.steps, ratio(group.seconds * 1e3, double(group.steps)),
          ratio(group.busy, seconds), ratio(group.idle, group.seconds * gpus), group.output_tokens,
@@ -563,7 +563,7 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
-  const Deployment& e = pool.experiment;
+  const Deployment& e = pool.deployment;
   const Measurement& measurement = pool.measurement;
   PoolStats stats;
   stats.steps = steps_of(e, totals);

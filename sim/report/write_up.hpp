@@ -19,7 +19,7 @@ struct InstanceRun {
 
 /// EP groups alike that served behind one router, as a run leaves them.
 struct PoolRun {
-  const Deployment& experiment;
+  const Deployment& deployment;
   Measurement& measurement;
   std::vector<InstanceRun> instances;
 };

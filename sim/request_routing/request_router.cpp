@@ -9,31 +9,31 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<RequestRouter> make_random_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_round_robin_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_power_of_two_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_jsq_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_vllm_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_random_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_round_robin_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_power_of_two_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_jsq_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_vllm_router(ConfigReader&, const RouterContext&);
 std::span<const Key> vllm_router_keys();
-std::unique_ptr<RequestRouter> make_least_kv_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_br0_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_least_kv_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_br0_router(ConfigReader&, const RouterContext&);
 std::span<const Key> br0_router_keys();
-std::unique_ptr<RequestRouter> make_brh_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_brh_router(ConfigReader&, const RouterContext&);
 std::span<const Key> brh_router_keys();
-std::unique_ptr<RequestRouter> make_bfio_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_bfio_router(ConfigReader&, const RouterContext&);
 std::span<const Key> bfio_router_keys();
-std::unique_ptr<RequestRouter> make_overflow_router(ConfigReader&, const RouterContext&);
-std::unique_ptr<RequestRouter> make_fast_phi_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_overflow_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_fast_phi_router(ConfigReader&, const RouterContext&);
 std::span<const Key> fast_phi_router_keys();
-std::unique_ptr<RequestRouter> make_cache_aware_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_cache_aware_router(ConfigReader&, const RouterContext&);
 std::span<const Key> cache_aware_router_keys();
-std::unique_ptr<RequestRouter> make_dynamo_kv_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_dynamo_kv_router(ConfigReader&, const RouterContext&);
 std::span<const Key> dynamo_kv_router_keys();
-std::unique_ptr<RequestRouter> make_joint_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_joint_router(ConfigReader&, const RouterContext&);
 std::span<const Key> joint_router_keys();
-std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_activation_aware_router(ConfigReader&, const RouterContext&);
 std::span<const Key> activation_aware_router_keys();
-std::unique_ptr<RequestRouter> make_affinity_router(ConfigReader&, const RouterContext&);
+RequestRouterFactory make_affinity_router(ConfigReader&, const RouterContext&);
 std::span<const Key> affinity_router_keys();
 
 OneByOneRouter::OneByOneRouter(ConfigReader& options) {
@@ -101,8 +101,8 @@ ExpertsFrom read_experts_from(ConfigReader& options) {
   return static_cast<ExpertsFrom>(options.choice("experts_from"));
 }
 
-const Registry<RequestRouter, const RouterContext&>& request_routers() {
-  static const Registry<RequestRouter, const RouterContext&> table(
+const Registry<RequestRouterFactory, const RouterContext&>& request_routers() {
+  static const Registry<RequestRouterFactory, const RouterContext&> table(
       "request_routing",
       {{"random", "a rank at random", make_random_router, one_by_one_keys},
        {"round_robin", "ranks in turn", make_round_robin_router, one_by_one_keys},

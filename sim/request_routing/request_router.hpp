@@ -158,8 +158,11 @@ std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks
 std::int64_t barrier_of(std::span<const RankLoad> group);
 std::int64_t least_barrier(std::span<const RankLoad> ranks);
 
+/// Makes routers alike, one for each run: they hold what they have seen of it.
+using RequestRouterFactory = Factory<RequestRouter>;
+
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
 /// fast_phi, cache_aware, dynamo_kv, joint, activation_aware, affinity.
-const Registry<RequestRouter, const RouterContext&>& request_routers();
+const Registry<RequestRouterFactory, const RouterContext&>& request_routers();
 
 }  // namespace moesim

@@ -6,23 +6,23 @@
 
 namespace moesim {
 
-ExpertLayout::ExpertLayout(const Deployment& experiment)
-    : experiment_(experiment),
-      placement_(experiment.placement),
-      rules_(experiment.rules),
-      mover_(mover_of(experiment)),
-      rebalancer_(make_rebalancer(experiment, mover_)),
-      relocation_(experiment.movement.link_share),
-      recovery_(experiment.failures, experiment.placement_problem, experiment.parallel.ep) {
-  if (experiment.failures.placer) {
+ExpertLayout::ExpertLayout(const Deployment& deployment)
+    : deployment_(deployment),
+      placement_(deployment.placement),
+      rules_(deployment.rules),
+      mover_(mover_of(deployment)),
+      rebalancer_(deployment.rebalancer()),
+      relocation_(deployment.movement.link_share),
+      recovery_(deployment.failures, deployment.placement_problem, deployment.parallel.ep) {
+  if (deployment.failures.placer) {
     constexpr std::size_t steps = 1000;  // vLLM's window
-    recent_.emplace(steps, experiment.model.moe_layers(), experiment.model.experts);
+    recent_.emplace(steps, deployment.model.moe_layers(), deployment.model.experts);
   }
 }
 
 void ExpertLayout::take(ExpertPlacement placement) {
   placement_ = std::move(placement);
-  rules_ = rules_over(experiment_, placement_);
+  rules_ = rules_over(deployment_, placement_);
 }
 
 void ExpertLayout::pass(Seconds idle) { relocation_.pass(idle); }
@@ -33,7 +33,7 @@ void ExpertLayout::switch_arrived() {
   for (RebalancePlan::Change& change : layers) {
     placement_[static_cast<std::size_t>(change.layer)] = std::move(change.placement);
   }
-  rules_ = rules_over(experiment_, placement_);
+  rules_ = rules_over(deployment_, placement_);
 }
 
 // Dummy tokens are not recorded, as in [vLLM].
@@ -41,8 +41,8 @@ void ExpertLayout::forget_dummies(const StepBatch& batch,
                                   std::span<const std::uint32_t> request_of_range,
                                   std::span<const std::int32_t> tokens_of_expert,
                                   const RowSource& rows) {
-  const auto experts = static_cast<std::size_t>(experiment_.model.experts);
-  const auto k = static_cast<std::size_t>(experiment_.model.experts_per_token);
+  const auto experts = static_cast<std::size_t>(deployment_.model.experts);
+  const auto k = static_cast<std::size_t>(deployment_.model.experts_per_token);
   real_tokens_.assign(tokens_of_expert.begin(), tokens_of_expert.end());
   for (std::size_t i = 0; i < batch.rows.size(); ++i) {
     if (request_of_range[i] != StepSeen::no_request) continue;
@@ -111,10 +111,10 @@ Seconds ExpertLayout::make_whole(OutageRecord& record) {
   record.moved = moved.nvlink + moved.network;
   Bytes most{};
   for (const Bytes bytes : moved.reloaded) {
-    record.reloaded += bytes * experiment_.parallel.moe_tp();
+    record.reloaded += bytes * deployment_.parallel.moe_tp();
     most = std::max(most, bytes);
   }
-  record.stopped = experiment_.failures.detection + moved.time + most / experiment_.failures.reload;
+  record.stopped = deployment_.failures.detection + moved.time + most / deployment_.failures.reload;
   return record.stopped;
 }
 
@@ -126,9 +126,9 @@ Seconds ExpertLayout::recover(const Outage& outage, Time now) {
   if (starts_anew) {
     // Every GPU loads all its weights from outside.
     const Bytes weights =
-        experiment_.memory.weights + experiment_.memory.experts + experiment_.memory.replicas;
-    record.reloaded = weights * experiment_.parallel.gpus();
-    record.stopped_again = weights / experiment_.failures.reload;
+        deployment_.memory.weights + deployment_.memory.experts + deployment_.memory.replicas;
+    record.reloaded = weights * deployment_.parallel.gpus();
+    record.stopped_again = weights / deployment_.failures.reload;
     take(placed_anew());
     return record.stopped_again;
   }

@@ -17,14 +17,14 @@ namespace moesim {
 /// Where the experts of one EP group stand as it serves: rebalancing and outages move them.
 class ExpertLayout {
  public:
-  /// The experiment outlives it.
+  /// The deployment outlives it.
   explicit ExpertLayout(const Deployment&);
 
-  /// As it stands.
+  /// Where experts stand now.
   const ExpertPlacement& placement() const { return placement_; }
-  /// Over that placement.
+  /// The rules of steps over the placement that stands now.
   const PhaseRules& rules() const { return rules_; }
-  /// Of the whole run so far.
+  /// What was moved in the run so far.
   const RebalancingLog& rebalancing() const { return relocation_.log(); }
   const std::vector<OutageRecord>& outages() const { return recovery_.outages(); }
 
@@ -53,7 +53,7 @@ class ExpertLayout {
   ExpertPlacement placed_anew() const;
   MoveCost move_all(ExpertPlacement to, std::span<const char> sources);
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   ExpertPlacement placement_;
   PhaseRules rules_;
   Mover mover_;

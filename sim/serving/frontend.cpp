@@ -4,22 +4,20 @@
 #include <algorithm>
 #include <functional>
 
-#include "sim/experiment/router_context.hpp"
-
 namespace moesim {
 
-Frontend::Frontend(const Deployment& experiment, std::vector<Instance*> instances,
+Frontend::Frontend(const Deployment& deployment, std::vector<Instance*> instances,
                    const RowSource& rows, Requests& requests)
-    : experiment_(experiment),
+    : deployment_(deployment),
       instances_(std::move(instances)),
       rows_(rows),
       requests_(requests),
-      router_(experiment.request_routing.make(router_context(experiment))),
+      router_(deployment.request_router()),
       needs_(router_->needs()),
-      history_(experiment.model.moe_layers(), experiment.model.experts,
-               experiment.model.experts_per_token),
-      active_experts_(instances_.size(), experiment.model.moe_layers(), experiment.model.experts),
-      published_(static_cast<std::size_t>(experiment.ranks())),
+      history_(deployment.model.moe_layers(), deployment.model.experts,
+               deployment.model.experts_per_token),
+      active_experts_(instances_.size(), deployment.model.moe_layers(), deployment.model.experts),
+      published_(static_cast<std::size_t>(deployment.ranks())),
       seen_(instances_.size()) {}
 
 // Looks again at the groups on which something has changed.
@@ -34,7 +32,7 @@ void Frontend::look_at_ranks() {
     instances_[i]->loads(needs_.requests, ranks_of_instance_);
     for (RankLoad& rank : ranks_of_instance_) {
       rank.group = static_cast<std::int32_t>(i);
-      rank.rank += rank.group * experiment_.parallel.dp;
+      rank.rank += rank.group * deployment_.parallel.dp;
       show_published(rank);
     }
     if (std::ssize(ranks_of_instance_) != seen.ranks) {
@@ -78,7 +76,7 @@ void Frontend::arrive(std::uint32_t request) {
 std::vector<BlockHash> Frontend::prompt_of(std::uint32_t request) const {
   const RequestRecord& record = requests_[request];
   return prompt_hashes(record.prompt_ids.get(), request, record.prompt_tokens,
-                       experiment_.kv_layout.block_tokens);
+                       deployment_.kv_layout.block_tokens);
 }
 
 std::vector<LikelyExpert> Frontend::own_experts_of(std::uint32_t request) const {
@@ -122,7 +120,7 @@ void Frontend::show() {
   look_at_ranks();
   const std::size_t shown = std::min(needs_.window, waiting_.size());
   const std::size_t count = published_.size();  // of all ranks, those that are down included
-  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
   hits_.resize(needs_.prefixes ? shown * count : 0);
   localities_.resize(needs_.locality ? shown * count : 0);
   experts_read_.resize(needs_.experts_read ? shown * count : 0);
@@ -136,7 +134,7 @@ void Frontend::show() {
     // What was generated on a rank that failed is computed again, as if it were of the prompt.
     pending.prompt_tokens = record.prompt_tokens + record.generated;
     pending.output_tokens = record.output_tokens - record.generated;
-    pending.blocks = experiment_.kv_layout.blocks_for(pending.prompt_tokens);
+    pending.blocks = deployment_.kv_layout.blocks_for(pending.prompt_tokens);
     pending.hashes = waiting.hashes;
     if (needs_.prefixes) {
       pending.hits = std::span(hits_).subspan(i * count, count);
@@ -151,12 +149,12 @@ void Frontend::show() {
 
 void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
   const auto experts = experts_of(waiting_[place]);
-  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
   if (needs_.locality) {
     const auto localities = std::span(localities_).subspan(place * ranks, ranks);
     for (std::size_t g = 0; g < ranks; ++g) {
       localities[g] = expert_locality(experts, instances_[g / dp]->placement(),
-                                      experiment_.parallel, static_cast<int>(g % dp));
+                                      deployment_.parallel, static_cast<int>(g % dp));
     }
     pending.locality = localities;
   }
@@ -176,13 +174,13 @@ void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::siz
 void Frontend::carry_out(const Assignment& assignment) {
   const PendingRequest& pending = pending_[assignment.pending];
   const auto rank = static_cast<std::size_t>(assignment.rank);
-  const auto dp = static_cast<std::size_t>(experiment_.parallel.dp);
+  const auto dp = static_cast<std::size_t>(deployment_.parallel.dp);
   RoutingRecord& routing = requests_[pending.id].routing;
   routing.score = assignment.score;
   routing.load = std::ranges::lower_bound(ranks_, assignment.rank, {}, &RankLoad::rank)->kv_tokens;
   if (needs_.prefixes) {
     routing.hit_share = static_cast<double>(pending.hits[rank].blocks) *
-                        experiment_.kv_layout.block_tokens / pending.prompt_tokens;
+                        deployment_.kv_layout.block_tokens / pending.prompt_tokens;
   }
   if (needs_.locality) routing.locality = pending.locality[rank];
   if (needs_.experts_read) {

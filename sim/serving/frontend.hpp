@@ -30,7 +30,7 @@ class Frontend {
   void finished(std::uint32_t request);
   /// Takes a request back that waits here. Whether it did.
   bool withdraw(std::uint32_t request);
-  /// Lets the router place who waits, as long as it does.
+  /// Lets the router place requests that wait, until it assigns none.
   void place(Time now);
   bool empty() const { return waiting_.empty(); }
 
@@ -49,7 +49,7 @@ class Frontend {
   void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
   void carry_out(const Assignment&);
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   std::vector<Instance*> instances_;
   const RowSource& rows_;
   Requests& requests_;

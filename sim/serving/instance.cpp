@@ -6,28 +6,28 @@
 
 namespace moesim {
 
-Instance::Instance(const Deployment& experiment, RowSource& rows, Requests& requests, int number,
+Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests, int number,
                    StepSampler* sampler, const StepPrice* price)
-    : experiment_(experiment),
+    : deployment_(deployment),
       sampler_(sampler),
       price_(price),
       rows_(rows),
       requests_(requests),
       number_(number),
-      model_(step_model(experiment)),
-      speculation_(experiment, number),
-      layout_(experiment) {
-  for (int r = 0; r < experiment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
+      model_(step_model(deployment)),
+      speculation_(deployment, number),
+      layout_(deployment) {
+  for (int r = 0; r < deployment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
   batch_.ranks.resize(ranks_.size());
 }
 
 KvCache Instance::empty_cache() const {
-  return {experiment_.kv_layout, experiment_.memory.kv_blocks, experiment_.prefix_caching,
-          experiment_.speculation.has_module()};
+  return {deployment_.kv_layout, deployment_.memory.kv_blocks, deployment_.prefix_caching,
+          deployment_.speculation.has_module()};
 }
 
 std::int64_t Instance::total_blocks() const {
-  return experiment_.memory.kv_blocks * static_cast<std::int64_t>(ranks_.size());
+  return deployment_.memory.kv_blocks * static_cast<std::int64_t>(ranks_.size());
 }
 
 std::int64_t Instance::used_blocks() const {
@@ -39,11 +39,11 @@ std::int64_t Instance::used_blocks() const {
 bool Instance::can_ever_hold(const RequestRecord& request) const {
   // The last output token is never fed back, so it needs no room, but drafts behind it do: that it
   // is the last one is not known before.
-  const std::int32_t outputs = experiment_.prefill_only ? 1 : request.output_tokens;
-  const std::int32_t drafts = experiment_.prefill_only ? 0 : experiment_.speculation.tokens;
+  const std::int32_t outputs = deployment_.prefill_only ? 1 : request.output_tokens;
+  const std::int32_t drafts = deployment_.prefill_only ? 0 : deployment_.speculation.tokens;
   const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
-  const std::int32_t chunk = experiment_.scheduler->max_num_batched_tokens();
-  return experiment_.kv_layout.blocks_at_most(tokens, chunk) <= experiment_.memory.kv_blocks;
+  const std::int32_t chunk = deployment_.scheduler->max_num_batched_tokens();
+  return deployment_.kv_layout.blocks_at_most(tokens, chunk) <= deployment_.memory.kv_blocks;
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
@@ -56,19 +56,19 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   // Of what arrives computed the last token is left, whose step emits the next one: of a prompt, or
   // of a prompt and the first output token. What was generated before a failure is lost with the KV
   // cache.
-  const bool computed = request.generated == 0 ? experiment_.scheduler->prompts_arrive_computed()
+  const bool computed = request.generated == 0 ? deployment_.scheduler->prompts_arrive_computed()
                                                : request.kv_arrived;
   const std::int32_t tokens = request.prompt_tokens + request.generated;
   Sequence& sequence = rank.waiting.emplace_back(Sequence{
       id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
   if (request.routing.locality > 0) sequence.locality = request.routing.locality;
-  if (experiment_.prefix_caching) {
+  if (deployment_.prefix_caching) {
     rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
-                                     experiment_.kv_layout.block_tokens));
+                                     deployment_.kv_layout.block_tokens));
   }
   ++rank.arrived;
   rank.kv_tokens += tokens;
-  rank.waiting_blocks += experiment_.kv_layout.blocks_for(tokens);
+  rank.waiting_blocks += deployment_.kv_layout.blocks_for(tokens);
 }
 
 void Instance::abandon(std::uint32_t id) {
@@ -90,7 +90,7 @@ void Instance::drop_abandoned() {
     }
     for (Sequence& sequence : rank.waiting) {
       if (!gone(sequence)) continue;
-      rank.waiting_blocks -= experiment_.kv_layout.blocks_for(sequence.tokens);
+      rank.waiting_blocks -= deployment_.kv_layout.blocks_for(sequence.tokens);
       let_go(sequence);
     }
     std::erase_if(rank.running, gone);
@@ -108,7 +108,7 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
     load.waiting = std::ssize(rank.waiting);
     load.running = std::ssize(rank.running);
     load.rank = static_cast<std::int32_t>(r);
-    load.seats = experiment_.scheduler->max_num_seqs() - load.waiting - load.running;
+    load.seats = deployment_.scheduler->max_num_seqs() - load.waiting - load.running;
     load.total_blocks = rank.kv.blocks();
     load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
     if (!requests) continue;
@@ -131,13 +131,13 @@ RankRequest Instance::show_request(const Sequence& sequence) const {
 
 CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
                         std::int32_t tokens) const {
-  return experiment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
+  return deployment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
 }
 
 // What a scheduler may see of the waiting: a sequence beyond the seats of a step cannot be
 // admitted.
 void Instance::show_waiting(Rank& rank) const {
-  const auto seats = static_cast<std::size_t>(experiment_.scheduler->max_num_seqs());
+  const auto seats = static_cast<std::size_t>(deployment_.scheduler->max_num_seqs());
   const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
   const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
   const auto visible =
@@ -148,18 +148,18 @@ void Instance::show_waiting(Rank& rank) const {
 // Within the room of the expert buffers; whoever fills it is planned without them too, to see
 // whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
-  const Scheduler& scheduler = *experiment_.scheduler;
-  const KvCache* cache = experiment_.prefix_caching ? &rank.kv : nullptr;
+  const Scheduler& scheduler = *deployment_.scheduler;
+  const KvCache* cache = deployment_.prefix_caching ? &rank.kv : nullptr;
   RankView view{rank.running,
                 rank.waiting_view,
                 rank.kv.free_blocks(),
-                experiment_.kv_layout,
-                experiment_.buffer_tokens,
+                deployment_.kv_layout,
+                deployment_.buffer_tokens,
                 price_,
                 cache};
   scheduler.plan(view, turn, rank.plan);
   rank.cut_by_buffers = false;
-  if (rank.plan.new_tokens() < experiment_.buffer_tokens) return;
+  if (rank.plan.new_tokens() < deployment_.buffer_tokens) return;
   StepPlan unbounded;
   view.token_room = std::numeric_limits<std::int32_t>::max();
   scheduler.plan(view, turn, unbounded);
@@ -172,7 +172,7 @@ bool Instance::plan_turn(Turn turn) {
   for (Rank& rank : ranks_) {
     show_waiting(rank);
     for (Sequence& sequence : rank.running) {
-      sequence.drafts = sequence.decoding() ? experiment_.speculation.tokens : 0;
+      sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
     }
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
@@ -182,7 +182,7 @@ bool Instance::plan_turn(Turn turn) {
 
 // Whether requests that have come are held back a step more, so that others go with them.
 bool Instance::holds_back() {
-  const ApiServer& server = experiment_.api_server;
+  const ApiServer& server = deployment_.api_server;
   const auto has_new = [](const Rank& r) {
     return r.arrived > (r.known.empty() ? 0 : r.known.back());
   };
@@ -195,7 +195,7 @@ bool Instance::holds_back() {
 
 // Looks for new requests if it is time to, or if there is nothing else to do.
 void Instance::receive() {
-  const ApiServer& server = experiment_.api_server;
+  const ApiServer& server = deployment_.api_server;
   if (server.receive_interval == 1 && server.admission_steps == 0 &&
       server.batch_wait_timeout_iters == 0)
     return;
@@ -213,7 +213,7 @@ void Instance::receive() {
 
 bool Instance::plan_step() {
   receive();
-  if (!experiment_.scheduler->separates_phases()) return plan_turn(Turn::any);
+  if (!deployment_.scheduler->separates_phases()) return plan_turn(Turn::any);
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
 }
 
@@ -264,7 +264,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     rank.running.pop_back();
     rank.kv.preempt(sequence);
     sequence.drafts = 0;
-    rank.waiting_blocks += experiment_.kv_layout.blocks_for(sequence.tokens);
+    rank.waiting_blocks += deployment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
     --rank.gone;
     ++requests_[sequence.request].preemptions;
@@ -276,7 +276,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     rank.running.push_back(rank.waiting.front());
     rank.waiting.pop_front();
     ++rank.gone;
-    rank.waiting_blocks -= experiment_.kv_layout.blocks_for(rank.running.back().tokens);
+    rank.waiting_blocks -= deployment_.kv_layout.blocks_for(rank.running.back().tokens);
     rank.plan.running_tokens.push_back(tokens);
   }
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
@@ -296,10 +296,10 @@ void Instance::classify_step() {
   const bool prefill = summary_.prefill_tokens > 0;
   const bool decode = summary_.decode_tokens > 0;
   summary_.kind = prefill ? (decode ? StepKind::mixed : StepKind::prefill) : StepKind::decode;
-  summary_.rule = rule_kind(experiment_.mixed, summary_.kind, summary_.prefill_tokens);
-  const bool looks_again = prefill && experiment_.scheduler->separates_phases();
+  summary_.rule = rule_kind(deployment_.mixed, summary_.kind, summary_.prefill_tokens);
+  const bool looks_again = prefill && deployment_.scheduler->separates_phases();
   decodes_since_received_ =
-      looks_again ? experiment_.api_server.receive_interval : decodes_since_received_ + 1;
+      looks_again ? deployment_.api_server.receive_interval : decodes_since_received_ + 1;
 }
 
 // With CUDA graphs all ranks pad a decode step to the captured size that holds the
@@ -308,7 +308,7 @@ void Instance::pad_to_graph() {
   if (summary_.kind != StepKind::decode) return;
   std::int32_t largest = 0;
   for (const RankStep& rank : batch_.ranks) largest = std::max(largest, rank.tokens);
-  const std::vector<std::int32_t>& sizes = experiment_.graph_sizes;
+  const std::vector<std::int32_t>& sizes = deployment_.graph_sizes;
   const auto size = std::lower_bound(sizes.begin(), sizes.end(), largest);
   if (size == sizes.end()) return;
   for (RankStep& rank : batch_.ranks) {
@@ -361,7 +361,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
     layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
   }
-  if (experiment_.anchored_tpot != 1) scale_times(cost_, experiment_.anchored_tpot);
+  if (deployment_.anchored_tpot != 1) scale_times(cost_, deployment_.anchored_tpot);
   stepping_ = true;
   return cost_.total;
 }
@@ -423,7 +423,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
     const bool first = ++request.generated == 1;
     const bool last = request.generated == request.output_tokens;
     emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (request.generated <= std::max(1, experiment_.api_server.first_chunk))
+    if (request.generated <= std::max(1, deployment_.api_server.first_chunk))
       request.first_token = now;
     if (last) request.state = RequestRecord::State::finished;
   }
@@ -435,7 +435,7 @@ void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
     rank.kv.shrink(sequence);
   }
   const bool finished = request.state == RequestRecord::State::finished;
-  if (!finished && !experiment_.prefill_only) return;
+  if (!finished && !deployment_.prefill_only) return;
   rank.kv_tokens -= sequence.tokens;
   if (finished) {
     rank.kv.finish(sequence);

@@ -77,7 +77,7 @@ class Instance {
   /// KV blocks held over all ranks, now.
   std::int64_t used_blocks() const;
   const std::vector<OutageRecord>& outages() const { return layout_.outages(); }
-  /// Of the whole run so far.
+  /// What was moved in the run so far.
   const RebalancingLog& rebalancing() const { return layout_.rebalancing(); }
 
  private:
@@ -96,7 +96,7 @@ class Instance {
     std::vector<RankRequest> shown{};
     StepPlan plan{};
     bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
-    bool abandoned = false;       // somebody on it was
+    bool abandoned = false;       // a request on it was
     bool down = false;
   };
 
@@ -117,7 +117,7 @@ class Instance {
   void drop_abandoned();
   void lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   StepSampler* sampler_;    // none: every token is routed
   const StepPrice* price_;  // if the scheduler needs it
   std::int64_t changes_ = 0;

@@ -36,7 +36,7 @@ struct Group {
 // EP groups alike behind one router.
 struct Pool {
   Pool(const Deployment& of_pool, RowSource& rows, Requests& requests, int first)
-      : experiment(of_pool),
+      : deployment(of_pool),
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
                                                : std::nullopt),
@@ -46,7 +46,7 @@ struct Pool {
 
   std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
-    for (int i = 0; i < experiment.instances; ++i) {
+    for (int i = 0; i < deployment.instances; ++i) {
       made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
     }
     return made;
@@ -57,14 +57,14 @@ struct Pool {
     return all;
   }
   PoolRun run() {
-    PoolRun run{experiment, measurement, {}};
+    PoolRun run{deployment, measurement, {}};
     for (const Instance* instance : instances()) {
       run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
     }
     return run;
   }
 
-  const Deployment& experiment;
+  const Deployment& deployment;
   std::unique_ptr<StepSampler> sampler;  // none: exact
   std::optional<StepPrice> price;        // if the scheduler needs it
   std::vector<std::unique_ptr<Group>> groups;
@@ -75,7 +75,7 @@ struct Pool {
 
 Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
     : pool(of_pool),
-      instance(of_pool.experiment, rows, requests, number, of_pool.sampler.get(),
+      instance(of_pool.deployment, rows, requests, number, of_pool.sampler.get(),
                of_pool.price ? &*of_pool.price : nullptr) {}
 
 // The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
@@ -132,17 +132,17 @@ class Simulation {
     Time delivered{};  // when the last KV cache was there
   };
 
-  void add_pool(const Deployment& experiment) {
+  void add_pool(const Deployment& deployment) {
     const int first = static_cast<int>(groups_.size());
-    Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(experiment, rows_, requests_, first));
+    Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(deployment, rows_, requests_, first));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
-    if (!experiment.prefill_only) return;
+    if (!deployment.prefill_only) return;
     links_.assign(groups_.size(),
-                  std::vector<Link>(static_cast<std::size_t>(experiment.parallel.dp)));
+                  std::vector<Link>(static_cast<std::size_t>(deployment.parallel.dp)));
   }
   Group& group(int number) { return *groups_[static_cast<std::size_t>(number)]; }
   static const std::vector<Outage>& outages_of(const Group& group) {
-    return group.pool.experiment.failures.outages;
+    return group.pool.deployment.failures.outages;
   }
 
   void show(const Event& event) const {
@@ -267,7 +267,7 @@ class Simulation {
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
     for (const EmittedToken& token : record.tokens) {
       if (!token.last) {
-        if (pool.experiment.prefill_only) send_kv(token.request);
+        if (pool.deployment.prefill_only) send_kv(token.request);
         continue;
       }
       for (const auto& any : pools_) any->frontend.finished(token.request);
@@ -320,7 +320,7 @@ class Simulation {
   // Nothing has work or will have.
   bool finished() const { return !arrival_pending_ && left_ == requests_.size(); }
 
-  // Whoever lost its rank arrives anew at another one, with all its tokens as a prompt.
+  // A request that lost its rank arrives anew at another one, with all its tokens as a prompt.
   void handle(const OutageBegins& begins) {
     if (finished()) return;
     Group& hit = group(begins.instance);
@@ -380,7 +380,7 @@ class Simulation {
     return true;
   }
 
-  // Who waits may find a rank, and whoever has work begins a step.
+  // Requests that wait may find a rank, and groups that have work begin a step.
   void go_on() {
     for (const auto& pool : pools_) {
       if (!std::exchange(pool->changed, false)) continue;
@@ -441,10 +441,10 @@ namespace {
 
 // One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
 // every prompt at its beginning.
-StepBatch typical_batch(const Deployment& experiment, StepKind kind, int sequences_per_rank,
+StepBatch typical_batch(const Deployment& deployment, StepKind kind, int sequences_per_rank,
                         int context, int prefill_tokens, RowSource& rows) {
   StepBatch batch;
-  for (int r = 0; r < experiment.parallel.dp; ++r) {
+  for (int r = 0; r < deployment.parallel.dp; ++r) {
     batch.ranks.emplace_back();
     if (kind != StepKind::decode) {
       add_sequence(batch, rows, rows.bind(), Phase::prefill, {prefill_tokens, 0}, 0);
@@ -460,24 +460,24 @@ StepBatch typical_batch(const Deployment& experiment, StepKind kind, int sequenc
 
 }  // namespace
 
-ExplainedStep explain_step(const Deployment& experiment, StepKind kind, int sequences_per_rank,
+ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
                            int context, int prefill_tokens, int samples) {
   check(samples >= 1, "no step to explain");
-  RowSource rows(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
-                 experiment.seed);
-  StepModel model = step_model(experiment);
+  RowSource rows(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
+                 deployment.seed);
+  StepModel model = step_model(deployment);
   ExplainedStep step;
-  const int ranks = experiment.parallel.dp;
+  const int ranks = deployment.parallel.dp;
   if (kind != StepKind::decode) step.summary.prefill_tokens = ranks * prefill_tokens;
   if (kind != StepKind::prefill) step.summary.decode_tokens = ranks * sequences_per_rank;
   step.summary.kind = kind;
-  step.summary.rule = rule_kind(experiment.mixed, kind, step.summary.prefill_tokens);
-  const PhaseRule& rule = experiment.rules.of(step.summary.rule);
+  step.summary.rule = rule_kind(deployment.mixed, kind, step.summary.prefill_tokens);
+  const PhaseRule& rule = deployment.rules.of(step.summary.rule);
   for (int sample = 0; sample < samples; ++sample) {
     const StepBatch batch =
-        typical_batch(experiment, kind, sequences_per_rank, context, prefill_tokens, rows);
+        typical_batch(deployment, kind, sequences_per_rank, context, prefill_tokens, rows);
     StepCost cost;
-    model.price(batch, rule, experiment.placement, rows, cost,
+    model.price(batch, rule, deployment.placement, rows, cost,
                 sample == 0 ? &step.operations : nullptr);
     step.totals.push_back(cost.total);
     if (sample == 0) step.cost = std::move(cost);

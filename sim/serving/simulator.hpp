@@ -30,7 +30,7 @@ struct ExplainedStep {
 /// rank, from its beginning.
 ExplainedStep explain_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
                            int prefill_tokens, int samples = 1);
-/// The same of the pool that decodes.
+/// Explains steps of the pool that decodes.
 inline ExplainedStep explain_step(const Experiment& experiment, StepKind kind,
                                   int sequences_per_rank, int context, int prefill_tokens,
                                   int samples = 1) {

@@ -77,15 +77,15 @@ void take_tokens(const StepBatch& step, std::int32_t index, StepBatch& pass) {
 
 }  // namespace
 
-Speculation::Speculation(const Deployment& experiment, int instance)
-    : experiment_(experiment),
-      rng_(experiment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
-  if (experiment.speculation.has_module()) module_.emplace(module_of(experiment));
+Speculation::Speculation(const Deployment& deployment, int instance)
+    : deployment_(deployment),
+      rng_(deployment.seed, fmt::format("speculation/acceptance of instance {}", instance)) {
+  if (deployment.speculation.has_module()) module_.emplace(module_of(deployment));
 }
 
 std::int32_t Speculation::accept(std::int32_t drafts) {
   std::int32_t accepted = 0;
-  while (accepted < drafts && rng_.uniform() < experiment_.speculation.acceptance) ++accepted;
+  while (accepted < drafts && rng_.uniform() < deployment_.speculation.acceptance) ++accepted;
   ++tally_.verifications;
   tally_.drafted += drafts;
   tally_.accepted += accepted;
@@ -105,7 +105,7 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
     if (module_) {
       pass(index, step, rule, placement, rows, cost);
     } else {
-      follow(cost, Part::other, {experiment_.speculation.draft_time, Resource::launch, {}});
+      follow(cost, Part::other, {deployment_.speculation.draft_time, Resource::launch, {}});
     }
   }
   tally_.draft_seconds += (cost.total - before).count();
@@ -116,7 +116,7 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
 void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRule& rule,
                        const ExpertPlacement& placement, const RowSource& rows, StepCost& cost) {
   take_tokens(step, index, batch_);
-  const Deployment& e = experiment_;
+  const Deployment& e = deployment_;
   std::int32_t most = 0;
   for (const RankStep& rank : batch_.ranks) most = std::max(most, rank.tokens);
   const double hidden = e.model.hidden;

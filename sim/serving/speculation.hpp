@@ -28,7 +28,7 @@ class Speculation {
   void pass(std::int32_t index, const StepBatch&, const PhaseRule&, const ExpertPlacement&,
             const RowSource&, StepCost&);
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   std::optional<StepModel> module_;  // of the MTP layer, if that drafts
   StepBatch batch_;
   StepCost cost_;

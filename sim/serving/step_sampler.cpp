@@ -28,12 +28,12 @@ std::int32_t share(std::int64_t tokens, int rank, int ranks) {
 
 }  // namespace
 
-StepSampler::StepSampler(const Deployment& experiment)
-    : experiment_(experiment),
-      rows_(experiment.trace, experiment.prefill_trace, experiment.bind_odd_only,
-            experiment.seed ^ fnv1a("sampled fidelity"), experiment.binding),
-      model_(step_model(experiment)),
-      rng_(experiment.seed, "sampled fidelity") {}
+StepSampler::StepSampler(const Deployment& deployment)
+    : deployment_(deployment),
+      rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
+            deployment.seed ^ fnv1a("sampled fidelity"), deployment.binding),
+      model_(step_model(deployment)),
+      rng_(deployment.seed, "sampled fidelity") {}
 
 const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
   std::int64_t decode = 0, prefill = 0, most = 0;
@@ -66,7 +66,7 @@ std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octa
 
 const StepSample& StepSampler::price(const Key& key) {
   StepBatch batch;
-  const int ranks = experiment_.parallel.dp;
+  const int ranks = deployment_.parallel.dp;
   for (int r = 0; r < ranks; ++r) {
     RankStep& rank = batch.ranks.emplace_back();
     const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(key.most_prefill_tokens)
@@ -87,7 +87,7 @@ const StepSample& StepSampler::price(const Key& key) {
     batch.rows.push_back(rows_.dummy(r));
   }
   samples_.push_back(std::make_unique<StepSample>(
-      model_.sample(batch, experiment_.rules.of(key.rule), experiment_.placement, rows_,
+      model_.sample(batch, deployment_.rules.of(key.rule), deployment_.placement, rows_,
                     next_layers(key.tokens()))));
   samples_.back()->number = samples_.size() - 1;
   return *samples_.back();
@@ -95,7 +95,7 @@ const StepSample& StepSampler::price(const Key& key) {
 
 // Samples take the parts of a model in turn.
 LayerRange StepSampler::next_layers(std::int64_t tokens) {
-  const int layers = experiment_.model.moe_layers();
+  const int layers = deployment_.model.moe_layers();
   const int priced = layers_priced(tokens, layers);
   if (next_layer_ + priced > layers) next_layer_ = next_layer_ < layers ? layers - priced : 0;
   const LayerRange range{next_layer_, next_layer_ + priced};

@@ -47,7 +47,7 @@ class StepSampler {
   const StepSample& price(const Key&);
   LayerRange next_layers(std::int64_t tokens);
 
-  const Deployment& experiment_;
+  const Deployment& deployment_;
   RowSource rows_;
   StepModel model_;
   Rng rng_;

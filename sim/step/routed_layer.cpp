@@ -22,7 +22,8 @@ RoutingProblem RoutedLayer::limit(const CapacityRule& rule, const RoutingProblem
 
 void RoutedLayer::route(const TokenRouter& router, const RoutingProblem& problem, LayerLoad& load) {
   tokens_of_slot_.resize(static_cast<std::size_t>(problem.placement.slots()));
-  router.route(problem, scratch_, tokens_of_slot_);
+  slot_of_selection_.resize(router.needs_token_rows() ? problem.rows.ids.size() : 0);
+  router.route(problem, {tokens_of_slot_, slot_of_selection_});
   layer_load(problem.placement, tokens_of_slot_, load);
 }
 
@@ -30,9 +31,9 @@ std::span<const std::int32_t> RoutedLayer::slot_of_selection(const TokenRouter& 
                                                              const RoutingProblem& problem) {
   if (!router.needs_token_rows()) {
     slots_in_order(problem.placement, tokens_of_slot_, problem.rows.ids, problem.rows.dropped,
-                   scratch_.slot_of_selection);
+                   slot_of_selection_);
   }
-  return scratch_.slot_of_selection;
+  return slot_of_selection_;
 }
 
 }  // namespace moesim

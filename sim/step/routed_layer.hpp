@@ -35,8 +35,7 @@ class RoutedLayer {
 
  private:
   LayerChoices choices_;
-  RoutingScratch scratch_;
-  std::vector<std::int32_t> tokens_of_slot_;
+  std::vector<std::int32_t> tokens_of_slot_, slot_of_selection_;
 };
 
 }  // namespace moesim

@@ -22,8 +22,8 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 // L >= L[g] - 1, so that they are no target for any GPU that is tried later.
 class PathShifter {
  public:
-  PathShifter(const LayerPlacement& placement, RoutingScratch& scratch)
-      : placement_(placement), s_(scratch), load_(scratch.active_on_gpu) {
+  PathShifter(const LayerPlacement& placement, MinExp::Workspace& workspace)
+      : placement_(placement), s_(workspace), load_(workspace.active_on_gpu) {
     const auto gpus = static_cast<std::size_t>(placement.gpus());
     s_.first_on_gpu.assign(gpus, none);
     s_.next_on_gpu.resize(static_cast<std::size_t>(placement.experts()));
@@ -31,7 +31,7 @@ class PathShifter {
     s_.reached_by.resize(gpus);
     s_.reached_from.resize(gpus);
     s_.seen.assign(gpus, 0);
-    for (const std::int32_t expert : s_.order) insert(expert, gpu_of(expert));
+    for (const std::int32_t expert : s_.movable) insert(expert, gpu_of(expert));
   }
 
   void run() {
@@ -116,7 +116,7 @@ class PathShifter {
   }
 
   const LayerPlacement& placement_;
-  RoutingScratch& s_;
+  MinExp::Workspace& s_;
   std::vector<std::int32_t>& load_;
 };
 
@@ -132,37 +132,37 @@ MinExp::MinExp(const LayerPlacement& placement) {
 }
 
 void MinExp::assign(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
-                    RoutingScratch& scratch) const {
+                    Workspace& workspace) const {
   check(fixed_.size() + movable_.size() == tokens.size(),
         "a routing was made for a placement of another number of experts");
-  std::vector<std::int32_t>& load = scratch.active_on_gpu;
+  std::vector<std::int32_t>& load = workspace.active_on_gpu;
   load.assign(static_cast<std::size_t>(placement.gpus()), 0);
-  scratch.slot_of.assign(tokens.size(), none);
-  scratch.order.clear();
+  workspace.slot_of.assign(tokens.size(), none);
+  workspace.movable.clear();
 
   for (const std::int32_t expert : fixed_) {
     if (tokens[at(expert)] == 0) continue;
     const std::int32_t slot = placement.hosts_of(expert)[0];
-    scratch.slot_of[at(expert)] = slot;
+    workspace.slot_of[at(expert)] = slot;
     ++load[at(placement.gpu_of_slot(slot))];
   }
   for (const std::int32_t expert : movable_) {
     if (tokens[at(expert)] == 0) continue;
     const Host host = least_active_host(placement.host_gpus_of(expert), load);
-    scratch.slot_of[at(expert)] = placement.hosts_of(expert)[host.place];
+    workspace.slot_of[at(expert)] = placement.hosts_of(expert)[host.place];
     ++load[host.gpu];
-    scratch.order.push_back(expert);
+    workspace.movable.push_back(expert);
   }
   const auto [lowest, highest] = std::minmax_element(load.begin(), load.end());
-  if (*highest >= *lowest + 2) PathShifter(placement, scratch).run();
+  if (*highest >= *lowest + 2) PathShifter(placement, workspace).run();
 }
 
 void MinExp::serve(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
-                   RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot) const {
-  assign(placement, tokens, scratch);
+                   Workspace& workspace, std::span<std::int32_t> tokens_of_slot) const {
+  assign(placement, tokens, workspace);
   std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
   for (std::size_t expert = 0; expert < tokens.size(); ++expert) {
-    if (tokens[expert] > 0) tokens_of_slot[at(scratch.slot_of[expert])] = tokens[expert];
+    if (tokens[expert] > 0) tokens_of_slot[at(workspace.slot_of[expert])] = tokens[expert];
   }
 }
 

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/token_routing/token_routing.hpp"
+#include "sim/placement/placement.hpp"
 
 namespace moesim {
 
@@ -21,17 +21,30 @@ namespace moesim {
 /// unique.
 class MinExp {
  public:
+  /// The answer, and memory that is used again; one per thread.
+  struct Workspace {
+    /// The slot that serves each expert: its first one on the chosen GPU, -1 for an expert without
+    /// tokens, [experts].
+    std::vector<std::int32_t> slot_of;
+    /// The experts that each GPU serves, [gpus].
+    std::vector<std::int32_t> active_on_gpu;
+    /// Active experts with more than one host.
+    std::vector<std::int32_t> movable;
+    /// The search for shorter loads: movable experts as a list per GPU, and a breadth-first tree.
+    std::vector<std::int32_t> first_on_gpu, next_on_gpu, queue, reached_by, reached_from, seen;
+  };
+
   explicit MinExp(const LayerPlacement&);
 
-  /// Chooses the slot that serves each expert with tokens: scratch.slot_of[i], the first slot of
-  /// expert i on the chosen GPU, or -1 for an expert without tokens. `placement` is the one this
-  /// was made for. Allocates nothing once scratch has grown.
+  /// Chooses the slot that serves each expert with tokens. `placement` is the one this was made
+  /// for. Allocates nothing once the workspace has grown.
   void assign(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
-              RoutingScratch& scratch) const;
+              Workspace&) const;
 
-  /// The same as a routing: all tokens of an expert on the slot that serves it, [slots].
-  void serve(const LayerPlacement& placement, std::span<const std::int32_t> tokens,
-             RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot) const;
+  /// Assigns, and writes it as a routing: all tokens of an expert on the slot that serves it,
+  /// [slots].
+  void serve(const LayerPlacement& placement, std::span<const std::int32_t> tokens, Workspace&,
+             std::span<std::int32_t> tokens_of_slot) const;
 
  private:
   std::vector<std::int32_t> fixed_;    // experts on one GPU, ascending

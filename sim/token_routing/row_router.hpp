@@ -12,20 +12,18 @@ namespace moesim {
 /// slot order.
 class RowRouter : public TokenRouter {
  public:
-  void route(const RoutingProblem& problem, RoutingScratch& scratch,
-             std::span<std::int32_t> tokens_of_slot) const final {
+  void route(const RoutingProblem& problem, SlotChoice choice) const final {
     check(!problem.rows.source_rank.empty() ||
               std::all_of(problem.tokens.begin(), problem.tokens.end(),
                           [](std::int32_t tokens) { return tokens == 0; }),
           "a routing that needs token rows was given counts alone");
-    scratch.slot_of_selection.resize(problem.rows.ids.size());
-    choose(problem, scratch, scratch.slot_of_selection);
+    choose(problem, choice.slot_of_selection);
     for (std::size_t i = 0; i < problem.rows.dropped.size(); ++i) {
-      if (problem.rows.dropped[i] != 0) scratch.slot_of_selection[i] = -1;
+      if (problem.rows.dropped[i] != 0) choice.slot_of_selection[i] = -1;
     }
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
-    for (const std::int32_t slot : scratch.slot_of_selection) {
-      if (slot >= 0) ++tokens_of_slot[static_cast<std::size_t>(slot)];
+    std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
+    for (const std::int32_t slot : choice.slot_of_selection) {
+      if (slot >= 0) ++choice.tokens_of_slot[static_cast<std::size_t>(slot)];
     }
   }
   bool needs_global_counts() const final { return false; }
@@ -46,8 +44,7 @@ class RowRouter : public TokenRouter {
 
  private:
   /// Writes the slot of every selection, [tokens, k].
-  virtual void choose(const RoutingProblem&, RoutingScratch&,
-                      std::span<std::int32_t> slot_of_selection) const = 0;
+  virtual void choose(const RoutingProblem&, std::span<std::int32_t> slot_of_selection) const = 0;
 };
 
 }  // namespace moesim

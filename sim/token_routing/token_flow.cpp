@@ -13,9 +13,9 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 
-TokenFlow::TokenFlow(const LayerPlacement& placement, RoutingScratch& scratch,
+TokenFlow::TokenFlow(const LayerPlacement& placement, Workspace& workspace,
                      std::span<std::int32_t> tokens_of_slot)
-    : placement_(placement), s_(scratch), x_(tokens_of_slot), load_(scratch.tokens_on_gpu) {
+    : placement_(placement), s_(workspace), x_(tokens_of_slot), load_(workspace.tokens_on_gpu) {
   const auto gpus = static_cast<std::size_t>(placement.gpus());
   s_.queue.resize(gpus);
   s_.reached_by.resize(gpus);
@@ -105,7 +105,7 @@ void TokenFlow::shift(std::int32_t start, std::int32_t end, std::int32_t limit) 
 }
 
 void TokenFlow::spare_slots(std::int32_t limit) {
-  s_.order.clear();
+  s_.split.clear();
   for (std::size_t slot = 0; slot < x_.size(); ++slot) {
     s_.is_usable[slot] = x_[slot] > 0 ? 1 : 0;
     const int expert = placement_.expert_of_slot(static_cast<int>(slot));
@@ -113,12 +113,12 @@ void TokenFlow::spare_slots(std::int32_t limit) {
     const bool is_split = std::any_of(hosts.begin(), hosts.end(), [&](std::int32_t host) {
       return at(host) != slot && x_[at(host)] > 0;
     });
-    if (x_[slot] > 0 && is_split) s_.order.push_back(static_cast<std::int32_t>(slot));
+    if (x_[slot] > 0 && is_split) s_.split.push_back(static_cast<std::int32_t>(slot));
   }
-  std::sort(s_.order.begin(), s_.order.end(), [&](std::int32_t a, std::int32_t b) {
+  std::sort(s_.split.begin(), s_.split.end(), [&](std::int32_t a, std::int32_t b) {
     return std::pair(x_[at(a)], a) < std::pair(x_[at(b)], b);
   });
-  for (const std::int32_t slot : s_.order) {
+  for (const std::int32_t slot : s_.split) {
     if (x_[at(slot)] == 0 || spare(slot, limit)) s_.is_usable[at(slot)] = 0;
   }
 }

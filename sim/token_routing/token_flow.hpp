@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "sim/token_routing/token_routing.hpp"
+#include "sim/placement/placement.hpp"
 
 namespace moesim {
 
@@ -15,12 +15,20 @@ namespace moesim {
 ///                x whole and >= 0
 ///
 /// Starts from a split that puts tokens on the first slot of an expert on a GPU alone (hosts_of),
-/// and rearranges it. Uses the searches and per-GPU vectors of the scratch; allocates nothing once
-/// they have grown.
+/// and rearranges it.
 class TokenFlow {
  public:
+  /// Memory that is used again, of no interest to others; one per thread. Nothing is allocated once
+  /// it has grown.
+  struct Workspace {
+    std::vector<std::int32_t> tokens_on_gpu;                          // [gpus]
+    std::vector<std::int32_t> queue, reached_by, reached_from, seen;  // the search's tree, [gpus]
+    std::vector<std::int32_t> is_usable, saved;                       // [slots]
+    std::vector<std::int32_t> split;  // slots of experts with tokens on several
+  };
+
   /// `tokens_of_slot` is the split, changed in place.
-  TokenFlow(const LayerPlacement&, RoutingScratch&, std::span<std::int32_t> tokens_of_slot);
+  TokenFlow(const LayerPlacement&, Workspace&, std::span<std::int32_t> tokens_of_slot);
 
   /// Lowers the most tokens on any GPU to the optimum, and answers it.
   std::int32_t minimise();
@@ -36,7 +44,7 @@ class TokenFlow {
   void add_up();
 
   const LayerPlacement& placement_;
-  RoutingScratch& s_;
+  Workspace& s_;
   std::span<std::int32_t> x_;
   std::vector<std::int32_t>& load_;
   std::size_t reached_ = 0;  // GPUs that the last search saw

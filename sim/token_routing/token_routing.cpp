@@ -8,27 +8,27 @@
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_random(ConfigReader&, const RoutingContext&);
+TokenRouterFactory make_even(ConfigReader&);
+TokenRouterFactory make_random_routing(ConfigReader&);
 std::span<const Key> random_routing_keys();
-std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader&, const RoutingContext&);
+TokenRouterFactory make_vllm(ConfigReader&);
+TokenRouterFactory make_vllm_legacy(ConfigReader&);
+TokenRouterFactory make_trtllm(ConfigReader&);
+TokenRouterFactory make_sglang_static(ConfigReader&);
 std::span<const Key> sglang_static_routing_keys();
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader&, const RoutingContext&);
+TokenRouterFactory make_static_primary(ConfigReader&);
 std::span<const Key> static_primary_routing_keys();
-std::unique_ptr<TokenRouter> make_metro(ConfigReader&, const RoutingContext&);
+TokenRouterFactory make_metro(ConfigReader&);
 std::span<const Key> metro_routing_keys();
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext&);
-std::unique_ptr<TokenRouter> make_hybrid(ConfigReader&, const RoutingContext&);
+TokenRouterFactory make_optimal(ConfigReader&);
+TokenRouterFactory make_token_balanced(ConfigReader&);
+TokenRouterFactory make_hybrid(ConfigReader&);
 std::span<const Key> hybrid_routing_keys();
 
 namespace {
 
 using namespace std::chrono_literals;
-using Table = Registry<TokenRouter, const RoutingContext&>;
+using Table = Registry<TokenRouterFactory>;
 
 // What a decision takes, and who measured it.
 struct Decision {
@@ -58,7 +58,7 @@ const std::vector<Row>& rows() {
       {{"even", "every replica an equal share of its expert's tokens (what METRO calls EPLB)",
         make_even},
        in_gate},
-      {{"random", "every selection a random replica (SGLang's dynamic)", make_random,
+      {{"random", "every selection a random replica (SGLang's dynamic)", make_random_routing,
         random_routing_keys},
        in_gate},
       {{"vllm", "replica by a hash of the token's row on its rank", make_vllm}, in_gate},

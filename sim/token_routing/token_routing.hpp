@@ -16,39 +16,36 @@ namespace moesim {
 
 /// The tokens behind the counts, one row each.
 struct TokenRows {
-  std::span<const std::uint16_t> ids;         ///< top-k choices, [tokens, k]
-  std::span<const std::int32_t> source_rank;  ///< EP rank that holds the token, [tokens]; never
-                                              ///< decreases, and rows are counted anew on each
-  /// Selections that do not run, [tokens, k]; empty when all do. They count in nobody's tokens, but
-  /// a routing of rows numbers them like the others.
+  /// Top-k choices, [tokens, k].
+  std::span<const std::uint16_t> ids;
+  /// EP rank that holds the token, [tokens]; never decreases, and rows are counted anew on each.
+  std::span<const std::int32_t> source_rank;
+  /// Selections that do not run, [tokens, k]; empty when all do. They count in no expert's tokens,
+  /// but a routing of rows numbers them like the others.
   std::span<const std::uint8_t> dropped{};
   std::size_t k() const { return source_rank.empty() ? 0 : ids.size() / source_rank.size(); }
 };
 
-/// One decision: the tokens of one layer in one step. All of the EP group, every rank's.
+/// What one decision is about: the tokens of one layer in one step, those of every rank of the EP
+/// group.
 struct RoutingProblem {
   const LayerPlacement& placement;
-  std::span<const std::int32_t>
-      tokens;  ///< T: (token, slot) selections per logical expert, [experts]
+  /// T: (token, slot) selections per logical expert, [experts].
+  std::span<const std::int32_t> tokens;
   int layer = 0;
   std::uint64_t step = 0;
-  TokenRows rows{};  ///< only when needs_token_rows()
+  /// Given to routers with needs_token_rows(), and under a capacity.
+  TokenRows rows{};
 };
 
-/// Memory that a router may use and keep between calls; one per thread. What it holds never changes
-/// a decision.
-struct RoutingScratch {
-  std::vector<std::int32_t> active_on_gpu;  ///< [gpus]
-  std::vector<std::int32_t> order;          ///< [active experts]
-  std::vector<std::int32_t> slot_of;        ///< [experts]
-  /// A search for shorter loads: lists of movable experts by GPU, and a breadth-first tree.
-  std::vector<std::int32_t> first_on_gpu, next_on_gpu, queue, reached_by, reached_from, seen;
-  std::vector<std::int32_t> tokens_on_gpu;                ///< [gpus]
-  std::vector<std::int32_t> candidate, saved, is_usable;  ///< [slots]
-  std::vector<std::int32_t> seen_of_expert;               ///< [experts]
-  /// Written by routers that need token rows: the slot of every selection, [tokens, k]; -1
-  /// for those that do not run.
-  std::vector<std::int32_t> slot_of_selection;
+/// Where a router writes its decision: memory of the caller, of the right size, with anything in
+/// it.
+struct SlotChoice {
+  /// The tokens of every slot, [slots]: those of an expert's slots add up to its tokens.
+  std::span<std::int32_t> tokens_of_slot;
+  /// The slot of every selection, -1 for those that do not run: [tokens, k] for routers with
+  /// needs_token_rows(), else empty.
+  std::span<std::int32_t> slot_of_selection{};
 };
 
 /// What a GPU's experts take in one layer if it either waits for weights or computes:
@@ -70,16 +67,14 @@ struct RooflineTime {
 class TokenRouter {
  public:
   virtual ~TokenRouter() = default;
-  /// Writes the tokens of every slot, [slots], summing to tokens[i] over the slots of each expert
-  /// i. An expert without tokens activates nothing. Ties: lowest GPU id. Pure: same problem, same
-  /// answer, from any thread.
-  virtual void route(const RoutingProblem&, RoutingScratch&,
-                     std::span<std::int32_t> tokens_of_slot) const = 0;
-  /// Whether the decision needs T of the whole EP group (metro, optimal, token_balanced, hybrid),
-  /// which only some dispatches give.
+  /// Writes how many of an expert's tokens each of its slots computes. An expert without tokens
+  /// activates nothing. Ties: lowest GPU id. Pure: same problem, same answer, from any thread, with
+  /// memory that is kept between calls in a PerThread (per_thread.hpp).
+  virtual void route(const RoutingProblem&, SlotChoice) const = 0;
+  /// Whether the decision needs T of the whole EP group, which only some dispatches give.
   virtual bool needs_global_counts() const = 0;
   /// Whether every selection is given a slot of its own, as engines' kernels do: then the problem
-  /// must have rows, and scratch.slot_of_selection says which.
+  /// must have rows, and the choice says which slot.
   virtual bool needs_token_rows() const { return false; }
   /// What it minimises, if it weighs weights against tokens.
   virtual std::optional<RooflineTime> objective() const { return std::nullopt; }
@@ -87,15 +82,19 @@ class TokenRouter {
 
 /// What routers are built for.
 struct RoutingContext {
-  const ExpertPlacement& placement;  ///< fixed choices are made once
-  RooflineTime time{};               ///< of the GPU and model, where no option says otherwise
+  /// Where the experts stand: fixed choices are made once.
+  const ExpertPlacement& placement;
+  /// What the GPU takes for the model's experts, where no option says otherwise.
+  RooflineTime time{};
   /// Tokens per expert that the placement was made by, [layers][experts]; empty when none were.
   std::span<const ExpertLoad> load{};
 };
 
-/// The table: even, random, vllm, vllm_legacy, trtllm, sglang_static, static_primary, metro,
-/// optimal, token_balanced, hybrid.
-const Registry<TokenRouter, const RoutingContext&>& token_routers();
+/// Makes routers of one policy and its options, one for each placement.
+using TokenRouterFactory = Factory<TokenRouter, const RoutingContext&>;
+
+/// The table: `moesim list token_routing` prints it.
+const Registry<TokenRouterFactory>& token_routers();
 
 /// The GPU time of a decision per layer: fixed + per_128_active * active/128.
 struct RoutingCharge {

@@ -9,11 +9,11 @@ using namespace moesim;
 
 // All tokens of an expert go to its replica with the highest GPU id.
 struct LastHost : TokenRouter {
-  void route(const RoutingProblem& problem, RoutingScratch&,
-             std::span<std::int32_t> tokens_of_slot) const override {
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
     for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert)
-      tokens_of_slot[problem.placement.hosts_of(int(expert)).back()] = problem.tokens[expert];
+      choice.tokens_of_slot[problem.placement.hosts_of(int(expert)).back()] =
+          problem.tokens[expert];
   }
   bool needs_global_counts() const override { return false; }
 };
@@ -21,8 +21,8 @@ struct LastHost : TokenRouter {
 int main(int, char** arguments) {
   Policies policies;
   policies.token_routing.add(
-      {"last_host", "the last replica", [](ConfigReader&, const RoutingContext&) {
-         return std::unique_ptr<TokenRouter>(new LastHost);
+      {"last_host", "the last replica", [](ConfigReader&) -> TokenRouterFactory {
+         return [](const RoutingContext&) { return std::make_unique<LastHost>(); };
        }});
   TraceLibrary traces;
   const auto experiment = load_experiment(ConfigNode::from_file(arguments[1]), traces, policies);

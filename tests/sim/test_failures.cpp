@@ -212,10 +212,10 @@ class KeepsOneBack final : public RequestRouter {
 TEST_CASE(
     "statistics are published before an engine goes on after an outage, as before any event") {
   Policies policies;
-  policies.request_routing.add(
-      {"keeps_one_back", "for this test", [](ConfigReader&, const RouterContext&) {
-         return std::unique_ptr<RequestRouter>(new KeepsOneBack);
-       }});
+  policies.request_routing.add({"keeps_one_back", "for this test",
+                                [](ConfigReader&, const RouterContext&) -> RequestRouterFactory {
+                                  return [] { return std::make_unique<KeepsOneBack>(); };
+                                }});
   Json json = experiment(Json::array({{{"gpu", 1}, {"at", "10 ms"}}}));
   json["request_routing"] = "keeps_one_back";
   TraceLibrary traces;

@@ -254,7 +254,7 @@ TEST_CASE("activation_aware joins its topic's group when both are as large, else
   context.ranks = context.groups = 2;
   context.kv_token_s = 1e-9;
   context.expert_read_s = 1e-6;
-  const auto router = request_routers().make(test::config(R"("activation_aware")"), context);
+  const auto router = request_routers().make(test::config(R"("activation_aware")"), context)();
   const auto pick = [&](const std::vector<double>& experts_read) {
     std::vector<RankLoad> ranks(2);
     ranks[0].kv_tokens = 1000;
@@ -285,7 +285,7 @@ TEST_CASE(
     request.experts_added = added;
     std::vector<Assignment> assignments;
     const auto router = request_routers().make(
-        test::config(R"({"type": "affinity", "slack": 0.25})"), RouterContext{});
+        test::config(R"({"type": "affinity", "slack": 0.25})"), RouterContext{})();
     router->route({{}, {&request, 1}, ranks, 0, {}}, assignments);
     return assignments.at(0).rank;
   };

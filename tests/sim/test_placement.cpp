@@ -93,9 +93,9 @@ std::vector<BatchExperts> random_batches(Rng& rng, int experts, int count) {
 int least_activated(const LayerPlacement& placement, const BatchExperts& batch) {
   std::vector<std::int32_t> tokens(static_cast<std::size_t>(placement.experts()));
   for (const auto expert : batch) tokens[expert] = 1;
-  RoutingScratch scratch;
-  MinExp(placement).assign(placement, tokens, scratch);
-  return *std::max_element(scratch.active_on_gpu.begin(), scratch.active_on_gpu.end());
+  MinExp::Workspace workspace;
+  MinExp(placement).assign(placement, tokens, workspace);
+  return *std::max_element(workspace.active_on_gpu.begin(), workspace.active_on_gpu.end());
 }
 
 std::vector<int> copies_of(const LayerPlacement& placement) {

@@ -10,19 +10,18 @@ namespace {
 // All tokens of an expert to the replica on the GPU of highest id: the worst habit one can have.
 class LastReplica final : public TokenRouter {
  public:
-  void route(const RoutingProblem& problem, RoutingScratch&,
-             std::span<std::int32_t> tokens_of_slot) const override {
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
     for (std::size_t e = 0; e < problem.tokens.size(); ++e) {
       const auto slot = problem.placement.slots_of(static_cast<int>(e)).back();
-      tokens_of_slot[static_cast<std::size_t>(slot)] = problem.tokens[e];
+      choice.tokens_of_slot[static_cast<std::size_t>(slot)] = problem.tokens[e];
     }
   }
   bool needs_global_counts() const override { return false; }
 };
 
-std::unique_ptr<TokenRouter> make_last_replica(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<LastReplica>();
+TokenRouterFactory make_last_replica(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<LastReplica>(); };
 }
 
 // `linear`, from the last GPU to the first.

@@ -376,9 +376,10 @@ TEST_CASE("a program's own rebalancer decides like those that ship") {
     int buffer_slots() const override { return 0; }
   };
   Policies policies;
-  policies.rebalancing.add({"rotate", "once round", [](ConfigReader&, const RebalancingContext&) {
-                              return std::unique_ptr<Rebalancer>(std::make_unique<Rotate>());
-                            }});
+  policies.rebalancing.add(
+      {"rotate", "once round", [](ConfigReader&, const RebalancingContext&) -> RebalancerFactory {
+         return copies_of(Rotate());
+       }});
   TraceLibrary traces;
   const Experiment e =
       load_experiment(ConfigNode(test::tiny_experiment({{"rebalancing", "rotate"}}),

@@ -28,7 +28,7 @@ std::unique_ptr<RequestRouter> router(const std::string& json, int ranks, int ex
   RouterContext context;
   context.ranks = ranks;
   context.experts = experts;
-  return request_routers().make(config(json), context);
+  return request_routers().make(config(json), context)();
 }
 
 // A known answer, or null with a visible warning.
@@ -609,7 +609,7 @@ TEST_CASE("joint in seconds weighs what is cached against what the barrier pays"
   context.kv_token_s = 1e-7;
   context.remote_token_s = 1e-4;
   const auto cost = [&](std::int64_t heavy, double near) {
-    const auto joint = request_routers().make(config(R"("joint")"), context);
+    const auto joint = request_routers().make(config(R"("joint")"), context)();
     const std::vector<CacheHit> hits{{50, 0}, {0, 0}};
     const std::vector<double> locality{.5, near};
     PendingRequest request = prompt(1600);
@@ -687,7 +687,7 @@ TEST_CASE("who minds the barrier looks at the most loaded rank of the group, not
     CAPTURE(name);
     const auto pick = [&](const std::vector<RankLoad>& ranks, int groups) {
       context.groups = groups;
-      return decide(*request_routers().make(config(name), context), ranks, request,
+      return decide(*request_routers().make(config(name), context)(), ranks, request,
                     std::vector<std::int32_t>{1})
           .rank;
     };
@@ -722,7 +722,8 @@ TEST_CASE("a pool fills a rank up to the most loaded one of its group") {
       context.groups = 4 / ranks_of_group;
       const std::vector<PendingRequest> pending{prompt(250), prompt(300), prompt(500)};
       std::vector<Assignment> assignments;
-      request_routers().make(config(name), context)->route({{}, pending, fleet.ranks}, assignments);
+      request_routers().make(config(name), context)()->route({{}, pending, fleet.ranks},
+                                                             assignments);
       return assignments.at(0);
     };
     CHECK(first(2).pending == 1);

@@ -197,9 +197,8 @@ TEST_CASE("routers choose by load, ties by lowest rank") {
   const auto pick = [&](const char* name) {
     const PendingRequest request{.prompt_tokens = 1};
     std::vector<Assignment> assignments;
-    request_routers()
-        .make(config(fmt::format("\"{}\"", name)), {.ranks = 3})
-        ->route({{}, {&request, 1}, ranks}, assignments);
+    request_routers().make(config(fmt::format("\"{}\"", name)), {.ranks = 3})()->route(
+        {{}, {&request, 1}, ranks}, assignments);
     return assignments.at(0).rank;
   };
   CHECK(pick("least_kv") == 1);

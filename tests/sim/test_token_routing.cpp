@@ -18,7 +18,7 @@ using Tokens = std::vector<std::int32_t>;
 using ExpertsOnGpu = std::vector<std::vector<int>>;
 
 std::unique_ptr<TokenRouter> router(const std::string& policy, const ExpertPlacement& placement) {
-  return token_routers().make(config(policy), {placement});
+  return token_routers().make(config(policy))({placement});
 }
 
 // Top-1 tokens that add up to the counts, in an order that mixes the experts, over the ranks in
@@ -45,16 +45,21 @@ Rows rows_of(const Tokens& tokens, int ranks) {
   return rows;
 }
 
+// What the caller's memory held before must not matter.
+Tokens route(const TokenRouter& router, const LayerPlacement& placement, const Tokens& tokens,
+             std::uint64_t step = 0) {
+  const Rows rows = rows_of(tokens, placement.gpus());
+  Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()), -1);
+  Tokens slot_of_selection(router.needs_token_rows() ? rows.ids.size() : 0, -7);
+  router.route({placement, tokens, 0, step, {rows.ids, rows.source_rank}},
+               {tokens_of_slot, slot_of_selection});
+  return tokens_of_slot;
+}
+
 Tokens route(const std::string& policy, const LayerPlacement& placement, const Tokens& tokens,
              std::uint64_t step = 0) {
   const ExpertPlacement placements{placement};
-  RoutingScratch scratch;
-  Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()), -1);
-  const Rows rows = rows_of(tokens, placement.gpus());
-  router(policy, placements)
-      ->route({placements[0], tokens, 0, step, {rows.ids, rows.source_rank}}, scratch,
-              tokens_of_slot);
-  return tokens_of_slot;
+  return route(*router(policy, placements), placements[0], tokens, step);
 }
 
 // The slot of every selection of the tokens, [tokens, k].
@@ -64,16 +69,17 @@ Tokens slots_chosen(const std::string& policy, const LayerPlacement& placement,
   const ExpertPlacement placements{placement};
   Tokens tokens(static_cast<std::size_t>(placement.experts()));
   for (const std::uint16_t id : ids) ++tokens[id];
-  RoutingScratch scratch;
   Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()));
+  Tokens slot_of_selection(ids.size());
   router(policy, placements)
-      ->route({placements[0], tokens, 0, 0, {ids, source_rank}}, scratch, tokens_of_slot);
+      ->route({placements[0], tokens, 0, 0, {ids, source_rank}},
+              {tokens_of_slot, slot_of_selection});
   Tokens counted(tokens_of_slot.size());
-  for (const std::int32_t slot : scratch.slot_of_selection) {
+  for (const std::int32_t slot : slot_of_selection) {
     ++counted[static_cast<std::size_t>(slot)];
   }
   CHECK(counted == tokens_of_slot);
-  return scratch.slot_of_selection;
+  return slot_of_selection;
 }
 
 LayerLoad load_of(const std::string& policy, const LayerPlacement& placement,
@@ -317,12 +323,8 @@ TEST_CASE("static_primary evens out what is likely to be active, where a load wa
   const ExpertPlacement placement{LayerPlacement(4, {{0, 1, 2, 3}, {0, 1, 2, 3}})};
   const std::vector<ExpertLoad> load{{100, 1, 100, 1}};
   const auto activated = [&](const std::string& policy, std::span<const ExpertLoad> seen) {
-    const auto router = token_routers().make(test::config(policy), {placement, {}, seen});
-    RoutingScratch scratch;
-    Tokens tokens_of_slot(8);
-    const Tokens hot{5, 0, 5, 0};
-    router->route({placement[0], hot}, scratch, tokens_of_slot);
-    return layer_load(placement[0], tokens_of_slot).activated;
+    const auto router = token_routers().make(test::config(policy))({placement, {}, seen});
+    return layer_load(placement[0], route(*router, placement[0], {5, 0, 5, 0})).activated;
   };
   CHECK(activated(R"("static_primary")", {}) == Tokens{2, 0});
   CHECK(activated(R"("static_primary")", load) == Tokens{1, 1});
@@ -339,11 +341,8 @@ TEST_CASE("static_primary never serves more experts on a GPU than the optimum of
     const std::vector<ExpertLoad> seen{load};
     const Tokens all(static_cast<std::size_t>(placement[0].experts()), 1);
     const auto router =
-        token_routers().make(test::config(R"("static_primary")"), {placement, {}, seen});
-    RoutingScratch scratch;
-    Tokens tokens_of_slot(static_cast<std::size_t>(placement[0].slots()));
-    router->route({placement[0], all}, scratch, tokens_of_slot);
-    CHECK(layer_load(placement[0], tokens_of_slot).max_activated ==
+        token_routers().make(test::config(R"("static_primary")"))({placement, {}, seen});
+    CHECK(layer_load(placement[0], route(*router, placement[0], all)).max_activated ==
           load_of(R"("optimal")", placement[0], all).max_activated);
   }
 }
@@ -490,17 +489,17 @@ TEST_CASE("without replicas all routings agree; with every expert on every GPU M
 
 TEST_CASE("what a router keeps between calls never changes a decision") {
   Rng rng(5, "test/token_routing");
-  RoutingScratch kept;
   for (int round = 0; round < 100; ++round) {
     const Problem problem = random_problem(rng);
     const ExpertPlacement placement{problem.placement()};
     for (const std::string& policy : all_policies()) {
-      Tokens tokens_of_slot(static_cast<std::size_t>(placement[0].slots()), -1);
-      const Rows rows = rows_of(problem.tokens, placement[0].gpus());
-      router(policy, placement)
-          ->route({placement[0], problem.tokens, 0, 0, {rows.ids, rows.source_rank}}, kept,
-                  tokens_of_slot);
-      CHECK(tokens_of_slot == route(policy, placement[0], problem.tokens));
+      const auto kept = router(policy, placement);
+      for (int step = 0; step < 4; ++step) {
+        Tokens tokens = problem.tokens;
+        for (std::int32_t& count : tokens) count = static_cast<std::int32_t>(rng.below(9));
+        const auto now = static_cast<std::uint64_t>(step);
+        CHECK(route(*kept, placement[0], tokens, now) == route(policy, placement[0], tokens, now));
+      }
     }
   }
 }
@@ -628,12 +627,10 @@ TEST_CASE("sglang_static serves a rank by its own copy, and deals the other rank
 
 TEST_CASE("a routing that needs token rows takes no counts alone") {
   const ExpertPlacement placement{LayerPlacement(1, {{0}})};
-  RoutingScratch scratch;
   Tokens tokens_of_slot(1);
   const Tokens tokens{1};
-  CHECK_THROWS_AS(
-      router(R"("vllm")", placement)->route({placement[0], tokens}, scratch, tokens_of_slot),
-      std::logic_error);
+  CHECK_THROWS_AS(router(R"("vllm")", placement)->route({placement[0], tokens}, {tokens_of_slot}),
+                  std::logic_error);
 }
 
 TEST_CASE("random routing repeats for a seed, layer and step, and uses every replica alike") {

@@ -16,7 +16,7 @@ using test::WithinRel;
 std::unique_ptr<RequestRouter> router(const std::string& json, int ranks) {
   RouterContext context;
   context.ranks = ranks;
-  return request_routers().make(config(json), context);
+  return request_routers().make(config(json), context)();
 }
 
 ArticleResult article(const ArticleWorld& world, const std::string& name,

@@ -12,7 +12,7 @@ namespace moesim {
 /// ConfigError for other endings, if the file cannot be written or gnuplot is missing.
 void plot_pareto(const Pareto&, const std::filesystem::path& file);
 
-/// The same in letters, at most 100 columns wide; empty without gnuplot.
+/// The frontiers drawn in letters, at most 100 columns wide; empty without gnuplot.
 std::string plot_text(const Pareto&);
 
 }  // namespace moesim

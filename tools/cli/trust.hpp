@@ -13,12 +13,12 @@ namespace moesim {
 /// What the lines below read of a report, and of its config: JSON pointers.
 std::vector<std::string> trust_pointers();
 
-/// Of some runs, in a line or two: which share of their time rests on constants or tables measured
-/// on that GPU, beyond them, carried over, or on a data sheet alone; and how far such predictions
-/// were from measured runs that nothing was fitted on (hardware/accuracy.json). Empty if no report
-/// has a breakdown. Ends with a newline.
+/// Says of some runs, in a line or two, which share of their time rests on constants or tables
+/// measured on that GPU, beyond them, carried over, or on a data sheet alone; and how far such
+/// predictions were from measured runs that nothing was fitted on (hardware/accuracy.json). Empty
+/// if no report has a breakdown. Ends with a newline.
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine);
-/// Of one run; the engine is the config's.
+/// The line of one run; the engine is the config's.
 std::string trust_line(const Json& report, const Json& config);
 /// The engine that a config names, or "".
 std::string engine_of(const Json& config);

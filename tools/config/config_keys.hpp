@@ -10,10 +10,10 @@ namespace moesim {
 /// A JSON Schema (2020-12) of experiments, from the tables of keys that their readers consult. It
 /// is of structure: what one key says about another, readers alone know.
 OrderedJson experiment_schema(const PolicyRows&);
-/// The same of sweep files.
+/// A JSON Schema (2020-12) of sweep files.
 OrderedJson sweep_schema(const PolicyRows&);
 
-/// The same for people: every key with its unit or choices, its default and what it means, as a
+/// The keys as text: every key with its unit or choices, its default and what it means, as a
 /// tree, then the options of every policy and the keys of a sweep. `wanted` names one key of an
 /// experiment, one extension point or "sweep"; empty: all. Throws ConfigError if there is none
 /// such.

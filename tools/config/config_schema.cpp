@@ -143,7 +143,7 @@ class Schema {
     return {{"anyOf", either}};
   }
 
-  /// Somebody else's format, known by one of its keys.
+  /// A format of another program, known by one of its keys.
   static OrderedJson marked(std::span<const std::string_view> names) {
     OrderedJson either = OrderedJson::array();
     for (const std::string_view name : names) {

@@ -46,9 +46,10 @@ std::vector<Json> pools(const std::vector<BoundedShape>&, const ClusterSpec&);
 
 /// The deployment and its like with copies of experts, and policies that make use of them.
 std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
-/// The same with other sizes of a step's chunk.
+/// The deployment and its like with other sizes of a step's chunk.
 std::vector<Json> with_chunks(const Json& deployment);
-/// The same with other limits on sequences, of those that the KV cache has room for.
+/// The deployment and its like with other limits on sequences, up to what the KV cache has room
+/// for.
 std::vector<Json> with_sequences(const Json& deployment, std::int64_t room);
 
 /// The keys of the groups that decode: of a pool, or of the whole experiment.

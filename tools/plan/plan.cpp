@@ -229,7 +229,7 @@ class Search {
       places.push_back(exact_is_quick(leader, stays) ? deployment : sampled(deployment));
       loads.push_back(std::stod(leader.rate));  // "12.5 /s"
     }
-    // Of the short runs nothing is left: a long one says more.
+    // Short runs are forgotten: a long one says more.
     SloResult result = confirm_slo(search_over(std::move(places), stays), loads, traces_, remarks_,
                                    begin("long runs"));
     count(result);

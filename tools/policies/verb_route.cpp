@@ -156,7 +156,7 @@ OrderedJson to_json(const std::string& policy, const std::optional<RooflineTime>
   return json;
 }
 
-// Who goes where: per GPU the experts it serves, "expert:tokens".
+// Which experts go where: per GPU the experts it serves, "expert:tokens".
 std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>& layers) {
   std::string text;
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -190,7 +190,7 @@ std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>&
 
 int route(const Options& options) {
   const ExpertPlacement placement = read_placement(std::filesystem::path(options.placement));
-  const auto router = token_routers().make(options.policy.node(), {placement});
+  const auto router = token_routers().make(options.policy.node())({placement});
   const Tokens tokens = read_tokens(options.tokens, placement);
   if (router->needs_token_rows() && !tokens.has_rows) {
     throw ConfigError(

@@ -30,7 +30,7 @@ std::unique_ptr<RequestRouter> bfio_router(const ConfigNode& policy) {
   if (type == "bfio_round_robin") return bfio_round_robin();
   RouterContext context;
   context.ranks = 16;
-  return request_routers().make(policy, context);
+  return request_routers().make(policy, context)();
 }
 
 }  // namespace

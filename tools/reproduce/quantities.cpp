@@ -195,7 +195,7 @@ Json measure_route(const ConfigNode& node) {
         placement_of(static_cast<int>(tokens.size()), r.child("experts_on_gpu"))};
     Json answer;
     for (const ConfigNode& policy : policies(r.child("routings"))) {
-      const auto router = token_routers().make(policy, {.placement = placement});
+      const auto router = token_routers().make(policy)({.placement = placement});
       LayerLoad load;
       RoutedLayer().route(*router, {.placement = placement.front(), .tokens = tokens}, load);
       answer[policy.child("type").text()] = {{"max_activated", load.max_activated},
@@ -451,8 +451,7 @@ Json measure_timing(const ConfigNode& node) {
     }
     Json answer;
     for (const ConfigNode& policy : policies(r.child("routings"))) {
-      const auto router = token_routers().make(policy, {.placement = e.placement});
-      RoutingScratch scratch;
+      const auto router = token_routers().make(policy)({.placement = e.placement});
       std::vector<double> us;
       for (std::size_t layer = 0; layer < counts.size(); ++layer) {
         std::vector<std::int32_t> of_slot(at(e.placement[layer].slots()));
@@ -460,7 +459,7 @@ Json measure_timing(const ConfigNode& node) {
         router->route({.placement = e.placement[layer],
                        .tokens = counts[layer],
                        .layer = static_cast<int>(layer)},
-                      scratch, of_slot);
+                      {of_slot});
         us.push_back(
             std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
                 .count());

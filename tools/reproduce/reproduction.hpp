@@ -89,7 +89,7 @@ Reproduction reproduce(const ConfigNode& file);
 
 /// A Markdown section: a table of the rows, then what was assumed.
 std::string markdown(const Reproduction&);
-/// The same for a terminal.
+/// The table of the rows and what was assumed, for a terminal.
 std::string to_text(const Reproduction&);
 
 /// Answers of the simulator for one {"kind": {...}}, as JSON that pointers lead into. With

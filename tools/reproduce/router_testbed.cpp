@@ -124,7 +124,7 @@ ArticleResult article_testbed(const ArticleWorld& world, const ConfigNode& route
   RouterContext context;
   context.seed = seed;
   context.ranks = world.ranks;
-  const auto made = request_routers().make(router, context);
+  const auto made = request_routers().make(router, context)();
   RouterTestbed bed(world.ranks, world.slots, *made);
   ArticleResult result;
   result.throughput.resize(bs.size());

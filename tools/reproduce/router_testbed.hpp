@@ -49,7 +49,7 @@ class RouterTestbed {
     return loads;
   }
 
-  /// Lets the router place who waits; how many it placed.
+  /// Lets the router place requests that wait, and answers how many it placed.
   std::size_t place(double clock) {
     const std::size_t before = pending_.size();
     const RouterNeeds needs = router_.needs();

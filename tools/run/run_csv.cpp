@@ -14,7 +14,7 @@ std::string ms(double seconds) { return fmt::format("{:.6f}", seconds * 1e3); }
 
 double mean(double sum, std::size_t count) { return count == 0 ? 0 : sum / double(count); }
 
-// Of each MoE layer's busiest and average rank, averaged over the layers.
+// Figures of each MoE layer's busiest and average rank, averaged over the layers.
 std::string expert_cells(const std::vector<LayerOutcome>& layers) {
   double max_activated = 0, activated = 0, max_tokens = 0, tokens = 0;
   for (const LayerOutcome& layer : layers) {

@@ -14,7 +14,7 @@ namespace moesim {
 ///   GPUs      a lane per GPU: what it did in each step, part by part
 ///   requests  a span per request: to its first token, then decoding
 ///
-/// Of several EP groups each has a lane of steps, and lanes of its own GPUs.
+/// Where there are several EP groups, each has a lane of steps, and lanes of its own GPUs.
 ///
 /// The layers of a step are folded: all attention, up to the barrier, then all dispatch, all
 /// experts, up to the barrier, all combine. "attention" is everything that a GPU computes by itself
@@ -22,7 +22,7 @@ namespace moesim {
 /// its steps exactly. An instant "hot rank" marks a step in which the busiest rank of a layer has
 /// more than hot_rank_threshold times the mean tokens: the worst layer's.
 ///
-/// Holds one step at a time; whoever observes other happenings adds them the same way.
+/// Holds one step at a time; observers of other events add them the same way.
 class Timeline : public RunObserver {
  public:
   /// Where an event stands, in the format's words.

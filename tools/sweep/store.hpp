@@ -45,7 +45,7 @@ struct StoredPoint {
   Json report;        ///< of a done point, else null; in part, if the store was read in part
 };
 
-/// The same, its JSON as the store holds it: unparsed, empty where there is none.
+/// A point as the store holds it: JSON unparsed, empty where there is none.
 struct StoreRow {
   std::string config_hash, config;
   PointStatus status = PointStatus::pending;
@@ -100,7 +100,7 @@ class Store {
   void add_writer(const std::string& version);
   /// Calls read(row) with each point in the order of the sweep; one at a time is in memory.
   void for_each_row(const std::function<void(StoreRow)>& read) const;
-  /// The same points, all at once.
+  /// Every point in the order of the sweep, all in memory at once.
   std::vector<StoreRow> rows() const;
   /// The point of this hash. Throws ConfigError if there is none.
   StoreRow row(const std::string& config_hash) const;
@@ -112,10 +112,10 @@ class Store {
   /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
   void record(const std::string& config_hash, PointStatus, std::string_view error,
               std::string_view report);
-  /// The same for many points, all or none of them. Points that the store lacks are added first.
+  /// Records many points, all or none of them. Points that the store lacks are added first.
   void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
-  /// The same for `count` points, of which row(0), row(1), .. are asked for in this order: one at a
-  /// time is in memory.
+  /// Records `count` points, all or none of them, of which row(0), row(1), .. are asked for in this
+  /// order: one at a time is in memory.
   void record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
               std::span<const SweepPoint> of = {});
 

@@ -57,7 +57,7 @@ struct TuneBound {
 };
 
 struct TuneProblem {
-  /// Of each place; nothing where it cannot be run.
+  /// What each place may reach at most; nothing where it cannot be run.
   std::vector<std::optional<TuneBound>> bounds;
   RateLadder ladder;
   /// Runs some points, each asked for once, and answers in their order. Nothing: stopped.
@@ -94,10 +94,10 @@ struct TuneResult {
 /// The point of the largest goodput that meets the SLO. A place is given up when it misses the SLO
 /// under the lightest load that would make it better than the best so far; places are tried in the
 /// order of their bounds, until no bound is better than what was found. That takes for granted that
-/// who misses the SLO under one load misses it under heavier ones. Where a run shows otherwise, or
-/// it is asked to be `sure`, every point that could be better is run. Loads above the ladder are
-/// tried where its top is met, below it where nothing in it is. Deterministic: the points depend on
-/// nothing but the problem.
+/// a setting that misses the SLO under one load misses it under heavier ones. Where a run shows
+/// otherwise, or it is asked to be `sure`, every point that could be better is run. Loads above the
+/// ladder are tried where its top is met, below it where nothing in it is. Deterministic: the
+/// points depend on nothing but the problem.
 TuneResult tune(const TuneProblem&);
 
 }  // namespace moesim

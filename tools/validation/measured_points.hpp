@@ -16,7 +16,7 @@ struct WorkerPlan {
   int tp = 0, dp = 0, ep = 0;
 };
 
-/// One measurement by somebody else: a row of a points file, or one of a row's figures. Counts that
+/// One published measurement: a row of a points file, or one of a row's figures. Counts that
 /// the row leaves empty are 0.
 struct MeasuredPoint {
   std::string id;

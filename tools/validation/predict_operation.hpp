@@ -31,7 +31,8 @@ using Predicted = std::variant<Prediction, Skipped>;
 /// File of a GPU in hardware/gpus without its extension, by the name sources use; empty if there is
 /// none.
 std::string gpu_file(std::string_view name);
-/// The same for models/zoo.
+/// File of a model in models/zoo without its extension, by the name sources use; empty if there is
+/// none.
 std::string model_file(std::string_view name);
 
 /// Files for the names that points give GPUs, before those in hardware/gpus.
@@ -50,7 +51,7 @@ class OperationPredictor {
  public:
   explicit OperationPredictor(std::filesystem::path root) : root_(std::move(root)) {}
   Predicted predict(const MeasuredPoint&);
-  /// The same on a GPU whose constants are being fitted.
+  /// Predicts a point on a GPU whose constants are being fitted.
   Predicted predict(const MeasuredPoint&, const GpuSpec&) const;
   const GpuSpec& gpu(const std::string& file);
   /// Points of the GPU of this name are predicted on this one, whatever file is meant for it.

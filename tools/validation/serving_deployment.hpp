@@ -34,7 +34,7 @@ struct DeploymentJson {
 DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path& root,
                                const GpuFiles& = {});
 
-/// The same of a deployment with prefill and decode apart, as two pools.
+/// What a measured deployment with prefill and decode apart is as an experiment with two pools.
 DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root, const GpuFiles& = {});
 
 /// GPUs of one replica and how many of them there are.

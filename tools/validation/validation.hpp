@@ -45,10 +45,10 @@ std::map<std::string, CategoryErrors> errors_by_category(const std::vector<Valid
 /// What was measured: GPU, model, engine with version, precision.
 std::string deployment_of(const MeasuredPoint&);
 
-/// The same of each category's groups, "category: group": whole deployments by GPU, model,
+/// The errors of each category's groups, "category: group": whole deployments by GPU, model,
 /// engine and precision, operations by GPU and precision.
 std::map<std::string, CategoryErrors> errors_by_group(const std::vector<ValidatedPoint>&);
-/// Of whole deployments, by category and engine.
+/// The errors of whole deployments, by category and engine.
 std::map<std::string, CategoryErrors> errors_by_engine(const std::vector<ValidatedPoint>&);
 
 }  // namespace moesim

@@ -6,11 +6,10 @@ namespace moesim {
 std::span<const Key> eplb_async_keys() { return periodic_keys; }
 
 // vLLM's use_async: layer by layer beside the steps.
-std::unique_ptr<Rebalancer> make_eplb_async(ConfigReader& options,
-                                            const RebalancingContext& context) {
+RebalancerFactory make_eplb_async(ConfigReader& options, const RebalancingContext& context) {
   RebalancePlan how;
   how.synchronous = false;
-  return std::make_unique<Periodic>(options, context, how);
+  return copies_of(Periodic(options, context, how));
 }
 
 }  // namespace moesim

@@ -18,11 +18,10 @@ std::span<const Key> eplb_periodic_keys() {
 
 // The engine stops for all of it, or, with layers_per_chunk, after every step for so many layers
 // (SGLang's eplb_rebalance_layers_per_chunk).
-std::unique_ptr<Rebalancer> make_eplb_periodic(ConfigReader& options,
-                                               const RebalancingContext& context) {
+RebalancerFactory make_eplb_periodic(ConfigReader& options, const RebalancingContext& context) {
   RebalancePlan how;
   how.layers_per_chunk = static_cast<int>(options.integer("layers_per_chunk"));
-  return std::make_unique<Periodic>(options, context, how);
+  return copies_of(Periodic(options, context, how));
 }
 
 }  // namespace moesim

@@ -190,8 +190,8 @@ std::span<const Key> migrate_keys() {
   return keys;
 }
 
-std::unique_ptr<Rebalancer> make_migrate(ConfigReader& options, const RebalancingContext& context) {
-  return std::make_unique<Migrate>(options, context);
+RebalancerFactory make_migrate(ConfigReader& options, const RebalancingContext& context) {
+  return copies_of(Migrate(options, context));
 }
 
 }  // namespace moesim

@@ -15,8 +15,8 @@ class NoRebalancing final : public Rebalancer {
 
 }  // namespace
 
-std::unique_ptr<Rebalancer> make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
-  return std::make_unique<NoRebalancing>();
+RebalancerFactory make_no_rebalancing(ConfigReader&, const RebalancingContext&) {
+  return copies_of(NoRebalancing());
 }
 
 }  // namespace moesim

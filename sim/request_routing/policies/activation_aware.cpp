@@ -58,9 +58,9 @@ std::span<const Key> activation_aware_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_activation_aware_router(ConfigReader& options,
-                                                            const RouterContext& context) {
-  return std::make_unique<ActivationAware>(options, context);
+RequestRouterFactory make_activation_aware_router(ConfigReader& options,
+                                                  const RouterContext& context) {
+  return copies_of(ActivationAware(options, context));
 }
 
 }  // namespace moesim

@@ -71,9 +71,8 @@ std::span<const Key> affinity_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_affinity_router(ConfigReader& options,
-                                                    const RouterContext& context) {
-  return std::make_unique<Affinity>(options, context);
+RequestRouterFactory make_affinity_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(Affinity(options, context));
 }
 
 }  // namespace moesim

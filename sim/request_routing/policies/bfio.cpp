@@ -81,9 +81,8 @@ std::span<const Key> bfio_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_bfio_router(ConfigReader& options,
-                                                const RouterContext& context) {
-  return std::make_unique<BfIo>(options, context);
+RequestRouterFactory make_bfio_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(BfIo(options, context));
 }
 
 }  // namespace moesim

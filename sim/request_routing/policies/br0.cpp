@@ -80,10 +80,9 @@ std::span<const Key> br0_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_br0_router(ConfigReader& options,
-                                               const RouterContext& context) {
-  if (options.choice("form") == 1) return std::make_unique<Br0Pool>(options, context);
-  return std::make_unique<Br0>(options);
+RequestRouterFactory make_br0_router(ConfigReader& options, const RouterContext& context) {
+  if (options.choice("form") == 1) return copies_of(Br0Pool(options, context));
+  return copies_of(Br0(options));
 }
 
 }  // namespace moesim

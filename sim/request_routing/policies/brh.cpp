@@ -118,10 +118,9 @@ std::span<const Key> brh_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_brh_router(ConfigReader& options,
-                                               const RouterContext& context) {
-  if (options.choice("form") == 1) return std::make_unique<BrhPool>(options, context);
-  return std::make_unique<Brh>(options, context);
+RequestRouterFactory make_brh_router(ConfigReader& options, const RouterContext& context) {
+  if (options.choice("form") == 1) return copies_of(BrhPool(options, context));
+  return copies_of(Brh(options, context));
 }
 
 }  // namespace moesim

@@ -90,9 +90,8 @@ std::span<const Key> cache_aware_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_cache_aware_router(ConfigReader& options,
-                                                       const RouterContext& context) {
-  return std::make_unique<CacheAware>(options, context);
+RequestRouterFactory make_cache_aware_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(CacheAware(options, context));
 }
 
 }  // namespace moesim

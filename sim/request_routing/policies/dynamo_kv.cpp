@@ -68,9 +68,8 @@ std::span<const Key> dynamo_kv_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_dynamo_kv_router(ConfigReader& options,
-                                                     const RouterContext& context) {
-  return std::make_unique<DynamoKv>(options, context);
+RequestRouterFactory make_dynamo_kv_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(DynamoKv(options, context));
 }
 
 }  // namespace moesim

@@ -73,8 +73,8 @@ std::span<const Key> fast_phi_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_fast_phi_router(ConfigReader& options, const RouterContext&) {
-  return std::make_unique<FastPhi>(options);
+RequestRouterFactory make_fast_phi_router(ConfigReader& options, const RouterContext&) {
+  return copies_of(FastPhi(options));
 }
 
 }  // namespace moesim

@@ -118,9 +118,8 @@ std::span<const Key> joint_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_joint_router(ConfigReader& options,
-                                                 const RouterContext& context) {
-  return std::make_unique<Joint>(options, context);
+RequestRouterFactory make_joint_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(Joint(options, context));
 }
 
 }  // namespace moesim

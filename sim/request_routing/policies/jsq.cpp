@@ -24,8 +24,8 @@ class ShortestQueue final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_jsq_router(ConfigReader& options, const RouterContext&) {
-  return std::make_unique<ShortestQueue>(options);
+RequestRouterFactory make_jsq_router(ConfigReader& options, const RouterContext&) {
+  return copies_of(ShortestQueue(options));
 }
 
 }  // namespace moesim

@@ -24,8 +24,8 @@ class LeastKv final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_least_kv_router(ConfigReader& options, const RouterContext&) {
-  return std::make_unique<LeastKv>(options);
+RequestRouterFactory make_least_kv_router(ConfigReader& options, const RouterContext&) {
+  return copies_of(LeastKv(options));
 }
 
 }  // namespace moesim

@@ -37,8 +37,8 @@ class Overflow final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_overflow_router(ConfigReader& options, const RouterContext&) {
-  return std::make_unique<Overflow>(options);
+RequestRouterFactory make_overflow_router(ConfigReader& options, const RouterContext&) {
+  return copies_of(Overflow(options));
 }
 
 }  // namespace moesim

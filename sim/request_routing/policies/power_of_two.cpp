@@ -29,9 +29,8 @@ class PowerOfTwo final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_power_of_two_router(ConfigReader& options,
-                                                        const RouterContext& context) {
-  return std::make_unique<PowerOfTwo>(options, context.seed);
+RequestRouterFactory make_power_of_two_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(PowerOfTwo(options, context.seed));
 }
 
 }  // namespace moesim

@@ -22,9 +22,8 @@ class Random final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_random_router(ConfigReader& options,
-                                                  const RouterContext& context) {
-  return std::make_unique<Random>(options, context.seed);
+RequestRouterFactory make_random_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(Random(options, context.seed));
 }
 
 }  // namespace moesim

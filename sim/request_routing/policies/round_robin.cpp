@@ -25,9 +25,8 @@ class RoundRobin final : public OneByOneRouter {
 
 }  // namespace
 
-std::unique_ptr<RequestRouter> make_round_robin_router(ConfigReader& options,
-                                                       const RouterContext&) {
-  return std::make_unique<RoundRobin>(options);
+RequestRouterFactory make_round_robin_router(ConfigReader& options, const RouterContext&) {
+  return copies_of(RoundRobin(options));
 }
 
 }  // namespace moesim

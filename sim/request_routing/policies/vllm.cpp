@@ -59,9 +59,8 @@ std::span<const Key> vllm_router_keys() {
   return keys;
 }
 
-std::unique_ptr<RequestRouter> make_vllm_router(ConfigReader& options,
-                                                const RouterContext& context) {
-  return std::make_unique<Vllm>(options, context.ranks);
+RequestRouterFactory make_vllm_router(ConfigReader& options, const RouterContext& context) {
+  return copies_of(Vllm(options, context.ranks));
 }
 
 }  // namespace moesim

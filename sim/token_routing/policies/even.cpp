@@ -23,9 +23,8 @@ namespace {
 
 class Even final : public TokenRouter {
  public:
-  void route(const RoutingProblem& problem, RoutingScratch&,
-             std::span<std::int32_t> tokens_of_slot) const override {
-    split_evenly(problem, tokens_of_slot);
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    split_evenly(problem, choice.tokens_of_slot);
   }
 
   bool needs_global_counts() const override { return false; }
@@ -33,8 +32,8 @@ class Even final : public TokenRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_even(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Even>();
+TokenRouterFactory make_even(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Even>(); };
 }
 
 }  // namespace moesim

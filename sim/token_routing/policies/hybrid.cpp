@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "sim/token_routing/min_exp.hpp"
+#include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
 #include "sim/token_routing/token_flow.hpp"
 
@@ -56,14 +57,18 @@ class WaysOff {
 // activations, then less time on the slowest.
 class Search {
  public:
+  struct Workspace {
+    std::vector<std::int32_t> active, tokens;  // on each GPU
+  };
+
   Search(const LayerPlacement& placement, const WaysOff& ways, RooflineTime time,
-         RoutingScratch& scratch, std::span<std::int32_t> tokens_of_slot)
+         Workspace& workspace, std::span<std::int32_t> tokens_of_slot)
       : placement_(placement),
         ways_(ways),
         time_(time),
         x_(tokens_of_slot),
-        active_(scratch.active_on_gpu),
-        tokens_(scratch.tokens_on_gpu) {
+        active_(workspace.active),
+        tokens_(workspace.tokens) {
     active_.assign(static_cast<std::size_t>(placement.gpus()), 0);
     tokens_.assign(static_cast<std::size_t>(placement.gpus()), 0);
     for (std::size_t slot = 0; slot < x_.size(); ++slot) {
@@ -206,35 +211,37 @@ class Hybrid final : public TokenRouter {
       layers_.push_back({MinExp(layer), WaysOff(layer)});
   }
 
-  void route(const RoutingProblem& problem, RoutingScratch& scratch,
-             std::span<std::int32_t> tokens_of_slot) const override {
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    const std::span<std::int32_t> tokens_of_slot = choice.tokens_of_slot;
+    Workspace& workspace = workspace_.local();
     const LayerPlacement& placement = problem.placement;
     const auto& [min_exp, ways] = layers_.at(static_cast<std::size_t>(problem.layer));
-    min_exp.serve(placement, problem.tokens, scratch, tokens_of_slot);
-    const double of_weights = time_.weight_time * *std::max_element(scratch.active_on_gpu.begin(),
-                                                                    scratch.active_on_gpu.end());
-    Search search(placement, ways, time_, scratch, tokens_of_slot);
+    min_exp.serve(placement, problem.tokens, workspace.min_exp, tokens_of_slot);
+    const std::vector<std::int32_t>& active = workspace.min_exp.active_on_gpu;
+    const double of_weights = time_.weight_time * *std::max_element(active.begin(), active.end());
+    Search search(placement, ways, time_, workspace.search, tokens_of_slot);
     search.balance_tokens();
     search.shorten();
     double best = time_.busiest(placement, tokens_of_slot);
     if (best <= of_weights) return;  // nothing is faster
 
-    scratch.candidate.resize(tokens_of_slot.size());
+    std::vector<std::int32_t>& candidate = workspace.candidate;
+    candidate.resize(tokens_of_slot.size());
     const auto keep_if_faster = [&](bool or_equal = false) {
-      const double time = time_.busiest(placement, scratch.candidate);
+      const double time = time_.busiest(placement, candidate);
       if (time > best || (time == best && !or_equal)) return;
       best = time;
-      std::copy(scratch.candidate.begin(), scratch.candidate.end(), tokens_of_slot.begin());
+      std::copy(candidate.begin(), candidate.end(), tokens_of_slot.begin());
     };
-    min_exp.serve(placement, problem.tokens, scratch, scratch.candidate);
-    TokenFlow flow(placement, scratch, scratch.candidate);
+    min_exp.serve(placement, problem.tokens, workspace.min_exp, candidate);
+    TokenFlow flow(placement, workspace.flow, candidate);
     const auto allowed = static_cast<std::int32_t>(of_weights / time_.token_time);
     flow.spare_slots(std::max(flow.minimise(), allowed));
     keep_if_faster(true);  // it splits less than the search does
-    Search(placement, ways, time_, scratch, scratch.candidate).shorten();
+    Search(placement, ways, time_, workspace.search, candidate).shorten();
     keep_if_faster();
 
-    split_evenly(problem, scratch.candidate);
+    split_evenly(problem, candidate);
     keep_if_faster();
   }
 
@@ -247,8 +254,16 @@ class Hybrid final : public TokenRouter {
     WaysOff ways;
   };
 
+  struct Workspace {
+    MinExp::Workspace min_exp;
+    TokenFlow::Workspace flow;
+    Search::Workspace search;
+    std::vector<std::int32_t> candidate;  // [slots]
+  };
+
   RooflineTime time_;
   std::vector<Layer> layers_;
+  PerThread<Workspace> workspace_;
 };
 
 // Seconds as a quantity, or a number in a unit of the reader's choice: only the ratio counts.
@@ -256,14 +271,16 @@ double read_time(const ConfigNode& node) {
   return node.json().is_string() ? node.quantity<Seconds>().count() : node.number();
 }
 
-RooflineTime read_times(ConfigReader& options, RooflineTime fallback) {
+// None: those of the GPU and model.
+std::optional<RooflineTime> read_times(ConfigReader& options) {
   const bool has_weight = options.optional("weight_time");
   const bool has_token = options.optional("token_time");
-  if (!has_weight && !has_token) return fallback;
+  if (!has_weight && !has_token) return std::nullopt;
   if (!has_weight || !has_token) {
     options.node().fail("\"weight_time\" and \"token_time\" go together: give both or neither");
   }
-  return {read_time(options.child("weight_time")), read_time(options.child("token_time"))};
+  return RooflineTime{read_time(options.child("weight_time")),
+                      read_time(options.child("token_time"))};
 }
 
 }  // namespace
@@ -277,8 +294,11 @@ std::span<const Key> hybrid_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_hybrid(ConfigReader& options, const RoutingContext& context) {
-  return std::make_unique<Hybrid>(context.placement, read_times(options, context.time));
+TokenRouterFactory make_hybrid(ConfigReader& options) {
+  const std::optional<RooflineTime> own = read_times(options);
+  return [own](const RoutingContext& context) {
+    return std::make_unique<Hybrid>(context.placement, own.value_or(context.time));
+  };
 }
 
 }  // namespace moesim

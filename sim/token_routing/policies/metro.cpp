@@ -3,6 +3,7 @@
 #include <array>
 #include <numeric>
 
+#include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
@@ -26,13 +27,14 @@ class Metro final : public TokenRouter {
     for (const LayerPlacement& layer : placement) orders_.push_back(fixed_order(layer));
   }
 
-  void route(const RoutingProblem& problem, RoutingScratch& scratch,
-             std::span<std::int32_t> tokens_of_slot) const override {
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
     const auto& experts = orders_.at(static_cast<std::size_t>(problem.layer));
     check(experts.size() == problem.tokens.size(),
           "a routing was made for a placement of another number of experts");
-    std::vector<std::int32_t>& active = scratch.active_on_gpu;
+    Workspace& workspace = workspace_.local();
+    std::vector<std::int32_t>& active = workspace.active_on_gpu;
     active.assign(static_cast<std::size_t>(problem.placement.gpus()), 0);
+    const std::span<std::int32_t> tokens_of_slot = choice.tokens_of_slot;
     std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
 
     // An expert without tokens passes through: which ones have some, no branch could guess.
@@ -47,11 +49,12 @@ class Metro final : public TokenRouter {
       for (const std::int32_t expert : experts) serve(expert);
       return;
     }
-    scratch.order = experts;
+    std::vector<std::int32_t>& shuffled = workspace.shuffled;
+    shuffled = experts;
     Rng rng = layer_step_stream(seed_, problem, "token_routing/metro");
-    for (std::size_t left = scratch.order.size(); left > 0; --left) {
-      std::swap(scratch.order[rng.below(left)], scratch.order[left - 1]);
-      serve(scratch.order[left - 1]);
+    for (std::size_t left = shuffled.size(); left > 0; --left) {
+      std::swap(shuffled[rng.below(left)], shuffled[left - 1]);
+      serve(shuffled[left - 1]);
     }
   }
 
@@ -69,9 +72,15 @@ class Metro final : public TokenRouter {
     return experts;
   }
 
+  struct Workspace {
+    std::vector<std::int32_t> active_on_gpu;
+    std::vector<std::int32_t> shuffled;  // experts
+  };
+
   Order order_;
   std::uint64_t seed_;
   std::vector<std::vector<std::int32_t>> orders_;  // [layers][experts]; by id where random
+  PerThread<Workspace> workspace_;
 };
 
 }  // namespace
@@ -83,10 +92,12 @@ std::span<const Key> metro_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_metro(ConfigReader& options, const RoutingContext& context) {
+TokenRouterFactory make_metro(ConfigReader& options) {
   const auto order = static_cast<Order>(options.choice("order"));
   const std::int64_t seed = order == Order::random ? options.integer("seed") : 0;
-  return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
+  return [order, seed](const RoutingContext& context) {
+    return std::make_unique<Metro>(context.placement, order, static_cast<std::uint64_t>(seed));
+  };
 }
 
 }  // namespace moesim

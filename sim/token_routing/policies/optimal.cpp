@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/token_routing/min_exp.hpp"
+#include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
@@ -13,22 +14,22 @@ class Optimal final : public TokenRouter {
     for (const LayerPlacement& layer : placement) layers_.emplace_back(layer);
   }
 
-  void route(const RoutingProblem& problem, RoutingScratch& scratch,
-             std::span<std::int32_t> tokens_of_slot) const override {
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
     layers_.at(static_cast<std::size_t>(problem.layer))
-        .serve(problem.placement, problem.tokens, scratch, tokens_of_slot);
+        .serve(problem.placement, problem.tokens, workspace_.local(), choice.tokens_of_slot);
   }
 
   bool needs_global_counts() const override { return true; }
 
  private:
   std::vector<MinExp> layers_;
+  PerThread<MinExp::Workspace> workspace_;
 };
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_optimal(ConfigReader&, const RoutingContext& context) {
-  return std::make_unique<Optimal>(context.placement);
+TokenRouterFactory make_optimal(ConfigReader&) {
+  return [](const RoutingContext& context) { return std::make_unique<Optimal>(context.placement); };
 }
 
 }  // namespace moesim

@@ -10,7 +10,7 @@ class Random final : public RowRouter {
   explicit Random(std::uint64_t seed) : seed_(seed) {}
 
  private:
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     Rng rng = layer_step_stream(seed_, problem, "token_routing/random");
     for (std::size_t i = 0; i < slot_of_selection.size(); ++i) {
@@ -29,9 +29,9 @@ std::span<const Key> random_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_random(ConfigReader& options, const RoutingContext&) {
-  const std::int64_t seed = options.integer("seed");
-  return std::make_unique<Random>(static_cast<std::uint64_t>(seed));
+TokenRouterFactory make_random_routing(ConfigReader& options) {
+  const auto seed = static_cast<std::uint64_t>(options.integer("seed"));
+  return [seed](const RoutingContext&) { return std::make_unique<Random>(seed); };
 }
 
 }  // namespace moesim

@@ -51,7 +51,7 @@ class SglangStatic final : public RowRouter {
     return map;
   }
 
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     const auto& map = slot_of_.at(static_cast<std::size_t>(problem.layer));
     for_each_token(problem.rows,
@@ -73,10 +73,11 @@ std::span<const Key> sglang_static_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_sglang_static(ConfigReader& options,
-                                                const RoutingContext& context) {
-  const std::int64_t seed = options.integer("seed");
-  return std::make_unique<SglangStatic>(context.placement, static_cast<std::uint64_t>(seed));
+TokenRouterFactory make_sglang_static(ConfigReader& options) {
+  const auto seed = static_cast<std::uint64_t>(options.integer("seed"));
+  return [seed](const RoutingContext& context) {
+    return std::make_unique<SglangStatic>(context.placement, seed);
+  };
 }
 
 }  // namespace moesim

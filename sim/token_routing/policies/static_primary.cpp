@@ -110,26 +110,25 @@ class Evening {
 class StaticPrimary final : public TokenRouter {
  public:
   StaticPrimary(const RoutingContext& context, double tokens_per_expert) {
-    RoutingScratch scratch;
+    MinExp::Workspace workspace;
     for (const LayerPlacement& layer : context.placement) {
       const std::vector<std::int32_t> all_active(at(layer.experts()), 1);
-      MinExp(layer).assign(layer, all_active, scratch);
+      MinExp(layer).assign(layer, all_active, workspace);
       if (!context.load.empty() && tokens_per_expert > 0) {
         const ExpertLoad& load = context.load[primary_.size()];
-        Evening(layer, scratch.slot_of, activity(load, tokens_per_expert)).run();
+        Evening(layer, workspace.slot_of, activity(load, tokens_per_expert)).run();
       }
-      primary_.push_back(scratch.slot_of);
+      primary_.push_back(workspace.slot_of);
     }
   }
 
-  void route(const RoutingProblem& problem, RoutingScratch&,
-             std::span<std::int32_t> tokens_of_slot) const override {
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
     const auto& primary = primary_.at(at(problem.layer));
     check(primary.size() == problem.tokens.size(),
           "a routing was made for a placement of another number of experts");
-    std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
+    std::fill(choice.tokens_of_slot.begin(), choice.tokens_of_slot.end(), 0);
     for (std::size_t expert = 0; expert < primary.size(); ++expert) {
-      tokens_of_slot[at(primary[expert])] = problem.tokens[expert];
+      choice.tokens_of_slot[at(primary[expert])] = problem.tokens[expert];
     }
   }
 
@@ -148,9 +147,11 @@ std::span<const Key> static_primary_routing_keys() {
   return keys;
 }
 
-std::unique_ptr<TokenRouter> make_static_primary(ConfigReader& options,
-                                                 const RoutingContext& context) {
-  return std::make_unique<StaticPrimary>(context, options.number("tokens_per_expert"));
+TokenRouterFactory make_static_primary(ConfigReader& options) {
+  const double tokens_per_expert = options.number("tokens_per_expert");
+  return [tokens_per_expert](const RoutingContext& context) {
+    return std::make_unique<StaticPrimary>(context, tokens_per_expert);
+  };
 }
 
 }  // namespace moesim

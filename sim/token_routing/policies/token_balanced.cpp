@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/token_routing/min_exp.hpp"
+#include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
 #include "sim/token_routing/token_flow.hpp"
 
@@ -17,24 +18,32 @@ class TokenBalanced final : public TokenRouter {
     for (const LayerPlacement& layer : placement) layers_.emplace_back(layer);
   }
 
-  void route(const RoutingProblem& problem, RoutingScratch& scratch,
-             std::span<std::int32_t> tokens_of_slot) const override {
+  void route(const RoutingProblem& problem, SlotChoice choice) const override {
+    auto& [min_exp, flow_space] = workspace_.local();
     layers_.at(static_cast<std::size_t>(problem.layer))
-        .serve(problem.placement, problem.tokens, scratch, tokens_of_slot);
-    TokenFlow flow(problem.placement, scratch, tokens_of_slot);
+        .serve(problem.placement, problem.tokens, min_exp, choice.tokens_of_slot);
+    TokenFlow flow(problem.placement, flow_space, choice.tokens_of_slot);
     flow.spare_slots(flow.minimise());
   }
 
   bool needs_global_counts() const override { return true; }
 
  private:
+  struct Workspace {
+    MinExp::Workspace min_exp;
+    TokenFlow::Workspace flow;
+  };
+
   std::vector<MinExp> layers_;
+  PerThread<Workspace> workspace_;
 };
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_token_balanced(ConfigReader&, const RoutingContext& context) {
-  return std::make_unique<TokenBalanced>(context.placement);
+TokenRouterFactory make_token_balanced(ConfigReader&) {
+  return [](const RoutingContext& context) {
+    return std::make_unique<TokenBalanced>(context.placement);
+  };
 }
 
 }  // namespace moesim

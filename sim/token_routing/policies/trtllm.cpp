@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/row_router.hpp"
 
 namespace moesim {
@@ -8,9 +9,9 @@ namespace {
 // The j-th occurrence of an expert among 1,024 consecutive selections of a rank takes replica
 // (j + block + rank) mod r: a round robin per expert. [TensorRT-LLM]
 class Trtllm final : public RowRouter {
-  void choose(const RoutingProblem& problem, RoutingScratch& scratch,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
-    std::vector<std::int32_t>& seen = scratch.seen_of_expert;
+    std::vector<std::int32_t>& seen = seen_of_expert_.local();
     const std::size_t k = problem.rows.k();
     for_each_token(problem.rows,
                    [&](std::int32_t rank, std::uint32_t row, std::size_t first, std::size_t last) {
@@ -27,12 +28,13 @@ class Trtllm final : public RowRouter {
   }
 
   static constexpr std::size_t block_size = 1024;
+  PerThread<std::vector<std::int32_t>> seen_of_expert_;  // [experts]
 };
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_trtllm(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Trtllm>();
+TokenRouterFactory make_trtllm(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Trtllm>(); };
 }
 
 }  // namespace moesim

@@ -8,7 +8,7 @@ namespace {
 // replica = ((row * 2654435769) mod 2^32) mod r, Knuth's multiplicative hash of the token's row:
 // all experts of a token with equally many replicas take the same one. [vLLM]
 class Vllm final : public RowRouter {
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     for_each_token(problem.rows,
                    [&](std::int32_t, std::uint32_t row, std::size_t first, std::size_t last) {
@@ -24,7 +24,7 @@ class Vllm final : public RowRouter {
 // What it did before: replica = (row * k + place in the top-k) mod r. With even k and two replicas
 // that is the parity of the place, whatever the token. [vLLM]
 class VllmLegacy final : public RowRouter {
-  void choose(const RoutingProblem& problem, RoutingScratch&,
+  void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
     for_each_token(
         problem.rows, [&](std::int32_t, std::uint32_t row, std::size_t first, std::size_t last) {
@@ -38,12 +38,12 @@ class VllmLegacy final : public RowRouter {
 
 }  // namespace
 
-std::unique_ptr<TokenRouter> make_vllm(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<Vllm>();
+TokenRouterFactory make_vllm(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<Vllm>(); };
 }
 
-std::unique_ptr<TokenRouter> make_vllm_legacy(ConfigReader&, const RoutingContext&) {
-  return std::make_unique<VllmLegacy>();
+TokenRouterFactory make_vllm_legacy(ConfigReader&) {
+  return [](const RoutingContext&) { return std::make_unique<VllmLegacy>(); };
 }
 
 }  // namespace moesim
