@@ -337,7 +337,11 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   classify_step();
   pad_to_graph();
   if (sampler_ != nullptr) {
-    model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
+    StepSampler::Coins coins;
+    const auto draw = [&](const StepBatch& part) -> const StepSample& {
+      return sampler_->draw(summary_.rule, part, coins);
+    };
+    model_.price(batch_, draw, cost_);
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
