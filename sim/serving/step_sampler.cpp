@@ -35,7 +35,8 @@ StepSampler::StepSampler(const Deployment& experiment)
       model_(step_model(experiment)),
       rng_(experiment.seed, "sampled fidelity") {}
 
-const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch, Coins& coins) {
+const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
+                                    std::span<const std::int32_t> places, Coins& coins) {
   std::int64_t decode = 0, prefill = 0, most = 0, prompts = 0;
   for (const RankStep& rank : batch.ranks) {
     const std::int64_t before = prefill;
@@ -54,8 +55,8 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch, Coins
   std::vector<const StepSample*>& samples = by_key_[key];
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
-  samples.push_back(
-      &price(key, static_cast<std::int32_t>(prefill / std::max<std::int64_t>(1, prompts))));
+  const auto prompt_tokens = prefill / std::max<std::int64_t>(1, prompts);
+  samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places));
   return *samples.back();
 }
 
@@ -82,7 +83,8 @@ void StepSampler::add_prompts(StepBatch& batch, std::int32_t tokens, std::int32_
 }
 
 // `prompt_tokens`: of each prompt.
-const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens) {
+const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
+                                     std::span<const std::int32_t> places) {
   StepBatch batch;
   const int ranks = experiment_.parallel.dp;
   for (int r = 0; r < ranks; ++r) {
@@ -93,9 +95,7 @@ const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens)
     add_prompts(batch, prefill, prompt_tokens);
     for (std::int32_t i = 0; i < decode; ++i) {
       const Binding binding = rows_.bind();
-      const auto recorded = std::max<std::int64_t>(rows_.recorded(binding, Phase::decode), 1);
-      const auto place =
-          static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(recorded)));
+      const std::int32_t place = places[rng_.below(places.size())];
       add_sequence(batch, rows_, binding, Phase::decode, {1, 0}, place);
     }
     if (rank.tokens > 0) continue;

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "sim/experiment/deployment.hpp"
@@ -23,12 +24,12 @@ namespace moesim {
 /// of eight to the octave where all tokens decode, else powers of two, of the other ranks' mean for
 /// their prompts (exact below that); a size between two takes the lower or the upper one at random
 /// so that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks,
-/// are spread evenly; decode tokens are of as many recorded requests, each at a random place;
-/// prompt tokens are of as many recorded requests as those of the step that wanted the sample, and
-/// of one request follow each other in the recording. Of large samples some consecutive layers are
-/// priced, and stand for the others; which ones goes round. How tokens are spread over unequal
-/// ranks otherwise, and that consecutive steps have their requests in common, is what a sample does
-/// not know.
+/// are spread evenly; decode tokens are of as many recorded requests, at places in their outputs
+/// where requests of the step that wanted the sample are, by chance; prompt tokens are of as many
+/// recorded requests as those of that step, and of one request follow each other in the recording.
+/// Of large samples some consecutive layers are priced, and stand for the others; which ones goes
+/// round. How tokens are spread over unequal ranks otherwise, and that consecutive steps have their
+/// requests in common, is what a sample does not know.
 class StepSampler {
  public:
   explicit StepSampler(const Deployment&);
@@ -39,8 +40,10 @@ class StepSampler {
     std::optional<double> decode, most, others;
   };
 
-  /// A step like this one, or a micro-batch of one; good as long as the sampler.
-  const StepSample& draw(StepKind rule, const StepBatch&, Coins&);
+  /// A step like this one, or a micro-batch of one; good as long as the sampler. `places`: tokens
+  /// that requests in decode have generated before.
+  const StepSample& draw(StepKind rule, const StepBatch&, std::span<const std::int32_t> places,
+                         Coins&);
   std::size_t samples() const { return samples_.size(); }
 
  private:
@@ -56,7 +59,8 @@ class StepSampler {
     std::int64_t sizes_per_octave, unit;
   };
   std::int64_t on_grid(std::int64_t size, Grid, std::optional<double>& coin);
-  const StepSample& price(const Key&, std::int32_t prompt_tokens);
+  const StepSample& price(const Key&, std::int32_t prompt_tokens,
+                          std::span<const std::int32_t> places);
   void add_prompts(StepBatch&, std::int32_t tokens, std::int32_t of_each);
   LayerRange next_layers(std::int64_t tokens);
 

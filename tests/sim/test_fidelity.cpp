@@ -70,6 +70,7 @@ TEST_CASE("a sampled run is the same on every call") {
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
   const Experiment e = load_tiny(Json::object());
   StepSampler sampler(e.decode());
+  const std::vector<std::int32_t> places{0, 1, 2, 3};
   StepBatch batch;
   batch.ranks.resize(4);
   // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;
@@ -80,7 +81,7 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
   constexpr int draws = 4000;
   for (int i = 0; i < draws; ++i) {
     StepSampler::Coins coins;
-    const StepSample& sample = sampler.draw(StepKind::decode, batch, coins);
+    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
     std::int64_t sum = 0;
     for (const std::int32_t t : sample.layers.front().load.tokens) sum += t;
     REQUIRE((sum == 36 * 2 || sum == 40 * 2));  // top 2
@@ -131,13 +132,14 @@ TEST_CASE("of a large sample some layers are priced and stand for the others") {
   const Experiment e = load_tiny(
       {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
   StepSampler sampler(e.decode());
+  const std::vector<std::int32_t> places{0, 1, 2, 3};
   StepBatch batch;
   batch.ranks.resize(4);
   // On the grid, and of 2,048 tokens 8 layers are priced.
   for (RankStep& rank : batch.ranks) rank.sequences.assign(512, {1, 0});
   for (int i = 0; i < 20; ++i) {
     StepSampler::Coins coins;
-    const StepSample& sample = sampler.draw(StepKind::decode, batch, coins);
+    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
     REQUIRE(sample.layers.size() == 20);
     std::set<std::vector<std::int32_t>> different;
     for (std::size_t layer = 0; layer < 20; ++layer) {
