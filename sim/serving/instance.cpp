@@ -229,7 +229,11 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   } else {
     summary_.prefill_tokens += tokens;
   }
-  if (sampler_ != nullptr) return;
+  if (sampler_ != nullptr) {
+    if (tokens == 1)
+      decode_places_.push_back(std::max(0, sequence.computed - sequence.prompt_tokens));
+    return;
+  }
   // After a preemption generated tokens are prefilled again, but their rows stay those of decode.
   const Binding& binding = requests_[sequence.request].binding;
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
@@ -332,6 +336,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   batch_.start = to_seconds(now);
   batch_.rows.clear();
   request_of_range_.clear();
+  decode_places_.clear();
   for (RankStep& step : batch_.ranks) {
     step.sequences.clear();
     step.tokens = step.sampled = step.padding = 0;
@@ -345,7 +350,10 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     // An idle rank runs one token, so that the collectives complete [vLLM].
     step = {{{1, 0}}, 1, 0, 0, true};
     ++summary_.dummy_ranks;
-    if (sampler_ != nullptr) continue;
+    if (sampler_ != nullptr) {
+      decode_places_.push_back(0);
+      continue;
+    }
     batch_.rows.push_back(rows_.dummy(index));
     request_of_range_.push_back(StepSeen::no_request);
   }
@@ -353,7 +361,11 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   classify_step();
   pad_to_graph();
   if (sampler_ != nullptr) {
-    model_.price(batch_, sampler_->draw(summary_.rule, batch_), cost_);
+    StepSampler::Coins coins;
+    const auto draw = [&](const StepBatch& part) -> const StepSample& {
+      return sampler_->draw(summary_.rule, part, decode_places_, coins);
+    };
+    model_.price(batch_, draw, cost_);
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);

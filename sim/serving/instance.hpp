@@ -136,6 +136,7 @@ class Instance {
   Time busy_until_{};
   bool stepping_ = false;
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
+  std::vector<std::int32_t> decode_places_;      // tokens generated before; of a sampled step
 };
 
 }  // namespace moesim

@@ -35,36 +35,56 @@ StepSampler::StepSampler(const Deployment& deployment)
       model_(step_model(deployment)),
       rng_(deployment.seed, "sampled fidelity") {}
 
-const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch) {
-  std::int64_t decode = 0, prefill = 0, most = 0;
+const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
+                                    std::span<const std::int32_t> places, Coins& coins) {
+  std::int64_t decode = 0, prefill = 0, most = 0, prompts = 0;
   for (const RankStep& rank : batch.ranks) {
     const std::int64_t before = prefill;
     for (const SequenceWork& work : rank.sequences) {
       (work.new_tokens == 1 ? decode : prefill) += work.new_tokens;
+      prompts += work.new_tokens > 1;
     }
     most = std::max(most, prefill - before);
   }
   const std::int64_t sizes_per_octave = prefill > 0 ? 1 : 8;
-  const Key key{rule, on_grid(decode, sizes_per_octave), on_grid(most, sizes_per_octave),
-                on_grid(prefill - most, sizes_per_octave)};
+  const std::int64_t others = std::max<std::int64_t>(1, std::ssize(batch.ranks) - 1);
+  const Key key{rule, on_grid(decode, {sizes_per_octave, 1}, coins.decode),
+                on_grid(most, {1, 1}, coins.most),
+                on_grid(prefill - most, {1, others}, coins.others)};
   const std::size_t wanted = samples_of(key.tokens());
   std::vector<const StepSample*>& samples = by_key_[key];
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
-  samples.push_back(&price(key));
+  const auto prompt_tokens = prefill / std::max<std::int64_t>(1, prompts);
+  samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places));
   return *samples.back();
 }
 
-std::int64_t StepSampler::on_grid(std::int64_t size, std::int64_t sizes_per_octave) {
-  if (size < sizes_per_octave) return size;
-  const auto octave = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(size)));
-  const std::int64_t step = octave / sizes_per_octave;
-  const std::int64_t above = size % step;
-  const bool up = static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(step))) < above;
+// Octaves begin at the powers of two of units; below the first of them sizes are exact.
+std::int64_t StepSampler::on_grid(std::int64_t size, Grid grid, std::optional<double>& coin) {
+  if (size < grid.sizes_per_octave * grid.unit) return size;
+  const auto units = static_cast<std::uint64_t>(size / grid.unit);
+  const std::int64_t octave = static_cast<std::int64_t>(std::bit_floor(units)) * grid.unit;
+  const std::int64_t step = octave / grid.sizes_per_octave;
+  const std::int64_t above = (size - octave) % step;
+  const auto steps = static_cast<double>(step);
+  if (!coin) coin = static_cast<double>(rng_.below(static_cast<std::uint64_t>(step))) / steps;
+  const bool up = *coin * steps < static_cast<double>(above);
   return size - above + (up ? step : 0);
 }
 
-const StepSample& StepSampler::price(const Key& key) {
+// Tokens of recorded prompts, so many of each.
+void StepSampler::add_prompts(StepBatch& batch, std::int32_t tokens, std::int32_t of_each) {
+  while (tokens > 0) {
+    const std::int32_t here = std::min(tokens, of_each);
+    add_sequence(batch, rows_, rows_.bind(), Phase::prefill, {here, 0}, 0);
+    tokens -= here;
+  }
+}
+
+// `prompt_tokens`: of each prompt.
+const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
+                                     std::span<const std::int32_t> places) {
   StepBatch batch;
   const int ranks = deployment_.parallel.dp;
   for (int r = 0; r < ranks; ++r) {
@@ -72,14 +92,10 @@ const StepSample& StepSampler::price(const Key& key) {
     const std::int32_t prefill = r == 0 ? static_cast<std::int32_t>(key.most_prefill_tokens)
                                         : share(key.other_prefill_tokens, r - 1, ranks - 1);
     const std::int32_t decode = share(key.decode_tokens, r, ranks);
-    if (prefill > 0) {
-      add_sequence(batch, rows_, rows_.bind(), Phase::prefill, {prefill, 0}, 0);
-    }
+    add_prompts(batch, prefill, prompt_tokens);
     for (std::int32_t i = 0; i < decode; ++i) {
       const Binding binding = rows_.bind();
-      const auto recorded = std::max<std::int64_t>(rows_.recorded(binding, Phase::decode), 1);
-      const auto place =
-          static_cast<std::int64_t>(rng_.below(static_cast<std::uint64_t>(recorded)));
+      const std::int32_t place = places[rng_.below(places.size())];
       add_sequence(batch, rows_, binding, Phase::decode, {1, 0}, place);
     }
     if (rank.tokens > 0) continue;

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "sim/experiment/deployment.hpp"
@@ -19,19 +21,29 @@ namespace moesim {
 ///
 /// Steps are alike that run under one rule with as many decode tokens over the group, as many
 /// prompt tokens on the rank that has most of them, and as many on the others. Sizes are on a grid,
-/// of eight to the octave where all tokens decode, else powers of two (exact below that); a size
-/// between two takes the lower or the upper one at random so that the mean comes out. A sample's
-/// decode tokens, and the prompt tokens of the other ranks, are spread evenly; decode tokens are of
-/// as many recorded requests, each at a random place; a rank's prompt tokens follow each other in
-/// the recording. Of large samples some consecutive layers are priced, and stand for the others;
-/// which ones goes round. How tokens are spread over unequal ranks otherwise, and that consecutive
-/// steps have their requests in common, is what a sample does not know.
+/// of eight to the octave where all tokens decode, else powers of two, of the other ranks' mean for
+/// their prompts (exact below that); a size between two takes the lower or the upper one at random
+/// so that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks,
+/// are spread evenly; decode tokens are of as many recorded requests, at places in their outputs
+/// where requests of the step that wanted the sample are, by chance; prompt tokens are of as many
+/// recorded requests as those of that step, and of one request follow each other in the recording.
+/// Of large samples some consecutive layers are priced, and stand for the others; which ones goes
+/// round. How tokens are spread over unequal ranks otherwise, and that consecutive steps have their
+/// requests in common, is what a sample does not know.
 class StepSampler {
  public:
   explicit StepSampler(const Deployment&);
 
-  /// A step like this one; good as long as the sampler.
-  const StepSample& draw(StepKind rule, const StepBatch&);
+  /// Which way sizes between two go, from 0 (up) to 1 (down). The same for all micro-batches of a
+  /// step: a pipeline waits for the longest, and those of one size must not differ by chance.
+  struct Coins {
+    std::optional<double> decode, most, others;
+  };
+
+  /// A step like this one, or a micro-batch of one; good as long as the sampler. `places`: tokens
+  /// that requests in decode have generated before.
+  const StepSample& draw(StepKind rule, const StepBatch&, std::span<const std::int32_t> places,
+                         Coins&);
   std::size_t samples() const { return samples_.size(); }
 
  private:
@@ -43,8 +55,13 @@ class StepSampler {
       return decode_tokens + most_prefill_tokens + other_prefill_tokens;
     }
   };
-  std::int64_t on_grid(std::int64_t size, std::int64_t sizes_per_octave);
-  const StepSample& price(const Key&);
+  struct Grid {
+    std::int64_t sizes_per_octave, unit;
+  };
+  std::int64_t on_grid(std::int64_t size, Grid, std::optional<double>& coin);
+  const StepSample& price(const Key&, std::int32_t prompt_tokens,
+                          std::span<const std::int32_t> places);
+  void add_prompts(StepBatch&, std::int32_t tokens, std::int32_t of_each);
   LayerRange next_layers(std::int64_t tokens);
 
   const Deployment& deployment_;

@@ -220,14 +220,56 @@ bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   });
 }
 
+// What a stage does in the mean, of what all micro-batches do in all stages, and the rest of a
+// round.
+void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOperation>& rows) {
+  for (ExplainedOperation& row : rows) {
+    row.calls /= stages;
+    for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
+                        &row.link_bytes, &row.peak_flops}) {
+      *sum /= stages;
+    }
+  }
+  const auto& pipeline = step.parts[static_cast<std::size_t>(Part::pipeline)];
+  Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
+  rest.evidence = Evidence::extrapolated;
+  Explainer(&rows).add("other_stages", Part::pipeline, rest);
+}
+
 }  // namespace
+
+// `price` gives the cost of a micro-batch: the `number`th, whose tokens per expert it leaves in the
+// scratch.
+template <class PricePart>
+StepCost StepModel::price_pipeline(const StepBatch& batch, PricePart&& price) {
+  std::vector<StepCost> costs;
+  std::vector<std::vector<CollectiveCost>> hops;
+  std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
+  std::vector<std::int32_t> tokens(of_part.size());
+  for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
+    if (std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; })) {
+      continue;
+    }
+    price(part, costs.size(), costs.emplace_back());
+    tokens.resize(of_part.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+    auto& hops_of_part = hops.emplace_back();
+    for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
+  }
+  of_part = std::move(tokens);
+  return join_pipeline(costs, hops, plan_);
+}
 
 void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
                       const ExpertPlacement& placements, const RowSource& rows, StepCost& result,
                       std::vector<ExplainedOperation>* explain) {
   if (explain != nullptr) explain->clear();
   if (plan_.pp > 1) {
-    price_pipeline(batch, rule, placements, rows, result, explain);
+    const auto price = [&](const StepBatch& part, std::size_t number, StepCost& cost) {
+      price_batch(part, rule, placements, rows, steps_ + number, cost, explain);
+    };
+    result = price_pipeline(batch, price);
+    if (explain != nullptr) explain_pipeline(result, plan_.pp, *explain);
   } else if (overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch)) {
     price_two_batches(batch, rule, placements, rows, result, explain);
   } else {
@@ -246,37 +288,6 @@ void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
   price_batch(two[1], rule, placements, rows, steps_ + 1, scratch_->second_half, explain);
   for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
   join_interleaved(result, scratch_->second_half);
-}
-
-void StepModel::price_pipeline(const StepBatch& batch, const PhaseRule& rule,
-                               const ExpertPlacement& placements, const RowSource& rows,
-                               StepCost& result, std::vector<ExplainedOperation>* explain) {
-  std::vector<StepCost> costs;
-  std::vector<std::vector<CollectiveCost>> hops;
-  std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
-  std::vector<std::int32_t> tokens(of_part.size());
-  for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
-    if (part.rows.empty()) continue;
-    price_batch(part, rule, placements, rows, steps_ + costs.size(), costs.emplace_back(), explain);
-    tokens.resize(of_part.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
-    auto& hops_of_part = hops.emplace_back();
-    for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
-  }
-  of_part = std::move(tokens);
-  result = join_pipeline(costs, hops, plan_);
-  if (explain == nullptr) return;
-  for (ExplainedOperation& row : *explain) {
-    row.calls /= plan_.pp;
-    for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
-                        &row.link_bytes, &row.peak_flops}) {
-      *sum /= plan_.pp;
-    }
-  }
-  const auto& pipeline = result.parts[static_cast<std::size_t>(Part::pipeline)];
-  Cost rest{Seconds(std::accumulate(pipeline.begin(), pipeline.end(), 0.0)), Resource::latency, {}};
-  rest.evidence = Evidence::extrapolated;
-  Explainer(explain).add("other_stages", Part::pipeline, rest);
 }
 
 // From a stage to the next travel the hidden states and the residual, bf16, sliced by tp (vLLM
@@ -368,9 +379,19 @@ void StepModel::sum_up(StepSample& sample) const {
   sample.balance = token_balance(sample.layers);
 }
 
-void StepModel::price(const StepBatch& batch, const StepSample& sample, StepCost& result) {
-  result.sample = &sample;
-  add_up(batch, nullptr, result, nullptr);
+void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
+  if (plan_.pp == 1) {
+    result.sample = &draw(batch);
+    add_up(batch, nullptr, result, nullptr);
+    return;
+  }
+  // Micro-batches are of different samples: their layers are copied to be added.
+  result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
+    const StepSample& sample = draw(part);
+    cost.layers = sample.layers;
+    scratch_->rows.tokens_of_expert() = sample.tokens_of_expert;
+    add_up(part, nullptr, cost, nullptr);
+  });
 }
 
 namespace {
@@ -432,7 +453,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     all_tokens += rank.tokens;
   }
 
-  // A sample's MoE layers are added up already, if nothing runs beside them.
+  // A sample's MoE layers are added up already, if nothing runs beside or between them.
   const bool summed =
       result.sample != nullptr && !overlap_.shared_expert && !overlap_.combine_attention;
   start_sum(summed ? &result.sample->sum : nullptr, result);

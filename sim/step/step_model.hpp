@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,9 +63,12 @@ class StepModel {
   StepSample sample(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                     LayerRange priced);
 
-  /// The same as price() with the MoE layers of a sample. Not for two_batch, pipelines, and
-  /// memories below HBM.
-  void price(const StepBatch&, const StepSample&, StepCost& result);
+  /// A sample whose MoE layers stand for those of a batch; good until the step is priced.
+  using Draw = std::function<const StepSample&(const StepBatch&)>;
+
+  /// The same as price() with the MoE layers of samples, one of each micro-batch. Not for two_batch
+  /// and memories below HBM.
+  void price(const StepBatch&, const Draw&, StepCost& result);
 
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
   std::span<const std::int32_t> tokens_of_expert() const;
@@ -76,8 +80,8 @@ class StepModel {
   struct Scratch;
   void price_two_batches(const StepBatch&, const PhaseRule&, const ExpertPlacement&,
                          const RowSource&, StepCost& result, std::vector<ExplainedOperation>*);
-  void price_pipeline(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
-                      StepCost& result, std::vector<ExplainedOperation>* explain);
+  template <class PricePart>
+  StepCost price_pipeline(const StepBatch&, PricePart&&);
   CollectiveCost hop(const StepBatch&, int stage) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);

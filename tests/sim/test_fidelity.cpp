@@ -28,6 +28,12 @@ double metric(const Report& report, const char* name) {
   return report.document().at("metrics").at(name).get<double>();
 }
 
+double activated(const Report& report) {
+  return report.document()
+      .at("/experts/by_step_kind/decode/max_activated_mean"_json_pointer)
+      .get<double>();
+}
+
 TEST_CASE("sampled layers give the means of exact ones") {
   const Report exact = run(load_tiny(poisson("exact")));
   const Report sampled = run(load_tiny(poisson("sampled")));
@@ -35,13 +41,25 @@ TEST_CASE("sampled layers give the means of exact ones") {
     INFO(name);
     CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .02));
   }
-  const auto activated = [](const Report& report) {
-    return report.document()
-        .at("/experts/by_step_kind/decode/max_activated_mean"_json_pointer)
-        .get<double>();
-  };
   CHECK_THAT(activated(sampled), WithinRel(activated(exact), .03));
   CHECK(metric(sampled, "completed") == 1500);
+}
+
+TEST_CASE("micro-batches of a pipeline are sampled each, and give the means of exact ones") {
+  const auto staged = [](const char* fidelity) {
+    Json changes = poisson(fidelity);
+    changes["parallel"] = {{"dp", 2}, {"tp", 1}, {"ep", 2}, {"pp", 2}};
+    changes["workload"]["arrivals"]["rate"] = "1500 /s";
+    return run(load_tiny(changes));
+  };
+  // Some ten tokens to a rank's micro-batch: fewer samples' worth than a whole step.
+  const Report exact = staged("exact"), sampled = staged("sampled");
+  for (const char* name : {"mean_tpot_ms", "total_token_throughput", "mean_e2el_ms"}) {
+    INFO(name);
+    CHECK_THAT(metric(sampled, name), WithinRel(metric(exact, name), .03));
+  }
+  CHECK_THAT(activated(sampled), WithinRel(activated(exact), .07));
+  CHECK(staged("sampled").document().dump() == sampled.document().dump());
 }
 
 TEST_CASE("a sampled run is the same on every call") {
@@ -52,6 +70,7 @@ TEST_CASE("a sampled run is the same on every call") {
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
   const Experiment e = load_tiny(Json::object());
   StepSampler sampler(e.decode());
+  const std::vector<std::int32_t> places{0, 1, 2, 3};
   StepBatch batch;
   batch.ranks.resize(4);
   // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;
@@ -61,7 +80,8 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
   double tokens = 0;
   constexpr int draws = 4000;
   for (int i = 0; i < draws; ++i) {
-    const StepSample& sample = sampler.draw(StepKind::decode, batch);
+    StepSampler::Coins coins;
+    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
     std::int64_t sum = 0;
     for (const std::int32_t t : sample.layers.front().load.tokens) sum += t;
     REQUIRE((sum == 36 * 2 || sum == 40 * 2));  // top 2
@@ -90,7 +110,8 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
   StepCost exact, sampled;
   model.price(batch, rule, e.placement, rows, exact);
   const StepSample sample = model.sample(batch, rule, e.placement, rows, {0, e.model.moe_layers()});
-  model.price(batch, sample, sampled);
+  const auto draw = [&](const StepBatch&) -> const StepSample& { return sample; };
+  model.price(batch, draw, sampled);
   CHECK_THAT(sampled.total.count(), WithinRel(exact.total.count(), 1e-12));
   CHECK_THAT(sampled.flops, WithinRel(exact.flops, 1e-12));
   CHECK_THAT(sampled.hbm_bytes, WithinRel(exact.hbm_bytes, 1e-12));
@@ -111,12 +132,14 @@ TEST_CASE("of a large sample some layers are priced and stand for the others") {
   const Experiment e = load_tiny(
       {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
   StepSampler sampler(e.decode());
+  const std::vector<std::int32_t> places{0, 1, 2, 3};
   StepBatch batch;
   batch.ranks.resize(4);
   // On the grid, and of 2,048 tokens 8 layers are priced.
   for (RankStep& rank : batch.ranks) rank.sequences.assign(512, {1, 0});
   for (int i = 0; i < 20; ++i) {
-    const StepSample& sample = sampler.draw(StepKind::decode, batch);
+    StepSampler::Coins coins;
+    const StepSample& sample = sampler.draw(StepKind::decode, batch, places, coins);
     REQUIRE(sample.layers.size() == 20);
     std::set<std::vector<std::int32_t>> different;
     for (std::size_t layer = 0; layer < 20; ++layer) {

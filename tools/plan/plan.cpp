@@ -124,13 +124,8 @@ class Search {
     return config;
   }
 
-  // MoE layers are drawn from steps alike, where that is modelled.
+  // MoE layers are drawn from steps alike.
   static Json sampled(Json deployment) {
-    const auto pipeline = [](const Json& group) { return group.at("parallel").at("pp") > 1; };
-    const bool apart = deployment.contains("pools");
-    if (pipeline(decode_group(deployment)) ||
-        (apart && pipeline(deployment.at("pools").at("prefill"))))
-      return deployment;
     deployment["fidelity"] = "sampled";
     return deployment;
   }

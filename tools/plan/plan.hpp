@@ -43,10 +43,10 @@ struct PlanHooks {
 /// Looks for the deployments with the most requests/s under the SLO: all shapes, each given up when
 /// memory or the time of its steps rules it out or a short run under more load than the best bears
 /// misses the SLO; then copies and routing, chunks and limits of the best three of them; then long
-/// runs of what is left. Runs draw MoE layers from steps alike (fidelity "sampled") where that is
-/// modelled, the last ones only where pricing each token would take too long. Same question, same
-/// answer on any number of threads, and after any number of stops. Throws ConfigError if nothing
-/// fits or the store is another's.
+/// runs of what is left. Runs draw MoE layers from steps alike (fidelity "sampled"), the last ones
+/// only where pricing each token would take too long. Same question, same answer on any number of
+/// threads, and after any number of stops. Throws ConfigError if nothing fits or the store is
+/// another's.
 Plan make_plan(const PlanSearch&, TraceLibrary&, Remarks&, const PlanHooks&);
 
 /// What limits a deployment: the latency that is nearest to its limit, and where most of the time
