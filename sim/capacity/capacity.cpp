@@ -53,6 +53,7 @@ CapacityTally& CapacityTally::operator+=(const CapacityTally& other) {
   dropped += other.dropped;
   rerouted += other.rerouted;
   delayed += other.delayed;
+  waited += other.waited;
   resumed += other.resumed;
   return *this;
 }
@@ -93,6 +94,7 @@ void limit_choices(const CapacityRule& rule, LayerChoices& choices,
   tally.selections += std::ssize(choices.ids);
   choices.dropped.assign(choices.ids.size(), 0);
   choices.delayed.assign(choices.tokens(), 0);
+  tally.waited += std::ssize(backlog);
   if (!backlog.empty()) add_delayed(choices, backlog);
   backlog.clear();
 

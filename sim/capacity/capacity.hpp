@@ -36,7 +36,10 @@ struct CapacityTally {
   std::int64_t dropped = 0;
   std::int64_t rerouted = 0;  ///< ran on another expert than the gate's
   std::int64_t delayed = 0;   ///< left for the next step
-  std::int64_t resumed = 0;   ///< came from the step before, and ran
+  std::int64_t waited = 0;    ///< came from the step before ...
+  std::int64_t resumed = 0;   ///< ... and ran
+  /// Of which it is known what became: at least those dropped, in any steps that are looked at.
+  std::int64_t decided() const { return selections + waited - delayed; }
   CapacityTally& operator+=(const CapacityTally&);
 };
 

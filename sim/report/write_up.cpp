@@ -311,7 +311,8 @@ ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurem
   const auto share = [&](std::int64_t selections) {
     return ratio(double(selections), double(all.capacity.selections));
   };
-  experts.dropped = share(all.capacity.dropped);
+  // A selection is dropped in the step after the gate's: the gate's own may be few by then.
+  experts.dropped = ratio(double(all.capacity.dropped), double(all.capacity.decided()));
   experts.rerouted = share(all.capacity.rerouted);
   experts.delayed = share(all.capacity.delayed);
   experts.hot_rank_threshold = e.hot_rank_threshold;

@@ -141,6 +141,17 @@ TEST_CASE("who finds no room goes to the most wanted expert that has some") {
   CHECK(limited.tokens == std::vector<std::int32_t>{1, 1, 1, 1});
 }
 
+TEST_CASE("more may be dropped of what waited than a small step selects, and is a share of both") {
+  std::vector<DelayedSelection> backlog;
+  const Json delay{{"type", "delay"}, {"factor", .5}};
+  limit(delay, choices_of({0, 0, 0, 0, 0, 0, 0, 0}, 1, 1), 2, backlog);
+  const Limited small = limit(delay, choices_of({1}, 1, 1), 2, backlog);
+  CHECK(small.tally.selections == 1);
+  CHECK(small.tally.waited == 6);  // two of eight had room
+  CHECK(small.tally.dropped == 5);
+  CHECK(small.tally.decided() == 7);
+}
+
 TEST_CASE("a delayed selection comes first in the next step, and only there") {
   // Top-1, 2 experts, C = 1 with two tokens.
   const Json delay{{"type", "delay"}, {"factor", 1}};
@@ -183,6 +194,7 @@ TEST_CASE("every selection runs once, waits or is dropped, and no expert takes m
         REQUIRE(l.tally.selections == std::ssize(ids));
         REQUIRE(ran + l.tally.dropped + l.tally.delayed == l.tally.selections + waiting);
         REQUIRE(std::ssize(backlog) == l.tally.delayed);
+        REQUIRE(l.tally.waited == waiting);
         if (std::string(scope) == "global") {
           const auto capacity = expert_capacity(1.2, 4, tokens, 16);
           REQUIRE(*std::max_element(l.tokens.begin(), l.tokens.end()) <= capacity);
