@@ -10,6 +10,7 @@
 #include "hardware/engines/presets.hpp"
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
+#include "models/moe_model.hpp"
 
 namespace moesim {
 
@@ -39,9 +40,9 @@ Situation look_at(const ConfigNode& experiment) {
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
   if (json.contains("model")) {
-    const Json model = named_or_inline(experiment.child("model"), Shipped::model).json();
-    now.model = text_at(model, "/name");
-    now.experts_routed = number_at(model, "/experts/count", 1) > 1;
+    const MoeModel model = read_model(named_or_inline(experiment.child("model"), Shipped::model));
+    now.model = model.name;
+    now.experts_routed = model.experts > 1;
   }
   now.experts = text_at(json, "/precision/experts");
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);

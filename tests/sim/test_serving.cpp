@@ -97,14 +97,30 @@ TEST_CASE("rules of a recipe follow the workload, its date and the GPU") {
 
 TEST_CASE(
     "settings may hold for models with experts alone, or up to some lengths and parallelism") {
-  const auto named = [](const char* engine, const char* model, int output, int tp) {
+  const auto with_model = [](const char* engine, const Json& model, int output, int tp) {
     Json json = with_engine_named({{"name", engine}, {"recipe", "inferencex"}});
     json["cluster"] = "../hardware/clusters/b200x8.json";
-    json["model"] = std::string("../models/zoo/") + model;
+    json["model"] = model;
     json["parallel"] = {{"dp", 1}, {"tp", tp}, {"ep", 1}};
     json["workload"]["lengths"] = {{"type", "uniform"}, {"prompt", 1024}, {"output", output}};
     return filled(json);
   };
+  const auto named = [&](const char* engine, const char* model, int output, int tp) {
+    return with_model(engine, std::string("../models/zoo/") + model, output, tp);
+  };
+  const Json mixtral{{"architectures", {"MixtralForCausalLM"}},
+                     {"model_type", "mixtral"},
+                     {"hidden_size", 4096},
+                     {"intermediate_size", 14336},
+                     {"num_attention_heads", 32},
+                     {"num_experts_per_tok", 2},
+                     {"num_hidden_layers", 32},
+                     {"num_key_value_heads", 8},
+                     {"num_local_experts", 8},
+                     {"sliding_window", nullptr},
+                     {"tie_word_embeddings", false},
+                     {"vocab_size", 32000}};
+  CHECK(with_model("sglang", mixtral, 1024, 8)["charges"].contains("eager_layer"));
   CHECK(named("sglang", "qwen3_5_397b_a17b.json", 1024, 8)["charges"].contains("eager_layer"));
   CHECK_FALSE(named("sglang", "qwen3_32b.json", 1024, 8)["charges"].contains("eager_layer"));
   const auto waits = [&](int output, int tp) {
