@@ -95,7 +95,7 @@ const StepSample& StepSampler::price(const Key& key, std::int32_t prompt_tokens,
     add_prompts(batch, prefill, prompt_tokens);
     for (std::int32_t i = 0; i < decode; ++i) {
       const Binding binding = rows_.bind();
-      const std::int32_t place = places[rng_.below(places.size())];
+      const std::int32_t place = places.empty() ? 0 : places[rng_.below(places.size())];
       add_sequence(batch, rows_, binding, Phase::decode, {1, 0}, place);
     }
     if (rank.tokens > 0) continue;

@@ -41,7 +41,8 @@ class StepSampler {
   };
 
   /// A step like this one, or a micro-batch of one; good as long as the sampler. `places`: tokens
-  /// that requests in decode have generated before.
+  /// that requests in decode have generated before; without any, the single tokens of the batch
+  /// (prompts that micro-batches cut) are taken to be first ones.
   const StepSample& draw(StepKind rule, const StepBatch&, std::span<const std::int32_t> places,
                          Coins&);
   std::size_t samples() const { return samples_.size(); }

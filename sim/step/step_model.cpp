@@ -453,7 +453,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     all_tokens += rank.tokens;
   }
 
-  // A sample's MoE layers are added up already, if nothing runs beside or between them.
+  // A sample's MoE layers are added up already, if nothing runs beside them.
   const bool summed =
       result.sample != nullptr && !overlap_.shared_expert && !overlap_.combine_attention;
   start_sum(summed ? &result.sample->sum : nullptr, result);

@@ -62,6 +62,16 @@ TEST_CASE("micro-batches of a pipeline are sampled each, and give the means of e
   CHECK(staged("sampled").document().dump() == sampled.document().dump());
 }
 
+TEST_CASE("single tokens of prompts that a pipeline cuts are sampled where no request decodes") {
+  const int prompt = GENERATE(2, 3, 5);
+  const Report report = run(load_tiny(
+      {{"fidelity", "sampled"},
+       {"parallel", {{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}}},
+       {"workload",
+        {{"lengths", {{"type", "fixed"}, {"prompt", prompt}, {"output", 4}}}, {"requests", 1}}}}));
+  CHECK(metric(report, "completed") == 1);
+}
+
 TEST_CASE("a sampled run is the same on every call") {
   const Experiment e = load_tiny(poisson("sampled"));
   CHECK(run(e).document().dump() == run(e).document().dump());
