@@ -46,6 +46,10 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
            [mapped, size = size_](const std::byte*) { ::munmap(mapped, size); }};
 }
 
+void refuse_long_line(const std::filesystem::path& file, std::size_t number) {
+  throw ConfigError(fmt::format("{}:{}: is longer than 1 GiB", file.string(), number));
+}
+
 void MappedFile::forget(std::span<const std::byte> bytes) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<std::uintptr_t>(bytes.data()) / page * page;

@@ -30,17 +30,35 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
+[[noreturn]] void refuse_long_line(const std::filesystem::path& file, std::size_t number);
+
 /// Calls fn(line_number, line) for every line of a text that is not blank; line ends of either kind
-/// are cut off. Lines count from 1.
-template <class Fn>
-void for_each_line(std::string_view text, Fn&& fn) {
+/// are cut off. Lines count from 1. Calls too_long(line_number), and ends, at a line of more than
+/// `longest` bytes.
+template <class Fn, class TooLong>
+void for_each_line(std::string_view text, std::size_t longest, Fn&& fn, TooLong&& too_long) {
   for (std::size_t number = 1; !text.empty(); ++number) {
-    const std::size_t end = text.find('\n');
+    const std::size_t end = text.substr(0, longest + 1).find('\n');
+    if (end == std::string_view::npos && text.size() > longest) return too_long(number);
     std::string_view line = text.substr(0, end);
     text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.find_first_not_of(" \t") != std::string_view::npos) fn(number, line);
   }
+}
+
+/// The same of a text of any length.
+template <class Fn>
+void for_each_line(std::string_view text, Fn&& fn) {
+  for_each_line(text, text.size(), fn, [](std::size_t) {});
+}
+
+/// The same of a file, none of whose lines may be longer than 1 GiB: one request with its routing
+/// is shorter. Throws ConfigError, also as MappedFile does.
+template <class Fn>
+void for_each_line(const std::filesystem::path& file, Fn&& fn) {
+  for_each_line(MappedFile(file).text(), std::size_t{1} << 30, fn,
+                [&](std::size_t number) { refuse_long_line(file, number); });
 }
 
 }  // namespace moesim

@@ -109,8 +109,7 @@ RequestTable read_requests(const std::filesystem::path& file, std::int64_t token
   RequestTable table;
   std::vector<std::size_t> lines;
   std::map<std::string, int, std::less<>> workloads;
-  const MappedFile mapped(file);
-  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+  for_each_line(file, [&](std::size_t number, std::string_view line) {
     const std::string place = fmt::format("{}:{}", file.string(), number);
     ConfigReader reader(ConfigNode(parse_line(place, line), place));
     const auto [found, added] = workloads.try_emplace(reader.text_or("workload", "unknown"),

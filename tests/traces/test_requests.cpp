@@ -342,6 +342,13 @@ TEST_CASE("a malformed row is refused with its line number") {
   CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
 }
 
+TEST_CASE("a file whose line has no end is refused before it fills memory") {
+  const TemporaryFile zeros("requests.jsonl", "{}");
+  std::filesystem::resize_file(zeros.path(), (std::uintmax_t{1} << 30) + 1);
+  CHECK_THAT(config_error([&] { read_request_trace(zeros.path()); }),
+             Catch::Matchers::EndsWith("requests.jsonl:1: is longer than 1 GiB"));
+}
+
 TEST_CASE("a workload that cannot be meant is refused") {
   using Catch::Matchers::Contains;
   const auto refused = [](const std::string& text) {

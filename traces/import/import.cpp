@@ -79,8 +79,7 @@ bool natural_less(std::string_view a, std::string_view b) {
 
 std::vector<RequestNote> read_request_notes(const std::filesystem::path& file) {
   std::vector<RequestNote> notes;
-  const MappedFile mapped(file);
-  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+  for_each_line(file, [&](std::size_t number, std::string_view line) {
     const std::string place = fmt::format("{}:{}", file.string(), number);
     ConfigReader reader(ConfigNode(json_or_text(line), place));
     RequestNote note;

@@ -136,14 +136,14 @@ bool is_json_file(const std::filesystem::path& file) {
 
 void for_each_json(const std::filesystem::path& file,
                    const std::function<void(const std::string& place, const Json&)>& fn) {
-  const MappedFile mapped(file);
   if (file.extension() == ".jsonl") {
-    for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+    for_each_line(file, [&](std::size_t number, std::string_view line) {
       const std::string place = fmt::format("{}:{}", file.string(), number);
       fn(place, parse_at(place, line));
     });
     return;
   }
+  const MappedFile mapped(file);
   const Json whole_file = parse_at(file.string(), mapped.text());
   if (!whole_file.is_array()) return fn(file.string(), whole_file);
   for (std::size_t i = 0; i < whole_file.size(); ++i)

@@ -35,8 +35,7 @@ Request request_of(RecordedRow& row) {
 RequestTrace read_request_trace(const std::filesystem::path& file) {
   RequestTrace trace;
   std::optional<RowReader> reader;
-  const MappedFile mapped(file);
-  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+  for_each_line(file, [&](std::size_t number, std::string_view line) {
     try {
       if (!reader) {
         reader = recognise_format(line);
