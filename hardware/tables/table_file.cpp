@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -24,7 +25,11 @@ void split(std::string_view line, char separator, std::vector<std::string_view>&
 }
 
 std::string contents(const std::filesystem::path& file) {
+  constexpr std::uintmax_t largest = 1 << 30;
   std::ifstream in(file, std::ios::binary);
+  std::error_code gone;
+  if (const auto size = std::filesystem::file_size(file, gone); !gone && size > largest)
+    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no table is", file.string()));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
   std::ostringstream text;
   text << in.rdbuf();

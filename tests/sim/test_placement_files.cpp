@@ -201,6 +201,13 @@ TEST_CASE("a placement of 0 and 1 says where it is wrong") {
              EndsWith("give \"gpus\" beside the file"));
 }
 
+TEST_CASE("a placement file without end is refused before it fills memory") {
+  const TemporaryFile zeros("placement.yaml", "0");
+  std::filesystem::resize_file(zeros.path(), std::uintmax_t{5} << 30);
+  CHECK_THAT(config_error([&] { read_placement(zeros.path(), {}); }),
+             EndsWith("placement.yaml: is larger than 1 GiB, as no placement is"));
+}
+
 TEST_CASE("plain YAML reads mappings, lists and whole numbers") {
   CHECK(yaml("a: 1\nb:\n  c: -2  # why\n\n  d: [3, 4,]\n\"5\": []\n") ==
         Json::parse(R"({"a": 1, "b": {"c": -2, "d": [3, 4]}, "5": []})"));

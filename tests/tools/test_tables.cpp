@@ -42,6 +42,14 @@ TEST_CASE("a table's own point is what was measured, and says so") {
   CHECK(seen > 1000);
 }
 
+TEST_CASE("a table without end is refused before it fills memory") {
+  const TemporaryFolder folder;
+  const auto file = folder.write("gemm.csv", "m");
+  std::filesystem::resize_file(file, std::uintmax_t{5} << 30);
+  CHECK_THAT(config_error([&] { read_table(file, [](const TableRow&) {}); }),
+             Catch::Matchers::EndsWith("gemm.csv: is larger than 1 GiB, as no table is"));
+}
+
 TEST_CASE("no table makes a kernel faster than the data sheet allows") {
   Rng rng(1, "shapes");
   const auto octaves = [&](double top) { return std::round(std::exp2(top * rng.uniform())); };

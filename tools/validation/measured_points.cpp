@@ -145,8 +145,7 @@ std::vector<MeasuredPoint> read_points(const std::filesystem::path& file) {
   std::map<std::string, std::size_t, std::less<>> columns;
   std::vector<MeasuredPoint> points;
   bool apart = false;
-  const MappedFile mapped(file);
-  for_each_line(mapped.text(), [&](std::size_t number, std::string_view line) {
+  for_each_line(file, [&](std::size_t number, std::string_view line) {
     const std::string place = fmt::format("{}:{}", file.string(), number);
     if (columns.empty()) {
       for (const std::string& name : split(line)) columns.emplace(name, columns.size());
