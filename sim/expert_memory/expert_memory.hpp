@@ -18,15 +18,15 @@ class ExpertCache {
  public:
   struct Admission {
     bool admitted = false;
-    int evicted = -1;  ///< who made room; -1 if there was some
+    int evicted = -1;  ///< the key that made room; -1 if there was some
   };
 
   virtual ~ExpertCache() = default;
   virtual bool holds(int key) const = 0;
   /// An expert runs, whether it is held or not.
   virtual void use(int key) = 0;
-  /// Takes in a key that is not held. Those with pinned[key] do not make room for it; an empty
-  /// `pinned` pins nobody.
+  /// Takes in a key that is not held. Keys with pinned[key] do not make room for it; an empty
+  /// `pinned` pins no key.
   virtual Admission admit(int key, std::span<const std::uint8_t> pinned) = 0;
 };
 
@@ -82,18 +82,24 @@ struct ExpertMemoryPlan {
   std::string type;
   std::shared_ptr<const ExpertMemory> policy;
   std::shared_ptr<const Prefetch> prefetch;
-  int slots = 0;           ///< of HBM that hold experts ...
-  bool per_layer = false;  ///< ... of each MoE layer apart, or of all layers together
-  int lookahead = 1;       ///< layers that are fetched ahead
-  MemoryLink host;         ///< DRAM to HBM
+  /// Slots of HBM that hold experts: of each MoE layer, or of all layers together.
+  int slots = 0;
+  /// Whether `slots` are of each MoE layer apart.
+  bool per_layer = false;
+  /// How many layers ahead experts are fetched.
+  int lookahead = 1;
+  /// From DRAM to HBM.
+  MemoryLink host;
   struct Nvme {
-    int dram_slots = 0;  ///< over all layers; the others are read from NVMe into DRAM first
-    MemoryLink link;     ///< NVMe to DRAM
+    /// Slots of DRAM over all layers; experts beyond them are read from NVMe into DRAM first.
+    int dram_slots = 0;
+    /// From NVMe to DRAM.
+    MemoryLink link;
   };
   std::optional<Nvme> nvme;
 
-  /// Slots of HBM taken by a GPU that owns `owned` over `layers`: the cached ones, and one through
-  /// which the others stream.
+  /// Slots of HBM taken by a GPU that owns `owned` slots over `layers`: the cached ones, and one
+  /// through which the others stream.
   double slots_in_hbm(double owned, double layers) const;
 };
 

@@ -31,7 +31,7 @@ class RankedCache : public ExpertCache {
   /// The worth of a key changes: uses as given, last used now.
   void used(int key, std::int64_t uses);
   std::int64_t uses(int key) const { return worth(key).uses; }
-  /// Halves everybody's uses, rounding down.
+  /// Halves the uses of every key, rounding down.
   void halve();
 
  private:

@@ -15,7 +15,7 @@ BlockHash chain(BlockHash parent, std::uint64_t what) {
   return z ^ (z >> 31);
 }
 
-// What only this request's tokens hash to.
+// The beginning of a chain that only this request's tokens hash to.
 std::uint64_t own(std::uint32_t request) { return (std::uint64_t{1} << 63) | request; }
 
 }  // namespace
@@ -108,12 +108,12 @@ void KvCache::shrink(Sequence& sequence) {
   sequence.blocks = wanted;
 }
 
-// Blocks that are full can be hit by whoever comes next, in this very step: a kernel writes keys
-// before it reads any.
+// Full blocks can be hit by the next sequence of the same step: a kernel writes keys before it
+// reads any.
 void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blocks) {
   for (; holding.filled < full_blocks; ++holding.filled) {
     const std::size_t b = holding.filled;
-    // Past the prompt's whole blocks come tokens that only this request has.
+    // The prompt's whole blocks are followed by tokens that only this request has.
     if (b == holding.hashes.size()) {
       holding.hashes.push_back(chain(b == 0 ? 0 : holding.hashes[b - 1], own(request)));
     }

@@ -23,16 +23,18 @@ std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request
 
 /// What a lookup found.
 struct CacheHit {
-  std::int64_t blocks = 0;  ///< leading blocks that are here
-  std::int64_t in_use = 0;  ///< of those, held by some request: taking them takes no free block;
-                            ///< for a router counted up to the first that none holds
+  /// Leading blocks that are in the cache.
+  std::int64_t blocks = 0;
+  /// Blocks of the hit that some request holds: taking them takes no free block. A router counts
+  /// them up to the first that no request holds.
+  std::int64_t in_use = 0;
 };
 
 /// The paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free
 /// list. With prefix caching a full block is known by its hash, also after its last holder let go
 /// of it, until it is taken for other tokens. The free list is in order of letting go, and a
-/// request lets go of its last block first: of a prefix the far end is forgotten first, so that
-/// what is here of a chain is always its beginning. Requests that compute the same block at the
+/// request lets go of its last block first: the far end of a prefix is forgotten first, so that
+/// what is left of a chain is always its beginning. Requests that compute the same block at the
 /// same time each keep their copy; later ones find the copy that was full first.
 class KvCache {
  public:
@@ -42,20 +44,20 @@ class KvCache {
   KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false);
 
   std::int64_t blocks() const { return blocks_; }
-  /// Blocks nobody holds, those included that can still be hit.
+  /// Blocks that no request holds, including cached ones that can still be hit.
   std::int64_t free_blocks() const { return free_; }
 
-  /// What a sequence of `tokens` would find of these blocks. It must compute its last token, so at
-  /// most (tokens - 1) / block_tokens of them.
+  /// Which of these blocks a sequence of `tokens` would find: at most (tokens - 1) / block_tokens,
+  /// as it must compute its last token.
   CacheHit find(std::span<const BlockHash> hashes, std::int32_t tokens) const;
 
   /// A request comes to this rank with these blocks in its prompt.
   void expect(std::uint32_t request, std::vector<BlockHash> prompt);
-  /// What a request that was expected would find.
+  /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
-  /// Takes the blocks that are here of a sequence that holds none: `blocks` says how many, and
-  /// `computed` reaches at least as far.
+  /// Gives a sequence that holds no blocks those that are cached: its `blocks` says how many, and
+  /// its `computed` reaches at least as far.
   void take_cached(Sequence&);
   /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
   /// stay, drafts perhaps not; what a window left behind before this step is let go of. There must
@@ -66,7 +68,7 @@ class KvCache {
   void shrink(Sequence&);
   /// Lets go of all blocks; `computed` is 0 again.
   void preempt(Sequence&);
-  /// The same, and the request is expected no more.
+  /// Lets go of all blocks of a request, which is expected no more.
   void finish(Sequence&);
 
  private:
@@ -76,13 +78,13 @@ class KvCache {
     BlockHash hash = 0;
     bool cached = false;
     std::int32_t holders = 0;
-    std::int32_t older = 0, newer = 0;  // in the free list
-    std::int32_t next_copy = 0;         // of the same tokens, full after this one; 0 = none
+    std::int32_t older = 0, newer = 0;  // neighbours in the free list
+    std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
   };
   struct Holding {
     std::vector<BlockHash> hashes;     // of full blocks: the prompt's, then as they fill
-    std::vector<std::int32_t> blocks;  // held, in order
-    std::size_t filled = 0;            // of those, full
+    std::vector<std::int32_t> blocks;  // the blocks held, in order
+    std::size_t filled = 0;            // how many leading ones of `blocks` are full
   };
 
   std::span<const BlockHash> found(std::span<const BlockHash>, std::int32_t tokens,
@@ -112,8 +114,8 @@ class KvCache {
   std::unordered_map<std::uint32_t, Holding> holdings_;
 };
 
-// Of these blocks those that a sequence of `tokens` finds, if `is_here` says which are here: what
-// is of a chain is its beginning, so that they are searched by halves.
+// The blocks that a sequence of `tokens` finds, where `is_here` says which are cached. What is left
+// of a chain is its beginning, so that halving the range finds its end.
 std::span<const BlockHash> KvCache::found(std::span<const BlockHash> hashes, std::int32_t tokens,
                                           auto&& is_here) const {
   const auto most = static_cast<std::size_t>((tokens - 1) / layout_.block_tokens);

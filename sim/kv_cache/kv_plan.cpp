@@ -56,7 +56,7 @@ void KvPlan::admit(const Sequence& sequence, const CacheHit& hit, std::int32_t t
   take_oldest(blocks - hit.blocks);
 }
 
-// The copy of a block that is found: of those that are still there the first to have been filled.
+// The copy of a block that is found: the first to have been filled that is still there.
 std::int32_t KvPlan::first_copy(BlockHash hash) const {
   const auto found = cache_->block_of_.find(hash);
   std::int32_t block = found == cache_->block_of_.end() ? 0 : found->second;
@@ -64,7 +64,7 @@ std::int32_t KvPlan::first_copy(BlockHash hash) const {
   return block;
 }
 
-// Blocks that were filled in this step are held by those who did.
+// Blocks that were filled in this step are held by the sequences that filled them.
 bool KvPlan::in_use(BlockHash hash) const {
   const std::int32_t block = first_copy(hash);
   return block == 0 || cache_->at(block).holders > 0 || revived_.contains(block);
@@ -83,7 +83,7 @@ void KvPlan::take_oldest(std::int64_t count) {
 }
 
 void KvPlan::fill(const Sequence& sequence, std::size_t filled, std::int32_t tokens) {
-  // Past the prompt come tokens that no other request has.
+  // The prompt is followed by tokens that no other request has.
   const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
   const std::int32_t known = sequence.computed + std::min(tokens, sequence.due());
   const auto full = std::min(hashes.size(), static_cast<std::size_t>(known / layout_.block_tokens));

@@ -9,12 +9,12 @@
 namespace moesim {
 
 /// The KV cache of a rank on paper while a step is composed, sequence after sequence in the order
-/// in which the step will be carried out: what is free, and with prefix caching what is found by a
-/// sequence after those before it have taken and filled their blocks. The cache itself stays as it
+/// in which the step will be carried out: what is free, and with prefix caching what a sequence
+/// finds after the ones before it have taken and filled their blocks. The cache itself stays as it
 /// is.
 class KvPlan {
  public:
-  /// `cache` is null without prefix caching. Without `looks_up` nobody will ask what is found.
+  /// `cache` is null without prefix caching. Without `looks_up` find() is never asked.
   KvPlan(const KvLayout&, std::int64_t free_blocks, const KvCache* cache, bool looks_up);
 
   std::int64_t free_blocks() const { return free_; }
@@ -23,8 +23,8 @@ class KvPlan {
   std::int64_t wanted(const Sequence&, std::int32_t tokens) const;
   /// Gives a running sequence its wanted() blocks, of which there must be enough.
   void grow(const Sequence&, std::int32_t tokens);
-  /// A running sequence that took nothing in this step lets go of its blocks. Those that are free
-  /// now are those that no other one holds; nothing is looked up any more.
+  /// A running sequence that took nothing in this step lets go of its blocks. The ones that no
+  /// other sequence holds are free now; nothing is looked up any more.
   void preempt(const Sequence&);
 
   /// What a waiting sequence would find now. Unlike a router's, `in_use` counts every such block.
@@ -44,7 +44,7 @@ class KvPlan {
   const KvCache* cache_;
   bool looks_up_;
   std::int64_t untouched_ = 0;                // free blocks that were never taken yet
-  std::int32_t oldest_ = 0;                   // in the free list, of those not taken on paper
+  std::int32_t oldest_ = 0;                   // oldest of the free list not taken on paper
   std::unordered_set<std::int32_t> gone_;     // cached blocks that were taken for other tokens
   std::unordered_set<std::int32_t> revived_;  // free blocks that were found and are held now
   std::unordered_set<BlockHash> filled_;      // blocks that became full

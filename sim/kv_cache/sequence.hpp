@@ -7,18 +7,25 @@ namespace moesim {
 
 /// One request as the scheduler of its rank sees it.
 struct Sequence {
-  std::uint32_t request = 0;  ///< index into the simulator's requests
-  std::int32_t tokens = 0;    ///< prompt and generated so far: what must be computed
-  std::int32_t computed = 0;  ///< of those, how many are in the KV cache
+  /// Index into the simulator's requests.
+  std::uint32_t request = 0;
+  /// Tokens of the prompt and generated so far: what must be computed.
+  std::int32_t tokens = 0;
+  /// Tokens of the sequence that are in the KV cache.
+  std::int32_t computed = 0;
   std::int32_t prompt_tokens = 0;
-  std::int64_t blocks = 0;   ///< KV blocks held
-  std::int32_t drafts = 0;   ///< tokens guessed to follow, to be verified with the last one
-  double locality = .5;      ///< share of its experts that are near, from 0 to 1; .5 = unknown
-  std::int32_t skipped = 0;  ///< steps since it last computed, though it runs
+  /// KV blocks held.
+  std::int64_t blocks = 0;
+  /// Tokens guessed to follow, to be verified with the last one.
+  std::int32_t drafts = 0;
+  /// Share of its experts that are near, from 0 to 1; .5 = unknown.
+  double locality = .5;
+  /// Steps since it last computed, though it runs.
+  std::int32_t skipped = 0;
   bool decoding() const { return tokens > prompt_tokens && due() == 1; }
   /// Tokens that must be computed before the next one is known.
   std::int32_t due() const { return tokens - computed; }
-  /// Tokens that are computed if a step has room: those that are due, and drafts.
+  /// Tokens that are computed if a step has room: due tokens and drafts.
   std::int32_t need() const { return due() + drafts; }
 };
 

@@ -17,11 +17,16 @@ inline constexpr Key pool_form_key{"form", form::choice(pool_forms), "one_by_one
 
 /// Constants of the selection from a pool.
 struct PoolRules {
-  double alpha = 1;                ///< gain of a token that fits under the envelope
-  double beta = 1;                 ///< cost of a token above it
-  std::vector<double> weights;     ///< of the steps 0..T of the horizon
-  std::int64_t greedy_above = 7;   ///< free seats in all above which requests go one by one
-  std::size_t subset_window = 64;  ///< pending requests among which subsets are sought
+  /// Gain of a token that fits under the envelope.
+  double alpha = 1;
+  /// Cost of a token above the envelope.
+  double beta = 1;
+  /// Weights of the steps 0..T of the horizon.
+  std::vector<double> weights;
+  /// Free seats over all ranks above which requests go one by one.
+  std::int64_t greedy_above = 7;
+  /// Pending requests among which subsets are sought.
+  std::size_t subset_window = 64;
 };
 
 /// The ranks as the selection changes them.
@@ -56,7 +61,7 @@ class PoolGain {
 ///      from its free seats down to 1: the one of largest sum within the margin, or of smallest sum
 ///      beyond it; of these the largest F, ending at the first within the margin. Is F <= 0 the
 ///      best single request goes instead.
-/// Of equal requests the first goes, of subsets of equal sum the one that takes the last. A request
+/// Ties go to the first of equal requests, and to the subset that takes the last one. A request
 /// that does not find the blocks for its prompt on the rank is passed over.
 void select_from_pool(const PoolRules&, PoolRanks, std::span<const PendingRequest> pending,
                       std::span<const RankLoad> ranks, double lambda, std::vector<Assignment>&);

@@ -26,8 +26,8 @@ struct LikelyExpert {
 
 /// Predicts which experts a request will use from those that finished before it [expert-locality]:
 /// the `top` most used per layer of the latest request whose prompt shares at least 4/5 of its
-/// blocks with it, as a prefix; else of all requests of its topic, if one is given and any of them
-/// finished; else of all requests. Equal use: lowest expert.
+/// blocks with it, as a prefix; else of all requests of its topic, if one is given and any request
+/// of it finished; else of all requests. Equal use: lowest expert.
 class ExpertHistory {
  public:
   ExpertHistory(int layers, int experts, int experts_per_token);

@@ -19,7 +19,7 @@ class OutputLengths {
   std::int32_t longest() const { return static_cast<std::int32_t>(longer_.size()); }
   double mean() const;
   double survival(std::int32_t h) const { return h < longest() ? exceed(h) / count() : 0; }
-  /// P(output > age + h | output > age); 0 for an age that nobody survived.
+  /// P(output > age + h | output > age); 0 for an age that no output exceeded.
   double survival(std::int32_t h, std::int32_t age) const {
     return age + h < longest() ? exceed(age + h) / exceed(age) : 0;
   }
@@ -35,7 +35,7 @@ class OutputLengths {
   double count() const { return static_cast<double>(seen_); }
 
   std::vector<std::int64_t> longer_;         // how many outputs exceed h: [longest]
-  std::vector<std::int64_t> longer_beyond_;  // the sum of it from h on
+  std::vector<std::int64_t> longer_beyond_;  // the sum of longer_ from h on
   std::size_t seen_ = 0;
 };
 
@@ -78,9 +78,11 @@ std::vector<double> overflow(const HorizonPoints&, std::span<const double> loads
 std::vector<double> drift(const HorizonPoints&, std::span<const double> loads, std::size_t ranks,
                           double s);
 
-/// Both by observed survival: the weights times P(output > h), and loads in which a request of age
-/// a is present with P(output > a + h | output > a). Before any output was seen nobody ever leaves.
+/// Horizon weights by observed survival: each times P(output > h). Before any output was seen no
+/// request ever leaves.
 HorizonPoints survived(HorizonPoints, const OutputLengths&);
+/// Projected loads by observed survival: a request of age a is present at h with P(output > a + h |
+/// output > a). Before any output was seen no request ever leaves.
 std::vector<double> project_survivors(std::span<const std::int32_t> points,
                                       std::span<const RankLoad> ranks, const OutputLengths&);
 

@@ -17,22 +17,31 @@ struct RankRequest {
   std::uint32_t id = 0;
   std::int32_t prompt_tokens = 0;
   std::int32_t generated = 0;
-  std::int32_t output_tokens = 0;  ///< the truth: for predictors of a stated error, nobody else
-  std::int32_t prefill_left = 0;   ///< prompt tokens still to compute, as far as is known
+  /// The true length of its output: only predictors of a stated error may read it.
+  std::int32_t output_tokens = 0;
+  /// Prompt tokens still to compute, as far as is known.
+  std::int32_t prefill_left = 0;
 };
 
 /// One data-parallel rank as routers see it.
 struct RankLoad {
-  std::int64_t kv_tokens = 0;  ///< of running and waiting requests, a just-routed one included
+  /// KV tokens of running and waiting requests, including one that was just routed.
+  std::int64_t kv_tokens = 0;
   std::int64_t waiting = 0;
   std::int64_t running = 0;
   std::int32_t rank = 0;
-  std::int32_t group = 0;         ///< its EP group: only its ranks wait for each other at barriers
-  std::int64_t seats = 0;         ///< sequences it can take before max_num_seqs are on it
-  std::int64_t blocks = 0;        ///< KV blocks in use, and those the waiting will need
-  std::int64_t total_blocks = 0;  ///< KV blocks it has
-  std::int64_t published_waiting = 0, published_running = 0;  ///< RouterNeeds::statistics_interval
-  std::span<const RankRequest> requests{};                    ///< RouterNeeds::requests
+  /// Its EP group: only ranks of one group wait for each other at barriers.
+  std::int32_t group = 0;
+  /// Sequences that it can take before max_num_seqs are on it.
+  std::int64_t seats = 0;
+  /// KV blocks in use, and blocks that waiting requests will need.
+  std::int64_t blocks = 0;
+  /// All KV blocks of the rank.
+  std::int64_t total_blocks = 0;
+  /// `waiting` and `running` as last published: RouterNeeds::statistics_interval.
+  std::int64_t published_waiting = 0, published_running = 0;
+  /// The requests on it; empty without RouterNeeds::requests.
+  std::span<const RankRequest> requests{};
   std::int64_t free_blocks() const { return total_blocks - blocks; }
 };
 
@@ -40,16 +49,21 @@ struct RankLoad {
 struct PendingRequest {
   std::uint32_t id = 0;
   std::int32_t prompt_tokens = 0;
-  std::int32_t output_tokens = 0;       ///< as in RankRequest
-  std::int64_t blocks = 0;              ///< KV blocks of its prompt
-  std::span<const BlockHash> hashes{};  ///< of its prompt's whole blocks; RouterNeeds::prefixes
-  std::span<const CacheHit> hits{};     ///< [rank]; RouterNeeds::prefixes
-  std::span<const double> locality{};   ///< [rank], share of the experts it will need that the
-                                        ///< rank's own GPUs host; RouterNeeds::locality
-  /// [rank], how many experts the rank's EP group would read in a decode step with it, expected,
-  /// over all layers; RouterNeeds::experts_read
+  /// The true length of its output: only predictors of a stated error may read it.
+  std::int32_t output_tokens = 0;
+  /// KV blocks of its prompt.
+  std::int64_t blocks = 0;
+  /// The hashes of its prompt's whole blocks; empty without RouterNeeds::prefixes.
+  std::span<const BlockHash> hashes{};
+  /// What each rank has cached of its prompt, [rank]; empty without RouterNeeds::prefixes.
+  std::span<const CacheHit> hits{};
+  /// The share of the experts that it will need which the rank's own GPUs host, [rank]; empty
+  /// without RouterNeeds::locality.
+  std::span<const double> locality{};
+  /// How many experts the rank's EP group is expected to read in a decode step with it, over all
+  /// layers, [rank]; empty without RouterNeeds::experts_read.
   std::span<const double> experts_read{};
-  /// [rank], how many of these its group does not read without it; RouterNeeds::experts_read
+  /// How many experts of `experts_read` the group does not read without it, [rank].
   std::span<const double> experts_added{};
 };
 
@@ -59,7 +73,7 @@ struct RoutingState {
   std::span<const PendingRequest> pending;   ///< in order of arrival, never empty
   std::span<const RankLoad> ranks;           ///< ascending, group by group, never empty
   std::int64_t publication = 0;              ///< counts the published statistics
-  std::span<const std::int32_t> finished{};  ///< output tokens of all that finished, in that order
+  std::span<const std::int32_t> finished{};  ///< output tokens of finished requests, in that order
 };
 
 /// Gives a pending request to a rank, for its whole life.
@@ -82,7 +96,8 @@ struct RouterNeeds {
   bool locality = false;
   bool experts_read = false;
   ExpertsFrom experts_from = ExpertsFrom::history;
-  std::optional<Duration> statistics_interval{};  ///< its counts are as old as the last publication
+  /// How often ranks publish their counts; without it they are as of now.
+  std::optional<Duration> statistics_interval{};
 };
 
 /// Chooses DP ranks for requests. Asked when requests arrive and when a step has ended while some
@@ -90,7 +105,7 @@ struct RouterNeeds {
 class RequestRouter {
  public:
   virtual ~RequestRouter() = default;
-  /// Appends to `assignments`; whoever is not in them waits. Unless a policy says otherwise ties go
+  /// Appends to `assignments`; a request without one waits. Unless a policy says otherwise ties go
   /// to the lowest load (KV tokens), then to the lowest rank. An idle group must be given work.
   virtual void route(const RoutingState&, std::vector<Assignment>& assignments) = 0;
   virtual RouterNeeds needs() const { return {}; }
@@ -100,14 +115,20 @@ class RequestRouter {
 struct RouterContext {
   std::uint64_t seed = 1;  ///< names their random streams
   int ranks = 1;
-  int groups = 1;              ///< EP groups that the ranks are of, alike
-  int experts = 1;             ///< routed, per layer
-  int block_tokens = 16;       ///< of a KV block
-  double prefill_token_s = 0;  ///< to compute a prompt token on one rank
-  double remote_token_s =
-      0;                     ///< to send a token to its experts and back in every layer, none local
-  double kv_token_s = 0;     ///< to read one token's KV cache in a step
-  double expert_read_s = 0;  ///< that one more active expert of a layer adds to a step
+  /// EP groups of equally many ranks.
+  int groups = 1;
+  /// Routed experts of a layer.
+  int experts = 1;
+  /// Tokens of a KV block.
+  int block_tokens = 16;
+  /// Seconds to compute a prompt token on one rank.
+  double prefill_token_s = 0;
+  /// Seconds to send a token to its experts and back in every layer where no expert is local.
+  double remote_token_s = 0;
+  /// Seconds to read one token's KV cache in a step.
+  double kv_token_s = 0;
+  /// Seconds that one more active expert of a layer adds to a step.
+  double expert_read_s = 0;
   int ranks_of_group() const { return ranks / groups; }
 };
 
@@ -149,13 +170,14 @@ class OneByOneRouter : public RequestRouter {
 /// The index of the smallest (score, KV tokens, place).
 std::size_t least(std::span<const double> scores, std::span<const RankLoad> ranks);
 
-/// The ranks of the same EP group as the one at `place`, and the ranks group by group.
+/// The ranks of the same EP group as the one at `place`.
 std::span<const RankLoad> group_of(std::span<const RankLoad> ranks, std::size_t place);
+/// The ranks group by group.
 std::vector<std::span<const RankLoad>> groups_of(std::span<const RankLoad> ranks);
 
-/// The KV tokens of the most loaded rank, for whom the others of its EP group wait; and the least
-/// of these over the groups.
+/// The KV tokens of the most loaded rank, for which the others of its EP group wait.
 std::int64_t barrier_of(std::span<const RankLoad> group);
+/// The least barrier_of() of any group.
 std::int64_t least_barrier(std::span<const RankLoad> ranks);
 
 /// Makes routers alike, one for each run: they hold what they have seen of it.

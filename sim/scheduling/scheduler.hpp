@@ -15,9 +15,12 @@ namespace moesim {
 
 /// What a step costs that is alike on all ranks.
 struct StepPrice {
-  std::vector<double> of_tokens;  ///< seconds with 1, 2, 4, .. tokens per rank; at least two
-  double of_context = 0;  ///< more for each token in the KV cache that a rank's decodes read
-  /// In a straight line between two powers of two, and after the last.
+  /// Seconds of a step with 1, 2, 4, .. tokens per rank; at least two figures.
+  std::vector<double> of_tokens;
+  /// Seconds more for each token in the KV cache that a rank's decodes read.
+  double of_context = 0;
+  /// The estimate for so many tokens and so much context: a straight line between two powers of
+  /// two, and beyond the last.
   Seconds time(std::int64_t tokens, std::int64_t context) const;
 };
 
@@ -29,8 +32,10 @@ struct RankView {
   const KvLayout& layout;
   /// New tokens that the group's expert buffers take from this rank in one step.
   std::int32_t token_room = std::numeric_limits<std::int32_t>::max();
-  const StepPrice* price = nullptr;  ///< Scheduler::needs_price()
-  const KvCache* cache = nullptr;    ///< with prefix caching: where the waiting find their prefixes
+  /// Null unless Scheduler::needs_price().
+  const StepPrice* price = nullptr;
+  /// The cache in which waiting sequences find their prefixes; null without prefix caching.
+  const KvCache* cache = nullptr;
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -42,7 +47,7 @@ struct StepPlan {
   /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
   std::size_t preempted = 0;
   bool empty() const;
-  /// Over all sequences.
+  /// Tokens of the step over all sequences.
   std::int64_t new_tokens() const;
   void clear();
 };
@@ -50,7 +55,7 @@ struct StepPlan {
 /// What the ranks of a group agreed to do together in the next step.
 enum class Turn {
   any,      ///< prefill and decode may share the step
-  prefill,  ///< some rank has prompt tokens to compute: nobody decodes
+  prefill,  ///< some rank has prompt tokens to compute: no rank decodes
   decode
 };
 
@@ -78,7 +83,8 @@ const Registry<Scheduler>& schedulers();
 struct BatchLimits {
   std::int32_t max_num_batched_tokens = 0;
   std::int32_t max_num_seqs = 0;
-  std::int32_t long_prefill_token_threshold = 0;  ///< a prompt's share of one step; 0 = no limit
+  /// The most tokens of one prompt in a step; 0 = no limit.
+  std::int32_t long_prefill_token_threshold = 0;
   /// A waiting sequence is admitted only when blocks are free for all its tokens, though it takes
   /// those of its first chunk only: vLLM's scheduler_reserve_full_isl, on by default.
   bool reserve_full_prompt = true;
@@ -118,7 +124,8 @@ enum class OutOfBlocks {
 struct Leftover {
   std::int32_t budget;
   KvPlan kv;
-  bool out_of_blocks = false;  ///< somebody running went short: nobody new is admitted
+  /// Whether a running sequence went short of blocks: then no waiting one is admitted.
+  bool out_of_blocks = false;
 };
 
 /// The pass of [vLLM] v1 over running sequences: in order, min(need, threshold, budget)

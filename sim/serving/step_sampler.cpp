@@ -14,8 +14,8 @@ std::size_t samples_of(std::int64_t tokens) {
   return static_cast<std::size_t>(std::clamp<std::int64_t>(tokens_of_all / tokens, 2, 16));
 }
 
-// Of a sample's many layers so many are priced that their tokens are about so many together: those
-// of large steps differ little from each other, and take long.
+// As many of a sample's layers are priced as hold about so many tokens together: layers of large
+// steps differ little from each other, and take long.
 int layers_priced(std::int64_t tokens, int layers) {
   constexpr std::int64_t tokens_of_layers = 1 << 14;
   constexpr int least = 8;

@@ -42,13 +42,13 @@ class CriticalPath {
  public:
   CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer);
 
-  /// Every rank does its own work; nobody waits yet.
+  /// Every rank does its own work and does not wait yet.
   void add(const RankCosts& ranks);
   /// All ranks wait for the slowest.
   void barrier();
   /// Something that every GPU computes for the same time.
   void everybody(std::string_view name, Part part, const Cost& cost);
-  /// A transfer that everybody waits for. One that is still under way ends before it.
+  /// A transfer that all ranks wait for. One that is still under way ends before it.
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
                   Traffic& traffic, double copies = 1);
   /// A transfer beside what is computed up to the next barrier, which it then must have reached.
@@ -63,7 +63,7 @@ class CriticalPath {
   struct Transfer {
     Part part = Part::dispatch;
     Cost cost;
-    Traffic* traffic = nullptr;  // none under way: nullptr
+    Traffic* traffic = nullptr;  // null where none is under way
   };
 
   void find_slowest();
@@ -74,14 +74,14 @@ class CriticalPath {
   StepCost& cost_;
   Explainer explainer_;
   std::vector<const RankCosts*> pending_;
-  // Of the barrier before, and of this one if what came before it is the same.
+  // What came before the last barrier; it may be the same before this one.
   std::vector<const RankCosts*> before_barrier_;
   std::vector<Seconds> since_barrier_;  // [dp]
   std::size_t slowest_ = 0;
   std::vector<double> waits_;  // seconds, [GPUs of the stage]
   Transfer transfer_;
   std::size_t first_gpu_ = 0;  // of the stage
-  Seconds stages_{};           // that have ended
+  Seconds stages_{};           // time of the stages that have ended
 };
 
 }  // namespace moesim

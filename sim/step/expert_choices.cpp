@@ -13,7 +13,7 @@ namespace {
 struct RowTarget {
   std::size_t layers, k, experts;
   std::uint16_t* counts;  // [layers, experts]
-  std::uint16_t* kept;    // of the token in the first layer; nobody asks: nullptr
+  std::uint16_t* kept;    // ids of the token in the first layer; null where ids are not asked for
   std::size_t layer_ids;  // from there to the next layer
 
   // K is k where it is known beforehand, else 0.
@@ -82,7 +82,7 @@ void StepRows::start(const StepBatch& batch, bool keep_ids) {
   if (keep_ids) ids_.resize(layers_ * layer_ids_);
 }
 
-// From narrow counts to those of the step.
+// Adds narrow counts to the step's.
 void StepRows::carry(std::size_t first, std::size_t layers) {
   for (std::size_t i = first * experts_; i < (first + layers) * experts_; ++i) {
     tokens_of_expert_[i] += std::exchange(small_counts_[i], std::uint16_t{0});

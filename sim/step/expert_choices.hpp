@@ -10,25 +10,25 @@
 namespace moesim {
 
 /// What the trace rows of one step say: how many tokens chose each expert of each MoE layer, where
-/// every token stands and, when somebody asks, every choice. Reads each row once, and keeps its
+/// every token stands and, if asked for, every choice. Reads each row once, and keeps its
 /// memory from step to step.
 class StepRows {
  public:
   StepRows(const MoeModel&, const ParallelPlan&);
 
-  /// A new step, of which nothing is read yet; `keep_ids` asks for ids().
+  /// Begins a new step, whose rows are not read yet; `keep_ids` asks for ids().
   void start(const StepBatch&, bool keep_ids);
-  /// Reads these layers of it. Threads may read different ones at a time.
+  /// Reads these layers of the step. Threads may read different ones at a time.
   void read(const StepBatch&, const RowSource&, int first_layer, int last_layer);
 
   std::int64_t tokens() const { return tokens_; }
-  /// [MoE layers, experts]; whoever prices several batches for one step may add them up.
+  /// [MoE layers, experts]; a caller that prices several batches for one step may add them up.
   std::vector<std::int32_t>& tokens_of_expert() { return tokens_of_expert_; }
   std::span<std::int32_t> tokens_of_expert(int layer) {
     return std::span(tokens_of_expert_).subspan(at(layer) * experts_, experts_);
   }
   bool has_ids() const { return has_ids_; }
-  /// Of one layer, [tokens, k].
+  /// The experts that one layer's tokens chose, [tokens, k].
   std::span<const std::uint16_t> ids(int layer) const {
     return std::span(ids_).subspan(at(layer) * layer_ids_, static_cast<std::size_t>(tokens_) * k_);
   }
@@ -46,10 +46,10 @@ class StepRows {
   ParallelPlan plan_;
   std::int64_t tokens_ = 0;
   std::vector<std::int32_t> tokens_of_expert_;
-  std::vector<std::uint16_t> small_counts_;  // the same while they are counted, else zero
+  std::vector<std::uint16_t> small_counts_;  // tokens_of_expert_ while it is counted, else zero
   bool has_ids_ = false;
   std::vector<std::uint16_t> ids_;
-  std::size_t layer_ids_ = 0;  // of ids_ from layer to layer
+  std::size_t layer_ids_ = 0;  // distance in ids_ from layer to layer
   std::vector<std::int32_t> source_gpu_, source_rank_;
   std::vector<double> tokens_of_gpu_;
 };

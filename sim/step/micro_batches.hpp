@@ -27,7 +27,7 @@ Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,
 
 /// One round of a pipeline as one step that takes pipeline_period(). Parts are what a stage spends
 /// in the mean; Part::pipeline is the rest of the period: transfers between stages and waiting for
-/// other stages. hops[m][s] as above, without what of each micro-batch is the host's. Layers are
+/// other stages. hops[m][s] as above, without the host's time of each micro-batch. Layers are
 /// sums: an expert that two micro-batches activate is read twice, hence counted twice.
 StepCost join_pipeline(std::span<const StepCost> micro_batches,
                        std::span<const std::vector<CollectiveCost>> hops, const ParallelPlan&);

@@ -38,7 +38,7 @@ struct Segment {
 };
 
 /// When two chains of segments end that share one compute stream and one link stream, each of which
-/// serves one segment at a time; a segment starts after the one before it in its chain. Of two that
+/// serves one segment at a time; a segment starts after the one before it in its chain. Where two
 /// could start, the earlier goes first; ties: the first chain.
 double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b);
 

@@ -25,18 +25,26 @@ struct StepSummary {
   std::int32_t decode_tokens = 0;
   std::int32_t dummy_ranks = 0;
   std::int32_t preemptions = 0;
-  std::int64_t prefix_queried = 0;  ///< prompt tokens of requests admitted for the first time ...
-  std::int64_t prefix_hit = 0;      ///< ... and how many of them were cached
-  std::int32_t cut_ranks = 0;       ///< ranks that run fewer tokens because expert buffers are full
-  std::int64_t kv_blocks_used = 0;  ///< over all ranks, while the step runs
-  std::array<RoutingCoverage, 2> coverage{};  ///< where its rows came from, by phase
+  /// Prompt tokens of requests that were admitted for the first time.
+  std::int64_t prefix_queried = 0;
+  /// Tokens of `prefix_queried` that were cached.
+  std::int64_t prefix_hit = 0;
+  /// Ranks that run fewer tokens because expert buffers are full.
+  std::int32_t cut_ranks = 0;
+  /// KV blocks held over all ranks while the step runs.
+  std::int64_t kv_blocks_used = 0;
+  /// Where the step's rows came from, by phase.
+  std::array<RoutingCoverage, 2> coverage{};
 };
 
 /// Counts over the verifications of single sequences, as vLLM counts them.
 struct SpeculationTally {
-  std::int64_t verifications = 0;  ///< of a sequence, in a step
-  std::int64_t drafted = 0;        ///< tokens that were verified
-  std::int64_t accepted = 0;       ///< drafts that held
+  /// Steps of a sequence that verified drafts.
+  std::int64_t verifications = 0;
+  /// Draft tokens that were verified.
+  std::int64_t drafted = 0;
+  /// Draft tokens that held.
+  std::int64_t accepted = 0;
   double draft_seconds = 0;
   SpeculationTally& operator+=(const SpeculationTally& more) {
     verifications += more.verifications;
@@ -51,7 +59,8 @@ struct SpeculationTally {
 struct EmittedToken {
   std::uint32_t request;
   bool first, last;
-  Duration gap;  ///< since the request's previous token; zero for the first
+  /// Time since the request's previous token; zero for the first.
+  Duration gap;
 };
 
 /// One step of an EP group when it has ended: all that measurement and observers see of it. What it
@@ -61,10 +70,12 @@ struct StepRecord {
   const StepSummary& step;
   const StepCost& cost;
   const StepBatch& batch;
-  std::span<const std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]; of a sample: none
+  /// [MoE layers, experts]; empty where a sample stands for the step's layers.
+  std::span<const std::int32_t> tokens_of_expert;
   const SpeculationTally& speculation;
   std::span<const EmittedToken> tokens;
-  std::int64_t kv_blocks_held = 0;  ///< over all ranks, after what left with the step
+  /// KV blocks held over all ranks when what left with the step has freed its own.
+  std::int64_t kv_blocks_held = 0;
 };
 
 }  // namespace moesim

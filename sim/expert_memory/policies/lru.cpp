@@ -12,7 +12,8 @@ class LruCache final : public RankedCache {
 };
 
 // Gives up the expert whose last use is longest ago ([mixtral-offloading] keeps one such cache
-// per layer). What was fetched ahead and never used goes first: fetching is no use.
+// per layer). An expert that was fetched ahead and never used goes first, because fetching is no
+// use.
 class Lru final : public ExpertMemory {
  public:
   std::unique_ptr<ExpertCache> cache(int keys, int capacity) const override {

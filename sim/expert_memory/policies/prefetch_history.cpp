@@ -9,8 +9,8 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// What ran last time, most tokens first: for the same requests in decode, a guess that holds for
-// two of three experts.
+// Foresees what ran last time, most tokens first: while the same requests decode, the guess holds
+// for two of three experts.
 class HistoryPredictor final : public Predictor {
  public:
   explicit HistoryPredictor(std::size_t layers) : last_(layers) {}

@@ -9,7 +9,8 @@ namespace {
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// An exponential average of each slot's activity; as many of the likeliest as ran last time.
+// Keeps an exponential average of each slot's activity, and foresees as many of the likeliest slots
+// as ran last time.
 class PopularityPredictor final : public Predictor {
  public:
   PopularityPredictor(std::span<const int> slots_of_layer, double weight)
@@ -38,7 +39,7 @@ class PopularityPredictor final : public Predictor {
 
  private:
   double weight_;
-  std::vector<std::vector<double>> activity_;  // [layers][slots], of [0, 1]
+  std::vector<std::vector<double>> activity_;  // [layers][slots], from 0 to 1
   std::vector<int> ran_last_;                  // [layers] slots
 };
 

@@ -6,7 +6,7 @@ namespace moesim {
 
 namespace {
 
-// No memory below HBM: there is nothing to ask what stays.
+// Every expert stands in HBM, so there is no cache that could be asked what stays.
 class Resident final : public ExpertMemory {
  public:
   bool resident() const override { return true; }

@@ -6,8 +6,8 @@ namespace moesim {
 namespace {
 
 // Requests of one topic share experts, so a group that already reads a request's experts takes it
-// for less. The least time of the group's decode step with the request on it, as
-// far as it depends on requests:
+// for less. Chooses the least time of the group's decode step with the request on it, as far as it
+// depends on requests:
 //   time to read the KV cache of the group's most loaded rank
 //   + weight * time to read the experts that requests of the group use
 // What the request adds to these alone would send all to one group, which reads most experts

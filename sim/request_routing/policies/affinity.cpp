@@ -13,9 +13,9 @@ std::int64_t requests_of(std::span<const RankLoad> ranks) {
   return requests;
 }
 
-// Like goes to like, in groups about equally large. Of the EP groups with
+// Like goes to like, in groups about equally large. Among the EP groups with
 //   n_g - min n <= slack n / G      n_g: requests on group g, n: on all G groups
-// the one whose requests activate the most of its experts already: least sum over its experts of
+// chooses the one that reads the most of the request's experts already: the least sum over them of
 //   p prod (1 - p')                 p: how likely its token picks one, p' a token of the group's
 // Ties: fewest requests, then the first. Within the group the rank with the fewest requests, ties
 // fewest KV tokens, then the lowest rank. (activation_aware weighs a group's whole step, by which

@@ -7,12 +7,11 @@ namespace moesim {
 
 namespace {
 
-// BalanceRoute without a horizon [BalanceRoute]: the largest F = s - G max(s -
-// m, 0), m = max L - L_g. F never falls with m, so that the lightest rank is always among the best:
-// with the tie-break "lightest" (default) it decides as least_kv. "lowest_rank" is [barrier-tax]'s
-// bug. Of several EP groups G and the maximum are those of the rank's group, and F also pays G
-// times how far that maximum is above the least of any group's: the best rank is of a group that
-// then waits least.
+// BalanceRoute without a horizon [BalanceRoute]: the largest F = s - G max(s - m, 0), m = max L -
+// L_g. F never falls with m, so that the lightest rank is always among the best: with the tie-break
+// "lightest" (default) it decides as least_kv. "lowest_rank" is [barrier-tax]'s bug. With several
+// EP groups, G and the maximum are those of the rank's group, and F also pays G times how far that
+// maximum is above the least of any group's: the best rank is in a group that then waits least.
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
@@ -44,8 +43,8 @@ class Br0 final : public OneByOneRouter {
   bool lightest_;
 };
 
-// The same for sets: F(Q) = sum s - G max(sum s - m, 0), selected in two stages from those who
-// wait.
+// BalanceRoute for sets of requests: F(Q) = sum s - G max(sum s - m, 0), selected in two stages
+// from the requests that wait.
 class Br0Pool final : public RequestRouter {
  public:
   Br0Pool(ConfigReader& options, const RouterContext& context)

@@ -13,7 +13,7 @@ namespace {
 
 // What both forms of BR-H look ahead with: the points h (all of 0..horizon, or those given), their
 // weights gamma^h, and how many steps a request still runs. It is there at h if h < that number,
-// with prompt + generated + h tokens; whoever outlived the prediction is there for one more step.
+// with prompt + generated + h tokens; a request that outlived its prediction stays one step more.
 class Lookahead {
  public:
   Lookahead(ConfigReader& options, const RouterContext& context)
@@ -42,7 +42,7 @@ class Lookahead {
  private:
   std::int32_t steps_left(const RankRequest& r) const {
     if (!by_survival_) return prediction_.output(r.id, r.output_tokens) - r.generated;
-    // Before any output was seen nobody ever leaves.
+    // Before any output was seen no request ever leaves.
     if (outputs_.empty()) return points_.h.back() + 1;
     return static_cast<std::int32_t>(std::lround(outputs_.remaining(r.generated)));
   }
@@ -53,9 +53,9 @@ class Lookahead {
   OutputLengths outputs_;
 };
 
-// BalanceRoute with a horizon [BalanceRoute]: the least beta sum_h gamma^h max(s
-// - m_g(h), 0), as overflow() has it of several EP groups. The gain alpha s sum gamma^h is the same
-// for all ranks.
+// BalanceRoute with a horizon [BalanceRoute]: the least beta sum_h gamma^h max(s - m_g(h), 0),
+// which overflow() extends to several EP groups. The gain alpha s sum gamma^h is the same for all
+// ranks.
 class Brh final : public OneByOneRouter {
  public:
   Brh(ConfigReader& options, const RouterContext& context)

@@ -7,10 +7,9 @@ namespace moesim {
 namespace {
 
 // The overflow integral at K points with trapezoid weights (Fast-Phi of [barrier-tax], which
-// leaves points and weights unsaid): now and these quantiles of the output
-// lengths, or the points that are given. drift > 0 adds the tie-break of [barrier-tax], drift * sum
-// w S (L_g
-// - mean L)(s + h).
+// leaves points and weights unsaid): now and these quantiles of the output lengths, or the points
+// that are given. drift > 0 adds the tie-break of [barrier-tax], drift * sum w S (L_g - mean L)(s +
+// h).
 class FastPhi final : public OneByOneRouter {
  public:
   explicit FastPhi(ConfigReader& options) : OneByOneRouter(options) {

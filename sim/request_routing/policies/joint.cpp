@@ -14,7 +14,7 @@ namespace {
 //   kv * time to prefill what is not cached
 //   + expert * life * (1 - locality) * time to send a token to its experts and back
 //   + load * life * time to read what the rank's load exceeds the most loaded one's by
-// where life is the mean output seen so far. Of several EP groups the most loaded rank is that of
+// where life is the mean output seen so far. With several EP groups the most loaded rank is that of
 // the rank's group, and the last term also has how far it is above the least of any group's. Scale
 // "seed": the formula of [expert-locality] with its weights, loads against the most loaded rank of
 // all. Requests that arrive together are consolidated: while a rank has more than twice the mean of

@@ -8,8 +8,8 @@ namespace moesim {
 
 namespace {
 
-// The overflow integral of [barrier-tax]: the expected idle time at
-// barriers that a request of s tokens brings to rank g,
+// The overflow integral of [barrier-tax]: the expected idle time at barriers that a request of s
+// tokens brings to rank g,
 //   sum over h >= 0 of S(h) max(s + h - m_g(h), 0),  m_g = max L - L_g,
 // over every step up to the longest output seen. O(requests on the ranks * longest output).
 class Overflow final : public OneByOneRouter {

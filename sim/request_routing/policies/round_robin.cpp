@@ -5,7 +5,7 @@ namespace moesim {
 
 namespace {
 
-// The first rank offered from the one after the last choice on, round and round.
+// Takes the first rank offered from the one after the last choice on, round and round.
 class RoundRobin final : public OneByOneRouter {
  public:
   using OneByOneRouter::OneByOneRouter;

@@ -8,11 +8,11 @@ namespace moesim {
 
 namespace {
 
-// The decode scheduler of [expert-locality], repaired: requests whose
-// experts are near come first, but none waits for long, and a step holds as many as it can within a
-// target for the time between tokens. The step is priced as a whole, all layers with attention and
-// exchange; its own test takes one layer for all of them and never binds. Prompts fill what
-// the decodes leave, of the target as of the token budget.
+// The decode scheduler of [expert-locality], repaired: requests whose experts are near come first,
+// but none waits for long, and a step holds as many as it can within a target for the time between
+// tokens. The step is priced as a whole, all layers with attention and exchange; the test in
+// [expert-locality] takes one layer for the whole model and never binds. Prompts fill what the
+// decodes leave of the target and of the token budget.
 class CommAware final : public LimitedScheduler {
  public:
   CommAware(BatchLimits limits, Seconds target, double max_skips)
@@ -31,7 +31,7 @@ class CommAware final : public LimitedScheduler {
     plan.clear();
     Leftover left = plan_running(within_target, limits(), OutOfBlocks::gives_up, takes, plan);
     if (!left.out_of_blocks) plan_waiting(within_target, limits(), left, plan);
-    // Whoever was chosen found no block, and those in front of it sit out: they must go on.
+    // The chosen sequences found no block and the ones in front of them sit out: these must go on.
     if (plan.empty()) plan_first_come(rank, limits(), plan);
   }
   bool needs_price() const override { return true; }
@@ -45,8 +45,8 @@ class CommAware final : public LimitedScheduler {
     return rank.price->time(load.tokens, load.context) <= target_;
   }
 
-  // Which running sequences may compute, by place: every prompt, and of the decodes those that fit,
-  // the nearest and longest skipped first, at least one. One that does not fit may be followed by
+  // Which running sequences may compute, by place: every prompt, and the decodes that fit, the
+  // nearest and longest skipped first, at least one. A decode that does not fit may be followed by
   // one with a shorter context that does.
   std::vector<char> choose_decodes(const RankView& rank, Load& load) const {
     std::vector<char> chosen(rank.running.size(), 1);
@@ -71,8 +71,8 @@ class CommAware final : public LimitedScheduler {
     return chosen;
   }
 
-  // Prompt tokens for which the target leaves time; where even one is too many and nobody decodes,
-  // as many as the budget allows.
+  // Prompt tokens for which the target leaves time; where even one is too many and no sequence
+  // decodes, as many as the budget allows.
   std::int64_t room(const RankView& rank, const Load& load) const {
     const std::int64_t most = limits().max_num_batched_tokens;
     std::int64_t fits = 0, too_many = most + 1;

@@ -6,7 +6,7 @@ namespace moesim {
 namespace {
 
 // Chunks of prompts and batches of decodes in steps of their own. As long as any rank of the group
-// has prompt tokens that it can compute, the group prefills and nobody decodes (SGLang's default
+// has prompt tokens that it can compute, the group prefills and no rank decodes (SGLang's default
 // with DP attention; METRO's setting, which applies one token-routing rule to each phase).
 // max_num_batched_tokens limits the chunks; every running sequence decodes.
 class PrefillFirst final : public LimitedScheduler {
