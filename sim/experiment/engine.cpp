@@ -27,7 +27,6 @@ struct Situation {
   double prompt = 0, output = 0;  // tokens of the longest
   double concurrency = 0;
   double dp = 1, tp = 1;
-  bool experts_routed = false;
 };
 
 Situation look_at(const ConfigNode& experiment) {
@@ -40,9 +39,7 @@ Situation look_at(const ConfigNode& experiment) {
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
   if (json.contains("model")) {
-    const MoeModel model = read_model(named_or_inline(experiment.child("model"), Shipped::model));
-    now.model = model.name;
-    now.experts_routed = model.experts > 1;
+    now.model = read_model(named_or_inline(experiment.child("model"), Shipped::model)).name;
   }
   now.experts = text_at(json, "/precision/experts");
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);
@@ -94,7 +91,6 @@ std::span<const Key> condition_keys() {
       {"from", form::text, any_at_all, "first date of the recipe"},
       {"before", form::text, any_at_all, "first date that is not"},
       {"attention_dp", form::flag, any_at_all, "more than one attention rank, or one"},
-      {"moe", form::flag, any_at_all, "a model with routed experts, or a dense one"},
       {"tp_at_least", amount, "0", "GPUs of an attention rank"},
       {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
       {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
@@ -124,7 +120,6 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     if (r.optional("from")) all &= date.empty() || date >= r.text("from");
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
-    if (r.optional("moe")) all &= r.flag("moe") == now.experts_routed;
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
     all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
     all &= now.output <= r.number("output_at_most");
@@ -216,6 +211,13 @@ Engine read_engine(const ConfigNode& node) {
       engine.fused.emplace_back(fusions[operation.choice()]);
     return engine;
   });
+}
+
+Fusions fusions_of(const Engine& engine) {
+  const auto fuses = [&](std::string_view operation) {
+    return std::ranges::find(engine.fused, operation) != engine.fused.end();
+  };
+  return {fuses("norm"), fuses("rope"), fuses("quantise")};
 }
 
 std::span<const std::string_view> engine_names() { return engines; }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "models/launches.hpp"
 
 namespace moesim {
 
@@ -22,6 +23,7 @@ struct Engine {
 };
 /// Throws ConfigError.
 Engine read_engine(const ConfigNode&);
+Fusions fusions_of(const Engine&);
 std::span<const Key> engine_keys();
 
 /// An experiment that names an engine, with all that its preset (hardware/engines/*.json) sets

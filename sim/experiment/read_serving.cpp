@@ -8,6 +8,7 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
+#include "models/launches.hpp"
 
 namespace moesim {
 
@@ -51,7 +52,8 @@ std::span<const Key> speculative_keys() {
 std::span<const Key> api_server_keys() {
   static constexpr Key keys[] = {
       {"latency", form::time, "0 us", "of a request on its way to the engine"},
-      {"latency_per_layer", form::time, "0 us", "added to it for each layer of the model"},
+      {"latency_per_launch", form::time, "0 us",
+       "added to it for each kernel launched by a step without a graph"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
       {"receive_interval", form::integer(1, 1 << 20), "1",
        "decode steps after which new requests are looked for"},
@@ -131,11 +133,11 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
   });
 }
 
-ApiServer read_api_server(const ConfigNode& node, double layers) {
+ApiServer read_api_server(const ConfigNode& node, double launches) {
   return read_object(node, api_server_keys, [&](ConfigReader& reader) {
     return ApiServer{
         .latency = reader.quantity<Seconds>("latency") +
-                   reader.quantity<Seconds>("latency_per_layer") * layers,
+                   reader.quantity<Seconds>("latency_per_launch") * launches,
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
         .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
         .batch_wait_timeout_iters =
@@ -215,8 +217,9 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
   read_kv_cache(reader.child("kv_cache"), spec);
   if (reader.has("cuda_graph")) spec.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
   if (!spec.graph_sizes.empty()) spec.charges.graph_tokens = spec.graph_sizes.back();
-  spec.api_server =
-      read_api_server(reader.child("api_server"), static_cast<double>(spec.model.layers.size()));
+  const double launches =
+      kernel_launches(spec.model, spec.parallel, spec.precision, fusions_of(spec.cluster.gpu));
+  spec.api_server = read_api_server(reader.child("api_server"), launches);
 }
 
 void read_measurement(ConfigReader& reader, PoolSpec& spec) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hardware/rng.hpp"
+#include "models/launches.hpp"
 #include "models/memory.hpp"
 #include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
@@ -1001,6 +1002,34 @@ TEST_CASE("a parallel plan that the model cannot be cut into is refused with the
              Catch::Matchers::Contains("more than the model's 128 experts"));
   CHECK_THAT(error_of(R"({"tp": 3, "ep": 3})"),
              Catch::Matchers::Contains("tp 3 does not divide the model's 32 query heads"));
+}
+
+TEST_CASE("kernels of a step without a graph are those of its parts") {
+  const auto count = [](const char* name, const ParallelPlan& plan, const PrecisionPlan& precision,
+                        const Fusions& fusions) {
+    return kernel_launches(zoo(name), plan, precision, fusions);
+  };
+  const PrecisionPlan bf16{};
+  // Two norms, five of attention, three of the FFN.
+  CHECK(count("llama_3_3_70b", {1, 1, 1}, bf16, {}) == 80 * 10);
+  // Two all-reduces, and a quantisation before each of four products.
+  PrecisionPlan fp8{Precision::fp8, Precision::fp8, Precision::fp8, Precision::fp8, Precision::fp8};
+  CHECK(count("llama_3_3_70b", {1, 8, 1}, fp8, {}) == 80 * 16);
+  CHECK(count("llama_3_3_70b", {1, 8, 1}, fp8, {true, true, true}) == 80 * 9);
+  // Scales of blocks are known only with the input; without an all-reduce norms are alone.
+  fp8.activations = Precision::fp8_block;
+  CHECK(count("llama_3_3_70b", {1, 8, 1}, fp8, {true, true, true}) == 80 * 13);
+  CHECK(count("llama_3_3_70b", {1, 1, 1}, bf16, {.norm = true}) == 80 * 10);
+  // Nine of an expert layer for three of a dense one; packing, dispatch, combine and unpacking
+  // where attention ranks are several.
+  CHECK(count("gpt_oss_120b", {1, 1, 1}, bf16, {}) == 36 * 16);
+  CHECK(count("gpt_oss_120b", {4, 1, 4}, bf16, {}) == 36 * 20);
+  // MLA takes five more than GQA, shared experts four.
+  CHECK(count("deepseek_v3", {1, 1, 1}, bf16, {}) == 61 * 12 + 3 * 3 + 58 * (9 + 4));
+  // Sparse attention and linear attention launch many more.
+  CHECK(count("deepseek_v3_2", {1, 1, 1}, bf16, {}) ==
+        count("deepseek_v3", {1, 1, 1}, bf16, {}) + 61 * 8);
+  CHECK(count("qwen3_5_397b_a17b", {1, 1, 1}, bf16, {}) == 15 * 7 + 45 * 16 + 60 * 13);
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ std::vector<EngineRun> made_runs(const EngineConstants& truth, const std::vector
     for (const double sequences : {4.0, 16.0, 64.0}) {
       EngineRun run;
       run.layers = n;
+      run.launches = 20 * n;
       run.sequences = sequences;
       run.deployment = run.group = std::to_string(n);
       run.bare_tpot_ms = 0.05 * n + 0.02 * sequences;
@@ -73,25 +74,40 @@ std::vector<EngineRun> made_runs(const EngineConstants& truth, const std::vector
 }  // namespace
 
 TEST_CASE("an engine's constants are found in its runs, and predict models left out") {
-  const EngineConstants truth{9, 140, 20, 900, 5};
+  const EngineConstants truth{9, 140, 20, 50, 5};
   const auto runs = made_runs(truth, {24, 36, 48, 61, 80, 94});
   const EngineConstants fitted = fit_engine(runs);
   CHECK_THAT(fitted.per_layer_us, WithinRel(truth.per_layer_us, 0.01));
   CHECK_THAT(fitted.per_step_us, WithinRel(truth.per_step_us, 0.01));
   CHECK_THAT(fitted.per_sequence_us, WithinRel(truth.per_sequence_us, 0.01));
-  CHECK_THAT(fitted.latency_per_layer_us, WithinRel(truth.latency_per_layer_us, 0.01));
+  CHECK_THAT(fitted.latency_per_launch_us, WithinRel(truth.latency_per_launch_us, 0.01));
   CHECK(fitted.admission_steps == truth.admission_steps);
   // Others are drawn towards these, and predict all the same.
-  const auto others = made_runs({14, 500, 10, 300, 12}, {24, 36, 48, 61, 80, 94});
+  const auto others = made_runs({14, 500, 10, 15, 12}, {24, 36, 48, 61, 80, 94});
   const HeldOutErrors errors = held_out_errors(others);
   CHECK(errors.tpot < 0.05);
   CHECK(errors.ttft < 0.1);
   CHECK(fit_engine(others).admission_steps > 8);
 }
 
+TEST_CASE("what first tokens take longer is fitted where the client is known, or everywhere") {
+  const EngineConstants truth{9, 140, 20, 50, 5};
+  auto runs = made_runs(truth, {24, 36, 48, 61, 80, 94});
+  for (EngineRun& run : runs) {
+    run.knows_client = run.layers > 40;
+    if (!run.knows_client) run.ttft_ms *= 5;
+  }
+  CHECK_THAT(fit_engine(runs).latency_per_launch_us, WithinRel(truth.latency_per_launch_us, 0.01));
+  for (EngineRun& run : runs) {
+    run.knows_client = false;
+    run.ttft_ms = truth.ttft_ms(run);
+  }
+  CHECK_THAT(fit_engine(runs).latency_per_launch_us, WithinRel(truth.latency_per_launch_us, 0.01));
+}
+
 TEST_CASE("runs of one model give an engine's constants near the typical ones, and predict it") {
   // 60 layers of 12 us and a step of 400 us are as 60 of 16.2 and one of 150.
-  const EngineConstants truth{12, 400, 10, 600, 4};
+  const EngineConstants truth{12, 400, 10, 30, 4};
   const auto runs = made_runs(truth, {60});
   const EngineConstants fitted = fit_engine(runs);
   CHECK(fitted.per_layer_us > 5);
@@ -104,11 +120,11 @@ TEST_CASE(
   const OrderedJson preset = OrderedJson::parse(R"({"settings": [
     {"set": {"/charges/host_overhead": "300 us", "/charges/per_layer": "9 us",
              "/charges/per_sequence": "18 us"}, "source": "old"},
-    {"set": {"/api_server/latency_per_layer": "0.8 ms", "/api_server/admission_steps": 5},
+    {"set": {"/api_server/latency_per_launch": "80 us", "/api_server/admission_steps": 5},
      "source": "old"},
     {"when": {"models": ["GLM"]}, "set": {"/api_server/admission_steps": 50}, "source": "kept"}]})");
   CHECK(constants_of(preset).per_step_us == 300);
-  CHECK_THAT(constants_of(preset).latency_per_layer_us, WithinRel(800.0, 1e-9));
+  CHECK_THAT(constants_of(preset).latency_per_launch_us, WithinRel(80.0, 1e-9));
   CHECK(constants_of(preset).admission_steps == 5);
   const OrderedJson changed = with_constants(preset, {1, 2, 3, 4, 6}, "new");
   CHECK(constants_of(changed).per_layer_us == 1);

@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "models/moe_model.hpp"
+#include "models/launches.hpp"
 #include "sim/experiment/engine.hpp"
 #include "sim/report/statistics.hpp"
 #include "tools/validation/calibration.hpp"
@@ -30,7 +30,8 @@ std::map<std::string, double> runs_by_deployment(std::span<const EngineRun> runs
 // Between two steps Python prepares and ends each sequence: some tens of microseconds, no more.
 // The typical ones are means of what vLLM's and TensorRT-LLM's runs give.
 constexpr std::array<Unknown, 3> of_steps{{{9, 0.1, 60}, {140, 1, 5000}, {20, 0.1, 40}}};
-constexpr std::array<Unknown, 2> of_front{{{900, 1, 20000}, {5, 0.1, 100}}};
+// A kernel that Python launches takes the host some tens of microseconds.
+constexpr std::array<Unknown, 2> of_front{{{50, 0.1, 1000}, {5, 0.1, 100}}};
 
 /// What it weighs that constants are not the typical ones.
 void add_distances(std::span<const Unknown> typical, std::span<const double> x,
@@ -40,10 +41,31 @@ void add_distances(std::span<const Unknown> typical, std::span<const double> x,
     residuals.push_back(of_a_factor_of_e * std::log(x[i] / typical[i].start));
 }
 
-double model_layers(const MeasuredPoint& point, const std::filesystem::path& root) {
+// What the model of a run is made of, served as the engine's preset says.
+void count_work(const MeasuredPoint& point, const std::filesystem::path& root, EngineRun& run) {
+  const ConfigNode config =
+      with_preset(ConfigNode(deployment_json(point, root, {}).experiment, "validate.json"));
   const auto file = root / "models/zoo" / (model_file(point.model) + ".json");
-  return static_cast<double>(read_model(ConfigNode::from_file(file)).layers.size());
+  const MoeModel model = read_model(ConfigNode::from_file(file));
+  run.layers = static_cast<double>(model.layers.size());
+  run.launches = kernel_launches(model, read_parallel(config.child("parallel"), model),
+                                 read_precision(config.child("precision")),
+                                 fusions_of(read_engine(config.child("engine"))));
 }
+
+// The constants that are fitted, where presets have them: times in us, steps by number.
+struct PresetConstant {
+  const char* key;
+  double EngineConstants::*value;
+  bool is_time = true;
+};
+constexpr std::array<PresetConstant, 5> preset_constants{{
+    {"/charges/host_overhead", &EngineConstants::per_step_us},
+    {"/charges/per_layer", &EngineConstants::per_layer_us},
+    {"/charges/per_sequence", &EngineConstants::per_sequence_us},
+    {"/api_server/latency_per_launch", &EngineConstants::latency_per_launch_us},
+    {"/api_server/admission_steps", &EngineConstants::admission_steps, false},
+}};
 
 }  // namespace
 
@@ -56,7 +78,8 @@ double EngineConstants::tpot_ms(const EngineRun& run) const {
 }
 
 double EngineConstants::ttft_ms(const EngineRun& run) const {
-  return run.bare_ttft_ms + us * latency_per_layer_us * run.layers + admission_steps * tpot_ms(run);
+  return run.bare_ttft_ms + us * latency_per_launch_us * run.launches +
+         admission_steps * tpot_ms(run);
 }
 
 EngineConstants fit_engine(std::span<const EngineRun> runs) {
@@ -75,14 +98,17 @@ EngineConstants fit_engine(std::span<const EngineRun> runs) {
   EngineConstants fitted{steps[0], steps[1], steps[2], 0, 0};
   const auto with_front = [&](std::span<const double> x) {
     EngineConstants tried = fitted;
-    tried.latency_per_layer_us = x[0];
+    tried.latency_per_launch_us = x[0];
     tried.admission_steps = x[1];
     return tried;
   };
+  const bool none_known = std::ranges::none_of(runs, &EngineRun::knows_client);
   const auto misses = [&](std::span<const double> x) {
     std::vector<double> residuals;
-    for (const EngineRun& run : runs)
-      residuals.push_back(weighed(run, with_front(x).ttft_ms(run), run.ttft_ms));
+    for (const EngineRun& run : runs) {
+      if (run.knows_client || none_known)
+        residuals.push_back(weighed(run, with_front(x).ttft_ms(run), run.ttft_ms));
+    }
     add_distances(of_front, x, residuals);
     return residuals;
   };
@@ -119,17 +145,13 @@ EngineConstants constants_of(const OrderedJson& preset) {
   for (const OrderedJson& setting : preset.at("settings")) {
     if (setting.contains("when")) continue;
     const OrderedJson& set = setting.at("set");
-    const auto read = [&](const char* key, double& into) {
+    for (const auto& [key, value, is_time] : preset_constants) {
+      if (!set.contains(key)) continue;
       constexpr double per_second = 1e6;
-      if (set.contains(key))
-        into = parse_quantity<Seconds>(set.at(key).get<std::string>()).count() * per_second;
-    };
-    read("/charges/per_layer", constants.per_layer_us);
-    read("/charges/host_overhead", constants.per_step_us);
-    read("/charges/per_sequence", constants.per_sequence_us);
-    read("/api_server/latency_per_layer", constants.latency_per_layer_us);
-    if (set.contains("/api_server/admission_steps"))
-      constants.admission_steps = set.at("/api_server/admission_steps").get<double>();
+      constants.*value =
+          is_time ? parse_quantity<Seconds>(set.at(key).get<std::string>()).count() * per_second
+                  : set.at(key).get<double>();
+    }
   }
   return constants;
 }
@@ -142,7 +164,8 @@ std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
     if (point.category == "e2e" && point.concurrency > 0 && engine_of(point).name == engine)
       wanted.push_back(point);
   const EngineConstants known = constants_of(OrderedJson::parse(engine_preset(engine)));
-  const Json without_front{{"api_server", {{"latency_per_layer", "0 us"}, {"admission_steps", 0}}}};
+  const Json without_front{
+      {"api_server", {{"latency_per_launch", "0 us"}, {"admission_steps", 0}}}};
   std::map<std::string, EngineRun> runs;
   for (const ValidatedPoint& p : validate(wanted, root, without_front)) {
     if (p.skipped() || !p.failure.empty()) continue;
@@ -152,7 +175,8 @@ std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
     (tpot ? run.bare_tpot_ms : run.bare_ttft_ms) = std::get<Prediction>(p.predicted).value;
     run.deployment = deployment_of(p.point);
     run.group = p.point.gpu + " " + p.point.model;
-    run.layers = model_layers(p.point, root);
+    if (run.layers == 0) count_work(p.point, root, run);
+    run.knows_client = client_of(p.point).recipe;
     run.sequences = p.point.concurrency / std::max(1, p.point.dp);
   }
   std::vector<EngineRun> whole;
@@ -166,19 +190,15 @@ std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
 OrderedJson with_constants(OrderedJson preset, const EngineConstants& c,
                            const std::string& source) {
   for (OrderedJson& setting : preset.at("settings")) {
+    if (setting.contains("when")) continue;
     OrderedJson& set = setting.at("set");
-    const auto quantity = [](double value, const char* unit) {
-      return fmt::format("{:.1f} {}", value, unit);
-    };
-    if (set.contains("/charges/host_overhead")) {
-      set["/charges/host_overhead"] = quantity(c.per_step_us, "us");
-      set["/charges/per_layer"] = quantity(c.per_layer_us, "us");
-      set["/charges/per_sequence"] = quantity(c.per_sequence_us, "us");
-      setting["source"] = source;
-    }
-    if (set.contains("/api_server/latency_per_layer") && !setting.contains("when")) {
-      set["/api_server/latency_per_layer"] = quantity(c.latency_per_layer_us, "us");
-      set["/api_server/admission_steps"] = static_cast<int>(c.admission_steps);
+    for (const auto& [key, value, is_time] : preset_constants) {
+      if (!set.contains(key)) continue;
+      if (is_time) {
+        set[key] = fmt::format("{:.1f} us", c.*value);
+      } else {
+        set[key] = static_cast<int>(c.*value);
+      }
       setting["source"] = source;
     }
   }

@@ -17,12 +17,14 @@ struct EngineRun {
   double tpot_ms = 0, ttft_ms = 0;  ///< measured
   double bare_tpot_ms = 0, bare_ttft_ms = 0;
   double layers = 0, sequences = 0;  ///< of the model; of an attention rank
+  double launches = 0;               ///< of kernels, in a step with prompts
+  bool knows_client = true;          ///< how requests arrive and what lengths they have is written
 };
 
 /// What kernels and links leave of a step's time, and of the time to a first token.
 struct EngineConstants {
   double per_layer_us = 0, per_step_us = 0, per_sequence_us = 0;
-  double latency_per_layer_us = 0, admission_steps = 0;
+  double latency_per_launch_us = 0, admission_steps = 0;
   double added_tpot_ms(const EngineRun&) const;
   double tpot_ms(const EngineRun&) const;
   double ttft_ms(const EngineRun&) const;
@@ -31,7 +33,8 @@ struct EngineConstants {
 /// Robust least squares on log(predicted / measured), every deployment with the same weight. Each
 /// constant is drawn towards what engines typically have: to be a factor of e away from it weighs
 /// as a deployment that is 10 % off, so that runs of one model, which do not tell layers from
-/// steps, give neither 0. Pure.
+/// steps, give neither 0. What a first token takes longer is fitted on the runs whose client is
+/// known, as queues are the client's doing; on all where none is. Pure.
 EngineConstants fit_engine(std::span<const EngineRun>);
 
 /// Errors of runs whose GPU and model were left out of the fit, predicted / measured - 1.

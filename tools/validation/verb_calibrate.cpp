@@ -95,7 +95,7 @@ int calibrate_engine(const Options& options) {
   table.add({"per layer", fmt::format("{:.1f} us", fitted.per_layer_us)});
   table.add({"per step", fmt::format("{:.0f} us", fitted.per_step_us)});
   table.add({"per sequence", fmt::format("{:.1f} us", fitted.per_sequence_us)});
-  table.add({"latency per layer", fmt::format("{:.0f} us", fitted.latency_per_layer_us)});
+  table.add({"latency per launch", fmt::format("{:.1f} us", fitted.latency_per_launch_us)});
   table.add({"admission steps", fmt::format("{}", fitted.admission_steps)});
   const auto percent = [](double error, double bias) {
     return fmt::format("{:.1f} % ({:+.1f})", error * 100, bias * 100);
