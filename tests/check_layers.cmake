@@ -45,7 +45,7 @@ endfunction()
 check_floors("" hardware models traces sim tools)
 check_floors("sim/" placement capacity+dispatch+expert_memory+failures+kv_cache+token_routing scheduling request_routing step
              rebalancing experiment requests report+replay serving)
-check_floors("tools/" cli run+policies+sweep+validation analysis+config+study report+reproduce plan)
+check_floors("tools/" cli run+policies+sweep+validation analysis+config report+reproduce plan)
 
 file(GLOB_RECURSE sources "${ROOT}/hardware/*.cpp" "${ROOT}/models/*.cpp" "${ROOT}/traces/*.cpp" "${ROOT}/sim/*.cpp")
 foreach(source IN LISTS sources)

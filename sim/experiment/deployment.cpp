@@ -9,7 +9,7 @@ namespace moesim {
 
 namespace {
 
-void place(Deployment& e) {
+void place(Deployment& e, TraceFits& fits) {
   const PlacementSpec& placed = e.placed;
   if (e.model.experts == 0) return;
   if (!placed.from_trace) {
@@ -21,9 +21,10 @@ void place(Deployment& e) {
   Observation what = placed.placer->needs();
   what.fitted_half = e.bind_odd_only;
   what.workloads = placed.workloads;
-  ExpertStatistics statistics = observe(traces, what);
-  e.placement = place_all(*placed.placer, e.placement_problem, statistics);
-  e.seen = std::move(statistics.load);
+  const auto seen = fits.seen(traces, what);
+  const auto make = [&] { return place_all(*placed.placer, e.placement_problem, *seen); };
+  e.placement = placed.key.empty() ? make() : *fits.placement(placed.key, make);
+  e.seen = seen->load;
 }
 
 RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
@@ -55,7 +56,7 @@ void make_rules(Deployment& e) {
 
 Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   Deployment e{spec, traces.decode, traces.prefill};
-  place(e);
+  place(e, *traces.fits);
   make_rules(e);
   const Mover mover = mover_of(e);
   e.rebalancer = e.rebalancing.make(rebalancing_context(e, mover));

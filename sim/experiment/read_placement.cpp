@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/experiment/read_placement.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace moesim {
 
@@ -60,6 +62,19 @@ PlacementProblem problem_of(const PoolSpec& spec) {
   return problem;
 }
 
+// All that a placer goes by beside what was seen of the traces: which it is, its options, the
+// slots.
+std::string key_of(const ConfigReader& reader, const PoolSpec& spec) {
+  const Registry<Placer>& placers = spec.policies->placement;
+  const Json& json = reader.node().json();
+  const auto row = std::ranges::find(placers.entries(), json.at("type").get<std::string>(),
+                                     &Registry<Placer>::Entry::name);
+  const PlacementProblem& problem = spec.placement_problem;
+  return fmt::format("{} {} {} {} {} {} {} {}", fmt::ptr(row->make), json.dump(), problem.gpus,
+                     problem.slots_per_gpu, problem.nodes, problem.groups, problem.model_layers,
+                     problem.moe_layers);
+}
+
 }  // namespace
 
 std::span<const Key> placement_keys() {
@@ -90,6 +105,7 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     spec.bind_odd_only = load.disjoint;
     spec.placed = {spec.policies->placement.make_from(reader), load.from_trace,
                    std::move(load.workloads)};
+    if (spec.placed.placer->uses_load()) spec.placed.key = key_of(reader, spec);
     std::string remark = spec.placed.placer->remark(spec.placement_problem);
     if (!remark.empty()) spec.remarks.push_back(std::move(remark));
   });

@@ -42,6 +42,9 @@ struct PlacementSpec {
   std::shared_ptr<const Placer> placer{};
   bool from_trace = true;                ///< fitted on the traces; else before anything was seen
   std::vector<std::string> workloads{};  ///< tags of the requests that it is fitted on; none: all
+  /// All that it goes by beside the traces, as text; empty where it takes no time to make, or where
+  /// a program added the placer.
+  std::string key{};
 };
 
 /// The KV cache's share of memory, and its blocks.

@@ -18,17 +18,20 @@ RoutingTrace no_routing(const MoeModel& model) {
   return RoutingTrace(std::move(meta), {"none"}, {{0, 2, 1, 0}}, {0, 0});
 }
 
+// Everything that a gating can read.
+std::string key_of(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed) {
+  std::string layers;
+  for (const LayerSpec& layer : model.layers) layers += layer.moe ? 'm' : '-';
+  return fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
+                     gating.json().dump(), model.name, model.experts, model.experts_per_token,
+                     model.expert_groups, model.groups_per_token, seed, layers);
+}
+
 }  // namespace
 
 RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
                                std::uint64_t seed) {
-  std::string layers;
-  for (const LayerSpec& layer : model.layers) layers += layer.moe ? 'm' : '-';
-  // Everything that a gating can read.
-  const std::string key =
-      fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
-                  gating.json().dump(), model.name, model.experts, model.experts_per_token,
-                  model.expert_groups, model.groups_per_token, seed, layers);
+  const std::string key = key_of(gating, model, seed);
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
   const auto maker = gatings().make(gating);
@@ -42,12 +45,19 @@ RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
   return *entry->trace;
 }
 
-Traces open_traces(const ExperimentSpec& spec, TraceLibrary& library) {
-  const PoolSpec& pool = spec.pools.back();
-  Traces traces{library.get(pool.gating, pool.model, pool.seed), {}};
-  if (pool.prefill_gating)
-    traces.prefill = library.get(*pool.prefill_gating, pool.model, pool.seed);
+Traces TraceLibrary::open(const PoolSpec& pool) {
+  // Before a trace resolves it, a gating's text is what was written.
+  std::string key = key_of(pool.gating, pool.model, pool.seed);
+  if (pool.prefill_gating) key += '\n' + key_of(*pool.prefill_gating, pool.model, pool.seed);
+  Traces traces{get(pool.gating, pool.model, pool.seed), {}};
+  if (pool.prefill_gating) traces.prefill = get(*pool.prefill_gating, pool.model, pool.seed);
+  const std::lock_guard lock(mutex_);
+  traces.fits = fits_.try_emplace(std::move(key), traces.fits).first->second;
   return traces;
+}
+
+Traces open_traces(const ExperimentSpec& spec, TraceLibrary& library) {
+  return library.open(spec.pools.back());
 }
 
 }  // namespace moesim

@@ -3,35 +3,43 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "sim/experiment/spec.hpp"
+#include "sim/experiment/trace_fits.hpp"
 #include "traces/gating/gating.hpp"
 
 namespace moesim {
 
-/// Routing traces that several experiments share: a sweep opens or generates each one once.
-/// Thread-safe.
+/// What the tokens of a load choose.
+struct Traces {
+  RoutingTrace decode;                  ///< of both phases, unless prefill has its own
+  std::optional<RoutingTrace> prefill;  ///< if prefill has its own
+  /// What was fitted on these traces already. Other traces need another.
+  std::shared_ptr<TraceFits> fits = std::make_shared<TraceFits>();
+};
+
+/// Routing traces that several experiments share, with what was fitted on them: a sweep opens or
+/// generates each one once. Thread-safe.
 class TraceLibrary {
  public:
   RoutingTrace get(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed);
+  /// The traces of a pool. Throws ConfigError.
+  Traces open(const PoolSpec&);
 
  private:
   struct Entry {
     std::once_flag made;
     std::optional<RoutingTrace> trace;
   };
-  std::mutex mutex_;  // of the map alone: different traces are made side by side
+  std::mutex mutex_;  // of the maps alone: different traces are made side by side
   std::map<std::string, Entry> traces_;
+  std::map<std::string, std::shared_ptr<TraceFits>> fits_;
 };
 
-/// What the tokens of a load choose.
-struct Traces {
-  RoutingTrace decode;                  ///< of both phases, unless prefill has its own
-  std::optional<RoutingTrace> prefill;  ///< if prefill has its own
-};
 /// Opens or generates what a spec names, all of whose pools have the same. Throws ConfigError.
 Traces open_traces(const ExperimentSpec&, TraceLibrary&);
 

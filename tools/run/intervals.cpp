@@ -112,6 +112,7 @@ Traces resampled(Traces traces, std::uint64_t seed, int draw) {
   if (traces.prefill && !traces.prefill->meta().synthetic) {
     traces.prefill = resampled_requests(*traces.prefill, of_phase("prefill"));
   }
+  traces.fits = std::make_shared<TraceFits>();
   return traces;
 }
 

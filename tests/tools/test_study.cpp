@@ -4,7 +4,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/study/regimes.hpp"
+#include "tools/analysis/regimes.hpp"
 
 using namespace moesim;
 using namespace moesim::test;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/study/regimes.hpp"
+#include "tools/analysis/regimes.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -5,12 +5,12 @@
 
 #include <spdlog/spdlog.h>
 
+#include "tools/analysis/regimes.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/this_build.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/study/regimes.hpp"
 
 namespace moesim {
 
