@@ -2,9 +2,11 @@
 #include "models/moe_model.hpp"
 
 #include <algorithm>
+#include <charconv>
 
 #include <fmt/format.h>
 
+#include "models/language_part.hpp"
 #include "models/step_ops.hpp"
 
 namespace moesim {
@@ -218,6 +220,11 @@ int optional(ConfigReader& r, std::string_view key, int fallback) {
   return present(r, key) ? static_cast<int>(r.integer(key, whole)) : fallback;
 }
 
+// A key that files of one family spell in two ways.
+int either(ConfigReader& r, std::string_view key, std::string_view other) {
+  return count(r, present(r, key) ? key : other);
+}
+
 AttentionSpec hf_gqa(ConfigReader& r, int hidden) {
   AttentionSpec a;
   a.query_heads = count(r, "num_attention_heads");
@@ -226,13 +233,21 @@ AttentionSpec hf_gqa(ConfigReader& r, int hidden) {
   return a;
 }
 
+// One entry for each layer. Some files go on with the layers that predict tokens further ahead.
+std::vector<ConfigNode> of_each_layer(ConfigReader& r, std::string_view key, std::size_t layers) {
+  std::vector<ConfigNode> entries = r.child(key).list();
+  const auto ahead = static_cast<std::size_t>(optional(r, "num_nextn_predict_layers", 0));
+  if (entries.size() != layers && entries.size() != layers + ahead)
+    r.child(key).fail(
+        fmt::format("expected one entry per layer ({}), found {}", layers, entries.size()));
+  return entries;
+}
+
 // One 0 or 1 for each layer.
 std::vector<bool> hf_flags(ConfigReader& r, std::string_view key, std::size_t layers) {
   std::vector<bool> flags;
-  for (const ConfigNode& flag : r.child(key).list()) flags.push_back(flag.integer({0, 1}) == 1);
-  if (flags.size() != layers)
-    r.child(key).fail(
-        fmt::format("expected one entry per layer ({}), found {}", layers, flags.size()));
+  for (const ConfigNode& flag : of_each_layer(r, key, layers))
+    flags.push_back(flag.integer({0, 1}) == 1);
   return flags;
 }
 
@@ -270,6 +285,43 @@ void qwen_window(ConfigReader& r, MoeModel& m) {
   const int window = nullable(r, "sliding_window");
   const int first = nullable(r, "max_window_layers");
   for_layers(m, [&](int i, LayerSpec& layer) { layer.window = i >= first ? window : 0; });
+}
+
+// What each layer attends to, where the file says it layer by layer.
+void hf_layer_types(ConfigReader& r, MoeModel& m) {
+  if (!present(r, "layer_types")) return;
+  static constexpr std::array<std::string_view, 6> known{"full_attention",    "sliding_attention",
+                                                         "chunked_attention", "linear_attention",
+                                                         "attention",         "mamba"};
+  const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    const ConfigNode& type = types[static_cast<std::size_t>(i)];
+    const std::string name = type.text();
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
+                            join_names(known)));
+    }
+    layer.linear = name == "linear_attention" || name == "mamba";
+    if (layer.linear && m.linear.value_heads == 0)
+      type.fail("linear attention of this architecture is not modelled");
+    layer.chunked = name == "chunked_attention";
+    layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
+                   : name == "sliding_attention" ? count(r, "sliding_window")
+                                                 : 0;
+  });
+}
+
+// Which layers have experts, where the file says it layer by layer.
+void hf_mlp_types(ConfigReader& r, MoeModel& m) {
+  if (!present(r, "mlp_layer_types")) return;
+  const std::vector<ConfigNode> types = of_each_layer(r, "mlp_layer_types", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    const ConfigNode& type = types[static_cast<std::size_t>(i)];
+    const std::string name = type.text();
+    if (name != "dense" && name != "sparse")
+      type.fail(fmt::format("FFNs of type \"{}\" are not modelled; one of: dense, sparse", name));
+    layer.moe = name == "sparse";
+  });
 }
 
 void read_dense(ConfigReader& r, MoeModel& m) {
@@ -315,19 +367,28 @@ void read_qwen_next(ConfigReader& r, MoeModel& m) {
   for_layers(m, [&](int i, LayerSpec& layer) { layer.linear = (i + 1) % interval != 0; });
 }
 
+// Layers from `first` on have experts.
+void dense_before(MoeModel& m, int first) {
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = i >= first; });
+}
+void optional_groups(ConfigReader& r, MoeModel& m) {
+  m.expert_groups = std::max(1, optional(r, "n_group", 1));
+  m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
+}
+
 // DeepSeek's way to write experts, shared by Kimi and GLM.
 void deepseek_experts(ConfigReader& r, MoeModel& m) {
   hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
   m.shared_width = nullable(r, "n_shared_experts") * m.expert_width;
   m.dense_width = count(r, "intermediate_size");
-  m.expert_groups = std::max(1, nullable(r, "n_group"));
-  m.groups_per_token = std::max(1, nullable(r, "topk_group"));
+  optional_groups(r, m);
   const int dense = static_cast<int>(r.integer("first_k_dense_replace", whole));
   const int step = std::max(1, optional(r, "moe_layer_freq", 1));
   for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = i >= dense && i % step == 0; });
 }
 void read_deepseek(ConfigReader& r, MoeModel& m) {
-  m.attention = hf_mla(r);
+  const bool gqa = present(r, "use_mla") && !r.flag("use_mla");  // the smallest DeepSeek-VL2
+  m.attention = gqa ? hf_gqa(r, m.hidden) : hf_mla(r);
   deepseek_experts(r, m);
 }
 void read_deepseek_sparse(ConfigReader& r, MoeModel& m) {
@@ -340,6 +401,14 @@ void read_deepseek_sparse(ConfigReader& r, MoeModel& m) {
 void read_glm(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
   deepseek_experts(r, m);
+}
+
+// Experts in every layer.
+void read_solar(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.shared_width = nullable(r, "n_shared_experts") * m.expert_width;
+  optional_groups(r, m);
 }
 
 void read_mixtral(ConfigReader& r, MoeModel& m) {
@@ -404,15 +473,6 @@ void read_arctic(ConfigReader& r, MoeModel& m) {
   m.dense_width = m.hidden;
 }
 
-// Layers from `first` on have experts.
-void dense_before(MoeModel& m, int first) {
-  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = i >= first; });
-}
-void optional_groups(ConfigReader& r, MoeModel& m) {
-  m.expert_groups = std::max(1, optional(r, "n_group", 1));
-  m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
-}
-
 void read_dots(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
   hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
@@ -422,30 +482,172 @@ void read_dots(ConfigReader& r, MoeModel& m) {
   dense_before(m, nullable(r, "first_k_dense_replace"));
 }
 
-// Ling and Ring.
+// Lightning attention (arXiv:2405.17381) keeps a matrix for each head that decays by a constant, as
+// Mamba-2's does by a number of its own: its layers are those of a state space, without the
+// convolution.
+LinearAttentionSpec lightning(ConfigReader& r, int hidden) {
+  const int heads = count(r, "num_attention_heads");
+  const int dim = optional(r, "head_dim", hidden / heads);
+  return {.key_heads = heads,
+          .key_dim = dim,
+          .value_heads = heads,
+          .value_dim = dim,
+          .convolution = 1,
+          .delta = false};
+}
+
+// Ling and Ring; of the linear ones every layer_group_size-th layer has attention.
 void read_bailing(ConfigReader& r, MoeModel& m) {
-  m.attention = hf_gqa(r, m.hidden);
+  m.attention = present(r, "kv_lora_rank") ? hf_mla(r) : hf_gqa(r, m.hidden);
   hf_experts(r, m, "num_experts", "moe_intermediate_size");
   const int width = optional(r, "moe_shared_expert_intermediate_size", m.expert_width);
   m.shared_width = optional(r, "num_shared_experts", 0) * width;
   m.dense_width = count(r, "intermediate_size");
   optional_groups(r, m);
   dense_before(m, optional(r, "first_k_dense_replace", 0));
+  if (!present(r, "layer_group_size")) return;
+  const int group = count(r, "layer_group_size");
+  m.linear = lightning(r, m.hidden);
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.linear = (i + 1) % group != 0; });
 }
 
-// Its windows stand in "layer_types".
+// MiniMax-Text-01 and M1: a 0 in attn_type_list is lightning attention, a 1 attention.
+void read_minimax_lightning(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  hf_experts(r, m, "num_local_experts", "intermediate_size");
+  m.shared_width = optional(r, "shared_intermediate_size", 0);
+  m.linear = lightning(r, m.hidden);
+  if (present(r, "layer_types")) return;
+  const std::vector<bool> attends = hf_flags(r, "attn_type_list", m.layers.size());
+  for_layers(
+      m, [&](int i, LayerSpec& layer) { layer.linear = !attends[static_cast<std::size_t>(i)]; });
+}
+
+// Layers by their numbers, separated by commas.
+std::vector<int> numbers_in(const ConfigNode& node) {
+  std::vector<int> numbers;
+  const std::string text = node.text();
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t comma = std::min(text.find(',', at), text.size());
+    int number = 0;
+    const char* const end = text.data() + comma;
+    if (std::from_chars(text.data() + at, end, number).ptr != end)
+      node.fail(fmt::format("expected numbers separated by commas, found \"{}\"", text));
+    numbers.push_back(number);
+    at = comma + 1;
+  }
+  return numbers;
+}
+
+// Its windows stand in "layer_types"; layers with one may have more heads.
 void read_step(ConfigReader& r, MoeModel& m) {
+  m.attention.query_heads = count(r, "num_attention_heads");
+  m.attention.kv_heads = either(r, "num_attention_groups", "num_key_value_heads");
+  m.attention.head_dim = optional(r, "head_dim", m.hidden / m.attention.query_heads);
+  if (present(r, "attention_other_setting")) {
+    ConfigReader other(r.child("attention_other_setting"));
+    m.local = m.attention;
+    m.local.query_heads = count(other, "num_attention_heads");
+    m.local.kv_heads = optional(other, "num_attention_groups", m.attention.kv_heads);
+    m.local.head_dim = optional(other, "head_dim", m.attention.head_dim);
+  }
+  m.experts = either(r, "moe_num_experts", "num_experts");
+  m.experts_per_token = either(r, "moe_top_k", "num_experts_per_tok");
+  m.expert_width = count(r, "moe_intermediate_size");
+  m.shared_width = either(r, "share_expert_dims", "share_expert_dim");
+  m.dense_width = count(r, "intermediate_size");
+  if (!present(r, "moe_layers_enum")) {
+    dense_before(m, nullable(r, "first_k_dense_replace"));
+    return;
+  }
+  const ConfigNode listed = r.child("moe_layers_enum");
+  dense_before(m, static_cast<int>(m.layers.size()));
+  for (const int layer : numbers_in(listed)) {
+    if (layer < 0 || layer >= static_cast<int>(m.layers.size()))
+      listed.fail(fmt::format("there is no layer {} of {}", layer, m.layers.size()));
+    m.layers[static_cast<std::size_t>(layer)].moe = true;
+  }
+}
+
+// EXAONE, Trinity and Hy3: shared experts as wide as routed ones, and windows in all layers but one
+// of each few.
+void every_few_see_all(ConfigReader& r, MoeModel& m, std::string_view key, int usual) {
+  const int window = optional(r, "sliding_window", 0);
+  const int few = optional(r, key, usual);
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.window = few > 0 && (i + 1) % few != 0 ? window : 0;
+  });
+}
+void shared_as_wide(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
   hf_experts(r, m, "num_experts", "moe_intermediate_size");
-  m.shared_width = nullable(r, "share_expert_dim");
+  m.shared_width = optional(r, "num_shared_experts", 0) * m.expert_width;
+  m.dense_width = optional(r, "intermediate_size", 0);
+  optional_groups(r, m);
+}
+void read_afmoe(ConfigReader& r, MoeModel& m) {
+  shared_as_wide(r, m);
+  m.attention.output_gate = true;
+  dense_before(m, optional(r, "num_dense_layers", 1));
+  every_few_see_all(r, m, "global_attn_every_n_layers", 4);
+}
+void read_exaone(ConfigReader& r, MoeModel& m) {
+  shared_as_wide(r, m);
+  dense_before(m, optional(r, "first_k_dense_replace", 1));
+  if (!present(r, "layer_types")) every_few_see_all(r, m, "sliding_window_pattern", 4);
+}
+void read_hy3(ConfigReader& r, MoeModel& m) {
+  shared_as_wide(r, m);
+  dense_before(m, optional(r, "first_k_dense_replace", 1));
+}
+
+void read_aria(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.experts = count(r, "moe_num_experts");
+  m.experts_per_token = count(r, "moe_topk");
+  m.expert_width = count(r, "intermediate_size");
+  m.shared_width = optional(r, "moe_num_shared_experts", 2) * m.expert_width;
+}
+
+// Grok-1, and Grok-2 with a dense FFN beside the experts of every layer.
+void read_grok(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.experts = either(r, "num_local_experts", "num_experts");
+  m.experts_per_token = count(r, "num_experts_per_tok");
+  m.expert_width = either(r, "moe_intermediate_size", "intermediate_size");
+  m.dense_residual = present(r, "residual_moe") && r.flag("residual_moe");
   m.dense_width = count(r, "intermediate_size");
-  dense_before(m, nullable(r, "first_k_dense_replace"));
+}
+
+void read_smallthinker(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  m.experts = count(r, "moe_num_primary_experts");
+  m.experts_per_token = count(r, "moe_num_active_primary_experts");
+  m.expert_width = count(r, "moe_ffn_hidden_size");
+  if (!present(r, "sliding_window_layout")) return;
+  const int window = count(r, "sliding_window_size");
+  const std::vector<bool> slides = hf_flags(r, "sliding_window_layout", m.layers.size());
+  for_layers(m, [&](int i, LayerSpec& layer) {
+    layer.window = slides[static_cast<std::size_t>(i)] ? window : 0;
+  });
 }
 
 void read_granite(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
   hf_experts(r, m, "num_local_experts", "intermediate_size");
   m.shared_width = optional(r, "shared_intermediate_size", 0);
+}
+
+// Granite 4: Mamba-2 in the layers that layer_types says, experts in all of them.
+void read_granite_hybrid(ConfigReader& r, MoeModel& m) {
+  read_granite(r, m);
+  const int heads = count(r, "mamba_n_heads");
+  m.linear = {.key_heads = optional(r, "mamba_n_groups", 1),
+              .key_dim = count(r, "mamba_d_state"),
+              .value_heads = heads,
+              .value_dim = optional(r, "mamba_expand", 2) * m.hidden / heads,
+              .convolution = optional(r, "mamba_d_conv", 4),
+              .delta = false};
 }
 
 // Its window is as long as its longest context: none.
@@ -654,8 +856,34 @@ void read_kimi_linear(ConfigReader& r, MoeModel& m) {
     m.layers[static_cast<std::size_t>(layer.integer({1, last}) - 1)].linear = true;
 }
 
-void refuse_deepseek_v4(ConfigReader& r, MoeModel&) {
-  r.node().fail("DeepSeek-V4's compressed attention (\"compress_ratios\") is not modelled");
+// Its heads stand there layer by layer: those of layers with a window may be more.
+void read_laguna(ConfigReader& r, MoeModel& m) {
+  m.attention = hf_gqa(r, m.hidden);
+  if (present(r, "gating"))
+    m.attention.output_gate = r.child("gating").json() == Json("per-element");
+  hf_experts(r, m, "num_experts", "moe_intermediate_size");
+  m.shared_width = optional(r, "shared_expert_intermediate_size", 0);
+  m.dense_width = optional(r, "intermediate_size", 0);
+  dense_before(m, 1);
+  if (!present(r, "num_attention_heads_per_layer")) return;
+  hf_layer_types(r, m);
+  const std::vector<ConfigNode> heads =
+      of_each_layer(r, "num_attention_heads_per_layer", m.layers.size());
+  int whole_heads = 0, local_heads = 0;
+  for_layers(m, [&](int i, const LayerSpec& layer) {
+    const ConfigNode& node = heads[static_cast<std::size_t>(i)];
+    const int here = static_cast<int>(node.integer(at_least_one));
+    int& kind = layer.window > 0 ? local_heads : whole_heads;
+    if (kind != 0 && kind != here)
+      node.fail(
+          fmt::format("layers that differ beside their window are not modelled; {} is "
+                      "expected",
+                      kind));
+    kind = here;
+  });
+  m.local = m.attention;
+  m.local.query_heads = local_heads > 0 ? local_heads : m.attention.query_heads;
+  if (whole_heads > 0) m.attention.query_heads = whole_heads;
 }
 
 struct Family {
@@ -664,16 +892,22 @@ struct Family {
   void (*read)(ConfigReader&, MoeModel&);
 };
 constexpr std::array families{
+    Family{"afmoe", "AfmoeForCausalLM", read_afmoe},
     Family{"arctic", "ArcticForCausalLM", read_arctic},
+    Family{"aria_text", "AriaForConditionalGeneration", read_aria},
+    Family{"bailing_hybrid", "BailingMoeV2_5ForCausalLM", read_bailing},
     Family{"bailing_moe", "BailingMoeForCausalLM", read_bailing},
+    Family{"bailing_moe_linear", "BailingMoeLinearV2ForCausalLM", read_bailing},
     Family{"bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
     Family{"dbrx", "DbrxForCausalLM", read_dbrx},
+    Family{"deepseek", "DeepseekForCausalLM", read_glm},
     Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
     Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
     Family{"deepseek_v32", "DeepseekV32ForCausalLM", read_deepseek_sparse},
-    Family{"deepseek_v4", "DeepseekV4ForCausalLM", refuse_deepseek_v4},
     Family{"dots1", "Dots1ForCausalLM", read_dots},
     Family{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
+    Family{"exaone_moe", "ExaoneMoEForCausalLM", read_exaone},
+    Family{"flex_olmo", "FlexOlmoForCausalLM", read_olmoe},
     Family{"gemma4_text", "Gemma4ForConditionalGeneration", read_gemma4},
     Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
     Family{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_deepseek},
@@ -681,21 +915,32 @@ constexpr std::array families{
     Family{"glm_moe_dsa", "GlmMoeDsaForCausalLM", read_deepseek_sparse},
     Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
     Family{"granitemoe", "GraniteMoeForCausalLM", read_granite},
+    Family{"granitemoehybrid", "GraniteMoeHybridForCausalLM", read_granite_hybrid},
     Family{"granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite},
+    Family{"grinmoe", "GRINMoEForCausalLM", read_phimoe},
+    Family{"grok-1", "Grok1ForCausalLM", read_grok},
+    Family{"grok-1", "Grok1ModelForCausalLM", read_grok},
     Family{"hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", read_hunyuan},
+    Family{"hy_v3", "HYV3ForCausalLM", read_hy3},
     Family{"jamba", "JambaForCausalLM", read_jamba},
     Family{"kimi_k2", "DeepseekV3ForCausalLM", read_deepseek},
     Family{"kimi_linear", "KimiLinearForCausalLM", read_kimi_linear},
+    Family{"laguna", "LagunaForCausalLM", read_laguna},
     Family{"llama", "LlamaForCausalLM", read_llama},
     Family{"llama4_text", "Llama4ForConditionalGeneration", read_llama4},
     Family{"mimo_v2_flash", "MiMoV2FlashForCausalLM", read_mimo},
+    Family{"minimax", "MiniMaxForCausalLM", read_minimax_lightning},
+    Family{"minimax_m1", "MiniMaxM1ForCausalLM", read_minimax_lightning},
     Family{"minimax_m2", "MiniMaxM2ForCausalLM", read_minimax},
     Family{"minimax_m3", "MiniMaxM3ForCausalLM", read_minimax_m3},
     Family{"minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration", read_minimax_m3},
+    Family{"minimax_text_01", "MiniMaxText01ForCausalLM", read_minimax_lightning},
     Family{"mistral", "MistralForCausalLM", read_mistral},
+    Family{"mistral4", "Mistral4ForCausalLM", read_deepseek},
     Family{"mixtral", "MixtralForCausalLM", read_mixtral},
     Family{"nemotron_h", "NemotronHForCausalLM", read_nemotron},
     Family{"olmoe", "OlmoeForCausalLM", read_olmoe},
+    Family{"pangu_pro_moe", "PanguProMoEForCausalLM", read_qwen_moe},
     Family{"phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
     Family{"qwen2_moe", "Qwen2MoeForCausalLM", read_qwen_moe},
@@ -703,9 +948,50 @@ constexpr std::array families{
     Family{"qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration", read_qwen_next},
     Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe},
     Family{"qwen3_next", "Qwen3NextForCausalLM", read_qwen_next},
+    Family{"qwen3_omni_moe_text", "Qwen3OmniMoeForConditionalGeneration", read_qwen_moe},
     Family{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", read_qwen_moe},
+    Family{"smallthinker", "SmallThinkerForCausalLM", read_smallthinker},
+    Family{"solar_open", "SolarOpenForCausalLM", read_solar},
+    Family{"step3p5", "Step3p5ForCausalLM", read_step},
     Family{"step3p7", "Step3p7FlashForCausalLM", read_step},
 };
+
+// Families that are known, and hold what is not modelled.
+constexpr std::string_view encoder_decoder =
+    "encoder and decoder with cross attention are not modelled";
+constexpr std::string_view two_kinds =
+    "experts of two sizes, for text and for images, are not modelled";
+struct Refusal {
+  std::string_view model_type;
+  std::string_view architecture;
+  std::string_view why;
+};
+constexpr std::array refusals{
+    Refusal{"deepseek_v4", "DeepseekV4ForCausalLM",
+            "DeepSeek-V4's compressed attention (\"compress_ratios\") is not modelled"},
+    Refusal{"doge", "DogeForCausalLM",
+            "Doge's retrieval of experts by product keys is not modelled"},
+    Refusal{"ernie4_5_moe_vl", "Ernie4_5_VLMoeForConditionalGeneration", two_kinds},
+    Refusal{"ernie4_5_vl_moe_text", "Ernie4_5_VL_MoeForConditionalGeneration", two_kinds},
+    Refusal{"hunyuan", "HunYuanForCausalLM",
+            "Hunyuan-Large's layers that share a KV cache (\"use_cla\") are not modelled"},
+    Refusal{"jetmoe", "JetMoeForCausalLM",
+            "JetMoE's experts of attention (mixture of attention heads) are not modelled"},
+    Refusal{"lfm2_moe", "Lfm2MoeForCausalLM",
+            "LFM2's short convolutions in the place of attention are not modelled"},
+    Refusal{"longcat_flash", "LongcatFlashForCausalLM",
+            "LongCat-Flash's experts without computation (\"zero_expert_num\") are not modelled"},
+    Refusal{"nllb-moe", "NllbMoeForConditionalGeneration", encoder_decoder},
+    Refusal{"step3_text", "Step3TextForCausalLM",
+            "Step-3's attention with factored queries (\"share_q_dim\") is not modelled"},
+    Refusal{"switch_transformers", "SwitchTransformersForConditionalGeneration", encoder_decoder},
+};
+
+void refuse_known(const ConfigNode& node, std::string_view name) {
+  for (const Refusal& refusal : refusals)
+    if (name == refusal.model_type || name == refusal.architecture)
+      node.fail(std::string(refusal.why));
+}
 
 const Family& family_of(ConfigReader& top, ConfigReader& text) {
   std::string name;
@@ -713,12 +999,14 @@ const Family& family_of(ConfigReader& top, ConfigReader& text) {
     name = text.text("model_type");
     for (const Family& family : families)
       if (family.model_type == name) return family;
+    refuse_known(text.node(), name);
   }
   if (present(top, "architectures")) {
     for (const ConfigNode& architecture : top.child("architectures").list()) {
       const std::string written = architecture.text();
       for (const Family& family : families)
         if (family.architecture == written) return family;
+      refuse_known(text.node(), written);
       if (name.empty()) name = written;
     }
   }
@@ -731,33 +1019,6 @@ const Family& family_of(ConfigReader& top, ConfigReader& text) {
                   name, join_names(known)));
 }
 
-// What each layer attends to, where the file says it layer by layer.
-void hf_layer_types(ConfigReader& r, MoeModel& m) {
-  if (!present(r, "layer_types")) return;
-  static constexpr std::array<std::string_view, 4> known{"full_attention", "sliding_attention",
-                                                         "chunked_attention", "linear_attention"};
-  const ConfigNode node = r.child("layer_types");
-  const std::vector<ConfigNode> types = node.list();
-  if (types.size() != m.layers.size())
-    node.fail(
-        fmt::format("expected one entry per layer ({}), found {}", m.layers.size(), types.size()));
-  for_layers(m, [&](int i, LayerSpec& layer) {
-    const ConfigNode& type = types[static_cast<std::size_t>(i)];
-    const std::string name = type.text();
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
-      type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
-                            join_names(known)));
-    }
-    layer.linear = name == "linear_attention";
-    if (layer.linear && m.linear.value_heads == 0)
-      type.fail("linear attention of this architecture is not modelled");
-    layer.chunked = name == "chunked_attention";
-    layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
-                   : name == "sliding_attention" ? count(r, "sliding_window")
-                                                 : 0;
-  });
-}
-
 // config.json seldom names its model: take the file's name, or its folder's.
 std::string hf_name(ConfigReader& r) {
   if (present(r, "_name_or_path"))
@@ -768,7 +1029,7 @@ std::string hf_name(ConfigReader& r) {
 
 MoeModel read_hf_model(const ConfigNode& node) {
   ConfigReader top(node);
-  ConfigReader r(present(top, "text_config") ? top.child("text_config") : node);
+  ConfigReader r(language_part(node));
   const Family& family = family_of(top, r);
   MoeModel m;
   m.name = hf_name(top);
@@ -776,11 +1037,14 @@ MoeModel read_hf_model(const ConfigNode& node) {
   // DBRX has names of its own.
   m.hidden = count(r, present(r, "d_model") ? "d_model" : "hidden_size");
   m.vocabulary = count(r, "vocab_size");
-  m.tied_embeddings = present(r, "tie_word_embeddings") && r.flag("tie_word_embeddings");
+  m.tied_embeddings = present(r, "tie_word_embeddings")     ? r.flag("tie_word_embeddings")
+                      : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
+                                                            : false;
   const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
   m.layers.resize(static_cast<std::size_t>(r.integer(layers, {1, 10'000})));
   family.read(r, m);
   hf_layer_types(r, m);
+  hf_mlp_types(r, m);
   // Many files give a width for dense layers that the model has none of.
   if (m.moe_layers() == static_cast<int>(m.layers.size()) && !m.dense_residual) m.dense_width = 0;
   return m;
@@ -845,6 +1109,15 @@ bool is_hf_model(const ConfigNode& node) {
   return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
            return node.json().contains(mark);
          });
+}
+
+ConfigNode language_part(ConfigNode node) {
+  for (const char* const part :
+       {"thinker_config", "text_config", "language_config", "llm_config"}) {
+    ConfigReader r(node);
+    if (present(r, part)) node = r.child(part);
+  }
+  return node;
 }
 
 std::span<const Key> model_keys() {

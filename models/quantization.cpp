@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "models/language_part.hpp"
+
 namespace moesim {
 
 namespace {
@@ -256,11 +258,8 @@ class Quantisation {
 // Where a HuggingFace model says how it is quantised, or nothing.
 std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   for (const char* key : {"quantization_config", "compression_config"}) {
-    if (member(model.json(), key) != nullptr) return model.child(key);
-    const Json* text = member(model.json(), "text_config");
-    if (text != nullptr && member(*text, key) != nullptr) {
-      return model.child("text_config").child(key);
-    }
+    for (const ConfigNode& node : {model, language_part(model)})
+      if (member(node.json(), key) != nullptr) return node.child(key);
   }
   const std::filesystem::path beside = model.file().parent_path() / "hf_quant_config.json";
   if (!model.pointer().empty() || !std::filesystem::exists(beside)) return std::nullopt;
@@ -269,9 +268,8 @@ std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   return file.child("quantization");
 }
 
-int layers_of(const Json& model) {
-  const Json* text = member(model, "text_config");
-  return std::max(1, whole_of(text != nullptr ? *text : model, "num_hidden_layers"));
+int layers_of(const ConfigNode& model) {
+  return std::max(1, whole_of(language_part(model).json(), "num_hidden_layers"));
 }
 
 }  // namespace
@@ -284,7 +282,7 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& model) {
   }
   const std::optional<ConfigNode> quantisation = quantisation_of(model);
   if (!quantisation) return StoredPrecision{{}, model.file().filename().string()};
-  return Quantisation(*quantisation, layers_of(model.json())).read();
+  return Quantisation(*quantisation, layers_of(model)).read();
 }
 
 std::string precision_text(const PrecisionPlan& plan) {

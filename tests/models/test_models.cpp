@@ -3,6 +3,7 @@
 // pencil say it does?
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <numeric>
 #include <set>
 
@@ -597,6 +598,142 @@ TEST_CASE("shared and dense FFNs may be stored otherwise than attention") {
   const double narrow = non_expert_bytes(model, {}, plan).value();
   const double ffns = 3.0 * 7168 * (58 * 2048 + 3 * 18432);
   CHECK_THAT(wide - narrow, WithinRel(ffns * (2 - bytes_per_element(Precision::nvfp4)), 1e-9));
+}
+
+// config.json of further families, shortened to what is read, and what their authors say of their
+// parameters, in billions.
+TEST_CASE("families of config.json hold the parameters that their authors publish") {
+  std::ifstream file(test::source_dir() / "tests/models/published.jsonl");
+  int models = 0;
+  for (std::string line; std::getline(file, line); ++models) {
+    const Json row = Json::parse(line);
+    CAPTURE(row.at("name").get<std::string>());
+    const MoeModel model = read_model(config(row.at("config").dump()));
+    const double total = row.at("total").get<double>();
+    // Figures that are whole billions are rounded ones.
+    const double rounding = total == std::floor(total) ? .5 : 0;
+    INFO(count_parameters(model).total);
+    CHECK_THAT(count_parameters(model).total / 1e9,
+               WithinAbs(total, std::max(.01 * total, rounding)));
+    CHECK(model.moe_layers() > 0);
+    CHECK(model.experts_per_token < model.experts);
+  }
+  CHECK(models == 27);
+}
+
+TEST_CASE("families that are known but not modelled are refused with the reason") {
+  const auto error_of = [](const std::string& keys) {
+    return config_error([&] { read_model(config("{" + keys + "}")); });
+  };
+  CHECK_THAT(
+      error_of(R"("model_type": "longcat_flash", "architectures": ["LongcatFlashForCausalLM"])"),
+      Catch::Matchers::Contains("\"zero_expert_num\"") &&
+          Catch::Matchers::Contains("not modelled"));
+  CHECK_THAT(error_of(R"("model_type": "switch_transformers")"),
+             Catch::Matchers::Contains("encoder and decoder"));
+  CHECK_THAT(error_of(R"("model_type": "step3_vl", "text_config": {"model_type": "step3_text"})"),
+             Catch::Matchers::Contains("/text_config: Step-3's"));
+  CHECK_THAT(error_of(R"("architectures": ["JetMoeForCausalLM"])"),
+             Catch::Matchers::Contains("JetMoE"));
+  CHECK_THAT(error_of(R"("model_type": "deepseek_v4")"),
+             Catch::Matchers::Contains("\"compress_ratios\""));
+}
+
+TEST_CASE("lightning attention is a state space layer without convolution") {
+  // 2 heads of 3 over a hidden size of 8: q, k, v, the output's gate and the output 8 * 6 each, and
+  // what a state space layer has beside: a step for each head and its decay and skip, the norm, and
+  // a convolution over one token.
+  const Json json = Json::parse(R"({"model_type": "minimax_text_01", "hidden_size": 8,
+    "vocab_size": 10, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 5,
+    "attn_type_list": [0, 0, 0, 1]})");
+  const MoeModel model = read_model(config(json.dump()));
+  CHECK(model.linear_layers() == 3);
+  CHECK_FALSE(model.layers[3].linear);
+  CHECK(mixer_parameters(model, model.layers[0]) == 5 * 8 * 6 + 8 * 2 + 3 * 6 + 2 * 2 + 3);
+  CHECK(linear_state(model.linear, 1).recurrent == 2 * 3 * 3);
+  CHECK(linear_state(model.linear, 1).convolution == 0);
+  // The same layers, as transformers writes them, and as Ring does.
+  Json named = json;
+  named.erase("attn_type_list");
+  named["layer_types"] = {"linear_attention", "linear_attention", "linear_attention",
+                          "full_attention"};
+  CHECK(read_model(config(named.dump())).layers == model.layers);
+  const MoeModel ring = read_model(config(R"({"model_type": "bailing_moe_linear", "hidden_size": 8,
+    "vocab_size": 10, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
+    "intermediate_size": 5, "layer_group_size": 4})"));
+  CHECK(ring.layers == model.layers);
+  CHECK(ring.linear == model.linear);
+}
+
+Json step() {
+  return Json::parse(R"({"model_type": "step3p5", "hidden_size": 64, "vocab_size": 100,
+    "num_hidden_layers": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 4,
+    "num_attention_groups": 2, "head_dim": 16, "intermediate_size": 32, "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2},
+    "moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 8, "share_expert_dim": 8,
+    "moe_layers_enum": "1,2"})");
+}
+
+TEST_CASE("what a file says layer by layer is taken, and may go on with layers that look ahead") {
+  Json json = step();
+  const MoeModel model = read_model(config(json.dump()));
+  CHECK(moe_pattern(model) == std::vector<bool>{false, true, true});
+  CHECK(model.layers[1].window == 7);
+  CHECK(model.attention_of(model.layers[0]).query_heads == 4);
+  CHECK(model.attention_of(model.layers[1]).query_heads == 6);
+  const auto error_of = [&] { return config_error([&] { read_model(config(json.dump())); }); };
+  json["moe_layers_enum"] = "1,2,3";
+  CHECK_THAT(error_of(), Catch::Matchers::Contains("/moe_layers_enum: there is no layer 3 of 3"));
+  json["moe_layers_enum"] = "1,two";
+  CHECK_THAT(error_of(), Catch::Matchers::Contains("expected numbers separated by commas"));
+  json = step();
+  json["num_nextn_predict_layers"] = 2;
+  CHECK_THAT(error_of(),
+             Catch::Matchers::Contains("/layer_types: expected one entry per layer (3), found 4"));
+
+  json = qwen3_moe();
+  json["mlp_layer_types"] = {"dense", "sparse", "sparse", "dense"};
+  CHECK(moe_pattern(read_model(config(json.dump()))) ==
+        std::vector<bool>{false, true, true, false});
+  json["mlp_layer_types"][2] = "hash_moe";
+  CHECK_THAT(error_of(), Catch::Matchers::Contains(
+                             "/mlp_layer_types/2: FFNs of type \"hash_moe\" are not modelled"));
+}
+
+TEST_CASE("heads that differ with the window are read layer by layer") {
+  const MoeModel laguna = read_model(config(R"({"model_type": "laguna", "hidden_size": 64,
+    "vocab_size": 100, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 16, "intermediate_size": 32, "sliding_window": 7,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "num_attention_heads_per_layer": [4, 6], "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8, "gating": "per-element"})"));
+  CHECK(laguna.attention_of(laguna.layers[0]).query_heads == 4);
+  CHECK(laguna.attention_of(laguna.layers[1]).query_heads == 6);
+  CHECK(laguna.attention.output_gate);
+  CHECK(moe_pattern(laguna) == std::vector<bool>{false, true});
+}
+
+TEST_CASE("the language model of a file with several parts is found wherever it stands") {
+  const Json alone = qwen3_moe();
+  const MoeModel model = read_model(config(alone.dump()));
+  const std::vector<Json> files{
+      {{"model_type", "a"}, {"text_config", alone}},
+      {{"model_type", "b"}, {"language_config", alone}},
+      {{"model_type", "c"}, {"llm_config", alone}},
+      {{"model_type", "d"}, {"thinker_config", {{"text_config", alone}}}}};
+  for (const Json& file : files) {
+    CAPTURE(file.dump());
+    CHECK(without_origin(read_model(config(file.dump()))) == without_origin(model));
+  }
+  // Tied embeddings are said there, or outside.
+  Json outside = files[0];
+  outside["tie_word_embeddings"] = true;
+  CHECK(read_model(config(outside.dump())).tied_embeddings);
+  outside["text_config"]["tie_word_embeddings"] = false;
+  CHECK_FALSE(read_model(config(outside.dump())).tied_embeddings);
 }
 
 TEST_CASE("a missing or impossible fact is an error that names it") {

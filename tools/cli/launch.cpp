@@ -14,7 +14,7 @@
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
 // (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
-// llmapi/llm_args.py (1.0 to 1.3).
+// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of them.
 
 namespace moesim {
 
@@ -153,6 +153,14 @@ std::string placement_file(const Group& group) {
   return value_at<std::string>(group.config, "/placement/file", "");
 }
 
+// Whether two batches overlap. Both engines refuse to start so without DeepEP.
+bool two_batches(const Group& group, bool deep_ep, Notes& notes) {
+  const bool wanted = type_at(group.config, "/overlap", "none") == "two_batch";
+  if (wanted && !deep_ep)
+    notes.push_back("/overlap: \"two_batch\" without an all-to-all; theirs needs DeepEP");
+  return wanted && deep_ep;
+}
+
 std::string vllm(const Group& group, int experts, Notes& notes) {
   const Json& config = group.config;
   Command command("vllm serve " + weights_of(config));
@@ -164,10 +172,12 @@ std::string vllm(const Group& group, int experts, Notes& notes) {
     notes.push_back(
         fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of them", group.ep,
                     group.stage()));
+  bool deep = false;
   if (group.dp > 1 && group.ep > 1) {
     const std::string prefill = type_at(config, "/dispatch/prefill", "all_gather");
     const std::string decode = type_at(config, "/dispatch/decode", "all_gather");
     const std::string chosen = group.name == "prefill" ? prefill : decode;
+    deep = chosen == "low_latency" || chosen == "all_to_all";
     if (chosen == "low_latency") command.add("--all2all-backend", "deepep_low_latency");
     if (chosen == "all_to_all") command.add("--all2all-backend", "deepep_high_throughput");
     if (group.name.empty() && prefill != decode)
@@ -205,7 +215,7 @@ std::string vllm(const Group& group, int experts, Notes& notes) {
   if (const int drafts = value_at(config, "/speculative/num_speculative_tokens", 0); drafts > 0)
     command.add("--speculative-config",
                 fmt::format("'{{\"method\":\"mtp\",\"num_speculative_tokens\":{}}}'", drafts));
-  if (type_at(config, "/overlap", "none") == "two_batch") command.add("--enable-dbo");
+  if (two_batches(group, deep, notes)) command.add("--enable-dbo");
   if (!group.name.empty())
     command.add("--kv-transfer-config",
                 "'{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}'");
@@ -222,8 +232,9 @@ std::string sglang(const Group& group, int experts, Notes& notes) {
   if (group.ep > 1) command.add("--ep-size", group.ep);
   const std::string prefill = type_at(config, "/dispatch/prefill", "all_gather");
   const std::string decode = type_at(config, "/dispatch/decode", "all_gather");
-  const bool deep = decode == "low_latency" || prefill == "all_to_all";
-  if (group.dp > 1 && group.ep > 1 && deep) {
+  const bool deep =
+      group.dp > 1 && group.ep > 1 && (decode == "low_latency" || prefill == "all_to_all");
+  if (deep) {
     const bool direct = decode == "low_latency", whole = prefill == "all_to_all";
     const char* const mode = group.name == "prefill"  ? "normal"
                              : group.name == "decode" ? "low_latency"
@@ -265,9 +276,8 @@ std::string sglang(const Group& group, int experts, Notes& notes) {
         fmt::format("--speculative-algorithm EAGLE --speculative-num-steps {} "
                     "--speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
                     drafts, drafts + 1));
-  if (type_at(config, "/overlap", "none") == "two_batch") command.add("--enable-two-batch-overlap");
+  if (two_batches(group, deep, notes)) command.add("--enable-two-batch-overlap");
   if (!group.name.empty()) command.add("--disaggregation-mode", group.name);
-  static_cast<void>(notes);
   return command.text();
 }
 
