@@ -37,7 +37,7 @@ TEST_CASE("experiments that share their traces have the placements that each wou
             CHECK(again.placement == alone.placement);
             CHECK(first.seen == alone.seen);
             CHECK(again.seen == alone.seen);
-            different += alone.placement == last ? 0 : 1;
+            if (alone.placement != last) ++different;
             last = alone.placement;
           }
         }
