@@ -19,6 +19,11 @@ ConfigNode figure(const char* row) {
       row));
 }
 
+Json measured(const ConfigNode& quantity) {
+  TraceLibrary traces;
+  return measure(quantity, traces);
+}
+
 TEST_CASE("a value is judged by its band, then by its sign") {
   const auto verdict = [](const char* value) {
     const Reproduction done = reproduce(
@@ -106,7 +111,7 @@ TEST_CASE("a frontier passes over what does not fit, and over nothing else") {
                         {"frontiers", {{"all", {Json::object()}}}},
                         {"gains", Json::object()}};
     return test::config_error([&] {
-      measure(ConfigNode(Json{{"frontier", frontier}}, file.parent_path() / "figure.json"));
+      measured(ConfigNode(Json{{"frontier", frontier}}, file.parent_path() / "figure.json"));
     });
   };
   CHECK(error("/kv_cache", Json{{"gpu_memory_utilization", 0.01}}).find("no point of the sweep") !=
@@ -127,8 +132,8 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
 }
 
 TEST_CASE("a placement that misses an expert, or one of other shape, is the figure's error") {
-  const auto error = [](const char* measured) {
-    return test::config_error([&] { measure(test::config(measured)); });
+  const auto error = [](const char* json) {
+    return test::config_error([&] { measured(test::config(json)); });
   };
   CHECK(
       error(
@@ -151,8 +156,8 @@ TEST_CASE("a workload without a source for each of its numbers is refused") {
         << R"({"dataset": "d", "lengths": {"prompt": 8}, "gating": {"type": "uniform"}, "sources": )"
         << sources << "}";
     return test::config_error([&] {
-      measure(ConfigNode(Json{{"workload", file.string()}, {"run", {{"base", "none.json"}}}},
-                         file.parent_path() / "figure.json"));
+      measured(ConfigNode(Json{{"workload", file.string()}, {"run", {{"base", "none.json"}}}},
+                          file.parent_path() / "figure.json"));
     });
   };
   CHECK(error(R"({"/gating/type": "assumed"})").find("/lengths/prompt") != std::string::npos);

@@ -111,8 +111,8 @@ Json gain(const std::vector<PricedStep>& baseline, const std::vector<PricedStep>
 
 }  // namespace
 
-Json measure_frontier(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& r) {
+Json measure_frontier(const ConfigNode& node, TraceLibrary& traces) {
+  return read_object(node, [&](ConfigReader& r) {
     const Sweep sweep = expand_sweep(ConfigNode::from_file(r.path("sweep")));
     const int context = static_cast<int>(r.integer("context", {0, 1 << 24}));
     const Json set = r.child_or("set", Json::object()).json();
@@ -132,7 +132,6 @@ Json measure_frontier(const ConfigNode& node) {
       }
     }
     std::vector<std::optional<PricedStep>> priced(configs.size());
-    TraceLibrary traces;
     tbb::parallel_for(std::size_t{0}, configs.size(), [&](std::size_t i) {
       priced[i] = price(configs[i], sweep.base_file, context, traces);
     });

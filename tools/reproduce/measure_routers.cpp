@@ -35,7 +35,7 @@ std::unique_ptr<RequestRouter> bfio_router(const ConfigNode& policy) {
 
 }  // namespace
 
-Json measure_article(const ConfigNode& node) {
+Json measure_article(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     ArticleWorld world;
     world.ranks = static_cast<int>(r.integer_or("ranks", world.ranks, {1, 1024}));
@@ -71,7 +71,7 @@ Json measure_article(const ConfigNode& node) {
   });
 }
 
-Json measure_bfio(const ConfigNode& node) {
+Json measure_bfio(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const std::filesystem::path requests = r.path("requests");
     const std::vector<NamedRouter> routers = read_routers(r.child("routers"));

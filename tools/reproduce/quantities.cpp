@@ -35,10 +35,9 @@ Json plain(const OrderedJson& document) { return Json::parse(document.dump()); }
 
 /// Runs every point of a sweep and puts what `answer` says of it under the values of its axes.
 template <class Answer>
-Json by_axes(const ConfigNode& file, Answer&& answer) {
+Json by_axes(const ConfigNode& file, TraceLibrary& traces, Answer&& answer) {
   const Sweep sweep = expand_sweep(file);
   std::vector<Json> answers(sweep.points.size());
-  TraceLibrary traces;
   tbb::parallel_for(std::size_t{0}, answers.size(), [&](std::size_t i) {
     answers[i] =
         answer(load_experiment(ConfigNode(sweep.points[i].config, sweep.base_file), traces));
@@ -55,16 +54,16 @@ Json by_axes(const ConfigNode& file, Answer&& answer) {
   return all;
 }
 
-Json measure_run(const ConfigNode& node) {
-  return by_axes(node, [](const Experiment& e) { return plain(run(e).document()); });
+Json measure_run(const ConfigNode& node, TraceLibrary& traces) {
+  return by_axes(node, traces, [](const Experiment& e) { return plain(run(e).document()); });
 }
 
 /// How long a figure of the report's "over_time" stayed above a limit.
-Json measure_spells(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& r) {
+Json measure_spells(const ConfigNode& node, TraceLibrary& traces) {
+  return read_object(node, [&](ConfigReader& r) {
     const std::string key = r.text("key");
     const double above = r.number("above");
-    return by_axes(r.child("sweep"), [&](const Experiment& e) {
+    return by_axes(r.child("sweep"), traces, [&](const Experiment& e) {
       double total = 0, spell = 0, longest = 0;
       const OrderedJson report = run(e).document();
       for (const OrderedJson& bucket : report.at("over_time")) {
@@ -108,14 +107,14 @@ Json explained(const ExplainedStep& step) {
   return answer;
 }
 
-Json measure_explain(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& r) {
+Json measure_explain(const ConfigNode& node, TraceLibrary& traces) {
+  return read_object(node, [&](ConfigReader& r) {
     const auto kind = static_cast<StepKind>(r.choice("step", step_kind_names));
     const int sequences = static_cast<int>(r.integer("sequences", {1, 1 << 16}));
     const int context = static_cast<int>(r.integer("context", {0, 1 << 24}));
     const int tokens = static_cast<int>(r.integer_or("tokens", 1, {1, 1 << 20}));
     const int samples = static_cast<int>(r.integer_or("samples", 1, {1, 1 << 16}));
-    return by_axes(r.child("sweep"), [=](const Experiment& e) {
+    return by_axes(r.child("sweep"), traces, [=](const Experiment& e) {
       return explained(explain_step(e, kind, sequences, context, tokens, samples));
     });
   });
@@ -136,7 +135,7 @@ std::vector<ConfigNode> policies(const ConfigNode& list) {
   return nodes;
 }
 
-Json measure_replay(const ConfigNode& node) {
+Json measure_replay(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     ReplayConfig config;
     config.seed = static_cast<std::uint64_t>(r.integer_or("seed", 1, non_negative));
@@ -185,7 +184,7 @@ LayerPlacement placement_of(int experts, const ConfigNode& experts_on_gpu) {
   }
 }
 
-Json measure_route(const ConfigNode& node) {
+Json measure_route(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     std::vector<std::int32_t> tokens;
     for (const ConfigNode& count : r.child("tokens").list()) {
@@ -205,7 +204,7 @@ Json measure_route(const ConfigNode& node) {
   });
 }
 
-Json measure_place(const ConfigNode& node) {
+Json measure_place(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     std::vector<ExpertLoad> load;
     for (const std::vector<int>& row : integers(r.child("load"))) {
@@ -238,7 +237,7 @@ Json measure_place(const ConfigNode& node) {
   });
 }
 
-Json measure_model(const ConfigNode& node) {
+Json measure_model(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const MoeModel model = read_model_at(r);
     const auto expert = [&](Precision p) {
@@ -258,7 +257,7 @@ Json measure_model(const ConfigNode& node) {
   });
 }
 
-Json measure_gpu(const ConfigNode& node) {
+Json measure_gpu(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const GpuSpec gpu = read_gpu(ConfigNode::from_file(r.path("gpu")));
     return Json{{"hbm_bandwidth", gpu.hbm_bandwidth.value()},
@@ -307,7 +306,7 @@ double off_diagonal(const TrafficMatrix& copies) {
   return sum;
 }
 
-Json measure_exchange(const ConfigNode& node) {
+Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const Fabric fabric(read_cluster(ConfigNode::from_file(r.path("cluster"))));
     const int experts = static_cast<int>(r.integer("experts", {1, 1 << 15}));
@@ -346,7 +345,7 @@ double percentile(std::vector<double> values, double share) {
   return values[at(std::llround(share * static_cast<double>(values.size() - 1)))];
 }
 
-Json measure_draws(const ConfigNode& node) {
+Json measure_draws(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const int experts = static_cast<int>(r.integer("experts", {1, 1 << 15}));
     const int k = static_cast<int>(r.integer("k", {1, 64}));
@@ -382,7 +381,7 @@ Json measure_draws(const ConfigNode& node) {
   });
 }
 
-Json measure_point(const ConfigNode& node) {
+Json measure_point(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     MeasuredPoint point;
     point.category = r.text("category");
@@ -416,7 +415,7 @@ double top_share(std::vector<std::int64_t> counts, std::ptrdiff_t experts, std::
   return sum / layers;
 }
 
-Json measure_trace(const ConfigNode& node) {
+Json measure_trace(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const RoutingTrace trace = read_trace(r, 1);
     const int experts = trace.num_experts();
@@ -436,9 +435,8 @@ Json measure_trace(const ConfigNode& node) {
 /// Wall time is not the same twice, so only its class is told: the next power of ten from 10 us on.
 double time_class(double us) { return std::max(10.0, std::pow(10, std::ceil(std::log10(us)))); }
 
-Json measure_timing(const ConfigNode& node) {
-  return read_object(node, [](ConfigReader& r) {
-    TraceLibrary traces;
+Json measure_timing(const ConfigNode& node, TraceLibrary& traces) {
+  return read_object(node, [&](ConfigReader& r) {
     const Experiment experiment =
         load_experiment(ConfigNode::from_file(r.path("experiment")), traces);
     const Deployment& e = experiment.decode();
@@ -495,7 +493,7 @@ ConfigNode with_workload(const ConfigNode& node, const Json& settings) {
 
 struct Kind {
   std::string_view name;
-  Json (*measure)(const ConfigNode&);
+  Json (*measure)(const ConfigNode&, TraceLibrary&);
 };
 constexpr std::array kinds{Kind{"run", measure_run},         Kind{"explain", measure_explain},
                            Kind{"replay", measure_replay},   Kind{"route", measure_route},
@@ -508,14 +506,14 @@ constexpr std::array kinds{Kind{"run", measure_run},         Kind{"explain", mea
 
 }  // namespace
 
-Json measure(const ConfigNode& node) {
+Json measure(const ConfigNode& node, TraceLibrary& traces) {
   return read_object(node, [&](ConfigReader& r) {
     std::optional<Json> workload;
     if (r.optional("workload")) workload = read_workload(r.path("workload"));
     for (const Kind& kind : kinds) {
       if (!r.optional(kind.name)) continue;
       const ConfigNode asked = r.child(kind.name);
-      return kind.measure(workload ? with_workload(asked, *workload) : asked);
+      return kind.measure(workload ? with_workload(asked, *workload) : asked, traces);
     }
     std::array<std::string_view, kinds.size()> names;
     for (std::size_t i = 0; i < kinds.size(); ++i) names[i] = kinds[i].name;

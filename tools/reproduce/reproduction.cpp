@@ -201,10 +201,11 @@ std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& c
 }
 
 /// Everything that was measured, with what stands on the named clusters computed again.
-Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths& clusters) {
+Measured on_data_sheet(const ConfigNode& measured, Measured answers, const Paths& clusters,
+                       TraceLibrary& traces) {
   for (auto& [name, answer] : answers) {
     const auto again = on_clusters(measured.child(name), clusters);
-    if (again) answer = measure(*again);
+    if (again) answer = measure(*again, traces);
   }
   return answers;
 }
@@ -228,17 +229,18 @@ Reproduction reproduce(const ConfigNode& file) {
     figure.source = r.text("source");
     r.flag_or("quick", false);
     for (const ConfigNode& text : r.child("assumed").list()) figure.assumed.push_back(text.text());
-    const Measured measured = read_object(r.child("measured"), [](ConfigReader& names) {
+    TraceLibrary traces;
+    const Measured measured = read_object(r.child("measured"), [&](ConfigReader& names) {
       Measured answers;
       for (const std::string& name : names.all_keys()) {
-        answers.emplace(name, measure(names.child(name)));
+        answers.emplace(name, measure(names.child(name), traces));
       }
       return answers;
     });
     std::optional<Measured> data_sheet;
     if (r.optional("data_sheet")) {
-      data_sheet =
-          on_data_sheet(r.child("measured"), measured, read_data_sheet(r.child("data_sheet")));
+      data_sheet = on_data_sheet(r.child("measured"), measured,
+                                 read_data_sheet(r.child("data_sheet")), traces);
     }
     for (const ConfigNode& row : r.child("rows").list()) {
       figure.rows.push_back(read_row(row, measured, data_sheet ? &*data_sheet : nullptr));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "sim/experiment/trace_library.hpp"
 
 namespace moesim {
 
@@ -118,6 +119,7 @@ std::string to_text(const Reproduction&);
 ///   article  "routers" {name: policy} in the EP-barrier article's world
 ///   (tools/reproduce/router_testbed.hpp) bfio     the same in that of BF-IO's paper; its own are
 ///   "bfio_fcfs" and "bfio_round_robin"
-Json measure(const ConfigNode&);
+/// What runs, steps and frontiers have in common is made once in a library.
+Json measure(const ConfigNode&, TraceLibrary&);
 
 }  // namespace moesim
