@@ -135,11 +135,12 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     std::span<const std::int32_t> slots;
     if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
+      const CopyPaths paths{copies, domain, plan_.moe_tp()};
       if (by_selection) {
-        worker.counter.count(placement, slots, source_gpu, plan_.moe_tp(), domain, copies, matrix);
+        worker.counter.count(placement, slots, source_gpu, paths, matrix);
       } else {
         worker.counter.count(placement, routed.tokens_of_slot(), problem.rows.ids, source_gpu,
-                             plan_.moe_tp(), domain, copies, matrix);
+                             paths, matrix);
       }
       return &matrix;
     };
