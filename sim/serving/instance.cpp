@@ -331,7 +331,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   layout_.switch_arrived();
   summary_ = {};
   summary_.start = now;
-  batch_.start = to_seconds(now);
+  batch_.start = now;
   batch_.rows.clear();
   request_of_range_.clear();
   decode_places_.clear();
