@@ -366,9 +366,9 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Laye
   return work;
 }
 
-void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
-                                const PrecisionPlan& precision, double tokens, const GpuSpec& gpu,
+void attention_input_operations(const ModelShard& shard, double tokens,
                                 std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSpec& a = model.attention;
   const AttentionSlice slice = slice_of(a, plan.tp, precision.kv_cache);
@@ -402,9 +402,9 @@ void attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
   }
 }
 
-void attention_core_operations(const MoeModel& model, const ParallelPlan& plan,
-                               const PrecisionPlan& precision, const AttentionWork& work,
-                               const GpuSpec& gpu, std::vector<Operation>& out) {
+void attention_core_operations(const ModelShard& shard, const AttentionWork& work,
+                               std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
   if (model.attention.is_mla()) {
@@ -414,9 +414,9 @@ void attention_core_operations(const MoeModel& model, const ParallelPlan& plan,
   }
 }
 
-void attention_output_operations(const MoeModel& model, const ParallelPlan& plan,
-                                 const PrecisionPlan& precision, double tokens, const GpuSpec& gpu,
+void attention_output_operations(const ModelShard& shard, double tokens,
                                  std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::attention, precision, gpu, out);
   const AttentionSpec& a = model.attention;
   const double heads = static_cast<double>(a.query_heads) / plan.tp;
@@ -425,9 +425,9 @@ void attention_output_operations(const MoeModel& model, const ParallelPlan& plan
   if (!norm_is_in_all_reduce(plan, gpu)) ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
-void linear_attention_input_operations(const MoeModel& model, const ParallelPlan& plan,
-                                       const PrecisionPlan& precision, double tokens,
-                                       const GpuSpec& gpu, std::vector<Operation>& out) {
+void linear_attention_input_operations(const ModelShard& shard, double tokens,
+                                       std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::attention, precision, gpu, out);
   const LinearSlice slice = slice_of(model.linear, plan.tp);
   ops.memory("input_norm", tokens * norm_bytes(model));
@@ -449,9 +449,9 @@ void linear_attention_input_operations(const MoeModel& model, const ParallelPlan
 // In chunks as gated delta nets are computed (arXiv:2412.06464, section 3.3): within a chunk of C
 // tokens keys meet keys and queries, their triangle is inverted onto keys and values, and values
 // are read out; between chunks each token reads the state twice and writes it once.
-void linear_attention_core_operations(const MoeModel& model, const ParallelPlan& plan,
-                                      const PrecisionPlan& precision, const AttentionWork& work,
-                                      const GpuSpec& gpu, std::vector<Operation>& out) {
+void linear_attention_core_operations(const ModelShard& shard, const AttentionWork& work,
+                                      std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   constexpr double chunk = 64;
   OperationList ops(Part::attention, precision, gpu, out);
   const LinearAttentionSpec& a = model.linear;
@@ -474,9 +474,9 @@ void linear_attention_core_operations(const MoeModel& model, const ParallelPlan&
              work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
 }
 
-void linear_attention_output_operations(const MoeModel& model, const ParallelPlan& plan,
-                                        const PrecisionPlan& precision, double tokens,
-                                        const GpuSpec& gpu, std::vector<Operation>& out) {
+void linear_attention_output_operations(const ModelShard& shard, double tokens,
+                                        std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::attention, precision, gpu, out);
   const LinearSlice slice = slice_of(model.linear, plan.tp);
   ops.memory("gated_norm", tokens * 3 * slice.values * bf16_bytes);
@@ -484,17 +484,16 @@ void linear_attention_output_operations(const MoeModel& model, const ParallelPla
   ops.memory("post_norm", tokens * norm_bytes(model));
 }
 
-void attention_operations(const MoeModel& model, const ParallelPlan& plan,
-                          const PrecisionPlan& precision, double tokens, const AttentionWork& work,
-                          const GpuSpec& gpu, std::vector<Operation>& out) {
-  attention_input_operations(model, plan, precision, tokens, gpu, out);
-  attention_core_operations(model, plan, precision, work, gpu, out);
-  attention_output_operations(model, plan, precision, tokens, gpu, out);
+void attention_operations(const ModelShard& shard, double tokens, const AttentionWork& work,
+                          std::vector<Operation>& out) {
+  attention_input_operations(shard, tokens, out);
+  attention_core_operations(shard, work, out);
+  attention_output_operations(shard, tokens, out);
 }
 
-void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,
-                          const PrecisionPlan& precision, double tokens, double width, Part part,
-                          const GpuSpec& gpu, std::vector<Operation>& out) {
+void dense_ffn_operations(const ModelShard& shard, double tokens, double width, Part part,
+                          std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   if (width == 0) return;
   OperationList ops(part, precision, gpu, out);
   const double slice = width / plan.tp;
@@ -503,8 +502,8 @@ void dense_ffn_operations(const MoeModel& model, const ParallelPlan& plan,
   ops.gemm("down_proj", tokens, model.hidden, slice);
 }
 
-void gate_operations(const MoeModel& model, const PrecisionPlan& precision, double tokens,
-                     const GpuSpec& gpu, std::vector<Operation>& out) {
+void gate_operations(const ModelShard& shard, double tokens, std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::gate, precision, gpu, out);
   ops.bf16_gemm("gate", tokens, model.experts, model.hidden);
   if (model.expert_hidden > 0) {  // into the width of the experts, and what they answer back
@@ -517,15 +516,16 @@ void gate_operations(const MoeModel& model, const PrecisionPlan& precision, doub
              tokens * (model.experts * fp32_bytes + model.experts_per_token * 2 * fp32_bytes));
 }
 
-void permute_operations(const MoeModel& model, const PrecisionPlan& precision, double copies,
-                        std::string_view name, const GpuSpec& gpu, std::vector<Operation>& out) {
+void permute_operations(const ModelShard& shard, double copies, std::string_view name,
+                        std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::permute, precision, gpu, out);
   ops.memory(name, copies * 2 * model.expert_input() * bytes_per_element(precision.activations));
 }
 
-void head_operations(const MoeModel& model, const ParallelPlan& plan,
-                     const PrecisionPlan& precision, double tokens, double sampled,
-                     const GpuSpec& gpu, std::vector<Operation>& out) {
+void head_operations(const ModelShard& shard, double tokens, double sampled,
+                     std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
   OperationList ops(Part::other, precision, gpu, out);
   const double vocabulary = static_cast<double>(model.vocabulary) / plan.tp;
   ops.memory("embedding", tokens * 2 * model.hidden * bf16_bytes);

@@ -105,50 +105,56 @@ struct Operation {
   Cost cost;
 };
 
-/// Attention block of one layer on one GPU of a rank with `tokens` new tokens, in three parts that
-/// follow each other. First what depends on the tokens alone: the input norm, RoPE, the KV cache's
-/// rows and the projections (TP-sliced) to queries, keys and values. Appends to `out`; no tokens
-/// append nothing, here and below.
-void attention_input_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                                double tokens, const GpuSpec&, std::vector<Operation>& out);
-/// Then attention itself. MLA decodes in the absorbed form and prefills in the expanded one.
-void attention_core_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                               const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
-/// Then, of the tokens alone again, the output projection and the norm behind it. The TP all-reduce
-/// between the two is the caller's (it needs the fabric).
-void attention_output_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                                 double tokens, const GpuSpec&, std::vector<Operation>& out);
-/// The same of a layer with linear attention: norm, projections and convolution; the recurrent
-/// state, which every sequence of the step reads and writes once, and the chunks of prompts; the
-/// gated norm, the output projection and the norm behind it.
-void linear_attention_input_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                                       double tokens, const GpuSpec&, std::vector<Operation>& out);
-void linear_attention_core_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                                      const AttentionWork&, const GpuSpec&,
+/// One GPU's share of a model as it is deployed: what its operations follow from. Refers to what it
+/// was made of.
+struct ModelShard {
+  const MoeModel& model;
+  const ParallelPlan& plan;
+  const PrecisionPlan& precision;
+  const GpuSpec& gpu;
+};
+
+/// The first of three parts of the attention block of one layer, for a rank with `tokens` new
+/// tokens: what depends on the tokens alone, the input norm, RoPE, the KV cache's rows and the
+/// projections (TP-sliced) to queries, keys and values. Appends to `out`; no tokens append nothing,
+/// here and below.
+void attention_input_operations(const ModelShard&, double tokens, std::vector<Operation>& out);
+/// The second part: attention itself. MLA decodes in the absorbed form and prefills in the expanded
+/// one.
+void attention_core_operations(const ModelShard&, const AttentionWork&,
+                               std::vector<Operation>& out);
+/// The third part, which depends on the tokens alone again: the output projection and the norm
+/// behind it. The TP all-reduce between the two is the caller's (it needs the fabric).
+void attention_output_operations(const ModelShard&, double tokens, std::vector<Operation>& out);
+/// The first part of a layer with linear attention: norm, projections and convolution.
+void linear_attention_input_operations(const ModelShard&, double tokens,
+                                       std::vector<Operation>& out);
+/// The second part of a layer with linear attention: the recurrent state, which every sequence of
+/// the step reads and writes once, and the chunks of prompts.
+void linear_attention_core_operations(const ModelShard&, const AttentionWork&,
                                       std::vector<Operation>& out);
-void linear_attention_output_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&,
-                                        double tokens, const GpuSpec&, std::vector<Operation>& out);
+/// The third part of a layer with linear attention: the gated norm, the output projection and the
+/// norm behind it.
+void linear_attention_output_operations(const ModelShard&, double tokens,
+                                        std::vector<Operation>& out);
 
-/// All three.
-void attention_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
-                          const AttentionWork&, const GpuSpec&, std::vector<Operation>& out);
+/// All three parts of the attention block.
+void attention_operations(const ModelShard&, double tokens, const AttentionWork&,
+                          std::vector<Operation>& out);
 
-/// The dense FFN of one layer on one GPU, width sliced by tp. (dense layers; shared experts with
-/// `width`)
-void dense_ffn_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
-                          double width, Part part, const GpuSpec&, std::vector<Operation>& out);
+/// An FFN of `width` that all tokens pass, sliced by tp: of a dense layer, or shared experts.
+void dense_ffn_operations(const ModelShard&, double tokens, double width, Part part,
+                          std::vector<Operation>& out);
 
 /// Gate GEMM and top-k for `tokens` tokens on one GPU.
-void gate_operations(const MoeModel&, const PrecisionPlan&, double tokens, const GpuSpec&,
-                     std::vector<Operation>& out);
+void gate_operations(const ModelShard&, double tokens, std::vector<Operation>& out);
 
 /// Packing `copies` token rows before dispatch, or unpacking and the weighted sum after combine.
-void permute_operations(const MoeModel&, const PrecisionPlan&, double copies, std::string_view name,
-                        const GpuSpec&, std::vector<Operation>& out);
+void permute_operations(const ModelShard&, double copies, std::string_view name,
+                        std::vector<Operation>& out);
 
 /// Embedding, final norm, LM head and sampling, once per step: `tokens` embedded, `sampled` given
 /// logits.
-void head_operations(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, double tokens,
-                     double sampled, const GpuSpec&, std::vector<Operation>& out);
+void head_operations(const ModelShard&, double tokens, double sampled, std::vector<Operation>& out);
 
 }  // namespace moesim

@@ -52,8 +52,8 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
 // of no use goes to an expert too many, so that no branch is needed.
 bool CopyCounter::start(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot) {
-  const int nobody = placement.experts();
-  experts_.assign(at(nobody) + 1, {0, -1, 0});
+  const int no_expert = placement.experts();
+  experts_.assign(at(no_expert) + 1, {0, -1, 0});
   next_slot_.resize(at(placement.slots()));
   int several = 0;
   for (int gpu = placement.gpus() - 1; gpu >= 0; --gpu) {
@@ -61,7 +61,8 @@ bool CopyCounter::start(const LayerPlacement& placement,
     for (int slot = placement.first_slot(gpu + 1) - 1; slot >= placement.first_slot(gpu); --slot) {
       const std::int32_t tokens = tokens_of_slot[at(slot)];
       const int active = tokens > 0 ? 1 : 0;
-      Expert& owner = experts_[at(nobody + (placement.expert_of_slot(slot) - nobody) * active)];
+      Expert& owner =
+          experts_[at(no_expert + (placement.expert_of_slot(slot) - no_expert) * active)];
       next_slot_[at(slot)] = owner.slot;
       several |= active & (owner.slot >= 0 ? 1 : 0);
       owner = {bits, slot, tokens};
@@ -70,7 +71,8 @@ bool CopyCounter::start(const LayerPlacement& placement,
   return several != 0;
 }
 
-// The same for bits that fit so many bytes: each counts in eight lanes of a register, up to 255.
+// Counts copies where a token's bits fit so many bytes: each counts in eight lanes of a register,
+// up to 255.
 template <std::size_t Bytes, class TargetOf>
 void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t k,
                                  TargetOf&& target_of) {
@@ -139,15 +141,15 @@ void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copi
 void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> tokens_of_slot,
                         std::span<const std::uint16_t> ids,
-                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
-                        CopyRule rule, TrafficMatrix& copies) {
-  name_targets(placement.gpus(), moe_tp, domain);
+                        std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
+                        TrafficMatrix& copies) {
+  name_targets(placement.gpus(), paths.moe_tp, paths.domain);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
   const auto target = [&](const Expert& expert) {
     return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
   };
   if (start(placement, tokens_of_slot)) {
-    count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+    count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
       Expert& expert = experts_[ids[i]];
       if (expert.left == 0) {
         const std::int32_t slot = next_slot_[at(expert.slot)];
@@ -157,18 +159,18 @@ void CopyCounter::count(const LayerPlacement& placement,
       return target(expert);
     });
   } else {
-    count_sources(k, source_gpu, moe_tp, domain, rule, copies,
+    count_sources(k, source_gpu, paths, copies,
                   [&](std::size_t i) { return target(experts_[ids[i]]); });
   }
 }
 
 void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> slot_of_selection,
-                        std::span<const std::int32_t> source_gpu, int moe_tp, int domain,
-                        CopyRule rule, TrafficMatrix& copies) {
-  name_targets(placement.gpus(), moe_tp, domain);
+                        std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
+                        TrafficMatrix& copies) {
+  name_targets(placement.gpus(), paths.moe_tp, paths.domain);
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  count_sources(k, source_gpu, moe_tp, domain, rule, copies, [&](std::size_t i) {
+  count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
     const std::int32_t slot = slot_of_selection[i];
     return slot < 0 ? Target{0, -1} : targets_[at(placement.gpu_of_slot(slot))];
   });
@@ -176,10 +178,10 @@ void CopyCounter::count(const LayerPlacement& placement,
 
 // target_of(i) is called once for every selection, in order.
 template <class TargetOf>
-void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
-                                int domain, CopyRule rule, TrafficMatrix& copies,
+void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu,
+                                const CopyPaths& paths, TrafficMatrix& copies,
                                 TargetOf&& target_of) {
-  const int gpus = static_cast<int>(targets_.size()) * moe_tp;
+  const int gpus = static_cast<int>(targets_.size()) * paths.moe_tp;
   if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
   copies.clear();
   const std::size_t tokens = source_gpu.size();
@@ -187,16 +189,16 @@ void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> sou
     const std::int32_t source = source_gpu[first];
     std::size_t end = first;
     while (end < tokens && source_gpu[end] == source) ++end;
-    if (rule == CopyRule::per_gpu) {
+    if (paths.rule == CopyRule::per_gpu) {
       count_copies(first, end, k, target_of);
-      expand(source, moe_tp, domain, copies);
+      expand(source, paths.moe_tp, paths.domain, copies);
     } else {
       std::fill(counts_.begin(), counts_.end(), 0);
       for (std::size_t i = first * k; i < end * k; ++i) {
         if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
       }
       // Straight to the expert: as if all GPUs stood in one domain.
-      expand(source, moe_tp, gpus, copies);
+      expand(source, paths.moe_tp, gpus, copies);
     }
     first = end;
   }

@@ -17,6 +17,15 @@ enum class CopyRule {
   per_selection  ///< once per expert that it chose, straight there
 };
 
+/// How copies of tokens travel within a group.
+struct CopyPaths {
+  CopyRule rule = CopyRule::per_gpu;
+  /// GPUs of an NVLink domain.
+  int domain = 1;
+  /// GPUs of an expert rank, all of which need its tokens.
+  int moe_tp = 1;
+};
+
 /// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
 /// its slots in (source rank, position) order, the order of the tokens. A token is copied once to
 /// each destination GPU; to another NVLink domain once per domain, to the GPU of the sender's own
@@ -24,16 +33,14 @@ enum class CopyRule {
 /// thread.
 class CopyCounter {
  public:
-  /// `ids` are the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases; an expert
-  /// rank is `moe_tp` GPUs, all of which need its tokens. `copies` is overwritten: [from, to],
-  /// local ones on the diagonal.
+  /// `ids` are the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
+  /// overwritten: [from, to], local ones on the diagonal.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
              std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
-             int moe_tp, int domain, CopyRule, TrafficMatrix& copies);
-  /// The same where every selection has its own slot, [tokens, k], or -1: it goes nowhere.
+             const CopyPaths&, TrafficMatrix& copies);
+  /// Counts where every selection has its own slot, [tokens, k], or -1 where it goes nowhere.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
-             std::span<const std::int32_t> source_gpu, int moe_tp, int domain, CopyRule,
-             TrafficMatrix& copies);
+             std::span<const std::int32_t> source_gpu, const CopyPaths&, TrafficMatrix& copies);
 
  private:
   struct Target {
@@ -49,8 +56,8 @@ class CopyCounter {
   void name_targets(int ranks, int moe_tp, int domain);
   bool start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   template <class TargetOf>
-  void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, int moe_tp,
-                     int domain, CopyRule, TrafficMatrix& copies, TargetOf&& target_of);
+  void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, const CopyPaths&,
+                     TrafficMatrix& copies, TargetOf&& target_of);
   template <std::size_t Bytes, class TargetOf>
   void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>

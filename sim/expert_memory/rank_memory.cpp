@@ -20,9 +20,9 @@ ExpertMemoryTally& ExpertMemoryTally::operator+=(const ExpertMemoryTally& other)
   prefetches += other.prefetches;
   prefetches_used += other.prefetches_used;
   prefetches_wasted += other.prefetches_wasted;
-  host_bytes += other.host_bytes;
-  nvme_bytes += other.nvme_bytes;
-  stall_seconds += other.stall_seconds;
+  host += other.host;
+  nvme += other.nvme;
+  stall += other.stall;
   return *this;
 }
 
@@ -52,8 +52,8 @@ RankMemory::RankMemory(const ExpertMemoryPlan& plan, const ExpertPlacement& plac
   load_hottest(placement, rank, seen);
 }
 
-// The coldest first, so that the hottest are used last and make room last. What would be pushed out
-// again is not loaded.
+// Loads the coldest experts first, so that the hottest are used last and make room last. An expert
+// that would be pushed out again is not loaded.
 void RankMemory::load_hottest(const ExpertPlacement& placement, int rank,
                               std::span<const ExpertLoad> seen) {
   std::vector<double> load;
@@ -114,23 +114,25 @@ bool RankMemory::admit(int key, ExpertMemoryTally& tally) {
   return admitted;
 }
 
-Seconds RankMemory::fetch(int key, Seconds issue, ExpertMemoryTally& tally) {
-  Seconds in_dram = issue;
+Time RankMemory::fetch(int key, Time issue, ExpertMemoryTally& tally) {
+  Time in_dram = issue;
   if (dram_ && !dram_->holds(key)) {
-    in_dram = nvme_free_ = std::max(nvme_free_, issue) + plan_.nvme->link.time(expert_);
-    tally.nvme_bytes += expert_.value();
+    nvme_free_ = std::max(nvme_free_, issue) + to_duration(plan_.nvme->link.time(expert_));
+    in_dram = nvme_free_;
+    tally.nvme += expert_;
     dram_->use(key);
     dram_->admit(key, {});
   } else if (dram_) {
     dram_->use(key);
   }
-  host_free_ = std::max(host_free_, in_dram) + plan_.host.time(expert_);
-  tally.host_bytes += expert_.value();
+  host_free_ = std::max(host_free_, in_dram) + to_duration(plan_.host.time(expert_));
+  tally.host += expert_;
   return host_free_;
 }
 
-// The link took up what was queued while nobody needed it. A transfer begins before `now` or never.
-void RankMemory::begin_prefetches(Seconds now, ExpertMemoryTally& tally) {
+// The link took up what was queued while no layer needed it. A transfer begins before `now` or
+// never.
+void RankMemory::begin_prefetches(Time now, ExpertMemoryTally& tally) {
   for (const Queued& queued : queue_) {
     if (std::max(host_free_, queued.since) >= now) break;
     if (!admit(queued.key, tally)) continue;
@@ -141,7 +143,7 @@ void RankMemory::begin_prefetches(Seconds now, ExpertMemoryTally& tally) {
   queue_.clear();
 }
 
-void RankMemory::queue_prefetches(int after_layer, Seconds now, const TokensOf& tokens_of) {
+void RankMemory::queue_prefetches(int after_layer, Time now, const TokensOf& tokens_of) {
   const int layers = static_cast<int>(first_key_.size()) - 1;
   for (int ahead = 1; ahead <= plan_.lookahead; ++ahead) {
     const int layer = (after_layer + ahead) % layers;
@@ -167,7 +169,7 @@ void RankMemory::sort_misses(std::span<const std::int32_t> tokens, int first) {
   });
 }
 
-Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const GemmTime& gemm,
+Seconds RankMemory::run(int layer, Time now, const TokensOf& tokens_of, const GemmTime& gemm,
                         ExpertMemoryTally& tally) {
   begin_prefetches(now, tally);
   const std::span<const std::int32_t> tokens = tokens_of(layer);
@@ -175,7 +177,8 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   const auto pinned = of_layer(pinned_, layer);
   const auto prefetched = of_layer(prefetched_, layer);
 
-  std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});  // nobody waits for wrong guesses now
+  // What was foreseen wrongly may make room from here on.
+  std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
   misses_.clear();
   late_.clear();
   running_.assign(tokens.size(), 0);
@@ -201,25 +204,25 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
 
   Seconds took = gemm(running_);
   running_.assign(tokens.size(), 0);
-  const auto run_when_there = [&](int slot, Seconds arrival) {
+  const auto run_when_there = [&](int slot, Time arrival) {
     running_[at(slot)] = tokens[at(slot)];
-    took = std::max(took, arrival - now) + gemm(running_);
+    took = std::max(took, to_seconds(arrival - now)) + gemm(running_);
     running_[at(slot)] = 0;
   };
   for (const int slot : late_) run_when_there(slot, arrival_[at(first + slot)]);
   sort_misses(tokens, first);
-  Seconds bounce_free = now;
+  Time bounce_free = now;
   for (const int slot : misses_) {
     const int key = first + slot;
     use(key);
     const bool stays = admit(key, tally);
-    const Seconds arrival = fetch(key, stays ? now : bounce_free, tally);
+    const Time arrival = fetch(key, stays ? now : bounce_free, tally);
     run_when_there(slot, arrival);
     if (stays) {
       pinned[at(slot)] = 1;
       arrival_[at(key)] = arrival;
     } else {
-      bounce_free = now + took;
+      bounce_free = now + to_duration(took);
       ++tally.streamed;
     }
   }
@@ -228,7 +231,7 @@ Seconds RankMemory::run(int layer, Seconds now, const TokensOf& tokens_of, const
   std::fill(prefetched.begin(), prefetched.end(), std::uint8_t{0});
   std::fill(pinned.begin(), pinned.end(), std::uint8_t{0});
   predictor_->ran(layer, tokens);
-  queue_prefetches(layer, now + took, tokens_of);
+  queue_prefetches(layer, now + to_duration(took), tokens_of);
   return took;
 }
 

@@ -10,15 +10,22 @@ namespace moesim {
 
 /// What expert memories did.
 struct ExpertMemoryTally {
-  std::int64_t hits = 0;        ///< experts that ran and stood in HBM when their layer began
-  std::int64_t misses = 0;      ///< experts that ran and did not
-  std::int64_t streamed = 0;    ///< of those, fetched without staying: nobody could make room
-  std::int64_t late = 0;        ///< of those, waited for the rest of their prefetch
-  std::int64_t prefetches = 0;  ///< begun
-  std::int64_t prefetches_used = 0, prefetches_wasted = 0;  ///< when their layer next ran
-  double host_bytes = 0, nvme_bytes = 0;
-  /// Seconds by which layers took longer than with every expert in HBM, each layer's slowest rank.
-  double stall_seconds = 0;
+  /// Experts that ran and stood in HBM when their layer began.
+  std::int64_t hits = 0;
+  /// Experts that ran and did not stand in HBM when their layer began.
+  std::int64_t misses = 0;
+  /// Misses that were fetched without staying, because no other expert could make room.
+  std::int64_t streamed = 0;
+  /// Misses whose prefetch was under way: they waited for the rest of it.
+  std::int64_t late = 0;
+  /// Prefetches that began.
+  std::int64_t prefetches = 0;
+  /// Prefetches whose expert ran, or did not run, when its layer next ran.
+  std::int64_t prefetches_used = 0, prefetches_wasted = 0;
+  /// What came over the link from DRAM, and over the one from NVMe.
+  Bytes host{}, nvme{};
+  /// How much longer layers took than with every expert in HBM, each layer's slowest rank.
+  Seconds stall{};
   ExpertMemoryTally& operator+=(const ExpertMemoryTally&);
 };
 
@@ -28,10 +35,10 @@ struct ExpertMemoryTally {
 ///   t = now + gemm(residents); for each arrival: t = max(t, arrival) + gemm(expert)
 /// Transfers are FIFO on one host link: first those in DRAM, then those on NVMe; more tokens first,
 /// then the lower slot. Experts of the running layer, and those fetched or kept for a layer that
-/// has not run yet, make no room. Who finds no room streams through one bounce slot, so a layer may
-/// need more experts than fit. When a layer has run, the foreseen experts of the next layers queue
-/// for the link; a transfer that has begun ends, one that has not when the next layer begins is
-/// dropped.
+/// has not run yet, make no room. An expert that finds no room streams through one bounce slot, so
+/// a layer may need more experts than fit. When a layer has run, the foreseen experts of the next
+/// layers queue for the link; a transfer that has begun ends, one that has not when the next layer
+/// begins is dropped.
 class RankMemory {
  public:
   /// Rank `rank` of a placement, whose shape must not change. At the start the memories are full of
@@ -46,7 +53,7 @@ class RankMemory {
 
   /// Runs a layer that begins at `now`, not before the last one ended: how long it takes. Adds to
   /// `tally`.
-  Seconds run(int layer, Seconds now, const TokensOf&, const GemmTime&, ExpertMemoryTally& tally);
+  Seconds run(int layer, Time now, const TokensOf&, const GemmTime&, ExpertMemoryTally& tally);
 
  private:
   struct Partition {
@@ -55,7 +62,7 @@ class RankMemory {
   };
   struct Queued {
     int key;
-    Seconds since;
+    Time since;
   };
 
   std::span<std::uint8_t> of_layer(std::vector<std::uint8_t>& flags, int layer) const;
@@ -65,9 +72,9 @@ class RankMemory {
   bool admit(int key, ExpertMemoryTally&);
   void load_hottest(const ExpertPlacement&, int rank, std::span<const ExpertLoad> seen);
   /// When an expert asked for at `issue` has arrived.
-  Seconds fetch(int key, Seconds issue, ExpertMemoryTally&);
-  void begin_prefetches(Seconds now, ExpertMemoryTally&);
-  void queue_prefetches(int after_layer, Seconds now, const TokensOf&);
+  Time fetch(int key, Time issue, ExpertMemoryTally&);
+  void begin_prefetches(Time now, ExpertMemoryTally&);
+  void queue_prefetches(int after_layer, Time now, const TokensOf&);
   void sort_misses(std::span<const std::int32_t> tokens, int first);
 
   ExpertMemoryPlan plan_;
@@ -76,8 +83,8 @@ class RankMemory {
   std::vector<Partition> partitions_;  // one, or [layers]
   std::unique_ptr<ExpertCache> dram_;  // null: DRAM holds all
   std::unique_ptr<Predictor> predictor_;
-  Seconds host_free_{}, nvme_free_{};
-  std::vector<Seconds> arrival_;                   // [keys], of those in HBM
+  Time host_free_{}, nvme_free_{};                 // when each link has sent all it was given
+  std::vector<Time> arrival_;                      // [keys], of what stands in HBM
   std::vector<std::uint8_t> pinned_, prefetched_;  // [keys]
   std::vector<Queued> queue_;
   std::vector<int> misses_, late_, foreseen_;

@@ -27,7 +27,7 @@ struct RebalancePlan {
 /// A step that was computed and is about to end.
 struct StepSeen {
   std::int64_t step = 0;                 ///< 0, 1, ...
-  Seconds now{};                         ///< when it ends
+  Time now{};                            ///< when it ends
   std::span<const std::int32_t> tokens;  ///< [MoE layers, experts], without dummy tokens
   /// Where they came from: rows of the traces, whose `rank` is a DP rank, and the request that each
   /// range is of; no_request for a dummy.

@@ -11,7 +11,7 @@ namespace moesim {
 /// What rebalancing did to a run.
 struct RebalancingLog {
   struct Event {
-    Seconds at{};
+    Time at{};
     std::int64_t step = 0;
     std::size_t layers = 0;  ///< whose map changes
     Bytes bytes{};           ///< over links

@@ -159,8 +159,8 @@ class FieldTable {
                });
   }
   /// What stands for the names of the map that was added last: "KIND".
-  FieldTable& each(std::string name) {
-    fields_.back().each = std::move(name);
+  FieldTable& each(std::string_view name) {
+    fields_.back().each = name;
     return *this;
   }
   operator std::vector<Field<T>>() && { return std::move(fields_); }

@@ -508,7 +508,8 @@ const std::vector<Field<RebalancingLog::Event>>& fields_of(const RebalancingLog:
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add(
-              "at_s", [](const S& s) { return s.at.count(); }, "when it was planned", "s")
+              "at_s", [](const S& s) { return to_seconds(s.at).count(); }, "when it was planned",
+              "s")
           .add("step", &S::step, "step of the group")
           .add("layers", &S::layers, "layers whose placement changes")
           .add(

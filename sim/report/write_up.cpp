@@ -276,9 +276,9 @@ ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally&
               ratio(double(tally.hits), double(tally.hits + tally.misses)),
               tally.streamed,
               {tally.prefetches, tally.prefetches_used, tally.late, tally.prefetches_wasted},
-              tally.host_bytes,
-              tally.nvme_bytes,
-              tally.stall_seconds,
+              tally.host.value(),
+              tally.nvme.value(),
+              tally.stall.count(),
               e.expert_memory->host.source}};
 }
 
@@ -326,8 +326,8 @@ ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurem
 }
 
 TrafficStats traffic_of(const Traffic& traffic, double busy) {
-  return {traffic.seconds, traffic.hidden, ratio(traffic.seconds, busy), traffic.nvlink_bytes,
-          traffic.network_bytes};
+  return {traffic.time.count(), traffic.hidden.count(), ratio(traffic.time.count(), busy),
+          traffic.nvlink.value(), traffic.network.value()};
 }
 
 CommunicationStats communication_of(const Totals& totals) {
@@ -371,10 +371,9 @@ BreakdownStats breakdown_of(const Totals& totals) {
   const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
   breakdown.barrier_idle_share = ratio(idle, busy * double(totals.idle.size()));
   breakdown.barrier_idle_seconds_per_gpu = totals.idle;
-  const double exposed = totals.dispatch.seconds + totals.combine.seconds +
-                         totals.all_reduce.seconds - totals.dispatch.hidden -
-                         totals.combine.hidden - totals.all_reduce.hidden;
-  breakdown.exposed_communication_share = ratio(exposed, busy);
+  const Seconds exposed = totals.dispatch.time + totals.combine.time + totals.all_reduce.time -
+                          totals.dispatch.hidden - totals.combine.hidden - totals.all_reduce.hidden;
+  breakdown.exposed_communication_share = ratio(exposed.count(), busy);
   // Only kernels that tables priced have these grounds.
   const auto share_if_any = [&](Evidence evidence) {
     const bool any = by_ground[static_cast<std::size_t>(evidence)] > 0;

@@ -66,7 +66,7 @@ class EventQueue {
   /// Throws std::logic_error if `at` is before now().
   void schedule(Time at, Happening what) {
     check(at >= now_, "an event was scheduled in the past");
-    heap_.push_back({at, next_sequence_++, std::move(what)});
+    heap_.push_back({at, next_sequence_++, what});
     std::push_heap(heap_.begin(), heap_.end(), later);
   }
 
@@ -74,7 +74,7 @@ class EventQueue {
   std::optional<Event> pop() {
     if (heap_.empty()) return std::nullopt;
     std::pop_heap(heap_.begin(), heap_.end(), later);
-    Event event = std::move(heap_.back());
+    const Event event = heap_.back();
     heap_.pop_back();
     now_ = event.at;
     return event;

@@ -66,7 +66,7 @@ void ExpertLayout::after_step(const StepBatch& batch,
     forget_dummies(batch, request_of_range, tokens_of_expert, rows);
   if (recent_) recent_->add(real_tokens_);
   if (rebalancer_->watches()) {
-    const StepSeen seen{steps_++,          to_seconds(now) + cost.total,
+    const StepSeen seen{steps_++,          now + to_duration(cost.total),
                         real_tokens_,      batch.rows,
                         request_of_range,  rows,
                         placement_,        recovery_.live(),

@@ -2,6 +2,7 @@
 #include "sim/serving/instance.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace moesim {
@@ -53,8 +54,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   request.rank = static_cast<std::int32_t>(index);
   check(can_ever_hold(request), "a request was sent to a rank that can never hold it");
   Rank& rank = ranks_[index];
-  // Of what arrives computed the last token is left, whose step emits the next one: of a prompt, or
-  // of a prompt and the first output token. What was generated before a failure is lost with the KV
+  // Where tokens arrive computed (a prompt, or a prompt and the first output token), the last one
+  // is left, and its step emits the next. What was generated before a failure is lost with the KV
   // cache.
   const bool computed = request.generated == 0 ? deployment_.scheduler->prompts_arrive_computed()
                                                : request.kv_arrived;
@@ -121,9 +122,9 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
 
 RankRequest Instance::show_request(const Sequence& sequence) const {
   const RequestRecord& request = requests_[sequence.request];
-  // Of one that waits, what the router found cached counts as good as computed.
+  // What the router found cached for a waiting request counts as computed.
   const auto expected =
-      static_cast<std::int32_t>(request.routing.hit_share * request.prompt_tokens + .5);
+      static_cast<std::int32_t>(std::lround(request.routing.hit_share * request.prompt_tokens));
   const std::int32_t computed = std::max(sequence.computed, expected);
   return {sequence.request, request.prompt_tokens, request.generated, request.output_tokens,
           std::max(request.prompt_tokens - computed, 0)};
@@ -134,8 +135,8 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
   return deployment_.prefix_caching ? ranks_[rank].kv.find(prompt, tokens) : CacheHit{};
 }
 
-// What a scheduler may see of the waiting: a sequence beyond the seats of a step cannot be
-// admitted.
+// Shows the scheduler the waiting sequences that it may see: one beyond the seats of a step cannot
+// be admitted.
 void Instance::show_waiting(Rank& rank) const {
   const auto seats = static_cast<std::size_t>(deployment_.scheduler->max_num_seqs());
   const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
@@ -145,8 +146,8 @@ void Instance::show_waiting(Rank& rank) const {
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
 }
 
-// Within the room of the expert buffers; whoever fills it is planned without them too, to see
-// whether they made the step smaller.
+// Plans within the room of the expert buffers. A rank that fills it is planned without them too, to
+// see whether they made the step smaller.
 void Instance::plan_rank(Rank& rank, Turn turn) {
   const Scheduler& scheduler = *deployment_.scheduler;
   const KvCache* cache = deployment_.prefix_caching ? &rank.kv : nullptr;
@@ -166,7 +167,7 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
   rank.cut_by_buffers = unbounded.new_tokens() > rank.plan.new_tokens();
 }
 
-// Plans every rank for one turn; whether anybody has something to do in it.
+// Plans every rank for one turn, and answers whether any has something to do in it.
 bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
@@ -180,17 +181,13 @@ bool Instance::plan_turn(Turn turn) {
   return any;
 }
 
-// Whether requests that have come are held back a step more, so that others go with them.
-bool Instance::holds_back() {
+// Whether requests that have come should wait a step more, so that others go with them.
+bool Instance::should_hold_back() const {
   const ApiServer& server = deployment_.api_server;
-  const auto has_new = [](const Rank& r) {
-    return r.arrived > (r.known.empty() ? 0 : r.known.back());
-  };
+  const auto has_new = [](const Rank& rank) { return rank.arrived > rank.last_known(); };
   const bool balanced = server.enable_balance && std::ranges::all_of(ranks_, has_new);
-  const bool holds = std::ranges::any_of(ranks_, has_new) && !balanced &&
-                     held_back_ < server.batch_wait_timeout_iters;
-  held_back_ = holds ? held_back_ + 1 : 0;
-  return holds;
+  return std::ranges::any_of(ranks_, has_new) && !balanced &&
+         held_back_ < server.batch_wait_timeout_iters;
 }
 
 // Looks for new requests if it is time to, or if there is nothing else to do.
@@ -200,13 +197,14 @@ void Instance::receive() {
       server.batch_wait_timeout_iters == 0)
     return;
   const bool idle = std::ranges::all_of(ranks_, [](const Rank& r) { return r.running.empty(); });
-  const bool looks = idle || (decodes_since_received_ >= server.receive_interval && !holds_back());
-  if (idle) held_back_ = 0;
+  const bool due = !idle && decodes_since_received_ >= server.receive_interval;
+  const bool holds_back = due && should_hold_back();
+  if (idle || due) held_back_ = holds_back ? held_back_ + 1 : 0;
+  const bool looks = idle || (due && !holds_back);
   if (looks) decodes_since_received_ = 0;
   const auto steps = static_cast<std::size_t>(idle ? 0 : server.admission_steps);
   for (Rank& rank : ranks_) {
-    const std::int64_t before = rank.known.empty() ? 0 : rank.known.back();
-    rank.known.push_back(looks ? rank.arrived : before);
+    rank.known.push_back(looks ? rank.arrived : rank.last_known());
     while (rank.known.size() > steps + 1) rank.known.pop_front();
   }
 }
@@ -333,7 +331,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
   layout_.switch_arrived();
   summary_ = {};
   summary_.start = now;
-  batch_.start = to_seconds(now);
+  batch_.start = now;
   batch_.rows.clear();
   request_of_range_.clear();
   decode_places_.clear();

@@ -85,26 +85,33 @@ class Instance {
     std::vector<Sequence> running{};
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
-    // Sequences that ever waited here, those that wait no more, and those that the engine knew of,
-    // by steps: as many steps ago as it takes from knowing to scheduling comes first.
+    // Sequences that ever waited here, and those that wait no more.
     std::int64_t arrived = 0, gone = 0;
+    // Sequences that the engine knew of, by steps: as many steps ago as it takes from knowing to
+    // scheduling comes first.
     std::deque<std::int64_t> known{};
-    std::vector<Sequence> sending{};  // left after their first token; their blocks have not
+    // Sequences that left after their first token while their blocks are still held.
+    std::vector<Sequence> sending{};
     KvCache kv;
     std::int64_t kv_tokens = 0;
-    std::int64_t waiting_blocks = 0;  // that the waiting need
+    // KV blocks that the waiting sequences need.
+    std::int64_t waiting_blocks = 0;
     std::vector<RankRequest> shown{};
     StepPlan plan{};
-    bool cut_by_buffers = false;  // the plan would hold more tokens if the expert buffers did
-    bool abandoned = false;       // a request on it was
+    // Whether the plan would hold more tokens if the expert buffers did.
+    bool cut_by_buffers = false;
+    // Whether a request on this rank was abandoned.
+    bool abandoned = false;
     bool down = false;
+
+    std::int64_t last_known() const { return known.empty() ? 0 : known.back(); }
   };
 
   RankRequest show_request(const Sequence& sequence) const;
   KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
   void receive();
-  bool holds_back();
+  bool should_hold_back() const;
   bool plan_step();
   bool plan_turn(Turn turn);
   void admit(Rank& rank, Sequence& sequence);

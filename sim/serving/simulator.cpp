@@ -46,6 +46,7 @@ struct Pool {
 
   std::vector<std::unique_ptr<Group>> make_groups(RowSource& rows, Requests& requests, int first) {
     std::vector<std::unique_ptr<Group>> made;
+    made.reserve(static_cast<std::size_t>(deployment.instances));
     for (int i = 0; i < deployment.instances; ++i) {
       made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
     }

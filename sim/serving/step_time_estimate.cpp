@@ -26,8 +26,8 @@ StepPrice price_steps(const Deployment& e) {
     price.of_tokens.push_back(seconds(sequences, 0));
   }
   constexpr std::int32_t context = 4096;
-  price.of_context =
-      (seconds(sequences / 2, context) - price.of_tokens.back()) / (sequences / 2) / context;
+  const std::int32_t most = sequences / 2;
+  price.of_context = (seconds(most, context) - price.of_tokens.back()) / most / context;
   return price;
 }
 

@@ -54,7 +54,7 @@ CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer e
 
 void CriticalPath::add(const RankCosts& ranks) { pending_.push_back(&ranks); }
 
-// Who waits for whom; layers alike have the same of it, one after the other.
+// Finds the rank that all others wait for. Layers alike wait alike, one after the other.
 void CriticalPath::find_slowest() {
   if (pending_ == before_barrier_) return;
   before_barrier_ = pending_;
@@ -101,9 +101,9 @@ void CriticalPath::start_transfer(std::string_view name, Part part,
                                   const CollectiveCost& collective, Traffic& traffic,
                                   double copies) {
   finish_transfer({});
-  traffic.seconds += collective.time.count();
-  traffic.nvlink_bytes += collective.nvlink.value() * copies;
-  traffic.network_bytes += collective.network.value() * copies;
+  traffic.time += collective.time;
+  traffic.nvlink += collective.nvlink * copies;
+  traffic.network += collective.network * copies;
   transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic};
   explainer_.add(name, part, transfer_.cost,
                  (collective.nvlink + collective.network).value() * copies);
@@ -137,7 +137,7 @@ void CriticalPath::end_stage() {
 void CriticalPath::finish_transfer(Seconds computed) {
   if (transfer_.traffic == nullptr) return;
   const Seconds hidden = std::min(computed, transfer_.cost.time);
-  transfer_.traffic->hidden += hidden.count();
+  transfer_.traffic->hidden += hidden;
   transfer_.cost.time -= hidden;
   charge(cost_, transfer_.part, transfer_.cost);
   spend(true, transfer_.cost.time);

@@ -122,7 +122,7 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
   for (Traffic StepCost::*kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
     Traffic& traffic = sum.*kind;
     traffic += other.*kind;
-    traffic.hidden += (traffic.seconds - traffic.hidden) * (1 - exposed);
+    traffic.hidden += (traffic.time - traffic.hidden) * (1 - exposed);
   }
   add_work(sum, other);
   add_layers(sum, other);
@@ -170,7 +170,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
     add_traffic(step, other);
   }
   for (auto kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {
-    (step.*kind).seconds /= plan.pp;
+    (step.*kind).time /= plan.pp;
     (step.*kind).hidden /= plan.pp;
   }
 
@@ -189,7 +189,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   }
   const double waiting = std::max(0.0, (step.total - charged).count());
   pipeline[static_cast<std::size_t>(Resource::latency)] += waiting;
-  // Nobody has measured a pipeline of these stages.
+  // There is no measurement of a pipeline of these stages.
   step.grounds[row_of(Part::pipeline)][static_cast<std::size_t>(Evidence::extrapolated)] +=
       std::accumulate(pipeline.begin(), pipeline.end(), 0.0);
 

@@ -10,8 +10,8 @@ namespace {
 // A price takes a few KB.
 constexpr std::size_t sizes_remembered = 2048;
 
-// Engines launch shared experts on a stream beside the routed ones, which take longer: what they
-// cost is the bandwidth or the arithmetic that the others lack meanwhile.
+// Engines launch shared experts on a stream beside the routed ones, which take longer: they cost
+// the bandwidth or the arithmetic that the routed experts lack meanwhile.
 void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
   for (Operation& operation : operations) {
     Cost& cost = operation.cost;
@@ -49,23 +49,22 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
   const auto output =
       layer.linear ? linear_attention_output_operations : attention_output_operations;
-  const MoeModel& model = model_of(layer);
-  input(model, plan_, precision_, tokens, gpu_, price.before_attention.operations);
-  output(model, plan_, precision_, tokens, gpu_, before);
+  input(shard_of(model_of(layer)), tokens, price.before_attention.operations);
+  output(shard_of(model_of(layer)), tokens, before);
+  const ModelShard shard = shard_of(model_);
   if (layer.moe) {
-    gate_operations(model_, precision_, tokens, gpu_, before);
+    gate_operations(shard, tokens, before);
     if (plan_.dp > 1) {
       const double selections = tokens * model_.experts_per_token / plan_.tp;
-      permute_operations(model_, precision_, selections, "pack", gpu_, before);
-      permute_operations(model_, precision_, selections, "unpack", gpu_, after);
+      permute_operations(shard, selections, "pack", before);
+      permute_operations(shard, selections, "unpack", after);
     }
-    dense_ffn_operations(model_, plan_, precision_, tokens, model_.shared_width,
-                         Part::shared_experts, gpu_, price.shared_experts.operations);
+    dense_ffn_operations(shard, tokens, model_.shared_width, Part::shared_experts,
+                         price.shared_experts.operations);
     if (gpu_.tables) run_beside(price.shared_experts.operations, gpu_);
   }
   if (layer.has_dense_ffn() || model_.dense_residual) {
-    dense_ffn_operations(model_, plan_, precision_, tokens, model_.dense_width, Part::dense_ffn,
-                         gpu_, after);
+    dense_ffn_operations(shard, tokens, model_.dense_width, Part::dense_ffn, after);
   }
   for (RankCost* part : {&price.before_attention, &price.before_dispatch, &price.after_combine,
                          &price.shared_experts}) {
@@ -88,8 +87,8 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
     attention.operations.clear();
     const auto core =
         layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
-    core(model_of(layers.spec), plan_, precision_, attention_work(rank.sequences, layers.spec),
-         gpu_, attention.operations);
+    core(shard_of(model_of(layers.spec)), attention_work(rank.sequences, layers.spec),
+         attention.operations);
     attention.add_up();
     const std::int32_t tokens = rank.tokens + rank.padding;
     const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);
@@ -112,7 +111,7 @@ void RankPrices::price(const StepBatch& batch) {
     const auto [found, unseen] = head_of_.try_emplace({tokens, rank.sampled});
     RankCost& head = found->second;
     if (unseen) {
-      head_operations(model_, plan_, precision_, tokens, rank.sampled, gpu_, head.operations);
+      head_operations(shard_of(model_), tokens, rank.sampled, head.operations);
       head.add_up();
     }
     head_.push_back(&head);

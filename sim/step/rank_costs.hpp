@@ -22,25 +22,25 @@ class RankPrices {
 
   RankPrices(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, const GpuSpec&);
 
-  /// What the others answer is good until the next call.
+  /// Prices a batch. What the other functions answer is good until the next call.
   void price(const StepBatch&);
   int layers() const { return static_cast<int>(class_of_layer_.size()); }
   bool is_moe(int layer) const { return class_of(layer).spec.moe; }
   const LayerCosts& layer(int layer) const { return class_of(layer).costs; }
   /// Embedding, LM head, sampling.
   const RankCosts& head() const { return head_; }
-  /// Of all layers and the head, on all GPUs.
+  /// Work of all layers and the head, on all GPUs.
   struct Sums {
     double flops = 0, hbm_bytes = 0;
   };
   Sums sums() const;
 
  private:
-  // What a rank with so many tokens does, whatever the sequences that they are of.
+  // What a rank with so many tokens does, whatever sequences they belong to.
   struct TokenCosts {
     RankCost before_attention, before_dispatch, after_combine, shared_experts;
   };
-  // Layers alike.
+  // Layers of one kind, which cost alike.
   struct Class {
     LayerSpec spec;
     int layers = 0;
@@ -55,6 +55,7 @@ class RankPrices {
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const LayerSpec&) const;
   const MoeModel& model_of(const LayerSpec&) const;
+  ModelShard shard_of(const MoeModel& model) const { return {model, plan_, precision_, gpu_}; }
 
   MoeModel model_, local_model_;  // the second with the attention of layers with a window
   ParallelPlan plan_;
@@ -62,7 +63,7 @@ class RankPrices {
   GpuSpec gpu_;
   std::vector<Class> classes_;
   std::vector<std::size_t> class_of_layer_;
-  std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // tokens, sampled of them
+  std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // by tokens, sampled
   RankCosts head_;
 };
 

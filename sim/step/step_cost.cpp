@@ -39,10 +39,10 @@ TokenBalance token_balance(std::span<const LayerOutcome> layers) {
 }
 
 Traffic& Traffic::operator+=(const Traffic& other) {
-  seconds += other.seconds;
+  time += other.time;
   hidden += other.hidden;
-  nvlink_bytes += other.nvlink_bytes;
-  network_bytes += other.network_bytes;
+  nvlink += other.nvlink;
+  network += other.network;
   return *this;
 }
 
@@ -72,7 +72,7 @@ void scale_times(StepCost& step, double factor) {
   scale_rows(step.parts);
   scale_rows(step.grounds);
   for (Traffic* traffic : {&step.dispatch, &step.combine, &step.all_reduce}) {
-    traffic->seconds *= factor;
+    traffic->time *= factor;
     traffic->hidden *= factor;
   }
   for (double& seconds : step.idle) seconds *= factor;

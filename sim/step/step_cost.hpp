@@ -26,17 +26,22 @@ using Grounds = std::array<std::array<double, evidence_names.size()>, part_names
 /// What one rank computes in a step. An idle rank runs one dummy token.
 struct RankStep {
   std::vector<SequenceWork> sequences;
-  std::int32_t tokens = 0;   ///< new tokens over all sequences
-  std::int32_t sampled = 0;  ///< sequences that emit a token
-  std::int32_t padding = 0;  ///< rows that a captured CUDA graph computes beside the tokens
+  /// New tokens over all sequences.
+  std::int32_t tokens = 0;
+  /// Sequences that emit a token.
+  std::int32_t sampled = 0;
+  /// Rows that a captured CUDA graph computes beside the tokens.
+  std::int32_t padding = 0;
   bool dummy = false;
 };
 
 /// One forward step of an EP group, all DP ranks in lockstep.
 struct StepBatch {
-  Seconds start{};              ///< on the simulated clock: memories below HBM know no other
+  /// When the step begins: memories below HBM know by it what has arrived.
+  Time start{};
   std::vector<RankStep> ranks;  ///< [dp]
-  std::vector<RowRange> rows;   ///< in order of rank, as many rows as the rank has tokens
+  /// Trace rows in order of rank, as many of each rank as it has tokens.
+  std::vector<RowRange> rows;
 };
 
 /// Adds a sequence that emits a token to the last rank of a batch, its rows from `first_row` on of
@@ -46,23 +51,31 @@ void add_sequence(StepBatch&, const RowSource&, const Binding&, Phase, SequenceW
 
 /// One kind of communication in one step.
 struct Traffic {
-  double seconds = 0;  ///< that the links were busy
-  double hidden = 0;   ///< of these, beside computation
-  double nvlink_bytes = 0;
-  double network_bytes = 0;
+  /// How long the links were busy.
+  Seconds time{};
+  /// The part of `time` that ran beside computation.
+  Seconds hidden{};
+  Bytes nvlink{}, network{};
   Traffic& operator+=(const Traffic&);
 };
 
 /// What the tokens did in one MoE layer.
 struct LayerOutcome {
-  LayerLoad load;                   ///< per EP rank
-  std::int32_t active_experts = 0;  ///< logical
-  Seconds routing{};                ///< the policy's own time
+  /// Tokens and activated slots of every EP rank.
+  LayerLoad load;
+  /// Logical experts with at least one token.
+  std::int32_t active_experts = 0;
+  /// What the token-routing policy itself takes on a GPU.
+  Seconds routing{};
   Exchange exchange;
-  std::vector<Cost> experts;                      ///< per EP rank
-  std::int64_t useful_rows = 0, padded_rows = 0;  ///< of the grouped GEMM
-  CapacityTally capacity;                         ///< where a rule limits it
-  std::vector<std::int32_t> tokens_of_slot;       ///< where experts stand in memories below HBM
+  /// What the expert FFN costs every EP rank.
+  std::vector<Cost> experts;
+  /// Rows of the grouped GEMM that hold a token, and all that are computed.
+  std::int64_t useful_rows = 0, padded_rows = 0;
+  /// What a capacity rule did; zero where none limits the layer.
+  CapacityTally capacity;
+  /// Tokens of every slot, kept only where experts stand in memories below HBM.
+  std::vector<std::int32_t> tokens_of_slot;
 };
 
 /// Tokens of the busiest and of the mean EP rank, summed over layers.
@@ -73,8 +86,8 @@ TokenBalance token_balance(std::span<const LayerOutcome>);
 
 struct StepSample;
 
-/// One row of `explain`: an operation on the slowest rank, all its calls in a step. Of a pipeline:
-/// on the mean stage.
+/// One row of `explain`: an operation on the slowest rank, all its calls in a step. In a pipeline
+/// it is that of the mean stage.
 struct ExplainedOperation {
   std::string_view name;
   Part part;
@@ -82,7 +95,8 @@ struct ExplainedOperation {
   Evidence evidence;
   int calls = 0;
   double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
-  double peak_flops = 0;  ///< what its calls could have done in their time at the data sheet's peak
+  /// Flops that its calls could have done in their time at the data sheet's peak.
+  double peak_flops = 0;
 };
 
 /// One forward step, taken apart.
@@ -91,13 +105,18 @@ struct StepCost {
   Breakdown parts{};
   Grounds grounds{};
   Traffic dispatch, combine, all_reduce;
-  std::vector<double> idle;            ///< seconds every GPU waited at barriers, [gpus]
-  double flops = 0;                    ///< all GPUs
-  double hbm_bytes = 0;                ///< all GPUs
-  std::vector<LayerOutcome> layers;    ///< MoE layers; of several micro-batches the sums
-  const StepSample* sample = nullptr;  ///< whose layers stand for the step's own, or none
-  std::vector<Segment> segments;       ///< what `total` consists of, in order
-  std::vector<Seconds> stages;         ///< of it, by pipeline stage; the rest is the host's
+  /// Seconds that every GPU waited at barriers, [gpus].
+  std::vector<double> idle;
+  /// Work of all GPUs.
+  double flops = 0, hbm_bytes = 0;
+  /// MoE layers; the sums over micro-batches where there are several.
+  std::vector<LayerOutcome> layers;
+  /// The sample whose layers stand for the step's own; null where the step was priced exactly.
+  const StepSample* sample = nullptr;
+  /// The stretches that `total` consists of, in order.
+  std::vector<Segment> segments;
+  /// The part of `total` that each pipeline stage takes; the rest is the host's.
+  std::vector<Seconds> stages;
   bool two_batches = false;
   ExpertMemoryTally expert_memory;
 
@@ -107,10 +126,12 @@ struct StepCost {
 
 /// The MoE layers of a step that was priced exactly, for steps that are not.
 struct StepSample {
-  std::size_t number = 0;  ///< in order of their first use
+  /// Counts samples in order of their first use.
+  std::size_t number = 0;
   std::vector<LayerOutcome> layers;
   std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
-  StepCost sum{};  ///< what `layers` take one after the other, where nothing runs beside them
+  /// What `layers` take one after the other, where nothing runs beside them.
+  StepCost sum{};
   TokenBalance balance{};
 };
 
@@ -128,13 +149,14 @@ inline void charge(StepCost& step, Part part, const Cost& cost) {
   step.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
 }
 
-/// Sums over steps or micro-batches, each of some fields: parts and grounds, `scale` times ...
+/// Adds `scale` times the parts and grounds of a step or micro-batch to a sum.
 void add_times(StepCost& sum, const StepCost& more, double scale = 1);
-/// ... communication ...
+/// Adds the communication of a step or micro-batch to a sum.
 void add_traffic(StepCost& sum, const StepCost& more);
-/// ... flops, HBM bytes and idle times.
+/// Adds the flops, HBM bytes and idle times of a step or micro-batch to a sum.
 void add_work(StepCost& sum, const StepCost& more);
-/// All times of a step, what they are of and rest on included, times a factor.
+/// Multiplies every time of a step by a factor: the total, its parts, grounds, segments and stages,
+/// communication and idle times.
 void scale_times(StepCost&, double factor);
 
 }  // namespace moesim

@@ -135,11 +135,12 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     std::span<const std::int32_t> slots;
     if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
+      const CopyPaths paths{copies, domain, plan_.moe_tp()};
       if (by_selection) {
-        worker.counter.count(placement, slots, source_gpu, plan_.moe_tp(), domain, copies, matrix);
+        worker.counter.count(placement, slots, source_gpu, paths, matrix);
       } else {
         worker.counter.count(placement, routed.tokens_of_slot(), problem.rows.ids, source_gpu,
-                             plan_.moe_tp(), domain, copies, matrix);
+                             paths, matrix);
       }
       return &matrix;
     };
@@ -175,9 +176,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   if (!memories_.empty()) outcome.tokens_of_slot = routed.tokens_of_slot();
 }
 
-// The experts' times with the weights that they wait for, layers in order of time: `now` is when
-// this one's tokens have arrived.
-void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement& placements,
+// Adds the waiting for weights to the experts' times. Called layer by layer in order of time: `now`
+// is when the layer's tokens have arrived.
+void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement& placements,
                                  StepCost& result) {
   std::vector<Cost>& experts = result.layers[at(moe_layer)].experts;
   const auto longest = [&] {
@@ -202,7 +203,7 @@ void StepModel::wait_for_experts(int moe_layer, Seconds now, const ExpertPlaceme
     if (time > 2 * cost.time) cost.bound = Resource::host_link;
     cost.time = time;
   }
-  result.expert_memory.stall_seconds += (longest() - in_hbm).count();
+  result.expert_memory.stall += longest() - in_hbm;
 }
 
 namespace {
@@ -220,8 +221,8 @@ bool worth_two_batches(const StepBatch& batch, const TwoBatch& limits) {
   });
 }
 
-// What a stage does in the mean, of what all micro-batches do in all stages, and the rest of a
-// round.
+// Turns operations of all micro-batches in all stages into those of the mean stage, and adds the
+// rest of a round.
 void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOperation>& rows) {
   for (ExplainedOperation& row : rows) {
     row.calls /= stages;
@@ -290,8 +291,9 @@ void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
   join_interleaved(result, scratch_->second_half);
 }
 
-// From a stage to the next travel the hidden states and the residual, bf16, sliced by tp (vLLM
-// v0.11, GPUModelRunner with pipeline parallelism); from the last to the first the sampled ids.
+// The hidden states and the residual travel from a stage to the next, bf16, sliced by tp (vLLM
+// v0.11, GPUModelRunner with pipeline parallelism); the sampled ids travel from the last to the
+// first.
 CollectiveCost StepModel::hop(const StepBatch& batch, int stage) const {
   const bool last = stage == plan_.pp - 1;
   double bytes = 0;
@@ -423,7 +425,7 @@ void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& pa
          charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
 }
 
-// Nothing yet, or what the MoE layers took.
+// Begins a sum with nothing, or with what the MoE layers took.
 void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
   static const StepCost nothing;
   const StepCost& start = moe_layers != nullptr ? *moe_layers : nothing;
@@ -458,13 +460,13 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       result.sample != nullptr && !overlap_.shared_expert && !overlap_.combine_attention;
   start_sum(summed ? &result.sample->sum : nullptr, result);
   CriticalPath path(plan_, result, Explainer(explain));
-  // The ranks' tensor-parallel groups reduce side by side; each waits for nobody but itself, so the
-  // largest sets the time.
+  // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
+  // time.
   const double activations = double{2} * most_tokens * model_.hidden;
   const CollectiveCost all_reduce = fabric_.all_reduce(plan_.tp, Bytes(activations));
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
-  // Of queries and of keys, in fp32.
+  // Norms of queries and of keys, in fp32.
   const bool sums_squares =
       model_.attention.joint_qk_norm && plan_.tp > 1 && fabric_.cluster().gpu.tables;
   const CollectiveCost squares =
@@ -512,7 +514,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
         path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
       }
       if (!memories_.empty()) {
-        wait_for_experts(moe_layer, batch.start + result.total, *placements, result);
+        wait_for_experts(moe_layer, batch.start + to_duration(result.total), *placements, result);
       }
       path.experts(outcome.experts);
       if (overlap_.combine_attention) {

@@ -66,8 +66,8 @@ class StepModel {
   /// A sample whose MoE layers stand for those of a batch; good until the step is priced.
   using Draw = std::function<const StepSample&(const StepBatch&)>;
 
-  /// The same as price() with the MoE layers of samples, one of each micro-batch. Not for two_batch
-  /// and memories below HBM.
+  /// Prices a step whose MoE layers are those of samples, one for each micro-batch. Not for
+  /// two_batch and memories below HBM.
   void price(const StepBatch&, const Draw&, StepCost& result);
 
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
@@ -92,7 +92,7 @@ class StepModel {
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain);
   void charge_host(const StepBatch&, int layers, CriticalPath&, const StepCost& result) const;
-  void wait_for_experts(int moe_layer, Seconds now, const ExpertPlacement&, StepCost&);
+  void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
 

@@ -64,8 +64,8 @@ std::vector<Operation> attention(const MoeModel& model, const ParallelPlan& plan
   double tokens = 0;
   for (const SequenceWork& sequence : sequences) tokens += sequence.new_tokens;
   std::vector<Operation> out;
-  attention_operations(model, plan, precision, tokens,
-                       attention_work(sequences, model.layers.front()), plain_gpu(), out);
+  attention_operations({model, plan, precision, plain_gpu()}, tokens,
+                       attention_work(sequences, model.layers.front()), out);
   return out;
 }
 
@@ -560,8 +560,8 @@ TEST_CASE("a linear layer's decode reads and writes its state, whatever came bef
   const auto core = [&](std::int32_t context) {
     const std::vector<SequenceWork> sequences(4, {1, context});
     std::vector<Operation> out;
-    linear_attention_core_operations(model, {}, {}, attention_work(sequences, model.layers.front()),
-                                     plain_gpu(), out);
+    linear_attention_core_operations({model, {}, {}, plain_gpu()},
+                                     attention_work(sequences, model.layers.front()), out);
     return find(out, "linear_state").cost;
   };
   const double states = 4 * 2 * (524'288 * 4.0 + 3 * 8'192 * 2.0);
@@ -1035,9 +1035,9 @@ TEST_CASE("a windowed layer costs what a full one does below the window, and les
     const SequenceWork sequence{1, context};
     std::vector<Operation> out;
     attention_operations(
-        model, {}, {}, 1,
+        {model, {}, {}, plain_gpu()}, 1,
         attention_work(std::span(&sequence, 1), model.layers.at(static_cast<std::size_t>(layer))),
-        plain_gpu(), out);
+        out);
     return find(out, "attention_decode").cost.time;
   };
   CHECK(time(0, 100) == time(1, 100));
@@ -1048,8 +1048,8 @@ TEST_CASE("a windowed layer costs what a full one does below the window, and les
 TEST_CASE("a dense FFN reads its three matrices, sliced by tp") {
   const MoeModel model = zoo("deepseek_v3");
   std::vector<Operation> out;
-  dense_ffn_operations(model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, 1, model.dense_width,
-                       Part::dense_ffn, plain_gpu(), out);
+  dense_ffn_operations({model, {.tp = 2, .ep = 2}, {.ffn = Precision::fp8}, plain_gpu()}, 1,
+                       model.dense_width, Part::dense_ffn, out);
   double bytes = 0;
   for (const Operation& op : out) {
     CHECK(op.part == Part::dense_ffn);
@@ -1061,11 +1061,11 @@ TEST_CASE("a dense FFN reads its three matrices, sliced by tp") {
 TEST_CASE("the LM head works on sampled tokens only, the embedding on all") {
   const MoeModel model = zoo("mixtral_8x7b");
   std::vector<Operation> out;
-  head_operations(model, {}, {}, 512, 1, plain_gpu(), out);
+  head_operations({model, {}, {}, plain_gpu()}, 512, 1, out);
   CHECK(find(out, "embedding").cost.work.hbm == Bytes(512 * 2 * 4096 * 2.0));
   CHECK_THAT(find(out, "lm_head").cost.work.hbm.value(), WithinRel(4096 * 32000 * 2.0, 0.001));
   out.clear();
-  head_operations(model, {}, {}, 512, 0, plain_gpu(), out);
+  head_operations({model, {}, {}, plain_gpu()}, 512, 0, out);
   CHECK(std::none_of(out.begin(), out.end(),
                      [](const Operation& op) { return op.name == "lm_head"; }));
 }
@@ -1073,23 +1073,27 @@ TEST_CASE("the LM head works on sampled tokens only, the embedding on all") {
 TEST_CASE("gate and permute move what their tokens need") {
   const MoeModel model = zoo("deepseek_v3");
   std::vector<Operation> out;
-  gate_operations(model, {}, 10, plain_gpu(), out);
+  gate_operations({model, {}, {}, plain_gpu()}, 10, out);
   // 256 fp32 scores in, 8 ids and weights out.
   CHECK(find(out, "top_k").cost.work.hbm == Bytes(10 * (256 * 4 + 8 * 8.0)));
   out.clear();
-  permute_operations(model, {.activations = Precision::fp8}, 80, "pack", plain_gpu(), out);
+  permute_operations({model, {}, {.activations = Precision::fp8}, plain_gpu()}, 80, "pack", out);
   CHECK(find(out, "pack").cost.work.hbm == Bytes(80 * 2 * 7168.0));
 }
 
 TEST_CASE("no tokens are no operations") {
   const MoeModel model = zoo("deepseek_v3");
   std::vector<Operation> out;
-  attention_operations(model, {}, {}, 0, {}, plain_gpu(), out);
-  dense_ffn_operations(model, {}, {}, 0, model.dense_width, Part::dense_ffn, plain_gpu(), out);
-  dense_ffn_operations(model, {}, {}, 8, 0, Part::shared_experts, plain_gpu(), out);
-  gate_operations(model, {}, 0, plain_gpu(), out);
-  permute_operations(model, {}, 0, "pack", plain_gpu(), out);
-  head_operations(model, {}, {}, 0, 0, plain_gpu(), out);
+  const ParallelPlan plan;
+  const PrecisionPlan precision;
+  const GpuSpec gpu = plain_gpu();
+  const ModelShard shard{model, plan, precision, gpu};
+  attention_operations(shard, 0, {}, out);
+  dense_ffn_operations(shard, 0, model.dense_width, Part::dense_ffn, out);
+  dense_ffn_operations(shard, 8, 0, Part::shared_experts, out);
+  gate_operations(shard, 0, out);
+  permute_operations(shard, 0, "pack", out);
+  head_operations(shard, 0, 0, out);
   CHECK(out.empty());
 }
 

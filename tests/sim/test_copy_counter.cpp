@@ -94,8 +94,8 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
   TrafficMatrix copies;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain,
-                CopyRule::per_gpu, copies);
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source,
+                {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
   const TrafficMatrix expected = by_hand(c);
   REQUIRE(copies.gpus() == expected.gpus());
   for (int from = 0; from < copies.gpus(); ++from) {
@@ -120,9 +120,9 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   }
   TrafficMatrix by_count, by_selection;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, c.moe_tp, c.domain,
-                CopyRule::per_gpu, by_count);
-  counter.count(c.placement, slot_of_selection, c.source, c.moe_tp, c.domain, CopyRule::per_gpu,
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source,
+                {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
+  counter.count(c.placement, slot_of_selection, c.source, {CopyRule::per_gpu, c.domain, c.moe_tp},
                 by_selection);
   for (int from = 0; from < 16; ++from) {
     for (int to = 0; to < 16; ++to) CHECK(by_selection.at(from, to) == by_count.at(from, to));
@@ -130,8 +130,8 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
 
   // One expert on both GPUs, chosen by a token of each: sent across, not to the nearest by count.
   const LayerPlacement placement(1, {{0}, {0}});
-  counter.count(placement, std::vector<std::int32_t>{1, 0}, std::vector<std::int32_t>{0, 1}, 1, 8,
-                CopyRule::per_gpu, by_selection);
+  counter.count(placement, std::vector<std::int32_t>{1, 0}, std::vector<std::int32_t>{0, 1},
+                {CopyRule::per_gpu, 8}, by_selection);
   CHECK(by_selection.at(0, 1) == 1);
   CHECK(by_selection.at(1, 0) == 1);
 }
@@ -150,9 +150,9 @@ TEST_CASE("per selection a token travels once for each expert, and is forwarded 
     }
   }
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, 1, c.domain,
-                CopyRule::per_selection, selections);
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, 1, shape.first, CopyRule::per_gpu,
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, {CopyRule::per_selection, c.domain},
+                selections);
+  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, {CopyRule::per_gpu, shape.first},
                 shared);
   double total = 0;
   for (int from = 0; from < shape.first; ++from) {
@@ -172,7 +172,7 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
   TrafficMatrix copies;
-  CopyCounter().count(placement, slots, ids, source, 1, 8, CopyRule::per_gpu, copies);
+  CopyCounter().count(placement, slots, ids, source, {CopyRule::per_gpu, 8}, copies);
   CHECK(copies.at(0, 1) == 1);
   CHECK(copies.at(0, 0) == 0);
 }

@@ -127,7 +127,7 @@ struct OneGpu {
       return Seconds(gemm_seconds * static_cast<double>(active));
     };
     const auto tokens_of = [&](int l) { return std::span<const std::int32_t>(tokens[at(l)]); };
-    return memory.run(layer, Seconds(now), tokens_of, gemm, tally).count();
+    return memory.run(layer, Time(to_duration(Seconds(now))), tokens_of, gemm, tally).count();
   }
 };
 
@@ -146,7 +146,7 @@ TEST_CASE("residents run at once, the others as they arrive, and the last of the
   CHECK(gpu.tally.hits == 1);
   CHECK(gpu.tally.misses == 2);
   CHECK(gpu.tally.streamed == 1);
-  CHECK(gpu.tally.host_bytes == 20);
+  CHECK(gpu.tally.host == Bytes(20));
   // 0 and 3 are held now.
   gpu.tokens = {{1, 0, 0, 1}};
   CHECK(gpu.run(memory, 0, 200) == 2);
@@ -179,10 +179,10 @@ TEST_CASE("what is fetched ahead is there, or on its way, or too late to begin")
   CHECK(second_layer_at(5) == 7);  // waits until 11
   CHECK(gpu.tally.late == 1);
   CHECK(gpu.tally.misses == 1);
-  CHECK(gpu.tally.host_bytes == 10);
+  CHECK(gpu.tally.host == Bytes(10));
   CHECK(second_layer_at(1) == 11);  // a demand: 10, and 1 to run
   CHECK(gpu.tally.prefetches == 0);
-  CHECK(gpu.tally.host_bytes == 10);
+  CHECK(gpu.tally.host == Bytes(10));
 }
 
 TEST_CASE("a demand waits for a transfer that has begun, and a wrong guess is waste") {
@@ -198,7 +198,7 @@ TEST_CASE("a demand waits for a transfer that has begun, and a wrong guess is wa
   CHECK(gpu.tally.prefetches_used == 0);
   CHECK(gpu.tally.prefetches_wasted == 1);
   CHECK(gpu.tally.streamed == 0);
-  CHECK(gpu.tally.host_bytes == 20);
+  CHECK(gpu.tally.host == Bytes(20));
 }
 
 TEST_CASE("history names what ran last, and fetches nothing that would push out as good a guess") {
@@ -222,8 +222,8 @@ TEST_CASE("an expert on NVMe goes through DRAM, after those that stand there") {
   // 1 first, though it has fewer tokens: there at 10, done at 11. 2 is in DRAM at 100, there at
   // 110.
   CHECK(gpu.run(memory, 0, 0) == 111);
-  CHECK(gpu.tally.nvme_bytes == 10);
-  CHECK(gpu.tally.host_bytes == 20);
+  CHECK(gpu.tally.nvme == Bytes(10));
+  CHECK(gpu.tally.host == Bytes(20));
 }
 
 TEST_CASE("static_hot never changes: what it does not hold streams every time") {
@@ -263,7 +263,7 @@ TEST_CASE("every prefetch ends used, wasted or not yet needed, and every byte ha
       CHECK(t.hits + t.misses == accesses);
       const auto open = t.prefetches - t.prefetches_used - t.prefetches_wasted;
       CHECK((open >= 0 && open <= 4));
-      CHECK(t.host_bytes == 10.0 * double(t.misses - t.late + t.prefetches));
+      CHECK(t.host == 10.0 * Bytes(double(t.misses - t.late + t.prefetches)));
     }
   }
 }

@@ -125,8 +125,8 @@ TEST_CASE("a step priced by a sample of itself costs what it does exactly") {
   CHECK_THAT(sampled.total.count(), WithinRel(exact.total.count(), 1e-12));
   CHECK_THAT(sampled.flops, WithinRel(exact.flops, 1e-12));
   CHECK_THAT(sampled.hbm_bytes, WithinRel(exact.hbm_bytes, 1e-12));
-  CHECK_THAT(sampled.dispatch.seconds, WithinRel(exact.dispatch.seconds, 1e-12));
-  CHECK_THAT(sampled.combine.hidden, WithinRel(exact.combine.hidden, 1e-12));
+  CHECK_THAT(sampled.dispatch.time.count(), WithinRel(exact.dispatch.time.count(), 1e-12));
+  CHECK_THAT(sampled.combine.hidden.count(), WithinRel(exact.combine.hidden.count(), 1e-12));
   for (std::size_t gpu = 0; gpu < exact.idle.size(); ++gpu) {
     CHECK_THAT(sampled.idle[gpu], WithinRel(exact.idle[gpu], 1e-9));
   }

@@ -163,7 +163,7 @@ struct Underway {
     RebalancePlan plan;
     plan.synchronous = synchronous;
     plan.changes.push_back({0, next});
-    relocation.start(plan, {0, Seconds(0), {}, {}, {}, rows, now, {}}, mover);
+    relocation.start(plan, {0, Time{}, {}, {}, {}, rows, now, {}}, mover);
   }
   // A step of `length` moves' lengths, of which `linked` wait for NVLink.
   StepCost step(double length, double linked) const {
@@ -479,7 +479,7 @@ TEST_CASE("popularity: the mean per step, decayed or over a window, split by sha
   const ExpertPlacement placement;
   const auto add = [&](Popularity& popularity, std::int64_t step,
                        const std::vector<RowRange>& ranges, const std::vector<std::uint32_t>& ids) {
-    popularity.add({step, Seconds(0), {}, ranges, ids, rows, placement, {}});
+    popularity.add({step, Time{}, {}, ranges, ids, rows, placement, {}});
   };
   const RowRange zero{Phase::decode, 0, 2, 0}, one{Phase::decode, 1, 1, 4};
   Popularity ema({PopularityOptions::By::rank, 0.5, 0}, 2, 4, 1, 2);
@@ -525,7 +525,7 @@ TEST_CASE("however long a history is, a step weighs what its age says") {
     CAPTURE(step);
     const int expert = step % 3 == 0 ? 0 : 1;
     const std::vector<RowRange> ranges{{Phase::decode, 0, 1, expert}};
-    popularity.add({step, Seconds(0), {}, ranges, ids, rows, placement, {}});
+    popularity.add({step, Time{}, {}, ranges, ids, rows, placement, {}});
     for (double& tokens : asked) tokens *= decay;
     asked[static_cast<std::size_t>(expert)] += 1;
     weight = weight * decay + 1;

@@ -92,7 +92,7 @@ TEST_CASE("oracle seed_math: GPUs that a token of uniform routing visits") {
     for (const std::uint16_t id : ids) ++tokens_of_slot[id];
     TrafficMatrix copies;
     CopyCounter().count(one_slot_each(row.experts, row.gpus), tokens_of_slot, ids,
-                        std::vector<std::int32_t>(tokens), 1, row.gpus, CopyRule::per_gpu, copies);
+                        std::vector<std::int32_t>(tokens), {CopyRule::per_gpu, row.gpus}, copies);
     CHECK_THAT(total(copies, false) / tokens, WithinAbs(expected[row.name].get<double>(), .02));
   }
 }
@@ -148,8 +148,8 @@ TEST_CASE("oracle seed_math: bytes of an all-to-all, with evenly spread experts"
       }
     }
     TrafficMatrix copies;
-    CopyCounter().count(one_slot_each(gpus, gpus), tokens_of_slot, ids, source, 1, gpus,
-                        CopyRule::per_selection, copies);
+    CopyCounter().count(one_slot_each(gpus, gpus), tokens_of_slot, ids, source,
+                        {CopyRule::per_selection, gpus}, copies);
     CHECK(total(copies, true) * hidden * 2 == table[i]["bytes_one_way"]);
     if (table[i].contains("pairs_remote")) CHECK(total(copies, true) == table[i]["pairs_remote"]);
   }

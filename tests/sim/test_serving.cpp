@@ -155,8 +155,8 @@ TEST_CASE("times of tables hold what was measured with them") {
                           .ffn = Precision::fp8_block};
   const auto has = [&](const GpuSpec& gpu, std::string_view name) {
     std::vector<Operation> ops;
-    attention_input_operations(model, {.tp = 4}, fp8, 32, gpu, ops);
-    gate_operations(model, fp8, 32, gpu, ops);
+    attention_input_operations({model, {.tp = 4}, fp8, gpu}, 32, ops);
+    gate_operations({model, {}, fp8, gpu}, 32, ops);
     return std::ranges::any_of(ops, [&](const Operation& op) { return op.name == name; });
   };
   const GpuSpec measured = with_engine(bare, {"vllm", "0.19.0"});
@@ -383,8 +383,8 @@ TEST_CASE("what an engine fuses costs no kernel of its own, and no faster produc
         .experts = precision, .attention = precision, .activations = precision, .ffn = precision};
     std::map<std::string, Cost, std::less<>> found;
     std::vector<Operation> ops;
-    attention_input_operations(model, {.tp = tp}, plan, 32, gpu, ops);
-    attention_output_operations(model, {.tp = tp}, plan, 32, gpu, ops);
+    attention_input_operations({model, {.tp = tp}, plan, gpu}, 32, ops);
+    attention_output_operations({model, {.tp = tp}, plan, gpu}, 32, ops);
     for (const Operation& op : ops) found[std::string(op.name)] = op.cost;
     return found;
   };

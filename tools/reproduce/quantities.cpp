@@ -325,8 +325,8 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
     for (const auto& [name, rule] : {std::pair("per_selection", CopyRule::per_selection),
                                      std::pair("per_gpu", CopyRule::per_gpu)}) {
       TrafficMatrix copies;
-      CopyCounter().count(placement, of_slot, ids, source, 1, fabric.cluster().scale_up_domain,
-                          rule, copies);
+      CopyCounter().count(placement, of_slot, ids, source, {rule, fabric.cluster().scale_up_domain},
+                          copies);
       const double remote = off_diagonal(copies);
       copies *= bytes_per_copy;
       answer[name] = {

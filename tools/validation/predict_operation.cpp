@@ -245,7 +245,7 @@ Predicted attention(const MeasuredPoint& point, const GpuSpec& gpu) {
   const AttentionWork work = attention_work(sequences, layer);
   const auto core = [&](const GpuSpec& spec) -> Cost {
     std::vector<Operation> operations;
-    attention_core_operations(model, {}, precision, work, spec, operations);
+    attention_core_operations({model, {}, precision, spec}, work, operations);
     const std::string_view name = decode ? "attention_decode" : "attention_prefill";
     for (const Operation& operation : operations)
       if (operation.name == name) return operation.cost;

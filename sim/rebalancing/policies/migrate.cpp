@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <limits>
+#include <optional>
 #include <tuple>
 
 #include "sim/placement/placement_score.hpp"
@@ -34,9 +34,7 @@ class Migrate final : public Rebalancer {
         replicas_(static_cast<int>(options.integer("replicate_candidates"))),
         free_slots_(static_cast<int>(options.integer("free_slots"))),
         experts_(static_cast<std::size_t>(context.problem.experts)),
-        last_moved_(static_cast<std::size_t>(context.layers) * experts_,
-                    Seconds(-std::numeric_limits<double>::infinity())),
-        due_(interval_) {
+        last_moved_(static_cast<std::size_t>(context.layers) * experts_) {
     limits_.slots_per_gpu = context.problem.slots_per_gpu + free_slots_;
     limits_.max_copies = static_cast<int>(options.integer("max_copies"));
     if (interval_ <= Seconds(0)) options.child("interval").fail("must be more than zero");
@@ -47,11 +45,11 @@ class Migrate final : public Rebalancer {
   std::optional<RebalancePlan> after_step(const StepSeen& seen) override {
     popularity_.add(seen);
     ++steps_;
-    if (seen.now < due_ || seen.moving) return std::nullopt;
-    const Seconds step = (seen.now - cycle_began_) / double(steps_);
+    const Seconds passed = to_seconds(seen.now - cycle_began_);
+    if (passed < interval_ || seen.moving) return std::nullopt;
+    const Seconds step = passed / double(steps_);
     RebalancePlan plan = cycle(seen, horizon_ / step);
     cycle_began_ = seen.now;
-    due_ = seen.now + interval_;
     steps_ = 0;
     return plan;
   }
@@ -86,9 +84,10 @@ class Migrate final : public Rebalancer {
     return ranks;
   }
 
-  bool cooling(const Migration& m, Seconds now) const {
+  bool cooling(const Migration& m, Time now) const {
     const auto moved = [&](int expert) {
-      return now - last_moved_[cell(m.layer, expert)] < cooldown_;
+      const std::optional<Time>& last = last_moved_[cell(m.layer, expert)];
+      return last && to_seconds(now - *last) < cooldown_;
     };
     return moved(m.expert) || (m.partner >= 0 && moved(m.partner));
   }
@@ -166,8 +165,8 @@ class Migrate final : public Rebalancer {
   int replicas_, free_slots_;
   MigrationLimits limits_;
   std::size_t experts_;
-  std::vector<Seconds> last_moved_;  // by (layer, expert)
-  Seconds due_, cycle_began_{};
+  std::vector<std::optional<Time>> last_moved_;  // by (layer, expert)
+  Time cycle_began_{};
   std::int64_t steps_ = 0;  // since the last cycle
 };
 
