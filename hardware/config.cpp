@@ -146,16 +146,6 @@ std::string describe(Range range) {
   return fmt::format("at least {}", range.min);
 }
 
-// Control characters, which a key or a value may hold, as JSON escapes them.
-std::string one_line(std::string_view message) {
-  std::string line;
-  for (const char c : message) {
-    const auto byte = static_cast<unsigned char>(c);
-    line += byte < 0x20 || byte == 0x7f ? fmt::format("\\u{:04x}", byte) : std::string(1, c);
-  }
-  return line;
-}
-
 }  // namespace
 
 std::string_view nearest_name(std::string_view name, std::span<const std::string_view> candidates) {

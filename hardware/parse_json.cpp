@@ -146,4 +146,13 @@ Json json_or_text(std::string_view text) {
   return Json::parse(text);
 }
 
+std::string one_line(std::string_view message) {
+  std::string line;
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    line += byte < 0x20 || byte == 0x7f ? fmt::format("\\u{:04x}", byte) : std::string(1, c);
+  }
+  return line;
+}
+
 }  // namespace moesim

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "hardware/config.hpp"
@@ -19,5 +20,9 @@ Json parse_written_json(std::string_view text);
 /// As parse_json(), or the text itself where it is not JSON or nested too deep: a value on the
 /// command line.
 Json json_or_text(std::string_view text);
+
+/// Control characters, which a name of a file or a key may hold, as JSON escapes them: what is said
+/// of it stays one line.
+std::string one_line(std::string_view message);
 
 }  // namespace moesim

@@ -280,6 +280,7 @@ for verb in run check explain sweep "place --placement" "trace info" "report -o 
     refuses "$verb $input" . $verb "$work/$input"
   done
 done
+refuses "a name of two lines" 'a\\u000ab: no such file' sweep $'a\nb' -o "$work/two_lines.sqlite"
 refuses "a directory with a trace in it" 'trace: exists already' trace generate --model models/zoo/gpt_oss_20b.json \
   --gating uniform -o "$work/trace"
 refuses "more ids than fit" 'expert ids of gpt-oss-20b' trace generate --model models/zoo/gpt_oss_20b.json -o "$work/t2" \
