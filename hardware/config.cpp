@@ -12,6 +12,7 @@
 
 #include "hardware/no_such_file.hpp"
 #include "hardware/parse_json.hpp"
+#include "hardware/text_file.hpp"
 
 namespace moesim {
 
@@ -38,7 +39,6 @@ std::string did_you_mean(std::string_view name, std::span<const std::string_view
 }
 
 constexpr double largest_quantity = 1e30;
-constexpr std::uintmax_t largest_json = std::uintmax_t{1} << 30;
 // 30 days in seconds: three such times follow each other within the 106 days of the clock.
 constexpr double longest_time = 2.592e6;
 
@@ -219,10 +219,9 @@ ConfigNode ConfigNode::from_file(const std::filesystem::path& file) {
     throw ConfigError(
         fmt::format("{}: not a regular file; a JSON file is expected", file.string()));
   }
+  refuse_huge(file, "JSON file");
   std::error_code gone;
   const auto size = std::filesystem::file_size(file, gone);
-  if (!gone && size > largest_json)
-    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no JSON file is", file.string()));
   std::ifstream stream(file, std::ios::binary);
   std::string text(gone ? 0 : size, '\0');
   if (gone || !stream || !stream.read(text.data(), static_cast<std::streamsize>(size)))

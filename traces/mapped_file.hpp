@@ -7,6 +7,8 @@
 #include <span>
 #include <string_view>
 
+#include "hardware/text_file.hpp"
+
 namespace moesim {
 
 /// A file's bytes, mapped read-only: opening costs nothing however long the file is, and copies
@@ -57,7 +59,7 @@ void for_each_line(std::string_view text, Fn&& fn) {
 /// is shorter. Throws ConfigError, also as MappedFile does.
 template <class Fn>
 void for_each_line(const std::filesystem::path& file, Fn&& fn) {
-  for_each_line(MappedFile(file).text(), std::size_t{1} << 30, fn,
+  for_each_line(MappedFile(file).text(), largest_text, fn,
                 [&](std::size_t number) { refuse_long_line(file, number); });
 }
 

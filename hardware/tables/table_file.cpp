@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include <fmt/format.h>
 
 #include "hardware/config.hpp"
+#include "hardware/text_file.hpp"
 
 namespace moesim {
 
@@ -25,11 +25,8 @@ void split(std::string_view line, char separator, std::vector<std::string_view>&
 }
 
 std::string contents(const std::filesystem::path& file) {
-  constexpr std::uintmax_t largest = 1 << 30;
+  refuse_huge(file, "table");
   std::ifstream in(file, std::ios::binary);
-  std::error_code gone;
-  if (const auto size = std::filesystem::file_size(file, gone); !gone && size > largest)
-    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no table is", file.string()));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
   std::ostringstream text;
   text << in.rdbuf();

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/text_file.hpp"
 #include "sim/placement/files/plain_yaml.hpp"
 #include "traces/import/torch_file.hpp"
 #include "traces/npy.hpp"
@@ -490,12 +491,10 @@ ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context)
 }
 
 ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext context) {
-  constexpr std::size_t largest_text = 1 << 30;
   const MappedFile mapped(file);
   const std::string_view text = mapped.text();
   if (text.starts_with("\x93NUMPY")) return read_npy(file, context);
-  if (text.size() > largest_text)
-    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no placement is", file.string()));
+  refuse_huge(file, "placement");
   const auto first = text.find_first_not_of(" \t\r\n");
   const bool json = first != std::string_view::npos && text[first] == '{';
   return read_placement(

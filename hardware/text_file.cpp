@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/text_file.hpp"
+
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "hardware/config.hpp"
+
+namespace moesim {
+
+void refuse_huge(const std::filesystem::path& file, std::string_view kind) {
+  std::error_code gone;
+  const auto size = std::filesystem::file_size(file, gone);
+  if (!gone && size > largest_text)
+    throw ConfigError(fmt::format("{}: is larger than 1 GiB, as no {} is", file.string(), kind));
+}
+
+}  // namespace moesim
