@@ -18,7 +18,7 @@ Experiment deploy(const ExperimentSpec& spec, const Traces& traces) {
 Experiment load_experiment(const ConfigNode& node, TraceLibrary& library,
                            const Policies& policies) {
   const ExperimentSpec spec = read_spec(node, policies);
-  return deploy(spec, open_traces(spec, library));
+  return deploy(spec, library.open(spec));
 }
 
 std::vector<const Deployment*> groups_of(const Experiment& e) {

@@ -42,8 +42,8 @@ struct PlacementSpec {
   std::shared_ptr<const Placer> placer{};
   bool from_trace = true;                ///< fitted on the traces; else before anything was seen
   std::vector<std::string> workloads{};  ///< tags of the requests that it is fitted on; none: all
-  /// All that it goes by beside the traces, as text; empty where it takes no time to make, or where
-  /// a program added the placer.
+  /// All that it goes by beside the traces, as text; empty where it does not go by them: then there
+  /// is nothing to keep.
   std::string key{};
 };
 

@@ -10,11 +10,10 @@ namespace moesim {
 template <class Value>
 std::shared_ptr<const Value> Memo<Value>::get(const std::string& key,
                                               const std::function<Value()>& make) {
-  constexpr std::size_t held = 64;
   std::shared_ptr<Entry> entry;
   {
     const std::lock_guard lock(mutex_);
-    if (entries_.size() == held && !entries_.contains(key)) entries_.clear();
+    if (entries_.size() == held_ && !entries_.contains(key)) entries_.clear();
     std::shared_ptr<Entry>& found = entries_[key];
     if (!found) found = std::make_shared<Entry>();
     entry = found;
@@ -29,6 +28,7 @@ std::shared_ptr<const Value> Memo<Value>::get(const std::string& key,
 
 template class Memo<ExpertStatistics>;
 template class Memo<ExpertPlacement>;
+template class Memo<RoutingTrace>;
 
 std::shared_ptr<const ExpertStatistics> TraceFits::seen(std::span<const RoutingTrace* const> traces,
                                                         const Observation& what) {

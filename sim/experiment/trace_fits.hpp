@@ -13,10 +13,11 @@
 namespace moesim {
 
 /// Values by the text of what they follow from: whatever asks for the same text again gets the
-/// value that was made first. A memo holds 64 of them, then begins anew. Thread-safe.
+/// value that was made first. Holds so many, then begins anew. Thread-safe.
 template <class Value>
 class Memo {
  public:
+  explicit Memo(std::size_t held = 64) : held_(held) {}
   std::shared_ptr<const Value> get(const std::string& key, const std::function<Value()>& make);
 
  private:
@@ -24,6 +25,7 @@ class Memo {
     std::once_flag made;
     std::shared_ptr<const Value> value;
   };
+  std::size_t held_;
   std::mutex mutex_;  // of the map alone: different values are made side by side
   std::map<std::string, std::shared_ptr<Entry>> entries_;
 };

@@ -18,46 +18,39 @@ RoutingTrace no_routing(const MoeModel& model) {
   return RoutingTrace(std::move(meta), {"none"}, {{0, 2, 1, 0}}, {0, 0});
 }
 
-// Everything that a gating can read.
-std::string key_of(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed) {
+// Everything that a gating can read. Before a trace resolves it, its text is what was written.
+std::string key_of(const ConfigNode& gating, const PoolSpec& pool) {
+  const MoeModel& model = pool.model;
   std::string layers;
   for (const LayerSpec& layer : model.layers) layers += layer.moe ? 'm' : '-';
   return fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
                      gating.json().dump(), model.name, model.experts, model.experts_per_token,
-                     model.expert_groups, model.groups_per_token, seed, layers);
+                     model.expert_groups, model.groups_per_token, pool.seed, layers);
 }
 
 }  // namespace
 
-RoutingTrace TraceLibrary::get(const ConfigNode& gating, const MoeModel& model,
-                               std::uint64_t seed) {
-  const std::string key = key_of(gating, model, seed);
+RoutingTrace TraceLibrary::get(const std::string& key, const ConfigNode& gating,
+                               const PoolSpec& pool) {
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
   const auto maker = gatings().make(gating);
-  if (model.experts == 0) return no_routing(model);
-  Entry* entry = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    entry = &traces_[key];
-  }
-  std::call_once(entry->made, [&] { entry->trace = maker->trace(model, seed); });
-  return *entry->trace;
+  if (pool.model.experts == 0) return no_routing(pool.model);
+  return *traces_.get(key, [&] { return maker->trace(pool.model, pool.seed); });
 }
 
-Traces TraceLibrary::open(const PoolSpec& pool) {
-  // Before a trace resolves it, a gating's text is what was written.
-  std::string key = key_of(pool.gating, pool.model, pool.seed);
-  if (pool.prefill_gating) key += '\n' + key_of(*pool.prefill_gating, pool.model, pool.seed);
-  Traces traces{get(pool.gating, pool.model, pool.seed), {}};
-  if (pool.prefill_gating) traces.prefill = get(*pool.prefill_gating, pool.model, pool.seed);
+Traces TraceLibrary::open(const ExperimentSpec& spec) {
+  const PoolSpec& pool = spec.pools.back();
+  std::string key = key_of(pool.gating, pool);
+  Traces traces{get(key, pool.gating, pool), {}};
+  if (pool.prefill_gating) {
+    const std::string prefill = key_of(*pool.prefill_gating, pool);
+    traces.prefill = get(prefill, *pool.prefill_gating, pool);
+    key += '\n' + prefill;
+  }
   const std::lock_guard lock(mutex_);
   traces.fits = fits_.try_emplace(std::move(key), traces.fits).first->second;
   return traces;
-}
-
-Traces open_traces(const ExperimentSpec& spec, TraceLibrary& library) {
-  return library.open(spec.pools.back());
 }
 
 }  // namespace moesim

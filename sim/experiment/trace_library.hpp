@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
+#include <cstddef>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,21 +27,15 @@ struct Traces {
 /// generates each one once. Thread-safe.
 class TraceLibrary {
  public:
-  RoutingTrace get(const ConfigNode& gating, const MoeModel& model, std::uint64_t seed);
-  /// The traces of a pool. Throws ConfigError.
-  Traces open(const PoolSpec&);
+  /// Opens or generates what a spec names, all of whose pools have the same. Throws ConfigError.
+  Traces open(const ExperimentSpec&);
 
  private:
-  struct Entry {
-    std::once_flag made;
-    std::optional<RoutingTrace> trace;
-  };
-  std::mutex mutex_;  // of the maps alone: different traces are made side by side
-  std::map<std::string, Entry> traces_;
+  RoutingTrace get(const std::string& key, const ConfigNode& gating, const PoolSpec&);
+
+  Memo<RoutingTrace> traces_{std::numeric_limits<std::size_t>::max()};
+  std::mutex mutex_;  // of the map
   std::map<std::string, std::shared_ptr<TraceFits>> fits_;
 };
-
-/// Opens or generates what a spec names, all of whose pools have the same. Throws ConfigError.
-Traces open_traces(const ExperimentSpec&, TraceLibrary&);
 
 }  // namespace moesim

@@ -126,7 +126,7 @@ TEST_CASE("what follows from constants follows from those that were drawn") {
   json["dispatch"]["decode"] = "ids_all_gather";
   const ExperimentSpec spec = read_spec({json, config.file()});
   TraceLibrary library;
-  const Traces traces = open_traces(spec, library);
+  const Traces traces = library.open(spec);
   const auto crossing = [](const Fabric& fabric) {
     TrafficMatrix matrix(8);
     matrix.at(0, 4) = 1e6;
@@ -149,7 +149,7 @@ TEST_CASE("a placement is fitted on the requests that were drawn") {
   json["placement"] = {{"type", "eplb"}, {"replication", 1.5}};
   const ExperimentSpec spec = read_spec({json, config.file()});
   TraceLibrary library;
-  Traces traces = open_traces(spec, library);
+  Traces traces = library.open(spec);
   const RoutingTrace& made = traces.decode;
   // As if it were recorded: what is generated is not drawn again.
   TraceMeta meta = made.meta();

@@ -127,7 +127,7 @@ OrderedJson intervals(const ConfigNode& config, int runs,
     json["seed"] = Rng(seed, fmt::format("interval {} seed", i)).below(1u << 30);
     TraceLibrary traces;
     const ExperimentSpec spec = read_spec(ConfigNode(std::move(json), config.file()));
-    const Traces drawn = resampled(open_traces(spec, traces), spec.pools.back().seed, i);
+    const Traces drawn = resampled(traces.open(spec), spec.pools.back().seed, i);
     reports[static_cast<std::size_t>(i)].metrics = run(deploy(resampled(spec, i), drawn)).metrics;
     const std::lock_guard lock(mutex);
     finished(++done);
