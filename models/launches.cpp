@@ -88,10 +88,13 @@ class LaunchCount {
 
 }  // namespace
 
+Fusions fusions_where(const std::function<bool(std::string_view)>& fused) {
+  return {fused("norm"), fused("rope"), fused("quantise")};
+}
+
 Fusions fusions_of(const GpuSpec& gpu) {
-  if (!gpu.tables) return {};
-  const KernelTables& tables = *gpu.tables;
-  return {tables.fuses("norm"), tables.fuses("rope"), tables.fuses("quantise")};
+  return fusions_where(
+      [&](std::string_view name) { return gpu.tables && gpu.tables->fuses(name); });
 }
 
 double kernel_launches(const MoeModel& model, const ParallelPlan& plan,

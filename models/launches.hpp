@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+#include <string_view>
+
 #include "models/step_ops.hpp"
 
 namespace moesim {
@@ -11,6 +14,8 @@ struct Fusions {
   bool rope = false;      ///< in attention
   bool quantise = false;  ///< by scales that are known beforehand, in what writes the input
 };
+/// Those whose names are said to be fused.
+Fusions fusions_where(const std::function<bool(std::string_view)>& fused);
 /// Those of the engine whose kernels the GPU has.
 Fusions fusions_of(const GpuSpec&);
 

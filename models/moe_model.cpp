@@ -262,9 +262,10 @@ AttentionSpec hf_mla(ConfigReader& r) {
   return a;
 }
 
-void hf_experts(ConfigReader& r, MoeModel& m, std::string_view experts, std::string_view width) {
+void hf_experts(ConfigReader& r, MoeModel& m, std::string_view experts, std::string_view width,
+                std::string_view per_token = "num_experts_per_tok") {
   m.experts = count(r, experts);
-  m.experts_per_token = count(r, "num_experts_per_tok");
+  m.experts_per_token = count(r, per_token);
   m.expert_width = count(r, width);
 }
 
@@ -591,21 +592,18 @@ void read_afmoe(ConfigReader& r, MoeModel& m) {
   dense_before(m, optional(r, "num_dense_layers", 1));
   every_few_see_all(r, m, "global_attn_every_n_layers", 4);
 }
-void read_exaone(ConfigReader& r, MoeModel& m) {
-  shared_as_wide(r, m);
-  dense_before(m, optional(r, "first_k_dense_replace", 1));
-  if (!present(r, "layer_types")) every_few_see_all(r, m, "sliding_window_pattern", 4);
-}
 void read_hy3(ConfigReader& r, MoeModel& m) {
   shared_as_wide(r, m);
   dense_before(m, optional(r, "first_k_dense_replace", 1));
 }
+void read_exaone(ConfigReader& r, MoeModel& m) {
+  read_hy3(r, m);
+  if (!present(r, "layer_types")) every_few_see_all(r, m, "sliding_window_pattern", 4);
+}
 
 void read_aria(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
-  m.experts = count(r, "moe_num_experts");
-  m.experts_per_token = count(r, "moe_topk");
-  m.expert_width = count(r, "intermediate_size");
+  hf_experts(r, m, "moe_num_experts", "intermediate_size", "moe_topk");
   m.shared_width = optional(r, "moe_num_shared_experts", 2) * m.expert_width;
 }
 
@@ -621,9 +619,8 @@ void read_grok(ConfigReader& r, MoeModel& m) {
 
 void read_smallthinker(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
-  m.experts = count(r, "moe_num_primary_experts");
-  m.experts_per_token = count(r, "moe_num_active_primary_experts");
-  m.expert_width = count(r, "moe_ffn_hidden_size");
+  hf_experts(r, m, "moe_num_primary_experts", "moe_ffn_hidden_size",
+             "moe_num_active_primary_experts");
   if (!present(r, "sliding_window_layout")) return;
   const int window = count(r, "sliding_window_size");
   const std::vector<bool> slides = hf_flags(r, "sliding_window_layout", m.layers.size());
@@ -664,16 +661,12 @@ void read_dbrx(ConfigReader& r, MoeModel& m) {
   ConfigReader attention(r.child("attn_config")), experts(r.child("ffn_config"));
   m.attention.kv_heads = count(attention, "kv_n_heads");
   m.attention.head_dim = m.hidden / m.attention.query_heads;
-  m.experts = count(experts, "moe_num_experts");
-  m.experts_per_token = count(experts, "moe_top_k");
-  m.expert_width = count(experts, "ffn_hidden_size");
+  hf_experts(experts, m, "moe_num_experts", "ffn_hidden_size", "moe_top_k");
 }
 
 void read_ernie(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
-  m.experts = count(r, "moe_num_experts");
-  m.experts_per_token = count(r, "moe_k");
-  m.expert_width = count(r, "moe_intermediate_size");
+  hf_experts(r, m, "moe_num_experts", "moe_intermediate_size", "moe_k");
   m.shared_width = optional(r, "moe_num_shared_experts", 0) * m.expert_width;
   m.dense_width = count(r, "intermediate_size");
   const int first = nullable(r, "moe_layer_start_index");

@@ -214,10 +214,9 @@ Engine read_engine(const ConfigNode& node) {
 }
 
 Fusions fusions_of(const Engine& engine) {
-  const auto fuses = [&](std::string_view operation) {
+  return fusions_where([&](std::string_view operation) {
     return std::ranges::find(engine.fused, operation) != engine.fused.end();
-  };
-  return {fuses("norm"), fuses("rope"), fuses("quantise")};
+  });
 }
 
 std::span<const std::string_view> engine_names() { return engines; }
