@@ -210,6 +210,13 @@ void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
 // DeepSeek-V2 (arXiv:2405.04434) section 2.1 and appendix B. Decode keeps keys and values in the
 // latent: kv_b is absorbed into the query and the output, and all heads share one read of the
 // latent. Prefill expands the latent of the whole context into keys and values per head.
+
+// Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
+void mla_absorption(const AttentionSpec& a, double heads, double queries, OperationList& ops) {
+  ops.bf16_gemm("k_b_absorbed", queries, heads * a.qk_nope, a.kv_lora);
+  ops.bf16_gemm("v_b_absorbed", queries, heads * a.v_dim, a.kv_lora);
+}
+
 void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
               OperationList& ops) {
   const double heads = slice.heads;
@@ -219,9 +226,6 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const double latent_bytes = latent * slice.kv_bytes / slice.kv_elements;
   const auto absorbed = [&](std::string_view name, double queries, double pairs,
                             const AttentionLoad& load) {
-    // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
-    ops.bf16_gemm("k_b_absorbed", queries, heads * a.qk_nope, a.kv_lora);
-    ops.bf16_gemm("v_b_absorbed", queries, heads * a.v_dim, a.kv_lora);
     const double query_and_output = heads * (latent + a.kv_lora);
     ops.attention(name, {.mla = true, .q_heads = heads}, load, 2 * query_and_output * pairs,
                   load.context * latent_bytes + queries * query_and_output * bf16_bytes);
@@ -236,6 +240,7 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const bool thinned = a.is_sparse() && work.decode_pairs + work.prefill_pairs < work.indexed_pairs;
   if (work.prefill_tokens > 0 && thinned) {
     const AttentionLoad load{work.prefill_tokens, work.prefill_tokens, work.prefill_pairs};
+    mla_absorption(a, heads, work.prefill_tokens, ops);
     absorbed("attention_prefill", work.prefill_tokens, work.prefill_pairs, load);
   } else if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
@@ -402,6 +407,15 @@ void attention_input_operations(const ModelShard& shard, double tokens,
   }
 }
 
+void attention_absorption_operations(const ModelShard& shard, double queries,
+                                     std::vector<Operation>& out) {
+  const auto& [model, plan, precision, gpu] = shard;
+  if (!model.attention.is_mla()) return;
+  OperationList ops(Part::attention, precision, gpu, out);
+  const AttentionSlice slice = slice_of(model.attention, plan.tp, precision.kv_cache);
+  mla_absorption(model.attention, slice.heads, queries, ops);
+}
+
 void attention_core_operations(const ModelShard& shard, const AttentionWork& work,
                                std::vector<Operation>& out) {
   const auto& [model, plan, precision, gpu] = shard;
@@ -487,6 +501,7 @@ void linear_attention_output_operations(const ModelShard& shard, double tokens,
 void attention_operations(const ModelShard& shard, double tokens, const AttentionWork& work,
                           std::vector<Operation>& out) {
   attention_input_operations(shard, tokens, out);
+  attention_absorption_operations(shard, work.decode_sequences, out);
   attention_core_operations(shard, work, out);
   attention_output_operations(shard, tokens, out);
 }

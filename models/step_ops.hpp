@@ -119,8 +119,12 @@ struct ModelShard {
 /// projections (TP-sliced) to queries, keys and values. Appends to `out`; no tokens append nothing,
 /// here and below.
 void attention_input_operations(const ModelShard&, double tokens, std::vector<Operation>& out);
-/// The second part: attention itself. MLA decodes in the absorbed form and prefills in the expanded
-/// one.
+/// What MLA multiplies its queries and outputs with to decode in the absorbed form, for so many
+/// queries of sequences that decode; nothing for other attention.
+void attention_absorption_operations(const ModelShard&, double queries,
+                                     std::vector<Operation>& out);
+/// The second part: attention itself. MLA decodes in the absorbed form, after its absorption, and
+/// prefills in the expanded one.
 void attention_core_operations(const ModelShard&, const AttentionWork&,
                                std::vector<Operation>& out);
 /// The third part, which depends on the tokens alone again: the output projection and the norm

@@ -2,6 +2,7 @@
 #include "sim/step/rank_costs.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace moesim {
 
@@ -27,14 +28,20 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
     : model_(model), local_model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
   local_model_.attention = model.local;
+  const auto place_in = [](auto& classes, const LayerSpec& spec) {
+    using Kind = typename std::remove_reference_t<decltype(classes)>::value_type;
+    return static_cast<std::size_t>(std::ranges::find(classes, spec, &Kind::spec) -
+                                    classes.begin());
+  };
   for (const LayerSpec& layer : model_.layers) {
-    const auto found = std::ranges::find(classes_, layer, &Class::spec);
-    class_of_layer_.push_back(static_cast<std::size_t>(found - classes_.begin()));
-    if (found == classes_.end()) {
-      classes_.push_back({layer, 1});
-    } else {
-      ++found->layers;
-    }
+    LayerSpec attention = layer;
+    attention.moe = attention.ffn = true;
+    const std::size_t with_attention = place_in(attentions_, attention);
+    if (with_attention == attentions_.size()) attentions_.push_back({attention});
+    const std::size_t place = place_in(classes_, layer);
+    if (place == classes_.size()) classes_.push_back({layer, with_attention});
+    ++classes_[place].layers;
+    class_of_layer_.push_back(place);
   }
 }
 
@@ -73,6 +80,30 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   return price;
 }
 
+void RankPrices::price(const StepBatch& batch, AttentionClass& layers) const {
+  const ModelShard shard = shard_of(model_of(layers.spec));
+  if (layers.absorption_of.size() > sizes_remembered) layers.absorption_of.clear();
+  layers.absorption.clear();
+  layers.attention.resize(batch.ranks.size());
+  for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
+    const AttentionWork work = attention_work(batch.ranks[r].sequences, layers.spec);
+    RankCost& attention = layers.attention[r];
+    attention.operations.clear();
+    const auto core =
+        layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
+    core(shard, work, attention.operations);
+    attention.add_up();
+    if (layers.spec.linear || !shard.model.attention.is_mla()) continue;
+    const auto [found, unseen] =
+        layers.absorption_of.try_emplace(static_cast<std::int64_t>(work.decode_sequences));
+    if (unseen) {
+      attention_absorption_operations(shard, work.decode_sequences, found->second.operations);
+      found->second.add_up();
+    }
+    layers.absorption.push_back(&found->second);
+  }
+}
+
 void RankPrices::price(const StepBatch& batch, Class& layers) const {
   if (layers.of_tokens.size() > sizes_remembered) layers.of_tokens.clear();
   LayerCosts& costs = layers.costs;
@@ -80,22 +111,16 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
                          &costs.after_combine, &costs.shared_experts}) {
     all->clear();
   }
-  layers.attention.resize(batch.ranks.size());
+  const AttentionClass& attention = attentions_[layers.attention];
+  costs.absorption = attention.absorption;
   for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
     const RankStep& rank = batch.ranks[r];
-    RankCost& attention = layers.attention[r];
-    attention.operations.clear();
-    const auto core =
-        layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
-    core(shard_of(model_of(layers.spec)), attention_work(rank.sequences, layers.spec),
-         attention.operations);
-    attention.add_up();
     const std::int32_t tokens = rank.tokens + rank.padding;
     const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);
     if (unseen) found->second = price_tokens(tokens, layers.spec);
     const TokenCosts& price = found->second;
     costs.before_attention.push_back(&price.before_attention);
-    costs.attention.push_back(&attention);
+    costs.attention.push_back(&attention.attention[r]);
     costs.before_dispatch.push_back(&price.before_dispatch);
     costs.after_combine.push_back(&price.after_combine);
     costs.shared_experts.push_back(&price.shared_experts);
@@ -103,6 +128,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
 }
 
 void RankPrices::price(const StepBatch& batch) {
+  for (AttentionClass& layers : attentions_) price(batch, layers);
   for (Class& layers : classes_) price(batch, layers);
   if (head_of_.size() > sizes_remembered) head_of_.clear();
   head_.clear();
@@ -128,8 +154,9 @@ RankPrices::Sums RankPrices::sums() const {
   };
   for (const Class& layers : classes_) {
     const LayerCosts& costs = layers.costs;
-    for (const RankCosts* all : {&costs.before_attention, &costs.attention, &costs.before_dispatch,
-                                 &costs.after_combine, &costs.shared_experts}) {
+    for (const RankCosts* all :
+         {&costs.before_attention, &costs.absorption, &costs.attention, &costs.before_dispatch,
+          &costs.after_combine, &costs.shared_experts}) {
       add(*all, layers.layers);
     }
   }

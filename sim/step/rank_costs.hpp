@@ -17,7 +17,8 @@ class RankPrices {
  public:
   /// What the ranks do in layers of one kind, one after the other.
   struct LayerCosts {
-    RankCosts before_attention, attention, before_dispatch, after_combine, shared_experts;
+    RankCosts before_attention, absorption, attention, before_dispatch, after_combine,
+        shared_experts;
   };
 
   RankPrices(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, const GpuSpec&);
@@ -40,18 +41,26 @@ class RankPrices {
   struct TokenCosts {
     RankCost before_attention, before_dispatch, after_combine, shared_experts;
   };
+  // Layers with the same attention, whatever follows it.
+  struct AttentionClass {
+    LayerSpec spec;
+    std::unordered_map<std::int64_t, RankCost> absorption_of{};  // by queries
+    std::vector<const RankCost*> absorption{};                   // [ranks]
+    std::vector<RankCost> attention{};                           // [ranks]
+  };
   // Layers of one kind, which cost alike.
   struct Class {
     LayerSpec spec;
+    std::size_t attention;  // which of the attention classes
     int layers = 0;
     std::unordered_map<std::int32_t, TokenCosts> of_tokens{};
-    std::vector<RankCost> attention{};  // [ranks]
     LayerCosts costs{};
   };
 
   const Class& class_of(int layer) const {
     return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
   }
+  void price(const StepBatch&, AttentionClass&) const;
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const LayerSpec&) const;
   const MoeModel& model_of(const LayerSpec&) const;
@@ -61,6 +70,7 @@ class RankPrices {
   ParallelPlan plan_;
   PrecisionPlan precision_;
   GpuSpec gpu_;
+  std::vector<AttentionClass> attentions_;
   std::vector<Class> classes_;
   std::vector<std::size_t> class_of_layer_;
   std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // by tokens, sampled

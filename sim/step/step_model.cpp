@@ -491,6 +491,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     path.add(costs.before_attention);
     if (sums_squares)
       path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
+    if (!costs.absorption.empty()) path.add(costs.absorption);
     path.add(costs.attention);
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {
