@@ -578,6 +578,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   if (e.speculation.tokens > 0) {
     stats.speculative = speculation_of(totals.speculation, totals.busy_seconds());
   }
+  stats.sampled = pool.sampled;
   stats.routing_coverage = coverage_of(totals);
   stats.rebalancing = rebalancing_of(pool);
   stats.failures = failures_of(pool, now);

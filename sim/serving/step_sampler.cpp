@@ -33,7 +33,13 @@ StepSampler::StepSampler(const Deployment& deployment)
       rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
             deployment.seed ^ fnv1a("sampled fidelity"), deployment.binding),
       model_(step_model(deployment)),
-      rng_(deployment.seed, "sampled fidelity") {}
+      rng_(deployment.seed, "sampled fidelity"),
+      checks_(deployment) {}
+
+SampledStats StepSampler::stats() const {
+  const SpotChecks::Answer answer = checks_.answer();
+  return {std::ssize(samples_), answer.checks, answer.error, answer.standard_error, answer.worst};
+}
 
 const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
                                     std::span<const std::int32_t> places, Coins& coins) {
