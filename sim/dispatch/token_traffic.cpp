@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <functional>
 
 namespace moesim {
 
@@ -48,14 +49,29 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   counts_.resize(words_ * 64);
 }
 
-// Every expert's first slot, and the next one behind each; whether some expert has several. What is
-// of no use goes to an expert too many, so that no branch is needed.
-bool CopyCounter::start(const LayerPlacement& placement,
-                        std::span<const std::int32_t> tokens_of_slot) {
+// The bits of the rank that serves each expert; whether none is served by several slots.
+bool CopyCounter::find_sole_ranks(const LayerPlacement& placement,
+                                  std::span<const std::int32_t> tokens_of_slot) {
+  const auto active_slots = std::ranges::count_if(tokens_of_slot, [](int t) { return t > 0; });
+  if (active_slots > placement.experts()) return false;
+  bits_of_expert_.assign(at(placement.experts()), 0);
+  for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
+    const std::uint64_t bits = targets_[at(gpu)].bits;
+    for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
+      const std::uint64_t active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
+      bits_of_expert_[at(placement.expert_of_slot(slot))] |= bits * active;
+    }
+  }
+  return active_slots == std::ranges::count_if(bits_of_expert_, std::identity());
+}
+
+// Every expert's first slot with tokens, and the next one behind each.
+void CopyCounter::chain_slots(const LayerPlacement& placement,
+                              std::span<const std::int32_t> tokens_of_slot) {
+  // What is of no use goes to an expert too many, so that no branch is needed.
   const int no_expert = placement.experts();
   experts_.assign(at(no_expert) + 1, {0, -1, 0});
   next_slot_.resize(at(placement.slots()));
-  int several = 0;
   for (int gpu = placement.gpus() - 1; gpu >= 0; --gpu) {
     const std::uint64_t bits = targets_[at(gpu)].bits;
     for (int slot = placement.first_slot(gpu + 1) - 1; slot >= placement.first_slot(gpu); --slot) {
@@ -64,11 +80,9 @@ bool CopyCounter::start(const LayerPlacement& placement,
       Expert& owner =
           experts_[at(no_expert + (placement.expert_of_slot(slot) - no_expert) * active)];
       next_slot_[at(slot)] = owner.slot;
-      several |= active & (owner.slot >= 0 ? 1 : 0);
       owner = {bits, slot, tokens};
     }
   }
-  return several != 0;
 }
 
 // Counts copies where a token's bits fit so many bytes: each counts in eight lanes of a register,
@@ -83,9 +97,8 @@ void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t
       for (std::size_t i = token * k; i < (token + 1) * k; ++i) bits |= target_of(i).bits;
       for (std::size_t b = 0; b < Bytes; ++b) lanes[b] += spread[bits >> (8 * b) & 255];
     }
-    for (std::size_t bit = 0; bit < 8 * Bytes; ++bit) {
-      counts_[bit] += static_cast<std::int32_t>(lanes[bit / 8] >> (bit % 8 * 8) & 255);
-    }
+    const auto counted = std::bit_cast<std::array<std::uint8_t, 8 * Bytes>>(lanes);
+    for (std::size_t bit = 0; bit < counted.size(); ++bit) counts_[bit] += counted[bit];
   }
 }
 
@@ -145,23 +158,24 @@ void CopyCounter::count(const LayerPlacement& placement,
                         TrafficMatrix& copies) {
   name_targets(placement.gpus(), paths.moe_tp, paths.domain);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  const auto target = [&](const Expert& expert) {
-    return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
-  };
-  if (start(placement, tokens_of_slot)) {
+  // A rank's own bit is its lowest.
+  if (words_ == 1 && find_sole_ranks(placement, tokens_of_slot)) {
     count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
-      Expert& expert = experts_[ids[i]];
-      if (expert.left == 0) {
-        const std::int32_t slot = next_slot_[at(expert.slot)];
-        expert = {targets_[at(placement.gpu_of_slot(slot))].bits, slot, tokens_of_slot[at(slot)]};
-      }
-      --expert.left;
-      return target(expert);
+      const std::uint64_t bits = bits_of_expert_[ids[i]];
+      return Target{bits, std::countr_zero(bits)};
     });
-  } else {
-    count_sources(k, source_gpu, paths, copies,
-                  [&](std::size_t i) { return target(experts_[ids[i]]); });
+    return;
   }
+  chain_slots(placement, tokens_of_slot);
+  count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
+    Expert& expert = experts_[ids[i]];
+    if (expert.left == 0) {
+      const std::int32_t slot = next_slot_[at(expert.slot)];
+      expert = {targets_[at(placement.gpu_of_slot(slot))].bits, slot, tokens_of_slot[at(slot)]};
+    }
+    --expert.left;
+    return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
+  });
 }
 
 void CopyCounter::count(const LayerPlacement& placement,

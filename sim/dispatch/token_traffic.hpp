@@ -54,7 +54,8 @@ class CopyCounter {
   };
 
   void name_targets(int ranks, int moe_tp, int domain);
-  bool start(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  bool find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  void chain_slots(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   template <class TargetOf>
   void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, const CopyPaths&,
                      TrafficMatrix& copies, TargetOf&& target_of);
@@ -69,8 +70,9 @@ class CopyCounter {
   std::array<int, 3> shape_{};  // ranks, moe_tp, domain
   int used_bits_ = 0;
   std::size_t words_ = 1;
-  std::vector<std::uint64_t> bits_;  // [ranks, words]
-  std::vector<Target> targets_;      // [ranks]
+  std::vector<std::uint64_t> bits_;            // [ranks, words]
+  std::vector<Target> targets_;                // [ranks]
+  std::vector<std::uint64_t> bits_of_expert_;  // no tokens: 0
   std::vector<Expert> experts_;
   std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
   std::vector<std::int32_t> counts_;     // by bit

@@ -110,16 +110,17 @@ void CountHistogram::add(std::int64_t value, std::int64_t times) {
 }
 
 void CountHistogram::add(std::span<const std::int32_t> values, std::int64_t times) {
-  std::int64_t sum = 0, most = 0;
+  std::int64_t sum = 0;
+  std::int32_t bits = 0;  // of all values: the largest is no more
   for (const std::int32_t value : values) {
     sum += value;
-    most = std::max<std::int64_t>(most, value);
+    bits |= value;
   }
-  if (bucket_of(most) >= buckets_.size()) buckets_.resize(bucket_of(most) + 1);
+  if (bucket_of(bits) >= buckets_.size()) buckets_.resize(bucket_of(bits) + 1);
   for (const std::int32_t value : values) buckets_[bucket_of(value)] += times;
   count_ += std::ssize(values) * times;
   sum_ += static_cast<double>(sum) * static_cast<double>(times);
-  max_ = std::max(max_, most);
+  if (bits > max_) max_ = std::max<std::int64_t>(max_, std::ranges::max(values));
 }
 
 std::int64_t CountHistogram::quantile(double q) const {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <numeric>
+#include <utility>
 
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
@@ -24,16 +26,16 @@ class Metro final : public TokenRouter {
  public:
   Metro(const ExpertPlacement& placement, Order order, std::uint64_t seed)
       : order_(order), seed_(seed) {
-    for (const LayerPlacement& layer : placement) orders_.push_back(fixed_order(layer));
+    for (const LayerPlacement& layer : placement) turns_.push_back(turns_of(layer, order));
   }
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
-    const auto& experts = orders_.at(static_cast<std::size_t>(problem.layer));
-    check(experts.size() == problem.tokens.size(),
+    const LayerTurns& turns = turns_.at(static_cast<std::size_t>(problem.layer));
+    check(turns.experts == problem.tokens.size(),
           "a routing was made for a placement of another number of experts");
     Workspace& workspace = workspace_.local();
     std::vector<std::int32_t>& active = workspace.active_on_gpu;
-    active.assign(static_cast<std::size_t>(problem.placement.gpus()), 0);
+    active.assign(static_cast<std::size_t>(problem.placement.gpus()) + known_per_turn, 0);
     const std::span<std::int32_t> tokens_of_slot = choice.tokens_of_slot;
     std::fill(tokens_of_slot.begin(), tokens_of_slot.end(), 0);
 
@@ -46,11 +48,18 @@ class Metro final : public TokenRouter {
       tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
     };
     if (order_ != Order::random) {
-      for (const std::int32_t expert : experts) serve(expert);
+      for (const auto& [expert, slot] : turns.sole_slots)
+        tokens_of_slot[slot] = problem.tokens[expert];
+      for (const Turn& turn : turns.turns) {
+        for (const auto& [expert, gpu] : turn.known)
+          active[gpu] += problem.tokens[expert] > 0 ? 1 : 0;
+        if (turn.chooses >= 0) serve(turn.chooses);
+      }
       return;
     }
     std::vector<std::int32_t>& shuffled = workspace.shuffled;
-    shuffled = experts;
+    shuffled.resize(turns.experts);
+    std::iota(shuffled.begin(), shuffled.end(), 0);
     Rng rng = layer_step_stream(seed_, problem, "token_routing/metro");
     for (std::size_t left = shuffled.size(); left > 0; --left) {
       std::swap(shuffled[rng.below(left)], shuffled[left - 1]);
@@ -61,10 +70,54 @@ class Metro final : public TokenRouter {
   bool needs_global_counts() const override { return true; }
 
  private:
-  std::vector<std::int32_t> fixed_order(const LayerPlacement& layer) const {
+  // Only experts with several hosts choose, and each waits for the choices before it. Where the
+  // others go is known: they are counted on their GPUs before the choice that follows them, in
+  // turns of a fixed number, without a branch. A turn that has fewer counts on GPUs that are none.
+  static constexpr std::uint32_t known_per_turn = 4;
+  struct Known {
+    std::uint32_t expert = 0;
+    std::uint32_t place = 0;  // its GPU, or its slot
+  };
+  struct Turn {
+    std::array<Known, known_per_turn> known;
+    std::int32_t chooses = -1;  // the expert after them; none: -1
+  };
+  struct LayerTurns {
+    std::size_t experts = 0;
+    std::vector<Known> sole_slots;
+    std::vector<Turn> turns;
+  };
+
+  static LayerTurns turns_of(const LayerPlacement& layer, Order order) {
+    LayerTurns result{static_cast<std::size_t>(layer.experts()), {}, {}};
+    Turn empty;
+    for (std::uint32_t i = 0; i < known_per_turn; ++i)
+      empty.known[i].place = static_cast<std::uint32_t>(layer.gpus()) + i;
+    Turn turn = empty;
+    std::size_t known = 0;
+    const auto end_turn = [&] {
+      result.turns.push_back(std::exchange(turn, empty));
+      known = 0;
+    };
+    for (const std::int32_t expert : fixed_order(layer, order)) {
+      if (layer.hosts_of(expert).size() > 1) {
+        turn.chooses = expert;
+        end_turn();
+        continue;
+      }
+      const auto of = [](auto number) { return static_cast<std::uint32_t>(number); };
+      result.sole_slots.push_back({of(expert), of(layer.hosts_of(expert).front())});
+      if (known == known_per_turn) end_turn();
+      turn.known[known++] = {of(expert), of(layer.host_gpus_of(expert).front())};
+    }
+    // Experts behind the last choice change none.
+    return result;
+  }
+
+  static std::vector<std::int32_t> fixed_order(const LayerPlacement& layer, Order order) {
     std::vector<std::int32_t> experts(static_cast<std::size_t>(layer.experts()));
     std::iota(experts.begin(), experts.end(), 0);
-    if (order_ == Order::fewest_replicas) {
+    if (order == Order::fewest_replicas) {
       std::stable_sort(experts.begin(), experts.end(), [&](std::int32_t a, std::int32_t b) {
         return layer.hosts_of(a).size() < layer.hosts_of(b).size();
       });
@@ -79,7 +132,7 @@ class Metro final : public TokenRouter {
 
   Order order_;
   std::uint64_t seed_;
-  std::vector<std::vector<std::int32_t>> orders_;  // [layers][experts]; by id where random
+  std::vector<LayerTurns> turns_;  // by layer
   PerThread<Workspace> workspace_;
 };
 
