@@ -498,6 +498,7 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
   const auto like = [&](std::vector<std::string> groups) {
     if (!reads_from_hbm(call, facts)) return groups;
     std::vector<std::string> large;
+    large.reserve(2 * groups.size());
     for (const std::string& group : groups) large.push_back(from_hbm(group));
     large.insert(large.end(), groups.begin(), groups.end());
     return large;
@@ -725,7 +726,7 @@ std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const Engi
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<const KernelTables>> all;
   std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
-  for (const auto& [family, kernel] : choice) name += " " + family + "=" + kernel;
+  for (const auto& [family, kernel] : choice) name += fmt::format(" {}={}", family, kernel);
   const std::lock_guard lock(mutex);
   auto tables = all[name].lock();
   if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);

@@ -238,7 +238,7 @@ int axes_of(TableFamily family) {
   switch (family) {
     case TableFamily::gemm: return 3;
     case TableFamily::experts: return 8;
-    case TableFamily::attention_decode: return 6;
+    case TableFamily::attention_decode:
     case TableFamily::attention_prefill: return 6;
     case TableFamily::mla_decode:
     case TableFamily::mla_prefill:
