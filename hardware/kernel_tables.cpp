@@ -188,7 +188,7 @@ struct Found {
     for (const Kernel& kernel : kernels) guesses.push_back(kernel.at(place));
     return fastest(std::move(guesses));
   }
-  /// The coordinates at which any of them was measured on an axis, ascending.
+  /// The coordinates at which any kernel was measured on an axis, ascending.
   std::vector<double> ticks(int axis) const {
     std::set<double> all;
     for (const Kernel& kernel : kernels) {
@@ -494,10 +494,11 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
   const std::string kv = call.kv_bytes < 2 ? "fp8" : "bfloat16";
   const std::string other = call.kv_bytes < 2 ? "bfloat16" : "fp8";
   const TableFamily family = table_of(call);
-  // Points of caches as large first, whosever they are; then what smaller ones say of them.
+  // Points of caches as large come first, in every precision; then points of smaller caches.
   const auto like = [&](std::vector<std::string> groups) {
     if (!reads_from_hbm(call, facts)) return groups;
     std::vector<std::string> large;
+    large.reserve(2 * groups.size());
     for (const std::string& group : groups) large.push_back(from_hbm(group));
     large.insert(large.end(), groups.begin(), groups.end());
     return large;
@@ -725,7 +726,7 @@ std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const Engi
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<const KernelTables>> all;
   std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
-  for (const auto& [family, kernel] : choice) name += " " + family + "=" + kernel;
+  for (const auto& [family, kernel] : choice) name += fmt::format(" {}={}", family, kernel);
   const std::lock_guard lock(mutex);
   auto tables = all[name].lock();
   if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);

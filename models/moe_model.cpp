@@ -635,7 +635,7 @@ void read_granite(ConfigReader& r, MoeModel& m) {
   m.shared_width = optional(r, "shared_intermediate_size", 0);
 }
 
-// Granite 4: Mamba-2 in the layers that layer_types says, experts in all of them.
+// Granite 4: Mamba-2 in the layers that layer_types says, experts in every layer.
 void read_granite_hybrid(ConfigReader& r, MoeModel& m) {
   read_granite(r, m);
   const int heads = count(r, "mamba_n_heads");
@@ -1043,7 +1043,7 @@ MoeModel read_hf_model(const ConfigNode& node) {
   return m;
 }
 
-// ---- facts that must agree, whoever wrote them ----
+// ---- facts that must agree, in every source of a model ----
 
 void require(const ConfigNode& node, bool holds, std::string_view message) {
   if (!holds) node.fail(message);

@@ -100,7 +100,7 @@ class OperationList {
     load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
     append(name, moesim::attention(shape, load, gpu_));
   }
-  // The same of a kernel that no table knows.
+  // An operation by a kernel that no table knows.
   void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
     append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }

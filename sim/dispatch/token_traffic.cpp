@@ -102,7 +102,7 @@ void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t
   }
 }
 
-// The tokens of one source: how many of them go to each rank and domain.
+// Counts how many tokens of one source go to each rank and domain.
 template <class TargetOf>
 void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
                                TargetOf&& target_of) {

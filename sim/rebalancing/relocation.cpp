@@ -71,7 +71,7 @@ void Relocation::pass(Seconds idle) {
   if (!layers_.empty()) layers_.front().left -= idle;
 }
 
-// A step of T seconds, C of them on the transfer's link. With share s the C become C / (1 - s), of
+// A step of T seconds uses the transfer's link for C. With share s the C become C / (1 - s), of
 // which the transfer gets s: extra = C s / (1 - s), and as much progress besides T - C. A transfer
 // that needs only a part of that ends after that part of the step.
 void Relocation::beside(StepCost& step) {

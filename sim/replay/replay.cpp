@@ -31,7 +31,7 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
 struct Usable {
   std::vector<TraceRequest> requests;
-  std::vector<std::size_t> indices;  // of them, in the trace
+  std::vector<std::size_t> indices;  // of these requests, in the trace
   std::string described;
 };
 
@@ -432,7 +432,7 @@ void require_sound(const ReplayConfig& config) {
   }
 }
 
-// A trace tells which layers of its model have experts; none is known to follow the last of them.
+// A trace tells which layers of its model have experts; no layer is known to follow the last one.
 PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
                                    double replication) {
   const std::vector<int>& layers = trace.meta().layer_ids;

@@ -305,7 +305,7 @@ void Instance::classify_step() {
 }
 
 // With CUDA graphs all ranks pad a decode step to the captured size that holds the
-// largest of them. The padding computes; it is not routed, and sends nothing.
+// largest rank. The padding computes; it is not routed, and sends nothing.
 void Instance::pad_to_graph() {
   if (summary_.kind != StepKind::decode) return;
   std::int32_t largest = 0;

@@ -66,7 +66,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
   return *samples.back();
 }
 
-// Octaves begin at the powers of two of units; below the first of them sizes are exact.
+// Octaves begin at the powers of two of units; below the first octave sizes are exact.
 std::int64_t StepSampler::on_grid(std::int64_t size, Grid grid, std::optional<double>& coin) {
   if (size < grid.sizes_per_octave * grid.unit) return size;
   const auto units = static_cast<std::uint64_t>(size / grid.unit);

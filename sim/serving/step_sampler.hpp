@@ -22,7 +22,7 @@ namespace moesim {
 /// sequences' attention, KV cache and scheduling - stays exact.
 ///
 /// Steps are alike that run under one rule with as many decode tokens over the group, as many
-/// prompt tokens on the rank that has most of them, and as many on the others. Sizes are on a grid,
+/// prompt tokens on the rank that has the most, and as many on the others. Sizes are on a grid,
 /// of eight to the octave where all tokens decode, else powers of two, of the other ranks' mean for
 /// their prompts (exact below that); a size between two takes the lower or the upper one at random
 /// so that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks,

@@ -18,7 +18,7 @@ std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 // fewer than g. A shift takes one from g and gives one to the last. From the
 // fullest GPU first, breadth first, experts ascending, ties to the lowest GPU.
 //
-// What a failed search saw is settled for good: its GPUs reach none outside, and all of them have
+// What a failed search saw is settled for good: its GPUs reach none outside, and all have
 // L >= L[g] - 1, so that they are no target for any GPU that is tried later.
 class PathShifter {
  public:

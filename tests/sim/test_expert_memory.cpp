@@ -192,7 +192,7 @@ TEST_CASE("a demand waits for a transfer that has begun, and a wrong guess is wa
   gpu.tokens = {{1, 0}, {1, 0}};
   CHECK(gpu.run(memory, 0, 0) == 1);
   // From 1 to 11 slot 1 of layer 1 takes the place of slot 0, which is wanted at 5 and follows from
-  // 11 to 21. It may take the place back: nobody waits for 1.
+  // 11 to 21. It may take the place back: no computation waits for 1.
   CHECK(gpu.run(memory, 1, 5) == 17);
   CHECK(gpu.tally.prefetches == 1);
   CHECK(gpu.tally.prefetches_used == 0);

@@ -48,7 +48,7 @@ std::string expert_args(const StepCost& cost, std::size_t rank) {
 }
 
 // What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
-// barrier, or, where some are hidden beside others, what of them is exposed; what this GPU waited
+// barrier, or, where some are hidden beside others, what is exposed; what this GPU waited
 // there is its own work short of that.
 std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
   const std::size_t expert_rank = gpu / static_cast<std::size_t>(plan.moe_tp());

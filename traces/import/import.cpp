@@ -148,7 +148,7 @@ const TraceBuilder::SlotMap* TraceBuilder::map_of(bool physical) const {
   return physical && !logical_of_physical_.empty() ? &logical_of_physical_ : nullptr;
 }
 
-// Of a recorded layer; nothing where ids are logical.
+// The slots of a recorded layer; nothing where ids are logical.
 const std::vector<int>* TraceBuilder::slots_of(const SlotMap* map, std::size_t layer) const {
   if (map == nullptr) return nullptr;
   const auto entry = std::lower_bound(moe_layers_.begin(), moe_layers_.end(), recorded_[layer]);

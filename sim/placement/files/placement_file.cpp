@@ -307,7 +307,7 @@ std::vector<int> experts_on(const LayerPlacement& layer, int gpu) {
   return experts_in_slots(layer, layer.first_slot(gpu), layer.first_slot(gpu + 1));
 }
 
-// What stands in the rows of dense layers, which nobody reads: as SGLang's trivial map.
+// What stands in the rows of dense layers, which are never read: SGLang's trivial map.
 LayerPlacement dense_row(const LayerPlacement& like) {
   GpuSlots experts_on_gpu;
   for (int gpu = 0; gpu < like.gpus(); ++gpu) {

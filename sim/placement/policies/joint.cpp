@@ -265,7 +265,7 @@ class Annealing {
   double cost_ = 0, temperature_ = 0;
 };
 
-// Experts where exact routing activates the fewest of them, and prefill's tokens stay balanced, on
+// Puts experts where exact routing activates the fewest, and prefill's tokens stay balanced, on
 // batches that were sampled from traces. Our own. EPLB balances tokens alone: its copies may stand
 // beside each other, and even exact routing may then activate more than without replication.
 //

@@ -42,7 +42,7 @@ class SglangStatic final : public RowRouter {
       }
       const auto slots = layer.slots_of(expert);
       std::vector<std::int32_t> deck(slots.begin(), slots.end());
-      shuffle(deck, rng);  // who serves one rank more
+      shuffle(deck, rng);  // which slots serve one rank more
       shuffle(remaining, rng);
       for (std::size_t i = 0; i < remaining.size(); ++i) {
         slot_of_rank(remaining[i]) = deck[i % deck.size()];

@@ -98,7 +98,7 @@ class Evening {
   std::vector<std::int32_t>& slot_of_;
   const std::vector<double>& active_;
   std::vector<std::int32_t> experts_;  // served, [gpus]
-  std::vector<double> load_;           // active of them in the mean, [gpus]
+  std::vector<double> load_;           // served experts that are active in the mean, [gpus]
   std::int32_t most_ = 0;
 };
 
