@@ -53,7 +53,7 @@ Action setup_best(CLI::App& command) {
                         : best_text(choice) + trust_line(choice.sweep));
     if (!options->launch.empty()) {
       const StoreRow best = store.row(best_of_all(choice).config_hash);
-      print("\n" + launch_text(options->launch, Json::parse(best.config)));
+      print("\n" + launch_text(options->launch, Json::parse(best.config), options->store));
     }
     return 0;
   };

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/fabric.hpp"
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
@@ -14,7 +15,8 @@
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
 // (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
-// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of these flags.
+// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of these flags, and says
+// which version each was seen in.
 
 namespace moesim {
 
@@ -38,13 +40,27 @@ struct Group {
   std::string name;  // of its pool, or empty
   Json config;
   int dp, tp, ep, pp, instances;
+  int per_node = 0;  // GPUs of a node; 0: not known
   int stage() const { return dp * tp; }
+  int gpus() const { return stage() * pp; }
+  int nodes() const { return per_node == 0 ? 1 : (gpus() + per_node - 1) / per_node; }
 };
 
-std::vector<Group> groups_in(const Json& config) {
+// GPUs that one command can start.
+int gpus_of_node(const Json& config, const std::filesystem::path& file) {
+  if (!config.contains("cluster")) return 0;
+  try {
+    return read_cluster(named_or_inline(ConfigNode(config.at("cluster"), file), Shipped::cluster))
+        .gpus_per_node;
+  } catch (const ConfigError&) {
+    return 0;
+  }
+}
+
+std::vector<Group> groups_in(const Json& config, int per_node = 0) {
   std::vector<Group> groups;
   const auto add = [&](const std::string& name, const Json& whole) {
-    Group group{name, whole, 1, 1, 1, 1, value_at(whole, "/instances", 1)};
+    Group group{name, whole, 1, 1, 1, 1, value_at(whole, "/instances", 1), per_node};
     group.dp = value_at(whole, "/parallel/dp", 1);
     group.tp = value_at(whole, "/parallel/tp", 1);
     group.pp = value_at(whole, "/parallel/pp", 1);
@@ -73,12 +89,13 @@ std::string weights_of(const Json& config) {
   return path.extension() == ".json" ? path.stem().string() : path.string();
 }
 
-int experts_of(const Json& config) {
+// Nothing where the model's file is not found.
+std::optional<int> experts_of(const Json& config, const std::filesystem::path& file) {
   try {
-    return read_model(named_or_inline(ConfigNode(config.at("model"), "plan"), Shipped::model))
+    return read_model(named_or_inline(ConfigNode(config.at("model"), file), Shipped::model))
         .experts;
   } catch (const ConfigError&) {
-    return 0;
+    return std::nullopt;
   }
 }
 
@@ -153,6 +170,14 @@ std::string placement_file(const Group& group) {
   return value_at<std::string>(group.config, "/placement/file", "");
 }
 
+// How a placement file is written in an engine's own form.
+std::string other_form(const std::string& file, const std::string& engine) {
+  return fmt::format(
+      "/placement/file: \"{0}\"; what it reads is written by moesim place --placement {0} "
+      "--format {1}",
+      file, engine);
+}
+
 // Whether two batches overlap. Both engines refuse to start so without DeepEP.
 bool two_batches(const Group& group, bool deep_ep, Notes& notes) {
   const bool wanted = type_at(group.config, "/overlap", "none") == "two_batch";
@@ -161,12 +186,23 @@ bool two_batches(const Group& group, bool deep_ep, Notes& notes) {
   return wanted && deep_ep;
 }
 
+// Whether each node has attention ranks of its own, which vLLM then counts by node.
+bool ranks_by_node(const Group& group) {
+  return group.nodes() > 1 && group.dp > 1 && group.pp == 1 && group.per_node % group.tp == 0;
+}
+
 std::string vllm(const Group& group, int experts, Notes& notes) {
   const Json& config = group.config;
   Command command("vllm serve " + weights_of(config));
   if (group.tp > 1) command.add("--tensor-parallel-size", group.tp);
   if (group.dp > 1) command.add("--data-parallel-size", group.dp);
   if (group.pp > 1) command.add("--pipeline-parallel-size", group.pp);
+  if (ranks_by_node(group)) {
+    command.add("--data-parallel-size-local", group.per_node / group.tp);
+    command.add("--data-parallel-address $HEAD --data-parallel-rpc-port 13345");
+  } else if (group.nodes() > 1) {
+    command.add(fmt::format("--nnodes {} --node-rank $RANK --master-addr $HEAD", group.nodes()));
+  }
   if (group.ep > 1) command.add("--enable-expert-parallel");
   if (group.ep > 1 && group.ep < group.stage())
     notes.push_back(
@@ -230,6 +266,9 @@ std::string sglang(const Group& group, int experts, Notes& notes) {
   if (group.dp > 1) command.add(fmt::format("--dp-size {} --enable-dp-attention", group.dp));
   if (group.pp > 1) command.add("--pp-size", group.pp);
   if (group.ep > 1) command.add("--ep-size", group.ep);
+  if (group.nodes() > 1)
+    command.add(
+        fmt::format("--nnodes {} --node-rank $RANK --dist-init-addr $HEAD:5000", group.nodes()));
   const std::string prefill = type_at(config, "/dispatch/prefill", "all_gather");
   const std::string decode = type_at(config, "/dispatch/decode", "all_gather");
   const bool deep =
@@ -248,10 +287,13 @@ std::string sglang(const Group& group, int experts, Notes& notes) {
     if (redundant > 0)
       command.add(
           fmt::format("--ep-num-redundant-experts {} --ep-dispatch-algorithm dynamic", redundant));
-    if (placement_file(group).empty()) {
+    const std::string file = placement_file(group);
+    if (file.empty()) {
       command.add("--enable-eplb");
     } else {
-      command.add("--init-expert-location", placement_file(group));
+      command.add("--init-expert-location", file);
+      if (std::filesystem::path(file).extension() != ".json")
+        notes.push_back(other_form(file, "sglang"));
     }
   }
   if (config.contains("scheduling")) {
@@ -281,6 +323,14 @@ std::string sglang(const Group& group, int experts, Notes& notes) {
   return command.text();
 }
 
+// TensorRT-LLM has a process for each GPU, started by MPI.
+std::string of_nodes(const Group& group) {
+  return fmt::format(
+      "srun --nodes {} --ntasks {} --ntasks-per-node {} --mpi=pmix \\\n    "
+      "trtllm-llmapi-launch ",
+      group.nodes(), group.gpus(), group.per_node);
+}
+
 std::string trtllm(const Group& group, int experts, Notes& notes) {
   const Json& config = group.config;
   const bool attention_dp = group.dp > 1;
@@ -298,13 +348,15 @@ std::string trtllm(const Group& group, int experts, Notes& notes) {
       value_at(config, "/kv_cache/prefix_caching", false),
       value_at<std::string>(config, "/precision/kv_cache", "") == "fp8" ? ", dtype: fp8" : "");
   if (places_experts(group)) {
-    const int slots = experts + redundant_experts(group, experts);
-    options += placement_file(group).empty()
-                   ? fmt::format(
-                         "moe_config: {{load_balancer: {{num_slots: {}, "
-                         "layer_updates_per_iter: 1}}}}\n",
-                         slots)
-                   : fmt::format("moe_config: {{load_balancer: {}}}\n", placement_file(group));
+    const std::filesystem::path file = placement_file(group);
+    if (!file.empty())
+      options += fmt::format("moe_config: {{load_balancer: {}}}\n", file.string());
+    else if (experts > 0)
+      options += fmt::format(
+          "moe_config: {{load_balancer: {{num_slots: {}, layer_updates_per_iter: 1}}}}\n",
+          experts + redundant_experts(group, experts));
+    if (!file.empty() && file.extension() != ".yaml" && file.extension() != ".yml")
+      notes.push_back(other_form(file.string(), "trtllm"));
   }
   if (const int drafts = value_at(config, "/speculative/num_speculative_tokens", 0); drafts > 0)
     options += fmt::format(
@@ -312,7 +364,8 @@ std::string trtllm(const Group& group, int experts, Notes& notes) {
         "{}}}\n",
         drafts);
   options += "YAML\n";
-  Command command("trtllm-serve " + weights_of(config));
+  Command command((group.nodes() > 1 ? of_nodes(group) + "trtllm-serve " : "trtllm-serve ") +
+                  weights_of(config));
   command.add("--backend", "pytorch");
   command.add("--tp_size", group.stage());
   if (group.ep > 1) command.add("--ep_size", group.ep);
@@ -377,20 +430,38 @@ std::string benchmark(const std::string& engine, const Json& config, Notes& note
   return command.text();
 }
 
+// Where the command is run if one node does not hold the group.
+std::string nodes_text(const std::string& engine, const Group& group) {
+  if (group.nodes() == 1 || engine == "trtllm") return "";
+  std::string text =
+      fmt::format("# on each of {} nodes: RANK is 0 to {}, HEAD the address of node 0",
+                  group.nodes(), group.nodes() - 1);
+  if (engine == "vllm") {
+    text += "; where RANK > 0 add\n#   --headless";
+    if (ranks_by_node(group))
+      text += fmt::format(" --data-parallel-start-rank $((RANK * {}))", group.per_node / group.tp);
+  }
+  return text + "\n";
+}
+
 }  // namespace
 
-std::string launch_text(const std::string& engine, const Json& config) {
+std::string launch_text(const std::string& engine, const Json& config,
+                        const std::filesystem::path& file) {
   const auto serve = engine == "vllm" ? vllm : engine == "sglang" ? sglang : trtllm;
-  const int experts = experts_of(config);
+  const std::optional<int> experts = experts_of(config, file);
   Notes notes;
   std::string text;
-  for (const Group& group : groups_in(config)) {
-    const int gpus = group.stage() * group.pp;
-    text += fmt::format("# {}{} of {} GPU{}{}\n{}\n", group.name.empty() ? "" : group.name + ": ",
+  for (const Group& group : groups_in(config, gpus_of_node(config, file))) {
+    const int gpus = group.gpus();
+    text += fmt::format("# {}{} of {} GPU{}{}\n{}{}\n", group.name.empty() ? "" : group.name + ": ",
                         group.instances, gpus, gpus == 1 ? "" : "s",
                         group.instances > 1 ? " each, behind one router of requests" : "",
-                        serve(group, experts, notes));
+                        nodes_text(engine, group), serve(group, experts.value_or(0), notes));
     note_common(group, notes);
+    if (!experts && places_experts(group))
+      notes.push_back(fmt::format("/placement/replication: the model {} is not found from here",
+                                  config.at("model").dump()));
   }
   text += "# the load\n" + benchmark(engine, config, notes) + "\n";
   std::ranges::sort(notes);

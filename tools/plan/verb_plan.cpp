@@ -175,7 +175,8 @@ int say(const Options& options, const Plan& plan) {
   } else {
     print(table_of(met ? plan.best : plan.nearest));
     print(effort_text(plan) + "\n" + written_text(options, page));
-    if (!options.launch.empty()) print("\n" + launch_text(options.launch, first.config));
+    if (!options.launch.empty())
+      print("\n" + launch_text(options.launch, first.config, options.output));
     print(trust_line(first.report, first.config));
   }
   return met ? 0 : exit_limit_not_met;

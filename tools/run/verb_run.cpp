@@ -415,7 +415,8 @@ int run_experiment(const Options& options) {
   if (events) events->finish();
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
-  if (!options.launch.empty()) print("\n" + launch_text(options.launch, experiment.config));
+  if (!options.launch.empty())
+    print("\n" + launch_text(options.launch, experiment.config, config.file()));
   return all_rejected(report.metrics) ? 3 : 0;
 }
 

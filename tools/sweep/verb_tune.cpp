@@ -232,7 +232,8 @@ int run(const Options& options) {
   const SloRun& best = result.found.front();
   print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
                      : found_text(result, sweep, axes) + trust_line(best.report, best.config));
-  if (!options.launch.empty()) print("\n" + launch_text(options.launch, best.config));
+  if (!options.launch.empty())
+    print("\n" + launch_text(options.launch, best.config, sweep.base_file));
   return 0;
 }
 
