@@ -97,6 +97,9 @@ class KernelTables {
 /// shared.
 std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
 
+/// What was made of the tables for one shape of expert layer; shared by all who ask for it.
+struct ExpertCurve;
+
 /// The fused expert layer of one shape as a function of a rank's load, see ExpertsCall. Equal
 /// tokens and rows never take less time on more active experts.
 class ExpertTables {
@@ -107,12 +110,8 @@ class ExpertTables {
   friend class KernelTables;
   TableTime own_time(double tokens, double rows, double active) const;
 
-  ExpertsCall shape_;
-  std::string precision_;
-  GpuSpec facts_;
-  Evidence best_ = Evidence::interpolated;
+  std::shared_ptr<const ExpertCurve> curve_;
   TableFactors factors_;
-  std::unique_ptr<LazyGrid> raw_, monotone_;  // of log time: tokens, rows, active
   // Kernels that were measured in this format, beside one that was measured in another.
   std::shared_ptr<const ExpertTables> own_format_;
 };
