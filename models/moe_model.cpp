@@ -1156,7 +1156,7 @@ double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
       static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
       static_cast<double>(hidden) * (a.index_dim + a.index_heads);
   if (!a.is_mla()) {
-    const double kv_heads = (a.kv_heads + tp - 1) / tp;
+    const int kv_heads = (a.kv_heads + tp - 1) / tp;
     const double values = a.values_are_keys ? 0 : a.value_dim();
     return hidden *
                (heads * (queries * a.head_dim + a.value_dim()) + kv_heads * (a.head_dim + values)) +
