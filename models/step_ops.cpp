@@ -124,8 +124,8 @@ struct AttentionSlice {
 
 AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   const double elements = kv_elements(a, tp);
-  const double kv_heads = (a.kv_heads + tp - 1) / tp;
-  return {static_cast<double>(a.query_heads) / tp, kv_heads, elements,
+  const int kv_heads = (a.kv_heads + tp - 1) / tp;
+  return {double(a.query_heads) / tp, double(kv_heads), elements,
           elements * bytes_per_element(cache)};
 }
 

@@ -6,11 +6,11 @@
 #include <bit>
 #include <functional>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Bit b of a byte as a one in byte b.
 constexpr std::array<std::uint64_t, 256> spread = [] {
@@ -121,7 +121,7 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
     }
     for (std::size_t w = 0; w < words_; ++w) {
       for (std::uint64_t left = bits[w]; left != 0; left &= left - 1) {
-        ++counts_[w * 64 + static_cast<std::size_t>(std::countr_zero(left))];
+        ++counts_[w * 64 + at(std::countr_zero(left))];
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
@@ -18,8 +19,6 @@ namespace {
 using test::config;
 using test::config_error;
 using test::WithinRel;
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct Replayed {
   int hits = 0;

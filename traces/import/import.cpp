@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/parse_json.hpp"
 #include "traces/import/forms.hpp"
 #include "traces/mapped_file.hpp"
@@ -18,8 +19,6 @@ namespace moesim {
 namespace {
 
 constexpr double most_tokens = 1e15;  // of a count
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 [[noreturn]] void refuse(const std::string& place, const std::string& what) {
   throw ConfigError(fmt::format("{}: {}", place, what));

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/placement/batch_matching.hpp"
 #include "sim/placement/placers.hpp"
@@ -14,8 +15,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct JointOptions {
   int moves = 0;

@@ -3,14 +3,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "hardware/at.hpp"
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // How likely each expert is to be active in a batch that gives experts x tokens in the mean, when
 // tokens pick by popularity: 1 - exp(-x load / mean load).
