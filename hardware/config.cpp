@@ -421,8 +421,8 @@ bool ConfigReader::optional(std::string_view key) {
 
 ConfigNode ConfigReader::value(std::string_view key, const Key* row, Json fallback) {
   known_.emplace(key);
-  return node_.at(has(key) ? node_.json().at(std::string(key)) : std::move(fallback),
-                  node_.pointer() + "/" + escape_pointer(key),
+  if (has(key)) fallback = node_.json().at(std::string(key));
+  return node_.at(std::move(fallback), node_.pointer() + "/" + escape_pointer(key),
                   row == nullptr ? nullptr : &row->form);
 }
 

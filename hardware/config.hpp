@@ -106,7 +106,7 @@ class ConfigNode {
   std::shared_ptr<Json> resolved_;
 };
 
-/// Reads one JSON object key by key and knows which keys nobody asked for. With a table every key
+/// Reads one JSON object key by key and knows which keys were never read. With a table every key
 /// that is asked for must have a row, whose form its value is held to and whose literal default
 /// stands in for it when it is missing; asking for anything else is a bug (std::logic_error).
 /// Without one (formats that are not an experiment's) the caller says both. Getters throw
@@ -121,7 +121,7 @@ class ConfigReader {
   bool optional(std::string_view key);
   /// The value under a key, marked as read, for the caller to take apart.
   ConfigNode child(std::string_view key);
-  /// The same, or `fallback` as if it stood there; its row gives the default in words.
+  /// child(key), or `fallback` as if it stood there; the key's row gives the default in words.
   ConfigNode child_or(std::string_view key, Json fallback);
 
   std::string text(std::string_view key) { return child(key).text(); }
@@ -177,7 +177,7 @@ auto read_object(const ConfigNode& node, KeyTable keys, Read&& read) {
     return result;
   }
 }
-/// The same without a table.
+/// Reads an object of a format that has no table of keys.
 template <class Read>
 auto read_object(const ConfigNode& node, Read&& read) {
   return read_object(node, nullptr, std::forward<Read>(read));

@@ -123,7 +123,7 @@ std::optional<TableTime> exchange_time(const KernelTables& tables, Collective ki
   };
   auto time = timed(call.combine);
   if (!time || call.low_latency) return time;
-  // One pair of constants for both ways: the mean of them.
+  // One pair of constants serves dispatch and combine: the mean of their times.
   if (const auto back = timed(true)) time->time = (time->time + back->time) / 2;
   return time;
 }

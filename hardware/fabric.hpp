@@ -93,7 +93,7 @@ class Fabric {
   /// Every GPU holds `bytes` and ends with the sum: a reduce-scatter and an all-gather,
   /// hierarchical across domains (a GPU's NIC carries its share of its domain's sum).
   CollectiveCost all_reduce(int gpus, Bytes bytes) const;
-  /// The same by one algorithm: Collective::all_reduce (NCCL) or one_shot_all_reduce.
+  /// An all-reduce by one algorithm: Collective::all_reduce (NCCL) or one_shot_all_reduce.
   CollectiveCost all_reduce(int gpus, Bytes bytes, Collective kind) const;
   /// GPU i contributes contribution[i]; every GPU ends with all.
   CollectiveCost all_gather(std::span<const double> contribution) const;

@@ -126,7 +126,7 @@ struct CollectiveConstants {
   std::string source;
   std::optional<Calibration> calibration{};
 
-  /// Likewise, when the busiest rank moves this many bytes.
+  /// What a price rests on when the busiest rank moves this many bytes.
   Evidence evidence_for(double bytes) const;
 };
 

@@ -188,7 +188,7 @@ struct Found {
     for (const Kernel& kernel : kernels) guesses.push_back(kernel.at(place));
     return fastest(std::move(guesses));
   }
-  /// The coordinates at which any of them was measured on an axis, ascending.
+  /// The coordinates at which any kernel was measured on an axis, ascending.
   std::vector<double> ticks(int axis) const {
     std::set<double> all;
     for (const Kernel& kernel : kernels) {
@@ -207,6 +207,14 @@ struct Curve {
 
 }  // namespace
 
+struct ExpertCurve {
+  std::string precision;
+  ExpertsCall shape;
+  GpuSpec facts;  // without tables
+  bool sibling = false;
+  std::optional<LazyGrid> raw, monotone;  // of log time: tokens, rows, active
+};
+
 /// What was read, and what was made of it so far.
 struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
@@ -218,6 +226,7 @@ struct KernelTables::State {
                                           const ProfileTables& from, bool sibling) const;
   std::string wanted_kernel(TableFamily) const;
   bool has_kernel(TableFamily, std::string_view group, const std::string& part) const;
+  std::shared_ptr<const ExpertCurve> expert_curve(const ExpertsCall&, std::string_view group) const;
   const Curve* curve(TableFamily, const std::vector<std::string>& groups, const Coordinates& shape,
                      std::span<const int> fixed, std::span<const int> free) const;
   template <class Call>
@@ -236,6 +245,7 @@ struct KernelTables::State {
   std::map<std::string, double> errors, carried_errors;  // by table
   mutable std::shared_mutex mutex;
   mutable std::map<std::pair<std::string, Coordinates>, std::unique_ptr<const Curve>> curves;
+  mutable std::map<std::pair<std::string, Coordinates>, std::shared_ptr<const ExpertCurve>> experts;
 };
 
 KernelTables::State::State(const GpuSpec& gpu, const EngineVersion& engine, KernelChoice kernels)
@@ -494,10 +504,11 @@ std::optional<TableTime> KernelTables::State::time(const AttentionCall& call) co
   const std::string kv = call.kv_bytes < 2 ? "fp8" : "bfloat16";
   const std::string other = call.kv_bytes < 2 ? "bfloat16" : "fp8";
   const TableFamily family = table_of(call);
-  // Points of caches as large first, whosever they are; then what smaller ones say of them.
+  // Points of caches as large come first, in every precision; then points of smaller caches.
   const auto like = [&](std::vector<std::string> groups) {
     if (!reads_from_hbm(call, facts)) return groups;
     std::vector<std::string> large;
+    large.reserve(2 * groups.size());
     for (const std::string& group : groups) large.push_back(from_hbm(group));
     large.insert(large.end(), groups.begin(), groups.end());
     return large;
@@ -629,40 +640,56 @@ std::shared_ptr<const ExpertTables> KernelTables::experts(const ExpertsCall& cal
 
 std::shared_ptr<ExpertTables> KernelTables::experts(const ExpertsCall& call,
                                                     std::string_view group) const {
-  static constexpr std::array shape{3, 4, 5, 6};
+  auto curve = state_->expert_curve(call, group);
+  if (!curve) return nullptr;
+  auto layer = std::make_shared<ExpertTables>();
+  layer->curve_ = std::move(curve);
+  layer->factors_ = factors_;
+  return layer;
+}
+
+std::shared_ptr<const ExpertCurve> KernelTables::State::expert_curve(const ExpertsCall& call,
+                                                                     std::string_view group) const {
+  static constexpr std::array<int, 4> fixed{3, 4, 5, 6};
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
-  const auto found = std::make_shared<const Found>(state_->find(
-      TableFamily::experts, {std::string(group)}, locate(any, state_->facts).at, shape));
+  const Coordinates like = locate(any, facts).at;
+  const std::pair name(fmt::format("{} by {}", call.precision, group),
+                       Coordinates{call.hidden, call.width, call.top_k, call.experts});
+  const std::unique_lock lock(mutex);
+  const auto [place, unseen] = experts.try_emplace(name);
+  if (!unseen) return place->second;
+  const auto found =
+      std::make_shared<const Found>(find(TableFamily::experts, {std::string(group)}, like, fixed));
   if (found->kernels.empty()) return nullptr;
-  auto layer = std::make_shared<ExpertTables>();
-  layer->precision_ = call.precision;
-  layer->shape_ = call;
-  layer->shape_.precision = layer->precision_;
-  layer->facts_ = state_->facts;
-  layer->factors_ = factors_;
-  if (found->sibling) layer->best_ = Evidence::carried_over;
+  auto made = std::make_shared<ExpertCurve>();
+  place->second = made;
+  made->precision = call.precision;
+  made->shape = call;
+  made->shape.precision = made->precision;
+  made->facts = facts;
+  made->sibling = found->sibling;
   const std::array<std::vector<double>, 3> nodes{found->ticks(2), half_octaves(20),
                                                  half_octaves(10)};
-  const ExpertTables& self = *layer;
-  layer->raw_ = std::make_unique<LazyGrid>(nodes, [found, &self](const LazyGrid::Place& at) {
-    ExpertsCall c = self.shape_;
+  const ExpertCurve& self = *made;
+  made->raw.emplace(nodes, [found, &self](const LazyGrid::Place& at) {
+    ExpertsCall c = self.shape;
     c.tokens = std::exp2(at[0]);
     c.rows = std::exp2(at[1]);
     c.active = std::min(std::exp2(at[2]), c.rows);
-    const Located place = locate(c, self.facts_);
-    const Scattered::Guess share = found->at(place.at);
-    return Scattered::Guess{share.value + std::log(place.rough_us), share.nearest};
+    const Located located = locate(c, self.facts);
+    const Scattered::Guess share = found->at(located.at);
+    return Scattered::Guess{share.value + std::log(located.rough_us), share.nearest};
   });
   // More experts never take less time, however the measured points scatter.
-  layer->monotone_ = std::make_unique<LazyGrid>(nodes, [&self](const LazyGrid::Place& at) {
-    const double most = std::log2(std::max(1.0, std::min(self.shape_.experts, std::exp2(at[1]))));
+  made->monotone.emplace(nodes, [&self](const LazyGrid::Place& at) {
+    const double most = std::log2(std::max(1.0, std::min(self.shape.experts, std::exp2(at[1]))));
     std::vector<Scattered::Guess> column;
     for (double active = 0; active <= std::max(most, at[2]); active += 0.5)
-      column.push_back(self.raw_->at({at[0], at[1], active}));
+      column.push_back(self.raw->at({at[0], at[1], active}));
     return ascending(column)[static_cast<std::size_t>(2 * at[2])];
   });
-  return layer;
+  return made;
 }
 
 TableTime ExpertTables::time(double tokens, double rows, double active) const {
@@ -674,11 +701,10 @@ TableTime ExpertTables::time(double tokens, double rows, double active) const {
 
 TableTime ExpertTables::own_time(double tokens, double rows, double active) const {
   const Scattered::Guess log_time =
-      monotone_->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
-                     std::log2(std::max(1.0, active))});
-  const Evidence evidence = best_ == Evidence::carried_over
-                                ? best_
-                                : evidence_of(false, std::max(log_time.nearest, same_point));
+      curve_->monotone->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
+                            std::log2(std::max(1.0, active))});
+  // Between grid points nothing was measured.
+  const Evidence evidence = evidence_of(curve_->sibling, std::max(log_time.nearest, same_point));
   return {Seconds(std::exp(log_time.value) * 1e-6) * factors_.at(TableFamily::experts, evidence),
           evidence};
 }
@@ -725,7 +751,7 @@ std::shared_ptr<const KernelTables> shared_tables(const GpuSpec& gpu, const Engi
   static std::mutex mutex;
   static std::map<std::string, std::weak_ptr<const KernelTables>> all;
   std::string name = fmt::format("{} {} {}", engine.name, engine.version, facts_of(gpu));
-  for (const auto& [family, kernel] : choice) name += " " + family + "=" + kernel;
+  for (const auto& [family, kernel] : choice) name += fmt::format(" {}={}", family, kernel);
   const std::lock_guard lock(mutex);
   auto tables = all[name].lock();
   if (!tables) all[name] = tables = std::make_shared<const KernelTables>(gpu, engine, choice);

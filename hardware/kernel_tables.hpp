@@ -19,13 +19,13 @@ namespace moesim {
 /// "gemm", "attention_decode", ...): part of the kernel's name there, e.g. {"experts",
 /// "min_latency"}. Without one the fastest for the work at hand. {"engines", "any"} takes kernels
 /// of all engines that were measured on a GPU for as many side by side: what they run comes from
-/// the same few libraries, and which of them one was measured with is not always what it runs.
+/// the same few libraries, and an engine does not always run the one it was measured with.
 /// {"fused", "norm rope"} names small operations that the engine computes inside its larger ones.
 using KernelChoice = std::map<std::string, std::string, std::less<>>;
 
 /// The GPU with its kernels priced by measured tables instead of by rooflines alone. Each family is
 /// looked for in turn in the nearest version of the engine on this GPU, in another engine's on this
-/// GPU, in the same two of the GPU's sibling, scaled by the data sheets; what none of them has
+/// GPU, in the same two of the GPU's sibling, scaled by the data sheets; a family found in none
 /// keeps its roofline. An empty version is the newest. A GPU without profiles and sibling comes
 /// back as it was. Tables are read when a family is first asked for, once in a process, and then
 /// throw ConfigError if they are malformed.
@@ -80,7 +80,7 @@ class KernelTables {
   std::shared_ptr<const ExpertTables> experts(double hidden, double width, double top_k,
                                               double experts, Precision weights,
                                               Precision activations) const;
-  /// The same, precision as tables name it.
+  /// The expert layer of a shape whose precision is named as in the tables.
   std::shared_ptr<const ExpertTables> experts(const ExpertsCall& shape) const;
 
  private:
@@ -93,9 +93,12 @@ class KernelTables {
   TableFactors factors_;
 };
 
-/// The same tables with their times multiplied, e.g. by what they may be wrong by. What was read is
+/// These tables with their times multiplied, e.g. by what they may be wrong by. What was read is
 /// shared.
 std::shared_ptr<const KernelTables> scaled(const KernelTables&, const TableFactors&);
+
+/// What was made of the tables for one shape of expert layer; shared by all who ask for it.
+struct ExpertCurve;
 
 /// The fused expert layer of one shape as a function of a rank's load, see ExpertsCall. Equal
 /// tokens and rows never take less time on more active experts.
@@ -107,12 +110,8 @@ class ExpertTables {
   friend class KernelTables;
   TableTime own_time(double tokens, double rows, double active) const;
 
-  ExpertsCall shape_;
-  std::string precision_;
-  GpuSpec facts_;
-  Evidence best_ = Evidence::interpolated;
+  std::shared_ptr<const ExpertCurve> curve_;
   TableFactors factors_;
-  std::unique_ptr<LazyGrid> raw_, monotone_;  // of log time: tokens, rows, active
   // Kernels that were measured in this format, beside one that was measured in another.
   std::shared_ptr<const ExpertTables> own_format_;
 };

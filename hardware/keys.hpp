@@ -41,8 +41,8 @@ struct Form {
     object,   ///< with `keys`
     policy,   ///< a row of the table `registry`: a bare name, or an object with "type", its options
               ///< and `keys`
-    foreign,  ///< an object of somebody else's format, known by any of `names`
-    any,      ///< whatever is JSON: somebody else reads it
+    foreign,  ///< an object of another program's format, known by any of `names`
+    any,      ///< whatever is JSON: another reader checks it
   };
   Kind kind;
   Range range{};

@@ -8,13 +8,13 @@
 
 namespace moesim {
 
-/// Parses JSON that somebody else wrote. NaN, Infinity and -Infinity, as Python writes them, are
+/// Parses JSON from another program. NaN, Infinity and -Infinity, as Python writes them, are
 /// null. Throws ConfigError, without a file, if it is not JSON, has a key twice in one object, or
 /// is nested deeper than 64 (values are copied by recursion, which a hostile text could make as
 /// deep as it is long).
 Json parse_json(std::string_view text);
 
-/// The same for what moesim wrote itself, where keys that stand there twice need not be looked for.
+/// Parses JSON that moesim wrote itself, where duplicate keys need not be looked for.
 Json parse_written_json(std::string_view text);
 
 /// As parse_json(), or the text itself where it is not JSON or nested too deep: a value on the

@@ -48,7 +48,7 @@ class Registry {
     /// Reads the options of this policy; the "type" key has been read. Unread keys are refused
     /// afterwards.
     MadeOf<Product> (*make)(ConfigReader& options, Context... context);
-    /// Those options.
+    /// The keys of these options.
     KeyTable keys = no_keys;
   };
 
@@ -66,7 +66,7 @@ class Registry {
     return names;
   }
 
-  /// What documentation says of them.
+  /// What documentation says of each policy.
   std::vector<PolicyRow> rows() const {
     std::vector<PolicyRow> rows;
     for (const Entry& entry : entries_) rows.push_back({entry.name, entry.summary, entry.keys});
@@ -80,7 +80,7 @@ class Registry {
                        [&](ConfigReader& reader) { return make_from(reader, context...); });
   }
 
-  /// The same from an object that holds other keys beside the policy's, which the caller reads.
+  /// make() from an object with other keys beside the policy's, which the caller reads.
   MadeOf<Product> make_from(ConfigReader& reader, Context... context) const {
     const Entry& entry = entries_[reader.policy(kind_, names())];
     reader.add(entry.keys);

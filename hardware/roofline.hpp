@@ -56,7 +56,7 @@ class Roofline {
   FlopsPerSecond peak_, reached_;
   Reach reach_;
 };
-/// The same once.
+/// What one piece of work costs, by a Roofline made for it alone.
 Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
 
 /// The rows that one GPU's grouped GEMM computes, summed over its active slots. A slot's rows are

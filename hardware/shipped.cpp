@@ -16,7 +16,7 @@ std::filesystem::path data_folder() {
     return named;
   std::error_code none;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", none);
-  const auto installed = (program.parent_path() / MOESIM_INSTALLED_DATA).lexically_normal();
+  auto installed = (program.parent_path() / MOESIM_INSTALLED_DATA).lexically_normal();
   if (std::filesystem::is_directory(installed / "hardware", none)) return installed;
   return MOESIM_SOURCE_DIR;
 }
@@ -98,7 +98,7 @@ std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_vie
 
 std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   const std::string text = node.text();
-  const std::filesystem::path file = node.relative(text);
+  std::filesystem::path file = node.relative(text);
   std::error_code none;
   if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
   if (is_path(text) || std::filesystem::exists(file, none)) return file;

@@ -50,7 +50,7 @@ class LaunchCount {
     if (a.is_mla()) launches = {.products = 4, .others = rope + 2 + 2 + 1};
     // Queries' and keys' squares, their sum over GPUs, the norm.
     if (a.joint_qk_norm) launches.others += 3;
-    // Projections, norm, RoPE and quantisation of two, scores, the best of them.
+    // Projections, norm, RoPE and quantisation of two, scores, the choice of the best.
     if (a.is_sparse()) launches.others += 8;
     return with_quantisation(launches, precision_.attention);
   }

@@ -14,9 +14,9 @@ struct Fusions {
   bool rope = false;      ///< in attention
   bool quantise = false;  ///< by scales that are known beforehand, in what writes the input
 };
-/// Those whose names are said to be fused.
+/// The fusions whose names `fused` says yes to.
 Fusions fusions_where(const std::function<bool(std::string_view)>& fused);
-/// Those of the engine whose kernels the GPU has.
+/// The fusions of the engine whose kernels price the GPU.
 Fusions fusions_of(const GpuSpec&);
 
 /// Kernels that the host of one GPU launches for a step with prompts that no CUDA graph holds, over

@@ -7,6 +7,8 @@
 #include <map>
 #include <utility>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -103,10 +105,10 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   struct Stage {
     double attention = 0, ffn = 0, kept = 0;
   };
-  std::vector<Stage> stages(static_cast<std::size_t>(plan.pp));
+  std::vector<Stage> stages(at(plan.pp));
   for (int l = 0; l < layers; ++l) {
-    const LayerSpec& layer = model.layers[static_cast<std::size_t>(l)];
-    Stage& stage = stages[static_cast<std::size_t>(plan.stage_of(l, layers))];
+    const LayerSpec& layer = model.layers[at(l)];
+    Stage& stage = stages[at(plan.stage_of(l, layers))];
     stage.attention += mixer_parameters(model, layer, plan.tp);
     stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
@@ -130,10 +132,9 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
 
 int moe_layers_of_stage(const MoeModel& model, const ParallelPlan& plan) {
   const int layers = static_cast<int>(model.layers.size());
-  std::vector<int> of_stage(static_cast<std::size_t>(plan.pp));
+  std::vector<int> of_stage(at(plan.pp));
   for (int l = 0; l < layers; ++l) {
-    if (model.layers[static_cast<std::size_t>(l)].moe)
-      ++of_stage[static_cast<std::size_t>(plan.stage_of(l, layers))];
+    if (model.layers[at(l)].moe) ++of_stage[at(plan.stage_of(l, layers))];
   }
   return *std::max_element(of_stage.begin(), of_stage.end());
 }

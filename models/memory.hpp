@@ -44,7 +44,7 @@ KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, i
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// One routed expert in one layer on one GPU (its moe_tp slice).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// MoE layers of the stage that has most of them.
+/// How many MoE layers the pipeline stage with the most has.
 int moe_layers_of_stage(const MoeModel&, const ParallelPlan&);
 /// Every weight that is not a routed expert, on one GPU of the stage that has most: attention,
 /// dense and shared FFNs sliced by tp, in the plan's `attention` precision; embeddings and LM head

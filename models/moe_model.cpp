@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "models/language_part.hpp"
 #include "models/step_ops.hpp"
 
@@ -296,7 +297,7 @@ void hf_layer_types(ConfigReader& r, MoeModel& m) {
                                                          "attention",         "mamba"};
   const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
-    const ConfigNode& type = types[static_cast<std::size_t>(i)];
+    const ConfigNode& type = types[at(i)];
     const std::string name = type.text();
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
@@ -317,7 +318,7 @@ void hf_mlp_types(ConfigReader& r, MoeModel& m) {
   if (!present(r, "mlp_layer_types")) return;
   const std::vector<ConfigNode> types = of_each_layer(r, "mlp_layer_types", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
-    const ConfigNode& type = types[static_cast<std::size_t>(i)];
+    const ConfigNode& type = types[at(i)];
     const std::string name = type.text();
     if (name != "dense" && name != "sparse")
       type.fail(fmt::format("FFNs of type \"{}\" are not modelled; one of: dense, sparse", name));
@@ -350,7 +351,7 @@ void read_qwen_moe(ConfigReader& r, MoeModel& m) {
   if (present(r, "mlp_only_layers")) {
     const double last = static_cast<double>(m.layers.size()) - 1;
     for (const ConfigNode& layer : r.child("mlp_only_layers").list())
-      m.layers[static_cast<std::size_t>(layer.integer({0, last}))].moe = false;
+      m.layers[at(layer.integer({0, last}))].moe = false;
   }
   qwen_window(r, m);
 }
@@ -448,8 +449,7 @@ void llama4_chunks(ConfigReader& r, MoeModel& m) {
         .fail(fmt::format("expected one entry per layer ({}), found {}", m.layers.size(),
                           rope.size()));
   for_layers(m, [&](int i, LayerSpec& layer) {
-    const bool local = rope.empty() ? (i + 1) % interval != 0
-                                    : rope[static_cast<std::size_t>(i)].integer({0, 1}) == 1;
+    const bool local = rope.empty() ? (i + 1) % interval != 0 : rope[at(i)].integer({0, 1}) == 1;
     if (local) layer = {.window = chunk, .chunked = true, .moe = layer.moe};
   });
 }
@@ -520,8 +520,7 @@ void read_minimax_lightning(ConfigReader& r, MoeModel& m) {
   m.linear = lightning(r, m.hidden);
   if (present(r, "layer_types")) return;
   const std::vector<bool> attends = hf_flags(r, "attn_type_list", m.layers.size());
-  for_layers(
-      m, [&](int i, LayerSpec& layer) { layer.linear = !attends[static_cast<std::size_t>(i)]; });
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.linear = !attends[at(i)]; });
 }
 
 // Layers by their numbers, separated by commas.
@@ -566,7 +565,7 @@ void read_step(ConfigReader& r, MoeModel& m) {
   for (const int layer : numbers_in(listed)) {
     if (layer < 0 || layer >= static_cast<int>(m.layers.size()))
       listed.fail(fmt::format("there is no layer {} of {}", layer, m.layers.size()));
-    m.layers[static_cast<std::size_t>(layer)].moe = true;
+    m.layers[at(layer)].moe = true;
   }
 }
 
@@ -624,9 +623,7 @@ void read_smallthinker(ConfigReader& r, MoeModel& m) {
   if (!present(r, "sliding_window_layout")) return;
   const int window = count(r, "sliding_window_size");
   const std::vector<bool> slides = hf_flags(r, "sliding_window_layout", m.layers.size());
-  for_layers(m, [&](int i, LayerSpec& layer) {
-    layer.window = slides[static_cast<std::size_t>(i)] ? window : 0;
-  });
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.window = slides[at(i)] ? window : 0; });
 }
 
 void read_granite(ConfigReader& r, MoeModel& m) {
@@ -635,7 +632,7 @@ void read_granite(ConfigReader& r, MoeModel& m) {
   m.shared_width = optional(r, "shared_intermediate_size", 0);
 }
 
-// Granite 4: Mamba-2 in the layers that layer_types says, experts in all of them.
+// Granite 4: Mamba-2 in the layers that layer_types says, experts in every layer.
 void read_granite_hybrid(ConfigReader& r, MoeModel& m) {
   read_granite(r, m);
   const int heads = count(r, "mamba_n_heads");
@@ -738,8 +735,8 @@ void read_mimo(ConfigReader& r, MoeModel& m) {
   const std::vector<bool> slides = hf_flags(r, "hybrid_layer_pattern", m.layers.size());
   const std::vector<bool> moe = hf_flags(r, "moe_layer_freq", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
-    layer.moe = moe[static_cast<std::size_t>(i)];
-    layer.window = slides[static_cast<std::size_t>(i)] ? window : 0;
+    layer.moe = moe[at(i)];
+    layer.window = slides[at(i)] ? window : 0;
   });
 }
 
@@ -752,7 +749,7 @@ void read_minimax_m3(ConfigReader& r, MoeModel& m) {
       nullable(r, "n_shared_experts") * optional(r, "shared_intermediate_size", m.expert_width);
   m.dense_width = optional(r, "dense_intermediate_size", 0);
   const std::vector<bool> moe = hf_flags(r, "moe_layer_freq", m.layers.size());
-  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = moe[static_cast<std::size_t>(i)]; });
+  for_layers(m, [&](int i, LayerSpec& layer) { layer.moe = moe[at(i)]; });
   if (!present(r, "sparse_attention_config")) return;
   ConfigReader sparse(r.child("sparse_attention_config"));
   if (!present(sparse, "use_sparse_attention") || !sparse.flag("use_sparse_attention")) return;
@@ -761,7 +758,7 @@ void read_minimax_m3(ConfigReader& r, MoeModel& m) {
   m.attention.index_top = count(sparse, "sparse_topk_blocks") * count(sparse, "sparse_block_size");
   const std::vector<bool> thinned = hf_flags(sparse, "sparse_attention_freq", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
-    layer.sparse_top = thinned[static_cast<std::size_t>(i)] ? m.attention.index_top : 0;
+    layer.sparse_top = thinned[at(i)] ? m.attention.index_top : 0;
   });
 }
 
@@ -846,7 +843,7 @@ void read_kimi_linear(ConfigReader& r, MoeModel& m) {
               .convolution = count(linear, "short_conv_kernel_size")};
   const double last = static_cast<double>(m.layers.size());
   for (const ConfigNode& layer : linear.child("kda_layers").list())
-    m.layers[static_cast<std::size_t>(layer.integer({1, last}) - 1)].linear = true;
+    m.layers[at(layer.integer({1, last}) - 1)].linear = true;
 }
 
 // Its heads stand there layer by layer: those of layers with a window may be more.
@@ -864,7 +861,7 @@ void read_laguna(ConfigReader& r, MoeModel& m) {
       of_each_layer(r, "num_attention_heads_per_layer", m.layers.size());
   int whole_heads = 0, local_heads = 0;
   for_layers(m, [&](int i, const LayerSpec& layer) {
-    const ConfigNode& node = heads[static_cast<std::size_t>(i)];
+    const ConfigNode& node = heads[at(i)];
     const int here = static_cast<int>(node.integer(at_least_one));
     int& kind = layer.window > 0 ? local_heads : whole_heads;
     if (kind != 0 && kind != here)
@@ -1034,7 +1031,7 @@ MoeModel read_hf_model(const ConfigNode& node) {
                       : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
                                                             : false;
   const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
-  m.layers.resize(static_cast<std::size_t>(r.integer(layers, {1, 10'000})));
+  m.layers.resize(at(r.integer(layers, {1, 10'000})));
   family.read(r, m);
   hf_layer_types(r, m);
   hf_mlp_types(r, m);
@@ -1043,7 +1040,7 @@ MoeModel read_hf_model(const ConfigNode& node) {
   return m;
 }
 
-// ---- facts that must agree, whoever wrote them ----
+// ---- facts that must agree, in every source of a model ----
 
 void require(const ConfigNode& node, bool holds, std::string_view message) {
   if (!holds) node.fail(message);
@@ -1159,7 +1156,7 @@ double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
       static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
       static_cast<double>(hidden) * (a.index_dim + a.index_heads);
   if (!a.is_mla()) {
-    const double kv_heads = (a.kv_heads + tp - 1) / tp;
+    const int kv_heads = (a.kv_heads + tp - 1) / tp;
     const double values = a.values_are_keys ? 0 : a.value_dim();
     return hidden *
                (heads * (queries * a.head_dim + a.value_dim()) + kv_heads * (a.head_dim + values)) +

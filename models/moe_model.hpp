@@ -84,7 +84,7 @@ struct MoeModel {
   bool dense_residual =
       false;                 ///< every MoE layer also has the dense FFN beside the experts (Arctic)
   int expert_groups = 1;     ///< group-limited gating: groups of experts ...
-  int groups_per_token = 1;  ///< ... and how many of them a token may use
+  int groups_per_token = 1;  ///< ... and how many groups a token may use
   std::vector<LayerSpec> layers;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
   double published_active = 0;
@@ -102,7 +102,7 @@ struct MoeModel {
 /// "architectures" present; the keys it does not need are ignored). Throws ConfigError if a fact is
 /// missing, contradicts another, or the architecture is not known.
 MoeModel read_model(const ConfigNode&);
-/// Of a zoo file.
+/// The keys of a zoo file.
 std::span<const Key> model_keys();
 /// One of these keys tells a HuggingFace config.json.
 inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "architectures"};
@@ -115,9 +115,9 @@ double kv_elements(const AttentionSpec&, int tp);
 /// Parameters of one layer's attention on one of `tp` GPUs; MLA's down projections and an indexer
 /// are replicated.
 double attention_parameters(const AttentionSpec&, int hidden, int tp = 1);
-/// The same of linear attention: projections, convolution and gates, sliced by heads.
+/// Parameters of one layer's linear attention: projections, convolution, gates, sliced by heads.
 double linear_attention_parameters(const LinearAttentionSpec&, int hidden, int tp = 1);
-/// Of whichever of the two a layer has.
+/// Parameters of whichever attention a layer has.
 double mixer_parameters(const MoeModel&, const LayerSpec&, int tp = 1);
 /// Numbers in the recurrent state of one sequence and linear layer on one of `tp` GPUs, and in what
 /// its convolution keeps.
@@ -127,9 +127,9 @@ struct LinearState {
 LinearState linear_state(const LinearAttentionSpec&, int tp);
 /// Parameters of a gated FFN: gate, up and down projections.
 double ffn_parameters(int hidden, double width);
-/// Of one routed expert.
+/// Parameters of one routed expert.
 double expert_parameters(const MoeModel&);
-/// Of the gate of an MoE layer and, with latent experts, of the projections around them.
+/// Parameters of an MoE layer's gate and, with latent experts, of the projections around them.
 double gate_parameters(const MoeModel&);
 /// Parameters of the two norms of a layer.
 double norm_parameters(int hidden);

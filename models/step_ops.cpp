@@ -100,7 +100,7 @@ class OperationList {
     load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
     append(name, moesim::attention(shape, load, gpu_));
   }
-  // The same of a kernel that no table knows.
+  // An operation by a kernel that no table knows.
   void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
     append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
   }
@@ -124,8 +124,8 @@ struct AttentionSlice {
 
 AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
   const double elements = kv_elements(a, tp);
-  const double kv_heads = (a.kv_heads + tp - 1) / tp;
-  return {static_cast<double>(a.query_heads) / tp, kv_heads, elements,
+  const int kv_heads = (a.kv_heads + tp - 1) / tp;
+  return {double(a.query_heads) / tp, double(kv_heads), elements,
           elements * bytes_per_element(cache)};
 }
 

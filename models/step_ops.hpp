@@ -71,7 +71,7 @@ struct AttentionWork {
   double prefill_context = 0;    ///< tokens in their KV caches, new ones included
   double sequences = 0;
   double indexed_keys = 0;   ///< sparse attention: keys that the indexer reads ...
-  double indexed_pairs = 0;  ///< ... and query-key pairs that it scores, whatever is seen of them
+  double indexed_pairs = 0;  ///< ... and query-key pairs that it scores, seen by attention or not
 };
 /// What a step asks of attention in layers like `layer`, whose window limits what each query sees.
 /// A sequence that verifies, or has one new token, counts as decode, also when it is a prompt's

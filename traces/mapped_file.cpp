@@ -32,7 +32,7 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
   const auto fail = [&](std::string_view what) {
     throw ConfigError(fmt::format("{}: {}", file.string(), what));
   };
-  // Without O_NONBLOCK, opening a pipe nobody writes to would wait for ever.
+  // Without O_NONBLOCK, opening a pipe without a writer would wait for ever.
   const Descriptor opened(::open(file.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (opened.fd < 0) fail(std::strerror(errno));
   struct stat status {};

@@ -24,7 +24,7 @@ class MappedFile {
   /// Keeps the mapping alive.
   std::shared_ptr<const void> storage() const { return data_; }
 
-  /// These bytes of a mapping need not stay in memory: who asks again has them read again.
+  /// These bytes of a mapping need not stay in memory: the next access reads them again.
   static void forget(std::span<const std::byte>);
 
  private:
@@ -49,14 +49,14 @@ void for_each_line(std::string_view text, std::size_t longest, Fn&& fn, TooLong&
   }
 }
 
-/// The same of a text of any length.
+/// Calls fn(line_number, line) for the lines of a text that may have any length.
 template <class Fn>
 void for_each_line(std::string_view text, Fn&& fn) {
   for_each_line(text, text.size(), fn, [](std::size_t) {});
 }
 
-/// The same of a file, none of whose lines may be longer than 1 GiB: one request with its routing
-/// is shorter. Throws ConfigError, also as MappedFile does.
+/// Calls fn(line_number, line) for the lines of a file, none longer than 1 GiB: one request with
+/// its routing is shorter. Throws ConfigError, also as MappedFile does.
 template <class Fn>
 void for_each_line(const std::filesystem::path& file, Fn&& fn) {
   for_each_line(MappedFile(file).text(), largest_text, fn,

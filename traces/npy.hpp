@@ -44,7 +44,7 @@ class NpyArray {
  public:
   /// Throws ConfigError if the file is no such array, or is not exactly as long as its header says.
   static NpyArray open(const std::filesystem::path& file);
-  /// The same of what such a file holds; `place` stands in for its name.
+  /// The array in the bytes of such a file; `place` stands in for its name.
   static NpyArray parse(std::string bytes, const std::string& place);
 
   NpyType type() const { return type_; }

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/config.hpp"
 #include "hardware/parse_json.hpp"
 #include "traces/npy.hpp"
@@ -184,7 +185,7 @@ std::string requests_text(const RoutingTrace& trace) {
     json["row_start"] = request.row_start;
     json["num_tokens"] = request.num_tokens;
     json["prompt_rows"] = request.prompt_rows;
-    json["workload"] = trace.workloads()[static_cast<std::size_t>(request.workload)];
+    json["workload"] = trace.workloads()[at(request.workload)];
     if (request.has_repetition) json["has_repetition"] = true;
     text += json.dump() + "\n";
   }
@@ -210,8 +211,7 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
     case NpyType::i4: trace.ids_ = array.as<std::int32_t>(); break;
     default:
       throw ConfigError(fmt::format("{}: holds ids of type {}; save them as u1, u2 or i4",
-                                    trace.place_,
-                                    npy_type_names[static_cast<std::size_t>(array.type())]));
+                                    trace.place_, npy_type_names[at(array.type())]));
   }
   const auto shape = array.shape();
   if (shape.size() != 3 || shape[1] != trace.layers() || shape[2] != trace.experts_per_token())
@@ -266,7 +266,7 @@ std::vector<std::int64_t> RoutingTrace::expert_counts(
   const auto experts = static_cast<std::size_t>(num_experts());
   const auto k = static_cast<std::size_t>(experts_per_token());
   const auto ids_per_row = static_cast<std::size_t>(row_ids());
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(layers()) * experts);
+  std::vector<std::int64_t> counts(at(layers()) * experts);
   const auto add = [&](const TraceRequest& request) {
     stream(request.row_start, request.row_start + request.num_tokens, [&](auto rows) {
       for (; !rows.empty(); rows = rows.subspan(ids_per_row)) {
@@ -290,8 +290,7 @@ void RoutingTrace::stream(std::int64_t first, std::int64_t last, Read&& read) co
   for (std::int64_t end = first; first < last; first = end) {
     end = std::min(first + at_once, last);
     visit([&](auto ids) {
-      const auto rows = ids.subspan(static_cast<std::size_t>(first * row_ids()),
-                                    static_cast<std::size_t>((end - first) * row_ids()));
+      const auto rows = ids.subspan(at(first * row_ids()), at((end - first) * row_ids()));
       read(rows);
       if (streams_) MappedFile::forget(std::as_bytes(rows));
     });
@@ -341,8 +340,8 @@ RoutingTrace RoutingTrace::with_layers(std::vector<int> layer_ids) const {
     const auto from_layers = static_cast<std::size_t>(layers());
     const auto to_layers = static_cast<std::size_t>(trace.layers());
     std::vector<Id> mapped;
-    mapped.reserve(static_cast<std::size_t>(tokens_) * to_layers * k);
-    for (std::size_t row = 0; row < static_cast<std::size_t>(tokens_); ++row)
+    mapped.reserve(at(tokens_) * to_layers * k);
+    for (std::size_t row = 0; row < at(tokens_); ++row)
       for (std::size_t layer = 0; layer < to_layers; ++layer) {
         const auto group = ids.subspan((row * from_layers + layer % from_layers) * k, k);
         mapped.insert(mapped.end(), group.begin(), group.end());

@@ -17,7 +17,7 @@ namespace moesim {
 struct TraceRequest {
   std::int64_t row_start = 0;
   std::int64_t num_tokens = 0;   ///< rows
-  std::int64_t prompt_rows = 0;  ///< how many of them belong to the prompt; the rest is decode
+  std::int64_t prompt_rows = 0;  ///< how many rows belong to the prompt; the rest is decode
   int workload = 0;              ///< index into workloads()
   bool has_repetition = false;   ///< a degenerate loop
   std::int64_t decode_rows() const { return num_tokens - prompt_rows; }
@@ -74,11 +74,11 @@ class RoutingTrace {
   /// Tokens per expert [layers, num_experts], over the rows of the given requests (of all requests
   /// when empty). Reads those rows, of which a long mapped trace keeps none in memory.
   std::vector<std::int64_t> expert_counts(std::span<const std::size_t> of_requests = {}) const;
-  /// Reads every row, likewise. Throws ConfigError naming the first row and layer whose ids are out
-  /// of range or not distinct.
+  /// Reads every row, as expert_counts() does. Throws ConfigError naming the first row and layer
+  /// whose ids are out of range or not distinct.
   void check_ids() const;
 
-  /// The same rows, of which only these requests are used.
+  /// This trace with these of its requests alone; the rows are shared.
   RoutingTrace with_requests(std::vector<TraceRequest> requests) const;
   /// The rows of a model with these MoE layers: layer i takes the ids of recorded layer
   /// i mod layers(). Copies every row; meta().adapted says so.

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "hardware/config.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/units.hpp"
@@ -27,12 +28,12 @@ constexpr int most_paired_experts = 4096;  // a table of all pairs takes 64 MB, 
 struct Shape {
   std::size_t layers, experts, k;
   explicit Shape(const RoutingTrace& trace)
-      : layers(static_cast<std::size_t>(trace.layers())),
-        experts(static_cast<std::size_t>(trace.num_experts())),
-        k(static_cast<std::size_t>(trace.experts_per_token())) {}
+      : layers(at(trace.layers())),
+        experts(at(trace.num_experts())),
+        k(at(trace.experts_per_token())) {}
   /// Where the ids of a row's layer start in the flat array.
-  std::size_t at(std::int64_t row, std::size_t layer) const {
-    return (static_cast<std::size_t>(row) * layers + layer) * k;
+  std::size_t first_id(std::int64_t row, std::size_t layer) const {
+    return (at(row) * layers + layer) * k;
   }
 };
 
@@ -111,7 +112,7 @@ class Windows {
 };
 
 std::size_t batches_sampled(int batch) {
-  return std::max(min_batches_sampled, batch_tokens_sampled / static_cast<std::size_t>(batch));
+  return std::max(min_batches_sampled, batch_tokens_sampled / at(batch));
 }
 
 /// The distinct experts that `rows` activate in each layer.
@@ -123,9 +124,8 @@ void count_distinct(const RoutingTrace& trace, std::span<const std::int64_t> row
   trace.visit([&](auto ids) {
     for (std::size_t layer = 0; layer < shape.layers; ++layer)
       for (const std::int64_t row : rows)
-        for (const auto id : ids.subspan(shape.at(row, layer), shape.k))
-          of_layer[layer] +=
-              std::exchange(seen_in[static_cast<std::size_t>(id)], layer + 1) != layer + 1;
+        for (const auto id : ids.subspan(shape.first_id(row, layer), shape.k))
+          of_layer[layer] += std::exchange(seen_in[at(id)], layer + 1) != layer + 1;
   });
 }
 
@@ -171,15 +171,15 @@ double expected_distinct(std::span<const double> probabilities, int batch) {
 /// Mean over layers of max/mean tokens per rank of a batch.
 double imbalance_of(const RoutingTrace& trace, std::span<const std::int64_t> rows, int ranks) {
   const Shape shape(trace);
-  const std::size_t experts_per_rank = shape.experts / static_cast<std::size_t>(ranks);
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(ranks));
+  const std::size_t experts_per_rank = shape.experts / at(ranks);
+  std::vector<std::int64_t> tokens(at(ranks));
   double sum_of_max = 0;
   trace.visit([&](auto ids) {
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
       std::fill(tokens.begin(), tokens.end(), 0);
       for (const std::int64_t row : rows)
-        for (const auto id : ids.subspan(shape.at(row, layer), shape.k))
-          ++tokens[static_cast<std::size_t>(id) / experts_per_rank];
+        for (const auto id : ids.subspan(shape.first_id(row, layer), shape.k))
+          ++tokens[at(id) / experts_per_rank];
       sum_of_max += static_cast<double>(*std::max_element(tokens.begin(), tokens.end()));
     }
   });
@@ -193,8 +193,8 @@ void add_shared(const RoutingTrace& trace, std::int64_t row, std::int64_t other,
   const Shape shape(trace);
   trace.visit([&](auto ids) {
     for (std::size_t layer = 0; layer < shape.layers; ++layer) {
-      const auto theirs = ids.subspan(shape.at(other, layer), shape.k);
-      for (const auto id : ids.subspan(shape.at(row, layer), shape.k))
+      const auto theirs = ids.subspan(shape.first_id(other, layer), shape.k);
+      for (const auto id : ids.subspan(shape.first_id(row, layer), shape.k))
         per_layer[layer] += std::count(theirs.begin(), theirs.end(), id);
     }
   });
@@ -203,7 +203,7 @@ void add_shared(const RoutingTrace& trace, std::int64_t row, std::int64_t other,
 /// Share of k that the pairs of rows which draw() answers have in common, by layer.
 template <class Draw>
 LayerSpread mean_overlap(const RoutingTrace& trace, Draw&& draw) {
-  std::vector<std::int64_t> shared(static_cast<std::size_t>(trace.layers()));
+  std::vector<std::int64_t> shared(at(trace.layers()));
   for (int pair = 0; pair < pairs_sampled; ++pair) {
     const auto [row, other] = draw();
     add_shared(trace, row, other, shared);
@@ -240,9 +240,9 @@ class NextLayerGuess {
     std::vector<float> next(shape_.experts), both(square());
     trace.visit([&](auto ids) {
       for (const std::int64_t row : rows) {
-        const auto from = ids.subspan(shape_.at(row, layer_), shape_.k);
-        for (const auto to : ids.subspan(shape_.at(row, layer_ + 1), shape_.k)) {
-          next[static_cast<std::size_t>(to)] += 1;
+        const auto from = ids.subspan(shape_.first_id(row, layer_), shape_.k);
+        for (const auto to : ids.subspan(shape_.first_id(row, layer_ + 1), shape_.k)) {
+          next[at(to)] += 1;
           for (const auto id : from) both[pair(id, to)] += 1;
         }
       }
@@ -269,7 +269,7 @@ class NextLayerGuess {
   std::size_t square() const { return shape_.experts * shape_.experts; }
   template <class From, class To>
   std::size_t pair(From from, To to) const {
-    return static_cast<std::size_t>(from) * shape_.experts + static_cast<std::size_t>(to);
+    return at(from) * shape_.experts + at(to);
   }
   Shape shape_;
   std::size_t layer_;
@@ -283,9 +283,8 @@ std::size_t hits(std::span<const float> scores, std::size_t guesses, Ids truth,
   scratch.assign(scores.begin(), scores.end());
   const auto nth = scratch.begin() + static_cast<std::ptrdiff_t>(guesses - 1);
   std::nth_element(scratch.begin(), nth, scratch.end(), std::greater<>());
-  return static_cast<std::size_t>(std::count_if(truth.begin(), truth.end(), [&](auto id) {
-    return scores[static_cast<std::size_t>(id)] >= *nth;
-  }));
+  return static_cast<std::size_t>(
+      std::count_if(truth.begin(), truth.end(), [&](auto id) { return scores[at(id)] >= *nth; }));
 }
 
 }  // namespace
@@ -335,11 +334,10 @@ std::vector<std::int64_t> coactivation_counts(const RoutingTrace& trace,
       std::int64_t* const pairs = counts.data() + layer * shape.experts * shape.experts;
       for (const TraceRequest& request : requests) {
         for (std::int64_t i = 0; i < request.num_tokens; ++i) {
-          const auto picks = ids.subspan(shape.at(request.row_start + i, layer), shape.k);
+          const auto picks = ids.subspan(shape.first_id(request.row_start + i, layer), shape.k);
           for (const auto a : picks) {
             for (const auto b : picks) {
-              pairs[static_cast<std::size_t>(a) * shape.experts + static_cast<std::size_t>(b)] +=
-                  a != b;
+              pairs[at(a) * shape.experts + at(b)] += a != b;
             }
           }
         }
@@ -355,12 +353,12 @@ std::vector<DistinctExperts> distinct_experts(const RoutingTrace& trace,
   DecodeBatches decode(trace, rng);
   const std::vector<double> popularity = pick_probabilities(trace);
   const std::vector<double> flat(
-      static_cast<std::size_t>(trace.num_experts()),
+      at(trace.num_experts()),
       static_cast<double>(trace.experts_per_token()) / trace.num_experts());
   std::vector<DistinctExperts> answers;
   for (const int batch : batches) {
     const std::size_t samples = batches_sampled(batch);
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(batch));
+    std::vector<std::int64_t> rows(at(batch));
     std::vector<double> of_layer;
     const auto sampled = [&](auto&& draw) {
       DistinctMoments moments;
@@ -392,7 +390,7 @@ std::vector<RankImbalance> rank_imbalance(const RoutingTrace& trace, std::span<c
   DecodeBatches decode(trace, rng);
   std::vector<RankImbalance> answers;
   for (const int batch : batches) {
-    std::vector<std::int64_t> rows(static_cast<std::size_t>(batch));
+    std::vector<std::int64_t> rows(at(batch));
     const std::size_t samples = batches_sampled(batch);
     const std::size_t first = answers.size();
     for (const int count : ranks)
@@ -463,8 +461,8 @@ std::optional<LayerPredictability> layer_predictability(const RoutingTrace& trac
     std::size_t in_k = 0, in_2k = 0, popular = 0;
     trace.visit([&](auto ids) {
       for (const std::int64_t row : scored) {
-        const auto truth = ids.subspan(shape.at(row, layer + 1), shape.k);
-        guess.score(ids.subspan(shape.at(row, layer), shape.k), scores);
+        const auto truth = ids.subspan(shape.first_id(row, layer + 1), shape.k);
+        guess.score(ids.subspan(shape.first_id(row, layer), shape.k), scores);
         in_k += hits(scores, shape.k, truth, scratch);
         in_2k += hits(scores, twice, truth, scratch);
         popular += hits(guess.prior(), shape.k, truth, scratch);

@@ -79,7 +79,7 @@ struct LayerPredictability {
   double popularity_recall_k = 0;  ///< guessing the most popular k whatever the token
 };
 /// None when the trace has one layer, one request or more than 4,096 experts: the guess is a table
-/// of all pairs of them.
+/// of all pairs of experts.
 std::optional<LayerPredictability> layer_predictability(const RoutingTrace&, std::uint64_t seed);
 
 }  // namespace moesim

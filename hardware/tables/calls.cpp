@@ -125,7 +125,7 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
   const double loads = loads_us(
       c.active * 3 * c.hidden * c.width * f.weights + c.rows * c.hidden * (f.activations + 2), gpu);
   const double arithmetic = flops_us(6 * c.hidden * c.width * c.rows, f.multiplied, gpu);
-  // Most engines permute, activate and sum the copies of all tokens, whosever experts they chose.
+  // Most engines permute, activate and sum the copies of all tokens, whichever experts they chose.
   const double copies = loads_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
   // Half an octave of a model's width and number of experts counts as a whole one of what a step
   // varies. Triton's layers change their tiles where tokens outnumber experts.
@@ -238,7 +238,7 @@ int axes_of(TableFamily family) {
   switch (family) {
     case TableFamily::gemm: return 3;
     case TableFamily::experts: return 8;
-    case TableFamily::attention_decode: return 6;
+    case TableFamily::attention_decode:
     case TableFamily::attention_prefill: return 6;
     case TableFamily::mla_decode:
     case TableFamily::mla_prefill:

@@ -32,7 +32,7 @@ class Scattered {
   };
   Guess at(const Coordinates&) const;
   /// The map of the `most` places that are nearest to `like` on the axes that `matters` marks, and
-  /// of all that are as near as the last of them.
+  /// of all others that are as near as the farthest among these.
   Scattered around(const Coordinates& like, std::span<const int> matters, std::size_t most) const;
   /// How far the nearest place is on the axes that `matters` marks.
   double apart(const Coordinates& like, std::span<const int> matters) const;
@@ -46,7 +46,7 @@ class Scattered {
 
 /// A function of up to three coordinates, remembered at the nodes of a grid and linear between
 /// them. Beyond the first and last node it stays as it is there. A node is computed when it is
-/// first needed; safe to ask from several threads, with the same answers whoever asks first.
+/// first needed; safe to ask from several threads, with the same answers in any order.
 class LazyGrid {
  public:
   using Place = std::array<double, 3>;

@@ -19,7 +19,7 @@ class TableRow {
   /// A number of at least 0; `fallback` where the column is absent or empty. Throws ConfigError
   /// "file:line: ..." if it is none.
   double number(std::string_view column, double fallback) const;
-  /// The same of a column that must be there.
+  /// A number of at least 0 in a column that must be there.
   double number(std::string_view column) const;
   const std::string& place() const { return place_; }
   const std::vector<std::string>& columns() const { return columns_; }

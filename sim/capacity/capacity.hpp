@@ -38,7 +38,7 @@ struct CapacityTally {
   std::int64_t delayed = 0;   ///< left for the next step
   std::int64_t waited = 0;    ///< came from the step before ...
   std::int64_t resumed = 0;   ///< ... and ran
-  /// Of which it is known what became: at least those dropped, in any steps that are looked at.
+  /// Selections whose fate is known: at least those dropped, in any steps that are looked at.
   std::int64_t decided() const { return selections + waited - delayed; }
   CapacityTally& operator+=(const CapacityTally&);
 };

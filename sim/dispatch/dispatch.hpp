@@ -18,7 +18,7 @@ struct DispatchProblem {
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
   const TrafficMatrix* copies = nullptr;
-  /// The same, one per token and expert and straight to its GPU; only when needs_selections().
+  /// Token copies, one per token and expert, straight to its GPU; only when needs_selections().
   const TrafficMatrix* selections = nullptr;
   /// Whether the router must see the choices of the whole group before it picks replicas ...
   bool needs_global_counts = false;

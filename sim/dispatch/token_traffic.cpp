@@ -6,11 +6,11 @@
 #include <bit>
 #include <functional>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Bit b of a byte as a one in byte b.
 constexpr std::array<std::uint64_t, 256> spread = [] {
@@ -102,7 +102,7 @@ void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t
   }
 }
 
-// The tokens of one source: how many of them go to each rank and domain.
+// Counts how many tokens of one source go to each rank and domain.
 template <class TargetOf>
 void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
                                TargetOf&& target_of) {
@@ -121,7 +121,7 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
     }
     for (std::size_t w = 0; w < words_; ++w) {
       for (std::uint64_t left = bits[w]; left != 0; left &= left - 1) {
-        ++counts_[w * 64 + static_cast<std::size_t>(std::countr_zero(left))];
+        ++counts_[w * 64 + at(std::countr_zero(left))];
       }
     }
   }

@@ -5,8 +5,8 @@
 
 namespace moesim {
 
-/// A deployment that is written right, but whose weights leave no memory for a KV cache. Who
-/// searches many deployments passes over these; any other ConfigError is a mistake in the config.
+/// A deployment that is written right, but whose weights leave no memory for a KV cache. A
+/// search through deployments passes over these; any other ConfigError is a mistake in the config.
 class DoesNotFit final : public ConfigError {
  public:
   using ConfigError::ConfigError;

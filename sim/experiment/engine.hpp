@@ -14,7 +14,7 @@ namespace moesim {
 struct Engine {
   std::string name;     ///< of a preset: vllm, sglang, trtllm
   std::string version;  ///< as its release is called; empty: the newest
-  std::string recipe;   ///< whose launch scripts it was set up by; empty: nobody's
+  std::string recipe;   ///< the author of the launch scripts that set it up; empty: none
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
   /// Part of the name that tables give its kernel of expert layers; empty: the fastest.
   std::string expert_kernel;

@@ -11,7 +11,7 @@ int gpus_of(const PoolSpec&);
 /// What the KV cache of a prompt takes to cross over.
 struct KvTransferCost {
   Bytes bytes{};         ///< that GPUs of the decode rank receive, over all links
-  Seconds all{};         ///< on links that nobody else uses
+  Seconds all{};         ///< on links without other traffic
   Seconds last_layer{};  ///< of it, what no computation can hide
 };
 /// Every GPU of the decode rank receives the blocks that it will hold, in each of its pipeline

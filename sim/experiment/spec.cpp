@@ -214,7 +214,7 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   }
 }
 
-// A policy of a program's own decides in no time until somebody says how long it takes.
+// A policy that a program adds decides in no time until the config says how long it takes.
 void remark_on_charges(PoolSpec& spec) {
   if (spec.charges.source.empty()) return;  // "none"
   for (const PhaseSpec& phase : spec.phases) {
@@ -298,7 +298,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
 }
 
 // A token that leaves its GPU carries activations there and back in bf16, on the slowest link that
-// the group uses; what one such token adds to all of them is the time of one link over their
+// the group uses; what one such token adds to all links is the time of one link over their
 // number.
 double token_seconds(const PoolSpec& e) {
   const bool by_choice =

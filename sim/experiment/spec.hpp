@@ -72,8 +72,8 @@ struct ApiServer {
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
   /// to do and, if prompts have steps of their own, after such a step.
   std::int32_t receive_interval = 1;
-  /// Steps for which requests are held back while others run, from the first of them on, so that
-  /// more of them go together; 0: none. With `enable_balance` until every attention rank has one.
+  /// Steps for which requests are held back while others run, from the first request on, so that
+  /// more requests go together; 0: none. With `enable_balance` until every attention rank has one.
   std::int32_t batch_wait_timeout_iters = 0;
   bool enable_balance = false;
   /// Steps from then on until the scheduler takes a request: the API server shares a process with
@@ -175,7 +175,7 @@ PoolSpec read_pool(const ConfigNode&, const Policies&);
 /// Every key with its default, once all policies have been made (deploy() does).
 Json resolved_config(const ExperimentSpec&);
 
-/// The keys of an experiment; the first of them are those of each EP group, which may stand in
+/// The keys of an experiment; it begins with the keys of each EP group, which may stand in
 /// "pools" instead.
 std::span<const Key> experiment_keys();
 std::span<const Key> group_keys();

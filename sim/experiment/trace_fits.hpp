@@ -37,7 +37,7 @@ class TraceFits {
   /// observe() of these traces, which must be the same in every call.
   std::shared_ptr<const ExpertStatistics> seen(std::span<const RoutingTrace* const>,
                                                const Observation&);
-  /// The placement that a placer makes of them, by all that it goes by as text.
+  /// The placement that a placer makes of these traces; `key` says as text all that it goes by.
   std::shared_ptr<const ExpertPlacement> placement(const std::string& key,
                                                    const std::function<ExpertPlacement()>& make) {
     return placements_.get(key, make);

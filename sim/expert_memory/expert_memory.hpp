@@ -13,7 +13,7 @@
 
 namespace moesim {
 
-/// Which expert slots, keys 0..keys-1, stand in a memory that has room for some of them.
+/// Which expert slots, keys 0..keys-1, stand in a memory that has room for fewer.
 class ExpertCache {
  public:
   struct Admission {

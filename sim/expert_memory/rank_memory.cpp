@@ -4,13 +4,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
-
-namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
 
 ExpertMemoryTally& ExpertMemoryTally::operator+=(const ExpertMemoryTally& other) {
   hits += other.hits;
@@ -89,7 +85,7 @@ std::span<std::uint8_t> RankMemory::of_layer(std::vector<std::uint8_t>& flags, i
 RankMemory::Partition& RankMemory::partition_of(int key) {
   if (!plan_.per_layer) return partitions_.front();
   const auto after = std::upper_bound(first_key_.begin(), first_key_.end(), key);
-  return partitions_[static_cast<std::size_t>(after - first_key_.begin()) - 1];
+  return partitions_[at(after - first_key_.begin()) - 1];
 }
 
 bool RankMemory::holds(int key) {

@@ -4,6 +4,7 @@
 #include <compare>
 #include <set>
 
+#include "hardware/at.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 
 namespace moesim {
@@ -12,9 +13,8 @@ namespace moesim {
 /// use is longest ago, then the lowest key.
 class RankedCache : public ExpertCache {
  public:
-  RankedCache(int keys, int capacity)
-      : capacity_(static_cast<std::size_t>(capacity)), worth_(static_cast<std::size_t>(keys)) {
-    for (int key = 0; key < keys; ++key) worth_[static_cast<std::size_t>(key)].key = key;
+  RankedCache(int keys, int capacity) : capacity_(at(capacity)), worth_(at(keys)) {
+    for (int key = 0; key < keys; ++key) worth_[at(key)].key = key;
   }
 
   bool holds(int key) const final { return held_.contains(worth(key)); }
@@ -35,7 +35,7 @@ class RankedCache : public ExpertCache {
   void halve();
 
  private:
-  const Worth& worth(int key) const { return worth_[static_cast<std::size_t>(key)]; }
+  const Worth& worth(int key) const { return worth_[at(key)]; }
 
   std::size_t capacity_;
   std::int64_t clock_ = 0;
@@ -46,13 +46,13 @@ class RankedCache : public ExpertCache {
 /// A cache that keeps what it was given first, for good.
 class StaticCache final : public ExpertCache {
  public:
-  StaticCache(int keys, int capacity) : held_(static_cast<std::size_t>(keys)), room_(capacity) {}
-  bool holds(int key) const override { return held_[static_cast<std::size_t>(key)]; }
+  StaticCache(int keys, int capacity) : held_(at(keys)), room_(capacity) {}
+  bool holds(int key) const override { return held_[at(key)]; }
   void use(int) override {}
   Admission admit(int key, std::span<const std::uint8_t>) override {
     if (room_ == 0) return {};
     --room_;
-    held_[static_cast<std::size_t>(key)] = true;
+    held_[at(key)] = true;
     return {true, -1};
   }
 

@@ -5,11 +5,11 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // The ranks behind each of these GPUs, ascending, each once.
 std::vector<int> ranks_of(const std::vector<int>& gpus, int gpus_per_rank) {

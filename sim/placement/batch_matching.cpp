@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "hardware/at.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
@@ -15,8 +16,6 @@ constexpr std::int16_t none = -1;
 // at it become fewer. Of 0.2, 0.5 and 0.9 the best two, alike, on the fitted halves of the recorded
 // traces of gpt-oss-20b and DeepSeek-V2-Lite.
 constexpr double nearness = 0.5;
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
 

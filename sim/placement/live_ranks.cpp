@@ -4,13 +4,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
-
-namespace {
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
-}  // namespace
 
 LayerPlacement place_on_live(const Placer& placer, const PlacementProblem& problem,
                              const LayerStatistics& seen, int layer, std::span<const char> live) {

@@ -7,8 +7,8 @@
 
 namespace moesim {
 
-/// A layer placed over the ranks that are live; the others hold nothing. With all of them it is
-/// placer.place(); with less, nodes and expert groups no longer divide evenly and are ignored, as
+/// A layer placed over the ranks that are live; the others hold nothing. With all ranks live it is
+/// placer.place(); with fewer, nodes and expert groups no longer divide evenly and are ignored, as
 /// in SGLang's elasticity_aware algorithm.
 LayerPlacement place_on_live(const Placer&, const PlacementProblem&, const LayerStatistics&,
                              int layer, std::span<const char> live);

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/config.hpp"
 #include "hardware/rng.hpp"
 #include "traces/halves.hpp"
@@ -15,8 +16,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 std::vector<std::size_t> requests_seen(const RoutingTrace& trace, const Observation& what) {
   const std::vector<char> fitted = fitted_half(trace);

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 
 namespace moesim {
@@ -31,8 +32,6 @@ std::unique_ptr<Placer> make_from_file(ConfigReader& options);
 std::span<const Key> from_file_placement_keys();
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 std::int32_t count(const std::vector<std::int32_t>& values) {
   return static_cast<std::int32_t>(values.size());

@@ -28,7 +28,7 @@ class LayerPlacement {
   int first_slot(int gpu) const { return first_slot_[static_cast<std::size_t>(gpu)]; }
   int expert_of_slot(int slot) const { return expert_of_slot_[static_cast<std::size_t>(slot)]; }
   int gpu_of_slot(int slot) const { return gpu_of_slot_[static_cast<std::size_t>(slot)]; }
-  /// Slots of an expert, ascending. Two of them may stand on one GPU.
+  /// Slots of an expert, ascending. Two slots may stand on one GPU.
   std::span<const std::int32_t> slots_of(int expert) const {
     return range(slots_begin_, slots_, expert);
   }
@@ -68,7 +68,7 @@ struct PlacementProblem {
   int slots_per_gpu = 0;  ///< gpus * slots_per_gpu >= experts
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
-  /// Numbers of the MoE layers in the model, dense ones counted; empty where nobody knows them.
+  /// Numbers of the MoE layers in the model, dense ones counted; empty where not known.
   std::vector<int> moe_layers{};
   int model_layers = 0;  ///< of both kinds
 };
@@ -108,9 +108,9 @@ class Placer {
 /// from_file.
 const Registry<Placer>& placers();
 
-/// All layers that were seen.
+/// All layers that were seen, placed.
 ExpertPlacement place_all(const Placer&, const PlacementProblem&, const ExpertStatistics& seen);
-/// The same from loads alone: [layers][experts].
+/// All layers, placed by loads alone: [layers][experts].
 ExpertPlacement place_all(const Placer&, const PlacementProblem&, std::span<const ExpertLoad> load);
 
 /// All layers before anything was seen, as engines start: a placer that goes by load gives way to

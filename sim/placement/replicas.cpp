@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 class Dealing {
  public:

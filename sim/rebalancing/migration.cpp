@@ -5,11 +5,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 bool holds(const LayerPlacement& placement, int gpu, int expert) {
   const auto hosts = placement.hosts_of(expert);

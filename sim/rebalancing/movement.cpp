@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Ranks that hold an expert, ascending.
 std::vector<int> holders(const LayerPlacement& placement, int expert, std::span<const char> live) {

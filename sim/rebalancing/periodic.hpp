@@ -23,7 +23,7 @@ inline constexpr std::array<Key, 7> periodic_keys{
 /// the counter.
 class Periodic final : public Rebalancer {
  public:
-  /// Of `how`, what does not depend on load is kept for every plan.
+  /// Every plan takes from `how` what does not depend on load.
   Periodic(ConfigReader& options, const RebalancingContext&, RebalancePlan how);
 
   std::optional<RebalancePlan> after_step(const StepSeen&) override;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -16,10 +18,10 @@ void for_each_id(const RowSource& rows, const RowRange& range, int experts, Coun
   const auto row_ids = static_cast<std::size_t>(trace.row_ids());
   const auto k = static_cast<std::size_t>(trace.experts_per_token());
   trace.visit([&](auto ids) {
-    const auto* row = ids.data() + static_cast<std::size_t>(range.first_row) * row_ids;
+    const auto* row = ids.data() + at(range.first_row) * row_ids;
     for (std::int32_t i = 0; i < range.count; ++i) {
       for (std::size_t j = 0; j < row_ids; ++j) {
-        count(j / k * static_cast<std::size_t>(experts) + static_cast<std::size_t>(*row++));
+        count(j / k * at(experts) + at(*row++));
       }
     }
   });
@@ -58,7 +60,7 @@ Popularity::Popularity(const PopularityOptions& options, int dp, int ep, int lay
       ep_(ep),
       layers_(layers),
       experts_(experts),
-      cells_(static_cast<std::size_t>(layers) * static_cast<std::size_t>(experts)) {}
+      cells_(at(layers) * at(experts)) {}
 
 void Popularity::add(const StepSeen& seen) {
   if (options_.by == PopularityOptions::By::rank) {
@@ -77,7 +79,7 @@ void Popularity::open_pane() {
   while (!panes_.empty() && (std::ssize(panes_) + 1) * pane_steps > options_.window) {
     panes_.pop_front();
   }
-  panes_.push_back({0, 0, std::vector<double>(static_cast<std::size_t>(dp_) * cells_)});
+  panes_.push_back({0, 0, std::vector<double>(at(dp_) * cells_)});
 }
 
 // A decay of rho per step: instead of all counts by rho, the weight of new ones grows by 1 / rho.
@@ -94,7 +96,7 @@ void Popularity::add_to_ranks(const StepSeen& seen) {
   pane.weight += weight_;
   for (std::size_t i = 0; i < seen.ranges.size(); ++i) {
     if (seen.request_of_range[i] == StepSeen::no_request) continue;
-    double* counts = pane.counts.data() + static_cast<std::size_t>(seen.ranges[i].rank) * cells_;
+    double* counts = pane.counts.data() + at(seen.ranges[i].rank) * cells_;
     for_each_id(seen.rows, seen.ranges[i], experts_,
                 [&](std::size_t cell) { counts[cell] += weight_; });
   }
@@ -117,7 +119,7 @@ void Popularity::add_to_profiles(const StepSeen& seen) {
 // DP rank r and EP rank g share GPUs: of r's tokens, g holds the share of r's GPUs that are g's. On
 // a line of dp * ep units, r covers [r ep, (r + 1) ep) and g [g dp, (g + 1) dp).
 std::vector<LayerDemand> Popularity::demand() const {
-  std::vector<double> by_dp(static_cast<std::size_t>(dp_) * cells_);
+  std::vector<double> by_dp(at(dp_) * cells_);
   double weight = 0;
   for (const Pane& pane : panes_) {
     weight += pane.weight;
@@ -125,22 +127,21 @@ std::vector<LayerDemand> Popularity::demand() const {
   }
   for (double& rate : by_dp) rate /= std::max(weight, 1e-300);
   for (const auto& [request, profile] : profiles_) {
-    double* rates = by_dp.data() + static_cast<std::size_t>(profile.rank) * cells_;
+    double* rates = by_dp.data() + at(profile.rank) * cells_;
     for (std::size_t i = 0; i < cells_; ++i) {
       rates[i] += static_cast<double>(profile.counts[i]) / profile.tokens;
     }
   }
   const auto experts = static_cast<std::size_t>(experts_);
-  std::vector<LayerDemand> demand(
-      static_cast<std::size_t>(layers_),
-      {ep_, experts_, std::vector<double>(static_cast<std::size_t>(ep_) * experts)});
+  std::vector<LayerDemand> demand(at(layers_),
+                                  {ep_, experts_, std::vector<double>(at(ep_) * experts)});
   for (int r = 0; r < dp_; ++r) {
     for (int g = r * ep_ / dp_; g < ep_ && g * dp_ < (r + 1) * ep_; ++g) {
       const int shared = std::min((r + 1) * ep_, (g + 1) * dp_) - std::max(r * ep_, g * dp_);
       const double share = double(shared) / ep_;
       for (std::size_t cell = 0; cell < cells_; ++cell) {
-        demand[cell / experts].rates[static_cast<std::size_t>(g) * experts + cell % experts] +=
-            share * by_dp[static_cast<std::size_t>(r) * cells_ + cell];
+        demand[cell / experts].rates[at(g) * experts + cell % experts] +=
+            share * by_dp[at(r) * cells_ + cell];
       }
     }
   }

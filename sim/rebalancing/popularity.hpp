@@ -30,8 +30,8 @@ struct LayerDemand {
   ExpertLoad total() const;
 };
 
-/// Who asks for which experts. Either the ranks' own history, or what their running requests asked
-/// for so far, one token per request and step: it goes with requests when they go.
+/// Which ranks ask for which experts: the ranks' own history, or what their running requests asked
+/// for so far, one token per request and step, which goes with requests when they go.
 class Popularity {
  public:
   Popularity(const PopularityOptions&, int dp, int ep, int layers, int experts);

@@ -73,10 +73,10 @@ using RebalancerFactory = Factory<Rebalancer>;
 /// The table: none, eplb_periodic, eplb_async, migrate.
 const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers();
 
-/// How weights move, whoever decides.
+/// How weights move, under every rebalancer.
 struct MovementOptions {
   SourceRule sources = SourceRule::sglang;
-  /// Of a link's bandwidth, while a step's communication wants it too.
+  /// Share of a link's bandwidth that a transfer gets while a step's communication wants it too.
   double link_share = 0;
 };
 /// Reads "movement".

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
 
 void charge(StepCost& step, Resource bound, Seconds time) {
-  step.parts[static_cast<std::size_t>(Part::rebalancing)][static_cast<std::size_t>(bound)] +=
-      time.count();
+  step.parts[at(Part::rebalancing)][at(bound)] += time.count();
   step.total += time;
 }
 
@@ -19,7 +20,7 @@ Seconds contended(const StepCost& step, Resource link) {
   double seconds = 0;
   if (link != Resource::nvlink && link != Resource::network) return Seconds{};
   for (const Part part : {Part::all_reduce, Part::dispatch, Part::combine}) {
-    seconds += step.parts[static_cast<std::size_t>(part)][static_cast<std::size_t>(link)];
+    seconds += step.parts[at(part)][at(link)];
   }
   return Seconds(seconds);
 }
@@ -34,14 +35,12 @@ void Relocation::start(RebalancePlan plan, const StepSeen& seen, const Mover& mo
   RebalancingLog::Event event{
       seen.now, seen.step, plan.changes.size(), {}, plan.imbalance_before, plan.imbalance_after};
   for (RebalancePlan::Change& change : plan.changes) {
-    MoveCost cost =
-        mover.cost(seen.placement[static_cast<std::size_t>(change.layer)], change.placement);
+    MoveCost cost = mover.cost(seen.placement[at(change.layer)], change.placement);
     event.bytes += cost.nvlink + cost.network;
     const Seconds time = cost.time;
     layers_.push_back({std::move(change), std::move(cost), time});
   }
-  chunk_ =
-      plan.layers_per_chunk > 0 ? static_cast<std::size_t>(plan.layers_per_chunk) : layers_.size();
+  chunk_ = plan.layers_per_chunk > 0 ? at(plan.layers_per_chunk) : layers_.size();
   ++(layers_.empty() ? log_.declined : log_.plans);
   if (!layers_.empty() && log_.events.size() < RebalancingLog::most_events) {
     log_.events.push_back(event);
@@ -71,7 +70,7 @@ void Relocation::pass(Seconds idle) {
   if (!layers_.empty()) layers_.front().left -= idle;
 }
 
-// A step of T seconds, C of them on the transfer's link. With share s the C become C / (1 - s), of
+// A step of T seconds uses the transfer's link for C. With share s the C become C / (1 - s), of
 // which the transfer gets s: extra = C s / (1 - s), and as much progress besides T - C. A transfer
 // that needs only a part of that ends after that part of the step.
 void Relocation::beside(StepCost& step) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
@@ -26,12 +27,10 @@ namespace {
 // Tokens of all batches of one size: their rows take 512 MB.
 constexpr std::int64_t most_sampled_tokens = 1 << 26;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // Requests that batches may be drawn from, and what was left out of the trace, for messages.
 struct Usable {
   std::vector<TraceRequest> requests;
-  std::vector<std::size_t> indices;  // of them, in the trace
+  std::vector<std::size_t> indices;  // of these requests, in the trace
   std::string described;
 };
 
@@ -157,7 +156,7 @@ class Batches {
         for (const std::int64_t row : rows_[sample]) {
           const auto row_ids = ids.subspan(at(row * trace.row_ids()), at(trace.row_ids()));
           for (std::size_t i = 0; i < row_ids.size(); ++i) {
-            ++tokens[i / k_ * experts_ + static_cast<std::size_t>(row_ids[i])];
+            ++tokens[i / k_ * experts_ + at(row_ids[i])];
           }
         }
       });
@@ -432,7 +431,7 @@ void require_sound(const ReplayConfig& config) {
   }
 }
 
-// A trace tells which layers of its model have experts; none is known to follow the last of them.
+// A trace tells which layers of its model have experts; no layer is known to follow the last one.
 PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig& config,
                                    double replication) {
   const std::vector<int>& layers = trace.meta().layer_ids;

@@ -89,7 +89,7 @@ void Measurement::no_more_arrivals(Time now) {
 
 void Measurement::add_gap(Duration gap) {
   constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
-  // Those before are in totals that have ended.
+  // Gaps before the first open one are in totals that have ended.
   const std::size_t first_open = before_drain_ ? before_drain_->end_gap : running_.first_gap;
   const bool again = gaps_.size() > first_open && gaps_.back().duration() == gap;
   if (again && gaps_.back().count() < most) {

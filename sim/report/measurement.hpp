@@ -63,7 +63,7 @@ struct GroupTotals {
   std::int64_t steps = 0;
   double seconds = 0;  ///< it computed
   double busy = 0;     ///< of these, within the window
-  double idle = 0;     ///< GPU-seconds of them at barriers
+  double idle = 0;     ///< GPU-seconds spent at barriers
   std::int64_t output_tokens = 0, preemptions = 0;
   double prefill_tokens = 0, decode_tokens = 0;  ///< computed
   std::int64_t prefix_queried = 0, prefix_hit = 0;
@@ -142,9 +142,9 @@ class Measurement {
   Window window() const;
   /// Whether every group took several steps within these totals.
   bool holds_several_steps(const Totals&) const;
-  /// Those of a window, for a run that ended at `now`.
+  /// The totals of a window, for a run that ended at `now`.
   Totals finish(Time now, Window window);
-  /// Between tokens of one request: those within these totals. Once only, for they are moved out.
+  /// Gaps between tokens of one request within these totals. Once only, for they are moved out.
   std::vector<Repeated> take_gaps(const Totals&);
 
  private:

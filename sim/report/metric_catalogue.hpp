@@ -64,6 +64,11 @@ std::optional<double> of_decode_experts(const Report& report) {
   const ExpertKindStats* experts = find(report.pool.experts.by_step_kind, "decode");
   return experts == nullptr ? std::nullopt : std::optional(experts->summary.*member);
 }
+inline std::optional<double> sampled_step_error(const Report& report) {
+  const std::optional<SampledStats>& sampled = report.pool.sampled;
+  return sampled && sampled->spot_checks > 0 ? std::optional(sampled->step_time_error)
+                                             : std::nullopt;
+}
 /// A member of one section of the pool's report.
 template <auto section, auto member>
 std::optional<double> of_pool(const Report& report) {
@@ -173,6 +178,8 @@ inline constexpr auto metric_catalogue = [] {
        of_pool<&PoolStats::kv, &KvStats::peak_utilization>},
       {"preemptions", "preempted", "Preemptions", "/kv/preemptions",
        of_pool<&PoolStats::kv, &KvStats::preemptions>},
+      {"sampled_step_error", "sampling", "Step time by samples beside exact",
+       "/sampled/step_time_error", sampled_step_error},
       {"kv_bytes", "KV cache", "Room for the KV cache", "/memory/kv_bytes",
        of_pool<&PoolStats::memory, &MemoryStats::kv_bytes>},
   });

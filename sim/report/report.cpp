@@ -472,6 +472,20 @@ const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
 }
 
 // Keys as vLLM counts.
+const std::vector<Field<SampledStats>>& fields_of(const SampledStats*) {
+  using S = SampledStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("samples", &S::samples, "steps that others were drawn from")
+          .add("spot_checks", &S::spot_checks, "steps of the run priced exactly beside it")
+          .add("step_time_error", &S::step_time_error,
+               "time of steps, sampled / exact - 1, as the run's steps are mixed", "relative")
+          .add("standard_error", &S::standard_error, "of step_time_error, by how the checks differ",
+               "relative")
+          .add("worst_step_error", &S::worst_step_error, "the same of the worst checked step",
+               "relative");
+  return rows;
+}
 const std::vector<Field<SpeculationStats>>& fields_of(const SpeculationStats*) {
   using S = SpeculationStats;
   static const std::vector<Field<S>> rows =
@@ -654,6 +668,8 @@ const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
           .add("memory", &S::memory, "HBM of a GPU")
           .add("kv", &S::kv, "the KV cache")
           .add_if_any("speculative", &S::speculative, "speculative decoding, where there is any")
+          .add_if_any("sampled", &S::sampled,
+                      "how far samples are off, where steps are drawn from them")
           .add("routing_coverage", &S::routing_coverage, "which rows of the trace the tokens took")
           .each("PHASE")
           .add("rebalancing", &S::rebalancing, "moves of experts while serving")

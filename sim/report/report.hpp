@@ -215,6 +215,12 @@ struct SpeculationStats {
   double draft_seconds = 0, draft_share = 0;
 };
 
+/// Of a run whose steps are drawn from samples.
+struct SampledStats {
+  std::int64_t samples = 0, spot_checks = 0;
+  double step_time_error = 0, standard_error = 0, worst_step_error = 0;
+};
+
 struct CoverageStats {
   std::int64_t tokens = 0;
   double recorded = 0, borrowed = 0, wrapped = 0, synthetic = 0;
@@ -239,6 +245,7 @@ struct PoolStats {
   MemoryStats memory;
   KvStats kv;
   std::optional<SpeculationStats> speculative;
+  std::optional<SampledStats> sampled;
   Named<CoverageStats> routing_coverage;
   RebalancingLog rebalancing;
   std::vector<OutageStats> failures;

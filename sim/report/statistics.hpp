@@ -20,7 +20,7 @@ Summary summarize(std::vector<double> samples);
 /// The middle one of these values, the larger of two; 0 when there are none.
 double median(std::vector<double> values);
 
-/// A duration that occurred `count` times. In twelve bytes, as a long run holds millions of them.
+/// A duration that occurred `count` times. Twelve bytes, as a long run holds millions.
 class Repeated {
  public:
   Repeated(Duration duration, std::uint32_t count)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "hardware/at.hpp"
 #include "sim/experiment/pools.hpp"
 #include "traces/requests/arrivals.hpp"
 
@@ -250,15 +251,14 @@ Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measur
     const std::vector<std::uint32_t>& uses = measurement.row_uses(phase);
     trace.visit([&](auto ids) {
       for (const TraceRequest& request : trace.requests()) {
-        auto& tag = counts[trace.workloads()[static_cast<std::size_t>(request.workload)]];
+        auto& tag = counts[trace.workloads()[at(request.workload)]];
         tag.resize(layers, std::vector<std::int64_t>(experts));
         for (std::int64_t r = request.row_start; r < request.row_start + request.num_tokens; ++r) {
           const auto row = static_cast<std::size_t>(r);
           if (uses[row] == 0) continue;
           const auto* id = ids.data() + row * layers * k;
           for (std::size_t l = 0; l < layers; ++l) {
-            for (std::size_t j = 0; j < k; ++j)
-              tag[l][static_cast<std::size_t>(*id++)] += uses[row];
+            for (std::size_t j = 0; j < k; ++j) tag[l][at(*id++)] += uses[row];
           }
         }
       }
@@ -317,9 +317,8 @@ ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurem
   experts.delayed = share(all.capacity.delayed);
   experts.hot_rank_threshold = e.hot_rank_threshold;
   for (const HotRank& hot : totals.hot_ranks) {
-    experts.hottest_ranks.push_back({to_seconds(hot.at).count(),
-                                     e.trace.meta().layer_ids[static_cast<std::size_t>(hot.layer)],
-                                     hot.rank, hot.ratio});
+    experts.hottest_ranks.push_back(
+        {to_seconds(hot.at).count(), e.trace.meta().layer_ids[at(hot.layer)], hot.rank, hot.ratio});
   }
   if (e.expert_counts) experts.tokens_per_expert_by_workload = expert_counts(e, measurement);
   return experts;
@@ -363,9 +362,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
     for (const auto& row : totals.parts) seconds += row[r];
     breakdown.bound_by.emplace_back(resource_names[r], seconds);
   }
-  const auto share_of = [&](Evidence evidence) {
-    return ratio(by_ground[static_cast<std::size_t>(evidence)], busy);
-  };
+  const auto share_of = [&](Evidence evidence) { return ratio(by_ground[at(evidence)], busy); };
   breakdown.extrapolated_share = share_of(Evidence::extrapolated);
   breakdown.unmeasured_share = share_of(Evidence::unmeasured);
   const double idle = std::accumulate(totals.idle.begin(), totals.idle.end(), 0.0);
@@ -376,7 +373,7 @@ BreakdownStats breakdown_of(const Totals& totals) {
   breakdown.exposed_communication_share = ratio(exposed.count(), busy);
   // Only kernels that tables priced have these grounds.
   const auto share_if_any = [&](Evidence evidence) {
-    const bool any = by_ground[static_cast<std::size_t>(evidence)] > 0;
+    const bool any = by_ground[at(evidence)] > 0;
     return any ? std::optional(share_of(evidence)) : std::nullopt;
   };
   breakdown.measured_share = share_if_any(Evidence::measured);
@@ -578,6 +575,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   if (e.speculation.tokens > 0) {
     stats.speculative = speculation_of(totals.speculation, totals.busy_seconds());
   }
+  stats.sampled = pool.sampled;
   stats.routing_coverage = coverage_of(totals);
   stats.rebalancing = rebalancing_of(pool);
   stats.failures = failures_of(pool, now);

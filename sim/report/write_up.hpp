@@ -22,6 +22,7 @@ struct PoolRun {
   const Deployment& deployment;
   Measurement& measurement;
   std::vector<InstanceRun> instances;
+  std::optional<SampledStats> sampled;  ///< nothing where every token was routed
 };
 
 /// What went from the prefill pool to the decode pool.

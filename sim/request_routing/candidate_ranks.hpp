@@ -55,7 +55,7 @@ class PoolGain {
 };
 
 /// The two stages of [BalanceRoute] and [BF-IO].
-///   1. While more than greedy_above seats are free in all: the rank with most of them (ties:
+///   1. While more than greedy_above seats are free in all: the rank with most free (ties:
 ///      least load, lowest rank) takes the request of largest F.
 ///   2. Then the rank of smallest (1 - lambda) L(0) + lambda L(T) takes a subset of k requests, k
 ///      from its free seats down to 1: the one of largest sum within the margin, or of smallest sum

@@ -39,7 +39,7 @@ class OutputLengths {
   std::size_t seen_ = 0;
 };
 
-/// Points h of a horizon in decode steps, ascending, and what each of them counts.
+/// Points h of a horizon in decode steps, ascending, and the weight of each.
 struct HorizonPoints {
   std::vector<std::int32_t> h;
   std::vector<double> weight;

@@ -62,8 +62,8 @@ struct RequestRecord : RequestLife {
 };
 
 /// The requests of a run by id, which counts them in order of arrival. Of one that has finished
-/// only its life is kept, so that a long run needs some 36 bytes for each. The records of those who
-/// were rejected or abandoned stay: a rank may have yet to drop them.
+/// only its life is kept, so that a long run needs some 36 bytes for each. Records of rejected and
+/// abandoned requests stay: a rank may have yet to drop them.
 class Requests {
  public:
   /// So many are expected.

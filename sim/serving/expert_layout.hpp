@@ -41,7 +41,7 @@ class ExpertLayout {
 
   /// GPUs stop: weights under way are lost. The record is good until the next ones stop.
   OutageRecord& stop(const Outage&, Time now);
-  /// Then experts go to the ranks that are up, if there are any. How long the engine stands still.
+  /// After stop(): experts go to the ranks that are up, if any. How long the engine stands still.
   Seconds make_whole(OutageRecord&);
   /// The last outage of these GPUs ends, and experts move back. How long the engine stands still.
   Seconds recover(const Outage&, Time now);

@@ -305,7 +305,7 @@ void Instance::classify_step() {
 }
 
 // With CUDA graphs all ranks pad a decode step to the captured size that holds the
-// largest of them. The padding computes; it is not routed, and sends nothing.
+// largest rank. The padding computes; it is not routed, and sends nothing.
 void Instance::pad_to_graph() {
   if (summary_.kind != StepKind::decode) return;
   std::int32_t largest = 0;
@@ -364,6 +364,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
       return sampler_->draw(summary_.rule, part, decode_places_, coins);
     };
     model_.price(batch_, draw, cost_);
+    sampler_->step_priced(summary_.rule, batch_, decode_places_, cost_.total);
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);

@@ -58,7 +58,8 @@ struct Pool {
     return all;
   }
   PoolRun run() {
-    PoolRun run{deployment, measurement, {}};
+    PoolRun run{deployment, measurement, {}, {}};
+    if (sampler) run.sampled = sampler->stats();
     for (const Instance* instance : instances()) {
       run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
     }

@@ -18,7 +18,7 @@ using Progress = std::function<void(std::int64_t, std::int64_t)>;
 Report run(const Experiment&, const Progress& progress = {},
            std::span<RunObserver* const> observers = {});
 
-/// Steps alike, the first of them taken apart operation by operation.
+/// Steps alike, the first taken apart operation by operation.
 struct ExplainedStep {
   StepSummary summary;
   StepCost cost;                               ///< of the first

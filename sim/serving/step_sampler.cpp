@@ -33,7 +33,13 @@ StepSampler::StepSampler(const Deployment& deployment)
       rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
             deployment.seed ^ fnv1a("sampled fidelity"), deployment.binding),
       model_(step_model(deployment)),
-      rng_(deployment.seed, "sampled fidelity") {}
+      rng_(deployment.seed, "sampled fidelity"),
+      checks_(deployment) {}
+
+SampledStats StepSampler::stats() const {
+  const SpotChecks::Answer answer = checks_.answer();
+  return {std::ssize(samples_), answer.checks, answer.error, answer.standard_error, answer.worst};
+}
 
 const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
                                     std::span<const std::int32_t> places, Coins& coins) {
@@ -60,7 +66,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
   return *samples.back();
 }
 
-// Octaves begin at the powers of two of units; below the first of them sizes are exact.
+// Octaves begin at the powers of two of units; below the first octave sizes are exact.
 std::int64_t StepSampler::on_grid(std::int64_t size, Grid grid, std::optional<double>& coin) {
   if (size < grid.sizes_per_octave * grid.unit) return size;
   const auto units = static_cast<std::uint64_t>(size / grid.unit);

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "sim/experiment/deployment.hpp"
+#include "sim/report/report.hpp"
+#include "sim/serving/spot_checks.hpp"
 #include "sim/step/step_model.hpp"
 #include "traces/trace_rows.hpp"
 
@@ -20,7 +22,7 @@ namespace moesim {
 /// sequences' attention, KV cache and scheduling - stays exact.
 ///
 /// Steps are alike that run under one rule with as many decode tokens over the group, as many
-/// prompt tokens on the rank that has most of them, and as many on the others. Sizes are on a grid,
+/// prompt tokens on the rank that has the most, and as many on the others. Sizes are on a grid,
 /// of eight to the octave where all tokens decode, else powers of two, of the other ranks' mean for
 /// their prompts (exact below that); a size between two takes the lower or the upper one at random
 /// so that the mean comes out. A sample's decode tokens, and the prompt tokens of the other ranks,
@@ -45,7 +47,12 @@ class StepSampler {
   /// (prompts that micro-batches cut) are taken to be first ones.
   const StepSample& draw(StepKind rule, const StepBatch&, std::span<const std::int32_t> places,
                          Coins&);
-  std::size_t samples() const { return samples_.size(); }
+  /// A step of the run has been priced by samples: it may be checked.
+  void step_priced(StepKind rule, const StepBatch& batch, std::span<const std::int32_t> places,
+                   Seconds time) {
+    checks_.step(rule, batch, places, time);
+  }
+  SampledStats stats() const;
 
  private:
   struct Key {
@@ -72,6 +79,7 @@ class StepSampler {
   std::map<Key, std::vector<const StepSample*>> by_key_;
   std::vector<std::unique_ptr<StepSample>> samples_;
   int next_layer_ = 0;  // that a sample of large steps begins with
+  SpotChecks checks_;
 };
 
 }  // namespace moesim

@@ -3,13 +3,9 @@
 
 #include <algorithm>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
-
-namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
 
 void RankCost::add_up() {
   total = {};

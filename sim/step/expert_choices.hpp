@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "hardware/at.hpp"
 #include "sim/step/step_cost.hpp"
 
 namespace moesim {
@@ -30,7 +31,7 @@ class StepRows {
   bool has_ids() const { return has_ids_; }
   /// The experts that one layer's tokens chose, [tokens, k].
   std::span<const std::uint16_t> ids(int layer) const {
-    return std::span(ids_).subspan(at(layer) * layer_ids_, static_cast<std::size_t>(tokens_) * k_);
+    return std::span(ids_).subspan(at(layer) * layer_ids_, at(tokens_) * k_);
   }
   /// The GPU and the EP rank that hold each token: [tokens], never decreasing.
   const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
@@ -38,7 +39,6 @@ class StepRows {
   const std::vector<double>& tokens_of_gpu() const { return tokens_of_gpu_; }
 
  private:
-  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
   void find_sources(const StepBatch&);
   void carry(std::size_t first, std::size_t layers);
 

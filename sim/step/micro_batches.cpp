@@ -5,11 +5,12 @@
 #include <numeric>
 #include <utility>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
 
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
 
 void add(CollectiveCost& sum, const CollectiveCost& other) {

@@ -9,6 +9,7 @@
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/step/critical_path.hpp"
 #include "sim/step/expert_choices.hpp"
@@ -19,8 +20,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Below this many routed ids a step is priced on one thread: handing out work would cost more than
 // it saves.

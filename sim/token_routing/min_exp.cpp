@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "hardware/at.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
@@ -11,14 +12,13 @@ namespace moesim {
 namespace {
 
 constexpr std::int32_t none = -1;
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // Shifts load along cost-reducing paths until there are none: GPU g, an expert on g that another
 // GPU hosts too, that GPU, an expert on it, and so on to a GPU with at least two active experts
 // fewer than g. A shift takes one from g and gives one to the last. From the
 // fullest GPU first, breadth first, experts ascending, ties to the lowest GPU.
 //
-// What a failed search saw is settled for good: its GPUs reach none outside, and all of them have
+// What a failed search saw is settled for good: its GPUs reach none outside, and all have
 // L >= L[g] - 1, so that they are no target for any GPU that is tried later.
 class PathShifter {
  public:
@@ -26,7 +26,7 @@ class PathShifter {
       : placement_(placement), s_(workspace), load_(workspace.active_on_gpu) {
     const auto gpus = static_cast<std::size_t>(placement.gpus());
     s_.first_on_gpu.assign(gpus, none);
-    s_.next_on_gpu.resize(static_cast<std::size_t>(placement.experts()));
+    s_.next_on_gpu.resize(at(placement.experts()));
     s_.queue.resize(gpus);
     s_.reached_by.resize(gpus);
     s_.reached_from.resize(gpus);
@@ -136,7 +136,7 @@ void MinExp::assign(const LayerPlacement& placement, std::span<const std::int32_
   check(fixed_.size() + movable_.size() == tokens.size(),
         "a routing was made for a placement of another number of experts");
   std::vector<std::int32_t>& load = workspace.active_on_gpu;
-  load.assign(static_cast<std::size_t>(placement.gpus()), 0);
+  load.assign(at(placement.gpus()), 0);
   workspace.slot_of.assign(tokens.size(), none);
   workspace.movable.clear();
 

@@ -19,7 +19,7 @@ struct Host {
 inline Host least_active_host(std::span<const std::int32_t> gpus,
                               std::span<const std::int32_t> active_on_gpu) {
   // Load above place above GPU in one number: the least of two is found without a branch, which
-  // nobody could guess, and what it is need not be looked up. Most experts have one host or two.
+  // cannot be predicted, and what it is need not be looked up. Most experts have one host or two.
   const auto key = [&](std::size_t i) {
     const auto gpu = static_cast<std::size_t>(gpus[i]);
     return static_cast<std::uint64_t>(active_on_gpu[gpu]) << 40 | i << 20 | gpu;
@@ -29,7 +29,7 @@ inline Host least_active_host(std::span<const std::int32_t> gpus,
   return {least >> 20 & 0xfffff, least & 0xfffff};
 }
 
-/// A stream of its own for every layer of every step, so that what is drawn does not depend on who
+/// A stream of its own for every layer of every step, so that what is drawn does not depend on what
 /// was routed before.
 inline Rng layer_step_stream(std::uint64_t seed, const RoutingProblem& problem,
                              std::string_view name) {

@@ -5,13 +5,9 @@
 #include <numeric>
 #include <utility>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
-
-namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
 
 TokenFlow::TokenFlow(const LayerPlacement& placement, Workspace& workspace,
                      std::span<std::int32_t> tokens_of_slot)
@@ -25,7 +21,7 @@ TokenFlow::TokenFlow(const LayerPlacement& placement, Workspace& workspace,
 }
 
 void TokenFlow::add_up() {
-  load_.assign(static_cast<std::size_t>(placement_.gpus()), 0);
+  load_.assign(at(placement_.gpus()), 0);
   for (std::size_t slot = 0; slot < x_.size(); ++slot) {
     load_[at(placement_.gpu_of_slot(static_cast<int>(slot)))] += x_[slot];
   }

@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono_literals;
 using Table = Registry<TokenRouterFactory>;
 
-// What a decision takes, and who measured it.
+// What a decision takes, and the source of its measurement.
 struct Decision {
   std::optional<RoutingCharge> charge;
   std::string_view source;

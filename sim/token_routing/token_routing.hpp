@@ -59,7 +59,7 @@ struct RooflineTime {
   double of(std::int32_t active, std::int32_t tokens) const {
     return std::max(weight_time * active, token_time * tokens);
   }
-  /// Of the GPU that takes longest.
+  /// The time of the GPU that takes longest.
   double busiest(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot) const;
 };
 
@@ -119,7 +119,7 @@ struct LayerLoad {
   std::int32_t max_tokens = 0;
 };
 LayerLoad layer_load(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
-/// The same into memory that is used again.
+/// Writes the load into memory that is used again.
 void layer_load(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot, LayerLoad&);
 
 }  // namespace moesim

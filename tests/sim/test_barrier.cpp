@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who waits for whom: ranks of one EP group at every layer, ranks that share no experts never?
+// Do ranks of one EP group wait for each other at every layer, and ranks of different groups never?
 #include <numeric>
 
 #include <fmt/format.h>

@@ -16,7 +16,7 @@ std::unique_ptr<CapacityRule> rule(const Json& node) {
   return capacity_rules().make(ConfigNode(node, "test"));
 }
 
-// Tokens of one rank each, in turn: `per_rank` of them on each.
+// Tokens of one rank after the other, `per_rank` on each.
 LayerChoices choices_of(std::vector<std::uint16_t> ids, std::size_t k, std::size_t per_rank) {
   LayerChoices choices;
   choices.ids = std::move(ids);
@@ -134,7 +134,7 @@ TEST_CASE("who finds no room goes to the most wanted expert that has some") {
   const std::vector<std::uint16_t> ids{0, 1, 0, 3, 0, 3, 0, 1};
   const Limited limited = limit({{"type", "reroute"}, {"factor", .5}}, choices_of(ids, 2, 4), 4);
   // C = ceil(.5 * 2 * 4 / 4) = 1: 0 1 | x 3 | x x | x x; rerouted in order: token 1 to 2, then
-  // nobody has room.
+  // no expert has room.
   CHECK(limited.choices.ids == std::vector<std::uint16_t>{0, 1, 2, 3, 0, 3, 0, 1});
   CHECK(limited.tally.rerouted == 1);
   CHECK(limited.tally.dropped == 4);

@@ -2,14 +2,13 @@
 // Does every token reach every GPU that it must, once per link?
 #include <set>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "tests/support.hpp"
 
 namespace moesim {
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct Case {
   int ranks, moe_tp, domain;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/global_control.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
@@ -18,8 +19,6 @@ namespace {
 using test::config;
 using test::config_error;
 using test::WithinRel;
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct Replayed {
   int hits = 0;
@@ -192,7 +191,7 @@ TEST_CASE("a demand waits for a transfer that has begun, and a wrong guess is wa
   gpu.tokens = {{1, 0}, {1, 0}};
   CHECK(gpu.run(memory, 0, 0) == 1);
   // From 1 to 11 slot 1 of layer 1 takes the place of slot 0, which is wanted at 5 and follows from
-  // 11 to 21. It may take the place back: nobody waits for 1.
+  // 11 to 21. It may take the place back: no computation waits for 1.
   CHECK(gpu.run(memory, 1, 5) == 17);
   CHECK(gpu.tally.prefetches == 1);
   CHECK(gpu.tally.prefetches_used == 0);

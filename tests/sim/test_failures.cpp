@@ -92,7 +92,7 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
   };
   REQUIRE(step());
   instance.end_step(now);
-  REQUIRE(step());  // in flight when the GPU stops: nobody gets a token of it
+  REQUIRE(step());  // in flight when the GPU stops: no request gets a token of it
   const Instance::Stopped stopped = instance.fail(e.decode().failures.outages[0], now);
   CHECK(stopped.requests == std::vector<std::uint32_t>{2, 6, 10, 14});
   CHECK(instance.outages().front().tokens_lost == 4 * 10);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a run whose MoE layers are sampled agree with one that routes every token?
+#include <bit>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -72,6 +74,40 @@ TEST_CASE("single tokens of prompts that a pipeline cuts are sampled where no re
   CHECK(metric(report, "completed") == 1);
 }
 
+TEST_CASE("four steps of every octave are checked exactly, and samples are close to them") {
+  const Report report = run(load_tiny(poisson("sampled")));
+  const SampledStats& sampled = report.pool.sampled.value();
+  std::int64_t steps = 0;
+  for (const auto& [kind, stats] : report.pool.steps.by_kind) steps += stats.steps;
+  const auto octaves = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(steps)));
+  CHECK(static_cast<double>(sampled.spot_checks) >= 4 * (octaves - 3));
+  CHECK(sampled.samples > 0);
+  CHECK_THAT(sampled.step_time_error, Catch::Matchers::WithinAbs(0, .05));
+  CHECK(std::abs(sampled.worst_step_error) >= std::abs(sampled.step_time_error));
+  CHECK(report.document()["sampled"]["spot_checks"] == sampled.spot_checks);
+  CHECK_FALSE(run(load_tiny(poisson("exact"))).document().contains("sampled"));
+}
+
+TEST_CASE("a check tells what a sample's step is off by") {
+  const Experiment e = load_tiny(Json::object());
+  StepBatch batch;
+  batch.ranks.resize(static_cast<std::size_t>(e.decode().parallel.dp));
+  for (RankStep& rank : batch.ranks) {
+    rank.sequences.assign(4, {1, 100});
+    rank.tokens = rank.sampled = 4;
+  }
+  const std::vector<std::int32_t> places(16);
+  const auto error = [&](Seconds time) {
+    SpotChecks checks(e.decode());
+    for (int i = 0; i < 64; ++i) checks.step(StepKind::decode, batch, places, time);
+    CHECK(checks.answer().checks == 4 * 4 + 1);
+    CHECK(checks.answer().standard_error < .01);
+    return checks.answer().error;
+  };
+  const Seconds time(1e-3);
+  CHECK_THAT(1 + error(2 * time), WithinRel(2 * (1 + error(time)), 1e-9));
+}
+
 TEST_CASE("a sampled run is the same on every call") {
   const Experiment e = load_tiny(poisson("sampled"));
   CHECK(run(e).document().dump() == run(e).document().dump());
@@ -98,7 +134,7 @@ TEST_CASE("sizes between two on the grid take either, so that the mean comes out
     tokens += static_cast<double>(sum) / 2;
   }
   CHECK_THAT(tokens / draws, WithinRel(37.0, .003));
-  CHECK(sampler.samples() <= 2 * 32);
+  CHECK(sampler.stats().samples <= 2 * 32);
 }
 
 TEST_CASE("a step priced by a sample of itself costs what it does exactly") {

@@ -169,7 +169,7 @@ TEST_CASE("no router hits more than the trace repeats, and who looks for prefixe
   json["workload"]["arrivals"].erase("concurrency");
   json["workload"]["requests"] = 45;
   json["scheduling"]["max_num_batched_tokens"] = 600;
-  // 9 distinct prefixes of 512 tokens, 45 prompts: 36 of them can hit 512 of 600 tokens.
+  // 9 distinct prefixes of 512 tokens, 45 prompts: 36 prompts can hit 512 of 600 tokens.
   const double ideal = 36.0 * 512 / (45 * 600);
   std::map<std::string, double> rate;
   for (const char* router :

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Is input that nobody would write by mistake refused in one line, without a crash and without
+// Is input that is written wrong on purpose refused in one line, without a crash and without
 // taking all memory? What the fuzz targets found stands here too.
 #include <cmath>
 

@@ -93,7 +93,7 @@ TEST_CASE("of two copies the second is found when the first is gone") {
   CHECK(cache.find(third).in_use == 4);
   cache.finish(first);
   CHECK(cache.find(third).blocks == 4);
-  CHECK(cache.find(third).in_use == 0);  // the first copy, which nobody holds
+  CHECK(cache.find(third).in_use == 0);  // the first copy, which no sequence holds
   Sequence stranger = arrive(cache, 4, 64, {50, 51});
   cache.grow(stranger, 64);
   CHECK(cache.find(third).blocks == 4);
@@ -197,7 +197,7 @@ TEST_CASE("blocks are conserved, and what is cached of a prompt is its beginning
       for (int i = 0; i < (tokens + 31) / 32; ++i) ids.push_back(id = 3 * id + 1 + rng.below(2));
       Sequence sequence = arrive(cache, ++request, tokens, ids);
       const CacheHit hit = cache.find(sequence);
-      // Taking a block nobody holds takes a free one.
+      // Taking a block that no sequence holds takes a free one.
       const std::int64_t free = cache.free_blocks();
       if (layout.blocks_for(tokens) - hit.in_use > free) {
         cache.finish(sequence);

@@ -293,7 +293,7 @@ TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers,
 }
 
 TEST_CASE("run and replay take SGLang's rows of dense layers for what they are") {
-  // Tiny's three layers, the first of them dense: rows 1 and 2 of the file are its MoE layers'.
+  // Tiny has three layers, the first one dense: rows 1 and 2 of the file are its MoE layers'.
   const auto reversed = [](int first) {
     std::vector<std::vector<int>> gpus(4);
     for (int i = 0; i < 16; ++i) gpus[static_cast<std::size_t>(i / 4)].push_back((first + i) % 16);
@@ -371,7 +371,7 @@ TEST_CASE("SGLang's logical counts are a load, summed over the steps of its buff
 }
 
 TEST_CASE("a score counts the fullest GPU's tokens and copies that stand beside another") {
-  // Expert 0 has 3 slots, two of them on GPU 0: of its 30 tokens GPU 0 takes 20, GPU 1 10.
+  // Expert 0 has 3 slots, two slots on GPU 0: of its 30 tokens GPU 0 takes 20, GPU 1 10.
   // GPU 0: 20 + 6 = 26; GPU 1: 10 + 4 = 14; mean 20.
   const ExpertPlacement placement{LayerPlacement(3, {{0, 0, 1}, {2, 0}}),
                                   LayerPlacement(3, {{0, 1}, {2, 0}})};

@@ -30,8 +30,9 @@ std::vector<Report> reports() {
       {"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}};
   const Json failures = {{"instances", 2},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
+  const Json sampled = {{"fidelity", "sampled"}};
   std::vector<Report> all;
-  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures}) {
+  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;

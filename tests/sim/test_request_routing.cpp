@@ -593,7 +593,7 @@ TEST_CASE("a pool gives each request once, never more than seats and blocks allo
         REQUIRE(--rank.seats >= 0);
         REQUIRE((rank.total_blocks -= pending[a.pending].blocks) >= 0);
       }
-      // Nobody waits who finds a seat and blocks.
+      // No request waits that finds a seat and blocks.
       for (std::size_t p = 0; p < pending.size(); ++p) {
         for (const RankLoad& rank : ranks)
           REQUIRE((given.contains(p) || rank.seats == 0 || rank.total_blocks < pending[p].blocks));
@@ -667,7 +667,7 @@ struct TwoGroups {
 };
 
 TEST_CASE("who minds the barrier looks at the most loaded rank of the group, not of the fleet") {
-  // In one group a prompt of 300 costs nobody anything but on rank 0, and rank 1 is the lightest.
+  // In one group a prompt of 300 costs nothing except on rank 0, and rank 1 is the lightest.
   // In two it would wait for rank 0 there; in the second group, level at 500, the barrier grows to
   // 800 only.
   const TwoGroups fleet({1000, 100, 500, 500});
@@ -767,7 +767,7 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   CHECK(history.predict(hashes(second)).size() == 32);
   CHECK(lowest(history.predict(hashes(second))) == 16);
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}))) == 0);
-  // A known topic counts when no prefix is alike, but only if somebody of it has finished.
+  // A known topic counts when no prefix is alike, but only if a request of it has finished.
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 1)) == 16);
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 0)) == 0);
   CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 2)) == 0);

@@ -2,6 +2,7 @@
 // Do the sizes and probabilities come out that the literature got wrong (oracle seed_math)?
 #include <cmath>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "sim/capacity/capacity.hpp"
@@ -14,8 +15,6 @@ namespace {
 
 using test::WithinAbs;
 using test::WithinRel;
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 MoeModel zoo(const std::string& name) {
   return read_model(ConfigNode::from_file(test::source_dir() / "models/zoo" / (name + ".json")));

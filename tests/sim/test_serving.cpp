@@ -132,7 +132,7 @@ TEST_CASE("kernels of all engines side by side: the fastest of those measured ne
       read_gpu(ConfigNode::from_file(test::source_dir() / "hardware" / "gpus" / "h200.json"));
   const GpuSpec own = with_engine(h200, {"vllm", "0.19.0"});
   const GpuSpec any = with_engine(h200, {"vllm", "0.19.0"}, {{"engines", "any"}});
-  // Two engines run the same Marlin kernel for int4 weights; one of them was measured at three
+  // Two engines run the same Marlin kernel for int4 weights; one engine was measured at three
   // times the other's time.
   const GroupedGemmShape kimi{
       7168, 256, Precision::int4, Precision::bf16, KernelFamily::grouped_gemm, 256, 8};

@@ -412,7 +412,7 @@ TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over tw
     return found == step.operations.end() ? 0 : found->calls;
   };
   CHECK(calls_of("tp_all_reduce") == 6 + 3);
-  // After its experts a rank's GPUs exchange what each of them received.
+  // After its experts a rank's GPUs exchange what each GPU received.
   CHECK(calls_of("tp_all_gather") == 3);
   // 4 tokens of 512 in bf16.
   const CollectiveCost sum = Fabric(e.decode().cluster).all_reduce(2, Bytes(4 * 512 * 2));

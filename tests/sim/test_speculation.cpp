@@ -202,7 +202,7 @@ TEST_CASE("blocks of rejected drafts are free, and only those of known tokens ca
     sequence.computed = 30;
     cache.grow(sequence, 50, 31);  // the 31st token and 19 drafts
     CHECK(cache.free_blocks() == 6);
-    sequence.tokens = 34;  // two of them hold
+    sequence.tokens = 34;  // two drafts hold
     sequence.computed = 33;
     cache.shrink(sequence);
     CHECK(sequence.blocks == 3);

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "tests/support.hpp"
@@ -39,8 +40,7 @@ Rows rows_of(const Tokens& tokens, int ranks) {
     }
   }
   for (std::size_t token = 0; token < rows.ids.size(); ++token) {
-    rows.source_rank.push_back(
-        static_cast<std::int32_t>(token * static_cast<std::size_t>(ranks) / rows.ids.size()));
+    rows.source_rank.push_back(static_cast<std::int32_t>(token * at(ranks) / rows.ids.size()));
   }
   return rows;
 }
@@ -49,7 +49,7 @@ Rows rows_of(const Tokens& tokens, int ranks) {
 Tokens route(const TokenRouter& router, const LayerPlacement& placement, const Tokens& tokens,
              std::uint64_t step = 0) {
   const Rows rows = rows_of(tokens, placement.gpus());
-  Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()), -1);
+  Tokens tokens_of_slot(at(placement.slots()), -1);
   Tokens slot_of_selection(router.needs_token_rows() ? rows.ids.size() : 0, -7);
   router.route({placement, tokens, 0, step, {rows.ids, rows.source_rank}},
                {tokens_of_slot, slot_of_selection});
@@ -67,16 +67,16 @@ Tokens slots_chosen(const std::string& policy, const LayerPlacement& placement,
                     const std::vector<std::uint16_t>& ids,
                     const std::vector<std::int32_t>& source_rank) {
   const ExpertPlacement placements{placement};
-  Tokens tokens(static_cast<std::size_t>(placement.experts()));
+  Tokens tokens(at(placement.experts()));
   for (const std::uint16_t id : ids) ++tokens[id];
-  Tokens tokens_of_slot(static_cast<std::size_t>(placement.slots()));
+  Tokens tokens_of_slot(at(placement.slots()));
   Tokens slot_of_selection(ids.size());
   router(policy, placements)
       ->route({placements[0], tokens, 0, 0, {ids, source_rank}},
               {tokens_of_slot, slot_of_selection});
   Tokens counted(tokens_of_slot.size());
   for (const std::int32_t slot : slot_of_selection) {
-    ++counted[static_cast<std::size_t>(slot)];
+    ++counted[at(slot)];
   }
   CHECK(counted == tokens_of_slot);
   return slot_of_selection;
@@ -144,12 +144,12 @@ Tokens sorted_down(Tokens values) {
 // Every assignment of active experts to GPUs, tried: the smallest sorted load vector.
 Tokens best_loads(const LayerPlacement& placement, const Tokens& tokens, int expert, Tokens loads) {
   if (expert == placement.experts()) return sorted_down(loads);
-  if (tokens[static_cast<std::size_t>(expert)] == 0) {
+  if (tokens[at(expert)] == 0) {
     return best_loads(placement, tokens, expert + 1, loads);
   }
   Tokens best;
   for (const int slot : placement.hosts_of(expert)) {
-    auto& load = loads[static_cast<std::size_t>(placement.gpu_of_slot(slot))];
+    auto& load = loads[at(placement.gpu_of_slot(slot))];
     ++load;
     const Tokens found = best_loads(placement, tokens, expert + 1, loads);
     if (best.empty() || found < best) best = found;
@@ -161,7 +161,6 @@ Tokens best_loads(const LayerPlacement& placement, const Tokens& tokens, int exp
 // The exact semi-matching by its definition, restart and all: the GPU that serves each expert, or
 // -1.
 std::vector<int> semi_matching(const LayerPlacement& placement, const Tokens& tokens) {
-  const auto at = [](int i) { return static_cast<std::size_t>(i); };
   std::vector<int> order;
   for (int i = 0; i < placement.experts(); ++i) {
     if (tokens[at(i)] > 0) order.push_back(i);
@@ -241,7 +240,7 @@ void check_oracle(const Json& oracle) {
        greedy.at("ascending_id").at("assignment").get<std::vector<std::pair<int, int>>>()) {
     int served_by = -1;
     for (const int slot : placement.slots_of(expert)) {
-      if (metro[static_cast<std::size_t>(slot)] > 0) served_by = placement.gpu_of_slot(slot);
+      if (metro[at(slot)] > 0) served_by = placement.gpu_of_slot(slot);
     }
     CAPTURE(expert);
     CHECK(served_by == gpu);
@@ -339,7 +338,7 @@ TEST_CASE("static_primary never serves more experts on a GPU than the optimum of
     ExpertLoad load;
     for (int e = 0; e < placement[0].experts(); ++e) load.push_back(double(rng.below(1000)));
     const std::vector<ExpertLoad> seen{load};
-    const Tokens all(static_cast<std::size_t>(placement[0].experts()), 1);
+    const Tokens all(at(placement[0].experts()), 1);
     const auto router =
         token_routers().make(test::config(R"("static_primary")"))({placement, {}, seen});
     CHECK(layer_load(placement[0], route(*router, placement[0], all)).max_activated ==
@@ -403,7 +402,7 @@ TEST_CASE("every routing serves every token on a slot of its expert, and none be
       Tokens served(problem.tokens.size());
       for (std::size_t slot = 0; slot < tokens_of_slot.size(); ++slot) {
         const int expert = placement.expert_of_slot(static_cast<int>(slot));
-        served[static_cast<std::size_t>(expert)] += tokens_of_slot[slot];
+        served[at(expert)] += tokens_of_slot[slot];
       }
       CHECK(served == problem.tokens);
       CHECK(layer_load(placement, tokens_of_slot).max_activated >= lambda);
@@ -419,7 +418,7 @@ TEST_CASE("the optimum's sorted loads are the smallest of all assignments") {
       problem.tokens[expert] = 0;  // keep the number of assignments small
     }
     const LayerPlacement placement = problem.placement();
-    const Tokens none(static_cast<std::size_t>(placement.gpus()));
+    const Tokens none(at(placement.gpus()));
     CHECK(sorted_down(load_of(R"("optimal")", placement, problem.tokens).activated) ==
           best_loads(placement, problem.tokens, 0, none));
   }
@@ -432,11 +431,11 @@ TEST_CASE(
     const Problem problem = random_problem(rng);
     const LayerPlacement placement = problem.placement();
     const std::vector<int> gpu_of = semi_matching(placement, problem.tokens);
-    Tokens expected(static_cast<std::size_t>(placement.slots()));
+    Tokens expected(at(placement.slots()));
     for (std::size_t expert = 0; expert < gpu_of.size(); ++expert) {
       for (const int slot : placement.hosts_of(static_cast<int>(expert))) {
         if (placement.gpu_of_slot(slot) == gpu_of[expert]) {
-          expected[static_cast<std::size_t>(slot)] = problem.tokens[expert];
+          expected[at(slot)] = problem.tokens[expert];
         }
       }
     }
@@ -517,7 +516,7 @@ std::int32_t hall_bound(const LayerPlacement& placement, const Tokens& tokens) {
       const bool inside = std::all_of(hosts.begin(), hosts.end(), [&](std::int32_t slot) {
         return (set >> placement.gpu_of_slot(slot) & 1) != 0;
       });
-      if (inside) confined += tokens[static_cast<std::size_t>(expert)];
+      if (inside) confined += tokens[at(expert)];
     }
     const int size = __builtin_popcount(set);
     bound = std::max(bound, (confined + size - 1) / size);

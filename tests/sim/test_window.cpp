@@ -89,7 +89,7 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   CHECK(flood["state"] == "overloaded");
   CHECK(flood["served_request_rate"].get<double>() <
         .5 * flood["offered_request_rate"].get<double>());
-  // Whoever waits for an answer before asking again cannot ask for too much.
+  // A client that waits for an answer before asking again cannot ask for too much.
   const OrderedJson closed = two_groups(960)["measurement"];
   CHECK(closed["offered_request_rate"].is_null());
   CHECK(closed["state"] == "stable");

@@ -92,7 +92,7 @@ bool is_sweep(const Json& json) {
   return json.contains("base") && (json.contains("axes") || json.contains("blocks"));
 }
 
-// How many of the shipped configs are such, each of them valid by the rule.
+// How many of the shipped configs are such; checks that each is valid by the rule.
 int check_shipped(bool (*such)(const Json&), const OrderedJson& rule) {
   int found = 0;
   for (const auto& entry :

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What does a page of a store show when nobody says, and how are its points run again?
+// What does a page of a store show by default, and how are its points run again?
 #include "tests/support.hpp"
 #include "tools/report/page.hpp"
 

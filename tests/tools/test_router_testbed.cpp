@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Do routers give, in the simple worlds of their papers, what was published of them?
+// Do routers give, in the simple worlds of their papers, the published figures?
 #include <string>
 
 #include <fmt/format.h>

@@ -77,7 +77,7 @@ TEST_CASE("every operation is set against the peak of its own precision, and non
 
 TEST_CASE("tokens cost what all GPUs cost while they are made") {
   const Json metrics = run(experiment(tiny())).document().at("metrics");
-  // H100: 3.99 dollars an hour, four of them.
+  // Four H100 at 3.99 dollars an hour.
   CHECK_THAT(
       metrics.at("cost_per_million_output_tokens").get<double>(),
       WithinRel(4 * 3.99 / 3600 * 1e6 / metrics.at("output_throughput").get<double>(), 1e-9));

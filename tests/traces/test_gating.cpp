@@ -61,7 +61,7 @@ bool equal_rows(const RoutingTrace& a, const RoutingTrace& b) {
   return true;
 }
 
-/// Recorded by nobody: 2 requests of 2 rows, 2 layers, top-1 of 4.
+/// A trace written by hand: 2 requests of 2 rows, 2 layers, top-1 of 4.
 std::filesystem::path tiny_trace(const TemporaryFolder& folder) {
   const std::filesystem::path directory = folder / "tiny";
   const TraceMeta meta = test::trace_meta("tiny", 4, 1, {0, 1});

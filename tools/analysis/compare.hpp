@@ -52,7 +52,7 @@ struct PointPair {
   std::string baseline, candidate;  ///< config hashes
   std::vector<Json> settings;       ///< what tells the pair from others, null where it has none
   std::size_t point = 0;            ///< the same for pairs that differ in the seed alone
-  /// Candidate over baseline; nothing where one of them lacks the metric or the baseline is 0.
+  /// Candidate over baseline; nothing where either lacks the metric or the baseline is 0.
   std::array<std::optional<double>, compared_metrics.size()> ratios;
 };
 

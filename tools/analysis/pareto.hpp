@@ -13,7 +13,7 @@
 namespace moesim {
 
 /// Which (x, y) no other point dominates: none has a smaller or equal x and a larger or equal y,
-/// one of them strictly. Equal points stand together on the frontier or not at all.
+/// one strictly. Equal points stand together on the frontier or not at all.
 std::vector<bool> frontier(std::span<const std::pair<double, double>> points);
 
 /// What a frontier is drawn of. Pointers lead into the report ("/metrics/..",
@@ -41,7 +41,7 @@ struct Pareto {
   std::vector<ParetoPoint> points;
 };
 
-/// Throws ConfigError if the store has no done point, or a pointer is found in none of them.
+/// Throws ConfigError if the store has no done point, or a pointer is found in no point.
 Pareto pareto(const StoredSweep&, const ParetoAxes&);
 
 /// "replication=1.5, decode=metro", or "all points".

@@ -32,7 +32,7 @@ void add_series(std::vector<Series>& all, Series series, std::span<const ParetoP
   if (!series.places.empty()) all.push_back(std::move(series));
 }
 
-// Dominated points first, so that frontiers lie on top of them.
+// Dominated points come first, so that frontiers lie on top.
 std::vector<Series> series_of(const Pareto& pareto) {
   std::vector<Series> all;
   add_series(all, {"dominated", "", 0, true}, pareto.points);

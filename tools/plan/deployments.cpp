@@ -186,7 +186,7 @@ std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterS
 
 namespace {
 
-// Of each layout once, the best by what it allows per GPU.
+// The best shapes by what they allow per GPU, each layout once.
 std::vector<BoundedShape> best_per_gpu(std::vector<BoundedShape> all, double TuneBound::*phase,
                                        std::size_t most) {
   std::ranges::stable_sort(all, [&](const BoundedShape& a, const BoundedShape& b) {

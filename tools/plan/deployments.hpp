@@ -45,7 +45,7 @@ struct BoundedShape {
 /// decode also as one group that takes all GPUs that are left.
 std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const ClusterSpec&);
 
-/// The deployment and its like with copies of experts, and policies that make use of them.
+/// The deployment and its like with copies of experts, and policies that make use of copies.
 std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
 /// The deployment and its like with other sizes of a step's chunk.
 std::vector<Json> with_chunks(const Json& deployment);

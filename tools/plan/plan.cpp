@@ -17,7 +17,7 @@ namespace {
 
 // Deployments that a stage hands on to the next, a few more than are printed.
 constexpr std::size_t kept = 5;
-// Of them, those that are varied: a fourth shape that some setting makes the best was not found.
+// How many are varied: a fourth shape that some setting makes the best was not found.
 constexpr std::size_t varied = 3;
 // Selected experts of all tokens of a run, up to which the last runs price each: some two seconds.
 constexpr double most_exact_ids = 5e8;

@@ -28,7 +28,7 @@ struct Plan {
   std::size_t shapes = 0;       ///< looked at ...
   std::size_t fit = 0;          ///< ... of which so many fit in memory
   std::size_t runs = 0;
-  std::size_t before = 0;  ///< of them, that the store held
+  std::size_t before = 0;  ///< of these runs, those that the store held
   bool stopped = false;
 };
 
@@ -42,7 +42,7 @@ struct PlanHooks {
 
 /// Looks for the deployments with the most requests/s under the SLO: all shapes, each given up when
 /// memory or the time of its steps rules it out or a short run under more load than the best bears
-/// misses the SLO; then copies and routing, chunks and limits of the best three of them; then long
+/// misses the SLO; then copies and routing, chunks and limits of the best three; then long
 /// runs of what is left. Runs draw MoE layers from steps alike (fidelity "sampled"), the last ones
 /// only where pricing each token would take too long. Same question, same answer on any number of
 /// threads, and after any number of stops. Throws ConfigError if nothing fits or the store is

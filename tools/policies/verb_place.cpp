@@ -19,7 +19,7 @@ namespace moesim {
 
 namespace {
 
-// Of slots with GPUs, in a layer: a second or so, as on 16,384 GPUs with a slot each.
+// Pairs of a slot and a GPU in a layer: a second or so, as on 16,384 GPUs with a slot each.
 constexpr std::int64_t most_comparisons = 1 << 28;
 
 struct Options {

@@ -172,7 +172,7 @@ void append_means(OrderedJson& cells, const Json& layer, const char* what, doubl
   }
 }
 
-// Of each kind of step: tokens and activated slots per step, [layer x rank], and their means over
+// For each kind of step: tokens and activated slots per step, [layer x rank], and their means over
 // steps and layers on the busiest and the average rank.
 OrderedJson loads_of(const StoredPoint& point) {
   OrderedJson kinds = OrderedJson::object();

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "sim/dispatch/token_traffic.hpp"
@@ -28,8 +29,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Json plain(const OrderedJson& document) { return Json::parse(document.dump()); }
 

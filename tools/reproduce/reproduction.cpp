@@ -176,7 +176,7 @@ bool replace_cluster(const Json& sweep, const std::filesystem::path& file, Json&
   return true;
 }
 
-/// What is measured, on other clusters; nothing where none of them is named.
+/// What is measured, on other clusters; nothing where none is named.
 std::optional<ConfigNode> on_clusters(const ConfigNode& measured, const Paths& clusters) {
   Json json = measured.json();
   const std::filesystem::path& file = measured.file();

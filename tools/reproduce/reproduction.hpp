@@ -107,7 +107,7 @@ std::string to_text(const Reproduction&);
 ///   model    a zoo file: sizes
 ///   gpu      a GPU file: peaks and bandwidths
 ///   exchange tokens that travel to uniformly drawn experts: copies, bytes, time on a cluster
-///   draws    batches of uniformly drawn experts, with "hot" of them drawn more often: loads
+///   draws    batches of uniformly drawn experts, with "hot" experts drawn more often: loads
 ///   point    one operation, described like a row of a measured points file: microseconds
 ///   trace    a recorded or generated routing: shares of the hottest experts, overlap of tokens
 ///   timing   token routers on this machine: the power of ten, from 10 us, above a layer's time

@@ -140,7 +140,7 @@ struct BfIoResult {
   double imbalance = 0;   ///< mean over steps of G max L - sum L, in tokens
   std::int64_t steps = 0;
 };
-/// `requests` is its list of 8,000, prompt and output tokens in a line. One of them has no output,
+/// `requests` is its list of 8,000, prompt and output tokens in a line. One request has no output,
 /// and there never leaves its worker. Throws ConfigError if it cannot be read.
 BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requests);
 

@@ -20,7 +20,7 @@ Traces resampled(Traces, std::uint64_t seed, int draw);
 /// The median error of families that were fitted on other GPUs alone, about what validate shows.
 inline constexpr double unmeasured_error = 0.15;
 
-/// How far metrics vary between runs that could as well be true: `runs` of them, each with a seed
+/// How far metrics vary between runs that could as well be true: `runs` runs, each with a seed
 /// of its own (arrivals, lengths, generated gating), resampled and deployed anew: placements are
 /// fitted on the requests that were drawn.
 ///   {"runs", "share", "metrics": {name: {"low", "median", "high"}}}

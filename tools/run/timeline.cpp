@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -25,7 +27,7 @@ std::string us(Duration duration) {
 std::string us(Time time) { return us(time.time_since_epoch()); }
 
 double seconds_of(const StepCost& cost, Part part) {
-  const auto& row = cost.parts[static_cast<std::size_t>(part)];
+  const auto& row = cost.parts[at(part)];
   return std::accumulate(row.begin(), row.end(), 0.0);
 }
 
@@ -48,10 +50,10 @@ std::string expert_args(const StepCost& cost, std::size_t rank) {
 }
 
 // What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
-// barrier, or, where some are hidden beside others, what of them is exposed; what this GPU waited
+// barrier, or, where some are hidden beside others, what is exposed; what this GPU waited
 // there is its own work short of that.
 std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
-  const std::size_t expert_rank = gpu / static_cast<std::size_t>(plan.moe_tp());
+  const std::size_t expert_rank = gpu / at(plan.moe_tp());
   double experts = 0;
   for (const LayerOutcome& layer : cost.moe_layers())
     experts += layer.experts[expert_rank].time.count();
@@ -123,11 +125,11 @@ void Timeline::step_ended(const StepRecord& record, Time now) {
   const auto group = static_cast<std::size_t>(record.instance);
   const ParallelPlan& plan = groups_[group]->parallel;
   const Lane steps = steps_lane_of(record.instance);
-  span(step_kind_names[static_cast<std::size_t>(step.kind)], steps, step.start, now,
+  span(step_kind_names[at(step.kind)], steps, step.start, now,
        fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
                    R"("dummy_ranks":{},"preemptions":{}}})",
-                   step_kind_names[static_cast<std::size_t>(step.rule)], step.prefill_tokens,
-                   step.decode_tokens, step.dummy_ranks, step.preemptions));
+                   step_kind_names[at(step.rule)], step.prefill_tokens, step.decode_tokens,
+                   step.dummy_ranks, step.preemptions));
   write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
   for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
@@ -138,7 +140,7 @@ void Timeline::step_ended(const StepRecord& record, Time now) {
 
 void Timeline::add_lane(int gpu, const ParallelPlan& plan, Time start, Time now,
                         const StepCost& cost, std::int64_t lane) {
-  const auto slices = slices_of(cost, static_cast<std::size_t>(gpu), plan);
+  const auto slices = slices_of(cost, at(gpu), plan);
   double passed = 0;
   Time begin = start;
   for (const Slice& slice : slices) {

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
@@ -140,7 +141,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const auto share = shares(step.cost);
   const TypicalTime typical = typical_ms(step);
-  OrderedJson json{{"kind", step_kind_names[static_cast<std::size_t>(step.summary.kind)]},
+  OrderedJson json{{"kind", step_kind_names[at(step.summary.kind)]},
                    {"total_ms", step.cost.total.count() * 1e3},
                    {"samples", step.totals.size()},
                    {"mean_ms", typical.mean},
@@ -149,26 +150,25 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                    {"gpu_flops_per_byte",
                     {{"bf16", balance(gpu, Precision::bf16, Precision::bf16)},
                      {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
-                   {"extrapolated_share", share[static_cast<std::size_t>(Evidence::extrapolated)]},
-                   {"unmeasured_share", share[static_cast<std::size_t>(Evidence::unmeasured)]},
+                   {"extrapolated_share", share[at(Evidence::extrapolated)]},
+                   {"unmeasured_share", share[at(Evidence::unmeasured)]},
                    {"held_up_by", held_up_json(held_up(step, e))},
                    {"operations", OrderedJson::array()}};
   for (const ExplainedOperation& op : step.operations) {
-    json["operations"].push_back(
-        {{"operation", op.name},
-         {"part", part_names[static_cast<std::size_t>(op.part)]},
-         {"bound", resource_names[static_cast<std::size_t>(op.bound)]},
-         {"evidence", evidence_names[static_cast<std::size_t>(op.evidence)]},
-         {"calls", op.calls},
-         {"seconds", op.seconds},
-         {"flops", op.flops},
-         {"flops_per_byte", intensity(op.flops, op.hbm_bytes)},
-         {"hbm_bytes", op.hbm_bytes},
-         {"l2_bytes", op.l2_bytes},
-         {"smem_bytes", op.smem_bytes},
-         {"link_bytes", op.link_bytes},
-         {"hbm_share", bandwidth_share(op, gpu)},
-         {"peak_share", peak_share(op)}});
+    json["operations"].push_back({{"operation", op.name},
+                                  {"part", part_names[at(op.part)]},
+                                  {"bound", resource_names[at(op.bound)]},
+                                  {"evidence", evidence_names[at(op.evidence)]},
+                                  {"calls", op.calls},
+                                  {"seconds", op.seconds},
+                                  {"flops", op.flops},
+                                  {"flops_per_byte", intensity(op.flops, op.hbm_bytes)},
+                                  {"hbm_bytes", op.hbm_bytes},
+                                  {"l2_bytes", op.l2_bytes},
+                                  {"smem_bytes", op.smem_bytes},
+                                  {"link_bytes", op.link_bytes},
+                                  {"hbm_share", bandwidth_share(op, gpu)},
+                                  {"peak_share", peak_share(op)}});
   }
   return json;
 }
@@ -176,14 +176,14 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
 std::string marked(const ExplainedOperation& op) {
   constexpr std::array<std::string_view, evidence_names.size()> marks{"",   " *", " ?",
                                                                       " =", " ~", " ^"};
-  return fmt::format("{}{}", op.name, marks[static_cast<std::size_t>(op.evidence)]);
+  return fmt::format("{}{}", op.name, marks[at(op.evidence)]);
 }
 
 /// What the marks mean, where there are any.
 std::string grounds_of(const StepCost& cost) {
   const auto share = shares(cost);
-  const double beyond = share[static_cast<std::size_t>(Evidence::extrapolated)];
-  const double unmeasured = share[static_cast<std::size_t>(Evidence::unmeasured)];
+  const double beyond = share[at(Evidence::extrapolated)];
+  const double unmeasured = share[at(Evidence::unmeasured)];
   std::string text;
   if (beyond > 0)
     text += fmt::format("* beyond what its constants were fitted on: {:.1f} % of the step\n",
@@ -196,7 +196,7 @@ std::string grounds_of(const StepCost& cost) {
       std::pair{Evidence::interpolated, "~ between points of a table"},
       std::pair{Evidence::carried_over, "^ carried over from a sibling GPU's table"}};
   for (const auto& [evidence, meaning] : tables) {
-    const double of_step = share[static_cast<std::size_t>(evidence)];
+    const double of_step = share[at(evidence)];
     if (of_step > 0) text += fmt::format("{}: {:.1f} % of the step\n", meaning, 100 * of_step);
   }
   return text.empty() ? text : "\n" + text;
@@ -212,9 +212,8 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
     };
     table.add({marked(op), fmt::format("{:.3f}", op.seconds * 1e3),
                fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
-               std::string(resource_names[static_cast<std::size_t>(op.bound)]),
-               or_dash(op.flops * 1e-9, "{:.0f}"), or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
-               or_dash(op.link_bytes * 1e-6, "{:.0f}"),
+               std::string(resource_names[at(op.bound)]), or_dash(op.flops * 1e-9, "{:.0f}"),
+               or_dash(op.hbm_bytes * 1e-6, "{:.0f}"), or_dash(op.link_bytes * 1e-6, "{:.0f}"),
                or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
                or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                or_dash(100 * peak_share(op), "{:.0f}")});
@@ -228,8 +227,8 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
       "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
-      step_kind_names[static_cast<std::size_t>(step.summary.kind)], step.cost.total.count() * 1e3,
-      others, intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      step_kind_names[at(step.summary.kind)], step.cost.total.count() * 1e3, others,
+      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost));

@@ -251,6 +251,14 @@ std::string pool_text(const PoolStats& pool) {
       "barriers idle {}, KV cache {} used, peak {}; routing rows recorded {} (decode)\n",
       percent(pool.breakdown.barrier_idle_share), percent(pool.kv.mean_utilization),
       percent(pool.kv.peak_utilization), percent(decode.recorded));
+  if (pool.sampled) {
+    const SampledStats& sampled = *pool.sampled;
+    text += fmt::format(
+        "steps drawn from {} samples; {} checked exactly: time {:+.1f} +- {:.1f} %, at worst "
+        "{:+.0f} %\n",
+        sampled.samples, sampled.spot_checks, 100 * sampled.step_time_error,
+        100 * sampled.standard_error, 100 * sampled.worst_step_error);
+  }
   text += holds_up(pool);
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=

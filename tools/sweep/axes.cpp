@@ -97,7 +97,7 @@ std::string setting_text(const Json& value) {
     return text.ends_with(".json") ? std::filesystem::path(text).stem().string() : text;
   }
   if (!value.is_structured()) return value.dump();
-  // Of a policy the values tell enough (metro fewest_replicas), of a plan they do not (dp8 ep8
+  // The values tell a policy well enough (metro fewest_replicas), a plan needs names (dp8 ep8
   // tp1).
   const bool policy = value.contains("type") || value.is_array();
   std::string text;
@@ -115,7 +115,7 @@ std::string setting_text(const Json& value) {
 
 namespace {
 
-// Takes the words that all cells of a column begin with out of them, one that differs left over;
+// Strips from the cells of a column the words that all begin with, unless all are alike;
 // returns these words.
 std::string take_common_words(std::vector<std::vector<std::string>>& rows, std::size_t column) {
   if (rows.size() < 2) return "";

@@ -35,7 +35,7 @@ bool same_setting(const Json& a, const Json& b);
 std::string setting_text(const Json& value);
 
 /// A table of at most 100 columns: the first `settings` columns are cut with "~" to fit, widest
-/// first, and where that is not enough the last of them are left out, and named below.
+/// first, and where that is not enough the last columns are left out, and named below.
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings);
 

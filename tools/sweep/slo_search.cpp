@@ -312,7 +312,7 @@ class Runs {
     const Json report = row.report.empty() ? Json() : Json::parse(row.report);
     const Trial trial = trial_of(search_.places[point.place], report, ladder_->rate(point.rung),
                                  search_.attainment);
-    // Of many runs only what is printed is kept, of the best the whole report.
+    // The best run keeps its whole report, the many others only what is printed.
     if (trial.meets && trial.goodput > best_goodput_) {
       best_goodput_ = trial.goodput;
       best_report_ = std::move(row.report);

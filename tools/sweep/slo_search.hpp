@@ -56,12 +56,12 @@ struct SloRun {
 struct SloResult {
   std::vector<SloRun> found;    ///< the best of each place, best first
   std::vector<SloRun> nearest;  ///< one, where none met the SLO
-  std::string best_report;      ///< of the first of them, whole
+  std::string best_report;      ///< of the best run found, whole
   TuneResult search;
   std::vector<std::optional<TuneBound>> bounds;  ///< of each place; nothing where it cannot be run
   std::size_t resumed = 0;                       ///< runs that the store held
   std::size_t cannot_run = 0;                    ///< places
-  std::string refused;                           ///< why the first of them cannot
+  std::string refused;                           ///< why the first such place cannot
 };
 
 /// A metric of a run as tables print it; "-" where the run has none.

@@ -88,8 +88,8 @@ class Store {
                         std::span<const SweepPoint> points);
 
   StoredSweep read() const;
-  /// Of each config what the sweep sets and what stands at these pointers; of each report the
-  /// latter, and what its resolved config has there. The first done point's report is whole, so
+  /// Reads of each config what the sweep sets and what stands at these pointers; of each report
+  /// the latter, and what its resolved config has there. The first done point's report is whole, so
   /// that messages can say what a report holds. Memory grows with the points, not with reports.
   StoredSweep read(std::span<const std::string> pointers) const;
   /// The report of one point, whole; null if it has none.
@@ -112,9 +112,9 @@ class Store {
   /// Records what became of a point, durably. `report` is JSON, empty unless the point is done.
   void record(const std::string& config_hash, PointStatus, std::string_view error,
               std::string_view report);
-  /// Records many points, all or none of them. Points that the store lacks are added first.
+  /// Records many points, all or none. Points that the store lacks are added first.
   void record(std::span<const StoreRow> rows, std::span<const SweepPoint> of = {});
-  /// Records `count` points, all or none of them, of which row(0), row(1), .. are asked for in this
+  /// Records `count` points, all or none, of which row(0), row(1), .. are asked for in this
   /// order: one at a time is in memory.
   void record(std::size_t count, const std::function<StoreRow(std::size_t)>& row,
               std::span<const SweepPoint> of = {});

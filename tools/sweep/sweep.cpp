@@ -404,7 +404,7 @@ std::string axes_text(const std::vector<Axis>& axes, const StoredPoint& point) {
 constexpr std::uintmax_t mebibyte = 1 << 20;
 constexpr std::uintmax_t pieces_of_large = 64;  // of a MiB each
 
-// Of a large file evenly spread pieces, the first and the last among them.
+// The content of a small file; of a large one evenly spread pieces, the first and the last too.
 std::string file_content(const std::filesystem::path& file, std::uintmax_t size) {
   std::ifstream stream(file, std::ios::binary);
   const bool whole = size <= pieces_of_large * mebibyte;

@@ -24,7 +24,7 @@ struct Sweep {
 ///   {"base": "experiment.json",                    or the experiment itself
 ///    "axes": {"/json/pointer": [values], ...},     every combination of these ...
 ///    "zip":  {"/a": [1, 2], "/b": [8, 4]},         ... with each row of these ...
-///    "set":  {"/c": value},                        ... and this in all of them
+///    "set":  {"/c": value},                        ... and this in every point
 ///    "seeds": [1, 2, 3],                           the same as an axis "/seed"
 ///    "couple": {"/x": {"metro": {"/y": "all_gather"}}},   what goes with a value of a key
 ///    "skip": [{"/a": 1, "/x": "metro"}, ...]}      leaves out points that match all of a rule
@@ -72,7 +72,7 @@ struct SweepOptions {
   /// Called, by one thread at a time, before the first point is run and whenever one is finished:
   /// (finished, to run this time).
   std::function<void(std::size_t, std::size_t)> progress = [](std::size_t, std::size_t) {};
-  /// The same for the checks before.
+  /// Called likewise for the checks before the runs.
   std::function<void(std::size_t, std::size_t)> checked = [](std::size_t, std::size_t) {};
   /// Called once, before the checks: how many points are done already.
   std::function<void(std::size_t)> resumes = [](std::size_t) {};
@@ -98,7 +98,7 @@ SweepOutcome run_sweep(const Sweep&, const std::filesystem::path& store, const P
 /// already and may be among them. The rows are taken in turn, so that all shards, in order, give
 /// the order of the sweep. Of the same point in two stores a done one replaces one that is not;
 /// merging again changes nothing. Throws ConfigError, with `output` untouched, if a file is no
-/// store of this schema, the stores are not of one sweep, or two of them contradict each other: a
+/// store of this schema, the stores are not of one sweep, or two stores contradict each other: a
 /// point with two configs or two reports.
 void merge_stores(const std::vector<std::filesystem::path>& stores,
                   const std::filesystem::path& output);

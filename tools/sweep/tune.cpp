@@ -160,8 +160,8 @@ class Search {
     narrow(place, met, std::max(met, top_of(place)) + 1);
   }
 
-  // The same between a load that meets it, or is known to be too light to matter, and one that
-  // does not: both are asked for a third and two thirds of the way.
+  // Finds it between a load that meets the SLO, or is known to be too light to matter, and one that
+  // misses it: loads a third and two thirds of the way are asked for.
   void narrow(std::size_t place, int met, int missed) {
     while (missed - met > 1) {
       const int low = met + std::max(1, (missed - met) / 3);
@@ -208,7 +208,7 @@ class Search {
     }
     if (best_) challenge_all();
     if (!trials_.empty()) return;
-    // By their bounds none has a chance: what the nearest of them give is worth knowing.
+    // By their bounds none has a chance: what the nearest give is worth knowing.
     std::vector<TunePoint> points;
     for (const std::size_t place : places_) {
       if (points.size() < hopeful) points.push_back({place, 0});
@@ -239,7 +239,7 @@ class Search {
     return places;
   }
 
-  // Heavier loads than the best place's first miss, a few of them: do they really miss?
+  // Tries a few heavier loads than the best place's first miss: do they really miss?
   void doubt(std::size_t place) {
     std::vector<TunePoint> above;
     for (int rung = 0; rung < problem_.ladder.size(); ++rung) {

@@ -12,7 +12,7 @@ namespace moesim {
 /// A number rounded to four digits, for people to read.
 double four_digits(double value);
 
-/// Loads to try, in requests/s: rungs 0 .. size() - 1 as given, and more of them below and above,
+/// Loads to try, in requests/s: rungs 0 .. size() - 1 as given, and more rungs below and above,
 /// each further off by the ratio of the outermost two.
 class RateLadder {
  public:
@@ -71,7 +71,7 @@ struct TuneProblem {
   double start = 0;
   /// Requests/s that are had elsewhere: no place is looked at under less load than beats them.
   double to_beat = 0;
-  /// Of the best places, to rank below the best one.
+  /// How many places are ranked below the best one.
   std::size_t runners_up = 4;
 };
 

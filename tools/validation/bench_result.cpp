@@ -10,7 +10,7 @@ namespace moesim {
 
 namespace {
 
-// Of both, the tokens of a mean request: of outputs, and of all.
+// Rates of both results that give the tokens of a mean request: its outputs, and all.
 constexpr std::string_view requests = "request_throughput";
 struct Length {
   std::string_view name, rate;

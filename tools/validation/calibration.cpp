@@ -9,6 +9,8 @@
 #include <Eigen/QR>
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -16,8 +18,6 @@ namespace {
 using Eigen::Index;
 using Eigen::MatrixXd;
 using Eigen::VectorXd;
-
-std::size_t at(Index i) { return static_cast<std::size_t>(i); }
 
 /// sum of r^2/2 near zero, |r| huber beyond.
 double huber_sum(const VectorXd& residuals, double huber) {
@@ -197,7 +197,7 @@ GpuSpec fit_collective(const Family& family, Collective kind) {
   const std::vector<Unknown> unknowns{
       {8, 0.5, 100}, {most_per_gpu / 20, 5e-5, most_per_gpu}, {0.7, 0.05, 0.98}, {5, 0.001, 200}};
   return fitted(family, unknowns, [&](std::span<const double> x, GpuSpec& gpu) {
-    CollectiveConstants& constants = gpu.collectives[static_cast<std::size_t>(kind)];
+    CollectiveConstants& constants = gpu.collectives[at(kind)];
     constants.launch = Seconds(x[0] * 1e-6);
     constants.per_gpu = Seconds(x[1] * 1e-6);
     constants.bandwidth_share = x[2];
@@ -212,9 +212,7 @@ std::string described(const Calibration& c, std::string_view source) {
 
 std::string in_microseconds(Seconds time) { return fmt::format("{:.3g} us", time.count() * 1e6); }
 
-std::string name_of(Precision precision) {
-  return std::string(precision_names[static_cast<std::size_t>(precision)]);
-}
+std::string name_of(Precision precision) { return std::string(precision_names[at(precision)]); }
 
 OrderedJson to_json(const Calibration& c) {
   OrderedJson json{{"points", c.points},

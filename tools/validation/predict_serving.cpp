@@ -215,8 +215,8 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
 }
 
 /// Prompt tokens per second and node of 8 GPUs, 16,384 tokens per rank and step in two
-/// micro-batches of half of them (LMSYS blog 2025-05-05, of SGLang's and of DeepSeek's
-/// deployments). DeepSeek's day (open-infra-index): 608 G tokens in, 56.3 % of them cached, 168 G
+/// micro-batches of half as many (LMSYS blog 2025-05-05, of SGLang's and of DeepSeek's
+/// deployments). DeepSeek's day (open-infra-index): 608 G tokens in, 56.3 % cached, 168 G
 /// out at a mean context of 4,989; so prompts of 4,989 / (1 + 168 / 608 / 2) tokens.
 Prediction prefill_rate(const Deployment& e, const MeasuredPoint& point) {
   constexpr int gpus_per_node = 8;

@@ -37,7 +37,7 @@ DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path
 /// What a measured deployment with prefill and decode apart is as an experiment with two pools.
 DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root, const GpuFiles& = {});
 
-/// GPUs of one replica and how many of them there are.
+/// GPUs of one replica, and the number of replicas.
 struct ServingPlan {
   int dp, tp, ep, replicas;
   int gpus() const { return dp * tp; }

@@ -16,7 +16,7 @@ struct CalibratedTable {
   std::string profile;  ///< <engine>-<version>
   TableFamily family{};
   std::size_t rows = 0, kept = 0;
-  std::size_t left_out = 0;  ///< impossible rows, and those of kinds full of them
+  std::size_t left_out = 0;  ///< impossible rows, and all rows of kinds that are not credible
   /// Rows of one kind (a group of samples), and how many are faster than the data sheet allows.
   struct Kind {
     std::size_t rows = 0, impossible = 0;

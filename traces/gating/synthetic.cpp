@@ -52,7 +52,7 @@ std::vector<float> topic_weights(std::size_t layers, std::size_t experts, const 
   return weights;
 }
 
-/// The topics of one request, and which of them each of its rows has.
+/// The topics of one request, and the topic of each of its rows.
 struct RequestTopics {
   std::vector<std::size_t> held;    ///< of the trace's topics
   std::vector<std::size_t> of_row;  ///< index into `held`

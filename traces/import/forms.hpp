@@ -22,8 +22,8 @@ void add_npy_request(const std::filesystem::path&, TraceBuilder&);
 void add_npz_request(const std::filesystem::path&, TraceBuilder&);
 /// Whether a file is JSON or lines of it, by its name.
 bool is_json_file(const std::filesystem::path&);
-/// Calls fn(place, value) for the value in a .json file, or each of a list of them, and for each
-/// line of a .jsonl file.
+/// Calls fn(place, value) for the value in a .json file, or for each element if it is a list, and
+/// for each line of a .jsonl file.
 void for_each_json(const std::filesystem::path& file,
                    const std::function<void(const std::string& place, const Json&)>& fn);
 /// Every "routed_experts" in a response of vLLM or SGLang is a request: base64 of an .npy file or

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/parse_json.hpp"
 #include "traces/import/forms.hpp"
 #include "traces/mapped_file.hpp"
@@ -18,8 +19,6 @@ namespace moesim {
 namespace {
 
 constexpr double most_tokens = 1e15;  // of a count
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 [[noreturn]] void refuse(const std::string& place, const std::string& what) {
   throw ConfigError(fmt::format("{}: {}", place, what));
@@ -148,7 +147,7 @@ const TraceBuilder::SlotMap* TraceBuilder::map_of(bool physical) const {
   return physical && !logical_of_physical_.empty() ? &logical_of_physical_ : nullptr;
 }
 
-// Of a recorded layer; nothing where ids are logical.
+// The slots of a recorded layer; nothing where ids are logical.
 const std::vector<int>* TraceBuilder::slots_of(const SlotMap* map, std::size_t layer) const {
   if (map == nullptr) return nullptr;
   const auto entry = std::lower_bound(moe_layers_.begin(), moe_layers_.end(), recorded_[layer]);

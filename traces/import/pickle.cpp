@@ -15,7 +15,7 @@ namespace moesim {
 
 namespace {
 
-// Without a place: who opened the file adds it.
+// The error has no place: the function that opened the file adds it.
 [[noreturn]] void refuse(const std::string& what) { throw ConfigError(what); }
 
 // torch's typed storages, as a pickle names them.

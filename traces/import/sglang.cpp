@@ -120,7 +120,7 @@ class Dump {
       decode(positions);
   }
 
-  // A batch of prompts, or of what is left of them; in a mixed one decodes are extended by a token.
+  // A batch of prompts, or of their last chunks; in a mixed one decodes are extended by a token.
   void extend(const std::vector<std::int64_t>& positions, const std::vector<std::int64_t>& lengths,
               bool mixed) {
     std::int64_t token = 0;

@@ -16,8 +16,8 @@ struct Patience {
   std::optional<Duration> cancels;      ///< then leaves for reasons of its own
 };
 
-/// How long clients wait: "ttft_timeout" and "timeout" are everybody's; "cancellation" says which
-/// share of them leaves after an exponentially distributed time, and its mean.
+/// How long clients wait: "ttft_timeout" and "timeout" hold for all; "cancellation" says which
+/// share of clients leaves after an exponentially distributed time, and its mean.
 struct PatienceRule {
   std::optional<Seconds> first_token, whole;
   double cancelling_share = 0;

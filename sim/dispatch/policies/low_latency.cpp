@@ -22,7 +22,7 @@ class LowLatency final : public Dispatch {
   }
   bool gives_global_counts() const override { return false; }
   bool needs_selections() const override { return true; }
-  // Every expert keeps a place for every token of every rank: experts / ranks of them on one GPU.
+  // Every expert keeps a place for every token of every rank; a GPU has experts / ranks experts.
   double buffer_rows(double tokens, double /*ranks*/, double experts) const override {
     return tokens * experts;
   }

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "hardware/at.hpp"
 #include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Foresees what ran last time, most tokens first: while the same requests decode, the guess holds
 // for two of three experts.

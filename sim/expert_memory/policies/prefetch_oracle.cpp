@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Each slot that will run is foreseen with probability `accuracy`; for each that is not, another
 // one that will not run is named. It cannot look beyond the step under way.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "hardware/at.hpp"
 #include "sim/expert_memory/ranked_cache.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Keeps an exponential average of each slot's activity, and foresees as many of the likeliest slots
 // as ran last time.

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/text_file.hpp"
 #include "sim/placement/files/plain_yaml.hpp"
 #include "traces/import/torch_file.hpp"
@@ -242,7 +243,7 @@ ExpertPlacement read_vllm(const NpyArray& array, const std::filesystem::path& fi
       }
       ids.push_back(static_cast<int>(id));
     }
-    listed.push_back({place, cut_into_gpus(place, ids, static_cast<std::size_t>(context.gpus))});
+    listed.push_back({place, cut_into_gpus(place, ids, at(context.gpus))});
   }
   return compile(listed, std::nullopt);
 }
@@ -256,10 +257,10 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
       array.type() == NpyType::u1 || array.type() == NpyType::i4 || array.type() == NpyType::i8;
   const auto shape = array.shape();
   if (!whole || (shape.size() != 2 && shape.size() != 3) || array.elements() == 0) {
-    refuse(fmt::format(
-        "a placement is u1, i4 or i8 of shape [GPUs, layers, experts], or vLLM's "
-        "[layers, slots]; found {} [{}]",
-        npy_type_names[static_cast<std::size_t>(array.type())], fmt::join(shape, ", ")));
+    refuse(
+        fmt::format("a placement is u1, i4 or i8 of shape [GPUs, layers, experts], or vLLM's "
+                    "[layers, slots]; found {} [{}]",
+                    npy_type_names[at(array.type())], fmt::join(shape, ", ")));
   }
   if (shape.size() == 2) return read_vllm(array, file, context);
   if (shape[2] > static_cast<std::int64_t>(expert_range.max)) {
@@ -272,8 +273,7 @@ ExpertPlacement read_npy(const std::filesystem::path& file, PlacementContext con
   const auto experts = static_cast<std::size_t>(shape[2]);
   std::vector<ListedLayer> listed;
   for (std::size_t layer = 0; layer < layers; ++layer) {
-    listed.push_back({{Json(), file, fmt::format("[:, {}]", layer)},
-                      GpuSlots(static_cast<std::size_t>(shape[0]))});
+    listed.push_back({{Json(), file, fmt::format("[:, {}]", layer)}, GpuSlots(at(shape[0]))});
   }
   const std::vector<double> values = array.to_doubles();
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -307,7 +307,7 @@ std::vector<int> experts_on(const LayerPlacement& layer, int gpu) {
   return experts_in_slots(layer, layer.first_slot(gpu), layer.first_slot(gpu + 1));
 }
 
-// What stands in the rows of dense layers, which nobody reads: as SGLang's trivial map.
+// What stands in the rows of dense layers, which are never read: SGLang's trivial map.
 LayerPlacement dense_row(const LayerPlacement& like) {
   GpuSlots experts_on_gpu;
   for (int gpu = 0; gpu < like.gpus(); ++gpu) {
@@ -320,8 +320,7 @@ LayerPlacement dense_row(const LayerPlacement& like) {
 }
 
 OrderedJson sglang_json(ExpertPlacement placement, int first_layer) {
-  placement.insert(placement.begin(), static_cast<std::size_t>(first_layer),
-                   dense_row(placement.front()));
+  placement.insert(placement.begin(), at(first_layer), dense_row(placement.front()));
   OrderedJson json{{"num_gpus", placement.front().gpus()},
                    {"num_experts", placement.front().experts()}};
   const bool equal = equally_filled(placement);
@@ -376,8 +375,7 @@ std::string npy_of(const ExpertPlacement& placement) {
     for (int slot = 0; slot < placement[layer].slots(); ++slot) {
       const int gpu = placement[layer].gpu_of_slot(slot);
       const int expert = placement[layer].expert_of_slot(slot);
-      auto& here = held[(static_cast<std::size_t>(gpu) * layers + layer) * experts +
-                        static_cast<std::size_t>(expert)];
+      auto& here = held[(at(gpu) * layers + layer) * experts + at(expert)];
       if (++here == 2) {
         throw ConfigError(
             fmt::format("npy files cannot hold expert {} twice on GPU {}, as layer {} does; use "

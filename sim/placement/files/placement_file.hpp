@@ -37,7 +37,7 @@ struct PlacementContext {
 /// those before first_layer are left out. Throws ConfigError with the place if a layer loses an
 /// expert, an id is out of range, lengths do not fit, or gpus is not what the file says.
 ExpertPlacement read_placement(const std::filesystem::path& file, PlacementContext = {});
-/// The same from JSON.
+/// A placement from JSON that has been parsed.
 ExpertPlacement read_placement(const ConfigNode&, PlacementContext = {});
 
 /// The content of a file in a format. SGLang's gets first_layer rows in linear order for the dense

@@ -4,14 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 #include "sim/placement/replicas.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Swaps experts between GPUs for as long as that brings more pairs together.
 //   together(e, f) = tokens that picked e and f / (copies of e * copies of f)

@@ -6,13 +6,12 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct Packing {
   std::vector<int> pack, rank;  // of each item; rank is its order of arrival in the pack

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/placement/batch_matching.hpp"
 #include "sim/placement/placers.hpp"
@@ -14,8 +15,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 struct JointOptions {
   int moves = 0;
@@ -265,7 +264,7 @@ class Annealing {
   double cost_ = 0, temperature_ = 0;
 };
 
-// Experts where exact routing activates the fewest of them, and prefill's tokens stay balanced, on
+// Puts experts where exact routing activates the fewest, and prefill's tokens stay balanced, on
 // batches that were sampled from traces. Our own. EPLB balances tokens alone: its copies may stand
 // beside each other, and even exact routing may then activate more than without replication.
 //

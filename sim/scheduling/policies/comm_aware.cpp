@@ -31,7 +31,7 @@ class CommAware final : public LimitedScheduler {
     plan.clear();
     Leftover left = plan_running(within_target, limits(), OutOfBlocks::gives_up, takes, plan);
     if (!left.out_of_blocks) plan_waiting(within_target, limits(), left, plan);
-    // The chosen sequences found no block and the ones in front of them sit out: these must go on.
+    // Where the chosen sequences find no block and those ahead sit out, the ones ahead must go on.
     if (plan.empty()) plan_first_come(rank, limits(), plan);
   }
   bool needs_price() const override { return true; }

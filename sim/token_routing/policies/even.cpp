@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hardware/at.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
 
 void split_evenly(const RoutingProblem& problem, std::span<std::int32_t> tokens_of_slot) {
-  const auto at = [](std::int32_t i) { return static_cast<std::size_t>(i); };
   for (std::size_t expert = 0; expert < problem.tokens.size(); ++expert) {
     const std::int32_t tokens = problem.tokens[expert];
     const auto slots = problem.placement.slots_of(static_cast<int>(expert));

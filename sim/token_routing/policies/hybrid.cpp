@@ -3,6 +3,7 @@
 #include <limits>
 #include <tuple>
 
+#include "hardware/at.hpp"
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
@@ -11,8 +12,6 @@
 namespace moesim {
 
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // Moves `tokens` from one slot of an expert to another, and for a swap a second expert's whole
 // share the other way.
@@ -69,8 +68,8 @@ class Search {
         x_(tokens_of_slot),
         active_(workspace.active),
         tokens_(workspace.tokens) {
-    active_.assign(static_cast<std::size_t>(placement.gpus()), 0);
-    tokens_.assign(static_cast<std::size_t>(placement.gpus()), 0);
+    active_.assign(at(placement.gpus()), 0);
+    tokens_.assign(at(placement.gpus()), 0);
     for (std::size_t slot = 0; slot < x_.size(); ++slot) {
       add(static_cast<std::int32_t>(slot), std::exchange(x_[slot], 0));
     }
@@ -215,7 +214,7 @@ class Hybrid final : public TokenRouter {
     const std::span<std::int32_t> tokens_of_slot = choice.tokens_of_slot;
     Workspace& workspace = workspace_.local();
     const LayerPlacement& placement = problem.placement;
-    const auto& [min_exp, ways] = layers_.at(static_cast<std::size_t>(problem.layer));
+    const auto& [min_exp, ways] = layers_.at(at(problem.layer));
     min_exp.serve(placement, problem.tokens, workspace.min_exp, tokens_of_slot);
     const std::vector<std::int32_t>& active = workspace.min_exp.active_on_gpu;
     const double of_weights = time_.weight_time * *std::max_element(active.begin(), active.end());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "hardware/at.hpp"
 #include "sim/token_routing/row_router.hpp"
 
 namespace moesim {
@@ -28,10 +29,10 @@ class SglangStatic final : public RowRouter {
  private:
   static std::vector<std::int32_t> dispatch_map(const LayerPlacement& layer, Rng& rng) {
     const auto experts = static_cast<std::size_t>(layer.experts());
-    std::vector<std::int32_t> map(experts * static_cast<std::size_t>(layer.gpus()), -1);
+    std::vector<std::int32_t> map(experts * at(layer.gpus()), -1);
     for (int expert = 0; expert < layer.experts(); ++expert) {
       const auto slot_of_rank = [&](int rank) -> std::int32_t& {
-        return map[static_cast<std::size_t>(rank) * experts + static_cast<std::size_t>(expert)];
+        return map[at(rank) * experts + at(expert)];
       };
       for (const std::int32_t slot : layer.hosts_of(expert)) {
         slot_of_rank(layer.gpu_of_slot(slot)) = slot;
@@ -42,7 +43,7 @@ class SglangStatic final : public RowRouter {
       }
       const auto slots = layer.slots_of(expert);
       std::vector<std::int32_t> deck(slots.begin(), slots.end());
-      shuffle(deck, rng);  // who serves one rank more
+      shuffle(deck, rng);  // which slots serve one rank more
       shuffle(remaining, rng);
       for (std::size_t i = 0; i < remaining.size(); ++i) {
         slot_of_rank(remaining[i]) = deck[i % deck.size()];
@@ -53,11 +54,10 @@ class SglangStatic final : public RowRouter {
 
   void choose(const RoutingProblem& problem,
               std::span<std::int32_t> slot_of_selection) const override {
-    const auto& map = slot_of_.at(static_cast<std::size_t>(problem.layer));
+    const auto& map = slot_of_.at(at(problem.layer));
     for_each_token(problem.rows,
                    [&](std::int32_t rank, std::uint32_t, std::size_t first, std::size_t last) {
-                     const std::int32_t* const own =
-                         map.data() + static_cast<std::size_t>(rank) * problem.tokens.size();
+                     const std::int32_t* const own = map.data() + at(rank) * problem.tokens.size();
                      for (std::size_t i = first; i < last; ++i)
                        slot_of_selection[i] = own[problem.rows.ids[i]];
                    });

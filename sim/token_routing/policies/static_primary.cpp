@@ -3,14 +3,13 @@
 #include <cmath>
 #include <numeric>
 
+#include "hardware/at.hpp"
 #include "sim/token_routing/min_exp.hpp"
 #include "sim/token_routing/routers.hpp"
 
 namespace moesim {
 
 namespace {
-
-std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // How likely each expert is to be active in a batch that gives experts x tokens in the mean, when
 // tokens pick by popularity: 1 - exp(-x load / mean load).
@@ -98,7 +97,7 @@ class Evening {
   std::vector<std::int32_t>& slot_of_;
   const std::vector<double>& active_;
   std::vector<std::int32_t> experts_;  // served, [gpus]
-  std::vector<double> load_;           // active of them in the mean, [gpus]
+  std::vector<double> load_;           // served experts that are active in the mean, [gpus]
   std::int32_t most_ = 0;
 };
 
