@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "hardware/at.hpp"
 
@@ -140,7 +141,7 @@ Mover::Mover(const ClusterSpec& cluster, const ParallelPlan& plan, Bytes expert,
     : fabric_(cluster), gpus_(plan.gpus()), moe_tp_(plan.moe_tp()), expert_(expert), rule_(rule) {}
 
 LayerPlacement Mover::arranged(const LayerPlacement& from, LayerPlacement to) const {
-  return rule_ == SourceRule::vllm ? keep_slots(from, to) : to;
+  return rule_ == SourceRule::vllm ? keep_slots(from, to) : std::move(to);
 }
 
 MoveCost Mover::cost(const LayerPlacement& from, const LayerPlacement& to,

@@ -26,7 +26,7 @@ RequestRecord& Requests::add() {
 
 void Requests::left(std::uint32_t id) {
   RequestRecord& record = (*this)[id];
-  lives_[id] = record;
+  lives_[id] = static_cast<const RequestLife&>(record);
   generated_tokens_ += record.generated;
   if (record.state != RequestRecord::State::finished) return;
   record = {};

@@ -56,7 +56,8 @@ RegimeStudy::Named product(const std::vector<RegimeStudy::Named>& lists) {
       for (const auto& [more, to_set] : list) {
         RegimeStudy::Settings both = settings;
         for (const auto& [pointer, value] : to_set) both[pointer] = value;
-        longer.emplace_back(name.empty() ? more : name + ", " + more, std::move(both));
+        longer.emplace_back(name.empty() ? more : fmt::format("{}, {}", name, more),
+                            std::move(both));
       }
     }
     all = std::move(longer);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/cli/progress.hpp"
 
+#include <cmath>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@ constexpr auto between_lines = 30s;
 constexpr std::int64_t bar_width = 30;
 
 std::string duration_text(double seconds) {
-  const auto s = static_cast<long>(seconds + .5);
+  const long s = std::lround(seconds);
   if (s < 60) return fmt::format("{} s", s);
   if (s < 3600) return fmt::format("{} min {} s", s / 60, s % 60);
   return fmt::format("{} h {} min", s / 3600, s % 3600 / 60);

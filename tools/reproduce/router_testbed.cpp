@@ -79,7 +79,8 @@ BfIoResult bfio_testbed(RequestRouter& router, const std::filesystem::path& requ
       std::count_if(trace.begin(), trace.end(), [](const auto& job) { return job.output > 0; }));
   std::size_t revealed = 0;
   const auto fill = [&](double clock) {
-    while (revealed < trace.size() && bed.pending() < 4 * workers) bed.arrive(trace[revealed++]);
+    while (revealed < trace.size() && bed.pending() < std::size_t{4} * workers)
+      bed.arrive(trace[revealed++]);
     return bed.place(clock) > 0;
   };
   double clock = 0, seconds = 0, tokens = 0, imbalance = 0, sum_imbalance = 0;

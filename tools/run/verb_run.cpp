@@ -74,7 +74,9 @@ std::string bands_of(const OrderedJson& intervals) {
                "low", "median", "high"});
   for (const auto& [name, band] : intervals["metrics"].items()) {
     if (band.is_null()) continue;
-    const auto at = [&](const char* key) { return number(band.at(key).get<double>(), 2); };
+    const auto at = [&band = band](const char* key) {
+      return number(band.at(key).get<double>(), 2);
+    };
     table.add({name, at("low"), at("median"), at("high")});
   }
   return "\n" + table.text();

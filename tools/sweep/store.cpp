@@ -393,7 +393,7 @@ Json Store::parsed(std::string_view text) const {
 }
 
 Json Store::sweep_document() const {
-  const Json document = parsed(sweep());
+  Json document = parsed(sweep());
   try {
     axes_of(document);
   } catch (const ConfigError& error) {

@@ -284,9 +284,8 @@ void refuse_experiment(const ConfigNode& file) {
 }
 
 ConfigNode read_base(const ConfigNode& node) {
-  const ConfigNode base = node.json().is_string()
-                              ? ConfigNode::from_file(node.relative(node.text()))
-                              : ConfigNode(node.json(), node.file());
+  ConfigNode base = node.json().is_string() ? ConfigNode::from_file(node.relative(node.text()))
+                                            : ConfigNode(node.json(), node.file());
   if (!base.json().is_object()) node.fail("expected the name of an experiment, or an experiment");
   return base;
 }

@@ -31,7 +31,7 @@ double huber_sum(const VectorXd& residuals, double huber) {
 
 double quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
-  return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1) + 0.5)];
+  return values[at(std::lround(share * static_cast<double>(values.size() - 1)))];
 }
 
 /// A number of a GPU file with three significant digits.

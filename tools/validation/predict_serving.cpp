@@ -129,13 +129,15 @@ double step_seconds(const Deployment& e, const SteadyStep& step) {
   std::int64_t prompt_tokens = 0;
   for (int r = 0; r < e.parallel.dp; ++r) {
     batch.ranks.emplace_back();
-    for (double left = step.prompt_tokens; left >= 1; left -= step.prompt) {
+    double left = step.prompt_tokens;
+    while (left >= 1) {
       const double chunk = std::min(left, step.prompt);
       const auto tokens = static_cast<std::int32_t>(std::llround(std::max(2.0, chunk)));
       // A chunk stands halfway into its prompt, on average.
       const auto before = static_cast<std::int32_t>(step.cached + (step.prompt - chunk) / 2);
       add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, before}, 0);
       prompt_tokens += tokens;
+      left -= step.prompt;
     }
     for (int i = 0; i < step.sequences; ++i) {
       const auto context = static_cast<std::int32_t>(step.context);
@@ -268,7 +270,7 @@ struct ServingPredictor::Runs {
   }
 };
 
-ServingPredictor::ServingPredictor(std::filesystem::path root, Json overrides, GpuFiles gpus)
+ServingPredictor::ServingPredictor(const std::filesystem::path& root, Json overrides, GpuFiles gpus)
     : root_(std::filesystem::absolute(root)),
       overrides_(std::move(overrides)),
       gpus_(std::move(gpus)),

@@ -15,7 +15,7 @@ namespace moesim {
 class ServingPredictor {
  public:
   /// Experiments are changed by the merge patch `overrides`.
-  explicit ServingPredictor(std::filesystem::path root, Json overrides = Json::object(),
+  explicit ServingPredictor(const std::filesystem::path& root, Json overrides = Json::object(),
                             GpuFiles gpus = {});
   ~ServingPredictor();
   Predicted predict(const MeasuredPoint&);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "tools/cli/output.hpp"
 
@@ -103,7 +104,7 @@ CalibratedTable::Errors summed_up(std::vector<double> errors) {
   if (errors.empty()) return {};
   std::ranges::sort(errors);
   const auto quantile = [&](double share) {
-    return errors[static_cast<std::size_t>(share * static_cast<double>(errors.size() - 1) + 0.5)];
+    return errors[at(std::lround(share * static_cast<double>(errors.size() - 1)))];
   };
   return {errors.size(), quantile(0.5), quantile(0.9)};
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hardware/at.hpp"
 #include "sim/placement/placers.hpp"
 
 namespace moesim {
@@ -11,9 +12,9 @@ class Linear final : public Placer {
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
     require_sound(problem, seen.load);
-    std::vector<int> expert_of_slot;
-    for (int slot = 0; slot < problem.gpus * problem.slots_per_gpu; ++slot) {
-      expert_of_slot.push_back(slot % problem.experts);
+    std::vector<int> expert_of_slot(at(problem.gpus * problem.slots_per_gpu));
+    for (int slot = 0; at(slot) < expert_of_slot.size(); ++slot) {
+      expert_of_slot[at(slot)] = slot % problem.experts;
     }
     return placement_of_slots(problem, expert_of_slot);
   }
