@@ -220,7 +220,7 @@ Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decod
 // Those that prefill best, of each depth of pipeline: a bound takes prompts to be spread evenly,
 // and knows nothing of ranks that wait for the one that has some, which are fewer in a pipeline.
 std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts) {
-  constexpr std::size_t flat = 3, piped = 1;
+  constexpr std::size_t flat = 3, piped = 2;
   std::map<int, std::vector<BoundedShape>> by_depth;
   for (const BoundedShape& part : parts) by_depth[plan_of(part.config).pp].push_back(part);
   std::vector<BoundedShape> best;
