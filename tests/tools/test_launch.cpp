@@ -15,7 +15,8 @@ using Words = std::set<std::string>;
 // What the engines' parsers know of what is printed, and where it was seen.
 // vLLM: vllm/engine/arg_utils.py (99d7eb5) and vllm bench serve; the names of --all2all-backend and
 // the key of --eplb-config in vllm/config/parallel.py (00193b8, newer); --nnodes with --headless
-// since 0.12. SGLang: python/sglang/srt/server_args.py (0.5.3 to 0.5.10) and bench_serving.py;
+// in its documentation. SGLang: python/sglang/srt/server_args.py (excerpts of 0.5) and
+// bench_serving.py;
 // --chunked-prefill-size and --max-running-requests are divided by the attention ranks there, and
 // --init-expert-location is a .json with physical_to_logical_map (srt/eplb/expert_location.py).
 // TensorRT-LLM: tensorrt_llm/commands/serve.py (00209af, after 1.2: --config is another name of

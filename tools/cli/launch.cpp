@@ -13,10 +13,9 @@
 #include "models/moe_model.hpp"
 #include "tools/cli/table.hpp"
 
-// Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
-// (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
-// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of these flags, and says
-// which version each was seen in.
+// Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py,
+// python/sglang/srt/server_args.py, tensorrt_llm/commands/serve.py and llmapi/llm_args.py. A test
+// holds what is printed to the list of these flags, and says where each was seen.
 
 namespace moesim {
 
