@@ -5,6 +5,7 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -49,16 +50,29 @@ bool is_path(std::string_view text) {
   return text.ends_with(".json") || text.starts_with('.') || text.starts_with('/');
 }
 
+// The members of a family, as "a100" is; else the nearest name, or one of which it is a longer
+// form, as "deepseek_v3_0324" is.
+std::vector<std::string_view> names_like(std::string_view wanted,
+                                         const std::vector<std::string_view>& names) {
+  std::vector<std::string_view> like;
+  const auto take = [&](auto matches) {
+    std::ranges::copy_if(names, std::back_inserter(like), matches);
+  };
+  if (!wanted.empty()) take([&](std::string_view name) { return name.starts_with(wanted); });
+  if (like.empty()) {
+    const std::string_view nearest = nearest_name(wanted, names);
+    take([&](std::string_view name) { return name == nearest; });
+  }
+  if (like.empty()) take([&](std::string_view name) { return wanted.starts_with(name); });
+  return like;
+}
+
 [[noreturn]] void refuse(const ConfigNode& node, Shipped which) {
   const std::vector<std::string> names = shipped_names(which);
   const std::vector<std::string_view> views(names.begin(), names.end());
   const std::string wanted = short_name(node.text());
-  std::string_view nearest = nearest_name(wanted, views);
-  // A longer name of the same family, as "deepseek_v3_0324" is.
-  for (const std::string_view name : views) {
-    if (nearest.empty() && (wanted.starts_with(name) || name.starts_with(wanted))) nearest = name;
-  }
-  const std::string hint = nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
+  const std::string meant = fmt::format("{}", fmt::join(names_like(wanted, views), "\" or \""));
+  const std::string hint = meant.empty() ? "" : fmt::format("did you mean \"{}\"? ", meant);
   node.fail(fmt::format("no file and no {} is called \"{}\"; {}they are: moesim list {}",
                         kind(which).word, node.text(), hint, kind(which).list));
 }

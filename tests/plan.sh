@@ -54,7 +54,9 @@ refuses() {
   ((code == 2)) && grep -Eq "$1" log && (($(grep -vc '^info' log) == 1)) || fail "${*:2}: exit $code: $(cat log)"
 }
 refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms
-refuses 'use a multiple of 8' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
+refuses 'a node holds 8 h100; use' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
+refuses 'tpot: 0 ms is no limit' plan --model qwen3_30b_a3b --gpu h100 --gpus 8 --tpot 0ms
+refuses 'did you mean "a100_40g" or "a100_80g"' plan --model qwen3_30b_a3b --gpu a100 --gpus 8 --tpot 50ms
 refuses 'give one of them' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
 refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
 refuses 'does not fit' plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small

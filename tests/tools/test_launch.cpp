@@ -235,6 +235,13 @@ TEST_CASE("a model beside the config is found there, and copies of its experts a
   CHECK_THAT(elsewhere, !Contains("num_slots") && Contains("is not found from here"));
 }
 
+TEST_CASE("an experiment timed with another engine's kernels is said to be") {
+  Json config = deployments().front();
+  config["engine"] = {{"name", "vllm"}};
+  CHECK_THAT(launch("sglang", config), Catch::Matchers::Contains("are those of vllm"));
+  CHECK_THAT(launch("vllm", config), !Catch::Matchers::Contains("are those of"));
+}
+
 TEST_CASE("a placement file in a form that the engine does not read is said") {
   using Catch::Matchers::Contains;
   Json config = deployments()[1];

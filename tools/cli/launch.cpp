@@ -463,6 +463,9 @@ std::string launch_text(const std::string& engine, const Json& config,
       notes.push_back(fmt::format("/placement/replication: the model {} is not found from here",
                                   config.at("model").dump()));
   }
+  const std::string timed = value_at<std::string>(config, "/engine/name", engine);
+  if (timed != engine)
+    text += fmt::format("# the times of the experiment are those of {}, by \"engine\"\n", timed);
   text += "# the load\n" + benchmark(engine, config, notes) + "\n";
   std::ranges::sort(notes);
   notes.erase(std::unique(notes.begin(), notes.end()), notes.end());

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <set>
 
 #include <fmt/format.h>
@@ -32,8 +34,8 @@ Json resized(const ConfigNode& like, const std::string& gpu, int gpus) {
   Json cluster = like.json();
   const int per_node = std::min(gpus, cluster.at("gpus_per_node").get<int>());
   if (gpus % per_node != 0) {
-    throw ConfigError(fmt::format("--gpus {}: nodes of {} hold {}; use a multiple of {}", gpus,
-                                  cluster.at("name").get<std::string>(), per_node, per_node));
+    throw ConfigError(fmt::format("--gpus {}: a node holds {} {}; use a multiple of {}", gpus,
+                                  per_node, gpu, per_node));
   }
   const bool rack = cluster.at("scale_up_domain") > cluster.at("gpus_per_node");
   cluster["name"] = fmt::format("{} x {}", gpus, gpu);
@@ -215,10 +217,39 @@ Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decod
   return config;
 }
 
+// Those that prefill best, of each depth of pipeline: a bound takes prompts to be spread evenly,
+// and knows nothing of ranks that wait for the one that has some, which are fewer in a pipeline.
+std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts) {
+  constexpr std::size_t flat = 3, piped = 1;
+  std::map<int, std::vector<BoundedShape>> by_depth;
+  for (const BoundedShape& part : parts) by_depth[plan_of(part.config).pp].push_back(part);
+  std::vector<BoundedShape> best;
+  for (auto& [depth, of_depth] : by_depth) {
+    std::ranges::move(
+        best_per_gpu(std::move(of_depth), &TuneBound::prefill, depth == 1 ? flat : piped),
+        std::back_inserter(best));
+  }
+  return best;
+}
+
+// The layout as one group that takes all GPUs that are left, where it spreads experts over all.
+std::optional<Json> widened(const Json& shape, int gpus, const MoeModel& model, int domain) {
+  ParallelPlan plan = plan_of(shape);
+  const bool spread = plan.pp == 1 && plan.dp > 1 && plan.ep == plan.gpus();
+  if (!spread || gpus <= plan.ep || gpus % plan.tp != 0 || gpus > domain || gpus > model.experts)
+    return std::nullopt;
+  plan.dp = gpus / plan.tp;
+  plan.ep = gpus;
+  Json wide = shape;
+  wide["parallel"] = json_of(plan);
+  return wide;
+}
+
 }  // namespace
 
-std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const ClusterSpec& cluster) {
-  constexpr std::size_t kinds = 3;
+std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const MoeModel& model,
+                        const ClusterSpec& cluster) {
+  constexpr std::size_t decoders_looked_at = 3;
   const int gpus = cluster.gpus();
   std::vector<BoundedShape> parts;
   for (const BoundedShape& shape : bounded) {
@@ -226,19 +257,25 @@ std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const ClusterS
     if (half && shape.bound.goodput > 0) parts.push_back(shape);
   }
   std::vector<Json> all;
-  for (const BoundedShape& p : best_per_gpu(parts, &TuneBound::prefill, kinds)) {
-    for (const BoundedShape& d : best_per_gpu(parts, &TuneBound::decode, kinds)) {
+  for (const BoundedShape& p : best_prefillers(parts)) {
+    for (const BoundedShape& d : best_per_gpu(parts, &TuneBound::decode, decoders_looked_at)) {
       const int of_p = plan_of(p.config).gpus(), of_d = plan_of(d.config).gpus();
       // Bounds are of the whole cluster: shares that let both have as many requests.
       const double share = d.bound.decode / (p.bound.prefill + d.bound.decode);
       const int balanced = static_cast<int>(share * gpus / of_p);
       for (const int prefillers : {balanced, balanced + 1}) {
-        const int decoders = (gpus - prefillers * of_p) / of_d;
-        if (prefillers < 1 || decoders < 1) continue;
-        all.push_back(pools_of(p.config, prefillers, d.config, decoders));
+        const int left = gpus - prefillers * of_p;
+        if (prefillers < 1 || left < of_d) continue;
+        all.push_back(pools_of(p.config, prefillers, d.config, left / of_d));
+        if (left % of_d == 0) continue;
+        if (const auto wide = widened(d.config, left, model, cluster.scale_up_domain))
+          all.push_back(pools_of(p.config, prefillers, *wide, 1));
       }
     }
   }
+  // Layouts that differ in size only are one and the same when widened.
+  std::set<std::string> seen;
+  std::erase_if(all, [&](const Json& config) { return !seen.insert(config.dump()).second; });
   return all;
 }
 

@@ -41,8 +41,9 @@ struct BoundedShape {
   TuneBound bound;
 };
 /// Prefill and decode apart: the shapes that are best at each by their bounds per GPU, in the
-/// numbers that balance them.
-std::vector<Json> pools(const std::vector<BoundedShape>&, const ClusterSpec&);
+/// numbers that balance them. Of those that prefill, the best of each depth of pipeline; those that
+/// decode also as one group that takes all GPUs that are left.
+std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const ClusterSpec&);
 
 /// The deployment and its like with copies of experts, and policies that make use of copies.
 std::vector<Json> with_copies(const Json& deployment, const MoeModel&);

@@ -149,7 +149,7 @@ class Search {
     // Pools may serve more than any group that does both.
     best_bound = std::max(best_bound, std::min(prefill, decode));
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
-    std::vector<Json> apart = pools(bounded, search_.cluster);
+    std::vector<Json> apart = pools(bounded, search_.model, search_.cluster);
     plan_.shapes = together.size() + apart.size();
     plan_.fit = bounded.size() + apart.size();
     if (!apart.empty()) {

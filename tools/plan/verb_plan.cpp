@@ -38,11 +38,14 @@ Json anywhere(const std::string& named) {
 std::string duration(const std::string& option, std::string text) {
   const std::size_t unit = text.find_first_not_of("0123456789.");
   if (unit != std::string::npos && unit > 0 && text[unit] != ' ') text.insert(unit, " ");
+  double seconds = 0;
   try {
-    parse_quantity<Seconds>(text);
+    seconds = parse_quantity<Seconds>(text).count();
   } catch (const ConfigError& error) {
     throw ConfigError(fmt::format("{}: {}", option, error.what()));
   }
+  if (seconds <= 0)
+    throw ConfigError(fmt::format("{}: {} is no limit; expected more", option, text));
   return text;
 }
 

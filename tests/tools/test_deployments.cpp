@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Does plan look at the deployments that it says it does?
+#include <algorithm>
+#include <set>
+
+#include "tests/support.hpp"
+#include "tools/plan/deployments.hpp"
+
+namespace moesim {
+namespace {
+
+// 32 GPUs that all reach each other, and a model of 64 experts.
+ClusterSpec one_domain() {
+  ClusterSpec cluster;
+  cluster.gpus_per_node = 8;
+  cluster.nodes = 4;
+  cluster.scale_up_domain = 32;
+  return cluster;
+}
+MoeModel some_model() {
+  MoeModel model;
+  model.experts = 64;
+  return model;
+}
+
+BoundedShape shape(int dp, int pp, double prefill, double decode) {
+  const Json base{{"scheduling", {{"type", "chunked_prefill"}, {"max_num_seqs", 64}}}};
+  Json config = base;
+  config["parallel"] = {{"dp", dp}, {"tp", 1}, {"ep", dp}, {"pp", pp}};
+  config["instances"] = 32 / (dp * pp);
+  config["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+  TuneBound bound;
+  bound.goodput = std::min(prefill, decode);
+  bound.prefill = prefill;
+  bound.decode = decode;
+  return {std::move(config), bound};
+}
+
+int gpus_of_pool(const Json& pool) {
+  const Json& plan = pool.at("parallel");
+  return plan.at("dp").get<int>() * plan.at("tp").get<int>() * plan.at("pp").get<int>() *
+         pool.at("instances").get<int>();
+}
+
+TEST_CASE("pools: the best prefill of each depth, and decode on all that is left") {
+  // A pipeline that is bounded lower than four flat layouts; groups of 12 leave GPUs over.
+  const std::vector<BoundedShape> bounded{
+      shape(4, 1, 100, 50), shape(8, 1, 99, 60), shape(6, 1, 98, 55),  shape(5, 1, 97, 40),
+      shape(3, 2, 90, 30),  shape(2, 2, 89, 30), shape(12, 1, 70, 100)};
+  const std::vector<Json> all = pools(bounded, some_model(), one_domain());
+  std::set<std::pair<int, int>> prefill;  // dp and depth
+  bool wide = false;
+  std::set<std::string> distinct;
+  for (const Json& config : all) {
+    const Json& p = config.at("pools").at("prefill");
+    const Json& d = config.at("pools").at("decode");
+    CHECK(gpus_of_pool(p) + gpus_of_pool(d) <= 32);
+    prefill.emplace(p.at("parallel").at("dp"), p.at("parallel").at("pp"));
+    const Json& plan = d.at("parallel");
+    CHECK(plan.at("ep") == plan.at("dp"));
+    if (plan.at("dp") > 12) {
+      wide = true;
+      CHECK(gpus_of_pool(p) + gpus_of_pool(d) == 32);
+      CHECK(d.at("instances") == 1);
+    }
+    CHECK(distinct.insert(config.dump()).second);
+  }
+  CHECK(prefill == std::set<std::pair<int, int>>{{4, 1}, {8, 1}, {6, 1}, {3, 2}});
+  CHECK(wide);
+}
+
+TEST_CASE("pools: a group is widened to no more GPUs than experts or an NVLink domain") {
+  const std::vector<BoundedShape> bounded{shape(4, 1, 100, 50), shape(12, 1, 70, 100)};
+  const auto widest = [&](const MoeModel& model, const ClusterSpec& cluster) {
+    int most = 0;
+    for (const Json& config : pools(bounded, model, cluster))
+      most = std::max(most, config.at("pools").at("decode").at("parallel").at("dp").get<int>());
+    return most;
+  };
+  const int wide = widest(some_model(), one_domain());
+  CHECK(wide > 12);
+  MoeModel few = some_model();
+  few.experts = 12;
+  CHECK(widest(few, one_domain()) == 12);
+  ClusterSpec nodes = one_domain();
+  nodes.scale_up_domain = 8;
+  CHECK(widest(some_model(), nodes) == 12);
+}
+
+}  // namespace
+}  // namespace moesim
