@@ -15,8 +15,8 @@
 
 // Flags as the engines' parsers have them: vllm/engine/arg_utils.py and vllm/config/parallel.py
 // (0.12 to 0.24), python/sglang/srt/server_args.py (0.5), tensorrt_llm/commands/serve.py and
-// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of these flags, and says
-// which version each was seen in.
+// llmapi/llm_args.py (1.0 to 1.3). A test holds what is printed to the list of these flags, and
+// says which version each was seen in.
 
 namespace moesim {
 
