@@ -52,9 +52,8 @@ void refuse_long_line(const std::filesystem::path& file, std::size_t number) {
 
 void MappedFile::forget(std::span<const std::byte> bytes) {
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto first = reinterpret_cast<std::uintptr_t>(bytes.data()) / page * page;
-  const auto end = reinterpret_cast<std::uintptr_t>(bytes.data() + bytes.size());
-  ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  const auto within = reinterpret_cast<std::uintptr_t>(bytes.data()) % page;
+  ::madvise(const_cast<std::byte*>(bytes.data()) - within, within + bytes.size(), MADV_DONTNEED);
 }
 
 }  // namespace moesim

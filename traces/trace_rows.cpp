@@ -58,7 +58,7 @@ RowSource::PhaseRows RowSource::phase_rows(RoutingTrace trace, Phase phase, bool
 RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bool other_half,
                      std::uint64_t seed, const BindingOrder& order)
     : phases_{phase_rows(prefill ? *prefill : trace, Phase::prefill, other_half, order),
-              phase_rows(trace, Phase::decode, other_half, order)},
+              phase_rows(std::move(trace), Phase::decode, other_half, order)},
       one_trace_(!prefill),
       requests_(std::max<std::int64_t>(1, order.requests)),
       binding_rng_(seed, "row_source/binding"),

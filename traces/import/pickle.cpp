@@ -295,7 +295,7 @@ class PickleMachine {
       case 'G': push_real(); return;
       case 'X': push_text(number<std::uint32_t>()); return;
       case 0x8c: push_text(number<std::uint8_t>()); return;
-      case ']': push_list({}); return;
+      case ']':
       case ')': push_list({}); return;
       case '}': push_dict(); return;
       case 'a': append_one(); return;

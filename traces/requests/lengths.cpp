@@ -56,7 +56,7 @@ class Uniform final : public Lengths {
   std::int32_t draw(std::int32_t longest, Rng& rng) const {
     const auto shortest = std::max<std::int32_t>(1, static_cast<std::int32_t>(longest * least_));
     return shortest +
-           static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(longest - shortest + 1)));
+           static_cast<std::int32_t>(rng.below(static_cast<std::uint64_t>(longest - shortest) + 1));
   }
 
   Request longest_;
