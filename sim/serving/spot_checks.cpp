@@ -11,9 +11,9 @@ namespace {
 
 // How many steps a check of this one stands for; 0: it is not checked.
 std::uint64_t stands_for(std::uint64_t step) {
-  constexpr std::uint64_t checks_per_octave = 4;
+  constexpr std::uint64_t first = 16, checks_per_octave = 2;
   const std::uint64_t apart = std::bit_floor(step) / checks_per_octave;
-  return apart > 0 && step % apart == 0 ? apart : 0;
+  return step >= first && step % apart == 0 ? apart : 0;
 }
 
 }  // namespace

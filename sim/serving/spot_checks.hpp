@@ -12,10 +12,10 @@
 namespace moesim {
 
 /// Steps of a sampled run that are priced exactly beside it, token by token, on rows of recordings
-/// drawn afresh: how far samples are off, in this run, in its own mix of steps. Four steps of every
-/// octave of their number are checked, so that a long run is checked more often but not for longer;
-/// each stands for the steps until the next. What is drawn for checks is drawn from nothing else:
-/// the run is the same without them.
+/// drawn afresh: how far samples are off, in this run, in its own mix of steps. From the
+/// sixteenth on two steps of every octave of their number are checked, so that a long run is
+/// checked more often but not for longer; each stands for the steps until the next. What is drawn
+/// for checks is drawn from nothing else: the run is the same without them.
 class SpotChecks {
  public:
   explicit SpotChecks(const Deployment&);
