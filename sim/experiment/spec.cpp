@@ -214,15 +214,16 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   }
 }
 
-// A policy that a program adds decides in no time until the config says how long it takes.
+// A policy that a program adds decides in no time until the config says how long it takes, and so
+// does one whose measured charge the config leaves out.
 void remark_on_charges(PoolSpec& spec) {
   if (spec.charges.source.empty()) return;  // "none"
   for (const PhaseSpec& phase : spec.phases) {
     const std::string_view policy = phase.routing.name();
     if (spec.charges.knows(policy)) continue;
     spec.remarks.push_back(
-        fmt::format("token routing by \"{}\" has no measured charge and takes no time; say what it "
-                    "takes under \"charges\"",
+        fmt::format("token routing by \"{}\" takes no time, because none is charged for it; say "
+                    "what it takes under \"charges\"",
                     policy));
   }
 }

@@ -64,9 +64,10 @@ Charges read_values(const ConfigNode& node, std::span<const std::string_view> po
 }  // namespace
 
 bool Charges::knows(std::string_view policy) const {
+  if (token_routing.contains(policy)) return true;
   const auto rows = measured_charges();
-  return token_routing.contains(policy) ||
-         std::ranges::find(rows, policy, &MeasuredCharge::policy) != rows.end();
+  const auto row = std::ranges::find(rows, policy, &MeasuredCharge::policy);
+  return row != rows.end() && !row->charge;
 }
 
 Seconds Charges::routing(std::string_view policy, int active, bool replicated) const {

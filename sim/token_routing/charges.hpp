@@ -24,7 +24,7 @@ struct Charges {
   std::int32_t graph_tokens = 0;
   std::string source;
 
-  /// Whether it is said what a policy takes, by a measurement or by the config.
+  /// Whether it is said what a policy takes, here or by its row: as part of the gate's kernel.
   bool knows(std::string_view policy) const;
   /// One layer with `active` logical experts. Nothing is charged where nothing is replicated.
   Seconds routing(std::string_view policy, int active, bool replicated) const;

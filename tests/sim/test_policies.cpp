@@ -97,11 +97,23 @@ TEST_CASE("every token-routing policy that ships says what it takes, and where t
   }
 }
 
+TEST_CASE("a policy whose measured charge the config leaves out says so") {
+  const auto charging = [](const char* policy) {
+    return remarks_of(quick(
+        {},
+        {{"token_routing", {{"decode", "metro"}}},
+         {"charges", {{"token_routing", {{"source", "a test"}, {policy, {{"fixed", "7 us"}}}}}}}}));
+  };
+  REQUIRE(charging("optimal").size() == 1);
+  CHECK_THAT(charging("optimal").front(), Catch::Contains("by \"metro\" takes no time"));
+  CHECK(charging("metro").empty());
+}
+
 TEST_CASE("a policy of one's own without a charge says so") {
   const Json set{{"token_routing", {{"decode", "last_replica"}}}};
   const std::vector<std::string> remarks = remarks_of(quick(with_own(), set));
   REQUIRE(remarks.size() == 1);
-  CHECK_THAT(remarks.front(), Catch::Contains("\"last_replica\" has no measured charge"));
+  CHECK_THAT(remarks.front(), Catch::Contains("by \"last_replica\" takes no time"));
   Json none = set;
   none["charges"] = {{"token_routing", "none"}};
   CHECK(remarks_of(quick(with_own(), none)).empty());

@@ -745,3 +745,15 @@ TEST_CASE("hybrid's times are quantities or numbers, and go together") {
              Catch::Matchers::Contains("go together"));
   CHECK_FALSE(router(R"("optimal")", placement)->objective());
 }
+
+TEST_CASE(
+    "a policy that waits for the group's counts is no part of the gate: its row has a charge") {
+  const ExpertPlacement placement{LayerPlacement(3, {{0, 1}, {1, 2}})};
+  const std::vector<ExpertLoad> seen{{1, 1, 1}};
+  for (const MeasuredCharge& row : measured_charges()) {
+    CAPTURE(row.policy);
+    const auto router =
+        token_routers().make(config(Json(row.policy).dump()))({placement, {}, seen});
+    CHECK((row.charge || !router->needs_global_counts()));
+  }
+}
