@@ -13,20 +13,15 @@ namespace moesim {
 
 namespace {
 
-constexpr std::string_view config_prefix = "/context/config";
-
 const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   if (const Json* value = find_value(point.report, pointer)) return value;
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  return find_value(point.report, std::string(config_prefix) + pointer);
+  return setting_of(point, pointer);
 }
 
 // What a point was set to, though its report may have a section of the same name ("instances",
 // "pools"); else what the report says.
-const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  if (const Json* value = find_value(point.report, std::string(config_prefix) + pointer))
-    return value;
+const Json* setting_or_value_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = setting_of(point, pointer)) return value;
   return find_value(point.report, pointer);
 }
 
@@ -82,7 +77,7 @@ std::optional<double> number_at(const StoredPoint& point, const std::string& poi
 std::vector<Json> values_at(const StoredPoint& point, const std::vector<std::string>& pointers) {
   std::vector<Json> values;
   for (const std::string& pointer : pointers) {
-    const Json* value = setting_of(point, pointer);
+    const Json* value = setting_or_value_of(point, pointer);
     values.push_back(value == nullptr ? Json() : *value);
   }
   return values;
@@ -166,7 +161,7 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
   std::vector<std::string> settings;
   for (const Axis& axis : sweep.axes) {
     const bool grouped = std::any_of(axes.by.begin(), axes.by.end(), [&](const std::string& by) {
-      return by == axis.pointer || by == std::string(config_prefix) + axis.pointer;
+      return by == axis.pointer || by == std::string(config_in_report) + axis.pointer;
     });
     if (!grouped) settings.push_back(axis.pointer);
   }
