@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/output.hpp"
+
 namespace moesim {
 
 namespace {
@@ -111,19 +113,7 @@ void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
   for (std::size_t i = 0; i < placed.size(); ++i) placed[i]->on_frontier = best[i];
 }
 
-std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string cell = "\"";
-  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return cell + "\"";
-}
-
-std::string csv_cell(const Json& value) {
-  if (value.is_null()) return "";
-  return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
-}
-
-std::string csv_cell(const std::optional<double>& number) {
+std::string number_cell(const std::optional<double>& number) {
   return number ? Json(*number).dump() : "";
 }
 
@@ -254,8 +244,8 @@ std::string pareto_csv(const Pareto& pareto) {
     for (const auto* values : {&point.group, &point.settings}) {
       for (const Json& value : *values) csv.append(1, ',').append(csv_cell(value));
     }
-    csv +=
-        fmt::format(",{},{},{}\n", csv_cell(point.x), csv_cell(point.y), point.on_frontier ? 1 : 0);
+    csv += fmt::format(",{},{},{}\n", number_cell(point.x), number_cell(point.y),
+                       point.on_frontier ? 1 : 0);
   }
   return csv;
 }

@@ -529,7 +529,8 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
 std::string report_page(const OrderedJson& data) {
   if (assets::echarts_js().empty()) {
     throw ConfigError(
-        "this moesim was built without Apache ECharts, which draws the page; run "
+        "this moesim was built without Apache ECharts, which draws the page; in the source tree "
+        "run "
         "`tools/report/fetch echarts/dist/echarts.min.js` and build again");
   }
   // Nothing in the data may end its script: "<" is written as JSON's escape.

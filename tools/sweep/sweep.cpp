@@ -491,16 +491,15 @@ std::span<const Key> sweep_keys() {
                         rules = form::list(rule), block = form::object(block_keys),
                         blocks = form::list(block);
   static const std::vector<Key> keys = [] {
-    std::vector<Key> all{{"base", experiment, required, "an experiment, or the file of one"}};
-    all.insert(all.end(), block_keys().begin(), block_keys().end());
-    const Key others[] = {
+    std::vector<Key> all{
+        {"base", experiment, required, "an experiment, or the file of one"},
         {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
         {"couple", form::object(couple_keys), otherwise("none"),
          "settings that go with values of a key, e.g. a routing's own dispatch"},
         {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
         {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
         {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
-    all.insert(all.end(), std::begin(others), std::end(others));
+    all.insert(all.begin() + 1, block_keys().begin(), block_keys().end());
     return all;
   }();
   return keys;
