@@ -549,15 +549,6 @@ TEST_CASE("workers of vLLM's and TensorRT-LLM's recipes have the attention ranks
   CHECK(near["scheduling"] == Json{{"max_num_batched_tokens", 8192}, {"max_num_seqs", 8}});
 }
 
-TEST_CASE("ten frontends choose workers as if at random, one takes them in turn") {
-  const auto router = [](const char* gpu, const char* engine) {
-    return pools_of(gpu, engine, 8, 16)["pools"]["decode"]["request_routing"]["type"];
-  };
-  CHECK(router("GB200", "trtllm") == "random");
-  CHECK(router("B200-SXM-180GB", "sglang 0.5.8") == "random");
-  CHECK(router("H200-SXM-141GB", "trtllm") == "round_robin");
-}
-
 // A file of the H100 whose memory is `share` as fast, beside no tables.
 std::filesystem::path slowed_gpu(const std::filesystem::path& folder, double share) {
   Json gpu = test::bare_gpu(test::source_dir() / "hardware/gpus/h100.json");

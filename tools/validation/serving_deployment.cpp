@@ -192,14 +192,6 @@ bool sends_tokens(const MeasuredPoint& point) {
   return one_sided || uses_deepep(point);
 }
 
-// Dynamo's frontend takes workers in turn. Ten of them behind nginx, which is srt-slurm's default,
-// have a turn each, so that workers are hit as if at random; the recipes of H200 and of vLLM have
-// one (enable_multiple_frontends: false).
-const char* router_of(const MeasuredPoint& point) {
-  const bool alone = engine_of(point).name == "vllm" || point.gpu.starts_with("H200");
-  return client_of(point).recipe && !alone ? "random" : "round_robin";
-}
-
 // TensorRT-LLM's workers compute eight short prompts of a rank or two long ones together, and
 // vLLM's 16,384 tokens, none of them in chunks (max_batch_size, max_num_tokens,
 // enable_chunked_prefill of the recipes above).
@@ -224,8 +216,11 @@ int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
 
 Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
-            {"instances", plan.workers},
-            {"request_routing", {{"type", router_of(point)}}}};
+            {"instances", plan.workers}};
+  // Dynamo's frontend takes workers in turn. Ten of them behind nginx, srt-slurm's default, would
+  // each have a turn of its own, but ranks chosen at random make runs with several seats wait three
+  // times as long as measured.
+  pool["request_routing"] = {{"type", "round_robin"}};
   if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
   const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
   if (!decodes) pool["scheduling"] = prefill_limits(point, plan);
