@@ -205,7 +205,7 @@ Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
   return {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
 }
 
-// Seats of a rank that decodes; 0: more than ever come (H200's recipes have 32 to 512). vLLM's
+// Seats of a rank that decodes; 0: more than ever come (H200's recipes have 16 to 512). vLLM's
 // tensor-parallel workers have 16 for prompts of 8,192.
 int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
   const std::string engine = engine_of(point).name;
