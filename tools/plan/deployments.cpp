@@ -217,17 +217,26 @@ Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decod
   return config;
 }
 
-// Those that prefill best, of each depth of pipeline: a bound takes prompts to be spread evenly,
-// and knows nothing of ranks that wait for the one that has some, which are fewer in a pipeline.
+// Those that prefill best, of each depth of pipeline, and its smallest group that comes near them:
+// a bound takes prompts to be spread evenly, and knows nothing of ranks that wait for the one that
+// has some, which are fewer in a pipeline and in a small group.
 std::vector<BoundedShape> best_prefillers(const std::vector<BoundedShape>& parts) {
   constexpr std::size_t flat = 3, piped = 2;
+  constexpr double near = .7;
   std::map<int, std::vector<BoundedShape>> by_depth;
   for (const BoundedShape& part : parts) by_depth[plan_of(part.config).pp].push_back(part);
   std::vector<BoundedShape> best;
-  for (auto& [depth, of_depth] : by_depth) {
-    std::ranges::move(
-        best_per_gpu(std::move(of_depth), &TuneBound::prefill, depth == 1 ? flat : piped),
-        std::back_inserter(best));
+  for (const auto& [depth, of_depth] : by_depth) {
+    auto some = best_per_gpu(of_depth, &TuneBound::prefill, depth == 1 ? flat : piped);
+    const BoundedShape* small = &some.front();
+    for (const BoundedShape& part : of_depth) {
+      const bool comes_near = part.bound.prefill > near * some.front().bound.prefill;
+      const int gpus = plan_of(part.config).gpus(), fewest = plan_of(small->config).gpus();
+      if (comes_near && gpus < fewest) small = &part;
+    }
+    some.push_back(BoundedShape(*small));
+    std::ranges::move(best_per_gpu(std::move(some), &TuneBound::prefill, flat + 1),
+                      std::back_inserter(best));
   }
   return best;
 }

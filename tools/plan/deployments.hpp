@@ -41,8 +41,8 @@ struct BoundedShape {
   TuneBound bound;
 };
 /// Prefill and decode apart: the shapes that are best at each by their bounds per GPU, in the
-/// numbers that balance them. Of those that prefill, the best few of each depth of pipeline; those
-/// that decode also as one group that takes all GPUs that are left.
+/// numbers that balance them. Of those that prefill, the best few of each depth of pipeline, and a
+/// small one; those that decode also as one group that takes all GPUs that are left.
 std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const ClusterSpec&);
 
 /// The deployment and its like with copies of experts, and policies that make use of copies.

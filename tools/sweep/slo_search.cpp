@@ -119,14 +119,17 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengt
 }
 
 // A step's time. Prompts that share a step attend to their own tokens only: what one of as many
-// tokens spends on attention beyond theirs is left out.
+// tokens spends on attention beyond theirs is left out, and what the stages of a pipeline wait
+// because its later tokens attend to more.
 double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
                     double prompt) {
   const ExplainedStep step = explain_step(e, kind, batch, context, prefill);
   double seconds = step.cost.total.count();
   for (const ExplainedOperation& operation : step.operations) {
-    if (operation.name != "attention_prefill" || prefill <= prompt) continue;
-    seconds -= operation.seconds * (1 - prompt / prefill);
+    if (prefill <= prompt) continue;
+    if (operation.name == "attention_prefill")
+      seconds -= operation.seconds * (1 - prompt / prefill);
+    if (operation.name == "other_stages") seconds -= operation.seconds;
   }
   return seconds;
 }
