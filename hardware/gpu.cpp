@@ -12,7 +12,7 @@ namespace moesim {
 namespace {
 
 constexpr Form share = form::number(0.001, 1);
-constexpr Form tile = form::integer(1, 4096);
+constexpr Form tile_side = form::integer(1, 4096);
 
 template <class Q>
 Q positive(ConfigReader& reader, std::string_view key) {
@@ -102,8 +102,8 @@ std::span<const Key> kernel_keys() {
       {"bandwidth_share", share, required, "of the HBM bandwidth that it reaches"},
       {"peak_share", share.or_a(by_precision), required, "of the dense peak that it reaches"},
       {"overlap", form::number(1, 64), "16", "of loads and arithmetic: 1 none, 16 nearly all"},
-      {"tile_m", tile, required, "rows to which a GEMM pads its tokens"},
-      {"tile_n", tile, required, "columns of an output tile"},
+      {"tile_m", tile_side, required, "rows to which a GEMM pads its tokens"},
+      {"tile_n", tile_side, required, "columns of an output tile"},
       {"source", form::text, required, "where these numbers come from"},
       {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
   return keys;
@@ -182,8 +182,8 @@ std::vector<Profile> read_profiles(const ConfigNode& node) {
 
 /// `read(row, index)` is given the object of every name that is there.
 template <std::size_t N, class Read>
-void read_table(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
-                const std::array<std::string_view, N>& names, Read read) {
+void read_named_rows(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
+                     const std::array<std::string_view, N>& names, Read read) {
   read_object(node, keys, [&](ConfigReader& table) {
     for (std::size_t i = 0; i < N; ++i) {
       if (table.optional(names[i]))
@@ -390,14 +390,14 @@ GpuSpec read_gpu(const ConfigNode& node, bool with_sibling) {
     }
     for (std::size_t i = 0; i < collective_names.size(); ++i)
       gpu.collectives[i] = family_default(static_cast<Collective>(i));
-    read_table(reader.child("kernels"), kernel_table_keys, kernel_keys, kernel_family_names,
-               [&](ConfigReader& row, std::size_t i) {
-                 KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
-                 PeakShares defaults = std::move(constants.peak_share);
-                 constants = read_kernel(row);
-                 constants.peak_share.merge(defaults);
-               });
-    read_table(
+    read_named_rows(reader.child("kernels"), kernel_table_keys, kernel_keys, kernel_family_names,
+                    [&](ConfigReader& row, std::size_t i) {
+                      KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
+                      PeakShares defaults = std::move(constants.peak_share);
+                      constants = read_kernel(row);
+                      constants.peak_share.merge(defaults);
+                    });
+    read_named_rows(
         reader.child("collectives"), collective_table_keys, collective_keys, collective_names,
         [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));

@@ -180,6 +180,17 @@ grep -Eq 'GPU 3 stopped at 0.001 s, back at' "$work/text" || fail "run does not 
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 >"$work/text" || fail "replay"
 "$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.5 --batch 8 --capacity drop:factor=1 --json \
   --expert-memory lru:slots_per_layer=2 >"$work/out" || fail "replay with capacity and expert memory"
+"$moesim" replay --trace "$work/trace" --gpus 8 --replication 1.0,1.5 --batch 8 --csv "$work/rows.csv" --json \
+  >"$work/out.json" || fail "replay --csv"
+python3 - "$work/rows.csv" "$work/out.json" <<'PY' || fail "replay --csv is not what --json says"
+import csv, json, sys
+rows, said = list(csv.DictReader(open(sys.argv[1]))), json.load(open(sys.argv[2]))["rows"]
+assert len(rows) == len(said) == 6
+for row, other in zip(rows, said):
+    assert list(row) == list(other)
+    assert all(row[k] == ("" if v is None else v if isinstance(v, str) else repr(v)) or float(row[k]) == v
+               for k, v in other.items()), (row, other)
+PY
 (($(grep -c '"hit_rate": 0\.' "$work/out") == 3)) || fail "replay: no hit rates"
 (($(grep -c '"dropped": 0\.[0-9]*[1-9]' "$work/out") == 3)) || fail "replay: nothing dropped"
 (($(wc -L <"$work/text") <= 110)) || fail "replay is too wide"
@@ -299,7 +310,8 @@ refuses "an expert twice in a token" 'topk_ids/0/1/1: expert 2 twice' route --po
 "$moesim" run --help | grep -q 'moesim keys' || fail "run --help says nothing of keys"
 refuses "a schema of a part" 'is of a whole file' keys placement --schema
 refuses "a sweep run as an experiment" 'this is a sweep, not an experiment' run configs/quick_sweep.json
-refuses "keys of nothing" 'no extension point "plcement"; one of: ' keys plcement
+refuses "keys of nothing" 'no policy "plcement"; did you mean "placement"\?' keys plcement
+refuses "keys of a misspelt policy" 'did you mean "metro"\?' keys metor
 
 # Published figures: exit 3 when a verdict is not the one in the file.
 refuses "no figure" 'expected names of figures, or --all' reproduce

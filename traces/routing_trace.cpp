@@ -24,7 +24,6 @@ constexpr std::array<std::string_view, 3> trace_files{"topk_ids.npy", "requests.
                                                       "meta.json"};
 
 constexpr std::string_view format_name = "moesim-routing-trace";
-constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
 constexpr Range expert_range{1, 65536};
 constexpr Range row_range{0, 9e15};
 constexpr std::int64_t checked_at_open = 64'000'000;  // ids; some 0.1 s

@@ -13,6 +13,9 @@
 
 namespace moesim {
 
+enum class Phase { prefill, decode };
+inline constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
+
 /// One recorded request: its rows stand together in the trace, prompt rows first.
 struct TraceRequest {
   std::int64_t row_start = 0;

@@ -11,9 +11,6 @@
 
 namespace moesim {
 
-enum class Phase { prefill, decode };
-inline constexpr std::array<std::string_view, 2> phase_names{"prefill", "decode"};
-
 /// Consecutive rows of a routing trace that one rank's tokens take in a step, in order.
 struct RowRange {
   Phase phase;  ///< which of the source's traces

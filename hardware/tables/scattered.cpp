@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
 namespace moesim {
 
@@ -35,6 +34,20 @@ void solve(std::array<std::array<double, most_axes + 1>, most_axes + 1>& m,
   }
 }
 
+// The nearest points, ascending. Ties by place in the table, so that the answer is the same
+// everywhere. Few of many are wanted, and most of them are further than all that were kept so far.
+std::vector<std::uint32_t> nearest_of(const std::vector<float>& apart) {
+  std::vector<std::uint32_t> kept;
+  kept.reserve(neighbours + 1);
+  for (std::uint32_t i = 0; i < apart.size(); ++i) {
+    if (kept.size() == neighbours && !(apart[i] < apart[kept.back()])) continue;
+    const auto further = [&](float here, std::uint32_t other) { return here < apart[other]; };
+    kept.insert(std::upper_bound(kept.begin(), kept.end(), apart[i], further), i);
+    if (kept.size() > neighbours) kept.pop_back();
+  }
+  return kept;
+}
+
 }  // namespace
 
 void Scattered::add(const Coordinates& at, double value) {
@@ -57,17 +70,7 @@ Scattered::Guess Scattered::at(const Coordinates& place) const {
     const float* const there = at_[axis].data();
     for (std::size_t i = 0; i < n; ++i) apart[i] += (there[i] - here) * (there[i] - here);
   }
-  std::vector<std::uint32_t> order(n);
-  std::iota(order.begin(), order.end(), 0U);
-  const std::size_t count = std::min(neighbours, n);
-  // Ties by place in the table, so that the answer is the same everywhere.
-  const auto nearer = [&](std::uint32_t a, std::uint32_t b) {
-    return apart[a] != apart[b] ? apart[a] < apart[b] : a < b;
-  };
-  std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count) - 1,
-                   order.end(), nearer);
-  order.resize(count);
-  std::sort(order.begin(), order.end(), nearer);
+  const std::vector<std::uint32_t> order = nearest_of(apart);
   const double nearest = std::sqrt(static_cast<double>(apart[order.front()]));
   if (nearest * nearest < same_place) {
     double sum = 0, same = 0;

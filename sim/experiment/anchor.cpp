@@ -10,7 +10,7 @@ namespace {
 constexpr Form positive = form::number(1e-6, 1e12);
 constexpr Form slope = form::number(-10, 10);
 
-std::span<const Key> load_keys() {
+std::span<const Key> center_keys() {
   static constexpr Key keys[] = {{"concurrency", positive, required, "requests in flight"},
                                  {"prompt", positive, required, "tokens"},
                                  {"output", positive, required, "tokens"}};
@@ -27,22 +27,22 @@ std::span<const Key> slope_keys() {
 std::span<const Key> fit_keys() {
   static constexpr Key keys[] = {
       {"factor", positive, required, "measured over predicted, at the center"},
-      {"center", form::object(load_keys), required, "geometric mean of the runs"},
+      {"center", form::object(center_keys), required, "geometric mean of the runs"},
       {"slope", form::object(slope_keys), "{}", "exponents of the load over the center's"},
       {"runs", form::integer(positive_count), required, "that were fitted"},
       {"leave_one_out", form::number(non_negative), required, "median error of runs left out"}};
   return keys;
 }
 
-ServingLoad read_load(ConfigReader& r) {
+ServingLoad read_center(ConfigReader& r) {
   return {r.number("concurrency"), r.number("prompt"), r.number("output")};
 }
 
 AnchorFit read_fit(const ConfigNode& node) {
   return read_object(node, fit_keys, [](ConfigReader& r) {
     return AnchorFit{.factor = r.number("factor"),
-                     .center = read_object(r.child("center"), load_keys, read_load),
-                     .slope = read_object(r.child("slope"), slope_keys, read_load),
+                     .center = read_object(r.child("center"), center_keys, read_center),
+                     .slope = read_object(r.child("slope"), slope_keys, read_center),
                      .runs = static_cast<int>(r.integer("runs")),
                      .leave_one_out = r.number("leave_one_out")};
   });

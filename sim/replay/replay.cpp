@@ -240,13 +240,14 @@ struct Score {
 constexpr std::size_t even = 0, optimal = 1, asked_for = 2;
 using Routers = std::vector<std::unique_ptr<TokenRouter>>;
 
-Routers make_routers(const std::vector<ConfigNode>& routings, const RoutingContext& context) {
+Routers make_routers(const std::vector<ConfigNode>& routings, const Policies& policies,
+                     const RoutingContext& context) {
   Routers routers;
   for (const char* reference : {"even", "optimal"}) {
     routers.push_back(token_routers().make(ConfigNode(reference, "replay"))(context));
   }
   for (const ConfigNode& routing : routings) {
-    routers.push_back(token_routers().make(routing)(context));
+    routers.push_back(policies.token_routing.make(routing)(context));
   }
   return routers;
 }
@@ -259,11 +260,11 @@ struct Limits {
   bool caches() const { return memory && !memory->resident(); }
 };
 
-Limits read_limits(const ReplayConfig& config) {
-  Limits limits{capacity_rules().make(config.capacity), nullptr, 0};
+Limits read_limits(const ReplayConfig& config, const Policies& policies) {
+  Limits limits{policies.capacity.make(config.capacity), nullptr, 0};
   if (!config.expert_memory) return limits;
   read_object(config.expert_memory->as_policy(), expert_memory_keys, [&](ConfigReader& reader) {
-    limits.memory = expert_memories().make_from(reader);
+    limits.memory = policies.expert_memory.make_from(reader);
     limits.slots_per_layer = static_cast<int>(reader.integer("slots_per_layer"));
   });
   return limits;
@@ -446,19 +447,22 @@ PlacementProblem placement_problem(const RoutingTrace& trace, const ReplayConfig
 
 }  // namespace
 
-std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config) {
+std::vector<std::string> remarks_of(const RoutingTrace& trace, const ReplayConfig& config,
+                                    const Policies& policies) {
   std::vector<std::string> remarks;
   for (const ConfigNode& policy : config.placements) {
-    std::string remark = placers().make(policy)->remark(placement_problem(trace, config, 1));
+    std::string remark =
+        policies.placement.make(policy)->remark(placement_problem(trace, config, 1));
     if (!remark.empty()) remarks.push_back(std::move(remark));
   }
   return remarks;
 }
 
-std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config) {
+std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& config,
+                              const Policies& policies) {
   require_sound(config);
   trace.check_ids();  // of a long trace only some rows were when it was opened
-  const Limits limits = read_limits(config);
+  const Limits limits = read_limits(config, policies);
   const Usable usable = usable_requests(trace, config);
   std::vector<Batches> batches;
   for (const int batch : config.batches) {
@@ -466,7 +470,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   }
   const std::vector<ExpertLoad> scored = scored_load(trace, usable);
   std::vector<std::unique_ptr<Placer>> asked;
-  for (const ConfigNode& policy : config.placements) asked.push_back(placers().make(policy));
+  for (const ConfigNode& policy : config.placements)
+    asked.push_back(policies.placement.make(policy));
 
   std::vector<ReplayRow> rows;
   for (std::size_t p = 0; p < asked.size(); ++p) {
@@ -475,7 +480,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       const PlacementProblem problem = placement_problem(trace, config, replication);
       const ExpertPlacement placement = place_all(*asked[p], problem, seen);
       const double token_imbalance = score_placement(placement, scored).imbalance_mean;
-      const Routers routers = make_routers(config.routings, {placement, config.time, seen.load});
+      const Routers routers =
+          make_routers(config.routings, policies, {placement, config.time, seen.load});
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores =
             score_all(placement, routers, batches[b], config.time, limits);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "sim/experiment/policies.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/routing_trace.hpp"
 
@@ -35,12 +36,12 @@ inline constexpr std::array<std::string_view, 2> replay_fit_names{"self", "half"
 /// ranks in order, token i of B on rank i * gpus / B.
 struct ReplayConfig {
   int gpus = 0;
-  std::vector<ConfigNode> placements;  ///< policies of placers()
+  std::vector<ConfigNode> placements;  ///< policies of Policies::placement
   std::vector<double> replications;
   /// Requests of these tags are what placements are fitted on, batches come from all others; empty:
   /// as `fit` says.
   std::vector<std::string> fit_workloads{};
-  std::vector<ConfigNode> routings;  ///< policies of token_routers()
+  std::vector<ConfigNode> routings;  ///< policies of Policies::token_routing
   std::vector<int> batches;          ///< tokens
   ReplaySample sample = ReplaySample::distinct;
   ReplayFit fit = ReplayFit::self;
@@ -49,8 +50,8 @@ struct ReplayConfig {
   int nodes = 1;
   int groups = 1;  ///< expert groups of group-limited gating
   RooflineTime time{};
-  ConfigNode capacity{"dropless", "replay"};  ///< a policy of capacity_rules(); batches are steps
-  /// A policy of expert_memories() with "slots_per_layer", HBM slots of each GPU. Batches are
+  ConfigNode capacity{"dropless", "replay"};  ///< a policy of Policies::capacity; batches are steps
+  /// A policy of Policies::expert_memory with "slots_per_layer", HBM slots of each GPU. Batches are
   /// steps, in the order drawn: what one request picks again and again shows only in a run.
   std::optional<ConfigNode> expert_memory{};
 };
@@ -87,13 +88,13 @@ struct ReplayRow {
 };
 
 /// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed
-/// give the same rows on any number of threads. Throws ConfigError if a policy is unknown, a
-/// placement has no solution, an id of the trace is none, or it has too few usable requests or
-/// tokens for a batch.
-std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&);
+/// give the same rows on any number of threads. Policies are those that ship and those that a
+/// program adds. Throws ConfigError if a policy is unknown, a placement has no solution, an id of
+/// the trace is none, or it has too few usable requests or tokens for a batch.
+std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// How its placements are taken where that may surprise, a line each.
-std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&);
+std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
 /// only where it is asked for.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <fmt/format.h>
+
 namespace moesim {
 
 namespace {
@@ -35,19 +37,19 @@ std::span<const Key> charge_keys() {
 std::span<const Key> routing_charges_keys() {
   static constexpr Key keys[] = {
       {"source", form::text, required, "where these numbers come from"},
-      {"top_k_of_all_tokens", form::time, "0 us", "when every rank chooses for all tokens"},
+      {"top_k_of_all_tokens", form::time, "3 us", "when every rank chooses for all tokens"},
       {.name = "*",
        .form = form::object(charge_keys),
-       .standard = otherwise("no time"),
-       .meaning = "a policy's own GPU time",
+       .standard = otherwise("as measured, or no time"),
+       .meaning = "a policy's own GPU time, in the place of what was measured",
        .registry = "token_routing"}};
   return keys;
 }
 
 Charges read_values(const ConfigNode& node, std::span<const std::string_view> policies) {
   return read_object(node, routing_charges_keys, [&](ConfigReader& reader) {
-    Charges charges;
-    charges.source = reader.text("source");
+    Charges charges = measured();
+    charges.source = fmt::format("{}; the others: {}", reader.text("source"), charges.source);
     charges.top_k_of_all_tokens = reader.quantity<Seconds>("top_k_of_all_tokens");
     for (const std::string_view policy : policies) {
       if (!reader.optional(policy)) continue;

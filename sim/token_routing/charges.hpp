@@ -32,7 +32,7 @@ struct Charges {
 
 /// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us",
 /// "per_layer": "0 us", "per_sequence": "0 us", "eager_layer": "0 us"}.
-/// Values may be given for any of `policies`.
+/// Values may be given for any of `policies`; those left out are charged as measured.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();
 

@@ -97,16 +97,17 @@ TEST_CASE("every token-routing policy that ships says what it takes, and where t
   }
 }
 
-TEST_CASE("a policy whose measured charge the config leaves out says so") {
-  const auto charging = [](const char* policy) {
-    return remarks_of(quick(
-        {},
-        {{"token_routing", {{"decode", "metro"}}},
-         {"charges", {{"token_routing", {{"source", "a test"}, {policy, {{"fixed", "7 us"}}}}}}}}));
-  };
-  REQUIRE(charging("optimal").size() == 1);
-  CHECK_THAT(charging("optimal").front(), Catch::Contains("by \"metro\" takes no time"));
-  CHECK(charging("metro").empty());
+TEST_CASE("charges of a config stand in the place of measured ones of the same policy alone") {
+  const Experiment experiment = quick(
+      {},
+      {{"token_routing", {{"decode", "metro"}}},
+       {"charges", {{"token_routing", {{"source", "a test"}, {"optimal", {{"fixed", "7 us"}}}}}}}});
+  const Charges& charges = experiment.decode().charges;
+  CHECK(charges.routing("optimal", 128, true).count() == 7e-6);
+  CHECK(charges.routing("metro", 128, true).count() == 26e-6);
+  CHECK(charges.top_k_of_all_tokens.count() == 3e-6);
+  CHECK(remarks_of(experiment).empty());
+  CHECK_THAT(charges.source, Catch::StartsWith("a test; the others: METRO"));
 }
 
 TEST_CASE("a policy of one's own without a charge says so") {

@@ -361,6 +361,14 @@ TEST_CASE("one run gives a factor, three give slopes, and both return what they 
   CHECK(fit.leave_one_out < 0.02);
 }
 
+TEST_CASE("the slope of three runs is that of ridge regression of strength 2") {
+  std::vector<AnchorRun> runs;
+  for (const double c : {1.0, 8.0, 64.0})
+    runs.push_back({{c, 1024, 1024}, 10 * std::pow(c, 0.1), 10});
+  const double squares = 2 * std::pow(std::log(8.0), 2);
+  CHECK_THAT(fit_anchor(runs).slope.concurrency, WithinRel(0.1 * squares / (squares + 2), 1e-9));
+}
+
 TEST_CASE("an anchor is read as it was written, and its errors name the place") {
   Anchor anchor{.deployment = "H100 here", .tpot = {}, .ttft = {}};
   anchor.tpot = {.factor = 1.25, .center = {8, 1000, 500}, .slope = {0.1, 0, -0.2}, .runs = 3};
@@ -491,6 +499,54 @@ TEST_CASE(
   CHECK(seats(24) == 32);
   CHECK(seats(64) == 64);
   CHECK_FALSE(pools_of("B200-SXM-180GB", "sglang", 8, 9)["pools"]["decode"].contains("scheduling"));
+}
+
+MeasuredPoint apart_row(const char* gpu, const char* model, const char* engine, double prompt) {
+  MeasuredPoint point;
+  point.category = "disaggregated";
+  point.gpu = gpu;
+  point.model = model;
+  point.operation = std::string("disaggregated ") + engine;
+  point.precision = "nvfp4";
+  point.prompt = prompt;
+  point.output = 1024;
+  return point;
+}
+
+TEST_CASE("workers of vLLM's and TensorRT-LLM's recipes have the attention ranks of the recipes") {
+  MeasuredPoint kimi = apart_row("GB200", "Kimi-K2.5", "vllm 0.18.0", 8192);
+  kimi.prefill = {.workers = 1, .batch = 1, .tp = 4, .dp = 1, .ep = 4};
+  kimi.decode = {.workers = 4, .batch = 32, .tp = 4, .dp = 1, .ep = 4};
+  kimi.gpus = 20;
+  const Json small = pools_json(kimi, test::source_dir()).experiment["pools"];
+  CHECK(small["prefill"]["parallel"] == Json{{"dp", 4}, {"tp", 1}, {"ep", 4}});
+  CHECK(small["prefill"]["scheduling"]["max_num_batched_tokens"] == 16384);
+  CHECK(small["decode"]["parallel"] == Json{{"dp", 1}, {"tp", 4}, {"ep", 4}});
+  CHECK(small["decode"]["scheduling"]["max_num_seqs"] == 16);
+  CHECK(small["decode"]["request_routing"]["type"] == "round_robin");
+  kimi.prompt = 1024;
+  kimi.decode = {.workers = 1, .batch = 512, .tp = 16, .dp = 1, .ep = 16};
+  const Json wide = pools_json(kimi, test::source_dir()).experiment["pools"]["decode"];
+  CHECK(wide["parallel"] == Json{{"dp", 16}, {"tp", 1}, {"ep", 16}});
+  CHECK(wide["dispatch"]["decode"]["type"] == "all_to_all");
+  CHECK_FALSE(wide.contains("scheduling"));
+
+  MeasuredPoint h200 = apart_row("H200-SXM-141GB", "DeepSeek-R1", "trtllm 0.8.1", 8192);
+  h200.precision = "fp8_block";
+  h200.prefill = {.workers = 1, .batch = 1, .tp = 1, .dp = 8, .ep = 8};
+  h200.decode = {.workers = 1, .batch = 16, .tp = 1, .dp = 8, .ep = 8};
+  h200.gpus = 16;
+  const Json far = pools_json(h200, test::source_dir()).experiment["pools"];
+  CHECK(far["prefill"]["parallel"] == Json{{"dp", 1}, {"tp", 8}, {"ep", 8}});
+  CHECK(far["prefill"]["scheduling"] ==
+        Json{{"max_num_batched_tokens", 16640}, {"max_num_seqs", 2}});
+  CHECK(far["decode"]["parallel"]["dp"] == 8);
+  CHECK_FALSE(far["decode"].contains("scheduling"));
+  h200.prompt = 1024;
+  h200.prefill = {.workers = 1, .batch = 1, .tp = 8, .dp = 1, .ep = 8};
+  const Json near = pools_json(h200, test::source_dir()).experiment["pools"]["prefill"];
+  CHECK(near["parallel"] == Json{{"dp", 8}, {"tp", 1}, {"ep", 8}});
+  CHECK(near["scheduling"] == Json{{"max_num_batched_tokens", 8192}, {"max_num_seqs", 8}});
 }
 
 // A file of the H100 whose memory is `share` as fast, beside no tables.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do the tables of keys, the schema made of them and the readers that consult them agree?
+#include <algorithm>
 #include <functional>
 #include <regex>
 #include <sstream>
@@ -352,4 +353,23 @@ TEST_CASE("the text names every key and fits the terminal") {
   CHECK_THAT(keys_text(policies, "kv_cache"), Contains("block_size") && !Contains("replication"));
   CHECK_THAT(keys_text(policies, "gating"), Contains("popularity_sigma"));
   CHECK_THAT(config_error([&] { keys_text(policies, "kv_cash"); }), Contains("kv_cache"));
+  CHECK_THAT(keys_text(policies, "metro"), Contains("a policy of token_routing") &&
+                                               Contains("    order ") && !Contains("hybrid"));
+  // Of every table that has one, and one without keys says that it has none.
+  for (const auto& [registry, rows] : policies) {
+    for (const PolicyRow& row : rows) {
+      const bool point =
+          policies.contains(row.name) ||
+          std::ranges::find(experiment_keys(), row.name, &Key::name) != experiment_keys().end();
+      if (point || row.name == "sweep") continue;
+      CAPTURE(registry, row.name);
+      const std::string of_row = keys_text(policies, row.name);
+      CHECK_THAT(of_row, Contains(fmt::format("a policy of {}\n  {} ", registry, row.name)));
+      CHECK((row.keys().empty() || of_row.find(row.keys()[0].name) != std::string::npos));
+    }
+  }
+  CHECK_THAT(keys_text(policies, "even"),
+             Contains("(no keys of its own; beside it: moesim keys token_routing)"));
+  CHECK_THAT(config_error([&] { keys_text(policies, "metr"); }),
+             Contains("did you mean \"metro\"?"));
 }

@@ -231,6 +231,24 @@ TEST_CASE("a table too wide says words that all cells begin with once, and keeps
   CHECK_THAT(table, Catch::Contains("(arrivals: closed_loop of ..)\n"));
 }
 
+TEST_CASE("a table tells settings apart that would look alike once cut") {
+  const Json disjoint{{"type", "eplb"}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
+  Json shared = disjoint, own = disjoint;
+  shared["load"]["disjoint"] = false;
+  own["type"] = "linear";
+  CHECK(setting_text(disjoint) == "eplb disjoint trace");
+  CHECK(setting_text(shared) == "eplb disjoint=false trace");
+  const std::string note(80, 'x');
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& placement : {disjoint, shared, own, disjoint})
+    rows.push_back({setting_text(placement), note, note, note, note, note, "1"});
+  const std::string table = narrow_table({"placement", "a", "b", "c", "d", "e", "f"}, rows, 6);
+  CHECK_THAT(table, Catch::Contains("placement #1: eplb disjoint trace\n"
+                                    "placement #2: eplb disjoint=false trace\n"
+                                    "placement #3: linear disjoint trace\n"));
+  CHECK_THAT(table, !Catch::Contains("#4"));
+}
+
 TEST_CASE("a sweep's table counts points whose rates are of no steady state") {
   StoredSweep sweep;
   const auto add = [&](const char* hash, const char* state) {

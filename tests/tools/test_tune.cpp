@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does tune find what running every point finds, or say that it might not?
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "hardware/rng.hpp"
-#include "tests/support.hpp"
-#include "tools/sweep/tune.hpp"
+#include "tests/tiny_experiment.hpp"
+#include "tools/sweep/slo_search.hpp"
 
 using namespace moesim;
 
@@ -167,6 +168,27 @@ TEST_CASE("a stopped search says what it has, and the same search later says the
     CHECK(cut.goodput() <= whole.goodput());
   }
   CHECK_FALSE(whole.stopped);
+}
+
+TEST_CASE("long runs go up from their loads to the heaviest that meets the SLO, and down to it") {
+  const Json place = test::tiny_experiment(
+      {{"slo", {{"ttft", "2 ms"}}},
+       {"workload",
+        {{"arrivals", {{"type", "poisson"}, {"rate", "1 /s"}, {"concurrency", nullptr}}}}}});
+  const SloSearch search{.document = {{"base", place}, {"axes", Json::object()}},
+                         .base_file = test::source_dir() / "tests" / "tiny.json",
+                         .places = {place},
+                         .ladder = RateLadder({500, 1000})};
+  const auto confirmed = [&](double load) {
+    TraceLibrary traces;
+    Remarks remarks;
+    return confirm_slo(search, std::array{load}, traces, remarks, {}).found.at(0);
+  };
+  const SloRun from_below = confirmed(500);
+  CHECK(from_below.trial.meets);
+  CHECK(from_below.trial.goodput > 600);
+  CHECK(from_below.rate != "500 /s");
+  CHECK(confirmed(std::stod(from_below.rate)).rate == from_below.rate);
 }
 
 TEST_CASE("a ladder goes on beyond its ends by their ratios") {

@@ -18,13 +18,7 @@ namespace moesim {
 
 namespace {
 
-constexpr std::string_view config_prefix = "/context/config";
 using Settings = std::span<const Setting>;
-
-const Json* value_of(const StoredPoint& point, const std::string& pointer) {
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  return find_value(point.report, std::string(config_prefix) + pointer);
-}
 
 // What both sides name, and whether by whole values or, where all are texts, by the policy's type.
 using ComparedPointers = std::map<std::string, bool>;  // pointer -> whole
@@ -41,7 +35,7 @@ ComparedPointers compared_pointers(Settings baseline, Settings candidate) {
 
 bool matches(const StoredPoint& point, Settings settings, const ComparedPointers& pointers) {
   return std::all_of(settings.begin(), settings.end(), [&](const Setting& setting) {
-    const Json* value = value_of(point, setting.pointer);
+    const Json* value = setting_of(point, setting.pointer);
     if (value == nullptr) return false;
     const bool by_type = !pointers.at(setting.pointer) && value->is_object();
     return by_type ? value->value("type", Json()) == setting.value
@@ -131,7 +125,7 @@ std::string list(const std::set<std::string>& texts) {
   for (const Setting& setting : settings) {
     std::set<std::string> values;
     for (const StoredPoint& point : sweep.points) {
-      const Json* value = value_of(point, setting.pointer);
+      const Json* value = setting_of(point, setting.pointer);
       if (value != nullptr && point.status == PointStatus::done)
         values.insert(setting_text(*value));
     }
@@ -257,7 +251,8 @@ OrderedJson ratio_json(const std::optional<double>& ratio) {
 Setting parse_setting(std::string_view text) {
   const auto equals = text.find('=');
   std::string pointer(text.substr(0, equals));
-  if (pointer.starts_with(std::string(config_prefix) + "/")) pointer.erase(0, config_prefix.size());
+  if (pointer.starts_with(std::string(config_in_report) + "/"))
+    pointer.erase(0, config_in_report.size());
   try {
     if (equals != std::string_view::npos && !Json::json_pointer(pointer).empty()) {
       const std::string value(text.substr(equals + 1));

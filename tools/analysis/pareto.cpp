@@ -9,24 +9,21 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/output.hpp"
+
 namespace moesim {
 
 namespace {
 
-constexpr std::string_view config_prefix = "/context/config";
-
 const Json* value_of(const StoredPoint& point, const std::string& pointer) {
   if (const Json* value = find_value(point.report, pointer)) return value;
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  return find_value(point.report, std::string(config_prefix) + pointer);
+  return setting_of(point, pointer);
 }
 
 // What a point was set to, though its report may have a section of the same name ("instances",
 // "pools"); else what the report says.
-const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  if (const Json* value = find_value(point.report, std::string(config_prefix) + pointer))
-    return value;
+const Json* setting_or_value_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = setting_of(point, pointer)) return value;
   return find_value(point.report, pointer);
 }
 
@@ -82,7 +79,7 @@ std::optional<double> number_at(const StoredPoint& point, const std::string& poi
 std::vector<Json> values_at(const StoredPoint& point, const std::vector<std::string>& pointers) {
   std::vector<Json> values;
   for (const std::string& pointer : pointers) {
-    const Json* value = setting_of(point, pointer);
+    const Json* value = setting_or_value_of(point, pointer);
     values.push_back(value == nullptr ? Json() : *value);
   }
   return values;
@@ -116,19 +113,7 @@ void mark_frontier(std::span<ParetoPoint> group, bool least_y) {
   for (std::size_t i = 0; i < placed.size(); ++i) placed[i]->on_frontier = best[i];
 }
 
-std::string csv_cell(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string cell = "\"";
-  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
-  return cell + "\"";
-}
-
-std::string csv_cell(const Json& value) {
-  if (value.is_null()) return "";
-  return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
-}
-
-std::string csv_cell(const std::optional<double>& number) {
+std::string number_cell(const std::optional<double>& number) {
   return number ? Json(*number).dump() : "";
 }
 
@@ -166,7 +151,7 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
   std::vector<std::string> settings;
   for (const Axis& axis : sweep.axes) {
     const bool grouped = std::any_of(axes.by.begin(), axes.by.end(), [&](const std::string& by) {
-      return by == axis.pointer || by == std::string(config_prefix) + axis.pointer;
+      return by == axis.pointer || by == std::string(config_in_report) + axis.pointer;
     });
     if (!grouped) settings.push_back(axis.pointer);
   }
@@ -259,8 +244,8 @@ std::string pareto_csv(const Pareto& pareto) {
     for (const auto* values : {&point.group, &point.settings}) {
       for (const Json& value : *values) csv.append(1, ',').append(csv_cell(value));
     }
-    csv +=
-        fmt::format(",{},{},{}\n", csv_cell(point.x), csv_cell(point.y), point.on_frontier ? 1 : 0);
+    csv += fmt::format(",{},{},{}\n", number_cell(point.x), number_cell(point.y),
+                       point.on_frontier ? 1 : 0);
   }
   return csv;
 }

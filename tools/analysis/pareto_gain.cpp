@@ -41,7 +41,7 @@ std::map<std::vector<Json>, Frontier> frontiers(const Pareto& pareto) {
   return found;
 }
 
-std::string describe(std::span<const Setting> settings) {
+std::string list_settings(std::span<const Setting> settings) {
   std::string text;
   for (const Setting& setting : settings)
     text += fmt::format("{}{}={}", text.empty() ? "" : ", ", setting.pointer,
@@ -112,8 +112,12 @@ ParetoGain pareto_gain(const StoredSweep& sweep, const ParetoAxes& axes,
   });
   const Pareto before = pareto(points_with(sweep, baseline), within);
   const auto after = frontiers(pareto(points_with(sweep, candidate), within));
-  ParetoGain result{before.group_names, before.x_name,       before.y_name,
-                    describe(baseline), describe(candidate), {}};
+  ParetoGain result{before.group_names,
+                    before.x_name,
+                    before.y_name,
+                    list_settings(baseline),
+                    list_settings(candidate),
+                    {}};
   for (const auto& [group, frontier] : frontiers(before)) {
     const auto found = after.find(group);
     if (found == after.end()) continue;

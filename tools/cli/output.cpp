@@ -140,6 +140,18 @@ RemovedWhenStopped::RemovedWhenStopped(std::string file) : file_(std::move(file)
 
 RemovedWhenStopped::~RemovedWhenStopped() { forget_unfinished(file_.c_str()); }
 
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string cell = "\"";
+  for (const char c : text) cell += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return cell + "\"";
+}
+
+std::string csv_cell(const Json& value) {
+  if (value.is_null()) return "";
+  return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
+}
+
 void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
 
 }  // namespace moesim

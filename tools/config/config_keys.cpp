@@ -79,14 +79,45 @@ std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTa
   return text;
 }
 
+std::string policy_text(const PolicyRow& row) {
+  std::vector<KeyTable> shown;
+  return wrapped(fmt::format("  {:<28} {}", row.name, row.summary), 100, 33) + '\n' +
+         tree(row.keys(), 2, shown);
+}
+
 std::string policies_text(std::string_view registry, const std::vector<PolicyRow>& rows) {
   std::string text = fmt::format("policies of {}\n", registry);
-  for (const PolicyRow& row : rows) {
-    text += wrapped(fmt::format("  {:<28} {}", row.name, row.summary), 100, 33) + '\n';
-    std::vector<KeyTable> shown;
-    text += tree(row.keys(), 2, shown);
-  }
+  for (const PolicyRow& row : rows) text += policy_text(row);
   return text + '\n';
+}
+
+// A policy of this name in each table that has one: eplb places, and places again.
+std::string policies_named(const PolicyRows& policies, std::string_view name) {
+  std::string text;
+  for (const auto& [registry, rows] : policies) {
+    const auto row = std::ranges::find(rows, name, &PolicyRow::name);
+    if (row == rows.end()) continue;
+    const std::string options =
+        row->keys().empty()
+            ? fmt::format("    (no keys of its own; beside it: moesim keys {})\n", registry)
+            : "";
+    text += fmt::format("a policy of {}\n{}{}\n", registry, policy_text(*row), options);
+  }
+  return text;
+}
+
+[[noreturn]] void fail_unknown(const PolicyRows& policies, std::vector<std::string_view> names,
+                               std::string_view wanted) {
+  std::vector<std::string_view> all = names;
+  for (const auto& [registry, rows] : policies) {
+    for (const PolicyRow& row : rows) all.push_back(row.name);
+  }
+  const std::string_view nearest = nearest_name(wanted, all);
+  const std::string hint = nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
+  throw ConfigError(
+      fmt::format("keys: there is no key, no extension point and no policy \"{}\"; {}a policy of "
+                  "moesim list, or one of: {}",
+                  wanted, hint, join_names(names)));
 }
 
 }  // namespace
@@ -109,10 +140,8 @@ std::string keys_text(const PolicyRows& policies, std::string_view wanted) {
     std::vector<KeyTable> shown;
     text += "a sweep's file\n" + tree(sweep_keys(), 1, shown) + '\n';
   }
-  if (text.empty()) {
-    throw ConfigError(fmt::format("keys: there is no key and no extension point \"{}\"; one of: {}",
-                                  wanted, join_names(names)));
-  }
+  if (text.empty()) text = policies_named(policies, wanted);
+  if (text.empty()) fail_unknown(policies, std::move(names), wanted);
   text.pop_back();
   return text;
 }

@@ -15,8 +15,8 @@ OrderedJson sweep_schema(const PolicyRows&);
 
 /// The keys as text: every key with its unit or choices, its default and what it means, as a
 /// tree, then the options of every policy and the keys of a sweep. `wanted` names one key of an
-/// experiment, one extension point or "sweep"; empty: all. Throws ConfigError if there is none
-/// such.
+/// experiment, one extension point, one policy (in each table that has it) or "sweep"; empty: all.
+/// Throws ConfigError if there is none such.
 std::string keys_text(const PolicyRows&, std::string_view wanted);
 
 }  // namespace moesim

@@ -15,7 +15,7 @@ Action setup_keys(CLI::App& command) {
   const auto options = std::make_shared<Options>();
   command.add_option(
       "NAME", options->wanted,
-      "one key of an experiment, one extension point, sweep, or report: what comes out "
+      "one key of an experiment, one extension point, one policy, sweep, or report: what comes out "
       "(default: all of an experiment)");
   command.add_flag("--schema", options->schema,
                    "a JSON Schema of experiments instead, for editors; of sweeps if NAME is sweep");

@@ -18,7 +18,7 @@ struct Options {
   std::string trace;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
-  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory;
+  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory, csv;
   ReplayConfig config;
   bool json = false, each_batch = false;
 };
@@ -65,6 +65,22 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          "those of the bound, of the\nbest routing, of the even split; "
          "worse: layers of batches where a routing\nactivates more than the even split; each: "
          "tokens per request\n";
+}
+
+// A line per row under the names of its JSON.
+std::string to_csv(const std::vector<ReplayRow>& rows) {
+  const OrderedJson document = to_json(rows);
+  std::string csv;
+  for (const OrderedJson& row : document.at("rows")) {
+    std::vector<std::string> names, cells;
+    for (const auto& item : row.items()) {
+      names.push_back(item.key());
+      cells.push_back(csv_cell(Json(item.value())));
+    }
+    if (csv.empty()) csv = fmt::format("{}\n", fmt::join(names, ","));
+    csv += fmt::format("{}\n", fmt::join(cells, ","));
+  }
+  return csv;
 }
 
 }  // namespace
@@ -126,6 +142,7 @@ Action setup_replay(CLI::App& command) {
   command.add_option("--expert-memory", options->expert_memory,
                      "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
   command.add_option("--seed", config.seed, "of the sampled batches (1)");
+  command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
   command
       .add_flag("--each-batch", options->each_batch,
@@ -143,10 +160,12 @@ Action setup_replay(CLI::App& command) {
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
+    require_writable(options->csv);
     const RoutingTrace trace = RoutingTrace::open(options->trace);
     Remarks said;
     for (const std::string& remark : remarks_of(trace, asked)) said.say(remark);
     const std::vector<ReplayRow> rows = replay(trace, asked);
+    if (!options->csv.empty()) write_file(options->csv, to_csv(rows));
     print(options->json ? to_json(rows, options->each_batch).dump(1) + "\n" : to_text(rows));
     return 0;
   };

@@ -19,7 +19,6 @@ namespace moesim {
 
 namespace {
 
-constexpr std::string_view config_prefix = "/context/config";
 constexpr std::string_view slo_pointer = "/context/config/slo";
 constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
@@ -66,11 +65,6 @@ constexpr std::array<const Metric*, 32> page_metrics{
 // A number in as many digits as a chart can show.
 OrderedJson rounded(double value, int digits) {
   return std::stod(fmt::format("{:.{}g}", value, digits));
-}
-
-const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
-  if (const Json* value = find_value(point.config, pointer)) return value;
-  return find_value(point.report, std::string(config_prefix) + pointer);
 }
 
 std::string text_of(const Json& value) { return value.is_null() ? "-" : setting_text(value); }
@@ -483,7 +477,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
       options.base.empty() && !sweep.document.value("base", Json()).is_string();
 
   const auto config_of = [](const StoredPoint& point) {
-    const Json* config = find_value(point.report, std::string(config_prefix));
+    const Json* config = find_value(point.report, std::string(config_in_report));
     return config == nullptr ? Json::object() : *config;
   };
   const Json config = config_of(whole(*by_hash.at(curves.points.front().config_hash)));
@@ -535,7 +529,8 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
 std::string report_page(const OrderedJson& data) {
   if (assets::echarts_js().empty()) {
     throw ConfigError(
-        "this moesim was built without Apache ECharts, which draws the page; run "
+        "this moesim was built without Apache ECharts, which draws the page; in the source tree "
+        "run "
         "`tools/report/fetch echarts/dist/echarts.min.js` and build again");
   }
   // Nothing in the data may end its script: "<" is written as JSON's escape.

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 
 namespace moesim {
@@ -102,7 +103,9 @@ std::string setting_text(const Json& value) {
   const bool policy = value.contains("type") || value.is_array();
   std::string text;
   const auto append = [&](const std::string& name, const Json& member) {
-    const std::string member_text = setting_text(member);
+    std::string member_text = setting_text(member);
+    if (member.is_boolean() && !value.is_array())
+      member_text = member.get<bool>() ? name : name + "=false";
     if (!text.empty() && !member_text.empty()) text += ' ';
     text += policy || !member.is_number() ? member_text : name + member_text;
   };
@@ -131,6 +134,27 @@ std::string take_common_words(std::vector<std::vector<std::string>>& rows, std::
   for (auto& row : rows) row[column].erase(0, common.size());
   common.pop_back();
   return common;
+}
+
+// Numbers the different cells of a column where they would look alike once cut; returns which
+// number is which cell, in lines below the table.
+std::string number_alike_cells(std::vector<std::vector<std::string>>& rows, std::size_t column,
+                               const std::string& head, std::size_t width) {
+  std::vector<std::string> cells;
+  std::set<std::string> looks;
+  for (const auto& row : rows) {
+    looks.insert(cut(row[column], width));
+    if (std::ranges::find(cells, row[column]) == cells.end()) cells.push_back(row[column]);
+  }
+  if (looks.size() == cells.size()) return "";
+  for (auto& row : rows) {
+    const auto cell = std::ranges::find(cells, row[column]);
+    row[column] = fmt::format("#{}", cell - cells.begin() + 1);
+  }
+  std::string text;
+  for (std::size_t i = 0; i < cells.size(); ++i)
+    text += wrapped(fmt::format("{} #{}: {}", head, i + 1, cells[i]), table_columns, 4) + "\n";
+  return text;
 }
 
 }  // namespace
@@ -169,13 +193,16 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
     drop(head);
     for (auto& row : rows) drop(row);
   }
+  std::string numbers;
+  for (std::size_t c = 0; c < settings; ++c)
+    numbers += number_alike_cells(rows, c, head[c], widths[c]);
   const auto fit = [&](std::vector<std::string>& row) {
     for (std::size_t c = 0; c < settings; ++c) row[c] = cut(row[c], widths[c]);
     return row;
   };
   Table table(fit(head));
   for (auto& row : rows) table.add(fit(row));
-  return table.text() + (common.empty() ? "" : fmt::format("({})\n", common)) +
+  return table.text() + (common.empty() ? "" : fmt::format("({})\n", common)) + numbers +
          (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
 }
 

@@ -422,6 +422,39 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
   return result;
 }
 
+namespace {
+
+// What a place was found to bear may be less than it bears: a short run missed by chance, or its
+// bound is a few per cent low. Up a rung at a time, for places that are not far behind the best.
+void try_heavier(TuneResult& found, Runs& runs) {
+  constexpr int rungs = 10, behind = 3;
+  std::vector<TuneResult::Found*> rising;
+  for (TuneResult::Found& place : found.found) rising.push_back(&place);
+  for (int i = 0; i < rungs; ++i) {
+    int highest = std::numeric_limits<int>::min();
+    for (const TuneResult::Found& place : found.found)
+      highest = std::max(highest, place.point.rung);
+    std::erase_if(rising, [&](const auto* place) { return place->point.rung + behind < highest; });
+    if (rising.empty() || found.stopped) return;
+    std::vector<TunePoint> heavier;
+    for (const auto* place : rising) heavier.push_back({place->point.place, place->point.rung + 1});
+    const auto trials = runs(heavier);
+    found.stopped = !trials;
+    if (!trials) return;
+    found.runs += heavier.size();
+    std::vector<TuneResult::Found*> rose;
+    for (std::size_t p = 0; p < rising.size(); ++p) {
+      const Trial& trial = trials->at(p);
+      if (!trial.meets || trial.goodput <= rising[p]->trial.goodput) continue;
+      *rising[p] = {heavier[p], trial};
+      rose.push_back(rising[p]);
+    }
+    rising = std::move(rose);
+  }
+}
+
+}  // namespace
+
 SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, TraceLibrary& traces,
                       Remarks& remarks, const SloHooks& hooks) {
   constexpr int tries = 10;
@@ -451,6 +484,7 @@ SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, Tr
     }
     open = std::move(lighter);
   }
+  try_heavier(found, runs);
   std::ranges::stable_sort(
       found.found, [](const auto& a, const auto& b) { return a.trial.goodput > b.trial.goodput; });
   if (!found.found.empty()) found.nearest.reset();

@@ -82,8 +82,9 @@ struct SloHooks {
 /// Throws ConfigError if a place has no "slo", its load is not a rate, or the store is another's.
 SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&);
 
-/// Runs each place under its own load, which is one of the ladder's, and where that misses the SLO
-/// under ever lighter ones, a few rungs down at most. Bounds nothing; otherwise as search_slo().
+/// Runs each place under its own load, which is one of the ladder's; where that misses the SLO
+/// under ever lighter ones, a few rungs down at most; then under heavier ones, a rung at a time,
+/// those that are within a few rungs of the best. Bounds nothing; otherwise as search_slo().
 SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
                       const SloHooks&);
 

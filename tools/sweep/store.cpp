@@ -17,7 +17,6 @@ namespace moesim {
 namespace {
 
 constexpr int lock_patience_ms = 5000;
-constexpr std::string_view resolved_config = "/context/config";  // in a report
 constexpr std::array<std::string_view, 4> status_names{"pending", "done", "failed", "infeasible"};
 
 std::string in_quotes(std::string_view text, char quote) {
@@ -423,7 +422,7 @@ StoredSweep Store::read(std::span<const std::string> pointers) const {
   std::set<std::string> of_reports;
   for (const std::string& pointer : pointers) of_reports.insert(reachable(pointer));
   for (const std::string& pointer : of_configs)
-    of_reports.insert(reachable(std::string(resolved_config) + pointer));
+    of_reports.insert(reachable(std::string(config_in_report) + pointer));
   of_reports.erase("");
   const Extraction extraction({of_reports.begin(), of_reports.end()});
   bool any_done = false;
@@ -507,6 +506,11 @@ std::optional<double> report_number(const StoredPoint& point, const std::string&
   const Json* value = find_value(point.report, pointer);
   if (value == nullptr || !value->is_number()) return std::nullopt;
   return value->get<double>();
+}
+
+const Json* setting_of(const StoredPoint& point, const std::string& pointer) {
+  if (const Json* value = find_value(point.config, pointer)) return value;
+  return find_value(point.report, std::string(config_in_report) + pointer);
 }
 
 std::string count_by_status(std::span<const StoredPoint> points) {

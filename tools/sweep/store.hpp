@@ -45,6 +45,11 @@ struct StoredPoint {
   Json report;        ///< of a done point, else null; in part, if the store was read in part
 };
 
+/// Where a report holds the experiment with every key, defaults included.
+inline constexpr std::string_view config_in_report = "/context/config";
+/// What a point was set to, by default too; null where nothing was.
+const Json* setting_of(const StoredPoint&, const std::string& pointer);
+
 /// A point as the store holds it: JSON unparsed, empty where there is none.
 struct StoreRow {
   std::string config_hash, config;

@@ -31,7 +31,7 @@ constexpr std::size_t most_points = 1'000'000;
 
 // What one point sets, or what a rule of "skip" matches: sorted, so that "/placement" comes before
 // "/placement/replication".
-using Assignment = std::map<std::string, Json>;
+using PointSettings = std::map<std::string, Json>;
 
 // An axis, or a column of a zip.
 struct Column {
@@ -101,9 +101,9 @@ std::vector<Json> different(const std::vector<Json>& values) {
   return kept;
 }
 
-Assignment read_settings(const ConfigNode& node) {
+PointSettings read_settings(const ConfigNode& node) {
   return read_object(node, setting_keys, [&](ConfigReader& reader) {
-    Assignment settings;
+    PointSettings settings;
     for (const std::string& pointer : reader.all_keys()) {
       check_pointer(pointer, node);
       settings[pointer] = reader.child(pointer).json();
@@ -113,16 +113,16 @@ Assignment read_settings(const ConfigNode& node) {
 }
 
 // Every point with every row of the columns, which are of one length.
-std::vector<Assignment> cross(const std::vector<Assignment>& points,
-                              const std::vector<Column>& columns, const ConfigNode& node) {
+std::vector<PointSettings> cross(const std::vector<PointSettings>& points,
+                                 const std::vector<Column>& columns, const ConfigNode& node) {
   const std::size_t rows = columns.front().values.size();
   if (points.size() * rows > most_points) {
     node.fail(fmt::format("more than {} points; sweep fewer values", most_points));
   }
-  std::vector<Assignment> crossed;
-  for (const Assignment& point : points) {
+  std::vector<PointSettings> crossed;
+  for (const PointSettings& point : points) {
     for (std::size_t row = 0; row < rows; ++row) {
-      Assignment& next = crossed.emplace_back(point);
+      PointSettings& next = crossed.emplace_back(point);
       for (const Column& column : columns) {
         if (!next.emplace(column.pointer, column.values[row]).second) {
           node.fail(fmt::format("\"{}\" is set twice; leave it in one place", column.pointer));
@@ -133,9 +133,9 @@ std::vector<Assignment> cross(const std::vector<Assignment>& points,
   return crossed;
 }
 
-std::vector<Assignment> read_block(ConfigReader& block, const std::vector<Column>& seeds) {
+std::vector<PointSettings> read_block(ConfigReader& block, const std::vector<Column>& seeds) {
   const ConfigNode& node = block.node();
-  std::vector<Assignment> points(1);
+  std::vector<PointSettings> points(1);
   if (block.optional("set")) points.front() = read_settings(block.child("set"));
   if (block.optional("axes")) {
     for (const Column& axis : read_columns(block.child("axes")))
@@ -180,7 +180,7 @@ void assign(Json& config, const std::string& pointer, const Json& value, const C
 // What some values of a key bring along, by the value's text.
 struct Coupling {
   std::string pointer, value;
-  Assignment settings;
+  PointSettings settings;
 };
 
 std::vector<Coupling> read_couplings(const ConfigNode& node) {
@@ -208,9 +208,9 @@ std::vector<Coupling> read_couplings(const ConfigNode& node) {
 }
 
 // Adds to a point what its values, or those of the base, are coupled to.
-void couple(Assignment& point, const std::vector<Coupling>& couplings, const Json& base,
+void couple(PointSettings& point, const std::vector<Coupling>& couplings, const Json& base,
             std::vector<char>& used, const ConfigNode& node) {
-  const Assignment own = point;
+  const PointSettings own = point;
   for (std::size_t i = 0; i < couplings.size(); ++i) {
     const auto& [pointer, value, settings] = couplings[i];
     const auto set = own.find(pointer);
@@ -237,8 +237,8 @@ void require_used(const std::vector<Coupling>& couplings, const std::vector<char
   }
 }
 
-std::vector<Assignment> read_skip_rules(const ConfigNode& node) {
-  std::vector<Assignment> rules;
+std::vector<PointSettings> read_skip_rules(const ConfigNode& node) {
+  std::vector<PointSettings> rules;
   for (const ConfigNode& rule : node.list()) {
     rules.push_back(read_settings(rule));
     if (rules.back().empty()) rule.fail("matches every point; name a pointer and a value");
@@ -246,7 +246,7 @@ std::vector<Assignment> read_skip_rules(const ConfigNode& node) {
   return rules;
 }
 
-bool matches(const Json& config, const Assignment& rule) {
+bool matches(const Json& config, const PointSettings& rule) {
   return std::all_of(rule.begin(), rule.end(), [&](const auto& pair) {
     const Json* value = find_value(config, pair.first);
     return value != nullptr && same_setting(*value, pair.second);
@@ -254,7 +254,7 @@ bool matches(const Json& config, const Assignment& rule) {
 }
 
 void skip_points(std::vector<SweepPoint>& points, const ConfigNode& node) {
-  for (const Assignment& rule : read_skip_rules(node)) {
+  for (const PointSettings& rule : read_skip_rules(node)) {
     for (const auto& [pointer, value] : rule) {
       // clang 14 captures a structured binding only by a name of its own.
       const bool known = std::any_of(points.begin(), points.end(),
@@ -491,16 +491,15 @@ std::span<const Key> sweep_keys() {
                         rules = form::list(rule), block = form::object(block_keys),
                         blocks = form::list(block);
   static const std::vector<Key> keys = [] {
-    std::vector<Key> all{{"base", experiment, required, "an experiment, or the file of one"}};
-    all.insert(all.end(), block_keys().begin(), block_keys().end());
-    const Key others[] = {
+    std::vector<Key> all{
+        {"base", experiment, required, "an experiment, or the file of one"},
         {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
         {"couple", form::object(couple_keys), otherwise("none"),
          "settings that go with values of a key, e.g. a routing's own dispatch"},
         {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
         {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
         {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
-    all.insert(all.end(), std::begin(others), std::end(others));
+    all.insert(all.begin() + 1, block_keys().begin(), block_keys().end());
     return all;
   }();
   return keys;
@@ -521,7 +520,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     if (reader.optional("couple")) couplings = read_couplings(reader.child("couple"));
     std::vector<char> used(couplings.size());
     const auto add_block = [&](ConfigReader& block) {
-      for (Assignment& assignment : read_block(block, seeds)) {
+      for (PointSettings& assignment : read_block(block, seeds)) {
         couple(assignment, couplings, base.json(), used, block.node());
         Json config = base.json();
         for (const auto& [pointer, value] : assignment)

@@ -6,14 +6,13 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include "sim/serving/simulator.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
-#include "tools/cli/remarks.hpp"
 #include "tools/cli/this_build.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
+#include "tools/sweep/experiments_at.hpp"
 #include "tools/sweep/slurm.hpp"
 #include "tools/sweep/sweep.hpp"
 
@@ -113,15 +112,7 @@ int run(const Options& options) {
   if (options.store.empty()) throw ConfigError("-o: the store has no name; name a SQLite file");
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
-  TraceLibrary traces;
-  const std::filesystem::path base_file = sweep.base_file;
-  Remarks remarks;
-  const auto load = [&](const Json& config) {
-    return remarks.say_of(load_experiment(ConfigNode(config, base_file), traces));
-  };
-  const PointRunner runner{
-      [&](const Json& config) { load(config); },
-      [&](const Json& config) { return moesim::run(load(config)).document().dump(); }};
+  const PointRunner runner = experiments_at(sweep.base_file);
   return options.launcher == "slurm" ? submit(options, sweep, runner)
                                      : run_here(options, std::move(sweep), runner);
 }

@@ -18,8 +18,8 @@ struct AnchorRun {
 };
 
 /// Fits log(measured / predicted) by its mean and, from three runs on, by slopes in the logarithms
-/// of concurrency, prompt and output: ridge regression, whose strength of 1 expects slopes no
-/// larger than what is left of the runs. No runs give no correction. Pure.
+/// of concurrency, prompt and output: ridge regression of strength 2, which runs of other
+/// deployments chose. No runs give no correction. Pure.
 AnchorFit fit_anchor(std::span<const AnchorRun>);
 
 /// The corrections of every deployment (model, GPU, engine with version, precision) of these

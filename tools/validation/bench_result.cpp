@@ -11,7 +11,7 @@ namespace moesim {
 namespace {
 
 // Rates of both results that give the tokens of a mean request: its outputs, and all.
-constexpr std::string_view requests = "request_throughput";
+constexpr std::string_view served_requests = "request_throughput";
 struct Length {
   std::string_view name, rate;
 };
@@ -27,7 +27,7 @@ std::optional<double> number(const Object& object, std::string_view key) {
 
 template <class Object>
 std::optional<double> tokens_of_request(const Object& figures, std::string_view rate) {
-  const auto tokens = number(figures, rate), served = number(figures, requests);
+  const auto tokens = number(figures, rate), served = number(figures, served_requests);
   if (!tokens || !served || *served <= 0) return std::nullopt;
   return *tokens / *served;
 }

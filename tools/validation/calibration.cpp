@@ -29,7 +29,7 @@ double huber_sum(const VectorXd& residuals, double huber) {
   return sum;
 }
 
-double quantile(std::vector<double> values, double share) {
+double rounded_rank_quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   return values[at(std::lround(share * static_cast<double>(values.size() - 1)))];
 }
@@ -130,7 +130,7 @@ class Family {
     Calibration c;
     const std::vector<double> relative = errors(gpu);
     c.points = static_cast<int>(relative.size());
-    c.median_error = rounded(quantile(relative, 0.5));
+    c.median_error = rounded(rounded_rank_quantile(relative, 0.5));
     c.bytes.min = c.flops.min = std::numeric_limits<double>::infinity();
     for (const MeasuredPoint* point : points_) {
       const Predicted predicted = predictor_.predict(*point, gpu);
@@ -252,7 +252,7 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
         constants.calibration->precisions.push_back(precision);
       constants.source = described(*constants.calibration, source);
       all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     quantile(family.errors(best), 0.9)});
+                     rounded_rank_quantile(family.errors(best), 0.9)});
       gpu.kernels[*kind] = constants;
     } else {
       const auto index = static_cast<std::size_t>(std::get<Collective>(of));
@@ -261,7 +261,7 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
       constants.calibration = family.calibration(best);
       constants.source = described(*constants.calibration, source);
       all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     quantile(family.errors(best), 0.9)});
+                     rounded_rank_quantile(family.errors(best), 0.9)});
       gpu.collectives[index] = constants;
     }
   }

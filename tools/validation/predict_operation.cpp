@@ -17,13 +17,14 @@ namespace moesim {
 
 namespace {
 
-struct Named {
+struct NamedFile {
   std::string_view source, file;
 };
 
-std::string file_of(std::string_view name, std::span<const Named> table) {
-  const auto found = std::find_if(table.begin(), table.end(),
-                                  [&](const Named& row) { return name.starts_with(row.source); });
+std::string file_of(std::string_view name, std::span<const NamedFile> table) {
+  const auto found = std::find_if(table.begin(), table.end(), [&](const NamedFile& row) {
+    return name.starts_with(row.source);
+  });
   return found == table.end() ? std::string() : std::string(found->file);
 }
 
@@ -51,11 +52,11 @@ std::optional<ExpertShape> expert_shape(const MeasuredPoint& point) {
                           static_cast<int>(number_after(text, "experts")),
                           static_cast<int>(number_after(text, "top_k"))};
   if (given.hidden > 0 && given.width > 0 && given.experts > 0 && given.per_token > 0) return given;
-  struct Row {
+  struct KnownShape {
     std::string_view model;
     ExpertShape shape;
   };
-  static constexpr Row rows[] = {
+  static constexpr KnownShape rows[] = {
       {"Qwen3-30B", {2048, 768, 128, 8}},          {"Qwen3-235B", {4096, 1536, 128, 8}},
       {"Qwen3-VL-235B", {4096, 1536, 128, 8}},     {"Qwen3-Coder-480B", {6144, 2560, 160, 8}},
       {"Qwen3-Next-80B", {2048, 512, 512, 10}},    {"Qwen3.5-397B", {4096, 1024, 512, 10}},
@@ -75,8 +76,8 @@ std::optional<ExpertShape> expert_shape(const MeasuredPoint& point) {
       {"Nemotron-3-Super", {4096, 2688, 512, 22}}, {"Hunyuan-A13B", {4096, 3072, 64, 8}},
       {"Phi-3.5-MoE", {4096, 6400, 16, 2}},        {"OLMoE", {2048, 1024, 64, 8}},
       {"dots.llm1", {4096, 1408, 128, 6}}};
-  const auto found =
-      std::ranges::find_if(rows, [&](const Row& row) { return contains(point.model, row.model); });
+  const auto found = std::ranges::find_if(
+      rows, [&](const KnownShape& row) { return contains(point.model, row.model); });
   if (found == std::end(rows)) return std::nullopt;
   return found->shape;
 }
@@ -109,14 +110,14 @@ bool is_fitted(Evidence evidence) {
 struct EngineName {
   std::string_view written, engine;
 };
-constexpr EngineName engine_names[] = {{"vllm", "vllm"},     {"vLLM", "vllm"},
-                                       {"sglang", "sglang"}, {"SGLang", "sglang"},
-                                       {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
+constexpr EngineName engine_spellings[] = {{"vllm", "vllm"},     {"vLLM", "vllm"},
+                                           {"sglang", "sglang"}, {"SGLang", "sglang"},
+                                           {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
 
 /// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
 /// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
 std::optional<EngineVersion> engine_in(std::string_view text) {
-  for (const auto& [written, engine] : engine_names) {
+  for (const auto& [written, engine] : engine_spellings) {
     for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
       const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
       const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
@@ -128,11 +129,11 @@ std::optional<EngineVersion> engine_in(std::string_view text) {
 }
 
 /// Of a point: what its operation or source names, else no version of an engine that is named.
-EngineVersion engine_of(const MeasuredPoint& point) {
+EngineVersion timed_engine(const MeasuredPoint& point) {
   for (const std::string& text : {point.operation, point.source, point.notes})
     if (const auto engine = engine_in(text)) return *engine;
   for (const std::string& text : {point.operation, point.source, point.notes})
-    for (const auto& [written, engine] : engine_names)
+    for (const auto& [written, engine] : engine_spellings)
       if (contains(text, written)) return {std::string(engine), ""};
   return {};
 }
@@ -175,7 +176,7 @@ Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
 bool is_lone_triton_rank(const MeasuredPoint& point) {
-  return point.ep > 1 && point.distribution == "balanced" && times_lone_ranks(engine_of(point));
+  return point.ep > 1 && point.distribution == "balanced" && times_lone_ranks(timed_engine(point));
 }
 
 // --- attention -----------------------------------------------------------------------------------
@@ -336,45 +337,45 @@ std::string gpu_file(std::string_view name) {
         c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const std::string_view maker : {"NVIDIA-", "AMD-"})
     if (plain.starts_with(maker)) plain.erase(0, maker.size());
-  static constexpr std::array<Named, 17> table{{{"A100-SXM4-40GB", "a100_40g"},
-                                                {"A100-40G", "a100_40g"},
-                                                {"H100", "h100"},
-                                                {"H200", "h200"},
-                                                {"H800", "h800"},
-                                                {"H20", "h20"},
-                                                {"B300", "b300"},
-                                                {"GB300", "gb300"},
-                                                {"L40S", "l40s"},
-                                                {"MI355X", "mi355x"},
-                                                {"A100", "a100_80g"},
-                                                {"B200", "b200"},
-                                                {"GB200", "gb200"},
-                                                {"RTX-PRO-6000", "rtx_pro_6000"},
-                                                {"RTXPRO6000", "rtx_pro_6000"},
-                                                {"MI300X", "mi300x"},
-                                                {"MI325X", "mi325x"}}};
+  static constexpr std::array<NamedFile, 17> table{{{"A100-SXM4-40GB", "a100_40g"},
+                                                    {"A100-40G", "a100_40g"},
+                                                    {"H100", "h100"},
+                                                    {"H200", "h200"},
+                                                    {"H800", "h800"},
+                                                    {"H20", "h20"},
+                                                    {"B300", "b300"},
+                                                    {"GB300", "gb300"},
+                                                    {"L40S", "l40s"},
+                                                    {"MI355X", "mi355x"},
+                                                    {"A100", "a100_80g"},
+                                                    {"B200", "b200"},
+                                                    {"GB200", "gb200"},
+                                                    {"RTX-PRO-6000", "rtx_pro_6000"},
+                                                    {"RTXPRO6000", "rtx_pro_6000"},
+                                                    {"MI300X", "mi300x"},
+                                                    {"MI325X", "mi325x"}}};
   return file_of(plain, table);
 }
 
 std::string model_file(std::string_view name) {
   // The first that fits.
-  static constexpr std::array<Named, 17> table{{{"DeepSeek-V3.2", "deepseek_v3_2"},
-                                                {"DeepSeek", "deepseek_v3"},
-                                                {"GLM-5", "glm_5"},
-                                                {"Kimi-K2.5", "kimi_k2_5"},
-                                                {"Kimi-K2", "kimi_k2"},
-                                                {"Llama-3.1-8B", "llama_3_1_8b"},
-                                                {"Llama-3.3-70B", "llama_3_3_70b"},
-                                                {"Llama-4-Maverick", "llama_4_maverick"},
-                                                {"MiniMax-M2.5", "minimax_m2_5"},
-                                                {"Mixtral-8x7B", "mixtral_8x7b"},
-                                                {"Qwen3-30B", "qwen3_30b_a3b"},
-                                                {"Qwen3-32B", "qwen3_32b"},
-                                                {"Qwen3-235B", "qwen3_235b_a22b"},
-                                                {"Qwen3-Next", "qwen3_next_80b_a3b"},
-                                                {"Qwen3.5-397B", "qwen3_5_397b_a17b"},
-                                                {"gpt-oss-120b", "gpt_oss_120b"},
-                                                {"gpt-oss-20b", "gpt_oss_20b"}}};
+  static constexpr std::array<NamedFile, 17> table{{{"DeepSeek-V3.2", "deepseek_v3_2"},
+                                                    {"DeepSeek", "deepseek_v3"},
+                                                    {"GLM-5", "glm_5"},
+                                                    {"Kimi-K2.5", "kimi_k2_5"},
+                                                    {"Kimi-K2", "kimi_k2"},
+                                                    {"Llama-3.1-8B", "llama_3_1_8b"},
+                                                    {"Llama-3.3-70B", "llama_3_3_70b"},
+                                                    {"Llama-4-Maverick", "llama_4_maverick"},
+                                                    {"MiniMax-M2.5", "minimax_m2_5"},
+                                                    {"Mixtral-8x7B", "mixtral_8x7b"},
+                                                    {"Qwen3-30B", "qwen3_30b_a3b"},
+                                                    {"Qwen3-32B", "qwen3_32b"},
+                                                    {"Qwen3-235B", "qwen3_235b_a22b"},
+                                                    {"Qwen3-Next", "qwen3_next_80b_a3b"},
+                                                    {"Qwen3.5-397B", "qwen3_5_397b_a17b"},
+                                                    {"gpt-oss-120b", "gpt_oss_120b"},
+                                                    {"gpt-oss-20b", "gpt_oss_20b"}}};
   return file_of(name, table);
 }
 
@@ -428,7 +429,7 @@ const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineV
 Predicted OperationPredictor::predict(const MeasuredPoint& point) {
   if (gpu_file(point.gpu).empty() && !given_.contains(point.gpu))
     return Skipped{"no such GPU in hardware/gpus; name its file with --gpu"};
-  return predict(point, gpu_of(point.gpu, engine_of(point)));
+  return predict(point, gpu_of(point.gpu, timed_engine(point)));
 }
 
 Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {

@@ -138,6 +138,29 @@ WorkerPlan as_launched(WorkerPlan plan) {
 // no engine slices an expert's 2,048 columns 32 times.
 int expert_ranks(const WorkerPlan& plan) { return plan.dp > 1 ? plan.tp * plan.dp : plan.ep; }
 
+// DeepSeek-R1 in TensorRT-LLM prefills long prompts with tensor-parallel attention on Hopper and
+// short ones with attention DP, whatever the row says: both labels stand for one run there
+// (ishandhanani/srt-slurm@4893f83, recipes/trtllm/h200). vLLM's Kimi-K2.5 prefills with attention
+// DP, and decodes so in workers of more than a tray (NVIDIA/srt-slurm@fd250ac, recipes/vllm/
+// kimi-k2.5).
+bool has_attention_dp(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
+  constexpr int gpus_of_tray = 4;
+  const int gpus = plan.tp * plan.dp;
+  const std::string engine = engine_of(point).name;
+  if (engine == "vllm" && point.model.starts_with("Kimi")) return !decodes || gpus > gpus_of_tray;
+  const bool hopper = engine == "trtllm" && point.gpu.starts_with("H200");
+  return hopper && !decodes ? point.prompt < 8192 : plan.dp > 1;
+}
+
+WorkerPlan with_attention_of_recipe(const MeasuredPoint& point, WorkerPlan plan, bool decodes) {
+  const int gpus = plan.tp * plan.dp;
+  const bool dp = has_attention_dp(point, plan, decodes);
+  if (dp == (plan.dp > 1)) return plan;
+  plan.dp = dp ? gpus : 1;
+  plan.tp = dp ? 1 : gpus;
+  return plan;
+}
+
 // SGLang's deployments use DeepEP and DeepGEMM where a worker is more than a node, and gather
 // tokens otherwise (NVIDIA/srt-slurm@5917791, recipes: moe-a2a-backend, deepep-mode).
 bool uses_deepep(const MeasuredPoint& point) {
@@ -154,25 +177,54 @@ int seats_for(int in_flight) {
 }
 
 // Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
-// or to all ranks, as the engine's preset has it.
+// or to all ranks, as the engine's preset has it. vLLM's kernel of that name serves both phases
+// (--all2all-backend flashinfer_nvlink_one_sided).
+Json dispatch_of_pool(const MeasuredPoint& point) {
+  const Json far{{"type", "all_to_all"}, {"precision", "fp8_block"}};
+  const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
+  const bool vllm = engine_of(point).name == "vllm";
+  return {{"prefill", far}, {"decode", vllm ? far : near}};
+}
+
+bool sends_tokens(const MeasuredPoint& point) {
+  const std::string engine = engine_of(point).name;
+  const bool one_sided = engine == "trtllm" || (engine == "vllm" && client_of(point).recipe);
+  return one_sided || uses_deepep(point);
+}
+
+// TensorRT-LLM's workers compute eight short prompts of a rank or two long ones together, and
+// vLLM's 16,384 tokens, none of them in chunks (max_batch_size, max_num_tokens,
+// enable_chunked_prefill of the recipes above).
+Json prefill_limits(const MeasuredPoint& point, const WorkerPlan& plan) {
+  const std::string engine = engine_of(point).name;
+  const bool is_long = point.prompt >= 8192;
+  if (client_of(point).recipe && engine == "trtllm")
+    return {{"max_num_batched_tokens", is_long ? 16640 : 8192}, {"max_num_seqs", is_long ? 2 : 8}};
+  if (client_of(point).recipe && engine == "vllm") return {{"max_num_batched_tokens", 16384}};
+  const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * point.prompt);
+  return {{"max_num_batched_tokens", std::max<std::int64_t>(8192, tokens)}};
+}
+
+// Seats of a rank that decodes; 0: more than ever come (H200's recipes have 16 to 512). vLLM's
+// tensor-parallel workers have 16 for prompts of 8,192.
+int decode_seats(const MeasuredPoint& point, const WorkerPlan& plan) {
+  const std::string engine = engine_of(point).name;
+  if (engine == "trtllm" && !point.gpu.starts_with("H200")) return seats_for(plan.batch);
+  const bool few = engine == "vllm" && client_of(point).recipe && point.prompt >= 8192;
+  return few && plan.dp == 1 ? 16 : 0;
+}
+
 Json pool_json(const MeasuredPoint& point, const WorkerPlan& plan, bool decodes) {
   Json pool{{"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", expert_ranks(plan)}}},
             {"instances", plan.workers}};
-  const bool trtllm = engine_of(point).name == "trtllm";
-  if (plan.dp > 1 && (trtllm || uses_deepep(point))) {
-    const Json far{{"type", "all_to_all"}, {"precision", "fp8_block"}};
-    const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
-    pool["dispatch"] = {{"prefill", far}, {"decode", near}};
-  }
-  // Dynamo's frontend takes workers in turn.
+  // Dynamo's frontend takes workers in turn. Ten of them behind nginx, srt-slurm's default, would
+  // each have a turn of its own, but ranks chosen at random make runs with several seats wait three
+  // times as long as measured.
   pool["request_routing"] = {{"type", "round_robin"}};
-  if (!decodes) {
-    const auto tokens = static_cast<std::int64_t>(std::max(1, plan.batch) * point.prompt);
-    const std::int64_t least = trtllm ? 16384 : 8192;
-    pool["scheduling"] = {{"max_num_batched_tokens", std::max(least, tokens)}};
-  } else if (trtllm && plan.batch > 0) {
-    pool["scheduling"] = {{"max_num_seqs", seats_for(plan.batch)}};
-  }
+  if (plan.dp > 1 && sends_tokens(point)) pool["dispatch"] = dispatch_of_pool(point);
+  const int seats = decodes && plan.batch > 0 ? decode_seats(point, plan) : 0;
+  if (!decodes) pool["scheduling"] = prefill_limits(point, plan);
+  if (seats > 0) pool["scheduling"] = {{"max_num_seqs", seats}};
   return pool;
 }
 
@@ -283,8 +335,12 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
 
 DeploymentJson pools_json(MeasuredPoint point, const std::filesystem::path& root,
                           const GpuFiles& gpus) {
-  point.prefill = as_launched(point.prefill);
-  point.decode = as_launched(point.decode);
+  const bool recipe = client_of(point).recipe;
+  for (const bool decodes : {false, true}) {
+    WorkerPlan& plan = decodes ? point.decode : point.prefill;
+    plan = as_launched(plan);
+    if (recipe) plan = with_attention_of_recipe(point, plan, decodes);
+  }
   MeasuredPoint decode = point;
   decode.tp = point.decode.tp;
   decode.dp = point.decode.dp;

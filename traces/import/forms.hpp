@@ -35,6 +35,8 @@ std::string from_base64(const std::string& place, std::string_view text);
 /// Numbers within texts are compared as numbers: "layer 2" comes before "layer 10".
 bool natural_less(std::string_view, std::string_view);
 
+/// Throws ConfigError: "place: what".
+[[noreturn]] void refuse(const std::string& place, const std::string& what);
 /// A file that a form has no reader for.
 [[noreturn]] void refuse_file(const std::filesystem::path&, std::string_view expected);
 

@@ -15,10 +15,6 @@ namespace moesim {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
-}
-
 void append_best(const std::string& place, std::span<const double> logits, int k,
                  std::vector<double>& out) {
   if (std::any_of(logits.begin(), logits.end(), [](double x) { return std::isnan(x); }))

@@ -20,10 +20,6 @@ namespace {
 
 constexpr double most_tokens = 1e15;  // of a count
 
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
-}
-
 // Nothing was chosen: -1 throughout, or one id in every column (the zeros of a layer or row that
 // was never written, the 255 of SGLang's fill).
 bool is_blank(std::span<const double> choice) {

@@ -15,10 +15,6 @@ namespace moesim {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
-}
-
 const Json* find(const Json& object, std::initializer_list<const char*> names) {
   for (const char* name : names)
     if (const auto found = object.find(name); found != object.end()) return &*found;

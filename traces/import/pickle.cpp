@@ -16,7 +16,7 @@ namespace moesim {
 namespace {
 
 // The error has no place: the function that opened the file adds it.
-[[noreturn]] void refuse(const std::string& what) { throw ConfigError(what); }
+[[noreturn]] void refuse_pickle(const std::string& what) { throw ConfigError(what); }
 
 // torch's typed storages, as a pickle names them.
 struct StorageName {
@@ -60,7 +60,8 @@ class PickleMachine {
       if (opcode == '.') break;
       step(opcode);
     }
-    if (stack_.size() != 1 || !marks_.empty()) refuse("its pickle ends in the middle of a value");
+    if (stack_.size() != 1 || !marks_.empty())
+      refuse_pickle("its pickle ends in the middle of a value");
     return plain(stack_.back());
   }
 
@@ -76,7 +77,7 @@ class PickleMachine {
   };
 
   std::string_view take(std::size_t bytes) {
-    if (bytes > rest_.size()) refuse("its pickle is cut short");
+    if (bytes > rest_.size()) refuse_pickle("its pickle is cut short");
     const std::string_view taken = rest_.substr(0, bytes);
     rest_.remove_prefix(bytes);
     return taken;
@@ -89,14 +90,14 @@ class PickleMachine {
   }
   std::string_view line() {
     const std::size_t end = rest_.find('\n');
-    if (end == std::string_view::npos) refuse("its pickle is cut short");
+    if (end == std::string_view::npos) refuse_pickle("its pickle is cut short");
     const std::string_view text = take(end + 1);
     return text.substr(0, end);
   }
 
   static PyValue plain(const Item& item) {
     const auto* value = std::get_if<PyValue>(&item);
-    if (value == nullptr) refuse("its pickle holds a bare name where a value is expected");
+    if (value == nullptr) refuse_pickle("its pickle holds a bare name where a value is expected");
     return *value;
   }
   void push(Item item) { stack_.push_back(item); }
@@ -111,7 +112,7 @@ class PickleMachine {
   }
   Item pop() {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back()))
-      refuse("its pickle takes more values than it put down");
+      refuse_pickle("its pickle takes more values than it put down");
     const Item item = stack_.back();
     stack_.pop_back();
     return item;
@@ -122,7 +123,7 @@ class PickleMachine {
     return values;
   }
   std::size_t above_mark() {
-    if (marks_.empty()) refuse("its pickle takes more values than it put down");
+    if (marks_.empty()) refuse_pickle("its pickle takes more values than it put down");
     const std::size_t count = stack_.size() - marks_.back();
     marks_.pop_back();
     return count;
@@ -131,7 +132,7 @@ class PickleMachine {
   T* top(std::string_view what) {
     const auto* value = stack_.empty() ? nullptr : std::get_if<PyValue>(&stack_.back());
     const auto* found = value == nullptr ? nullptr : std::get_if<const T*>(value);
-    if (found == nullptr) refuse(fmt::format("its pickle adds to what is no {}", what));
+    if (found == nullptr) refuse_pickle(fmt::format("its pickle adds to what is no {}", what));
     return const_cast<T*>(*found);  // it is out_'s own
   }
   void push_list(std::vector<PyValue> items) {
@@ -159,21 +160,21 @@ class PickleMachine {
     list.insert(list.end(), items.begin(), items.end());
   }
   void set_items(const std::vector<PyValue>& items) {
-    if (items.size() % 2 != 0) refuse("its pickle has a key without a value");
+    if (items.size() % 2 != 0) refuse_pickle("its pickle has a key without a value");
     PyDict* dict = top<PyDict>("dictionary");
     for (std::size_t i = 0; i < items.size(); i += 2)
       dict->items.emplace_back(items[i], items[i + 1]);
   }
 
   void remember(std::size_t key) {
-    if (stack_.empty()) refuse("its pickle remembers what is not there");
+    if (stack_.empty()) refuse_pickle("its pickle remembers what is not there");
     // torch numbers what it remembers from 0 on.
-    if (key > memo_.size()) refuse("its pickle remembers out of order");
+    if (key > memo_.size()) refuse_pickle("its pickle remembers out of order");
     if (key == memo_.size()) memo_.emplace_back();
     memo_[key] = stack_.back();
   }
   void recall(std::size_t key) {
-    if (key >= memo_.size()) refuse("its pickle recalls what it never remembered");
+    if (key >= memo_.size()) refuse_pickle("its pickle recalls what it never remembered");
     push(memo_[key]);
   }
 
@@ -186,7 +187,7 @@ class PickleMachine {
     if (full == rebuild_tensor) known = rebuild_tensor;
     if (full == ordered_dict) known = ordered_dict;
     if (known.empty())
-      refuse(
+      refuse_pickle(
           fmt::format("asks for {:.60}.{:.60}, which is not run; a dictionary of numbers, texts "
                       "and tensors is expected",
                       printable(module), printable(name)));
@@ -203,23 +204,23 @@ class PickleMachine {
   void push_storage() {
     const Item tuple = pop();
     const std::span<const Item> said = tuple_of(tuple);
-    if (said.size() != 5) refuse("its pickle refers to what is no storage");
+    if (said.size() != 5) refuse_pickle("its pickle refers to what is no storage");
     const auto* type = std::get_if<const Part*>(&said[1]);
     const PyValue key = plain(said[2]), elements = plain(said[4]);
     const auto* name = std::get_if<std::string_view>(&key);
     const auto* count = std::get_if<std::int64_t>(&elements);
     if (type == nullptr || name == nullptr || count == nullptr || *count < 0)
-      refuse("its pickle refers to what is no storage");
+      refuse_pickle("its pickle refers to what is no storage");
     push_part({.name = (*type)->name, .storage = *name, .elements = *count});
   }
 
   static std::vector<std::int64_t> whole_numbers(const PyValue& value) {
     const auto* list = std::get_if<const PyList*>(&value);
-    if (list == nullptr) refuse("has a tensor without a shape");
+    if (list == nullptr) refuse_pickle("has a tensor without a shape");
     std::vector<std::int64_t> numbers;
     for (const PyValue& item : (*list)->items) {
       const auto* number = std::get_if<std::int64_t>(&item);
-      if (number == nullptr || *number < 0) refuse("has a tensor with a shape that is none");
+      if (number == nullptr || *number < 0) refuse_pickle("has a tensor with a shape that is none");
       numbers.push_back(*number);
     }
     return numbers;
@@ -227,7 +228,7 @@ class PickleMachine {
 
   // _rebuild_tensor_v2(storage, offset, shape, stride, requires_grad, hooks)
   void push_tensor(std::span<const Item> said) {
-    if (said.size() < 4) refuse("has a tensor without a storage or a shape");
+    if (said.size() < 4) refuse_pickle("has a tensor without a storage or a shape");
     const auto* storage = std::get_if<const Part*>(&said[0]);
     const PyValue offset = plain(said[1]);
     const auto* first = std::get_if<std::int64_t>(&offset);
@@ -238,11 +239,11 @@ class PickleMachine {
                                                         });
     if (type == storage_names.end() || (*storage)->storage.data() == nullptr || first == nullptr ||
         *first < 0)
-      refuse("has a tensor without a storage");
+      refuse_pickle("has a tensor without a storage");
     PyTensor tensor{(*storage)->storage,           type->type,
                     (*storage)->elements,          *first,
                     whole_numbers(plain(said[2])), whole_numbers(plain(said[3]))};
-    if (tensor.shape.size() != tensor.stride.size()) refuse("has a tensor without a stride");
+    if (tensor.shape.size() != tensor.stride.size()) refuse_pickle("has a tensor without a stride");
     out_.tensors_.push_back(std::move(tensor));
     push(PyValue(&out_.tensors_.back()));
   }
@@ -256,12 +257,12 @@ class PickleMachine {
     } else if (name == ordered_dict) {
       push_dict();
     } else {
-      refuse("its pickle calls what is not run");
+      refuse_pickle("its pickle calls what is not run");
     }
   }
 
   void push_long(std::size_t bytes) {
-    if (bytes > 8) refuse("has a number of more than 64 bits");
+    if (bytes > 8) refuse_pickle("has a number of more than 64 bits");
     const std::string_view digits = take(bytes);
     std::uint64_t value = !digits.empty() && (digits.back() & 0x80) != 0 ? ~std::uint64_t{0} : 0;
     for (std::size_t i = digits.size(); i-- > 0;)
@@ -281,7 +282,7 @@ class PickleMachine {
     switch (static_cast<unsigned char>(opcode)) {
       case 0x80:  // PROTO
         if (const auto protocol = number<std::uint8_t>(); protocol < 2 || protocol > 5)
-          refuse(fmt::format("is a pickle of protocol {}; 2 to 5 are read", protocol));
+          refuse_pickle(fmt::format("is a pickle of protocol {}; 2 to 5 are read", protocol));
         return;
       case 0x95: take(8); return;  // FRAME
       case '(': marks_.push_back(stack_.size()); return;
@@ -316,7 +317,7 @@ class PickleMachine {
       case 'Q': push_storage(); return;
       case 'R': reduce(); return;
       default:
-        refuse(
+        refuse_pickle(
             fmt::format("its pickle has the opcode 0x{:02x}, which is not among those that data "
                         "needs",
                         static_cast<unsigned char>(opcode)));
@@ -343,7 +344,8 @@ class PickleMachine {
     const std::vector<PyValue> names = pop_values(2);
     const auto* module = std::get_if<std::string_view>(&names[0]);
     const auto* name = std::get_if<std::string_view>(&names[1]);
-    if (module == nullptr || name == nullptr) refuse("its pickle asks for a name that is no text");
+    if (module == nullptr || name == nullptr)
+      refuse_pickle("its pickle asks for a name that is no text");
     push_name(*module, *name);
   }
 

@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::string_view routed = "routed_experts";
 
-[[noreturn]] void refuse(const std::string& place, const std::string& what) {
-  throw ConfigError(fmt::format("{}: {}", place, what));
-}
-
 Json parse_at(const std::string& place, std::string_view text) {
   try {
     return parse_json(text);
@@ -159,6 +155,10 @@ bool add_response(const std::string& place, const Json& response, TraceBuilder& 
     builder.add({.place = place, .ids = ids_of(place, value, builder), .prompt_rows = prompt});
   });
   return found;
+}
+
+void refuse(const std::string& place, const std::string& what) {
+  throw ConfigError(fmt::format("{}: {}", place, what));
 }
 
 void refuse_file(const std::filesystem::path& file, std::string_view expected) {

@@ -48,7 +48,7 @@ std::span<const Key> gamma_keys() {
   return keys;
 }
 
-std::span<const Key> trace_keys() {
+std::span<const Key> recorded_arrivals_keys() {
   static constexpr Key keys[] = {
       {"file", form::file, required, "recorded requests; the format is recognised"},
       {"speedup", form::number(1e-6, 1e6), "1", "recorded times are divided by it"}};
@@ -297,7 +297,7 @@ const Registry<Arrivals>& request_arrivals() {
                     make<Rated<GammaGap>>, gamma_keys},
                    {"constant", "equal gaps at a rate", make<Rated<ConstantGap>>, rated_keys},
                    {"trace", "recorded times, divided by speedup; the format is recognised",
-                    make<Recorded>, trace_keys}});
+                    make<Recorded>, recorded_arrivals_keys}});
   return table;
 }
 

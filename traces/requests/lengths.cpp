@@ -78,7 +78,7 @@ std::span<const Key> lognormal_keys() {
   return keys;
 }
 
-std::span<const Key> trace_keys() {
+std::span<const Key> recorded_lengths_keys() {
   static constexpr Key keys[] = {
       {"file", form::file, required, "recorded requests; the format is recognised"}};
   return keys;
@@ -142,7 +142,8 @@ const Registry<Lengths>& request_lengths() {
         "prompt and output drawn from a median and a sigma, "
         "clipped to an optional max",
         make<Lognormal>, lognormal_keys},
-       {"trace", "the lengths of a recorded file, in its order", make<FromTrace>, trace_keys}});
+       {"trace", "the lengths of a recorded file, in its order", make<FromTrace>,
+        recorded_lengths_keys}});
   return table;
 }
 
