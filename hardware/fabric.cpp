@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/kernel_tables.hpp"
 #include "hardware/shipped.hpp"
 
@@ -266,35 +267,55 @@ CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
   return one_shot.time < ring.time ? one_shot : ring;
 }
 
-CollectiveCost Fabric::all_to_all(const TrafficMatrix& bytes, Collective kind) const {
-  const int gpus = bytes.gpus();
+Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double bytes) const {
+  const int gpus = messages.gpus();
+  const auto all = static_cast<std::size_t>(gpus), domain = at(cluster_.scale_up_domain);
+  // Row by row, which is how the matrix lies in memory.
+  std::vector<double> sums(4 * all);
+  const auto part = [&](std::size_t i) { return std::span(sums).subspan(i * all, all); };
+  const std::span<double> near_out = part(0), far_out = part(1), near_in = part(2),
+                          far_in = part(3);
+  for (std::size_t gpu = 0; gpu < all; ++gpu) {
+    const std::size_t first = gpu / domain * domain, end = std::min(all, first + domain);
+    const std::span<const double> row = messages.row(static_cast<int>(gpu));
+    const auto send = [&](std::size_t from, std::size_t to, double& out, std::span<double> in) {
+      for (std::size_t peer = from; peer < to; ++peer) in[peer] += row[peer];
+      for (std::size_t peer = from; peer < to; ++peer) out += row[peer];
+    };
+    send(0, first, far_out[gpu], far_in);
+    send(first, gpu, near_out[gpu], near_in);
+    send(gpu + 1, end, near_out[gpu], near_in);
+    send(end, all, far_out[gpu], far_in);
+  }
+  Volume volume;
+  for (std::size_t first = 0; first < all; first += domain) {
+    const std::size_t end = std::min(all, first + domain);
+    double domain_out = 0, domain_in = 0;
+    for (std::size_t gpu = first; gpu < end; ++gpu) {
+      volume.nvlink_rank =
+          std::max({volume.nvlink_rank, near_out[gpu] * bytes, near_in[gpu] * bytes});
+      volume.network_rank =
+          std::max({volume.network_rank, far_out[gpu] * bytes, far_in[gpu] * bytes});
+      volume.nvlink_all += near_out[gpu] * bytes;
+      volume.network_all += far_out[gpu] * bytes;
+      domain_out += far_out[gpu] * bytes;
+      domain_in += far_in[gpu] * bytes;
+    }
+    // The group's share of the domain's uplink, as if all of it crossed one link per GPU.
+    const double uplink = std::max(domain_out, domain_in) * cluster_.oversubscription /
+                          static_cast<double>(end - first);
+    volume.network_rank = std::max(volume.network_rank, uplink);
+  }
+  return volume;
+}
+
+CollectiveCost Fabric::all_to_all(const TrafficMatrix& messages, Collective kind,
+                                  double bytes) const {
+  const int gpus = messages.gpus();
   check(gpus <= cluster_.gpus(), "an all-to-all is wider than the cluster");
   if (gpus <= 1) return {};
   const int domain = cluster_.scale_up_domain;
-  Volume volume;
-  for (int first = 0; first < gpus; first += domain) {
-    const int end = std::min(gpus, first + domain);
-    double domain_out = 0, domain_in = 0;
-    for (int gpu = first; gpu < end; ++gpu) {
-      double near_out = 0, near_in = 0, far_out = 0, far_in = 0;
-      for (int peer = 0; peer < gpus; ++peer) {
-        if (peer == gpu) continue;
-        const bool near = peer >= first && peer < end;
-        (near ? near_out : far_out) += bytes.at(gpu, peer);
-        (near ? near_in : far_in) += bytes.at(peer, gpu);
-      }
-      volume.nvlink_rank = std::max({volume.nvlink_rank, near_out, near_in});
-      volume.network_rank = std::max({volume.network_rank, far_out, far_in});
-      volume.nvlink_all += near_out;
-      volume.network_all += far_out;
-      domain_out += far_out;
-      domain_in += far_in;
-    }
-    // The group's share of the domain's uplink, as if all of it crossed one link per GPU.
-    const double uplink =
-        std::max(domain_out, domain_in) * cluster_.oversubscription / (end - first);
-    volume.network_rank = std::max(volume.network_rank, uplink);
-  }
+  const Volume volume = exchange_volume(messages, bytes);
   CollectiveCost exchange = cost(kind, gpus, 1, volume);
   const int domains = (gpus + domain - 1) / domain;
   const KernelTables* tables = cluster_.gpu.tables.get();

@@ -20,9 +20,9 @@ class TrafficMatrix {
   int gpus() const { return gpus_; }
   double& at(int from, int to) { return bytes_[index(from, to)]; }
   double at(int from, int to) const { return bytes_[index(from, to)]; }
-  TrafficMatrix& operator*=(double scale) {
-    for (double& b : bytes_) b *= scale;
-    return *this;
+  std::span<double> row(int from) { return std::span(bytes_).subspan(index(from, 0), row_size()); }
+  std::span<const double> row(int from) const {
+    return std::span(bytes_).subspan(index(from, 0), row_size());
   }
   void clear() { bytes_.assign(bytes_.size(), 0.0); }
 
@@ -31,6 +31,7 @@ class TrafficMatrix {
     return static_cast<std::size_t>(from) * static_cast<std::size_t>(gpus_) +
            static_cast<std::size_t>(to);
   }
+  std::size_t row_size() const { return static_cast<std::size_t>(gpus_); }
   int gpus_;
   std::vector<double> bytes_;
 };
@@ -99,10 +100,10 @@ class Fabric {
   CollectiveCost all_gather(std::span<const double> contribution) const;
   /// The reverse of all_gather: GPU i ends with contribution[i] bytes, summed over all.
   CollectiveCost reduce_scatter(std::span<const double> contribution) const;
-  /// Bytes as the matrix says: whether a token travels once per expert, GPU or node is the
-  /// caller's. `kind` chooses the constants: all_to_all or low_latency_all_to_all.
-  CollectiveCost all_to_all(const TrafficMatrix& bytes,
-                            Collective kind = Collective::all_to_all) const;
+  /// Messages as the matrix says, of `bytes` each: whether a token travels once per expert, GPU or
+  /// node is the caller's. `kind` chooses the constants: all_to_all or low_latency_all_to_all.
+  CollectiveCost all_to_all(const TrafficMatrix& messages, Collective kind = Collective::all_to_all,
+                            double bytes = 1) const;
   /// GPU `from` sends bytes to GPU `to` while the GPUs after them do likewise. With the constants
   /// of an all-gather between two, in which one has nothing to give.
   CollectiveCost send(int from, int to, Bytes bytes) const;
@@ -116,6 +117,7 @@ class Fabric {
     double nvlink_all = 0, network_all = 0;
   };
   Volume gather_volume(std::span<const double> contribution) const;
+  Volume exchange_volume(const TrafficMatrix& messages, double bytes) const;
   CollectiveCost cost(Collective, int gpus, int network_passes, const Volume&) const;
 
   ClusterSpec cluster_;

@@ -27,9 +27,7 @@ TokenBytes read_token_bytes(ConfigReader& options) {
 
 CollectiveCost send_copies(const Fabric& fabric, const TrafficMatrix& copies, double bytes,
                            Collective kind) {
-  TrafficMatrix traffic = copies;
-  traffic *= bytes;
-  return fabric.all_to_all(traffic, kind);
+  return fabric.all_to_all(copies, kind, bytes);
 }
 
 const Registry<Dispatch>& dispatches() {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <functional>
 
 #include "hardware/at.hpp"
 
@@ -20,6 +19,13 @@ constexpr std::array<std::uint64_t, 256> spread = [] {
   }
   return table;
 }();
+
+// How many slots have tokens; in 32 bits, as the tokens are, so that several count in a register.
+std::int32_t active_in(std::span<const std::int32_t> tokens_of_slot) {
+  std::int32_t active = 0;
+  for (const std::int32_t tokens : tokens_of_slot) active += tokens > 0 ? 1 : 0;
+  return active;
+}
 
 int domains_of(int gpus, int domain) { return (gpus - 1) / domain + 1; }
 
@@ -49,20 +55,20 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   counts_.resize(words_ * 64);
 }
 
-// The bits of the rank that serves each expert; whether none is served by several slots.
-bool CopyCounter::find_sole_ranks(const LayerPlacement& placement,
+// The bits of the rank that serves each expert with tokens, where each is served by one slot.
+void CopyCounter::find_sole_ranks(const LayerPlacement& placement,
                                   std::span<const std::int32_t> tokens_of_slot) {
-  const auto active_slots = std::ranges::count_if(tokens_of_slot, [](int t) { return t > 0; });
-  if (active_slots > placement.experts()) return false;
-  bits_of_expert_.assign(at(placement.experts()), 0);
+  // Slots without tokens write to an expert too many: which they are, no branch could guess.
+  const int no_expert = placement.experts();
+  bits_of_expert_.resize(at(no_expert) + 1);
   for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
     const std::uint64_t bits = targets_[at(gpu)].bits;
     for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
-      const std::uint64_t active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
-      bits_of_expert_[at(placement.expert_of_slot(slot))] |= bits * active;
+      const int active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
+      const int expert = no_expert + (placement.expert_of_slot(slot) - no_expert) * active;
+      bits_of_expert_[at(expert)] = bits;
     }
   }
-  return active_slots == std::ranges::count_if(bits_of_expert_, std::identity());
 }
 
 // Every expert's first slot with tokens, and the next one behind each.
@@ -94,11 +100,20 @@ void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t
     std::array<std::uint64_t, Bytes> lanes{};
     for (const std::size_t full = std::min(end, token + 255); token < full; ++token) {
       std::uint64_t bits = 0;
-      for (std::size_t i = token * k; i < (token + 1) * k; ++i) bits |= target_of(i).bits;
+      std::size_t i = token * k;
+      // Four at a time: registers of several would be filled from memory one by one.
+      for (; i + 4 <= (token + 1) * k; i += 4) {
+        bits |= target_of(i).bits;
+        bits |= target_of(i + 1).bits;
+        bits |= target_of(i + 2).bits;
+        bits |= target_of(i + 3).bits;
+      }
+      for (; i < (token + 1) * k; ++i) bits |= target_of(i).bits;
       for (std::size_t b = 0; b < Bytes; ++b) lanes[b] += spread[bits >> (8 * b) & 255];
     }
-    const auto counted = std::bit_cast<std::array<std::uint8_t, 8 * Bytes>>(lanes);
-    for (std::size_t bit = 0; bit < counted.size(); ++bit) counts_[bit] += counted[bit];
+    // Shifted, not read as bytes: those would wait until the lanes are in memory.
+    for (std::size_t bit = 0; bit < 8 * Bytes; ++bit)
+      counts_[bit] += static_cast<std::int32_t>(lanes[bit / 8] >> bit % 8 * 8 & 255);
   }
 }
 
@@ -131,9 +146,13 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
 void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
   const int gpus = copies.gpus();
   if (domains_of(gpus, domain) == 1) {
-    for (int rank = 0, target = 0; target < gpus; ++rank) {
-      for (int i = 0; i < moe_tp; ++i) copies.at(source, target++) += counts_[at(rank)];
+    const std::span<double> row = copies.row(source);
+    if (moe_tp == 1) {
+      for (std::size_t target = 0; target < row.size(); ++target) row[target] += counts_[target];
+      return;
     }
+    for (std::size_t target = 0; target < row.size(); ++target)
+      row[target] += counts_[target / at(moe_tp)];
     return;
   }
   const int own = source / domain;
@@ -152,14 +171,15 @@ void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copi
 }
 
 void CopyCounter::count(const LayerPlacement& placement,
-                        std::span<const std::int32_t> tokens_of_slot,
+                        std::span<const std::int32_t> tokens_of_slot, std::int32_t active_experts,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
                         TrafficMatrix& copies) {
   name_targets(placement.gpus(), paths.moe_tp, paths.domain);
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  // A rank's own bit is its lowest.
-  if (words_ == 1 && find_sole_ranks(placement, tokens_of_slot)) {
+  if (words_ == 1 && active_in(tokens_of_slot) == active_experts) {
+    find_sole_ranks(placement, tokens_of_slot);
+    // A rank's own bit is its lowest.
     count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
       const std::uint64_t bits = bits_of_expert_[ids[i]];
       return Target{bits, std::countr_zero(bits)};

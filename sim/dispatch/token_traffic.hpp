@@ -33,11 +33,12 @@ struct CopyPaths {
 /// thread.
 class CopyCounter {
  public:
-  /// `ids` are the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
+  /// `active_experts` have tokens: where as many slots do, each expert is served by one. `ids` are
+  /// the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
   /// overwritten: [from, to], local ones on the diagonal.
   void count(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
-             std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_gpu,
-             const CopyPaths&, TrafficMatrix& copies);
+             std::int32_t active_experts, std::span<const std::uint16_t> ids,
+             std::span<const std::int32_t> source_gpu, const CopyPaths&, TrafficMatrix& copies);
   /// Counts where every selection has its own slot, [tokens, k], or -1 where it goes nowhere.
   void count(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
              std::span<const std::int32_t> source_gpu, const CopyPaths&, TrafficMatrix& copies);
@@ -54,7 +55,7 @@ class CopyCounter {
   };
 
   void name_targets(int ranks, int moe_tp, int domain);
-  bool find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  void find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   void chain_slots(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
   template <class TargetOf>
   void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, const CopyPaths&,
@@ -72,7 +73,7 @@ class CopyCounter {
   std::size_t words_ = 1;
   std::vector<std::uint64_t> bits_;            // [ranks, words]
   std::vector<Target> targets_;                // [ranks]
-  std::vector<std::uint64_t> bits_of_expert_;  // no tokens: 0
+  std::vector<std::uint64_t> bits_of_expert_;  // and of none
   std::vector<Expert> experts_;
   std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
   std::vector<std::int32_t> counts_;     // by bit

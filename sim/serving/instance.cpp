@@ -74,9 +74,43 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
 
 void Instance::abandon(std::uint32_t id) {
   ++changes_;
-  ranks_[static_cast<std::size_t>(requests_[id].rank)].abandoned = true;
+  Rank& rank = ranks_[static_cast<std::size_t>(requests_[id].rank)];
+  rank.abandoned = true;
+  const auto running = std::ranges::find(rank.running, id, &Sequence::request);
+  if (running != rank.running.end()) {
+    const auto place = static_cast<std::size_t>(running - rank.running.begin());
+    write_back(rank, place);
+    rank.progress[place].abandoned = true;
+  }
   if (!stepping_) drop_abandoned();
 }
+
+// Brings the record of a running request up to date.
+void Instance::write_back(const Rank& rank, std::size_t place) {
+  RequestRecord& request = requests_[rank.running[place].request];
+  request.generated = rank.progress[place].generated;
+  request.last_token = rank.progress[place].last_token;
+}
+
+namespace {
+
+// Erases sequences that run no more, asked for once each, in order.
+template <class Rank, class Gone>
+void erase_running(Rank& rank, Gone&& gone) {
+  std::size_t kept = 0;
+  for (std::size_t place = 0; place < rank.running.size(); ++place) {
+    if (gone(place)) continue;
+    if (kept != place) {
+      rank.running[kept] = rank.running[place];
+      rank.progress[kept] = rank.progress[place];
+    }
+    ++kept;
+  }
+  rank.running.resize(kept);
+  rank.progress.resize(kept);
+}
+
+}  // namespace
 
 void Instance::drop_abandoned() {
   const auto gone = [&](const Sequence& s) { return requests_[s.request].abandoned(); };
@@ -86,15 +120,15 @@ void Instance::drop_abandoned() {
       rank.kv_tokens -= sequence.tokens;
       rank.kv.finish(sequence);
     };
-    for (Sequence& sequence : rank.running) {
-      if (gone(sequence)) let_go(sequence);
-    }
+    erase_running(rank, [&](std::size_t place) {
+      if (rank.progress[place].abandoned) let_go(rank.running[place]);
+      return rank.progress[place].abandoned;
+    });
     for (Sequence& sequence : rank.waiting) {
       if (!gone(sequence)) continue;
       rank.waiting_blocks -= deployment_.kv_layout.blocks_for(sequence.tokens);
       let_go(sequence);
     }
-    std::erase_if(rank.running, gone);
     rank.gone += static_cast<std::int64_t>(std::erase_if(rank.waiting, gone));
   }
 }
@@ -114,19 +148,21 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
     load.blocks = rank.kv.blocks() - rank.kv.free_blocks() + rank.waiting_blocks;
     if (!requests) continue;
     rank.shown.clear();
-    for (const Sequence& s : rank.running) rank.shown.push_back(show_request(s));
-    for (const Sequence& s : rank.waiting) rank.shown.push_back(show_request(s));
+    for (std::size_t i = 0; i < rank.running.size(); ++i)
+      rank.shown.push_back(show_request(rank.running[i], rank.progress[i].generated));
+    for (const Sequence& s : rank.waiting)
+      rank.shown.push_back(show_request(s, requests_[s.request].generated));
     load.requests = rank.shown;
   }
 }
 
-RankRequest Instance::show_request(const Sequence& sequence) const {
+RankRequest Instance::show_request(const Sequence& sequence, std::int32_t generated) const {
   const RequestRecord& request = requests_[sequence.request];
   // What the router found cached for a waiting request counts as computed.
   const auto expected =
       static_cast<std::int32_t>(std::lround(request.routing.hit_share * request.prompt_tokens));
   const std::int32_t computed = std::max(sequence.computed, expected);
-  return {sequence.request, request.prompt_tokens, request.generated, request.output_tokens,
+  return {sequence.request, request.prompt_tokens, generated, request.output_tokens,
           std::max(request.prompt_tokens - computed, 0)};
 }
 
@@ -143,6 +179,9 @@ void Instance::show_waiting(Rank& rank) const {
   const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
   const auto visible =
       static_cast<std::ptrdiff_t>(std::min({seats, received, rank.waiting.size()}));
+  // Most steps change nothing here, and a queue may be long.
+  const Rank::Shown shown{rank.arrived, rank.gone, rank.preempted, visible};
+  if (std::exchange(rank.waiting_shown, shown) == shown) return;
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
 }
 
@@ -262,13 +301,16 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
 void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
+    write_back(rank, rank.running.size() - 1);
     Sequence sequence = rank.running.back();
     rank.running.pop_back();
+    rank.progress.pop_back();
     rank.kv.preempt(sequence);
     sequence.drafts = 0;
     rank.waiting_blocks += deployment_.kv_layout.blocks_for(sequence.tokens);
     rank.waiting.push_front(sequence);
     --rank.gone;
+    ++rank.preempted;
     ++requests_[sequence.request].preemptions;
     requests_[sequence.request].state = RequestRecord::State::waiting;
     ++summary_.preemptions;
@@ -276,6 +318,8 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
   const std::size_t stay = rank.running.size();
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     rank.running.push_back(rank.waiting.front());
+    const RequestRecord& request = requests_[rank.running.back().request];
+    rank.progress.push_back({request.last_token, request.generated, request.output_tokens});
     rank.waiting.pop_front();
     ++rank.gone;
     rank.waiting_blocks -= deployment_.kv_layout.blocks_for(rank.running.back().tokens);
@@ -379,12 +423,14 @@ std::optional<Seconds> Instance::begin_step(Time now) {
 
 // A rank stops: what ran and waited on it has lost its KV cache.
 void Instance::lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests) {
-  for (const Sequence& sequence : rank.running) {
-    requests.push_back(sequence.request);
-    record.tokens_lost += sequence.computed;
+  for (std::size_t i = 0; i < rank.running.size(); ++i) {
+    write_back(rank, i);
+    requests.push_back(rank.running[i].request);
+    record.tokens_lost += rank.running[i].computed;
   }
   for (const Sequence& sequence : rank.waiting) requests.push_back(sequence.request);
   rank.running.clear();
+  rank.progress.clear();
   rank.gone += std::ssize(rank.waiting);
   rank.waiting.clear();
   rank.sending.clear();
@@ -422,38 +468,43 @@ Seconds Instance::recover(const Outage& outage, Time now) {
 }
 
 // A step has computed all that was due of a sequence: its next token is known and, if it verified
-// drafts, those that hold before it. What was computed of the others is dropped.
-void Instance::emit(Rank& rank, Sequence& sequence, Time now) {
-  RequestRecord& request = requests_[sequence.request];
+// drafts, those that hold before it. What was computed of the others is dropped. Answers whether it
+// runs no more.
+bool Instance::emit(Rank& rank, std::size_t place, Time now) {
+  Sequence& sequence = rank.running[place];
+  Progress& progress = rank.progress[place];
   const std::int32_t drafts = -sequence.due();
   const std::int32_t known = 1 + (drafts > 0 ? speculation_.accept(drafts) : 0);
-  const std::int32_t tokens = std::min(known, request.output_tokens - request.generated);
+  const std::int32_t tokens = std::min(known, progress.output_tokens - progress.generated);
   // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
-  const Duration gap = (now - request.last_token) / tokens;
+  const Duration gap = (now - progress.last_token) / tokens;
+  progress.last_token = now;
   for (std::int32_t i = 0; i < tokens; ++i) {
-    const bool first = ++request.generated == 1;
-    const bool last = request.generated == request.output_tokens;
+    const bool first = ++progress.generated == 1;
+    const bool last = progress.generated == progress.output_tokens;
     emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (request.generated <= std::max(1, deployment_.api_server.first_chunk))
-      request.first_token = now;
-    if (last) request.state = RequestRecord::State::finished;
+    if (progress.generated > std::max(1, deployment_.api_server.first_chunk)) continue;
+    requests_[sequence.request].first_token = now;
+    write_back(rank, place);
   }
-  request.last_token = now;
   sequence.tokens += tokens;
   rank.kv_tokens += tokens;
   if (drafts > 0) {
     sequence.computed = sequence.tokens - 1;
     rank.kv.shrink(sequence);
   }
-  const bool finished = request.state == RequestRecord::State::finished;
-  if (!finished && !deployment_.prefill_only) return;
+  const bool finished = progress.generated == progress.output_tokens;
+  if (!finished && !deployment_.prefill_only) return false;
+  write_back(rank, place);
+  RequestRecord& request = requests_[sequence.request];
+  request.state = finished ? RequestRecord::State::finished : RequestRecord::State::waiting;
   rank.kv_tokens -= sequence.tokens;
   if (finished) {
     rank.kv.finish(sequence);
   } else {
-    request.state = RequestRecord::State::waiting;
     rank.sending.push_back(sequence);
   }
+  return true;
 }
 
 StepRecord Instance::end_step(Time now) {
@@ -464,15 +515,11 @@ StepRecord Instance::end_step(Time now) {
   emitted_.clear();
   for (Rank& rank : ranks_) {
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      Sequence& sequence = rank.running[i];
-      sequence.computed += tokens[i];
-      if (tokens[i] == 0 || sequence.due() > 0) continue;
-      if (!requests_[sequence.request].abandoned()) emit(rank, sequence, now);
-    }
-    std::erase_if(rank.running, [&](const Sequence& sequence) {
-      const RequestRecord::State state = requests_[sequence.request].state;
-      return state == RequestRecord::State::finished || state == RequestRecord::State::waiting;
+    erase_running(rank, [&](std::size_t place) {
+      Sequence& sequence = rank.running[place];
+      sequence.computed += tokens[place];
+      const bool computed = tokens[place] > 0 && sequence.due() <= 0;
+      return computed && !rank.progress[place].abandoned && emit(rank, place, now);
     });
   }
   drop_abandoned();

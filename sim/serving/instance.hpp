@@ -81,12 +81,29 @@ class Instance {
   const RebalancingLog& rebalancing() const { return layout_.rebalancing(); }
 
  private:
+  // What every step changes of a running request, kept beside its sequence, as records lie far
+  // apart in memory. The record learns of it with the first token, and as the request runs no more.
+  struct Progress {
+    Time last_token{};
+    std::int32_t generated = 0, output_tokens = 0;
+    bool abandoned = false;
+  };
   struct Rank {
     std::vector<Sequence> running{};
+    std::vector<Progress> progress{};  // of those that run
     std::deque<Sequence> waiting{};
     std::vector<Sequence> waiting_view{};
+    // What waited as waiting_view was made: with the same counts the same sequences wait.
+    struct Shown {
+      std::int64_t arrived = 0, gone = 0, preempted = 0;
+      std::ptrdiff_t visible = 0;
+      bool operator==(const Shown&) const = default;
+    };
+    Shown waiting_shown{};
     // Sequences that ever waited here, and those that wait no more.
     std::int64_t arrived = 0, gone = 0;
+    // How often one that ran waited again, which takes it out of `gone`.
+    std::int64_t preempted = 0;
     // Sequences that the engine knew of, by steps: as many steps ago as it takes from knowing to
     // scheduling comes first.
     std::deque<std::int64_t> known{};
@@ -107,7 +124,7 @@ class Instance {
     std::int64_t last_known() const { return known.empty() ? 0 : known.back(); }
   };
 
-  RankRequest show_request(const Sequence& sequence) const;
+  RankRequest show_request(const Sequence& sequence, std::int32_t generated) const;
   KvCache empty_cache() const;
   void show_waiting(Rank& rank) const;
   void receive();
@@ -120,7 +137,8 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void classify_step();
   void pad_to_graph();
-  void emit(Rank& rank, Sequence& sequence, Time now);
+  bool emit(Rank& rank, std::size_t place, Time now);
+  void write_back(const Rank& rank, std::size_t place);
   void drop_abandoned();
   void lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
 

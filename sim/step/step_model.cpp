@@ -33,7 +33,7 @@ class ExpertCosts {
   const Cost& of(const GroupedRows& rows, std::int64_t tokens, Price&& price) {
     Entry& entry =
         entries_[static_cast<std::size_t>((rows.tokens * 31 + rows.padded) * 31 + rows.slots) %
-                 entries_.size()];
+                 remembered];
     if (entry.rows != rows || entry.tokens != tokens) entry = {rows, tokens, price(rows)};
     return entry.cost;
   }
@@ -44,7 +44,8 @@ class ExpertCosts {
     std::int64_t tokens = 0;  // of the whole group
     Cost cost{};
   };
-  std::vector<Entry> entries_ = std::vector<Entry>(1 << 11);
+  static constexpr std::size_t remembered = 1 << 11;
+  std::vector<Entry> entries_ = std::vector<Entry>(remembered);
 };
 
 }  // namespace
@@ -115,8 +116,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   const std::span<const std::int32_t> source_gpu =
       limited ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
   routed.route(*rule.router, problem, outcome.load);
-  outcome.active_experts = static_cast<std::int32_t>(
-      std::count_if(tokens.begin(), tokens.end(), [](std::int32_t t) { return t > 0; }));
+  outcome.active_experts = 0;
+  for (const std::int32_t t : tokens) outcome.active_experts += t > 0 ? 1 : 0;
 
   const bool replicated = placement.slots() > placement.experts();
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
@@ -138,8 +139,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
       if (by_selection) {
         worker.counter.count(placement, slots, source_gpu, paths, matrix);
       } else {
-        worker.counter.count(placement, routed.tokens_of_slot(), problem.rows.ids, source_gpu,
-                             paths, matrix);
+        worker.counter.count(placement, routed.tokens_of_slot(), outcome.active_experts,
+                             problem.rows.ids, source_gpu, paths, matrix);
       }
       return &matrix;
     };

@@ -20,6 +20,10 @@ struct Case {
 };
 
 // What the counter promises, written down token by token.
+std::int32_t active_experts(const std::vector<std::uint16_t>& ids) {
+  return static_cast<std::int32_t>(std::set(ids.begin(), ids.end()).size());
+}
+
 TrafficMatrix by_hand(const Case& c) {
   const int gpus = c.ranks * c.moe_tp;
   TrafficMatrix copies(gpus);
@@ -93,7 +97,7 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
       random_case(static_cast<std::uint64_t>(seed), shape.ranks, shape.moe_tp, shape.domain);
   TrafficMatrix copies;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source,
+  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
   const TrafficMatrix expected = by_hand(c);
   REQUIRE(copies.gpus() == expected.gpus());
@@ -119,7 +123,7 @@ TEST_CASE("copies of selections with slots of their own are those of the same sl
   }
   TrafficMatrix by_count, by_selection;
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source,
+  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
                 {CopyRule::per_gpu, c.domain, c.moe_tp}, by_count);
   counter.count(c.placement, slot_of_selection, c.source, {CopyRule::per_gpu, c.domain, c.moe_tp},
                 by_selection);
@@ -149,10 +153,10 @@ TEST_CASE("per selection a token travels once for each expert, and is forwarded 
     }
   }
   CopyCounter counter;
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, {CopyRule::per_selection, c.domain},
-                selections);
-  counter.count(c.placement, c.tokens_of_slot, c.ids, c.source, {CopyRule::per_gpu, shape.first},
-                shared);
+  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+                {CopyRule::per_selection, c.domain}, selections);
+  counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+                {CopyRule::per_gpu, shape.first}, shared);
   double total = 0;
   for (int from = 0; from < shape.first; ++from) {
     for (int to = 0; to < shape.first; ++to) {
@@ -171,7 +175,8 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
   const std::vector<std::uint16_t> ids{2, 3};
   const std::vector<std::int32_t> source{0};
   TrafficMatrix copies;
-  CopyCounter().count(placement, slots, ids, source, {CopyRule::per_gpu, 8}, copies);
+  CopyCounter().count(placement, slots, active_experts(ids), ids, source, {CopyRule::per_gpu, 8},
+                      copies);
   CHECK(copies.at(0, 1) == 1);
   CHECK(copies.at(0, 0) == 0);
 }

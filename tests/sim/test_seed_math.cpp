@@ -90,7 +90,8 @@ TEST_CASE("oracle seed_math: GPUs that a token of uniform routing visits") {
     std::vector<std::int32_t> tokens_of_slot(at(row.experts));
     for (const std::uint16_t id : ids) ++tokens_of_slot[id];
     TrafficMatrix copies;
-    CopyCounter().count(one_slot_each(row.experts, row.gpus), tokens_of_slot, ids,
+    CopyCounter().count(one_slot_each(row.experts, row.gpus), tokens_of_slot,
+                        static_cast<std::int32_t>(std::set(ids.begin(), ids.end()).size()), ids,
                         std::vector<std::int32_t>(tokens), {CopyRule::per_gpu, row.gpus}, copies);
     CHECK_THAT(total(copies, false) / tokens, WithinAbs(expected[row.name].get<double>(), .02));
   }

@@ -275,6 +275,36 @@ TEST_CASE("METRO takes the GPU with the fewest active experts so far, ties to th
   CHECK(route(R"("metro")", placement, {4, 0, 4}) == Tokens{4, 0, 0, 0, 0, 4});
 }
 
+// Algorithm 1 as it is printed, experts by id.
+Tokens metro_by_hand(const LayerPlacement& placement, const Tokens& tokens) {
+  std::vector<int> active(at(placement.gpus()));
+  Tokens tokens_of_slot(at(placement.slots()));
+  for (int expert = 0; expert < placement.experts(); ++expert) {
+    if (tokens[at(expert)] == 0) continue;
+    const auto slots = placement.hosts_of(expert);
+    const auto slot = *std::min_element(slots.begin(), slots.end(), [&](int a, int b) {
+      return active[at(placement.gpu_of_slot(a))] < active[at(placement.gpu_of_slot(b))];
+    });
+    ++active[at(placement.gpu_of_slot(slot))];
+    tokens_of_slot[at(slot)] = tokens[at(expert)];
+  }
+  return tokens_of_slot;
+}
+
+TEST_CASE("METRO decides as its algorithm does by hand, on few GPUs and on very many") {
+  Rng rng(7, "test/metro_by_hand");
+  for (int i = 0; i < 300; ++i) {
+    Problem problem = random_problem(rng);
+    CAPTURE(i);
+    REQUIRE(route(R"("metro")", problem.placement(), problem.tokens) ==
+            metro_by_hand(problem.placement(), problem.tokens));
+    if (i >= 3) continue;
+    problem.experts_on_gpu.resize(17000, {0});
+    REQUIRE(route(R"("metro")", problem.placement(), problem.tokens) ==
+            metro_by_hand(problem.placement(), problem.tokens));
+  }
+}
+
 TEST_CASE("METRO's order of experts matters: few replicas first avoids its trap") {
   // By id: expert 0 takes GPU 0 (tie), where expert 1 must go too. Expert 1 first leaves GPU 1.
   const LayerPlacement placement(2, {{0, 1}, {0}});

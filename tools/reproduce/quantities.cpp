@@ -319,21 +319,23 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
     for (int t = 0; t < tokens; ++t) {
       source.push_back(static_cast<std::int32_t>(std::int64_t{t} * gpus / tokens));
     }
+    const auto active = static_cast<std::int32_t>(
+        std::ranges::count_if(of_slot, [](std::int32_t chosen) { return chosen > 0; }));
     const LayerPlacement placement = one_slot_each(experts, gpus);
     Json answer;
     for (const auto& [name, rule] : {std::pair("per_selection", CopyRule::per_selection),
                                      std::pair("per_gpu", CopyRule::per_gpu)}) {
       TrafficMatrix copies;
-      CopyCounter().count(placement, of_slot, ids, source, {rule, fabric.cluster().scale_up_domain},
-                          copies);
+      CopyCounter().count(placement, of_slot, active, ids, source,
+                          {rule, fabric.cluster().scale_up_domain}, copies);
       const double remote = off_diagonal(copies);
-      copies *= bytes_per_copy;
-      answer[name] = {
-          {"copies_per_token", remote / tokens},
-          {"bytes", remote * bytes_per_copy},
-          {"us", fabric.all_to_all(copies).time.count() * 1e6},
-          {"low_latency_us",
-           fabric.all_to_all(copies, Collective::low_latency_all_to_all).time.count() * 1e6}};
+      const auto us = [&](Collective kind) {
+        return fabric.all_to_all(copies, kind, bytes_per_copy).time.count() * 1e6;
+      };
+      answer[name] = {{"copies_per_token", remote / tokens},
+                      {"bytes", remote * bytes_per_copy},
+                      {"us", us(Collective::all_to_all)},
+                      {"low_latency_us", us(Collective::low_latency_all_to_all)}};
     }
     return answer;
   });
