@@ -148,7 +148,9 @@ TEST_CASE("oracle seed_math: bytes of an all-to-all, with evenly spread experts"
       }
     }
     TrafficMatrix copies;
-    CopyCounter().count(one_slot_each(gpus, gpus), tokens_of_slot, ids, source,
+    const auto active = std::ranges::count_if(tokens_of_slot, [](int n) { return n > 0; });
+    CopyCounter().count(one_slot_each(gpus, gpus), tokens_of_slot,
+                        static_cast<std::int32_t>(active), ids, source,
                         {CopyRule::per_selection, gpus}, copies);
     CHECK(total(copies, true) * hidden * 2 == table[i]["bytes_one_way"]);
     if (table[i].contains("pairs_remote")) CHECK(total(copies, true) == table[i]["pairs_remote"]);
