@@ -115,19 +115,30 @@ std::size_t batches_sampled(int batch) {
   return std::max(min_batches_sampled, batch_tokens_sampled / at(batch));
 }
 
-/// The distinct experts that `rows` activate in each layer.
-void count_distinct(const RoutingTrace& trace, std::span<const std::int64_t> rows,
-                    std::vector<double>& of_layer) {
-  const Shape shape(trace);
-  std::vector<std::size_t> seen_in(shape.experts, 0);  // the last layer, from 1, that had it
-  of_layer.assign(shape.layers, 0);
-  trace.visit([&](auto ids) {
-    for (std::size_t layer = 0; layer < shape.layers; ++layer)
-      for (const std::int64_t row : rows)
-        for (const auto id : ids.subspan(shape.first_id(row, layer), shape.k))
-          of_layer[layer] += std::exchange(seen_in[at(id)], layer + 1) != layer + 1;
-  });
-}
+/// The distinct experts that rows activate in each layer.
+class DistinctCounter {
+ public:
+  explicit DistinctCounter(const RoutingTrace& trace)
+      : trace_(trace), shape_(trace), seen_in_(shape_.experts) {}
+
+  void count(std::span<const std::int64_t> rows, std::vector<double>& of_layer) {
+    of_layer.assign(shape_.layers, 0);
+    trace_.visit([&](auto ids) {
+      for (std::size_t layer = 0; layer < shape_.layers; ++layer) {
+        ++layers_counted_;
+        for (const std::int64_t row : rows)
+          for (const auto id : ids.subspan(shape_.first_id(row, layer), shape_.k))
+            of_layer[layer] += std::exchange(seen_in_[at(id)], layers_counted_) != layers_counted_;
+      }
+    });
+  }
+
+ private:
+  const RoutingTrace& trace_;
+  Shape shape_;
+  std::vector<std::uint64_t> seen_in_;  // [experts]: the last that had it, of all layers counted
+  std::uint64_t layers_counted_ = 0;
+};
 
 /// Of the distinct experts of sampled batches.
 class DistinctMoments {
@@ -359,12 +370,13 @@ std::vector<DistinctExperts> distinct_experts(const RoutingTrace& trace,
   for (const int batch : batches) {
     const std::size_t samples = batches_sampled(batch);
     std::vector<std::int64_t> rows(at(batch));
+    DistinctCounter distinct(trace);
     std::vector<double> of_layer;
     const auto sampled = [&](auto&& draw) {
       DistinctMoments moments;
       for (std::size_t sample = 0; sample < samples; ++sample) {
         draw();
-        count_distinct(trace, rows, of_layer);
+        distinct.count(rows, of_layer);
         moments.add(of_layer);
       }
       return moments;
