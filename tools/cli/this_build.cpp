@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/cli/this_build.hpp"
 
+#include <cstdint>
 #include <fstream>
-#include <iterator>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,8 +14,13 @@ namespace moesim {
 
 std::string this_build() {
   std::ifstream program("/proc/self/exe", std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(program), {});
-  return fmt::format("{} ({:016x})", MOESIM_VERSION, fnv1a(bytes));
+  std::vector<char> bytes(1 << 20);
+  std::uint64_t hash = fnv1a({});
+  while (program) {
+    program.read(bytes.data(), std::ssize(bytes));
+    hash = fnv1a(std::string_view(bytes.data(), static_cast<std::size_t>(program.gcount())), hash);
+  }
+  return fmt::format("{} ({:016x})", MOESIM_VERSION, hash);
 }
 
 }  // namespace moesim
