@@ -347,7 +347,7 @@ TEST_CASE("prefix caching is refused where a window forgets tokens") {
 {"timestamp": 90, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 5]}
 {"timestamp": 150, "input_length": 1700, "output_length": 2, "hash_ids": [0, 1, 5, 6]}
 {"timestamp": 200, "input_length": 512, "output_length": 6, "hash_ids": [0]}
-)" + 1);
+)");
   Json json = mooncake({{"model", "../models/zoo/gpt_oss_20b.json"}});
   json["workload"]["arrivals"]["file"] = file.path().string();
   json["workload"]["requests"] = 5;

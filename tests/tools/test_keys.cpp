@@ -39,7 +39,9 @@ bool valid(const Json& value, const OrderedJson& rule) {
   const auto all = [&](const auto& items, const auto& holds) {
     return std::all_of(items.begin(), items.end(), holds);
   };
-  for (const auto& [keyword, of] : rule.items()) {
+  for (const auto& entry : rule.items()) {
+    const std::string& keyword = entry.key();
+    const OrderedJson& of = entry.value();
     bool holds = true;
     if (keyword == "type") {
       holds = is_type(value, of.get<std::string>());

@@ -19,7 +19,7 @@ PointRunner experiments_at(const std::filesystem::path& base_file, const Policie
       return remarks.say_of(load_experiment(ConfigNode(config, base_file), traces, policies));
     }
   };
-  const auto shared = std::make_shared<Shared>(base_file, policies);
+  const auto shared = std::shared_ptr<Shared>(new Shared{base_file, policies});
   return {[shared](const Json& config) { shared->load(config); },
           [shared](const Json& config) { return run(shared->load(config)).document().dump(); }};
 }
