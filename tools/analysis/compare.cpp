@@ -268,6 +268,12 @@ Setting parse_setting(std::string_view text) {
       fmt::format("{}: expected /pointer=value, e.g. /token_routing/decode=metro", text));
 }
 
+std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
+  std::vector<Setting> settings;
+  for (const std::string& text : texts) settings.push_back(parse_setting(text));
+  return settings;
+}
+
 double sign_test(std::size_t wins, std::size_t losses) {
   const auto n = double(wins + losses);
   double outcomes = 0;  // P(at most the fewer of both), binomial with p = 1/2

@@ -42,6 +42,7 @@ struct Setting {
 /// Reads "/ptr=value" or "/context/config/ptr=value"; the value is JSON, or a text where it is not.
 /// Throws ConfigError.
 Setting parse_setting(std::string_view text);
+std::vector<Setting> parse_settings(const std::vector<std::string>& texts);
 
 /// The finished points of a sweep that match all settings, as compare() understands them. Throws
 /// ConfigError if there is none.

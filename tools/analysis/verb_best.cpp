@@ -29,11 +29,11 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
 }  // namespace
 
 Action setup_best(CLI::App& command) {
-  struct Options {
+  struct BestOptions {
     std::string store, over, launch, metric{moesim::metric("total_token_throughput").pointer};
     bool lower = false, json = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BestOptions>();
   command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
   command.add_option("--over", options->over, "pointer to the axis, e.g. /placement/replication")
       ->required();

@@ -13,19 +13,13 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct CompareOptions {
   std::string store;
   std::vector<std::string> baseline, candidate, fail_if;
   bool json = false;
 };
 
-std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
-  std::vector<Setting> settings;
-  for (const std::string& text : texts) settings.push_back(parse_setting(text));
-  return settings;
-}
-
-int run(const Options& options) {
+int run(const CompareOptions& options) {
   std::vector<Limit> limits;
   for (const std::string& text : options.fail_if) limits.push_back(parse_limit(text));
   const std::vector<Setting> baseline = parse_settings(options.baseline);
@@ -51,7 +45,7 @@ int run(const Options& options) {
   return code;
 }
 
-constexpr std::string_view footer =
+constexpr std::string_view compare_footer =
     R"(Pointers lead into the config (a leading /context/config may stay). Points are paired that have the
 one and the other setting and are equal in everything else, seeds included. A text matches a policy
 by its type, its other options must then be equal; an object compares whole policies.
@@ -64,7 +58,7 @@ group's choices), either sweep both under one dispatch, or name what differs on 
 }  // namespace
 
 Action setup_compare(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompareOptions>();
   command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
   command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
       ->required()
@@ -77,7 +71,7 @@ Action setup_compare(CLI::App& command) {
                   "exit 3 if e.g. \"total_token_throughput < 0.98\" (mean); repeatable")
       ->allow_extra_args(false);
   command.add_flag("--json", options->json, "print JSON instead of tables");
-  command.footer(std::string(footer));
+  command.footer(std::string(compare_footer));
   return [options] { return run(*options); };
 }
 

@@ -14,18 +14,12 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ParetoOptions {
   std::string store, csv, plot;
   ParetoAxes axes;
   std::vector<std::string> baseline, candidate;
   std::vector<double> at;
 };
-
-std::vector<Setting> parse_settings(const std::vector<std::string>& texts) {
-  std::vector<Setting> settings;
-  for (const std::string& text : texts) settings.push_back(parse_setting(text));
-  return settings;
-}
 
 // What is compared has frontiers of its own.
 void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
@@ -35,7 +29,7 @@ void add_compared(ParetoAxes& axes, const std::vector<Setting>& settings) {
   }
 }
 
-int run(const Options& options) {
+int run(const ParetoOptions& options) {
   const std::vector<Setting> baseline = parse_settings(options.baseline);
   const std::vector<Setting> candidate = parse_settings(options.candidate);
   ParetoAxes axes = options.axes;
@@ -55,7 +49,7 @@ int run(const Options& options) {
   return 0;
 }
 
-constexpr std::string_view footer =
+constexpr std::string_view pareto_footer =
     R"(Pointers lead into the report (/metrics/.., /context/config/..) or the config
 (/token_routing/decode). With --baseline and --candidate a table says what the one frontier has over
 the other at equal x, for each group of --by: "step" takes the best evaluated point that meets x,
@@ -64,7 +58,7 @@ the other at equal x, for each group of --by: "step" takes the best evaluated po
 }  // namespace
 
 Action setup_pareto(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ParetoOptions>();
   command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
   command.add_option("--x", options->axes.x, "to minimise; a pointer into the report")
       ->capture_default_str();
@@ -87,7 +81,7 @@ Action setup_pareto(CLI::App& command) {
   command.add_option("--at", options->at, "values of x to give the gain at: 10,20,50")
       ->delimiter(',')
       ->needs(baseline);
-  command.footer(std::string(footer));
+  command.footer(std::string(pareto_footer));
   return [options] { return run(*options); };
 }
 

@@ -18,12 +18,12 @@ namespace {
 
 constexpr int exit_internal_error = 1;
 
-struct Options {
+struct StudyOptions {
   std::string study, store, csv, plot;
   int threads = 0;
 };
 
-SweepOptions how_to_run(const Options& options, ProgressBar& progress) {
+SweepOptions how_to_run(const StudyOptions& options, ProgressBar& progress) {
   SweepOptions how;
   how.threads = options.threads > 0
                     ? options.threads
@@ -47,7 +47,7 @@ bool say_what_is_missing(const StoredSweep& stored) {
   return failed;
 }
 
-int run_regimes(const Options& options) {
+int run_regimes(const StudyOptions& options) {
   for (const std::string& file : {options.csv, options.plot}) require_writable(file);
   const RegimeStudy study = read_regime_study(ConfigNode::from_file(options.study));
   TraceLibrary traces;
@@ -79,7 +79,7 @@ int run_regimes(const Options& options) {
 }  // namespace
 
 Action setup_study(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<StudyOptions>();
   command.require_subcommand(1);
   CLI::App* regimes = command.add_subcommand(
       "regimes",

@@ -8,11 +8,11 @@
 namespace moesim {
 
 Action setup_keys(CLI::App& command) {
-  struct Options {
+  struct KeysOptions {
     std::string wanted;
     bool schema = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<KeysOptions>();
   command.add_option(
       "NAME", options->wanted,
       "one key of an experiment, one extension point, one policy, sweep, or report: what comes out "

@@ -20,7 +20,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct PlanOptions {
   PlanQuestion question;
   std::string model, gpu, cluster, output = "plan", launch;
   int gpus = 8;
@@ -49,7 +49,7 @@ std::string duration(const std::string& option, std::string text) {
   return text;
 }
 
-PlanSearch read_question(const Options& options) {
+PlanSearch read_question(const PlanOptions& options) {
   PlanQuestion question = options.question;
   question.model = anywhere(options.model);
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
@@ -140,24 +140,24 @@ std::string effort_text(const Plan& plan) {
                      plan.runs);
 }
 
-void write_config(const Options& options, const SloRun& run) {
+void write_config(const PlanOptions& options, const SloRun& run) {
   Json config = run.config;
   config["measurement"]["expert_counts"] = true;
   write_file(options.output + ".json", config.dump(2) + "\n");
 }
 
-void write_page(const Options& options) {
+void write_page(const PlanOptions& options) {
   PageOptions page;
   page.base = options.output + ".json";
   write_file(options.output + ".html", store_page(options.output + ".sqlite", page).html);
 }
 
-std::string written_text(const Options& options, bool page) {
+std::string written_text(const PlanOptions& options, bool page) {
   return fmt::format("written: {0}.json (moesim run {0}.json), {0}.sqlite with every run{1}\n",
                      options.output, page ? fmt::format(", {}.html", options.output) : "");
 }
 
-int say(const Options& options, const Plan& plan) {
+int say(const PlanOptions& options, const Plan& plan) {
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   write_config(options, first);
@@ -185,7 +185,7 @@ int say(const Options& options, const Plan& plan) {
   return met ? 0 : exit_limit_not_met;
 }
 
-int run(const Options& options) {
+int run(const PlanOptions& options) {
   if (options.output.empty()) throw ConfigError("-o: the files have no name");
   for (const char* ending : {".json", ".html"}) require_writable(options.output + ending);
   const PlanSearch search = read_question(options);
@@ -220,7 +220,7 @@ int run(const Options& options) {
   return say(options, plan);
 }
 
-constexpr std::string_view footer =
+constexpr std::string_view plan_footer =
     R"(Every TP x DP x EP x PP x instances that fills the GPUs, and pools for prefill and decode, is looked
 at: memory and the time of its steps rule most out; the others are simulated under the rate that
 would make them the best. Of the best, copies of experts, token routing, chunk and limits on
@@ -232,7 +232,7 @@ goes on where it was stopped. Exit 3 if nothing meets the limits, with the neare
 }  // namespace
 
 Action setup_plan(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlanOptions>();
   PlanQuestion& question = options->question;
   command
       .add_option("--model", options->model,
@@ -269,7 +269,7 @@ Action setup_plan(CLI::App& command) {
   command.add_flag("--no-page", options->no_page, "write no page");
   add_launch_option(command, options->launch);
   command.add_flag("--json", options->json, "print JSON instead of tables");
-  command.footer(std::string(footer));
+  command.footer(std::string(plan_footer));
   return [options] { return run(*options); };
 }
 

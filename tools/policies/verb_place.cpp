@@ -22,7 +22,7 @@ namespace {
 // Pairs of a slot and a GPU in a layer: a second or so, as on 16,384 GPUs with a slot each.
 constexpr std::int64_t most_comparisons = 1 << 28;
 
-struct Options {
+struct PlaceOptions {
   PolicyOptions policy;
   std::string placement, load, trace, output, format = "sglang";
   int gpus = 0, slots = 0, nodes = 1, groups = 1, first_layer = 0;
@@ -31,7 +31,7 @@ struct Options {
 };
 
 // Slots per GPU from the total (--slots) or from a ratio (--replication).
-int slots_per_gpu(const Options& options, int experts) {
+int slots_per_gpu(const PlaceOptions& options, int experts) {
   if (options.slots == 0) return slots_for_replication(experts, options.gpus, options.replication);
   if (options.slots < experts || options.slots % options.gpus != 0) {
     const int fitting =
@@ -48,7 +48,7 @@ struct Seen : ExpertStatistics {
   std::vector<int> layers;  // the model's, by number
 };
 
-std::optional<Seen> what_was_seen(const Options& options, const Observation& what) {
+std::optional<Seen> what_was_seen(const PlaceOptions& options, const Observation& what) {
   if (!options.load.empty()) {
     Seen seen{{read_load(options.load)}, {}};
     seen.layers.resize(seen.load.size());
@@ -67,7 +67,7 @@ struct Placed {
 };
 
 // By --policy, from what was seen.
-Placed make_placement(const Options& options) {
+Placed make_placement(const PlaceOptions& options) {
   if (options.policy.name.empty()) throw ConfigError("place needs --policy or --placement");
   const auto placer = placers().make(options.policy.node());
   std::optional<Seen> seen = what_was_seen(options, placer->needs());
@@ -93,7 +93,7 @@ Placed make_placement(const Options& options) {
 }
 
 // From --placement.
-Placed read_placed(const Options& options) {
+Placed read_placed(const PlaceOptions& options) {
   Placed placed;
   placed.placement =
       read_placement(std::filesystem::path(options.placement), {options.gpus, options.first_layer});
@@ -127,7 +127,7 @@ std::string to_text(const ExpertPlacement& placement, const PlacementScore& scor
       copies);
 }
 
-int place(const Options& options) {
+int place(const PlaceOptions& options) {
   const Placed placed = options.placement.empty() ? make_placement(options) : read_placed(options);
   const auto name = std::find(placement_format_names.begin(), placement_format_names.end(),
                               std::string_view(options.format));
@@ -148,7 +148,7 @@ int place(const Options& options) {
 }  // namespace
 
 Action setup_place(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlaceOptions>();
   options->policy.add_to(command);
   auto* policy = command.get_option("--policy")->required(false);
   command

@@ -14,7 +14,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ReplayOptions {
   std::string trace;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
@@ -86,7 +86,7 @@ std::string to_csv(const std::vector<ReplayRow>& rows) {
 }  // namespace
 
 Action setup_replay(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReplayOptions>();
   ReplayConfig& config = options->config;
   config.replications = {1.0};
   config.batches = {32};

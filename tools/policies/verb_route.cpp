@@ -16,7 +16,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct RouteOptions {
   PolicyOptions policy;
   std::string placement, tokens;
   bool json = false;
@@ -188,7 +188,7 @@ std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>&
   return text;
 }
 
-int route(const Options& options) {
+int route(const RouteOptions& options) {
   const ExpertPlacement placement = read_placement(std::filesystem::path(options.placement));
   const auto router = token_routers().make(options.policy.node())({placement});
   const Tokens tokens = read_tokens(options.tokens, placement);
@@ -217,7 +217,7 @@ int route(const Options& options) {
 }  // namespace
 
 Action setup_route(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RouteOptions>();
   options->policy.add_to(command);
   command.add_option("--placement", options->placement, "placement file")->required();
   command

@@ -13,12 +13,12 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ReportOptions {
   std::string store, output;
   PageOptions page;
 };
 
-int run(const Options& options) {
+int run(const ReportOptions& options) {
   require_writable(options.output);
   const StorePage page = store_page(options.store, options.page);
   write_file(options.output, page.html);
@@ -30,7 +30,7 @@ int run(const Options& options) {
 }  // namespace
 
 Action setup_report(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReportOptions>();
   command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
   command.add_option("-o,--output", options->output, "the page, HTML")->required();
   command.add_option("--x", options->page.axes.x, "shown first across; a pointer into the report")

@@ -13,7 +13,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ReproduceOptions {
   std::vector<std::string> names;
   bool all = false;
   std::filesystem::path folder = data_folder() / "configs/reproduce";
@@ -84,7 +84,7 @@ bool verdicts_hold(const Reproduction& figure) {
 }  // namespace
 
 Action setup_reproduce(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ReproduceOptions>();
   command.add_option("NAME", options->names, "figures: files of the folder, without .json");
   command.add_flag("--all", options->all, "all of them, and write RESULTS.md into the folder");
   command.add_option("--folder", options->folder, "(default: configs/reproduce)");

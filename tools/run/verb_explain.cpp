@@ -19,7 +19,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ExplainOptions {
   ExperimentOptions experiment;
   std::string kind = "decode";
   int sequences = 0;
@@ -237,7 +237,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
 }  // namespace
 
 Action setup_explain(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ExplainOptions>();
   options->experiment.add_to(command);
   command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
       ->check(CLI::IsMember({"decode", "prefill", "mixed"}));

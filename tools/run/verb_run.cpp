@@ -27,7 +27,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct RunOptions {
   ExperimentOptions experiment;
   std::string report, profile, requests, steps, timeline, events, launch;
   bool json = false, intervals = false;
@@ -357,7 +357,7 @@ void require_different(std::initializer_list<NamedOutput> files) {
   }
 }
 
-int run_experiment(const Options& options) {
+int run_experiment(const RunOptions& options) {
   const auto threads = static_cast<std::size_t>(
       options.threads > 0 ? options.threads
                           : static_cast<int>(std::thread::hardware_concurrency()));
@@ -425,7 +425,7 @@ int run_experiment(const Options& options) {
 }  // namespace
 
 Action setup_run(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RunOptions>();
   options->experiment.add_to(command);
   command.add_option("-o,--output", options->report, "write the whole report, JSON");
   command.add_flag("--json", options->json, "print the report instead of tables");

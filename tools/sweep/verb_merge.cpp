@@ -11,12 +11,12 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct MergeOptions {
   std::vector<std::string> stores;
   std::string output;
 };
 
-int run(const Options& options) {
+int run(const MergeOptions& options) {
   merge_stores({options.stores.begin(), options.stores.end()}, options.output);
   print(sweep_text(read_for_text(Store::open(options.output))));
   return 0;
@@ -25,7 +25,7 @@ int run(const Options& options) {
 }  // namespace
 
 Action setup_merge(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<MergeOptions>();
   command.add_option("STORE", options->stores, "what `moesim sweep --shard I/N` wrote")->required();
   command.add_option("-o,--output", options->output, "the store of all, new or to be added to")
       ->required();

@@ -22,13 +22,13 @@ namespace {
 
 constexpr int exit_internal_error = 1;
 
-struct Options {
+struct SweepArguments {
   std::string config, store, shard, launcher = "here";
   int threads = 0;
   SlurmOptions slurm;
 };
 
-int threads_of(const Options& options) {
+int threads_of(const SweepArguments& options) {
   return options.threads > 0 ? options.threads
                              : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
@@ -48,7 +48,7 @@ void require_feasible(const Sweep& sweep, const PointRunner& runner) {
                                 sweep.points.size()));
 }
 
-int submit(const Options& options, const Sweep& sweep, const PointRunner& runner) {
+int submit(const SweepArguments& options, const Sweep& sweep, const PointRunner& runner) {
   require_feasible(sweep, runner);
   SlurmOptions slurm = options.slurm;
   slurm.tasks = std::min(slurm.tasks, sweep.points.size());
@@ -64,7 +64,7 @@ int submit(const Options& options, const Sweep& sweep, const PointRunner& runner
   return 0;
 }
 
-int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
+int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runner) {
   ProgressBar checks("points checked");
   ProgressBar progress("points");
   SweepOptions how;
@@ -108,7 +108,7 @@ int run_here(const Options& options, Sweep sweep, const PointRunner& runner) {
   return failed ? exit_internal_error : 0;
 }
 
-int run(const Options& options) {
+int run(const SweepArguments& options) {
   if (options.store.empty()) throw ConfigError("-o: the store has no name; name a SQLite file");
   Sweep sweep = expand_sweep(ConfigNode::from_file(options.config));
   if (!options.shard.empty()) sweep = shard_of(std::move(sweep), parse_shard(options.shard));
@@ -117,7 +117,7 @@ int run(const Options& options) {
                                      : run_here(options, std::move(sweep), runner);
 }
 
-constexpr std::string_view footer = R"(CONFIG is a JSON file:
+constexpr std::string_view sweep_footer = R"(CONFIG is a JSON file:
   {"base": "experiment.json",
    "axes": {"/placement/replication": [1, 1.5], "/token_routing/decode": ["even", "metro"]},
    "zip":  {"/parallel/dp": [8, 16], "/parallel/ep": [8, 16]},
@@ -137,7 +137,7 @@ Exit: 0 done (points that cannot be run are listed), 1 a point failed, 2 bad inp
 }  // namespace
 
 Action setup_sweep(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SweepArguments>();
   command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
   command.add_option("-o,--output", options->store, "store of the results, a SQLite file")
       ->required();
@@ -159,7 +159,7 @@ Action setup_sweep(CLI::App& command) {
       .add_option("--sbatch", options->slurm.more,
                   "slurm: any other option, e.g. --sbatch=--account=lab; repeatable")
       ->allow_extra_args(false);
-  command.footer(std::string(footer));
+  command.footer(std::string(sweep_footer));
   return [options] { return run(*options); };
 }
 

@@ -22,7 +22,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct TuneOptions {
   std::string config, report, store, launch;
   double attainment = .9;
   bool json = false, sure = false;
@@ -170,7 +170,7 @@ std::string found_text(const SloResult& result, const Sweep& sweep, const std::v
                      command_of(result.found.front(), sweep));
 }
 
-int say_missed(const SloResult& result, const Options& options, const Sweep& sweep) {
+int say_missed(const SloResult& result, const TuneOptions& options, const Sweep& sweep) {
   const SloRun& nearest = result.nearest.front();
   spdlog::error(
       "no run met the SLO for {:.0f} % of its requests; the nearest, at {}: {}, met by {}",
@@ -182,7 +182,7 @@ int say_missed(const SloResult& result, const Options& options, const Sweep& swe
   return exit_limit_not_met;
 }
 
-int say_stopped(const SloResult& result, const Options& options) {
+int say_stopped(const SloResult& result, const TuneOptions& options) {
   const std::string kept = options.store.empty() ? "nothing is kept without --store"
                                                  : "the same command goes on from there";
   const std::string best = result.found.empty()
@@ -193,7 +193,7 @@ int say_stopped(const SloResult& result, const Options& options) {
   return exit_interrupted;
 }
 
-int run(const Options& options) {
+int run(const TuneOptions& options) {
   require_writable(options.report);
   const ConfigNode file = ConfigNode::from_file(options.config);
   const Sweep sweep = expand_sweep(file);
@@ -237,7 +237,7 @@ int run(const Options& options) {
   return 0;
 }
 
-constexpr std::string_view footer =
+constexpr std::string_view tune_footer =
     R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". Found is the
 point of that grid with the most requests/s that meet the SLO, without running them all: what cannot
 be better by the time of its steps alone is not run, and a combination that misses the SLO under one
@@ -249,7 +249,7 @@ stopped, and `moesim report` draws it. Exit 3 if no point meets the SLO, with th
 }  // namespace
 
 Action setup_tune(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TuneOptions>();
   command.add_option("CONFIG", options->config, "sweep, a JSON file")->required();
   command.add_option("-o,--output", options->report, "write the best point's report, JSON");
   command.add_option("--store", options->store, "keep every run here, a SQLite file, and resume");
@@ -261,7 +261,7 @@ Action setup_tune(CLI::App& command) {
   command.add_flag("--sure", options->sure, "run every point that could still be better");
   add_launch_option(command, options->launch);
   command.add_flag("--json", options->json, "print JSON instead of tables");
-  command.footer(std::string(footer));
+  command.footer(std::string(tune_footer));
   return [options] { return run(*options); };
 }
 

@@ -18,7 +18,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct CalibrateOptions {
   std::string points, serving, engine, tables, gpu, output, source, profiles;
   double tolerance = 0.05;
   std::filesystem::path root = data_folder();
@@ -47,7 +47,7 @@ std::string file_text(const OrderedJson& gpu) {
 }
 
 /// Runs of one deployment, and what corrects its predictions.
-int calibrate_serving(const Options& options) {
+int calibrate_serving(const CalibrateOptions& options) {
   const auto anchors = anchors_of(validate(read_points(options.serving), options.root));
   if (anchors.size() != 1) {
     throw ConfigError(fmt::format("{}: runs of {} deployments that can be predicted; one is needed",
@@ -76,7 +76,7 @@ std::string preset_text(const OrderedJson& preset) {
 }
 
 /// What kernels leave of an engine's steps, fitted on runs of many deployments.
-int calibrate_engine(const Options& options) {
+int calibrate_engine(const CalibrateOptions& options) {
   const auto runs = runs_of_engine(read_points(options.serving), options.engine, options.root);
   if (runs.size() < 10)
     throw ConfigError(fmt::format("{}: {} runs of {} that can be predicted; ten are needed",
@@ -107,7 +107,7 @@ int calibrate_engine(const Options& options) {
 }
 
 /// A GPU's file by its path, or by its name in hardware/gpus.
-std::filesystem::path gpu_path(const Options& options) {
+std::filesystem::path gpu_path(const CalibrateOptions& options) {
   if (options.gpu.ends_with(".json")) return options.gpu;
   return options.root / "hardware/gpus" / (options.gpu + ".json");
 }
@@ -125,7 +125,7 @@ std::string seen_from(const std::filesystem::path& folder, const std::filesystem
 }
 
 /// Measured tables of a GPU, thinned, beside a copy of its file that names them.
-int calibrate_from_tables(const Options& options) {
+int calibrate_from_tables(const CalibrateOptions& options) {
   const std::filesystem::path path = gpu_path(options), output = options.output;
   // What tables the file names so far does not matter.
   Json facts = ConfigNode::from_file(path).json();
@@ -162,7 +162,7 @@ int calibrate_from_tables(const Options& options) {
 
 Action setup_calibrate(CLI::App& command) {
   const auto engines = engine_names();
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CalibrateOptions>();
   CLI::Option* of_points = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* serving =
       command.add_option("--serving", options->serving,

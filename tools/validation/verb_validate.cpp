@@ -18,7 +18,7 @@ namespace moesim {
 
 namespace {
 
-struct Options {
+struct ValidateOptions {
   std::string points, csv, fidelity, bench, config;
   std::vector<std::string> only, gpus;
   std::filesystem::path root = data_folder();
@@ -216,7 +216,7 @@ std::map<std::string, std::filesystem::path> named_files(const std::vector<std::
 }  // namespace
 
 Action setup_validate(CLI::App& command) {
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ValidateOptions>();
   CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
