@@ -88,5 +88,27 @@ TEST_CASE("pools: a group is widened to no more GPUs than experts or an NVLink d
   CHECK(widest(some_model(), nodes) == 12);
 }
 
+TEST_CASE("what prefills is laid out in every other way on as many GPUs") {
+  const Json config =
+      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  const std::vector<Json> all = with_prefill_layouts(config, some_model(), one_domain());
+  REQUIRE(all.front() == config);
+  std::set<std::string> distinct;
+  std::set<int> depths;
+  for (const Json& other : all) {
+    CHECK(distinct.insert(other.dump()).second);
+    CHECK(gpus_of_pool(other.at("pools").at("prefill")) ==
+          gpus_of_pool(config.at("pools").at("prefill")));
+    CHECK(other.at("pools").at("decode") == config.at("pools").at("decode"));
+    depths.insert(other.at("pools").at("prefill").at("parallel").at("pp").get<int>());
+  }
+  CHECK(depths == std::set<int>{1, 2, 4});
+}
+
+TEST_CASE("where nothing prefills apart there are no other layouts of it") {
+  const Json together = shape(4, 1, 100, 50).config;
+  CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
+}
+
 }  // namespace
 }  // namespace moesim

@@ -71,6 +71,8 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
 
 namespace {
 
+Json gather() { return {{"prefill", "all_gather"}, {"decode", "all_gather"}}; }
+
 // The published statistics that are nearest to a model's (see moesim keys gating).
 const char* gating_preset(const std::string& model) {
   std::string name;
@@ -97,7 +99,7 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
       {"cluster", question.cluster},
       {"model", question.model},
       {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
-      {"dispatch", {{"prefill", "all_gather"}, {"decode", "all_gather"}}},
+      {"dispatch", gather()},
       {"workload",
        {{"arrivals", {{"type", "poisson"}, {"rate", question.rate}}},
         {"lengths", {{"type", "fixed"}, {"prompt", question.prompt}, {"output", question.output}}},
@@ -166,6 +168,21 @@ ParallelPlan plan_of(const Json& group) {
 
 }  // namespace
 
+namespace {
+
+// A group under every dispatch that makes a difference.
+template <class Emit>
+void for_each_dispatch(Json group, Emit&& emit) {
+  const ParallelPlan plan = plan_of(group);
+  group["dispatch"] = gather();
+  emit(group);
+  if (plan.dp == 1 || plan.ep == 1) return;
+  group["dispatch"] = deep_ep();
+  emit(group);
+}
+
+}  // namespace
+
 std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterSpec& cluster) {
   const int gpus = cluster.gpus(), domain = cluster.scale_up_domain;
   std::vector<Json> all;
@@ -175,10 +192,7 @@ std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterS
       Json config = base;
       config["parallel"] = json_of(plan);
       config["instances"] = gpus / group;
-      all.push_back(config);
-      if (plan.dp == 1 || plan.ep == 1) continue;
-      config["dispatch"] = deep_ep();
-      all.push_back(std::move(config));
+      for_each_dispatch(config, [&](const Json& shape) { all.push_back(shape); });
     }
   }
   return all;
@@ -328,6 +342,24 @@ std::vector<Json> with_chunks(const Json& deployment) {
     config["scheduling"]["max_num_batched_tokens"] = tokens;
     const int sequences = config["scheduling"].at("max_num_seqs");
     if (tokens >= sequences) all.push_back(std::move(config));
+  }
+  return all;
+}
+
+std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel& model,
+                                       const ClusterSpec& cluster) {
+  std::vector<Json> all{deployment};
+  if (!deployment.contains("pools")) return all;
+  const Json& prefill = deployment.at("pools").at("prefill");
+  for (const ParallelPlan& plan :
+       layouts(plan_of(prefill).gpus(), model, cluster.scale_up_domain)) {
+    Json group = prefill;
+    group["parallel"] = json_of(plan);
+    for_each_dispatch(group, [&](const Json& with_dispatch) {
+      if (with_dispatch == prefill) return;
+      Json& config = all.emplace_back(deployment);
+      config["pools"]["prefill"] = with_dispatch;
+    });
   }
   return all;
 }

@@ -49,6 +49,9 @@ std::vector<Json> pools(const std::vector<BoundedShape>&, const MoeModel&, const
 std::vector<Json> with_copies(const Json& deployment, const MoeModel&);
 /// The deployment and its like with other sizes of a step's chunk.
 std::vector<Json> with_chunks(const Json& deployment);
+/// The deployment and its like with other layouts, of as many GPUs, of what prefills; itself alone
+/// where nothing prefills apart.
+std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel&, const ClusterSpec&);
 /// The deployment and its like with other limits on sequences, up to what the KV cache has room
 /// for.
 std::vector<Json> with_sequences(const Json& deployment, std::int64_t room);

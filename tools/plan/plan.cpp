@@ -57,6 +57,9 @@ class Search {
     look_at_shapes();
     refine("copies and routing", [&](const Json& d) { return with_copies(d, search_.model); });
     refine("chunks", with_chunks);
+    // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
+    refine("layouts of prefill",
+           [&](const Json& d) { return with_prefill_layouts(d, search_.model, search_.cluster); });
     refine("limits on sequences", [&](const Json& d) { return with_sequences(d, room(d)); });
     confirm();
     if (!leaders_.empty()) nearest_.clear();
