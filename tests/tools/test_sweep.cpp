@@ -7,6 +7,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
 #include "tools/analysis/pareto.hpp"
 #include "tools/analysis/pareto_gain.hpp"
@@ -231,6 +232,17 @@ TEST_CASE("a table too wide says words that all cells begin with once, and keeps
   CHECK_THAT(table, Catch::Contains("(arrivals: closed_loop of ..)\n"));
 }
 
+TEST_CASE("a table too wide breaks long headings before it cuts them") {
+  const std::string wide(70, 'x');
+  CHECK_THAT(narrow_table({"replication", "concurrency_per_rank", wide}, {{"1.5", "4", "1"}}, 2),
+             Catch::StartsWith("             concurrency\n"
+                               "replication    _per_rank  " +
+                               wide + "\n        1.5            4  "));
+  const std::string all = wide + wide;
+  CHECK_THAT(narrow_table({"a_long_name", "number"}, {{all, "1"}}, 1),
+             Catch::StartsWith("a_long_name"));
+}
+
 TEST_CASE("a table tells settings apart that would look alike once cut") {
   const Json disjoint{{"type", "eplb"}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
   Json shared = disjoint, own = disjoint;
@@ -260,6 +272,22 @@ TEST_CASE("a sweep's table counts points whose rates are of no steady state") {
   add("b", "too_short"), add("c", "overloaded"), add("d", "too_short");
   CHECK_THAT(sweep_text(sweep),
              Catch::Contains("not in a steady state: 1 overloaded, 2 too_short"));
+}
+
+TEST_CASE("points whose rates are of a queue that drains are no part of a comparison") {
+  const TemporaryFile file("store.sqlite");
+  const PointRunner runner{[](const Json&) {},
+                           [](const Json& point) {
+                             Json rates{{"served_request_rate", point.at("served")}};
+                             const bool closed = point.at("served") == 100;
+                             rates["offered_request_rate"] = closed ? Json() : Json(10);
+                             return Json{{"metrics", {{"y", 1}}}, {"measurement", rates}}.dump();
+                           }};
+  run_sweep(expanded(R"({"base": {"served": 0}, "axes": {"/served": [9, 10.5, 100, 20]}})"),
+            file.path(), runner, with_threads(1));
+  const StoredSweep kept = read_comparable(Store::open(file.path()), {"/metrics/y"});
+  REQUIRE(kept.points.size() == 3);
+  CHECK(kept.points.back().config.at("served") == 100);
 }
 
 TEST_CASE("a sweep stores the report of every point", "[threads]") {

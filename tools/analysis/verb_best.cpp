@@ -3,6 +3,7 @@
 
 #include "sim/report/metric_catalogue.hpp"
 #include "tools/analysis/best.hpp"
+#include "tools/analysis/comparable.hpp"
 #include "tools/cli/launch.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
@@ -47,8 +48,8 @@ Action setup_best(CLI::App& command) {
     pointers.insert(pointers.end(), {options->over, options->metric});
     for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
     const Store store = Store::open(options->store);
-    const BestChoice choice =
-        best_choice(store.read(pointers), options->over, options->metric, options->lower);
+    const BestChoice choice = best_choice(read_comparable(store, pointers), options->over,
+                                          options->metric, options->lower);
     print(options->json ? best_json(choice).dump(1) + "\n"
                         : best_text(choice) + trust_line(choice.sweep));
     if (!options->launch.empty()) {

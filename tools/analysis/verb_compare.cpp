@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/trust.hpp"
@@ -31,7 +32,7 @@ int run(const CompareOptions& options) {
     for (const Setting& setting : *side) pointers.push_back(setting.pointer);
   }
   for (const std::string& pointer : trust_pointers()) pointers.push_back(pointer);
-  const StoredSweep sweep = Store::open(options.store).read(pointers);
+  const StoredSweep sweep = read_comparable(Store::open(options.store), pointers);
   const Comparison result = compare(sweep, baseline, candidate);
   print(options.json ? comparison_json(result).dump(1) + "\n"
                      : comparison_text(result) + trust_line(sweep));

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include "tools/analysis/comparable.hpp"
 #include "tools/analysis/pareto.hpp"
 #include "tools/analysis/pareto_gain.hpp"
 #include "tools/analysis/pareto_plot.hpp"
@@ -37,7 +38,7 @@ int run(const ParetoOptions& options) {
   std::vector<std::string> pointers = axes.by;
   pointers.insert(pointers.end(), {axes.x, axes.y});
   for (const Setting& setting : candidate) pointers.push_back(setting.pointer);
-  const StoredSweep sweep = Store::open(options.store).read(pointers);
+  const StoredSweep sweep = read_comparable(Store::open(options.store), pointers);
   const Pareto result = pareto(sweep, axes);
   std::string text = pareto_text(result);
   if (!baseline.empty())

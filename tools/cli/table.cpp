@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -28,9 +29,27 @@ std::size_t width(const std::string& cell) {
   }));
 }
 
+// The lines of a head's cells as rows; a cell of fewer lines than another stands at the bottom.
+std::vector<std::vector<std::string>> head_rows(const std::vector<std::string>& head) {
+  std::vector<std::vector<std::string>> lines_of;
+  std::size_t most = 1;
+  for (const std::string& cell : head) {
+    std::istringstream text(cell);
+    auto& lines = lines_of.emplace_back();
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    most = std::max(most, lines.size());
+  }
+  std::vector<std::vector<std::string>> rows(most, std::vector<std::string>(head.size()));
+  for (std::size_t c = 0; c < head.size(); ++c) {
+    const std::size_t above = most - lines_of[c].size();
+    for (std::size_t r = above; r < most; ++r) rows[r][c] = lines_of[c][r - above];
+  }
+  return rows;
+}
+
 }  // namespace
 
-Table::Table(std::vector<std::string> head) { rows_.push_back(std::move(head)); }
+Table::Table(const std::vector<std::string>& head) : rows_(head_rows(head)), heads_(rows_.size()) {}
 
 void Table::add(std::vector<std::string> row) {
   check(row.size() == rows_.front().size(),
@@ -41,11 +60,11 @@ void Table::add(std::vector<std::string> row) {
 std::string Table::text() const {
   const std::size_t columns = rows_.front().size();
   std::vector<std::size_t> widths(columns);
-  std::vector<bool> right(columns, rows_.size() > 1);
+  std::vector<bool> right(columns, rows_.size() > heads_);
   for (std::size_t r = 0; r < rows_.size(); ++r) {
     for (std::size_t c = 0; c < columns; ++c) {
       widths[c] = std::max(widths[c], width(rows_[r][c]));
-      if (r > 0 && !numeric(rows_[r][c])) right[c] = false;
+      if (r >= heads_ && !numeric(rows_[r][c])) right[c] = false;
     }
   }
   std::string text;

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "sim/experiment/experiment.hpp"
+#include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
@@ -460,6 +461,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                    {"store", options.store},
                    {"trust", trust_line(sweep)},
                    {"limits", limits_of(done)},
+                   {"chosen", options.chosen},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
   for (const ShownMetric& metric : metrics) {
@@ -557,7 +559,7 @@ StorePage store_page(const std::filesystem::path& file, PageOptions options) {
   const Store store = Store::open(file);
   const bool choose_y = options.axes.y.empty();
   if (choose_y) options.axes.y = ParetoAxes{}.y;
-  StoredSweep sweep = store.read(page_pointers(options));
+  StoredSweep sweep = read_comparable(store, page_pointers(options));
   if (choose_y && has_objectives(sweep)) options.axes.y = metric("request_goodput").pointer;
   if (options.axes.by.empty()) options.axes.by = default_groups(sweep);
   options.store = file.filename().string();

@@ -401,6 +401,14 @@ function show_best() {
   by_id('best-table').replaceChildren(head, element('tbody', {}, rows));
 }
 
+// The point of the most (or least) y that keeps the limits; nothing where none are set.
+function best_within_limits() {
+  if (Object.values(state.limits).every(limit => limit === null)) return undefined;
+  const y = data.metrics[state.y], value = p => p.metrics[state.y];
+  return data.points.filter(p => keeps_limits(p) && value(p) !== null)
+    .reduce((a, b) => !a || (y.less ? value(b) < value(a) : value(b) > value(a)) ? b : a, undefined);
+}
+
 // A ratio, with an arrow and a colour that say whether it is good.
 function ratio_cell(ratio, more_is_better) {
   if (ratio === null || ratio === undefined) return element('td', {}, '–');
@@ -410,7 +418,9 @@ function ratio_cell(ratio, more_is_better) {
 }
 
 function reset_limit() {
-  // Where every group has something to say: the middle of what all frontiers reach.
+  // The limit that the latency has; else where every group has something to say: the middle of what all frontiers reach.
+  const limited = ['ttft', 'tpot'].find(name => data.metrics[state.x].pointer.endsWith(`_${name}_ms`) && state.limits[name] !== null);
+  if (limited) return void (by_id('limit').value = state.limits[limited]);
   const values = frontiers().flat().map(p => p.metrics[state.x]).sort((a, b) => a - b);
   const x = data.metrics[state.x];
   const middle = values[Math.floor(values.length / 2)];
@@ -703,7 +713,7 @@ function start() {
   show_unfinished();
   const asked = data.points.find(p => `#${p.id}` === location.hash);
   const last_curve = frontiers().filter(points => points.length).at(-1) || data.points;
-  state.selected = asked || last_curve[Math.floor(last_curve.length / 2)];
+  state.selected = asked || data.points.find(p => p.id === data.chosen) || best_within_limits() || last_curve[Math.floor(last_curve.length / 2)];
   show_point();
   show_points();
   draw_all();

@@ -157,25 +157,48 @@ std::string number_alike_cells(std::vector<std::vector<std::string>>& rows, std:
   return text;
 }
 
+// A heading in two lines as even as its words allow: "concurrency" above "_per_rank".
+std::vector<std::string> in_two_lines(const std::string& head) {
+  std::size_t longer = head.size(), end = head.size();
+  for (std::size_t i = head.find_first_of("_/ ", 1); i < head.size();
+       i = head.find_first_of("_/ ", i + 1)) {
+    if (std::max(i, head.size() - i) < longer) {
+      longer = std::max(i, head.size() - i);
+      end = i;
+    }
+  }
+  if (end == head.size()) return {head};
+  return {head.substr(0, end), head.substr(end)};
+}
+
 }  // namespace
 
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings) {
-  std::vector<std::size_t> widths;
-  for (std::size_t c = 0; c < head.size(); ++c) {
-    widths.push_back(head[c].size());
+  std::vector<std::vector<std::string>> lines;  // of the head's cells
+  for (const std::string& cell : head) lines.push_back({cell});
+  std::vector<std::size_t> widths(head.size());
+  const auto measure = [&](std::size_t c) {
+    widths[c] = 0;
+    for (const std::string& line : lines[c]) widths[c] = std::max(widths[c], line.size());
     for (const auto& row : rows) widths[c] = std::max(widths[c], row[c].size());
-  }
+  };
+  for (std::size_t c = 0; c < head.size(); ++c) measure(c);
   const auto total = [&] {
     return std::accumulate(widths.begin(), widths.end(), column_gap * (widths.size() - 1));
   };
   std::string left_out, common;
   for (std::size_t c = 0; c < settings && total() > table_columns; ++c) {
+    const std::size_t before = widths[c];
+    lines[c] = in_two_lines(head[c]);
+    measure(c);
+    if (widths[c] == before) lines[c] = {head[c]};
+  }
+  for (std::size_t c = 0; c < settings && total() > table_columns; ++c) {
     const std::string words = take_common_words(rows, c);
     if (words.empty()) continue;
     common += fmt::format("{}{}: {} ..", common.empty() ? "" : ", ", head[c], words);
-    widths[c] = head[c].size();
-    for (const auto& row : rows) widths[c] = std::max(widths[c], row[c].size());
+    measure(c);
   }
   while (settings > 0 && total() > table_columns) {
     const auto end = widths.begin() + static_cast<std::ptrdiff_t>(settings);
@@ -191,6 +214,7 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
     };
     drop(widths);
     drop(head);
+    drop(lines);
     for (auto& row : rows) drop(row);
   }
   std::string numbers;
@@ -200,7 +224,13 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
     for (std::size_t c = 0; c < settings; ++c) row[c] = cut(row[c], widths[c]);
     return row;
   };
-  Table table(fit(head));
+  for (std::size_t c = 0; c < head.size(); ++c) {
+    std::string& cell = head[c] = "";
+    for (const std::string& line : lines[c]) {
+      cell += (cell.empty() ? "" : "\n") + (c < settings ? cut(line, widths[c]) : line);
+    }
+  }
+  Table table(head);
   for (auto& row : rows) table.add(fit(row));
   return table.text() + (common.empty() ? "" : fmt::format("({})\n", common)) + numbers +
          (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
