@@ -145,6 +145,12 @@ def vllm(work, trace, tags):
     same("vllm", work, trace, [folder], "--requests", native, says=["1 dense layer", "2 rows of padding"])
     done, _ = import_as("vllm", work, [folder])
     check("do not say where their prompt ends" in done.stdout, "vllm: prompts that are not known")
+    notes = work / "notes.jsonl"
+    notes.write_text("".join(json.dumps({"prompt_tokens": 10**6, "prompt_len": 1}) + "\n" for _ in trace.rows))
+    done, _ = import_as("vllm", work, [folder], "--requests", notes)
+    check('not read in --requests: "prompt_len"' in done.stdout, "vllm: a key of --requests that is not known")
+    check(f"{len(trace.rows)} requests have fewer rows than tokens in their prompts" in done.stdout,
+          "vllm: prompts longer than what was recorded")
     answers = work / "vllm.jsonl"
     with answers.open("w") as out:
         for i, request in enumerate(trace.requests):

@@ -40,7 +40,7 @@ code=0; "$moesim" "${ask[@]/40/50}" >/dev/null 2>log || code=$?
 for engine in sglang trtllm; do
   "$moesim" run plan.json --launch $engine >$engine 2>log || fail "--launch $engine: $(tail -n 1 log)"
 done
-grep -Eq '^1: .*; bound by T[TP]' vllm || fail "it does not say what binds"
+grep -Eq '^1: .*; nearest limit T[TP]' vllm || fail "it does not say what binds"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"
 grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && grep -q 'vllm bench serve .*--random-input-len 200' vllm || fail "no command of vLLM"
 grep -q 'sglang.launch_server .*--tp-size' sglang || fail "no command of SGLang"

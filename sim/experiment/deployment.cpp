@@ -66,6 +66,14 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   return e;
 }
 
+int most_sequences(const Deployment& e, int tokens) {
+  std::int64_t most = e.scheduler->max_num_seqs();
+  if (!e.prefix_caching) {
+    most = std::min(most, e.memory.kv_blocks / e.kv_layout.blocks_for(std::max(1, tokens)));
+  }
+  return static_cast<int>(std::max<std::int64_t>(1, most));
+}
+
 StepModel step_model(const Deployment& e) {
   std::vector<RankMemory> memories;
   for (int rank = 0; e.expert_memory && rank < e.parallel.ep; ++rank) {

@@ -35,6 +35,10 @@ struct Deployment : PoolSpec {
 /// policy refuses its options, and DoesNotFit.
 Deployment deploy(const PoolSpec&, const Traces&);
 
+/// Sequences of so many tokens that a rank runs at most: by its scheduler's limit and its KV
+/// cache; at least 1.
+int most_sequences(const Deployment&, int tokens);
+
 /// The times of its steps, as a run starts.
 StepModel step_model(const Deployment&);
 

@@ -138,6 +138,7 @@ struct PoolSpec {
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
 
   // What is measured.
+  bool spot_checks = true;         ///< of a sampled run: steps are priced exactly beside it
   std::optional<Anchor> anchor{};  ///< corrections by measured runs of this deployment
   double anchored_tpot = 1;        ///< what step times are multiplied by
   double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside

@@ -460,14 +460,11 @@ StepBatch typical_batch(const Deployment& deployment, StepKind kind, int sequenc
   return batch;
 }
 
-}  // namespace
-
-ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
-                           int context, int prefill_tokens, int samples) {
+ExplainedStep explain_by(StepModel model, const Deployment& deployment, StepKind kind,
+                         int sequences_per_rank, int context, int prefill_tokens, int samples) {
   check(samples >= 1, "no step to explain");
   RowSource rows(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
                  deployment.seed);
-  StepModel model = step_model(deployment);
   ExplainedStep step;
   const int ranks = deployment.parallel.dp;
   if (kind != StepKind::decode) step.summary.prefill_tokens = ranks * prefill_tokens;
@@ -485,6 +482,25 @@ ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequ
     if (sample == 0) step.cost = std::move(cost);
   }
   return step;
+}
+
+}  // namespace
+
+ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
+                           int context, int prefill_tokens, int samples) {
+  return explain_by(step_model(deployment), deployment, kind, sequences_per_rank, context,
+                    prefill_tokens, samples);
+}
+
+ExplainedStep estimate_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
+                            int context, int prefill_tokens) {
+  constexpr int priced = 8;
+  const int layers = deployment.model.moe_layers();
+  const int first = std::max(0, layers - priced) / 2;
+  StepModel model = step_model(deployment);
+  model.price_only({first, std::min(layers, first + priced)});
+  return explain_by(std::move(model), deployment, kind, sequences_per_rank, context, prefill_tokens,
+                    1);
 }
 
 }  // namespace moesim

@@ -30,6 +30,10 @@ struct ExplainedStep {
 /// rank, from its beginning.
 ExplainedStep explain_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
                            int prefill_tokens, int samples = 1);
+/// One such step priced by eight of its MoE layers, which stand for the others: a fraction of the
+/// time, within some per cent.
+ExplainedStep estimate_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
+                            int prefill_tokens);
 /// Explains steps of the pool that decodes.
 inline ExplainedStep explain_step(const Experiment& experiment, StepKind kind,
                                   int sequences_per_rank, int context, int prefill_tokens,

@@ -33,11 +33,12 @@ StepSampler::StepSampler(const Deployment& deployment)
       rows_(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
             deployment.seed ^ fnv1a("sampled fidelity"), deployment.binding),
       model_(step_model(deployment)),
-      rng_(deployment.seed, "sampled fidelity"),
-      checks_(deployment) {}
+      rng_(deployment.seed, "sampled fidelity") {
+  if (deployment.spot_checks) checks_.emplace(deployment);
+}
 
 SampledStats StepSampler::stats() const {
-  const SpotChecks::Answer answer = checks_.answer();
+  const SpotChecks::Answer answer = checks_ ? checks_->answer() : SpotChecks::Answer{};
   return {std::ssize(samples_), answer.checks, answer.error, answer.standard_error, answer.worst};
 }
 

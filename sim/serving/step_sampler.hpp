@@ -50,7 +50,7 @@ class StepSampler {
   /// A step of the run has been priced by samples: it may be checked.
   void step_priced(StepKind rule, const StepBatch& batch, std::span<const std::int32_t> places,
                    Seconds time) {
-    checks_.step(rule, batch, places, time);
+    if (checks_) checks_->step(rule, batch, places, time);
   }
   SampledStats stats() const;
 
@@ -79,7 +79,7 @@ class StepSampler {
   std::map<Key, std::vector<const StepSample*>> by_key_;
   std::vector<std::unique_ptr<StepSample>> samples_;
   int next_layer_ = 0;  // that a sample of large steps begins with
-  SpotChecks checks_;
+  std::optional<SpotChecks> checks_;
 };
 
 }  // namespace moesim

@@ -86,6 +86,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       overlap_(overlap),
       capacity_(std::move(capacity)),
       memories_(std::move(memories)),
+      priced_{0, model.moe_layers()},
       scratch_(std::make_unique<Scratch>(cluster, model, plan, precision)) {
   scratch_->backlog.resize(at(model_.moe_layers()));
 }
@@ -310,7 +311,11 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
                             std::uint64_t step, StepCost& result,
                             std::vector<ExplainedOperation>* explain) {
   result.layers.resize(at(model_.moe_layers()));
-  price_layers(batch, rule, placements, rows, step, {0, model_.moe_layers()}, result.layers);
+  price_layers(batch, rule, placements, rows, step, priced_, result.layers);
+  for (int layer = 0; layer < model_.moe_layers(); ++layer) {
+    const int priced = standing_for(layer, priced_);
+    if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
+  }
   result.sample = nullptr;
   add_up(batch, &placements, result, explain);
 }
@@ -347,6 +352,12 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   });
 }
 
+// Which of the layers that are priced a layer takes its costs from.
+int StepModel::standing_for(int layer, LayerRange priced) {
+  const bool own = priced.first <= layer && layer < priced.end;
+  return own ? layer : priced.first + layer % (priced.end - priced.first);
+}
+
 StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
                              const ExpertPlacement& placements, const RowSource& rows,
                              LayerRange priced) {
@@ -355,13 +366,11 @@ StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
   price_layers(batch, rule, placements, rows, steps_, priced, result.layers);
   steps_ += 2;
   const auto experts = at(model_.experts);
-  const std::size_t first = at(priced.first), count = at(priced.end) - first;
   const std::span<const std::int32_t> tokens = tokens_of_expert();
-  for (std::size_t layer = 0; layer < result.layers.size(); ++layer) {
-    const bool is_priced = layer - first < count;
-    const std::size_t from = is_priced ? layer : first + layer % count;
-    if (!is_priced) result.layers[layer] = result.layers[from];
-    const auto of_layer = tokens.subspan(from * experts, experts);
+  for (int layer = 0; layer < model_.moe_layers(); ++layer) {
+    const int from = standing_for(layer, priced);
+    if (from != layer) result.layers[at(layer)] = result.layers[at(from)];
+    const auto of_layer = tokens.subspan(at(from) * experts, experts);
     result.tokens_of_expert.insert(result.tokens_of_expert.end(), of_layer.begin(), of_layer.end());
   }
   sum_up(result);

@@ -57,9 +57,12 @@ class StepModel {
   void price(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
              StepCost& result, std::vector<ExplainedOperation>* explain = nullptr);
 
-  /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. The first
-  /// layers of `priced` to the one before its end are priced; they stand for the others too, in
-  /// turn. Its `number` is the caller's.
+  /// Prices exactly these MoE layers alone from now on, which stand for the others too, in turn.
+  /// Not for memories below HBM.
+  void price_only(LayerRange layers) { priced_ = layers; }
+
+  /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. Those of
+  /// `priced` stand for the others too, in turn. Its `number` is the caller's.
   StepSample sample(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                     LayerRange priced);
 
@@ -87,6 +90,7 @@ class StepModel {
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                     std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
+  static int standing_for(int layer, LayerRange priced);
   void sum_up(StepSample&) const;
   void start_sum(const StepCost* moe_layers, StepCost& result) const;
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
@@ -105,6 +109,7 @@ class StepModel {
   Overlap overlap_;
   std::shared_ptr<const CapacityRule> capacity_;
   std::vector<RankMemory> memories_;  // [EP ranks], or none
+  LayerRange priced_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
 };

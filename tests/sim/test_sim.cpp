@@ -399,6 +399,26 @@ TEST_CASE("a typical step is not one of first tokens, and several are priced ali
   CHECK(explain_step(e, StepKind::decode, 1, 100, 0).cost.total == step.cost.total);
 }
 
+TEST_CASE("a step priced by some of its layers is near the step") {
+  const Json deep = Json::array({{{"repeat", 20}, {"pattern", Json::array({{{"ffn", "moe"}}})}}});
+  const Experiment e = test::load_tiny({{"model", {{"layers", deep}}}});
+  const double all = explain_step(e, StepKind::decode, 16, 100, 0).cost.total.count();
+  const ExplainedStep some = estimate_step(e.decode(), StepKind::decode, 16, 100, 0);
+  CHECK_THAT(some.cost.total.count(), test::WithinRel(all, .05));
+  // Eight in the middle, and the others in their place.
+  const auto& layers = some.cost.layers;
+  REQUIRE(layers.size() == 20);
+  for (std::size_t l = 0; l < 20; ++l) {
+    const std::size_t from = l >= 6 && l < 14 ? l : 6 + l % 8;
+    CHECK(layers[l].load.tokens == layers[from].load.tokens);
+  }
+  CHECK(layers[6].load.tokens != layers[7].load.tokens);
+  // Where there are no more than that, it is the step.
+  const Experiment flat = test::load_tiny(Json::object());
+  CHECK(estimate_step(flat.decode(), StepKind::decode, 16, 100, 0).cost.total ==
+        explain_step(flat, StepKind::decode, 16, 100, 0).cost.total);
+}
+
 TEST_CASE("with tp 2 every attention and every dense layer ends in a sum over two GPUs") {
   const Json dense_and_moe = Json::array({{{"ffn", "dense"}}, {{"ffn", "moe"}}});
   const Experiment e =

@@ -62,6 +62,7 @@ class Search {
            [&](const Json& d) { return with_prefill_layouts(d, search_.model, search_.cluster); });
     refine("limits on sequences", [&](const Json& d) { return with_sequences(d, room(d)); });
     confirm();
+    doubt_routing();
     if (!leaders_.empty()) nearest_.clear();
     plan_.best = std::move(leaders_);
     plan_.nearest = std::move(nearest_);
@@ -79,6 +80,7 @@ class Search {
                   .attainment = search_.attainment,
                   .doubting = false,
                   .steady = true,
+                  .spot_checks = false,
                   .store = search_.store,
                   .start = -1};
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
@@ -228,13 +230,36 @@ class Search {
       loads.push_back(std::stod(leader.rate));  // "12.5 /s"
     }
     // Short runs are forgotten: a long one says more.
-    SloResult result = confirm_slo(search_over(std::move(places), stays), loads, traces_, remarks_,
-                                   begin("long runs"));
+    SloSearch slo = search_over(std::move(places), stays);
+    slo.spot_checks = true;
+    SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
     count(result);
     if (plan_.stopped) return;
     leaders_.clear();
     nearest_ = result.nearest;
     join(std::move(result.found));
+  }
+
+  // How much of the answer hangs on which experts synthetic tokens pick.
+  void doubt_routing() {
+    if (leaders_.empty() || plan_.stopped) return;
+    Json place = sampled(without_load(leaders_.front().config));
+    Json& gating = place["workload"]["gating"];
+    if (gating.at("type") != "topical") return;
+    gating.erase("preset");
+    gating["type"] = "uniform";
+    const double load = std::stod(leaders_.front().rate);
+    SloSearch slo = search_over({std::move(place)}, short_stays);
+    slo.store.clear();  // another question's runs
+    const SloResult result =
+        confirm_slo(slo, {{load}}, traces_, remarks_, begin("routing without preference"));
+    plan_.runs += result.search.runs;
+    plan_.stopped |= result.search.stopped;
+    if (!result.found.empty()) {
+      plan_.uniform = result.found.front();
+    } else if (!result.nearest.empty()) {
+      plan_.uniform = result.nearest.front();
+    }
   }
 
   // What the store says of itself: the question, and what its points differ in.

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,12 @@ struct PlanSearch {
 struct Plan {
   std::vector<SloRun> best;     ///< one of each shape, most requests/s first; at most five
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
-  std::size_t shapes = 0;       ///< looked at ...
-  std::size_t fit = 0;          ///< ... of which so many fit in memory
+  /// The first of the best where every expert is as likely as any other, under the heaviest load
+  /// that it bears then, or the run that missed the SLO by least. Nothing where routing was
+  /// recorded.
+  std::optional<SloRun> uniform;
+  std::size_t shapes = 0;  ///< looked at ...
+  std::size_t fit = 0;     ///< ... of which so many fit in memory
   std::size_t runs = 0;
   std::size_t before = 0;  ///< of these runs, those that the store held
   bool stopped = false;

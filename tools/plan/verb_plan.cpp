@@ -7,6 +7,7 @@
 #include "hardware/shipped.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/table.hpp"
@@ -15,6 +16,7 @@
 #include "tools/plan/plan.hpp"
 #include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
@@ -27,12 +29,6 @@ struct PlanOptions {
   double attainment = .9;
   bool json = false, no_page = false;
 };
-
-// A path of the command line as a config anywhere can have it; a short name stays one.
-Json anywhere(const std::string& named) {
-  std::error_code none;
-  return std::filesystem::exists(named, none) ? std::filesystem::absolute(named).string() : named;
-}
 
 // "1s" as well as "1 s".
 std::string duration(const std::string& option, std::string text) {
@@ -107,7 +103,7 @@ std::string table_of(const std::vector<SloRun>& runs) {
                fmt::format("{:.0f} %", 100 * run.trial.attainment),
                margin(run, metric("p90_ttft_ms"), "ttft"),
                margin(run, metric("p90_tpot_ms"), "tpot"), cost(run)});
-    names += wrapped(fmt::format("{}: {}; bound by {}", number, shape_text(run.config),
+    names += wrapped(fmt::format("{}: {}; nearest limit {}", number, shape_text(run.config),
                                  binding_text(run)),
                      100, 3) +
              "\n";
@@ -132,7 +128,23 @@ OrderedJson to_json(const Plan& plan) {
   json["best"] = OrderedJson::array();
   for (const SloRun& run : plan.best) json["best"].push_back(to_json(run));
   if (!plan.nearest.empty()) json["nearest"] = to_json(plan.nearest.front());
+  if (plan.uniform) json["uniform_routing"] = to_json(*plan.uniform);
   return json;
+}
+
+// What the answer takes for granted where no routing was recorded.
+std::string routing_remark(const Plan& plan) {
+  if (!plan.uniform) return "";
+  const SloRun& run = *plan.uniform;
+  const Json& preset = plan.best.front().config.at("workload").at("gating").at("preset");
+  const std::string answer = run.trial.meets ? fmt::format("1 bears {}", run.rate)
+                                             : fmt::format("1 misses the SLO at {} still: {}",
+                                                           run.rate, latencies_text(run));
+  return wrapped(fmt::format("routing: synthetic, by the statistics of {} (gating preset); were "
+                             "every expert as likely as any other, {}; --trace takes recordings",
+                             preset.get<std::string>(), answer),
+                 100, 2) +
+         "\n";
 }
 
 std::string effort_text(const Plan& plan) {
@@ -146,8 +158,10 @@ void write_config(const PlanOptions& options, const SloRun& run) {
   write_file(options.output + ".json", config.dump(2) + "\n");
 }
 
-void write_page(const PlanOptions& options) {
+void write_page(const PlanOptions& options, const SloRun& answer) {
   PageOptions page;
+  page.chosen =
+      point_of(answer.config, std::filesystem::path(options.output).parent_path()).config_hash;
   page.base = options.output + ".json";
   write_file(options.output + ".html", store_page(options.output + ".sqlite", page).html);
 }
@@ -163,7 +177,7 @@ int say(const PlanOptions& options, const Plan& plan) {
   write_config(options, first);
   bool page = !options.no_page;
   try {
-    if (page) write_page(options);
+    if (page) write_page(options, first);
   } catch (const ConfigError& error) {
     spdlog::warn("no page: {}", error.what());
     page = false;
@@ -177,7 +191,7 @@ int say(const PlanOptions& options, const Plan& plan) {
     print(to_json(plan).dump(1) + "\n");
   } else {
     print(table_of(met ? plan.best : plan.nearest));
-    print(effort_text(plan) + "\n" + written_text(options, page));
+    print(routing_remark(plan) + effort_text(plan) + "\n" + written_text(options, page));
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, first.config, options.output));
     print(trust_line(first.report, first.config));
@@ -234,11 +248,7 @@ goes on where it was stopped. Exit 3 if nothing meets the limits, with the neare
 Action setup_plan(CLI::App& command) {
   const auto options = std::make_shared<PlanOptions>();
   PlanQuestion& question = options->question;
-  command
-      .add_option("--model", options->model,
-                  "a HuggingFace config.json or its folder, a file of the zoo's form, or a name "
-                  "of moesim list models")
-      ->required();
+  command.add_option("--model", options->model, model_option)->required();
   command.add_option("--gpu", options->gpu, "a name of moesim list gpus");
   command.add_option("--gpus", options->gpus, "how many of them")
       ->check(CLI::Range(1, 1024))

@@ -5,6 +5,7 @@
 
 #include "hardware/parse_json.hpp"
 #include "models/moe_model.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
@@ -187,7 +188,7 @@ struct GenerateOptions {
 };
 
 void generate(const GenerateOptions& options) {
-  const MoeModel model = read_model(ConfigNode::from_file(options.model));
+  const MoeModel model = read_model(named_model(options.model));
   check_new_directory(options.output);
   const ConfigNode node(json_or_text(options.gating), std::filesystem::path("--gating"));
   const RoutingTrace trace = gatings().make(node)->trace(model, options.seed);
@@ -218,7 +219,7 @@ Action setup_trace(CLI::App& command) {
 
   const auto made = std::make_shared<GenerateOptions>();
   CLI::App* make = command.add_subcommand("generate", "make a synthetic trace for a model");
-  make->add_option("--model", made->model, "model file")->required();
+  make->add_option("--model", made->model, model_option)->required();
   make->add_option("--gating", made->gating,
                    "name or JSON, e.g. '{\"type\": \"topical\", \"requests\": 64}'")
       ->required();

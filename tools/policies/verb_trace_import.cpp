@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "sim/placement/files/placement_file.hpp"
+#include "tools/cli/named_files.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/policies/new_trace.hpp"
 #include "traces/import/import.hpp"
@@ -72,7 +73,7 @@ void report_trace(const RoutingTrace& trace, const std::string& output) {
 
 void run_import(const ImportCommand& command) {
   const ImportForm& form = form_named(command.form);
-  const MoeModel model = read_model(ConfigNode::from_file(command.model));
+  const MoeModel model = read_model(named_model(command.model));
   check_new_directory(command.output);
   ImportOptions options;
   if (!command.requests.empty()) options.notes = read_request_notes(command.requests);
@@ -103,7 +104,7 @@ void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
     forms += fmt::format("\n{}: {}", form.name, form.summary);
   read->add_option("--from", command->form, "form of the recording:" + forms)->required();
   read->add_option("PATHS", command->paths, "files, or folders of them")->required();
-  read->add_option("--model", command->model, "model file")->required();
+  read->add_option("--model", command->model, model_option)->required();
   read->add_option("--placement", command->placement,
                    "placement file: the recording's ids are its slots");
   read->add_option("--gpus", command->gpus, "GPUs that the placement's slots stand on")

@@ -202,6 +202,18 @@ std::string grounds_of(const StepCost& cost) {
   return text.empty() ? text : "\n" + text;
 }
 
+// " of 189 decodes and 8192 prompt tokens a rank".
+std::string content_text(const ExplainedStep& step, const Deployment& e) {
+  std::string text;
+  const auto add = [&](std::int64_t tokens, const char* what) {
+    if (tokens > 0)
+      text += fmt::format("{} {} {}", text.empty() ? " of" : " and", tokens / e.parallel.dp, what);
+  };
+  add(step.summary.decode_tokens, "decodes");
+  add(step.summary.prefill_tokens, "prompt tokens");
+  return text + " a rank";
+}
+
 std::string to_text(const ExplainedStep& step, const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
@@ -224,11 +236,11 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
                               : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
                                             step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step, on the slowest rank at each barrier: {:.3f} ms\n{}"
+      "one {} step{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
-      step_kind_names[at(step.summary.kind)], step.cost.total.count() * 1e3, others,
-      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      step_kind_names[at(step.summary.kind)], content_text(step, e), step.cost.total.count() * 1e3,
+      others, intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost));
@@ -242,8 +254,9 @@ Action setup_explain(CLI::App& command) {
   command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
       ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
   command
-      .add_option("--sequences", options->sequences,
-                  "decode sequences per rank (default: max_num_seqs)")
+      .add_option(
+          "--sequences", options->sequences,
+          "decode sequences per rank (default: max_num_seqs, if they fit into the KV cache)")
       ->check(CLI::Range(1, 1 << 16));
   command
       .add_option("--context", options->context, "tokens in the KV cache of each (default: 1024)")
@@ -262,7 +275,8 @@ Action setup_explain(CLI::App& command) {
     const Experiment experiment =
         Remarks().say_of(load_experiment(options->experiment.read(), traces));
     const Deployment& e = experiment.decode();
-    const int sequences = options->sequences > 0 ? options->sequences : e.scheduler->max_num_seqs();
+    const int sequences =
+        options->sequences > 0 ? options->sequences : most_sequences(e, options->context);
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();
     const StepKind kind = options->kind == "decode"    ? StepKind::decode

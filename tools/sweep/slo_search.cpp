@@ -89,17 +89,14 @@ TuneBound most_of(int largest, double limit, Time&& time_of, Rate&& rate) {
   return {best, alone / limit};
 }
 
-// Sequences that a rank holds at most.
-int most_sequences(const Deployment& e, int context) {
-  std::int64_t most = e.scheduler->max_num_seqs();
-  if (!e.prefix_caching) {
-    most = std::min(most, e.memory.kv_blocks / e.kv_layout.blocks_for(std::max(1, context)));
-  }
-  return static_cast<int>(std::max<std::int64_t>(1, most));
-}
-
 double limit_of(const Slo& slo) {
   return slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
+}
+
+// Where runs draw MoE layers from samples, a bound needs no more.
+ExplainedStep priced_step(const Deployment& e, StepKind kind, int batch, int context, int prefill) {
+  return e.sampled ? estimate_step(e, kind, batch, context, prefill)
+                   : explain_step(e, kind, batch, context, prefill);
 }
 
 // Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
@@ -110,7 +107,7 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengt
   const auto context = static_cast<int>(lengths.prompt);
   const double emitted = tokens_per_step(e.speculation);
   const auto gap = [&](int batch) {
-    return explain_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
+    return priced_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
   };
   const auto rate = [&](int batch, double time) {
     return e.ranks() * batch / (time * (lengths.output - 1));
@@ -123,7 +120,7 @@ TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengt
 // because its later tokens attend to more.
 double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
                     double prompt) {
-  const ExplainedStep step = explain_step(e, kind, batch, context, prefill);
+  const ExplainedStep step = priced_step(e, kind, batch, context, prefill);
   double seconds = step.cost.total.count();
   for (const ExplainedOperation& operation : step.operations) {
     if (prefill <= prompt) continue;
@@ -303,7 +300,9 @@ class Runs {
     }
     StoreRow row{point.config_hash, point.config.dump(), PointStatus::done, "", ""};
     try {
-      row.report = moesim::run(load(point.config)).document().dump();
+      Experiment experiment = load(point.config);
+      for (Deployment& pool : experiment.pools) pool.spot_checks = search_.spot_checks;
+      row.report = moesim::run(experiment).document().dump();
     } catch (const ConfigError& error) {
       row.status = PointStatus::infeasible;
       row.error = error.what();

@@ -82,7 +82,13 @@ std::vector<RequestNote> read_request_notes(const std::filesystem::path& file) {
     note.workload = reader.text_or("workload", note.workload);
     note.has_repetition = reader.flag_or("has_repetition", false);
     for (const std::string_view key : {"prompt_tokens", "prompt_rows"})
-      if (reader.has(key)) note.prompt_tokens = reader.integer(key, Range{0, 9e15});
+      if (reader.optional(key)) note.prompt_tokens = reader.integer(key, Range{0, 9e15});
+    // A native trace's own file will do, which also says where its rows are.
+    constexpr std::array<std::string_view, 7> known{
+        "file",        "workload",  "has_repetition", "prompt_tokens",
+        "prompt_rows", "row_start", "num_tokens"};
+    for (const std::string& key : reader.all_keys())
+      if (std::ranges::find(known, key) == known.end()) note.unread.push_back(key);
     notes.push_back(std::move(note));
   });
   if (notes.empty()) refuse(file.string(), "holds no request");
@@ -185,6 +191,7 @@ void TraceBuilder::add(const RecordedRequest& request) {
   std::optional<std::int64_t> prompt = request.prompt_rows;
   TraceRequest made{.row_start = rows_};
   if (note != nullptr) {
+    unread_.insert(note->unread.begin(), note->unread.end());
     if (note->prompt_tokens) prompt = note->prompt_tokens;
     made.has_repetition = note->has_repetition;
   }
@@ -194,6 +201,7 @@ void TraceBuilder::add(const RecordedRequest& request) {
     made.prompt_rows += !prompt || row < *prompt ? 1 : 0;
   }
   rows_ += made.num_tokens;
+  short_ += prompt && *prompt > made.num_tokens;
   mapped_ = mapped_ || reading.map != nullptr;
   if (made.num_tokens == 0) {
     ++empty_;
@@ -337,6 +345,12 @@ void TraceBuilder::remark_what_was_left_out() {
       fmt::format("dropped: {} ids in columns beyond the router's {}: not filled, or of shared "
                   "experts",
                   extra_ids_, model_.experts_per_token));
+  say(short_ > 0,
+      fmt::format("{} requests have fewer rows than tokens in their prompts: all were taken for "
+                  "the prompt's",
+                  short_));
+  say(!unread_.empty(),
+      fmt::format("not read in --requests: \"{}\"", fmt::join(unread_, "\", \"")));
   say(mapped_, "physical ids were mapped to logical ones");
   say(without_prompt_ > 0,
       fmt::format("{} of {} requests do not say where their prompt ends: all of their rows count "

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,10 +23,10 @@ struct RequestNote {
   std::optional<std::int64_t> prompt_tokens;
   std::string workload = "unknown";
   bool has_repetition = false;
+  std::vector<std::string> unread{};  ///< other keys, which an import names
 };
 /// Reads JSON lines of "prompt_tokens" (or a routing trace's "prompt_rows"), "workload",
-/// "has_repetition" and "file", one for each request in order; other keys are ignored. Throws
-/// ConfigError with the line.
+/// "has_repetition" and "file", one for each request in order. Throws ConfigError with the line.
 std::vector<RequestNote> read_request_notes(const std::filesystem::path& file);
 
 /// What stands beside an engine's recording.
@@ -109,7 +110,8 @@ class TraceBuilder {
   std::vector<TraceRequest> requests_;
   std::vector<std::string> workloads_;
   std::map<std::int64_t, std::vector<double>> counts_;  // by step
-  std::size_t added_ = 0, empty_ = 0, without_prompt_ = 0;
+  std::size_t added_ = 0, empty_ = 0, without_prompt_ = 0, short_ = 0;
+  std::set<std::string> unread_;
   std::int64_t rows_ = 0, padding_rows_ = 0, extra_ids_ = 0;
   bool dropped_dense_ = false, mapped_ = false;
   std::vector<std::string> remarks_;
