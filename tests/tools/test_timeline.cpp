@@ -21,8 +21,9 @@ using test::TemporaryFile;
 using test::WithinAbs;
 using test::WithinRel;
 
-// Two attention ranks of two GPUs, experts over 4 ranks (tp in experts 1) or 2 (tp 2).
-Experiment experiment(int ep, const char* scheduling = "chunked_prefill") {
+// Two attention ranks of two GPUs, experts over 4 ranks (tp in experts 1) or 2 (tp 2), in each
+// stage.
+Experiment experiment(int ep, const char* scheduling = "chunked_prefill", int pp = 1) {
   const auto clusters = test::source_dir() / "hardware/clusters";
   Json cluster = ConfigNode::from_file(clusters / "h100x8.json").json();
   cluster["gpu"] = test::bare_gpu(clusters / cluster["gpu"].get<std::string>());
@@ -39,7 +40,7 @@ Experiment experiment(int ep, const char* scheduling = "chunked_prefill") {
       {"cluster", cluster},
       {"model", model},
       {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
-      {"parallel", {{"dp", 2}, {"tp", 2}, {"ep", ep}}},
+      {"parallel", {{"dp", 2}, {"tp", 2}, {"ep", ep}, {"pp", pp}}},
       {"scheduling", {{"type", scheduling}, {"max_num_batched_tokens", 64}, {"max_num_seqs", 4}}},
       {"workload",
        {{"arrivals", {{"type", "poisson"}, {"rate", "2000 /s"}}},
@@ -69,10 +70,10 @@ struct Trace {
   std::vector<Json> events;
 };
 
-Trace traced(const Experiment& e) {
+Trace traced(const Experiment& e, std::int64_t unfolded = 0) {
   const TemporaryFile timeline_json("timeline.json");
   const std::filesystem::path& file = timeline_json.path();
-  Timeline timeline(file, e);
+  Timeline timeline(file, e, unfolded);
   RunObserver* const observers[] = {&timeline};
   Trace trace{run(e, {}, observers), {}};
   REQUIRE_FALSE(std::filesystem::exists(file));
@@ -118,6 +119,64 @@ TEST_CASE("every GPU's lane fills every step exactly, without overlap") {
       filled[step] = end;
     }
     REQUIRE(filled == end_of_step);
+  }
+}
+
+// The lanes' blocks, [step][GPU].
+std::map<std::int64_t, std::map<int, std::vector<Json>>> blocks_of(const Trace& trace) {
+  std::map<std::int64_t, std::map<int, std::vector<Json>>> blocks;
+  std::int64_t steps = 0;
+  for (const Json& event : trace.events) {
+    if (event["ph"] != "X") continue;
+    if (event["pid"] == 1) ++steps;
+    if (event["pid"] == 2) blocks[steps][event["tid"].get<int>() - 10].push_back(event);
+  }
+  return blocks;
+}
+
+TEST_CASE("the layers of one step are told apart, and fill it as the folded ones do") {
+  const auto folded = blocks_of(traced(experiment(4))), told = blocks_of(traced(experiment(4), 7));
+  REQUIRE(folded.size() == told.size());
+  const auto seconds = [](const std::vector<Json>& blocks, const char* name) {
+    double sum = 0;
+    for (const Json& block : blocks)
+      if (block["name"] == name) sum += block["dur"].get<double>() * 1e-6;
+    return sum;
+  };
+  for (const auto& [step, lanes] : folded) {
+    CAPTURE(step);
+    if (step != 7) CHECK(told.at(step) == lanes);
+    for (const auto& [gpu, blocks] : lanes) {
+      for (const char* name : {"attention", "dispatch", "experts", "idle", "combine"})
+        CHECK_THAT(seconds(told.at(step).at(gpu), name), WithinAbs(seconds(blocks, name), 1e-10));
+    }
+  }
+  std::set<int> layers;
+  double activated = 0;
+  for (const Json& block : told.at(7).at(0)) {
+    layers.insert(block["args"]["layer"].get<int>());
+    if (block["name"] == "experts") activated += block["args"]["activated_experts"].get<double>();
+  }
+  CHECK(layers == std::set<int>{0, 1, 2});
+  for (const Json& block : folded.at(7).at(0))
+    if (block["name"] == "experts")
+      CHECK_THAT(block["args"]["activated_experts"].get<double>(), WithinAbs(activated / 3, .011));
+}
+
+TEST_CASE("a pipeline's lanes hold what their stages do, and the wait for others") {
+  const Experiment e = experiment(4, "chunked_prefill", 2);
+  const auto steps = blocks_of(traced(e, 5));
+  REQUIRE(steps.size() > 5);
+  for (const auto& [step, lanes] : steps) REQUIRE(lanes.size() == 8);
+  for (int gpu = 0; gpu < 8; ++gpu) {
+    std::set<int> layers;
+    std::set<std::string> names;
+    for (const Json& block : steps.at(5).at(gpu)) {
+      layers.insert(block["args"]["layer"].get<int>());
+      names.insert(block["name"]);
+    }
+    CHECK(layers == (gpu < 4 ? std::set<int>{0, 1} : std::set<int>{2}));
+    CHECK(names.contains("pipeline"));
   }
 }
 

@@ -37,49 +37,109 @@ struct Slice {
   std::string args = "";
 };
 
-// What an EP rank's experts did in a MoE layer of the step, in the mean.
-std::string expert_args(const StepCost& cost, std::size_t rank) {
-  const auto layers = static_cast<double>(cost.moe_layers().size());
+using Layers = std::span<const std::size_t>;  // MoE layers of a step
+
+// What an EP rank's experts did in a MoE layer, in the mean of these.
+std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   double activated = 0, tokens = 0;
-  for (const LayerOutcome& layer : cost.moe_layers()) {
-    activated += layer.load.activated[rank] / layers;
-    tokens += layer.load.tokens[rank] / layers;
+  for (const std::size_t layer : layers) {
+    const LayerLoad& load = cost.moe_layers()[layer].load;
+    activated += load.activated[rank] / static_cast<double>(layers.size());
+    tokens += load.tokens[rank] / static_cast<double>(layers.size());
   }
-  return fmt::format(R"(,"args":{{"activated_experts":{:.2f},"tokens":{:.2f}}})", activated,
-                     tokens);
+  return fmt::format(R"("activated_experts":{:.2f},"tokens":{:.2f})", activated, tokens);
 }
 
-// What one GPU did in a step, in order. The parts of the cost are those of the slowest rank at each
-// barrier, or, where some are hidden beside others, what is exposed; what this GPU waited
-// there is its own work short of that.
-std::array<Slice, 8> slices_of(const StepCost& cost, std::size_t gpu, const ParallelPlan& plan) {
-  const std::size_t expert_rank = gpu / at(plan.moe_tp());
-  double experts = 0;
-  for (const LayerOutcome& layer : cost.moe_layers())
-    experts += layer.experts[expert_rank].time.count();
-  experts = std::min(experts, seconds_of(cost, Part::experts));
-  const double waits_for_experts = seconds_of(cost, Part::experts) - experts;
+// How much of what `all` of a GPU's layers take together these take; all alike where it is nothing.
+template <class Time>
+double share_of(Layers layers, Layers all, Time&& time_of) {
+  const auto sum = [&](Layers of) {
+    double seconds = 0;
+    for (const std::size_t layer : of) seconds += time_of(layer);
+    return seconds;
+  };
+  const double whole = sum(all);
+  return whole > 0 ? sum(layers) / whole
+                   : static_cast<double>(layers.size()) / static_cast<double>(all.size());
+}
+
+// What one GPU did in some of the MoE layers of its stage, in order. The parts of the cost are
+// those of the slowest rank at each barrier, or, where some are hidden beside others, what is
+// exposed; what this GPU waited there is its own work short of that. A pipeline's are the mean
+// stage's.
+std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
+  const auto& outcomes = cost.moe_layers();
+  const auto slowest = [&](std::size_t layer) {
+    return std::ranges::max(outcomes[layer].experts, {}, &Cost::time).time.count();
+  };
+  const auto own = [&](std::size_t layer) {
+    return outcomes[layer].experts[gpu.rank].time.count();
+  };
+  const auto part = [&](Part which, auto&& time_of) {
+    return seconds_of(cost, which) * share_of(layers, gpu.layers, time_of);
+  };
+  const auto alike = [](std::size_t) { return 1.0; };
+  const auto experts_of = [&](Layers some) {
+    const double all = seconds_of(cost, Part::experts) * share_of(some, gpu.layers, slowest);
+    double longest = 0, mine = 0;
+    for (const std::size_t layer : some) {
+      longest += slowest(layer);
+      mine += own(layer);
+    }
+    return std::pair(all, longest > 0 ? all * mine / longest : 0);
+  };
+  const auto [experts, mine] = experts_of(layers);
+  const auto [all_experts, all_mine] = experts_of(gpu.layers);
   double alone = 0;
-  for (const Part part : {Part::attention, Part::gate, Part::permute, Part::shared_experts,
-                          Part::dense_ffn, Part::other}) {
-    alone += seconds_of(cost, part);
+  for (const Part which : {Part::attention, Part::gate, Part::permute, Part::shared_experts,
+                           Part::dense_ffn, Part::other}) {
+    alone += seconds_of(cost, which);
   }
-  const double waits_for_attention = std::clamp(cost.idle[gpu] - waits_for_experts, 0.0, alone);
-  alone -= waits_for_attention;
-  return {{{"attention", alone},
-           {"idle", waits_for_attention},
-           {"all_reduce", seconds_of(cost, Part::all_reduce)},
-           {"token_routing", seconds_of(cost, Part::token_routing)},
-           {"dispatch", seconds_of(cost, Part::dispatch)},
-           {"experts", experts, experts > 0 ? expert_args(cost, expert_rank) : ""},
-           {"idle", waits_for_experts},
-           {"combine", seconds_of(cost, Part::combine)}}};
+  const double waits = std::clamp(
+      cost.idle[gpu.number] - (all_experts - all_mine) - seconds_of(cost, Part::pipeline), 0.0,
+      alone);
+  const double share = share_of(layers, gpu.layers, alike);
+  return {
+      {"attention", (alone - waits) * share},
+      {"idle", waits * share},
+      {"all_reduce", part(Part::all_reduce, alike)},
+      {"token_routing", part(Part::token_routing, alike)},
+      {"dispatch", part(Part::dispatch,
+                        [&](std::size_t l) { return outcomes[l].exchange.dispatch.time.count(); })},
+      {"experts", mine, mine > 0 ? expert_args(cost, gpu.rank, layers) : ""},
+      {"idle", experts - mine},
+      {"combine", part(Part::combine,
+                       [&](std::size_t l) { return outcomes[l].exchange.combine.time.count(); })},
+      {"pipeline", part(Part::pipeline, alike)}};
+}
+
+// The GPUs of a group, each with the MoE layers of its stage.
+std::vector<Timeline::Gpu> gpus_of(const Deployment& group) {
+  const ParallelPlan& plan = group.parallel;
+  const int layers = static_cast<int>(group.model.layers.size());
+  std::vector<std::vector<std::size_t>> of_stage(at(plan.pp));
+  std::size_t moe_layer = 0;
+  for (int layer = 0; layer < layers; ++layer) {
+    if (group.model.layers[at(layer)].moe)
+      of_stage[at(plan.stage_of(layer, layers))].push_back(moe_layer++);
+  }
+  std::vector<Timeline::Gpu> gpus;
+  for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
+    const int stage = gpu / plan.stage_gpus();
+    gpus.push_back({at(gpu), at(gpu % plan.stage_gpus() / plan.moe_tp()), of_stage[at(stage)]});
+  }
+  return gpus;
 }
 
 }  // namespace
 
-Timeline::Timeline(const std::filesystem::path& file, const Experiment& experiment)
-    : experiment_(experiment), groups_(groups_of(experiment)), first_gpu_{0}, file_(file) {
+Timeline::Timeline(const std::filesystem::path& file, const Experiment& experiment,
+                   std::int64_t unfolded)
+    : experiment_(experiment),
+      groups_(groups_of(experiment)),
+      first_gpu_{0},
+      file_(file),
+      unfolded_(unfolded) {
   file_.write(R"({"displayTimeUnit":"ms","traceEvents":[)");
   name("process_name", steps_lane, "steps");
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -88,6 +148,7 @@ Timeline::Timeline(const std::filesystem::path& file, const Experiment& experime
   name("process_name", gpu_lane(0), "GPUs");
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const int gpus = groups_[group]->parallel.gpus();
+    gpus_.push_back(gpus_of(*groups_[group]));
     for (int gpu = 0; gpu < gpus; ++gpu) {
       name("thread_name", gpu_lane(first_gpu_.back() + gpu),
            of_group(fmt::format("GPU {}", gpu), group));
@@ -123,7 +184,7 @@ std::string Timeline::of_group(std::string_view what, std::size_t group) const {
 void Timeline::step_ended(const StepRecord& record, Time now) {
   const StepSummary& step = record.step;
   const auto group = static_cast<std::size_t>(record.instance);
-  const ParallelPlan& plan = groups_[group]->parallel;
+  const bool unfold = ++steps_ == unfolded_;
   const Lane steps = steps_lane_of(record.instance);
   span(step_kind_names[at(step.kind)], steps, step.start, now,
        fmt::format(R"(,"args":{{"rule":"{}","prefill_tokens":{},"decode_tokens":{},)"
@@ -132,29 +193,42 @@ void Timeline::step_ended(const StepRecord& record, Time now) {
                    step.dummy_ranks, step.preemptions));
   write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
-  for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
-    add_lane(gpu, plan, step.start, now, record.cost, first_gpu_[group] + gpu);
+  for (const Gpu& gpu : gpus_[group]) {
+    add_lane(gpu, unfold, step.start, now, record.cost, first_gpu_[group]);
   }
-  add_alarm(step.start, record.cost, plan, first_gpu_[group]);
+  add_alarm(step.start, record.cost, group);
 }
 
-void Timeline::add_lane(int gpu, const ParallelPlan& plan, Time start, Time now,
-                        const StepCost& cost, std::int64_t lane) {
-  const auto slices = slices_of(cost, at(gpu), plan);
+void Timeline::add_lane(const Gpu& gpu, bool unfold, Time start, Time now, const StepCost& cost,
+                        std::int64_t first_gpu) {
+  const Lane lane = gpu_lane(first_gpu + static_cast<std::int64_t>(gpu.number));
   double passed = 0;
   Time begin = start;
-  for (const Slice& slice : slices) {
-    passed += slice.seconds;
-    // Sums of doubles: at the end of the step they may be off by a picosecond.
-    const bool last = &slice == &slices.back();
-    const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);
-    if (end > begin) span(slice.name, gpu_lane(lane), begin, end, slice.args);
-    begin = end;
-  }
+  const auto add = [&](Layers layers, bool last_layers) {
+    const std::vector<Slice> slices = slices_of(cost, gpu, layers);
+    std::string layer;
+    if (unfold)
+      layer =
+          fmt::format(R"("layer":{})", experiment_.decode().trace.meta().layer_ids[layers.front()]);
+    for (const Slice& slice : slices) {
+      passed += slice.seconds;
+      // Sums of doubles: at the end of the step they may be off by a picosecond.
+      const bool last = last_layers && &slice == &slices.back();
+      const Time end = last ? now : std::clamp(start + to_duration(Seconds(passed)), begin, now);
+      const std::string_view comma = layer.empty() || slice.args.empty() ? "" : ",";
+      const std::string args = layer + std::string(comma) + slice.args;
+      if (end > begin)
+        span(slice.name, lane, begin, end,
+             args.empty() ? "" : fmt::format(R"(,"args":{{{}}})", args));
+      begin = end;
+    }
+  };
+  if (!unfold) return add(gpu.layers, true);
+  for (std::size_t i = 0; i < gpu.layers.size(); ++i)
+    add(Layers(gpu.layers).subspan(i, 1), i + 1 == gpu.layers.size());
 }
 
-void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& plan,
-                         std::int64_t first_gpu) {
+void Timeline::add_alarm(Time start, const StepCost& cost, std::size_t group) {
   std::size_t worst = 0, hot_layers = 0;
   double highest = 0;
   for (std::size_t l = 0; l < cost.moe_layers().size(); ++l) {
@@ -168,8 +242,11 @@ void Timeline::add_alarm(Time start, const StepCost& cost, const ParallelPlan& p
   }
   if (hot_layers == 0) return;
   const auto& tokens = cost.moe_layers()[worst].load.tokens;
-  const auto rank = std::max_element(tokens.begin(), tokens.end()) - tokens.begin();
-  write("hot rank", 'i', gpu_lane(first_gpu + rank * plan.moe_tp()),
+  const auto rank = static_cast<std::size_t>(std::ranges::max_element(tokens) - tokens.begin());
+  const auto hot = std::ranges::find_if(gpus_[group], [&](const Gpu& gpu) {
+    return gpu.rank == rank && std::ranges::find(gpu.layers, worst) != gpu.layers.end();
+  });
+  write("hot rank", 'i', gpu_lane(first_gpu_[group] + static_cast<std::int64_t>(hot->number)),
         fmt::format(R"("s":"t","ts":{},"args":{{"layer":{},"max_over_mean":{:.4f},)"
                     R"("hot_layers":{}}})",
                     us(start), experiment_.decode().trace.meta().layer_ids[worst], highest,

@@ -19,8 +19,12 @@ namespace moesim {
 /// The layers of a step are folded: all attention, up to the barrier, then all dispatch, all
 /// experts, up to the barrier, all combine. "attention" is everything that a GPU computes by itself
 /// outside the routed experts (gate, packing, shared and dense FFNs, LM head, ...). A lane fills
-/// its steps exactly. An instant "hot rank" marks a step in which the busiest rank of a layer has
-/// more than hot_rank_threshold times the mean tokens: the worst layer's.
+/// its steps exactly. The MoE layers of one step may be told apart: what layers do not have each
+/// for themselves, such as attention, is then shared out evenly. The lanes of a pipeline hold all
+/// micro-batches of a step, as its mean stage computes them, the experts of its own layers, and
+/// "pipeline", what is waited for other stages. An instant "hot rank" marks a step in which the
+/// busiest rank of a layer has more than hot_rank_threshold times the mean tokens: the worst
+/// layer's.
 ///
 /// Holds one step at a time; observers of other events add them the same way.
 class Timeline : public RunObserver {
@@ -31,8 +35,15 @@ class Timeline : public RunObserver {
     std::int64_t thread;
   };
 
+  /// A GPU of a group: its number there, its EP rank, the MoE layers of its stage.
+  struct Gpu {
+    std::size_t number, rank;
+    std::vector<std::size_t> layers;
+  };
+
+  /// `unfolded`: the step, counted from 1 as steps end, whose layers are told apart; 0: none.
   /// Throws ConfigError if the file cannot be written.
-  Timeline(const std::filesystem::path& file, const Experiment&);
+  Timeline(const std::filesystem::path& file, const Experiment&, std::int64_t unfolded = 0);
 
   void step_ended(const StepRecord&, Time now) override;
   void request_left(std::uint32_t id, const RequestRecord&) override;
@@ -44,15 +55,17 @@ class Timeline : public RunObserver {
   void write(std::string_view name, char phase, Lane lane, std::string_view more);
   void name(std::string_view what, Lane lane, std::string_view name);
   void span(std::string_view name, Lane lane, Time begin, Time end, std::string_view more = "");
-  void add_lane(int gpu, const ParallelPlan&, Time start, Time now, const StepCost&,
-                std::int64_t lane);
-  void add_alarm(Time start, const StepCost&, const ParallelPlan&, std::int64_t first_gpu);
+  void add_lane(const Gpu&, bool unfold, Time start, Time now, const StepCost&,
+                std::int64_t first_gpu);
+  void add_alarm(Time start, const StepCost&, std::size_t group);
   std::string of_group(std::string_view what, std::size_t group) const;
 
   const Experiment& experiment_;
   std::vector<const Deployment*> groups_;
   std::vector<std::int64_t> first_gpu_;  // of each group's lanes, and past the last
+  std::vector<std::vector<Gpu>> gpus_;   // of each group
   OutputFile file_;
+  std::int64_t unfolded_, steps_ = 0;
   bool empty_ = true;
 };
 

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <tbb/global_control.h>
 
+#include "hardware/at.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/launch.hpp"
@@ -30,6 +31,7 @@ namespace {
 struct RunOptions {
   ExperimentOptions experiment;
   std::string report, profile, requests, steps, timeline, events, launch;
+  std::int64_t unfolded_step = 0;
   bool json = false, intervals = false;
   int threads = 0;
 };
@@ -151,21 +153,6 @@ std::string slo_of(const Report& report) {
                      percent(m.slo_attainment), number(m.request_goodput, 2));
 }
 
-// The GPU for which the others wait most: the one that waits least itself.
-std::string last_gpu(const BreakdownStats& breakdown) {
-  const std::vector<double>& idle = breakdown.barrier_idle_seconds_per_gpu;
-  if (idle.size() < 2 || breakdown.busy_seconds <= 0) return "";
-  const auto last = std::ranges::min_element(idle);
-  const double mean =
-      std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
-  constexpr double worth_saying = .001;  // of the time
-  if (mean < worth_saying * breakdown.busy_seconds) return "";
-  return fmt::format(
-      "GPU {} holds the others up most: it waits {:.1f} % of the time at barriers, they {:.1f} %",
-      last - idle.begin(), 100 * *last / breakdown.busy_seconds,
-      100 * mean / breakdown.busy_seconds);
-}
-
 // The step kind that takes the most steps.
 const std::pair<std::string, ExpertKindStats>* usual_kind(const ExpertStats& experts) {
   for (const std::string_view kind : {"decode", "mixed", "prefill"}) {
@@ -176,37 +163,53 @@ const std::pair<std::string, ExpertKindStats>* usual_kind(const ExpertStats& exp
   return nullptr;
 }
 
-// The layer and EP rank that activates most beside the mean rank of the layer.
-std::string hottest_layer(const PoolStats& pool) {
+// The layer in which an EP rank activates most beside the mean rank.
+std::string busiest_layer(const PoolStats& pool, std::size_t rank) {
   const auto* usual = usual_kind(pool.experts);
   if (usual == nullptr) return "";
   double steps = 0;
   for (const auto& [kind, of] : pool.steps.by_kind) {
     if (kind == usual->first) steps = static_cast<double>(of.steps);
   }
-  double worst = 1;
-  std::string text;
+  constexpr double alike = 1.01;
+  double worst = alike;
+  std::string text =
+      fmt::format("; not by its experts: EP rank {} activates no more than the others", rank);
   for (const ExpertLayerStats& layer : usual->second.layers) {
     const std::vector<std::int64_t>& activated = layer.rank_activated.total_by_rank;
-    const auto most = std::ranges::max_element(activated);
+    if (rank >= activated.size()) return "";
     const double mean = std::accumulate(activated.begin(), activated.end(), 0.0) /
                         static_cast<double>(activated.size());
-    const auto hottest = static_cast<double>(*most);
-    if (mean <= 0 || hottest / mean <= worst) continue;
-    worst = hottest / mean;
-    const auto rank = static_cast<std::size_t>(most - activated.begin());
+    const auto its = static_cast<double>(activated[rank]);
+    if (mean <= 0 || its / mean <= worst) continue;
+    worst = its / mean;
     text = fmt::format(
-        "; in layer {} EP rank {} activates {:.1f} experts in a {} step for {:.0f} tokens, the "
-        "mean rank {:.1f}",
-        layer.layer, rank, hottest / steps, usual->first,
+        "; most in layer {}, where its EP rank {} activates {:.1f} experts in a {} step for {:.0f} "
+        "tokens, the mean rank {:.1f}",
+        layer.layer, rank, its / steps, usual->first,
         static_cast<double>(layer.rank_tokens.total_by_rank[rank]) / steps, mean / steps);
   }
   return text;
 }
 
-std::string holds_up(const PoolStats& pool) {
-  const std::string last = last_gpu(pool.breakdown);
-  return last.empty() ? "" : wrapped(last + hottest_layer(pool)) + "\n";
+// The GPU for which the others wait most, the one that waits least itself, and why.
+std::string holds_up(const PoolStats& pool, const ParallelPlan& plan) {
+  const BreakdownStats& breakdown = pool.breakdown;
+  const std::vector<double>& idle = breakdown.barrier_idle_seconds_per_gpu;
+  if (idle.size() < 2 || breakdown.busy_seconds <= 0) return "";
+  const auto last = std::ranges::min_element(idle);
+  const double mean =
+      std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
+  constexpr double worth_saying = .005;  // of the time
+  if (mean - *last < worth_saying * breakdown.busy_seconds) return "";
+  const auto gpu = static_cast<std::size_t>(last - idle.begin());
+  const std::size_t rank = gpu % at(plan.stage_gpus()) / at(plan.moe_tp());
+  return wrapped(fmt::format("GPU {} holds the others up most: it waits {:.1f} % of the time at "
+                             "barriers, they {:.1f} %{}",
+                             gpu, 100 * *last / breakdown.busy_seconds,
+                             100 * mean / breakdown.busy_seconds,
+                             plan.ep > 1 ? busiest_layer(pool, rank) : "")) +
+         "\n";
 }
 
 std::string latency_table(const Metrics& metrics) {
@@ -241,7 +244,7 @@ std::string step_table(const PoolStats& pool) {
 }
 
 // Where the time of steps goes, and what experts, buffers and KV cache made of it.
-std::string pool_text(const PoolStats& pool) {
+std::string pool_text(const PoolStats& pool, const ParallelPlan& plan) {
   std::string parts;
   for (const auto& [part, entry] : pool.breakdown.parts) {
     if (entry.share < .005) continue;
@@ -250,9 +253,10 @@ std::string pool_text(const PoolStats& pool) {
   std::string text = wrapped("time goes to " + parts) + "\n";
   const CoverageStats& decode = pool.routing_coverage.back().second;
   text += fmt::format(
-      "barriers idle {}, KV cache {} used, peak {}; routing rows recorded {} (decode)\n",
-      percent(pool.breakdown.barrier_idle_share), percent(pool.kv.mean_utilization),
-      percent(pool.kv.peak_utilization), percent(decode.recorded));
+      "barriers idle {}, KV cache {} used, peak {}{}\n", percent(pool.breakdown.barrier_idle_share),
+      percent(pool.kv.mean_utilization), percent(pool.kv.peak_utilization),
+      pool.sampled ? ""
+                   : fmt::format("; routing rows recorded {} (decode)", percent(decode.recorded)));
   if (pool.sampled) {
     const SampledStats& sampled = *pool.sampled;
     text += fmt::format(
@@ -261,7 +265,7 @@ std::string pool_text(const PoolStats& pool) {
         sampled.samples, sampled.spot_checks, 100 * sampled.step_time_error,
         100 * sampled.standard_error, 100 * sampled.worst_step_error);
   }
-  text += holds_up(pool);
+  text += holds_up(pool, plan);
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
@@ -278,7 +282,18 @@ std::string pool_text(const PoolStats& pool) {
   return text;
 }
 
-std::string summary(const Report& report) {
+// Whose measured runs times were corrected by.
+std::string anchored_text(const Report& report) {
+  if (!report.anchored) return "";
+  const AnchorStats& anchor = *report.anchored;
+  return wrapped(fmt::format("anchored by {} measured runs of {}: TPOT x {:.3f}, TTFT x {:.3f}; "
+                             "leave-one-out error of TPOT {:.1f} %",
+                             anchor.runs, anchor.deployment, anchor.tpot_factor, anchor.ttft_factor,
+                             100 * anchor.leave_one_out_error)) +
+         "\n";
+}
+
+std::string summary(const Report& report, const ParallelPlan& plan) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
     return fmt::format("no request finished: {} rejected{}\n", m.rejected, abandoned(m));
@@ -296,8 +311,8 @@ std::string summary(const Report& report) {
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
-  text += latency_table(m) + step_table(report.pool) + pool_text(report.pool);
-  text += groups_of(report) + events_of(report.pool);
+  text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, plan);
+  text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
                         number(m.cost_per_million_output_tokens, 2));
@@ -379,13 +394,10 @@ int run_experiment(const RunOptions& options) {
   std::optional<EventLog> events;
   RequestLog requests;
   std::vector<RunObserver*> observers;
-  if (!options.timeline.empty() && experiment.decode().parallel.pp > 1) {
-    throw ConfigError(
-        "--timeline: a GPU of a pipeline has several micro-batches in a step, which "
-        "lanes do not show; use --steps, or \"pp\": 1");
-  }
   if (!options.timeline.empty()) {
-    observers.push_back(&timeline.emplace(options.timeline, experiment));
+    observers.push_back(&timeline.emplace(options.timeline, experiment, options.unfolded_step));
+  } else if (options.unfolded_step > 0) {
+    throw ConfigError("--timeline-layers: needs --timeline, which it adds to");
   }
   if (!options.steps.empty()) observers.push_back(&steps.emplace(options.steps));
   if (!options.events.empty()) observers.push_back(&events.emplace(options.events));
@@ -404,7 +416,7 @@ int run_experiment(const RunOptions& options) {
                report.work.steps, wall.count(), profile["steps_per_s"].get<double>(),
                profile["routed_ids_per_s"].get<double>());
   OrderedJson document = report.document();
-  std::string text = summary(report);
+  std::string text = summary(report, experiment.decode().parallel);
   if (options.intervals) {
     const OrderedJson& intervals = document["intervals"] = intervals_of(config);
     if (report.metrics.completed > 0) text += bands_of(intervals);
@@ -444,6 +456,10 @@ Action setup_run(CLI::App& command) {
                      "request or EP group");
   command.add_option("--timeline", options->timeline,
                      "write steps, GPU lanes and requests as a trace that Perfetto opens, JSON");
+  command
+      .add_option("--timeline-layers", options->unfolded_step,
+                  "the step, a line of --steps, whose MoE layers stand in it one by one")
+      ->check(CLI::PositiveNumber);
   return [options] { return run_experiment(*options); };
 }
 
