@@ -225,6 +225,19 @@ TEST_CASE("a group that one node does not hold is started on each of its nodes")
   }
 }
 
+TEST_CASE("vLLM hands KV caches of a pipeline over by the connector that takes its stages") {
+  using Catch::Matchers::Contains;
+  Json config = deployments().front();
+  config["parallel"] = {{"dp", 4}, {"tp", 2}, {"ep", 8}};
+  config["pools"] = {{"prefill", {{"instances", 2}}}, {"decode", {{"instances", 1}}}};
+  CHECK_THAT(launch("vllm", config), Contains("\"NixlConnector\"") && !Contains("NixlPush"));
+  config["pools"]["prefill"]["parallel"] = {{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
+  CHECK_THAT(launch("vllm", config),
+             Contains("NixlPushConnector (after June 2026)") && !Contains("\"NixlConnector\""));
+  config["pools"]["decode"]["parallel"] = {{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
+  CHECK_THAT(launch("vllm", config), Contains("cannot be told /pools/decode/parallel/pp"));
+}
+
 TEST_CASE("a model beside the config is found there, and copies of its experts are told") {
   using Catch::Matchers::Contains;
   Json config = deployments().front();

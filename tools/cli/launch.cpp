@@ -39,7 +39,8 @@ struct Group {
   std::string name;  // of its pool, or empty
   Json config;
   int dp, tp, ep, pp, instances;
-  int per_node = 0;  // GPUs of a node; 0: not known
+  int per_node = 0;             // GPUs of a node; 0: not known
+  bool from_pipelines = false;  // KV caches come from prefill workers with pipeline stages
   int stage() const { return dp * tp; }
   int gpus() const { return stage() * pp; }
   int nodes() const { return per_node == 0 ? 1 : (gpus() + per_node - 1) / per_node; }
@@ -76,6 +77,7 @@ std::vector<Group> groups_in(const Json& config, int per_node = 0) {
     for (const auto& [key, value] : config.at("pools").at(pool).items()) whole[key] = value;
     add(pool, whole);
   }
+  for (Group& group : groups) group.from_pipelines = groups.front().pp > 1;
   return groups;
 }
 
@@ -251,9 +253,17 @@ std::string vllm(const Group& group, int experts, Notes& notes) {
     command.add("--speculative-config",
                 fmt::format("'{{\"method\":\"mtp\",\"num_speculative_tokens\":{}}}'", drafts));
   if (two_batches(group, deep, notes)) command.add("--enable-dbo");
-  if (!group.name.empty())
+  if (!group.name.empty()) {
+    // NixlConnector knows no pipeline stages; the one that pushes takes them from prefill workers
+    // (vLLM's pull request 45880, merged in June 2026; issue 52913).
     command.add("--kv-transfer-config",
-                "'{\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}'");
+                fmt::format("'{{\"kv_connector\":\"{}\",\"kv_role\":\"kv_both\"}}'",
+                            group.from_pipelines ? "NixlPushConnector" : "NixlConnector"));
+    if (group.from_pipelines)
+      notes.push_back("/pools/prefill/parallel/pp before NixlPushConnector (after June 2026)");
+    if (group.name == "decode" && group.pp > 1)
+      notes.push_back("/pools/decode/parallel/pp: no NIXL connector hands KV caches to stages");
+  }
   return command.text();
 }
 

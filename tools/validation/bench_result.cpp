@@ -32,9 +32,28 @@ std::optional<double> tokens_of_request(const Object& figures, std::string_view 
   return *tokens / *served;
 }
 
+// "64 in flight", or "20 requests/s"; nothing where it is not said.
+std::string load_text(std::optional<double> in_flight, std::optional<double> rate) {
+  if (in_flight) return fmt::format("{:.6g} in flight", *in_flight);
+  return rate ? fmt::format("{:.6g} requests/s", *rate) : "";
+}
+
+// Where the two were asked for different loads.
+std::optional<std::string> other_load(const Json& bench, const Json& arrivals) {
+  const std::string measured =
+      load_text(number(bench, "max_concurrency"), number(bench, "request_rate"));
+  std::optional<double> rate;
+  if (arrivals.contains("rate") && arrivals.at("rate").is_string())
+    rate = parse_quantity<PerSecond>(arrivals.at("rate").get<std::string>()).value();
+  const std::string simulated = load_text(number(arrivals, "concurrency"), rate);
+  if (measured.empty() || simulated.empty() || measured == simulated) return std::nullopt;
+  return fmt::format("the loads differ: {} measured, {} simulated", measured, simulated);
+}
+
 }  // namespace
 
-BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics) {
+BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics,
+                                   const Json& arrivals) {
   constexpr double most_apart = 0.05;
   if (!bench.json().is_object()) bench.fail("is no result of vllm bench serve: no JSON object");
   BenchComparison comparison;
@@ -57,6 +76,11 @@ BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& m
           fmt::format("the workloads differ: {:.0f} {} measured, {:.0f} simulated", *there,
                       length.name, *here));
   }
+  if (auto remark = other_load(bench.json(), arrivals)) comparison.remarks.push_back(*remark);
+  const auto sent = number(bench.json(), "num_prompts"), done = number(bench.json(), "completed");
+  if (sent && done && *done < *sent)
+    comparison.remarks.push_back(
+        fmt::format("{:.0f} of the benchmark's {:.0f} requests were completed", *done, *sent));
   if (const auto failed = number(bench.json(), "failed"); failed && *failed > 0)
     comparison.remarks.push_back(fmt::format("{:.0f} requests of the benchmark failed", *failed));
   return comparison;

@@ -21,7 +21,9 @@ struct BenchComparison {
 
 /// Sets what `vllm bench serve --save-result` wrote beside a report's metrics, which have the same
 /// names: rates, and mean, median and percentiles of TTFT, TPOT, ITL and E2EL, in ms. Throws
-/// ConfigError if the file has no such metric.
-BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics);
+/// ConfigError if the file has no such metric. `arrivals`: the config's, beside the benchmark's
+/// load.
+BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics,
+                                   const Json& arrivals);
 
 }  // namespace moesim

@@ -11,6 +11,7 @@
 
 #include "hardware/kernel_tables.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/shipped.hpp"
 #include "models/step_ops.hpp"
 
 namespace moesim {
@@ -357,8 +358,26 @@ std::string gpu_file(std::string_view name) {
   return file_of(plain, table);
 }
 
+namespace {
+
+// The longest name of the zoo that a longer form holds: "zai-org/GLM-4.5-Air-FP8" is glm_4_5_air.
+std::string zoo_name_in(std::string_view name) {
+  std::string plain;
+  for (const char c : name) {
+    const auto letter = static_cast<unsigned char>(c);
+    plain += std::isalnum(letter) ? static_cast<char>(std::tolower(letter)) : '_';
+  }
+  std::string longest;
+  for (const std::string& model : shipped_names(Shipped::model))
+    if (model.size() > longest.size() && contains(plain, model)) longest = model;
+  return longest;
+}
+
+}  // namespace
+
 std::string model_file(std::string_view name) {
-  // The first that fits.
+  if (std::string model = zoo_name_in(name); !model.empty()) return model;
+  // Others' names for them; the first that fits.
   static constexpr std::array<NamedFile, 17> table{{{"DeepSeek-V3.2", "deepseek_v3_2"},
                                                     {"DeepSeek", "deepseek_v3"},
                                                     {"GLM-5", "glm_5"},

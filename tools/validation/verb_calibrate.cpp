@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -46,12 +47,27 @@ std::string file_text(const OrderedJson& gpu) {
   return fmt::format("{{\n{}\n}}\n", fmt::join(lines, ",\n"));
 }
 
+/// "; 6 x model unknown": why runs cannot be predicted.
+std::string why_not(const std::vector<ValidatedPoint>& runs) {
+  std::map<std::string, int> reasons;
+  for (const ValidatedPoint& run : runs) {
+    if (run.skipped()) ++reasons[std::get<Skipped>(run.predicted).reason];
+    if (!run.failure.empty()) ++reasons[run.failure];
+  }
+  std::string text;
+  for (const auto& [reason, times] : reasons) text += fmt::format("; {} x {}", times, reason);
+  return text;
+}
+
 /// Runs of one deployment, and what corrects its predictions.
 int calibrate_serving(const CalibrateOptions& options) {
-  const auto anchors = anchors_of(validate(read_points(options.serving), options.root));
+  const std::vector<ValidatedPoint> runs = validate(read_points(options.serving), options.root);
+  const auto anchors = anchors_of(runs);
   if (anchors.size() != 1) {
-    throw ConfigError(fmt::format("{}: runs of {} deployments that can be predicted; one is needed",
-                                  options.serving, anchors.size()));
+    throw ConfigError(
+        fmt::format("{}: runs of {} deployments that can be predicted; one is "
+                    "needed{}",
+                    options.serving, anchors.size(), why_not(runs)));
   }
   const Anchor& anchor = anchors.begin()->second;
   write_file(options.output, to_json(anchor).dump(1) + "\n");

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
@@ -176,9 +177,12 @@ OrderedJson to_json(const BothFidelities& both) {
 
 BenchComparison run_beside(const std::string& bench, const std::string& config) {
   const ConfigNode measured = ConfigNode::from_file(bench);
+  const ConfigNode experiment = ConfigNode::from_file(config);
   TraceLibrary traces;
-  const Report report = run(load_experiment(ConfigNode::from_file(config), traces));
-  return compare_with_bench(measured, report.document()["metrics"]);
+  const Report report = run(load_experiment(experiment, traces));
+  const Json* arrivals = find_value(experiment.json(), "/workload/arrivals");
+  return compare_with_bench(measured, report.document()["metrics"],
+                            arrivals == nullptr ? Json::object() : *arrivals);
 }
 
 std::string to_text(const BenchComparison& comparison) {
