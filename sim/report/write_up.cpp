@@ -532,12 +532,27 @@ double queue_growth(std::span<const RequestLife> requests) {
   return ratio(mean_ttft(last) - mean_ttft(first), between);
 }
 
+// Whether the wait for a first token rises from each quarter of the requests to the next, to twice
+// what it was: a queue that grows slowly.
+bool queue_rises(std::span<const RequestLife> requests) {
+  const std::size_t quarter = requests.size() / 4;
+  if (quarter == 0) return false;
+  const double first = mean_ttft(requests.first(quarter));
+  double before = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const double now = mean_ttft(requests.subspan(i * quarter, quarter));
+    if (now <= before) return false;
+    before = now;
+  }
+  return before >= 2 * first;
+}
+
 // Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
 // other (a closed loop) never asks for more than is served.
 MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
                                 const Totals& totals, std::span<const RequestLife> requests) {
   using Window = Measurement::Window;
-  constexpr double overload = 0.1;  // of the rate that is served
+  constexpr double overload = 0.1, rising = 0.005;  // of the rate that is served
   constexpr std::array<const char*, 3> windows{"steady", "after_warm_up", "whole"};
   const double seconds = to_seconds(totals.end - totals.begin).count();
   const bool closed = e.workload.arrivals->closed();
@@ -550,7 +565,7 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
   if (window == Window::whole) state = "too_short";
-  if (growth > overload) state = "overloaded";
+  if (growth > overload || (growth > rising && queue_rises(requests))) state = "overloaded";
   return {windows[std::size_t(window)],
           state,
           to_seconds(totals.begin).count(),

@@ -96,7 +96,11 @@ TEST_CASE("what a format cannot hold is not written") {
 
 TEST_CASE("a placement file says where it is wrong") {
   CHECK_THAT(refused_file(R"({"num_gpus":2,"physical_to_logical_map":[[0,1,2,3],[0,1,2,2]]})"),
-             EndsWith(":/physical_to_logical_map/1: expert 3 has no slot"));
+             EndsWith(":/physical_to_logical_map/1: expert 3 has no slot; "
+                      "/physical_to_logical_map/0 has expert 3"));
+  CHECK_THAT(refused_file(R"({"num_gpus":2,"physical_to_logical_map":[[0,1],[0,9]]})"),
+             EndsWith(":/physical_to_logical_map/0: expert 2 has no slot; "
+                      "/physical_to_logical_map/1 has expert 9"));
   CHECK_THAT(
       refused_file(R"({"num_gpus":2,"num_experts":5,"physical_to_logical_map":[[0,1,2,3]]})"),
       EndsWith("/physical_to_logical_map/0: expert 4 has no slot"));
@@ -152,7 +156,8 @@ TEST_CASE("a TensorRT-LLM file says where it is wrong") {
       EndsWith("/initial_global_assignments: has layer 2 after layer 0; a layer is missing"));
   CHECK_THAT(
       refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1], 1: [0, 0]}\n", two),
-      EndsWith("/initial_global_assignments/1: expert 1 has no slot"));
+      EndsWith("/initial_global_assignments/1: expert 1 has no slot; "
+               "/initial_global_assignments/0 has expert 1"));
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {first: [0, 1]}\n", two),
              EndsWith("\"first\" is no layer; expected each layer's number once"));
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1]}\n"),

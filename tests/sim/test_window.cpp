@@ -89,6 +89,11 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   CHECK(flood["state"] == "overloaded");
   CHECK(flood["served_request_rate"].get<double>() <
         .5 * flood["offered_request_rate"].get<double>());
+  // A tenth more than can be served, in a queue that grows all along.
+  const double most = flood["served_request_rate"];
+  const std::string above = fmt::format("{} /s", 1.08 * most);
+  const OrderedJson slow = run(load_tiny(poisson(above.c_str(), 4000))).document()["measurement"];
+  CHECK(slow["state"] == "overloaded");
   // A client that waits for an answer before asking again cannot ask for too much.
   const OrderedJson closed = two_groups(960)["measurement"];
   CHECK(closed["offered_request_rate"].is_null());

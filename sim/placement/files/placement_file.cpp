@@ -76,9 +76,14 @@ struct ListedLayer {
 
 ExpertPlacement compile(const std::vector<ListedLayer>& layers, std::optional<int> said_experts) {
   int experts = said_experts.value_or(0);
+  const ListedLayer* widest = nullptr;  // what says how many experts there are
   for (std::size_t i = 0; i < layers.size() && !said_experts; ++i) {
     for (const auto& ids : layers[i].experts_on_gpu) {
-      for (const int id : ids) experts = std::max(experts, id + 1);
+      for (const int id : ids) {
+        if (id < experts) continue;
+        experts = id + 1;
+        widest = &layers[i];
+      }
     }
   }
   ExpertPlacement placement;
@@ -86,7 +91,9 @@ ExpertPlacement compile(const std::vector<ListedLayer>& layers, std::optional<in
     try {
       placement.emplace_back(experts, layer.experts_on_gpu);
     } catch (const std::invalid_argument& error) {
-      layer.place.fail(error.what());
+      if (widest == nullptr || widest == &layer) layer.place.fail(error.what());
+      layer.place.fail(
+          fmt::format("{}; {} has expert {}", error.what(), widest->place.pointer(), experts - 1));
     }
   }
   return placement;
