@@ -32,6 +32,7 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
 
 std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) const {
   std::int64_t blocks = end > 0 ? state_blocks : 0;
+  const std::int64_t all = ceil_div(end, block_tokens);
   for (const KvGroup& group : groups) {
     std::int64_t behind = 0;  // tokens that none of the step attends to
     if (group.chunked) {
@@ -39,7 +40,7 @@ std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) c
     } else if (group.window > 0) {
       behind = std::max<std::int64_t>(computed - group.window + 1, 0);
     }
-    blocks += ceil_div(end, block_tokens) - behind / block_tokens;
+    blocks += all - (behind > 0 ? behind / block_tokens : 0);
   }
   return blocks;
 }

@@ -81,11 +81,14 @@ void KvCache::take_cached(Sequence& sequence) {
 void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
   const std::int64_t wanted = layout_.blocks_in_step(sequence.computed, tokens);
   check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
-  const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
   if (!caching_) {
     free_ -= wanted - sequence.blocks;
-  } else if (wanted != sequence.blocks ||
-             full != static_cast<std::size_t>(sequence.computed / layout_.block_tokens)) {
+    sequence.blocks = wanted;
+    return;
+  }
+  const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
+  if (wanted != sequence.blocks ||
+      full != static_cast<std::size_t>(sequence.computed / layout_.block_tokens)) {
     Holding& holding = holdings_.at(sequence.request);
     while (std::ssize(holding.blocks) < wanted) holding.blocks.push_back(take_oldest());
     fill(holding, sequence.request, full);
