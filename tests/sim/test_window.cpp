@@ -89,7 +89,7 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   CHECK(flood["state"] == "overloaded");
   CHECK(flood["served_request_rate"].get<double>() <
         .5 * flood["offered_request_rate"].get<double>());
-  // A tenth more than can be served, in a queue that grows all along.
+  // Somewhat more than can be served, in a queue that grows all along.
   const double most = flood["served_request_rate"];
   const std::string above = fmt::format("{} /s", 1.08 * most);
   const OrderedJson slow = run(load_tiny(poisson(above.c_str(), 4000))).document()["measurement"];

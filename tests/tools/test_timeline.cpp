@@ -23,11 +23,12 @@ using test::WithinRel;
 
 // Two attention ranks of two GPUs, experts over 4 ranks (tp in experts 1) or 2 (tp 2), in each
 // stage.
-Experiment experiment(int ep, const char* scheduling = "chunked_prefill", int pp = 1) {
+Experiment experiment(int ep, const char* scheduling = "chunked_prefill", int pp = 1,
+                      int dense = 0) {
   const auto clusters = test::source_dir() / "hardware/clusters";
   Json cluster = ConfigNode::from_file(clusters / "h100x8.json").json();
   cluster["gpu"] = test::bare_gpu(clusters / cluster["gpu"].get<std::string>());
-  const Json model = {
+  Json model = {
       {"name", "tiny"},
       {"source", "made for a test"},
       {"hidden", 512},
@@ -36,6 +37,13 @@ Experiment experiment(int ep, const char* scheduling = "chunked_prefill", int pp
       {"attention", {{"query_heads", 8}, {"kv_heads", 4}, {"head_dim", 64}}},
       {"experts", {{"count", 16}, {"per_token", 2}, {"width", 256}}},
       {"layers", Json::array({{{"repeat", 3}, {"pattern", Json::array({{{"ffn", "moe"}}})}}})}};
+  if (dense > 0) {
+    model["dense_width"] = 512;
+    Json layers =
+        Json::array({{{"repeat", dense}, {"pattern", Json::array({{{"ffn", "dense"}}})}}});
+    layers.push_back(model["layers"][0]);
+    model["layers"] = layers;
+  }
   const Json json = {
       {"cluster", cluster},
       {"model", model},
@@ -177,6 +185,20 @@ TEST_CASE("a pipeline's lanes hold what their stages do, and the wait for others
     }
     CHECK(layers == (gpu < 4 ? std::set<int>{0, 1} : std::set<int>{2}));
     CHECK(names.contains("pipeline"));
+  }
+}
+
+TEST_CASE("GPUs of a stage without experts have lanes, too") {
+  for (const auto& [step, lanes] : blocks_of(traced(experiment(4, "chunked_prefill", 2, 4), 5))) {
+    REQUIRE(lanes.size() == 8);
+    std::set<int> route;
+    for (const auto& [gpu, blocks] : lanes) {
+      for (const Json& block : blocks)
+        if (block["name"] == "experts") route.insert(gpu);
+    }
+    // A rank without tokens has none either.
+    REQUIRE(!route.empty());
+    CHECK(*route.begin() >= 4);
   }
 }
 

@@ -9,8 +9,8 @@
 namespace moesim {
 
 /// Reads of a sweep what the pointers lead to, without the points whose rates cannot be compared:
-/// where requests arrive by themselves and more left than arrived, because a queue of before the
-/// measured time was drained in it. Warns of how many these are.
+/// runs without a steady state that serve more than is offered, from a queue that drains after the
+/// last arrival. Warns of how many these are. If all points are such, none is left out.
 StoredSweep read_comparable(const Store&, std::vector<std::string> pointers);
 
 }  // namespace moesim

@@ -50,9 +50,11 @@ std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   return fmt::format(R"("activated_experts":{:.2f},"tokens":{:.2f})", activated, tokens);
 }
 
-// How much of what `all` of a GPU's layers take together these take; all alike where it is nothing.
+// How much of what `all` of a GPU's layers take together these take; all alike where it is nothing,
+// and the whole of what a GPU without MoE layers does.
 template <class Time>
 double share_of(Layers layers, Layers all, Time&& time_of) {
+  if (all.empty()) return 1;
   const auto sum = [&](Layers of) {
     double seconds = 0;
     for (const std::size_t layer : of) seconds += time_of(layer);
@@ -66,7 +68,7 @@ double share_of(Layers layers, Layers all, Time&& time_of) {
 // What one GPU did in some of the MoE layers of its stage, in order. The parts of the cost are
 // those of the slowest rank at each barrier, or, where some are hidden beside others, what is
 // exposed; what this GPU waited there is its own work short of that. A pipeline's are the mean
-// stage's.
+// stage's; of its GPUs without MoE layers what the others do for experts is "pipeline".
 std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
   const auto& outcomes = cost.moe_layers();
   const auto slowest = [&](std::size_t layer) {
@@ -78,14 +80,20 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
   const auto part = [&](Part which, auto&& time_of) {
     return seconds_of(cost, which) * share_of(layers, gpu.layers, time_of);
   };
+  const auto of_experts = [&](Part which, auto&& time_of) {
+    return gpu.layers.empty() ? 0 : part(which, time_of);
+  };
   const auto alike = [](std::size_t) { return 1.0; };
   const auto experts_of = [&](Layers some) {
+    if (some.empty()) return std::pair(0.0, 0.0);
     const double all = seconds_of(cost, Part::experts) * share_of(some, gpu.layers, slowest);
     double longest = 0, mine = 0;
     for (const std::size_t layer : some) {
       longest += slowest(layer);
       mine += own(layer);
     }
+    // Of two batches the layers hold sums, whose longest is no rank's own.
+    if (cost.two_batches) return std::pair(all, std::min(mine, all));
     return std::pair(all, longest > 0 ? all * mine / longest : 0);
   };
   const auto [experts, mine] = experts_of(layers);
@@ -99,18 +107,23 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
       cost.idle[gpu.number] - (all_experts - all_mine) - seconds_of(cost, Part::pipeline), 0.0,
       alone);
   const double share = share_of(layers, gpu.layers, alike);
-  return {
+  std::vector<Slice> slices{
       {"attention", (alone - waits) * share},
       {"idle", waits * share},
       {"all_reduce", part(Part::all_reduce, alike)},
-      {"token_routing", part(Part::token_routing, alike)},
-      {"dispatch", part(Part::dispatch,
-                        [&](std::size_t l) { return outcomes[l].exchange.dispatch.time.count(); })},
+      {"token_routing", of_experts(Part::token_routing, alike)},
+      {"dispatch",
+       of_experts(Part::dispatch,
+                  [&](std::size_t l) { return outcomes[l].exchange.dispatch.time.count(); })},
       {"experts", mine, mine > 0 ? expert_args(cost, gpu.rank, layers) : ""},
       {"idle", experts - mine},
-      {"combine", part(Part::combine,
-                       [&](std::size_t l) { return outcomes[l].exchange.combine.time.count(); })},
-      {"pipeline", part(Part::pipeline, alike)}};
+      {"combine", of_experts(Part::combine, [&](std::size_t l) {
+         return outcomes[l].exchange.combine.time.count();
+       })}};
+  if (seconds_of(cost, Part::rebalancing) > 0)
+    slices.push_back({"rebalancing", part(Part::rebalancing, alike)});
+  if (gpu.staged) slices.push_back({"pipeline", part(Part::pipeline, alike)});
+  return slices;
 }
 
 // The GPUs of a group, each with the MoE layers of its stage.
@@ -126,7 +139,8 @@ std::vector<Timeline::Gpu> gpus_of(const Deployment& group) {
   std::vector<Timeline::Gpu> gpus;
   for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
     const int stage = gpu / plan.stage_gpus();
-    gpus.push_back({at(gpu), at(gpu % plan.stage_gpus() / plan.moe_tp()), of_stage[at(stage)]});
+    gpus.push_back(
+        {at(gpu), at(gpu % plan.stage_gpus() / plan.moe_tp()), plan.pp > 1, of_stage[at(stage)]});
   }
   return gpus;
 }
@@ -207,7 +221,7 @@ void Timeline::add_lane(const Gpu& gpu, bool unfold, Time start, Time now, const
   const auto add = [&](Layers layers, bool last_layers) {
     const std::vector<Slice> slices = slices_of(cost, gpu, layers);
     std::string layer;
-    if (unfold)
+    if (unfold && !layers.empty())
       layer =
           fmt::format(R"("layer":{})", experiment_.decode().trace.meta().layer_ids[layers.front()]);
     for (const Slice& slice : slices) {
@@ -223,7 +237,7 @@ void Timeline::add_lane(const Gpu& gpu, bool unfold, Time start, Time now, const
       begin = end;
     }
   };
-  if (!unfold) return add(gpu.layers, true);
+  if (!unfold || gpu.layers.empty()) return add(gpu.layers, true);
   for (std::size_t i = 0; i < gpu.layers.size(); ++i)
     add(Layers(gpu.layers).subspan(i, 1), i + 1 == gpu.layers.size());
 }

@@ -35,9 +35,11 @@ class Timeline : public RunObserver {
     std::int64_t thread;
   };
 
-  /// A GPU of a group: its number there, its EP rank, the MoE layers of its stage.
+  /// A GPU of a group: its number there, its EP rank, whether it is of a pipeline, the MoE layers
+  /// of its stage.
   struct Gpu {
     std::size_t number, rank;
+    bool staged;
     std::vector<std::size_t> layers;
   };
 

@@ -153,47 +153,80 @@ std::string slo_of(const Report& report) {
                      percent(m.slo_attainment), number(m.request_goodput, 2));
 }
 
-// The step kind that takes the most steps.
-const std::pair<std::string, ExpertKindStats>* usual_kind(const ExpertStats& experts) {
-  for (const std::string_view kind : {"decode", "mixed", "prefill"}) {
-    const auto found = std::ranges::find(experts.by_step_kind, kind,
-                                         &std::pair<std::string, ExpertKindStats>::first);
-    if (found != experts.by_step_kind.end()) return &*found;
+// The step kind that takes most of the time.
+const std::pair<std::string, ExpertKindStats>* usual_kind(const PoolStats& pool) {
+  double most = 0;
+  const std::pair<std::string, ExpertKindStats>* usual = nullptr;
+  for (const auto& routed : pool.experts.by_step_kind) {
+    for (const auto& [kind, step] : pool.steps.by_kind) {
+      if (kind != routed.first || step.share_of_time <= most) continue;
+      most = step.share_of_time;
+      usual = &routed;
+    }
   }
-  return nullptr;
+  return usual;
 }
 
-// The layer in which an EP rank activates most beside the mean rank.
-std::string busiest_layer(const PoolStats& pool, std::size_t rank) {
-  const auto* usual = usual_kind(pool.experts);
-  if (usual == nullptr) return "";
+// How much an EP rank's total is above the mean rank's, as a ratio.
+double above_mean(const std::vector<std::int64_t>& totals, std::size_t rank) {
+  const double sum = std::accumulate(totals.begin(), totals.end(), 0.0);
+  if (rank >= totals.size() || sum <= 0) return 0;
+  return static_cast<double>(totals[rank]) * static_cast<double>(totals.size()) / sum;
+}
+
+// The layer of a GPU in which its EP rank is most above the mean rank, by activated experts, or,
+// where it is not, by tokens.
+std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
+  const auto* usual = usual_kind(pool);
+  if (usual == nullptr || e.parallel.ep == 1) return "";
+  const ParallelPlan& plan = e.parallel;
+  const auto rank = at(gpu % plan.stage_gpus() / plan.moe_tp());
+  const auto layers = static_cast<int>(e.model.layers.size());
+  constexpr double alike = 1.01;
+  const auto busiest = [&](auto&& totals_of) {
+    double worst = alike;
+    const ExpertLayerStats* found = nullptr;
+    for (const ExpertLayerStats& layer : usual->second.layers) {
+      const double ratio = above_mean(totals_of(layer), rank);
+      if (plan.stage_of(layer.layer, layers) != gpu / plan.stage_gpus() || ratio <= worst) continue;
+      worst = ratio;
+      found = &layer;
+    }
+    return found;
+  };
+  const auto activated = [](const ExpertLayerStats& layer) -> const std::vector<std::int64_t>& {
+    return layer.rank_activated.total_by_rank;
+  };
+  const auto tokens = [](const ExpertLayerStats& layer) -> const std::vector<std::int64_t>& {
+    return layer.rank_tokens.total_by_rank;
+  };
   double steps = 0;
   for (const auto& [kind, of] : pool.steps.by_kind) {
     if (kind == usual->first) steps = static_cast<double>(of.steps);
   }
-  constexpr double alike = 1.01;
-  double worst = alike;
-  std::string text =
-      fmt::format("; not by its experts: EP rank {} activates no more than the others", rank);
-  for (const ExpertLayerStats& layer : usual->second.layers) {
-    const std::vector<std::int64_t>& activated = layer.rank_activated.total_by_rank;
-    if (rank >= activated.size()) return "";
-    const double mean = std::accumulate(activated.begin(), activated.end(), 0.0) /
-                        static_cast<double>(activated.size());
-    const auto its = static_cast<double>(activated[rank]);
-    if (mean <= 0 || its / mean <= worst) continue;
-    worst = its / mean;
-    text = fmt::format(
+  if (const ExpertLayerStats* layer = busiest(activated)) {
+    const auto its = static_cast<double>(activated(*layer)[rank]);
+    return fmt::format(
         "; most in layer {}, where its EP rank {} activates {:.1f} experts in a {} step for {:.0f} "
         "tokens, the mean rank {:.1f}",
-        layer.layer, rank, its / steps, usual->first,
-        static_cast<double>(layer.rank_tokens.total_by_rank[rank]) / steps, mean / steps);
+        layer->layer, rank, its / steps, usual->first,
+        static_cast<double>(tokens(*layer)[rank]) / steps,
+        its / above_mean(activated(*layer), rank) / steps);
   }
-  return text;
+  if (const ExpertLayerStats* layer = busiest(tokens)) {
+    const auto its = static_cast<double>(tokens(*layer)[rank]);
+    return fmt::format(
+        "; most in layer {}, where its EP rank {} computes {:.0f} tokens in a {} step, the mean "
+        "rank "
+        "{:.0f}, and activates no more experts",
+        layer->layer, rank, its / steps, usual->first,
+        its / above_mean(tokens(*layer), rank) / steps);
+  }
+  return fmt::format("; not by its experts: EP rank {} has no more to do than the others", rank);
 }
 
 // The GPU for which the others wait most, the one that waits least itself, and why.
-std::string holds_up(const PoolStats& pool, const ParallelPlan& plan) {
+std::string holds_up(const PoolStats& pool, const Deployment& e) {
   const BreakdownStats& breakdown = pool.breakdown;
   const std::vector<double>& idle = breakdown.barrier_idle_seconds_per_gpu;
   if (idle.size() < 2 || breakdown.busy_seconds <= 0) return "";
@@ -202,13 +235,11 @@ std::string holds_up(const PoolStats& pool, const ParallelPlan& plan) {
       std::accumulate(idle.begin(), idle.end(), 0.0) / static_cast<double>(idle.size());
   constexpr double worth_saying = .005;  // of the time
   if (mean - *last < worth_saying * breakdown.busy_seconds) return "";
-  const auto gpu = static_cast<std::size_t>(last - idle.begin());
-  const std::size_t rank = gpu % at(plan.stage_gpus()) / at(plan.moe_tp());
+  const auto gpu = static_cast<int>(last - idle.begin());
   return wrapped(fmt::format("GPU {} holds the others up most: it waits {:.1f} % of the time at "
                              "barriers, they {:.1f} %{}",
                              gpu, 100 * *last / breakdown.busy_seconds,
-                             100 * mean / breakdown.busy_seconds,
-                             plan.ep > 1 ? busiest_layer(pool, rank) : "")) +
+                             100 * mean / breakdown.busy_seconds, busiest_layer(pool, e, gpu))) +
          "\n";
 }
 
@@ -244,7 +275,7 @@ std::string step_table(const PoolStats& pool) {
 }
 
 // Where the time of steps goes, and what experts, buffers and KV cache made of it.
-std::string pool_text(const PoolStats& pool, const ParallelPlan& plan) {
+std::string pool_text(const PoolStats& pool, const Deployment& e) {
   std::string parts;
   for (const auto& [part, entry] : pool.breakdown.parts) {
     if (entry.share < .005) continue;
@@ -265,7 +296,7 @@ std::string pool_text(const PoolStats& pool, const ParallelPlan& plan) {
         sampled.samples, sampled.spot_checks, 100 * sampled.step_time_error,
         100 * sampled.standard_error, 100 * sampled.worst_step_error);
   }
-  text += holds_up(pool, plan);
+  text += holds_up(pool, e);
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
@@ -293,7 +324,7 @@ std::string anchored_text(const Report& report) {
          "\n";
 }
 
-std::string summary(const Report& report, const ParallelPlan& plan) {
+std::string summary(const Report& report, const Deployment& e) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
     return fmt::format("no request finished: {} rejected{}\n", m.rejected, abandoned(m));
@@ -311,7 +342,7 @@ std::string summary(const Report& report, const ParallelPlan& plan) {
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
-  text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, plan);
+  text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
@@ -409,6 +440,9 @@ int run_experiment(const RunOptions& options) {
       [&](std::int64_t finished, std::int64_t expected) { progress.update(finished, expected); },
       observers);
   progress.finish();
+  if (options.unfolded_step > report.work.steps)
+    spdlog::warn("--timeline-layers {}: the run has {} steps", options.unfolded_step,
+                 report.work.steps);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
 
   const OrderedJson profile = profile_of(report.work, wall.count());
@@ -416,7 +450,7 @@ int run_experiment(const RunOptions& options) {
                report.work.steps, wall.count(), profile["steps_per_s"].get<double>(),
                profile["routed_ids_per_s"].get<double>());
   OrderedJson document = report.document();
-  std::string text = summary(report, experiment.decode().parallel);
+  std::string text = summary(report, experiment.decode());
   if (options.intervals) {
     const OrderedJson& intervals = document["intervals"] = intervals_of(config);
     if (report.metrics.completed > 0) text += bands_of(intervals);

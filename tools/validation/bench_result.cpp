@@ -32,10 +32,11 @@ std::optional<double> tokens_of_request(const Object& figures, std::string_view 
   return *tokens / *served;
 }
 
-// "64 in flight", or "20 requests/s"; nothing where it is not said.
+// "20 requests/s", or "64 in flight", which is but a cap where there is a rate; nothing where it is
+// not said.
 std::string load_text(std::optional<double> in_flight, std::optional<double> rate) {
-  if (in_flight) return fmt::format("{:.6g} in flight", *in_flight);
-  return rate ? fmt::format("{:.6g} requests/s", *rate) : "";
+  if (rate && std::isfinite(*rate)) return fmt::format("{:.6g} requests/s", *rate);
+  return in_flight ? fmt::format("{:.6g} in flight", *in_flight) : "";
 }
 
 // Where the two were asked for different loads.

@@ -367,9 +367,11 @@ std::string zoo_name_in(std::string_view name) {
     const auto letter = static_cast<unsigned char>(c);
     plain += std::isalnum(letter) ? static_cast<char>(std::tolower(letter)) : '_';
   }
+  // Whole words: "deepseek_v3_20241226" is no deepseek_v3_2.
+  plain = '_' + plain + '_';
   std::string longest;
   for (const std::string& model : shipped_names(Shipped::model))
-    if (model.size() > longest.size() && contains(plain, model)) longest = model;
+    if (model.size() > longest.size() && contains(plain, '_' + model + '_')) longest = model;
   return longest;
 }
 
