@@ -32,7 +32,7 @@ PY
 grep -q 'runs were done before' log || fail "nothing is resumed: $(tail -n 1 log)"
 cmp -s found.json again.json || fail "asked again, it says something else"
 code=0; "$moesim" "${ask[@]/40/50}" >/dev/null 2>log || code=$?
-((code == 2)) && grep -q 'holds the runs of something else' log || fail "another question takes the store: exit $code"
+((code == 2)) && grep -q 'holds the runs of another question' log || fail "another question takes the store: exit $code"
 "$moesim" pareto plan.sqlite --by /parallel/tp >/dev/null 2>log || fail "the store: $(tail -n 1 log)"
 # In letters, with the engines' own commands.
 "$moesim" "${ask[@]}" --launch vllm >vllm 2>log || fail "--launch vllm: $(tail -n 1 log)"

@@ -72,7 +72,7 @@ cmp -s whole.json again.json || fail "stopped and resumed, it says something els
 "$moesim" pareto kept.sqlite --by /token_routing/decode >/dev/null 2>log || fail "the store: $(tail -n 1 log)"
 sed 's/"8 ms"/"9 ms"/' sweep.json >other.json
 code=0; "$moesim" tune other.json --store kept.sqlite >/dev/null 2>log || code=$?
-((code == 2)) && grep -q 'holds the runs of something else' log || fail "another search takes the store: exit $code"
+((code == 2)) && grep -q 'holds the runs of another question' log || fail "another search takes the store: exit $code"
 
 # Loads beyond the grid; loads without a unit.
 sed 's|"/workload/arrivals/rate": \[.*|"/workload/arrivals/rate": ["250 /s", "500 /s"]},|; /"2828 /d' sweep.json >low.json

@@ -22,7 +22,9 @@ constexpr std::size_t varied = 3;
 // Selected experts of all tokens of a run, up to which the last runs price each: some two seconds.
 constexpr double most_exact_ids = 5e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
-constexpr double short_stays = 3;
+constexpr double short_stays = 3, confirmed_stays = 6;
+// Other seeds under which the best is run once more.
+constexpr int redraws = 2;
 constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
 double seconds_of(const Json& config, const char* key, double otherwise) {
@@ -62,7 +64,7 @@ class Search {
            [&](const Json& d) { return with_prefill_layouts(d, search_.model, search_.cluster); });
     refine("limits on sequences", [&](const Json& d) { return with_sequences(d, room(d)); });
     confirm();
-    doubt_routing();
+    doubt();
     if (!leaders_.empty()) nearest_.clear();
     plan_.best = std::move(leaders_);
     plan_.nearest = std::move(nearest_);
@@ -220,7 +222,7 @@ class Search {
   }
 
   void confirm() {
-    constexpr double stays = 6;
+    constexpr double stays = confirmed_stays;
     if (leaders_.empty() || plan_.stopped) return;
     std::vector<Json> places;
     std::vector<double> loads;
@@ -240,26 +242,33 @@ class Search {
     join(std::move(result.found));
   }
 
-  // How much of the answer hangs on which experts synthetic tokens pick.
-  void doubt_routing() {
+  // How much of the answer hangs on chance, and on which experts synthetic tokens pick.
+  void doubt() {
     if (leaders_.empty() || plan_.stopped) return;
-    Json place = sampled(without_load(leaders_.front().config));
-    Json& gating = place["workload"]["gating"];
-    if (gating.at("type") != "topical") return;
-    gating.erase("preset");
-    gating["type"] = "uniform";
-    const double load = std::stod(leaders_.front().rate);
-    SloSearch slo = search_over({std::move(place)}, short_stays);
-    slo.store.clear();  // another question's runs
-    const SloResult result =
-        confirm_slo(slo, {{load}}, traces_, remarks_, begin("routing without preference"));
-    plan_.runs += result.search.runs;
-    plan_.stopped |= result.search.stopped;
-    if (!result.found.empty()) {
-      plan_.uniform = result.found.front();
-    } else if (!result.nearest.empty()) {
-      plan_.uniform = result.nearest.front();
+    const Json& best = leaders_.front().config;
+    std::vector<Json> places;
+    for (int draw = 1; draw <= redraws; ++draw) {
+      Json& place = places.emplace_back(best);
+      place["seed"] = best.at("seed").get<std::int64_t>() + draw;
     }
+    Json uniform = best;
+    Json& gating = uniform["workload"]["gating"];
+    const bool synthetic = gating.at("type") == "topical" && search_.model.moe_layers() > 0;
+    if (synthetic) {
+      gating.erase("preset");
+      gating["type"] = "uniform";
+      places.push_back(std::move(uniform));
+    }
+    const std::vector<double> loads(places.size(), std::stod(leaders_.front().rate));
+    SloSearch slo = search_over(places, confirmed_stays);
+    slo.climb = false;
+    slo.store.clear();  // these are runs of other questions
+    const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("other draws"));
+    if (result.search.stopped) return;  // the answer stands
+    std::vector<double> borne(places.size(), 0.0);
+    for (const SloRun& run : result.found) borne[run.place] = std::stod(run.rate);
+    plan_.redrawn.assign(borne.begin(), borne.begin() + redraws);
+    if (synthetic) plan_.uniform = borne.back();
   }
 
   // What the store says of itself: the question, and what its points differ in.

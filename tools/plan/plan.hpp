@@ -26,10 +26,12 @@ struct PlanSearch {
 struct Plan {
   std::vector<SloRun> best;     ///< one of each shape, most requests/s first; at most five
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
-  /// The first of the best where every expert is as likely as any other, under the heaviest load
-  /// that it bears then, or the run that missed the SLO by least. Nothing where routing was
-  /// recorded.
-  std::optional<SloRun> uniform;
+  /// The first of the best under other draws of arrivals and routing: requests/s up to its own
+  /// that it bears then, or 0 where it misses the SLO at all that was tried.
+  std::vector<double> redrawn;
+  /// The same where every expert is as likely as any other. Nothing where routing was recorded or
+  /// there are no experts.
+  std::optional<double> uniform;
   std::size_t shapes = 0;  ///< looked at ...
   std::size_t fit = 0;     ///< ... of which so many fit in memory
   std::size_t runs = 0;

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
 #include "hardware/shipped.hpp"
@@ -128,23 +129,29 @@ OrderedJson to_json(const Plan& plan) {
   json["best"] = OrderedJson::array();
   for (const SloRun& run : plan.best) json["best"].push_back(to_json(run));
   if (!plan.nearest.empty()) json["nearest"] = to_json(plan.nearest.front());
-  if (plan.uniform) json["uniform_routing"] = to_json(*plan.uniform);
+  json["redrawn_rates"] = plan.redrawn;
+  if (plan.uniform) json["uniform_routing_rate"] = *plan.uniform;
   return json;
 }
 
-// What the answer takes for granted where no routing was recorded.
-std::string routing_remark(const Plan& plan) {
-  if (!plan.uniform) return "";
-  const SloRun& run = *plan.uniform;
-  const Json& preset = plan.best.front().config.at("workload").at("gating").at("preset");
-  const std::string answer = run.trial.meets ? fmt::format("1 bears {}", run.rate)
-                                             : fmt::format("1 misses the SLO at {} still: {}",
-                                                           run.rate, latencies_text(run));
-  return wrapped(fmt::format("routing: synthetic, by the statistics of {} (gating preset); were "
-                             "every expert as likely as any other, {}; --trace takes recordings",
-                             preset.get<std::string>(), answer),
-                 100, 2) +
-         "\n";
+std::string rate_or_none(double rate) {
+  return rate > 0 ? fmt::format("{:.4g} /s", rate) : "nothing near it";
+}
+
+// What the answer hangs on: chance, and routing that nobody recorded.
+std::string doubts(const Plan& plan) {
+  if (plan.redrawn.empty()) return "";
+  std::vector<std::string> rates;
+  for (const double rate : plan.redrawn) rates.push_back(rate_or_none(rate));
+  std::string text =
+      fmt::format("1 under other draws of arrivals and routing bears {}", fmt::join(rates, ", "));
+  if (plan.uniform)
+    text += fmt::format(
+        "; routing is synthetic, by the statistics of {} (gating preset): were every "
+        "expert as likely as any other, {}; --trace takes recordings",
+        plan.best.front().config.at("workload").at("gating").value("preset", ""),
+        rate_or_none(*plan.uniform));
+  return wrapped(text, 100, 2) + "\n";
 }
 
 std::string effort_text(const Plan& plan) {
@@ -191,7 +198,7 @@ int say(const PlanOptions& options, const Plan& plan) {
     print(to_json(plan).dump(1) + "\n");
   } else {
     print(table_of(met ? plan.best : plan.nearest));
-    print(routing_remark(plan) + effort_text(plan) + "\n" + written_text(options, page));
+    print(doubts(plan) + effort_text(plan) + "\n" + written_text(options, page));
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, first.config, options.output));
     print(trust_line(first.report, first.config));

@@ -335,8 +335,9 @@ class Runs {
     if (!none && size > 0) {
       const Store before = Store::open(search_.store);
       if (before.sweep() != search_.document.dump()) {
-        throw ConfigError(fmt::format("{}: holds the runs of something else; name another file",
-                                      search_.store.string()));
+        throw ConfigError(
+            fmt::format("{}: holds the runs of another question; name another file (-o)",
+                        search_.store.string()));
       }
       for (StoreRow& row : before.rows()) {
         points.push_back({row.config_hash, Json::parse(row.config)});
@@ -486,7 +487,7 @@ SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, Tr
     }
     open = std::move(lighter);
   }
-  try_heavier(found, runs);
+  if (search.climb) try_heavier(found, runs);
   std::ranges::stable_sort(
       found.found, [](const auto& a, const auto& b) { return a.trial.goodput > b.trial.goodput; });
   if (!found.found.empty()) found.nearest.reset();

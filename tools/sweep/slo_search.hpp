@@ -35,6 +35,7 @@ struct SloSearch {
   /// true to some per cent where load does not come in waves.
   bool steady = false;
   bool spot_checks = true;        ///< of sampled runs
+  bool climb = true;              ///< confirm_slo() goes on to heavier loads
   double to_beat = 0;             ///< requests/s that are had elsewhere
   std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
