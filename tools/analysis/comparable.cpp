@@ -6,18 +6,18 @@
 #include <spdlog/spdlog.h>
 
 #include "hardware/find_value.hpp"
+#include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
 namespace {
 
-constexpr const char* state = "/measurement/state";
 constexpr const char* offered_rate = "/measurement/offered_request_rate";
 constexpr const char* served_rate = "/measurement/served_request_rate";
 
 bool drains_a_queue(const StoredPoint& point) {
   constexpr double chance = 1.1;  // as many leave as arrive, but for that
-  if (text_at(point.report, state) != "unsteady") return false;
+  if (text_at(point.report, state_pointer) != "unsteady") return false;
   const double offered = number_at(point.report, offered_rate, 0);
   return offered > 0 && number_at(point.report, served_rate, 0) > chance * offered;
 }
@@ -25,7 +25,7 @@ bool drains_a_queue(const StoredPoint& point) {
 }  // namespace
 
 StoredSweep read_comparable(const Store& store, std::vector<std::string> pointers) {
-  pointers.insert(pointers.end(), {state, offered_rate, served_rate});
+  pointers.insert(pointers.end(), {state_pointer, offered_rate, served_rate});
   StoredSweep sweep = store.read(pointers);
   if (std::ranges::all_of(sweep.points, drains_a_queue)) return sweep;  // nothing else to compare
   const std::size_t out = std::erase_if(sweep.points, drains_a_queue);

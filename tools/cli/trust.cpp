@@ -73,20 +73,11 @@ std::string error_text(std::string_view engine, bool apart) {
   return text;
 }
 
-}  // namespace
-
-std::vector<std::string> trust_pointers() {
-  return {extrapolated, unmeasured, interpolated, carried_over, engine_name, kv_transfers};
-}
-
-std::string engine_of(const Json& config) { return text_at(config, engine_name); }
-
-std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
-  bool apart = false;
+// `apart`: prefill and decode have pools.
+std::string line_of(std::span<const Json* const> reports, std::string_view engine, bool apart) {
   Shares here, beyond, between, carried, bare;
   for (const Json* report : reports) {
     if (!report->contains("breakdown")) continue;
-    apart = apart || report->contains("pools");
     const double far = number_at(*report, extrapolated, 0),
                  none = number_at(*report, unmeasured, 0);
     const double inside = number_at(*report, interpolated, 0),
@@ -107,11 +98,23 @@ std::string trust_line_over(std::span<const Json* const> reports, std::string_vi
   return wrapped(text + error_text(engine, apart), 100, 2) + "\n";
 }
 
+}  // namespace
+
+std::vector<std::string> trust_pointers() {
+  return {extrapolated, unmeasured, interpolated, carried_over, engine_name, kv_transfers};
+}
+
+std::string engine_of(const Json& config) { return text_at(config, engine_name); }
+
+std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine) {
+  const bool apart =
+      std::ranges::any_of(reports, [](const Json* report) { return report->contains("pools"); });
+  return line_of(reports, engine, apart);
+}
+
 std::string trust_line(const Json& report, const Json& config) {
-  Json run = report;
-  if (config.contains("pools")) run["pools"] = true;
-  const Json* const one[] = {&run};
-  return trust_line_over(one, engine_of(config));
+  const Json* const one[] = {&report};
+  return line_of(one, engine_of(config), config.contains("pools"));
 }
 
 }  // namespace moesim

@@ -222,17 +222,16 @@ class Search {
   }
 
   void confirm() {
-    constexpr double stays = confirmed_stays;
     if (leaders_.empty() || plan_.stopped) return;
     std::vector<Json> places;
     std::vector<double> loads;
     for (const SloRun& leader : leaders_) {
       const Json deployment = without_load(leader.config);
-      places.push_back(exact_is_quick(leader, stays) ? deployment : sampled(deployment));
+      places.push_back(exact_is_quick(leader, confirmed_stays) ? deployment : sampled(deployment));
       loads.push_back(std::stod(leader.rate));  // "12.5 /s"
     }
     // Short runs are forgotten: a long one says more.
-    SloSearch slo = search_over(std::move(places), stays);
+    SloSearch slo = search_over(std::move(places), confirmed_stays);
     slo.spot_checks = true;
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
     count(result);

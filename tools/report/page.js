@@ -379,6 +379,12 @@ function select(p) {
 
 // ---- best within a limit
 
+// The point of the most (or least) y; null of none.
+function best_of(points) {
+  const less = data.metrics[state.y].less, value = p => p.metrics[state.y];
+  return points.reduce((a, b) => !a || (less ? value(b) < value(a) : value(b) > value(a)) ? b : a, null);
+}
+
 function show_best() {
   const x = data.metrics[state.x], y = data.metrics[state.y];
   by_id('limit-label').textContent = `${x.label} ${x.less ? 'at most' : 'at least'}`;
@@ -386,7 +392,7 @@ function show_best() {
   const best = groups.map(points => {
     const allowed = points.filter(p => keeps_limits(p) && p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
       (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit));
-    return allowed.reduce((a, b) => !a || (y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a, null);
+    return best_of(allowed);
   });
   const head = element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'group'), element('th', {}, with_unit(y)),
     element('th', {}, 'ratio'), element('th', {}, with_unit(x)), element('th', { class: 'text' }, 'at')));
@@ -401,12 +407,10 @@ function show_best() {
   by_id('best-table').replaceChildren(head, element('tbody', {}, rows));
 }
 
-// The point of the most (or least) y that keeps the limits; nothing where none are set.
+// The point of the most (or least) y that keeps the limits; null where none are set.
 function best_within_limits() {
-  if (Object.values(state.limits).every(limit => limit === null)) return undefined;
-  const y = data.metrics[state.y], value = p => p.metrics[state.y];
-  return data.points.filter(p => keeps_limits(p) && value(p) !== null)
-    .reduce((a, b) => !a || (y.less ? value(b) < value(a) : value(b) > value(a)) ? b : a, undefined);
+  if (Object.values(state.limits).every(limit => limit === null)) return null;
+  return best_of(data.points.filter(p => keeps_limits(p) && p.metrics[state.y] !== null));
 }
 
 // A ratio, with an arrow and a colour that say whether it is good.

@@ -50,11 +50,10 @@ std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   return fmt::format(R"("activated_experts":{:.2f},"tokens":{:.2f})", activated, tokens);
 }
 
-// How much of what `all` of a GPU's layers take together these take; all alike where it is nothing,
-// and the whole of what a GPU without MoE layers does.
+// How much of what `all` of a GPU's layers take together these take; all alike where it is nothing.
 template <class Time>
 double share_of(Layers layers, Layers all, Time&& time_of) {
-  if (all.empty()) return 1;
+  if (layers.size() == all.size()) return 1;  // the usual case, and that of a GPU without any
   const auto sum = [&](Layers of) {
     double seconds = 0;
     for (const std::size_t layer : of) seconds += time_of(layer);
@@ -97,7 +96,8 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
     return std::pair(all, longest > 0 ? all * mine / longest : 0);
   };
   const auto [experts, mine] = experts_of(layers);
-  const auto [all_experts, all_mine] = experts_of(gpu.layers);
+  const auto [all_experts, all_mine] =
+      layers.size() == gpu.layers.size() ? std::pair(experts, mine) : experts_of(gpu.layers);
   double alone = 0;
   for (const Part which : {Part::attention, Part::gate, Part::permute, Part::shared_experts,
                            Part::dense_ffn, Part::other}) {
