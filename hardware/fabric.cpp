@@ -11,8 +11,10 @@
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
-#include "hardware/kernel_tables.hpp"
+#include "hardware/kernels/collectives.hpp"
+#include "hardware/kernels/deep_ep.hpp"
 #include "hardware/shipped.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
 
@@ -88,8 +90,12 @@ Seconds transfer_time(double bytes, BytesPerSecond rate, Seconds ramp) {
   return full_rate + Seconds(std::sqrt(ramp.count() * full_rate.count()));
 }
 
-// A measured time in the place of what the constants give, but no less than the links allow.
+// A measured time in the place of what the constants give, but no less than the links allow. Links
+// differ more between siblings than kernels do: constants fitted on this GPU go before times that
+// are carried over.
 void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
+  const bool fitted = cost.evidence == Evidence::calibrated;
+  if (fitted && measured.evidence == Evidence::carried_over) return;
   cost.time = std::max(measured.time, least);
   cost.evidence = measured.evidence;
   if (least * 2 < cost.time) cost.bound = Resource::latency;
@@ -99,33 +105,34 @@ void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
 void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const CollectiveCall& call) {
   const GpuSpec& gpu = cluster.gpu;
   if (!gpu.tables || call.gpus > cluster.scale_up_domain || cost.time <= Seconds{}) return;
-  const auto measured = gpu.tables->time(call);
+  const auto measured = gpu.tables->time(ask(call, gpu));
   // A switch may add up on the way: then an all-reduce sends each byte once.
   const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
   if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
 }
 
-// DeepEP's tables are of tokens; this many of the usual kind are as much for the busiest rank.
-std::optional<TableTime> exchange_time(const KernelTables& tables, Collective kind, double domains,
-                                       double nvlink_bytes, double network_bytes) {
-  ExchangeCall call{.low_latency = kind != Collective::all_to_all,
-                    .combine = kind == Collective::low_latency_combine,
-                    .nodes = domains,
-                    .hidden = 7168,
-                    .top_k = 8,
-                    .experts = 256,
-                    .sms = kind == Collective::all_to_all ? 20.0 : 0.0};
-  const auto timed = [&](bool combine) {
-    call.combine = combine;
-    const ExchangeVolume one = volume_of(call);
-    call.tokens_per_rank = std::max(
-        {1.0, nvlink_bytes / one.nvlink, one.network > 0 ? network_bytes / one.network : 0});
-    return tables.time(call);
-  };
-  auto time = timed(call.combine);
-  if (!time || call.low_latency) return time;
-  // One pair of constants serves dispatch and combine: the mean of their times.
-  if (const auto back = timed(true)) time->time = (time->time + back->time) / 2;
+// DeepEP's time for so many tokens of evenly chosen experts as give the busiest rank as much to
+// send or receive.
+std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
+                                       int domains, double nvlink_bytes, double network_bytes) {
+  constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
+  ExchangeCall call{.low_latency = tokens.low_latency,
+                    .combine = tokens.combine,
+                    .nodes = static_cast<double>(domains),
+                    .hidden = tokens.hidden,
+                    .top_k = tokens.top_k,
+                    .experts = tokens.experts,
+                    .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
+  const ExchangeVolume one = volume_of(call);
+  call.tokens_per_rank =
+      std::max({1.0, nvlink_bytes / one.nvlink, one.network > 0 ? network_bytes / one.network : 0});
+  auto time = gpu.tables->time(ask(call, gpu));
+  if (!time) return time;
+  // More GPUs behind one switch than a node had were not measured.
+  const double per_node = static_cast<double>(gpus) / domains;
+  if (per_node > measured_gpus_per_node) time->evidence = Evidence::extrapolated;
+  if (per_node < measured_gpus_per_node && time->evidence == Evidence::measured)
+    time->evidence = Evidence::interpolated;
   return time;
 }
 
@@ -314,18 +321,27 @@ CollectiveCost Fabric::all_to_all(const TrafficMatrix& messages, Collective kind
   const int gpus = messages.gpus();
   check(gpus <= cluster_.gpus(), "an all-to-all is wider than the cluster");
   if (gpus <= 1) return {};
-  const int domain = cluster_.scale_up_domain;
-  const Volume volume = exchange_volume(messages, bytes);
+  return cost(kind, gpus, 1, exchange_volume(messages, bytes));
+}
+
+CollectiveCost Fabric::exchange(const TokenExchange& tokens) const {
+  const int gpus = tokens.copies.gpus();
+  check(gpus <= cluster_.gpus(), "an exchange is wider than the cluster");
+  if (gpus <= 1) return {};
+  const Collective back = Collective::low_latency_combine;
+  const Collective out = Collective::low_latency_all_to_all;
+  const Collective kind =
+      tokens.low_latency ? (tokens.combine ? back : out) : Collective::all_to_all;
+  const Volume volume = exchange_volume(tokens.copies, tokens.bytes);
   CollectiveCost exchange = cost(kind, gpus, 1, volume);
-  const int domains = (gpus + domain - 1) / domain;
-  const KernelTables* tables = cluster_.gpu.tables.get();
-  if (tables == nullptr || exchange.time <= Seconds{}) return exchange;
+  const GpuSpec& gpu = cluster_.gpu;
+  if (!gpu.tables || tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
+  const int domains = domain_of(gpus - 1) + 1;
   const bool like_measured = std::abs(cluster_.network.bandwidth.value() / measured_nic - 1) < 0.2;
   if (domains > 1 && !like_measured) return exchange;
-  if (const auto measured =
-          exchange_time(*tables, kind, domains, volume.nvlink_rank, volume.network_rank)) {
-    take(exchange, *measured, Bytes(volume.nvlink_rank) / cluster_.gpu.scale_up_bandwidth);
-  }
+  const auto measured =
+      exchange_time(gpu, tokens, gpus, domains, volume.nvlink_rank, volume.network_rank);
+  if (measured) take(exchange, *measured, Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth);
   return exchange;
 }
 

@@ -76,6 +76,19 @@ struct ClusterSpec {
 ClusterSpec read_cluster(const ConfigNode&);
 std::span<const Key> cluster_keys();
 
+/// Token copies [from, to] on their way to the experts, or the same copies on their way back. The
+/// way back carries the transposed matrix; per GPU that swaps sent and received, of which the
+/// fabric takes the larger, so one matrix serves for both ways.
+struct TokenExchange {
+  const TrafficMatrix& copies;
+  double bytes = 0;          ///< of a copy
+  bool low_latency = false;  ///< one copy for each expert, straight to the GPU of the expert
+  bool combine = false;      ///< the way back
+  /// Of the model: the width of a token, its experts, and the experts of a layer. 0: no table is
+  /// asked.
+  double hidden = 0, top_k = 0, experts = 0;
+};
+
 /// Times collectives between the first n GPUs of a cluster.
 ///
 ///   time = alpha(op, n, domains) + max over levels of (x + sqrt(ramp x))
@@ -101,9 +114,12 @@ class Fabric {
   /// The reverse of all_gather: GPU i ends with contribution[i] bytes, summed over all.
   CollectiveCost reduce_scatter(std::span<const double> contribution) const;
   /// Messages as the matrix says, of `bytes` each: whether a token travels once per expert, GPU or
-  /// node is the caller's. `kind` chooses the constants: all_to_all or low_latency_all_to_all.
+  /// node is the caller's. `kind` chooses the constants.
   CollectiveCost all_to_all(const TrafficMatrix& messages, Collective kind = Collective::all_to_all,
                             double bytes = 1) const;
+  /// Tokens on their way to experts or back: from DeepEP's tables where the GPU has them, else as
+  /// an all-to-all of the copies.
+  CollectiveCost exchange(const TokenExchange&) const;
   /// GPU `from` sends bytes to GPU `to` while the GPUs after them do likewise. With the constants
   /// of an all-gather between two, in which one has nothing to give.
   CollectiveCost send(int from, int to, Bytes bytes) const;

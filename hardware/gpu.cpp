@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "hardware/tables/calls.hpp"
-
 namespace moesim {
 
 namespace {

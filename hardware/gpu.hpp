@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "hardware/engine_version.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
@@ -140,12 +141,6 @@ struct Price {
 /// family reaches on the GPUs where it was. Their source says so.
 KernelConstants family_default(KernelFamily);
 CollectiveConstants family_default(Collective);
-
-/// An engine (vllm, sglang, trtllm) or a library beneath it (nccl, deepep), e.g. {"vllm",
-/// "0.19.0"}.
-struct EngineVersion {
-  std::string name, version;
-};
 
 /// Where tables of kernel times stand that were measured with one version of an engine or library.
 struct Profile {

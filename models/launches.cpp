@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/launches.hpp"
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
 

@@ -5,7 +5,10 @@
 
 #include <fmt/format.h>
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/kernels/attention.hpp"
+#include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/quantise.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
 
@@ -100,6 +103,16 @@ class OperationList {
     load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
     append(name, moesim::attention(shape, load, gpu_));
   }
+  void attention(std::string_view name, LatentAttentionShape shape, AttentionLoad load,
+                 double flops, double bytes) {
+    shape.kv_cache = kv_cache_;
+    load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
+    append(name, latent_attention(shape, load, gpu_));
+  }
+  void absorption(std::string_view name, bool keys, double queries,
+                  const LatentAttentionShape& shape) {
+    if (queries > 0) append(name, moesim::absorption(keys, queries, shape, gpu_));
+  }
   // An operation by a kernel that no table knows.
   void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
     append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
@@ -129,6 +142,21 @@ AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
           elements * bytes_per_element(cache)};
 }
 
+AttentionShape gqa_shape(const AttentionSpec& a, const AttentionSlice& slice) {
+  return {.q_heads = slice.heads,
+          .kv_heads = slice.kv_heads,
+          .key_dim = static_cast<double>(a.head_dim),
+          .value_dim = static_cast<double>(a.value_dim())};
+}
+
+LatentAttentionShape latent_shape(const AttentionSpec& a, double heads) {
+  return {.heads = heads,
+          .kv_lora = static_cast<double>(a.kv_lora),
+          .qk_nope = static_cast<double>(a.qk_nope),
+          .qk_rope = static_cast<double>(a.qk_rope),
+          .v_dim = static_cast<double>(a.v_dim)};
+}
+
 // One linear layer as a GPU sees it: its slice of the heads, keys and values.
 struct LinearSlice {
   double heads, keys, values;
@@ -156,20 +184,29 @@ bool writes_kv_cache(const MoeModel& m, const AttentionSlice& slice, const Preci
                      const GpuSpec& gpu) {
   if (!gpu.tables) return false;
   const AttentionSpec& a = m.attention;
-  AttentionShape shape{.mla = a.is_mla(), .q_heads = slice.heads, .kv_cache = precision.kv_cache};
-  if (!a.is_mla()) {
-    shape.kv_heads = slice.kv_heads;
-    shape.head_dim = static_cast<double>(a.head_dim);
+  const AttentionLoad one{.sequences = 1, .queries = 1, .context = 1024, .pairs = 1024};
+  if (a.is_mla()) {
+    LatentAttentionShape shape = latent_shape(a, slice.heads);
+    shape.kv_cache = precision.kv_cache;
+    return is_by_table(latent_attention(shape, one, gpu), gpu);
   }
-  return is_by_table(moesim::attention(shape, {1, 1, 1024, {}}, gpu), gpu);
+  AttentionShape shape = gqa_shape(a, slice);
+  shape.kv_cache = precision.kv_cache;
+  return is_by_table(attention(shape, one, gpu), gpu);
 }
 
 AttentionLoad decode_load(const AttentionWork& work) {
-  return {work.decode_batch, work.decode_sequences, work.decode_context};
+  return {.sequences = work.decode_batch,
+          .queries = work.decode_sequences,
+          .context = work.decode_context,
+          .pairs = work.decode_pairs};
 }
 
 AttentionLoad prefill_load(const AttentionWork& work) {
-  return {work.prefill_batch, work.prefill_tokens, work.prefill_context};
+  return {.sequences = work.prefill_batch,
+          .queries = work.prefill_tokens,
+          .context = work.prefill_context,
+          .pairs = work.prefill_pairs};
 }
 
 // DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
@@ -184,10 +221,8 @@ void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const Att
 
 void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
               OperationList& ops) {
-  AttentionShape shape{.q_heads = slice.heads,
-                       .kv_heads = slice.kv_heads,
-                       .head_dim = static_cast<double>(a.head_dim),
-                       .window = work.window};
+  AttentionShape shape = gqa_shape(a, slice);
+  shape.window = work.window;
   const double query_and_output = slice.heads * (a.head_dim + a.value_dim());
   if (a.is_sparse() && work.indexed_pairs > 0) index_tokens(a, slice, work, ops);
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
@@ -213,8 +248,8 @@ void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
 
 // Keys are absorbed into the queries, values into the outputs: batched over heads, in bf16.
 void mla_absorption(const AttentionSpec& a, double heads, double queries, OperationList& ops) {
-  ops.bf16_gemm("k_b_absorbed", queries, heads * a.qk_nope, a.kv_lora);
-  ops.bf16_gemm("v_b_absorbed", queries, heads * a.v_dim, a.kv_lora);
+  ops.absorption("k_b_absorbed", true, queries, latent_shape(a, heads));
+  ops.absorption("v_b_absorbed", false, queries, latent_shape(a, heads));
 }
 
 void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
@@ -227,7 +262,7 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const auto absorbed = [&](std::string_view name, double queries, double pairs,
                             const AttentionLoad& load) {
     const double query_and_output = heads * (latent + a.kv_lora);
-    ops.attention(name, {.mla = true, .q_heads = heads}, load, 2 * query_and_output * pairs,
+    ops.attention(name, latent_shape(a, heads), load, 2 * query_and_output * pairs,
                   load.context * latent_bytes + queries * query_and_output * bf16_bytes);
   };
   if (a.is_sparse()) index_tokens(a, slice, work, ops);
@@ -239,14 +274,21 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   // What an indexer has thinned out is gathered token by token and stays in the latent.
   const bool thinned = a.is_sparse() && work.decode_pairs + work.prefill_pairs < work.indexed_pairs;
   if (work.prefill_tokens > 0 && thinned) {
-    const AttentionLoad load{work.prefill_tokens, work.prefill_tokens, work.prefill_pairs};
+    const AttentionLoad load{.sequences = work.prefill_tokens,
+                             .queries = work.prefill_tokens,
+                             .context = work.prefill_pairs,
+                             .pairs = work.prefill_pairs};
     mla_absorption(a, heads, work.prefill_tokens, ops);
     absorbed("attention_prefill", work.prefill_tokens, work.prefill_pairs, load);
   } else if (work.prefill_tokens > 0) {
     ops.gemm("kv_b_proj", work.prefill_kv_tokens, expanded, a.kv_lora);
+    // Every head's key is its own part and the rotated one that all share.
+    ops.memory("join_keys", work.prefill_kv_tokens * heads * qk * 2 * bf16_bytes);
     const double per_head = qk + a.v_dim;
-    ops.attention("attention_prefill", {.decode = false, .mla = true, .q_heads = heads},
-                  prefill_load(work), 2 * heads * per_head * work.prefill_pairs,
+    LatentAttentionShape shape = latent_shape(a, heads);
+    shape.decode = false;
+    ops.attention("attention_prefill", shape, prefill_load(work),
+                  2 * heads * per_head * work.prefill_pairs,
                   (work.prefill_kv_tokens + work.prefill_tokens) * heads * per_head * bf16_bytes);
   }
 }
@@ -396,9 +438,11 @@ void attention_input_operations(const ModelShard& shard, double tokens,
              model.hidden);
   } else if (a.q_lora > 0) {
     ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, model.hidden);
+    ops.memory("latent_norm", tokens * 2 * (a.q_lora + a.kv_lora) * bf16_bytes);
     ops.gemm("q_b_proj", tokens, query, a.q_lora);
   } else {
     ops.gemm("q_kv_a_proj", tokens, query + slice.kv_elements, model.hidden);
+    ops.memory("latent_norm", tokens * 2 * a.kv_lora * bf16_bytes);
   }
   if (a.is_sparse()) {
     ops.gemm("index_q_proj", tokens, static_cast<double>(a.index_heads) * a.index_dim,
@@ -546,8 +590,8 @@ void head_operations(const ModelShard& shard, double tokens, double sampled,
   ops.memory("embedding", tokens * 2 * model.hidden * bf16_bytes);
   ops.memory("final_norm", tokens * 2 * model.hidden * bf16_bytes);
   ops.bf16_gemm("lm_head", sampled, vocabulary, model.hidden);
-  // Softmax and the draw pass over the fp32 logits twice.
-  ops.memory("sampling", sampled * 2 * vocabulary * fp32_bytes);
+  // Softmax and the draw pass over the fp32 logits of the whole vocabulary twice.
+  ops.memory("sampling", sampled * 2 * model.vocabulary * fp32_bytes);
 }
 
 }  // namespace moesim

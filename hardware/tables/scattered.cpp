@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include <Eigen/Cholesky>
+
 namespace moesim {
 
 namespace {
@@ -12,27 +14,7 @@ namespace {
 constexpr std::size_t neighbours = 24;
 constexpr double ridge = 0.02;
 constexpr double same_place = 1e-9;  // of a squared distance
-constexpr std::size_t most_axes = 8;
-
-// Solves the symmetric, positive definite system in place by Cholesky; the answer is in `right`.
-void solve(std::array<std::array<double, most_axes + 1>, most_axes + 1>& m,
-           std::array<double, most_axes + 1>& right, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t j = 0; j <= i; ++j) {
-      double sum = m[i][j];
-      for (std::size_t k = 0; k < j; ++k) sum -= m[i][k] * m[j][k];
-      m[i][j] = i == j ? std::sqrt(std::max(sum, 1e-12)) : sum / m[j][j];
-    }
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    for (std::size_t k = 0; k < i; ++k) right[i] -= m[i][k] * right[k];
-    right[i] /= m[i][i];
-  }
-  for (std::size_t i = n; i-- > 0;) {
-    for (std::size_t k = i + 1; k < n; ++k) right[i] -= m[k][i] * right[k];
-    right[i] /= m[i][i];
-  }
-}
+constexpr int most_axes = 8;
 
 // The nearest points, ascending. Ties by place in the table, so that the answer is the same
 // everywhere. Few of many are wanted, and most of them are further than all that were kept so far.
@@ -81,25 +63,27 @@ Scattered::Guess Scattered::at(const Coordinates& place) const {
     }
     return {sum / same, 0};
   }
-  std::array<std::array<double, most_axes + 1>, most_axes + 1> m{};
-  std::array<double, most_axes + 1> right{};
-  double weights = 0, least = values_[order.front()], most = least;
+  const auto unknowns = static_cast<Eigen::Index>(axes + 1);
+  constexpr int most = most_axes + 1;
+  using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, 0, most, most>;
+  using Vector = Eigen::Matrix<double, Eigen::Dynamic, 1, 0, most, 1>;
+  Matrix m = Matrix::Zero(unknowns, unknowns);
+  Vector right = Vector::Zero(unknowns), row = Vector::Ones(unknowns);
+  double weights = 0, least = values_[order.front()], greatest = least;
   for (const std::uint32_t i : order) {
     const double weight = std::pow(nearest * nearest / apart[i], 1.5);
-    std::array<double, most_axes + 1> row{1};
-    for (std::size_t axis = 0; axis < axes; ++axis) row[axis + 1] = at_[axis][i] - place[axis];
-    for (std::size_t a = 0; a <= axes; ++a) {
-      for (std::size_t b = 0; b <= a; ++b) m[a][b] += weight * row[a] * row[b];
-      right[a] += weight * row[a] * values_[i];
-    }
+    for (std::size_t axis = 0; axis < axes; ++axis)
+      row[static_cast<Eigen::Index>(axis) + 1] = at_[axis][i] - place[axis];
+    m.selfadjointView<Eigen::Lower>().rankUpdate(row, weight);
+    right += weight * values_[i] * row;
     weights += weight;
     least = std::min(least, values_[i]);
-    most = std::max(most, values_[i]);
+    greatest = std::max(greatest, values_[i]);
   }
-  for (std::size_t axis = 1; axis <= axes; ++axis) m[axis][axis] += ridge * weights;
-  solve(m, right, axes + 1);
+  m.diagonal().tail(unknowns - 1).array() += ridge * weights;
+  const double value = m.selfadjointView<Eigen::Lower>().llt().solve(right)[0];
   constexpr double beyond = 0.5;
-  return {std::clamp(right[0], least - beyond, most + beyond), nearest};
+  return {std::clamp(value, least - beyond, greatest + beyond), nearest};
 }
 
 Scattered Scattered::around(const Coordinates& like, std::span<const int> matters,
@@ -173,6 +157,7 @@ Scattered::Guess LazyGrid::node(const std::array<std::size_t, 3>& index) const {
 }
 
 Scattered::Guess LazyGrid::at(const Place& place) const {
+  constexpr double rounding = 1e-5;
   std::array<std::size_t, 3> below{};
   std::array<double, 3> share{};
   for (std::size_t axis = 0; axis < 3; ++axis) {
@@ -181,8 +166,11 @@ Scattered::Guess LazyGrid::at(const Place& place) const {
     if (above == nodes.begin()) continue;  // before the first
     const auto index = static_cast<std::size_t>(above - nodes.begin()) - 1;
     below[axis] = index;
-    if (index + 1 < nodes.size())
-      share[axis] = (place[axis] - nodes[index]) / (nodes[index + 1] - nodes[index]);
+    if (index + 1 == nodes.size()) continue;
+    share[axis] = (place[axis] - nodes[index]) / (nodes[index + 1] - nodes[index]);
+    // Nodes are kept as floats: a place is on a node if it is there but for the rounding.
+    const bool on_next = nodes[index + 1] - place[axis] < rounding;
+    if (on_next || place[axis] - nodes[index] < rounding) share[axis] = on_next ? 1 : 0;
   }
   Scattered::Guess sum;
   bool on_node = false;
@@ -200,7 +188,8 @@ Scattered::Guess LazyGrid::at(const Place& place) const {
     sum.value += weight * known.value;
     sum.nearest += weight * known.nearest;
   }
-  constexpr double between = 1e-6;
+  // Farther than two rows of one point are apart, so that nothing takes this for a row.
+  constexpr double between = 2e-4;
   if (!on_node) sum.nearest = std::max(sum.nearest, between);
   return sum;
 }

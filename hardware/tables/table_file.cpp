@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
-#include <sstream>
+#include <memory>
 
 #include <fmt/format.h>
+#include <zlib.h>
 
 #include "hardware/config.hpp"
 #include "hardware/text_file.hpp"
@@ -24,13 +24,31 @@ void split(std::string_view line, char separator, std::vector<std::string_view>&
   }
 }
 
+struct CloseGz {
+  void operator()(gzFile file) const { gzclose(file); }
+};
+
+// The text of a file, compressed or plain.
 std::string contents(const std::filesystem::path& file) {
   refuse_huge(file, "table");
-  std::ifstream in(file, std::ios::binary);
+  const std::unique_ptr<gzFile_s, CloseGz> in(gzopen(file.c_str(), "rb"));
   if (!in) throw ConfigError(fmt::format("{}: cannot be read", file.string()));
-  std::ostringstream text;
-  text << in.rdbuf();
-  return std::move(text).str();
+  constexpr std::size_t step = std::size_t{1} << 20;
+  std::string text;
+  while (true) {
+    const std::size_t size = text.size();
+    if (size > largest_text)
+      throw ConfigError(
+          fmt::format("{}: holds more than 1 GiB of text, as no table does", file.string()));
+    text.resize(size + step);
+    const int read = gzread(in.get(), text.data() + size, step);
+    if (read < 0) throw ConfigError(fmt::format("{}: is damaged", file.string()));
+    text.resize(size + static_cast<std::size_t>(read));
+    if (read == 0) break;
+  }
+  // A file that was cut off ends without an error but before its end is marked.
+  if (gzeof(in.get()) == 0) throw ConfigError(fmt::format("{}: is damaged", file.string()));
+  return text;
 }
 
 }  // namespace

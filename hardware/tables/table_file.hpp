@@ -30,9 +30,10 @@ class TableRow {
   const std::string& place_;
 };
 
-/// Reads a table of kernel times: CSV without quotes, one header line. A last column named
-/// "a:b:..." holds a series, points "1:2.5 2:2.6" separated by spaces, whose parts stand for
-/// columns a, b, ...; then `visit` is called for each point of each line. Throws ConfigError.
+/// Reads a table of kernel times, plain or compressed by gzip: CSV without quotes, one header line.
+/// A last column named "a:b:..." holds a series, points "1:2.5 2:2.6" separated by spaces, whose
+/// parts stand for columns a, b, ...; then `visit` is called for each point of each line. Throws
+/// ConfigError.
 void read_table(const std::filesystem::path& file,
                 const std::function<void(const TableRow&)>& visit);
 

@@ -25,9 +25,30 @@ TokenBytes read_token_bytes(ConfigReader& options) {
   return {static_cast<Precision>(options.choice("precision"))};
 }
 
-CollectiveCost send_copies(const Fabric& fabric, const TrafficMatrix& copies, double bytes,
-                           Collective kind) {
-  return fabric.all_to_all(copies, kind, bytes);
+namespace {
+
+TokenExchange exchange_of(const DispatchProblem& problem, bool low_latency) {
+  return {.copies = low_latency ? *problem.selections : *problem.copies,
+          .low_latency = low_latency,
+          .hidden = problem.hidden,
+          .top_k = problem.experts_per_token,
+          .experts = problem.experts};
+}
+
+}  // namespace
+
+CollectiveCost send_out(const DispatchProblem& problem, const TokenBytes& bytes, bool low_latency) {
+  TokenExchange out = exchange_of(problem, low_latency);
+  out.bytes = bytes.out(problem.hidden);
+  return problem.fabric.exchange(out);
+}
+
+CollectiveCost send_back(const DispatchProblem& problem, const TokenBytes& bytes,
+                         bool low_latency) {
+  TokenExchange back = exchange_of(problem, low_latency);
+  back.bytes = bytes.back(problem.hidden);
+  back.combine = true;
+  return problem.fabric.exchange(back);
 }
 
 const Registry<Dispatch>& dispatches() {

@@ -15,6 +15,7 @@ struct DispatchProblem {
   std::span<const double> tokens;  ///< tokens that each GPU contributes, [gpus]
   double hidden = 0;               ///< d
   double experts_per_token = 0;    ///< k
+  double experts = 0;              ///< of the layer
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
   const TrafficMatrix* copies = nullptr;
@@ -74,10 +75,9 @@ std::unique_ptr<Dispatch> low_latency(TokenBytes);
 std::unique_ptr<Dispatch> all_gather(TokenBytes, Combine);
 std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 
-/// `copies` on their way out or back, `bytes` each. The way back carries the transposed matrix; per
-/// GPU that swaps sent and received, of which the fabric takes the larger, so one matrix serves for
-/// both directions.
-CollectiveCost send_copies(const Fabric&, const TrafficMatrix& copies, double bytes,
-                           Collective kind = Collective::all_to_all);
+/// The problem's copies on their way out, by `selections` where the exchange is of low latency.
+CollectiveCost send_out(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
+/// The same copies on their way back.
+CollectiveCost send_back(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
 
 }  // namespace moesim

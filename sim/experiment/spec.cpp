@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "hardware/shipped.hpp"
 #include "models/quantization.hpp"
 #include "sim/experiment/engine.hpp"

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernels/gemm.hpp"
+
 namespace moesim {
 
 namespace {

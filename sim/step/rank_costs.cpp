@@ -61,7 +61,8 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
   const ModelShard shard = shard_of(model_);
   if (layer.moe) {
     gate_operations(shard, tokens, before);
-    if (plan_.dp > 1) {
+    // What tables time permutes the tokens itself; DeepEP reads and writes them in place.
+    if (plan_.dp > 1 && !gpu_.tables) {
       const double selections = tokens * model_.experts_per_token / plan_.tp;
       permute_operations(shard, selections, "pack", before);
       permute_operations(shard, selections, "unpack", after);

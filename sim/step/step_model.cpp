@@ -126,9 +126,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.exchange = {};
   if (plan_.dp > 1) {
     const bool global = rule.router->needs_global_counts();
-    DispatchProblem exchange{fabric_, s.rows.tokens_of_gpu(),
-                             static_cast<double>(model_.expert_input()),
-                             static_cast<double>(model_.experts_per_token)};
+    DispatchProblem exchange{
+        fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.expert_input()),
+        static_cast<double>(model_.experts_per_token), static_cast<double>(model_.experts)};
     exchange.needs_global_counts = global;
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
@@ -405,6 +405,15 @@ void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result
   });
 }
 
+// Every GPU of a tensor-parallel group has the logits of its share of the vocabulary, in bf16, and
+// needs all of them to sample (vLLM, LogitsProcessor; SGLang, logits_processor.py).
+CollectiveCost StepModel::logits_gather(const StepBatch& batch) const {
+  double sampled = 0;
+  for (const RankStep& rank : batch.ranks) sampled = std::max(sampled, double(rank.sampled));
+  const std::vector<double> slices(at(plan_.tp), 2.0 * sampled * model_.vocabulary / plan_.tp);
+  return fabric_.all_gather(slices);
+}
+
 namespace {
 
 // Whether a step has no CUDA graph.
@@ -544,6 +553,10 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     }
   }
   path.add(ranks.head());
+  if (plan_.tp > 1) {
+    path.collective("logits_all_gather", Part::other, logits_gather(batch), result.all_reduce,
+                    groups);
+  }
   path.end_stage();
   charge_host(batch, layers, path, result);
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hardware/kernels/experts.hpp"
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
 #include "sim/capacity/capacity.hpp"
@@ -86,6 +87,7 @@ class StepModel {
   template <class PricePart>
   StepCost price_pipeline(const StepBatch&, PricePart&&);
   CollectiveCost hop(const StepBatch&, int stage) const;
+  CollectiveCost logits_gather(const StepBatch&) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
   void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,

@@ -7,6 +7,8 @@
 #include "hardware/fabric.hpp"
 #include "hardware/gpu.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/kernels/experts.hpp"
+#include "hardware/kernels/gemm.hpp"
 #include "hardware/roofline.hpp"
 #include "tests/support.hpp"
 

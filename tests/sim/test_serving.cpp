@@ -4,7 +4,8 @@
 #include <fstream>
 #include <set>
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/kernels/experts.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "models/launches.hpp"
 #include "sim/experiment/anchor.hpp"
 #include "sim/experiment/engine.hpp"

@@ -525,7 +525,7 @@ TEST_CASE("all-gather volume counts every token once per other GPU, whatever its
   const std::vector<double> tokens(8, 32.0);
   const auto gather =
       dispatches().make(config(R"({"type": "all_gather", "combine": "reduce_scatter"})"));
-  const Exchange exchange = gather->exchange({fabric, tokens, 2048, 8});
+  const Exchange exchange = gather->exchange({fabric, tokens, 2048, 8, 128});
   // 8 GPUs x 7 others x 32 tokens x 2048 x 2 B
   CHECK_THAT(exchange.dispatch.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
   CHECK_THAT(exchange.combine.nvlink.value(), WithinRel(8.0 * 7 * 32 * 2048 * 2, 1e-12));
@@ -542,12 +542,12 @@ TEST_CASE("an all-to-all sends what the copies say, in the precision it was give
   copies.at(5, 2) = 3;
   const std::vector<double> tokens(8, 16.0);
   const auto plain = dispatches().make(config(R"("all_to_all")"));
-  const Exchange exchange = plain->exchange({fabric, tokens, 7168, 8, &copies});
+  const Exchange exchange = plain->exchange({fabric, tokens, 7168, 8, 256, &copies});
   CHECK(exchange.dispatch.nvlink.value() == 13 * 7168 * 2);
   CHECK(exchange.combine.nvlink.value() == 13 * 7168 * 2);
   // DeepEP: fp8 out with a 4-byte scale per 128 values, bf16 back.
   const auto fp8 = dispatches().make(config(R"({"type": "all_to_all", "precision": "fp8_block"})"));
-  const Exchange narrow = fp8->exchange({fabric, tokens, 7168, 8, &copies});
+  const Exchange narrow = fp8->exchange({fabric, tokens, 7168, 8, 256, &copies});
   CHECK(narrow.dispatch.nvlink.value() == 13 * (7168 + 7168 / 128 * 4));
   CHECK(narrow.combine.nvlink.value() == 13 * 7168 * 2);
 }
@@ -559,14 +559,14 @@ TEST_CASE("low latency sends a message per selection, with its own kernel's cons
   selections.at(0, 9) = 4;  // across nodes: straight, over the network
   const std::vector<double> tokens(16, 8.0);
   const auto dispatch = dispatches().make(config(R"({"type": "low_latency", "precision": "fp8"})"));
-  DispatchProblem problem{fabric, tokens, 7168, 8};
+  DispatchProblem problem{fabric, tokens, 7168, 8, 256};
   problem.selections = &selections;
   const Exchange exchange = dispatch->exchange(problem);
   CHECK(exchange.dispatch.nvlink.value() == 10 * 7168);
   CHECK(exchange.dispatch.network.value() == 4 * 7168);
   CHECK(exchange.combine.network.value() == 4 * 7168 * 2);
   const CollectiveCost expected =
-      send_copies(fabric, selections, 7168, Collective::low_latency_all_to_all);
+      fabric.all_to_all(selections, Collective::low_latency_all_to_all, 7168);
   CHECK(exchange.dispatch.time == expected.time);
   CHECK_FALSE(dispatch->gives_global_counts());
 }
@@ -584,7 +584,7 @@ TEST_CASE("auto is never slower than any dispatch, and gives a router the counts
         selections.at(from, to) = tokens_per_gpu * 8 / 16;
       }
     }
-    DispatchProblem problem{fabric, tokens, 7168, 8, &copies, &selections};
+    DispatchProblem problem{fabric, tokens, 7168, 8, 256, &copies, &selections};
     problem.top_k_of_all_tokens = Seconds(3e-6);
     const auto automatic = dispatches().make(config(R"("auto")"));
     for (const bool counts : {false, true}) {

@@ -8,7 +8,8 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/kernels/rows.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 
@@ -34,13 +35,11 @@ double slowdown(const std::optional<Calibration>& calibration, Rng& rng) {
 void resample_tables(GpuSpec& gpu, std::uint64_t seed, int draw) {
   if (!gpu.tables) return;
   TableFactors factors;
-  for (std::size_t i = 0; i < table_family_names.size(); ++i) {
-    const double z =
-        Rng(seed, fmt::format("interval {} table {}", draw, table_family_names[i])).normal();
-    for (std::size_t e = 0; e < evidence_names.size(); ++e) {
-      factors.of[i][e] =
-          slowdown(gpu.tables->error(static_cast<TableFamily>(i), static_cast<Evidence>(e)), z);
-    }
+  for (const MeasuredKernel* kernel : measured_kernels()) {
+    const double z = Rng(seed, fmt::format("interval {} table {}", draw, kernel->name)).normal();
+    auto& of_kernel = factors[kernel->name];
+    for (std::size_t e = 0; e < evidence_names.size(); ++e)
+      of_kernel[e] = slowdown(gpu.tables->error(*kernel, static_cast<Evidence>(e)), z);
   }
   gpu.tables = scaled(*gpu.tables, factors);
 }

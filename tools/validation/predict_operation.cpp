@@ -9,9 +9,16 @@
 
 #include <fmt/format.h>
 
-#include "hardware/kernel_tables.hpp"
+#include "hardware/fabric.hpp"
+#include "hardware/kernels/attention.hpp"
+#include "hardware/kernels/collectives.hpp"
+#include "hardware/kernels/deep_ep.hpp"
+#include "hardware/kernels/experts.hpp"
+#include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/rough.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "models/step_ops.hpp"
 
 namespace moesim {
@@ -215,14 +222,22 @@ Predicted mla_module(const MeasuredPoint& point, const SequenceWork& sequence, d
                      const GpuSpec& gpu) {
   const auto weights = stored_as(point.precision);
   const double context = sequence.context_tokens + sequence.new_tokens;
-  const AttentionShape shape{.decode = point.category == "attn_decode",
-                             .mla = true,
-                             .q_heads = heads,
-                             .kv_cache = contains(point.operation + point.notes, "kv_fp8")
-                                             ? Precision::fp8
-                                             : Precision::bf16};
-  const AttentionLoad load{point.batch, point.batch * sequence.new_tokens, point.batch * context};
-  const auto cost = mla_block(shape, load, weights ? weights->weights : Precision::bf16, gpu);
+  const AttentionSpec a = attention_model(point).attention;
+  const LatentAttentionShape shape{.decode = point.category == "attn_decode",
+                                   .heads = heads,
+                                   .kv_lora = double(a.kv_lora),
+                                   .qk_nope = double(a.qk_nope),
+                                   .qk_rope = double(a.qk_rope),
+                                   .v_dim = double(a.v_dim),
+                                   .kv_cache = contains(point.operation + point.notes, "kv_fp8")
+                                                   ? Precision::fp8
+                                                   : Precision::bf16};
+  const AttentionLoad load{.sequences = point.batch,
+                           .queries = point.batch * sequence.new_tokens,
+                           .context = point.batch * context,
+                           .pairs = point.batch * causal_pairs(sequence.new_tokens, context, 0)};
+  const auto cost =
+      latent_attention_block(shape, load, weights ? weights->weights : Precision::bf16, gpu);
   if (!cost) return Skipped{"no table of whole MLA blocks on this GPU"};
   return in_us(*cost);
 }
@@ -265,7 +280,7 @@ Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
     return Skipped{"the row does not give the shape that was measured"};
   if (gpu.tables) {
     const GemmCall call{table_name(point.precision), m, n, k};
-    if (const auto measured = gpu.tables->time(call)) {
+    if (const auto measured = gpu.tables->time(ask(call, gpu))) {
       const Stored bytes = stored.value_or(Stored{Precision::fp8, Precision::fp8});
       const double moved = n * k * bytes_per_element(bytes.weights) +
                            m * k * bytes_per_element(bytes.activations) + 2 * m * n;
@@ -469,11 +484,11 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
                                        const GpuSpec& gpu) {
   const double ranks = std::max(1, point.ep);
   const std::string_view precision = table_name(point.precision);
-  const auto layer = gpu.tables->experts({.precision = precision,
-                                          .hidden = shape.hidden,
-                                          .width = shape.width / std::max(1, point.tp),
-                                          .top_k = double(shape.per_token),
-                                          .experts = double(shape.experts)});
+  const auto layer = ExpertTables::of(*gpu.tables, {.precision = precision,
+                                                    .hidden = shape.hidden,
+                                                    .width = shape.width / std::max(1, point.tp),
+                                                    .top_k = double(shape.per_token),
+                                                    .experts = double(shape.experts)});
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
   BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts,
@@ -511,8 +526,12 @@ std::optional<Prediction> exchange_table(const MeasuredPoint& point, const GpuSp
                           .top_k = given("top_k", shape ? shape->per_token : 8),
                           .experts = given("experts", shape ? shape->experts : 256),
                           .sms = normal ? given("sms", 24) : 0};
-  const auto measured = gpu.tables->time(call);
+  const auto measured = gpu.tables->time(ask(call, gpu));
   if (!measured) return std::nullopt;
+  // As Fabric::exchange does.
+  const auto kind = std::get<Collective>(constants_of(point));
+  if (measured->evidence == Evidence::carried_over && gpu.collective(kind).calibration)
+    return std::nullopt;
   const double bytes = point.batch * volume_of(call).nvlink;
   return Prediction{measured->time.count() * microseconds,
                     "table of DeepEP",
@@ -580,7 +599,8 @@ Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSp
     case Collective::reduce_scatter: cost = fabric.reduce_scatter(shares); break;
     case Collective::all_to_all:
       if (gpu.tables) {
-        const auto measured = gpu.tables->time(CollectiveCall{false, "alltoall", n, point.bytes});
+        const auto measured =
+            gpu.tables->time(ask(CollectiveCall{false, "alltoall", n, point.bytes}, gpu));
         if (measured) {
           cost.time = measured->time;
           cost.evidence = measured->evidence;

@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <zlib.h>
 
 #include "hardware/at.hpp"
+#include "hardware/kernels/rows.hpp"
 #include "hardware/rng.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "tools/cli/output.hpp"
 
 namespace moesim {
@@ -36,8 +40,30 @@ bool is_possible(const MeasuredRow& row) {
   return std::ranges::all_of(row.samples, [](const Sample& s) { return s.us >= s.place.least_us; });
 }
 
-/// Leaves out what nothing can be predicted by: impossible rows, all rows of kinds that are full of
-/// them, and the whole table where such kinds are most of it.
+// `sorted` is not empty.
+template <class Values>
+double quantile(const Values& sorted, double share) {
+  return sorted[at(std::lround(share * static_cast<double>(sorted.size() - 1)))];
+}
+
+/// The time below which rows of one kernel tell of the host's launches alone; 0: none does.
+double host_bound_below(std::vector<const MeasuredRow*> rows) {
+  constexpr std::size_t few = 50;
+  constexpr double flat = 1.25, above_work = 8, range = 4;
+  if (rows.size() < few) return 0;
+  const auto time = [](const MeasuredRow* row) { return row->samples.front().us; };
+  const auto rough = [](const MeasuredRow* row) { return row->samples.front().place.rough_us; };
+  std::ranges::sort(rows, {}, time);
+  const double limit = flat * time(rows[rows.size() / 50]);
+  std::vector<double> work;
+  for (const MeasuredRow* row : rows)
+    if (time(row) < limit) work.push_back(rough(row));
+  std::ranges::sort(work);
+  const double least = quantile(work, 0.05), most = quantile(work, 0.95);
+  return limit / flat > above_work * least && most > range * least ? limit : 0;
+}
+
+/// Leaves out what nothing can be predicted by, see calibrate_tables().
 void sift(Table& table) {
   std::size_t doubtful = 0;
   for (const auto& [name, kind] : table.kinds) doubtful += kind.is_credible() ? 0 : kind.rows;
@@ -45,19 +71,31 @@ void sift(Table& table) {
   std::erase_if(table.rows, [&](const MeasuredRow& row) {
     return !is_possible(row) || !table.kinds.at(kind_of(row)).is_credible();
   });
+  std::map<std::pair<std::string, std::string>, std::vector<const MeasuredRow*>> kernels;
+  for (const MeasuredRow& row : table.rows)
+    kernels[{kind_of(row), row.samples.front().kernel}].push_back(&row);
+  std::map<std::pair<std::string, std::string>, double> limits;
+  for (auto& [name, rows] : kernels) limits[name] = host_bound_below(std::move(rows));
+  std::erase_if(table.rows, [&](const MeasuredRow& row) {
+    const Sample& first = row.samples.front();
+    const bool bound = first.us < limits.at({kind_of(row), first.kernel});
+    if (bound) ++table.kinds.at(kind_of(row)).host_bound;
+    return bound;
+  });
 }
 
-Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec& gpu) {
+Table read(const std::filesystem::path& file, const MeasuredKernel& kernel, const GpuSpec& gpu) {
   Table table;
-  Rng shuffle(1, "thinning of tables");
+  Rng shuffle(1, "rows of tables");
   const EngineVersion engine = engine_named(file.parent_path().filename().string());
+  const bool experts = kernel.name == "experts";
   read_table(file, [&](const TableRow& row) {
     table.columns = row.columns();
     MeasuredRow read{{row.fields.begin(), row.fields.end()},
-                     samples_of(family, row, gpu, engine),
+                     samples_of(kernel, row, gpu, engine),
                      {},
                      shuffle.uniform()};
-    if (family == TableFamily::experts) {
+    if (experts) {
       read.model = fmt::format("{} {} {} {}", row.text("hidden"), row.text("width"),
                                row.text("top_k"), row.text("experts"));
     }
@@ -72,15 +110,12 @@ Table read(const std::filesystem::path& file, TableFamily family, const GpuSpec&
 /// Predicts rows from others.
 class Predictor {
  public:
-  Predictor(TableFamily family, const Table& table, const std::vector<std::size_t>& rows)
-      : family_(family), table_(table) {
-    for (const std::size_t row : rows) add(row);
-  }
-  void add(std::size_t row) {
-    for (const Sample& sample : table_.rows[row].samples) {
-      maps_.try_emplace({sample.group, sample.kernel}, axes_of(family_))
-          .first->second.add(sample.place.at, sample.value());
-    }
+  Predictor(const MeasuredKernel& kernel, const Table& table, const std::vector<std::size_t>& rows)
+      : table_(table) {
+    for (const std::size_t row : rows)
+      for (const Sample& sample : table_.rows[row].samples)
+        maps_.try_emplace({sample.group, sample.kernel}, kernel.axes)
+            .first->second.add(sample.place.at, sample.value());
   }
   /// |predicted / measured - 1|, the worst of the row; nothing where no row is of its kind.
   std::optional<double> error(std::size_t row) const {
@@ -95,7 +130,6 @@ class Predictor {
   }
 
  private:
-  TableFamily family_;
   const Table& table_;
   std::map<std::pair<std::string, std::string>, Scattered> maps_;
 };
@@ -103,76 +137,43 @@ class Predictor {
 CalibratedTable::Errors summed_up(std::vector<double> errors) {
   if (errors.empty()) return {};
   std::ranges::sort(errors);
-  const auto quantile = [&](double share) {
-    return errors[at(std::lround(share * static_cast<double>(errors.size() - 1)))];
-  };
-  return {errors.size(), quantile(0.5), quantile(0.9)};
+  return {errors.size(), quantile(errors, 0.5), quantile(errors, 0.9)};
 }
 
-std::vector<double> errors_of(const Predictor& predictor, const std::vector<std::size_t>& rows) {
+// Of so many rows at most.
+std::vector<double> errors_of(const Predictor& predictor, const std::vector<std::size_t>& rows,
+                              std::size_t most) {
   std::vector<double> errors;
-  for (const std::size_t row : rows)
-    if (const auto error = predictor.error(row)) errors.push_back(*error);
+  const std::size_t step = rows.size() / most + 1;
+  for (std::size_t i = 0; i < rows.size(); i += step)
+    if (const auto error = predictor.error(rows[i])) errors.push_back(*error);
   return errors;
 }
 
-/// A third of the rows, and of the others those that it does not predict.
-std::vector<std::size_t> thinned(TableFamily family, const Table& table,
-                                 const std::vector<std::size_t>& rows, double tolerance) {
-  std::vector<std::size_t> kept, rest;
-  for (const std::size_t row : rows)
-    (std::fmod(table.rows[row].order * 1e3, 1) < 1.0 / 3 ? kept : rest).push_back(row);
-  const Predictor third(family, table, kept);
-  for (const std::size_t row : rest)
-    if (third.error(row).value_or(1) > tolerance) kept.push_back(row);
-  std::ranges::sort(kept);
-  return kept;
-}
-
-/// What runs along a table's series.
-std::string_view series_of(TableFamily family) {
-  switch (family) {
-    case TableFamily::gemm:
-    case TableFamily::quantize: return "m";
-    case TableFamily::attention_decode: return "ctx";
-    case TableFamily::attention_prefill: return "isl";
-    case TableFamily::mla_decode:
-    case TableFamily::mla_decode_module: return "step";
-    case TableFamily::mla_prefill:
-    case TableFamily::mla_prefill_module: return "isl";
-    case TableFamily::all_reduce:
-    case TableFamily::collectives: return "bytes";
-    case TableFamily::low_latency:
-    case TableFamily::normal: return "tokens_per_rank";
-    default: return "tokens";
-  }
-}
-
-/// What a line of a thinned table says of all its points, and what of each.
+/// What a line of a table says of all its points, and what of each.
 struct Columns {
   std::vector<std::string> plain, point;
 };
 
 /// Of expert tables the load of the measured rank stands for how it was drawn: a slice's width for
 /// `width` and `tp`, rows and active experts for `ep` and `distribution`.
-Columns columns_of(TableFamily family, const Table& table) {
-  const std::string_view along = series_of(family);
-  const bool experts = family == TableFamily::experts;
+Columns columns_of(const MeasuredKernel& kernel, const Table& table) {
+  const bool experts = kernel.name == "experts";
   constexpr std::array<std::string_view, 5> drawn{"tp", "ep", "distribution", "rows", "active"};
   Columns columns;
   for (const std::string& column : table.columns) {
     if (experts && std::ranges::find(drawn, column) != drawn.end()) continue;
-    const bool of_point = column == along || column.ends_with("us");
+    const bool of_point = column == kernel.along || column.ends_with("us");
     (of_point ? columns.point : columns.plain).push_back(column);
   }
   if (experts) columns.point.insert(columns.point.end(), {"rows", "active"});
   return columns;
 }
 
-std::string field_of(TableFamily family, const Table& table, const MeasuredRow& row,
+std::string field_of(const MeasuredKernel& kernel, const Table& table, const MeasuredRow& row,
                      const std::string& column) {
   const Coordinates& at = row.samples.front().place.at;
-  if (family == TableFamily::experts) {
+  if (kernel.name == "experts") {
     // Three digits, in full: 1020, not 1.02e+03.
     const auto three = [](double x) {
       return fmt::format("{:g}", std::stod(fmt::format("{:.3g}", x)));
@@ -186,88 +187,116 @@ std::string field_of(TableFamily family, const Table& table, const MeasuredRow& 
   return column.ends_with("us") ? fmt::format("{:.4g}", std::stod(field)) : field;
 }
 
-std::string text_of(TableFamily family, const Table& table, const std::vector<std::size_t>& kept) {
-  const Columns columns = columns_of(family, table);
+std::string text_of(const MeasuredKernel& kernel, const Table& table) {
+  const Columns columns = columns_of(kernel, table);
   const auto fields = [&](const MeasuredRow& row, const std::vector<std::string>& names) {
     std::vector<std::string> values;
-    for (const std::string& name : names) values.push_back(field_of(family, table, row, name));
+    for (const std::string& name : names) values.push_back(field_of(kernel, table, row, name));
     return values;
   };
   std::map<std::string, std::string> series;
-  std::vector<std::string> order;
-  for (const std::size_t index : kept) {
-    const MeasuredRow& row = table.rows[index];
+  for (const MeasuredRow& row : table.rows) {
     std::string line = fmt::format("{}", fmt::join(fields(row, columns.plain), ","));
     if (!line.empty()) line += ",";
     std::string& points = series[line];
-    if (points.empty()) order.push_back(line);
     points +=
         fmt::format("{}{}", points.empty() ? "" : " ", fmt::join(fields(row, columns.point), ":"));
   }
   std::string text = fmt::format("{}{}{}\n", fmt::join(columns.plain, ","),
                                  columns.plain.empty() ? "" : ",", fmt::join(columns.point, ":"));
-  for (const std::string& line : order) text += line + series[line] + "\n";
+  for (const auto& [line, points] : series) text += line + points + "\n";
   return text;
 }
 
-CalibratedTable calibrated(TableFamily family, const Table& table, double tolerance,
-                           std::vector<std::size_t>& kept) {
+// The same bytes for the same text: gzip's header has no time here.
+void write_compressed(const std::filesystem::path& file, const std::string& text) {
+  const gzFile out = gzopen(file.c_str(), "wb9");
+  const bool written =
+      out != nullptr &&
+      gzwrite(out, text.data(), static_cast<unsigned>(text.size())) == std::ssize(text);
+  const bool closed = out != nullptr && gzclose(out) == Z_OK;
+  if (!written || !closed) throw ConfigError(fmt::format("{}: cannot be written", file.string()));
+}
+
+// |predicted / measured - 1| of rows, from the tables of the GPU's sibling.
+std::vector<double> errors_of_sibling(const MeasuredKernel& kernel, const Table& table,
+                                      const std::vector<std::size_t>& rows,
+                                      const EngineVersion& engine, GpuSpec gpu) {
+  constexpr std::size_t most = 250;
+  std::vector<double> errors;
+  if (!gpu.sibling) return errors;
+  gpu.profiles.clear();
+  const KernelTables tables(gpu, engine, {});
+  for (std::size_t i = 0; i < rows.size(); i += rows.size() / most + 1) {
+    for (const Sample& sample : table.rows[rows[i]].samples) {
+      const auto found = tables.candidates(kernel, {sample.group}, sample.place.at);
+      if (found.empty()) continue;
+      errors.push_back(std::abs(std::exp(found.at(sample.place.at).value - sample.value()) - 1));
+    }
+  }
+  return errors;
+}
+
+void measure_errors(const MeasuredKernel& kernel, const Table& table, const GpuSpec& gpu,
+                    CalibratedTable& result) {
+  constexpr std::size_t most = 2000;
   std::vector<std::size_t> all, tenth, rest;
   for (std::size_t row = 0; row < table.rows.size(); ++row) {
     all.push_back(row);
     (table.rows[row].order < 0.1 ? tenth : rest).push_back(row);
   }
-  kept = thinned(family, table, all, tolerance);
-  CalibratedTable result;
-  result.kept = kept.size();
-  result.points = summed_up(errors_of({family, table, rest}, tenth));
-  const Predictor fewer(family, table, thinned(family, table, rest, tolerance));
-  result.thinned = summed_up(errors_of(fewer, tenth));
-  if (family != TableFamily::experts) return result;
+  result.points = summed_up(errors_of({kernel, table, rest}, tenth, most));
+  result.carried_over =
+      summed_up(errors_of_sibling(kernel, table, tenth, engine_named(result.profile), gpu));
   std::map<std::string, std::vector<std::size_t>> models;
   for (const std::size_t row : all) models[table.rows[row].model].push_back(row);
+  if (models.size() < 2) return;
   std::vector<double> errors;
   for (const auto& [model, of_model] : models) {
-    std::vector<std::size_t> others, asked;
-    for (const std::size_t row : kept)
+    std::vector<std::size_t> others;
+    for (const std::size_t row : all)
       if (table.rows[row].model != model) others.push_back(row);
-    for (const std::size_t row : of_model)
-      if (table.rows[row].order < 0.1) asked.push_back(row);
-    if (others.empty()) continue;
-    for (const double error : errors_of({family, table, others}, asked)) errors.push_back(error);
+    const auto missed = errors_of({kernel, table, others}, of_model, most / models.size());
+    errors.insert(errors.end(), missed.begin(), missed.end());
   }
   result.models = summed_up(std::move(errors));
-  return result;
 }
 
 /// errors.csv: by table the median error at points left out, the mean over profiles.
 std::string errors_text(const std::vector<CalibratedTable>& tables) {
+  using Errors = CalibratedTable::Errors;
   std::string text = "table,evidence,median,points\n";
-  for (std::size_t i = 0; i < table_family_names.size(); ++i) {
-    double sum = 0;
-    std::size_t points = 0;
-    for (const CalibratedTable& table : tables) {
-      if (static_cast<std::size_t>(table.family) != i) continue;
-      sum += table.thinned.median * static_cast<double>(table.thinned.points);
-      points += table.thinned.points;
-    }
-    if (points > 0)
-      text += fmt::format("{},interpolated,{:.3f},{}\n", table_family_names[i],
+  for (const auto& [evidence, errors] :
+       {std::pair<Evidence, Errors CalibratedTable::*>{Evidence::interpolated,
+                                                       &CalibratedTable::points},
+        {Evidence::carried_over, &CalibratedTable::carried_over}}) {
+    for (const MeasuredKernel* kernel : measured_kernels()) {
+      double sum = 0;
+      std::size_t points = 0;
+      for (const CalibratedTable& table : tables) {
+        if (table.kernel != kernel) continue;
+        const Errors& of_table = table.*errors;
+        sum += of_table.median * static_cast<double>(of_table.points);
+        points += of_table.points;
+      }
+      if (points == 0) continue;
+      text += fmt::format("{},{},{:.3f},{}\n", kernel->name, evidence_names[at(evidence)],
                           sum / static_cast<double>(points), points);
+    }
   }
   return text;
 }
 
-/// impossible.csv: what was left out as impossible.
-std::string impossible_text(const std::vector<CalibratedTable>& tables) {
-  std::string text = "profile,table,kind,rows,impossible,kept\n";
+/// left_out.csv: what was left out and why.
+std::string left_out_text(const std::vector<CalibratedTable>& tables) {
+  std::string text = "profile,table,kind,rows,impossible,host_bound,kept\n";
   for (const CalibratedTable& table : tables) {
     for (const auto& [name, kind] : table.kinds) {
-      if (kind.impossible == 0) continue;
+      if (kind.impossible + kind.host_bound == 0) continue;
       const bool none = table.kept == 0 || !kind.is_credible();
-      text += fmt::format("{},{},{},{},{},{}\n", table.profile,
-                          table_family_names[static_cast<std::size_t>(table.family)], name,
-                          kind.rows, kind.impossible, none ? "none" : "the others");
+      text +=
+          fmt::format("{},{},{},{},{},{},{}\n", table.profile, table.kernel->name, name, kind.rows,
+                      kind.impossible, kind.host_bound, none ? "none" : "the others");
     }
   }
   return text;
@@ -277,8 +306,7 @@ std::string impossible_text(const std::vector<CalibratedTable>& tables) {
 
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,
-                                              const std::filesystem::path& profiles,
-                                              double tolerance) {
+                                              const std::filesystem::path& profiles) {
   std::error_code failed;
   std::vector<std::filesystem::path> folders;
   for (const auto& entry : std::filesystem::directory_iterator(tables, failed))
@@ -286,38 +314,39 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
   std::ranges::sort(folders);
   std::vector<CalibratedTable> results;
   for (const auto& folder : folders) {
-    for (std::size_t i = 0; i < table_family_names.size(); ++i) {
-      const auto family = static_cast<TableFamily>(i);
-      const std::string name = std::string(table_family_names[i]) + ".csv";
+    for (const MeasuredKernel* kernel : measured_kernels()) {
+      const std::string name = std::string(kernel->name) + ".csv";
       if (!std::filesystem::exists(folder / name)) continue;
-      Table table = read(folder / name, family, measured_on);
+      Table table = read(folder / name, *kernel, measured_on);
       if (table.rows.empty()) continue;
-      const std::size_t rows = table.rows.size();
-      sift(table);
-      std::vector<std::size_t> kept;
       CalibratedTable result;
-      if (!table.rows.empty()) result = calibrated(family, table, tolerance, kept);
-      result.family = family;
-      result.rows = rows;
-      result.left_out = rows - table.rows.size();
-      result.kinds = std::move(table.kinds);
       result.profile = folder.filename().string();
-      results.push_back(result);
-      std::filesystem::remove(profiles / folder.filename() / name);
-      if (kept.empty()) continue;
-      std::filesystem::create_directories(profiles / folder.filename());
-      write_file((profiles / folder.filename() / name).string(), text_of(family, table, kept));
+      result.kernel = kernel;
+      result.rows = table.rows.size();
+      sift(table);
+      result.kept = table.rows.size();
+      result.kinds = table.kinds;
+      const auto file = profiles / folder.filename() / (name + ".gz");
+      std::filesystem::remove(file);
+      if (!table.rows.empty()) {
+        measure_errors(*kernel, table, measured_on, result);
+        std::filesystem::create_directories(file.parent_path());
+        write_compressed(file, text_of(*kernel, table));
+      }
+      results.push_back(std::move(result));
     }
   }
   if (results.empty()) {
+    std::vector<std::string> names;
+    for (const MeasuredKernel* kernel : measured_kernels()) names.emplace_back(kernel->name);
     throw ConfigError(fmt::format("{}: no folder <engine>-<version> with tables ({}.csv) in it",
-                                  tables.string(), fmt::join(table_family_names, ".csv, ")));
+                                  tables.string(), fmt::join(names, ".csv, ")));
   }
   if (std::ranges::all_of(results, [](const CalibratedTable& t) { return t.kept == 0; }))
     throw ConfigError(
         fmt::format("{}: no table is of this GPU: its peak allows none of them", tables.string()));
   write_file((profiles / "errors.csv").string(), errors_text(results));
-  write_file((profiles / "impossible.csv").string(), impossible_text(results));
+  write_file((profiles / "left_out.csv").string(), left_out_text(results));
   return results;
 }
 

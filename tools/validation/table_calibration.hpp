@@ -7,20 +7,21 @@
 #include <vector>
 
 #include "hardware/gpu.hpp"
-#include "hardware/tables/calls.hpp"
+#include "hardware/tables/measured_kernel.hpp"
 
 namespace moesim {
 
 /// What became of one table, and how well points that were left out are predicted.
 struct CalibratedTable {
   std::string profile;  ///< <engine>-<version>
-  TableFamily family{};
+  const MeasuredKernel* kernel = nullptr;
   std::size_t rows = 0, kept = 0;
-  std::size_t left_out = 0;  ///< impossible rows, and all rows of kinds that are not credible
-  /// Rows of one kind (a group of samples), and how many are faster than the data sheet allows.
+  /// Rows of one kind (a group of samples), and what is wrong with how many of them.
   struct Kind {
-    std::size_t rows = 0, impossible = 0;
-    /// A few such rows are a clock above the data sheet's; many are times of something else.
+    std::size_t rows = 0;
+    std::size_t impossible = 0;  ///< faster than the data sheet allows
+    std::size_t host_bound = 0;  ///< as long whatever the size: times of the host's launches
+    /// A few impossible rows are a clock above the data sheet's; many are times of something else.
     bool is_credible() const { return impossible * 20 <= rows; }
   };
   std::map<std::string, Kind> kinds;
@@ -28,24 +29,26 @@ struct CalibratedTable {
     std::size_t points = 0;
     double median = 0, p90 = 0;  ///< |predicted / measured - 1|
   };
-  Errors points;   ///< every tenth row, from all others
-  Errors thinned;  ///< the same rows, from what thinning keeps of the others
-  Errors models;   ///< experts: each model's rows, from the other models'
+  Errors points;        ///< every tenth row, from all others
+  Errors models;        ///< experts: rows of each model, from the other models'
+  Errors carried_over;  ///< every tenth row, from the same engine's on the GPU's sibling
 };
 
-/// Reads the tables of a folder with one folder for each <engine>-<version>, leaves out rows that
-/// the others predict within `tolerance` (|predicted / measured - 1|), and writes what is kept
-/// below `profiles` in the same layout, as series (see read_table), with the loads of expert
-/// tables' busiest ranks, so that reading them draws nothing; errors.csv beside them says how well
-/// points left out are predicted, see KernelTables::error(). Files of other names are left alone.
-/// Rows that are faster than the GPU's peak, or than its HBM where KV caches do not fit the L2, are
-/// left out; where they are more than one in twenty of a kind (a precision, caches beyond the L2),
-/// all of that kind, whose times are of something else; where such kinds are most of a table, all
-/// of it. impossible.csv beside errors.csv says which.
-/// Throws ConfigError if there is no table or one is malformed.
+/// Reads the tables of a folder with one folder for each <engine>-<version> and writes their rows
+/// below `profiles` in the same layout, as series in gzip (see read_table), with the loads of
+/// expert tables' busiest ranks, so that reading them draws nothing. errors.csv beside them says
+/// how well points left out are predicted, see KernelTables::error(). Tables of other names are
+/// left alone, and so are profiles that the folder does not have.
+///
+/// Left out are rows that are faster than the GPU's peak, or than its HBM where KV caches do not
+/// fit the L2; where they are more than one in twenty of a kind (a precision, caches beyond the
+/// L2), all of that kind, whose times are of something else; where such kinds are most of a table,
+/// all of it. Left out are rows of a kernel that the host's launches bound: a fiftieth of its rows
+/// takes at least eight times what the smallest ones should, and rows of four times the work take
+/// as long. left_out.csv beside errors.csv counts them. Throws ConfigError if there is no table or
+/// one is malformed.
 std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& tables,
                                               const GpuSpec& measured_on,
-                                              const std::filesystem::path& profiles,
-                                              double tolerance);
+                                              const std::filesystem::path& profiles);
 
 }  // namespace moesim

@@ -21,7 +21,6 @@ namespace {
 
 struct CalibrateOptions {
   std::string points, serving, engine, tables, gpu, output, source, profiles;
-  double tolerance = 0.05;
   std::filesystem::path root = data_folder();
 };
 
@@ -140,7 +139,7 @@ std::string seen_from(const std::filesystem::path& folder, const std::filesystem
       .string();
 }
 
-/// Measured tables of a GPU, thinned, beside a copy of its file that names them.
+/// Measured tables of a GPU beside a copy of its file that names them.
 int calibrate_from_tables(const CalibrateOptions& options) {
   const std::filesystem::path path = gpu_path(options), output = options.output;
   // What tables the file names so far does not matter.
@@ -150,7 +149,7 @@ int calibrate_from_tables(const CalibrateOptions& options) {
   const std::filesystem::path profiles =
       options.profiles.empty() ? output.parent_path() / (output.stem().string() + "-profiles")
                                : std::filesystem::path(options.profiles);
-  const auto tables = calibrate_tables(options.tables, gpu, profiles, options.tolerance);
+  const auto tables = calibrate_tables(options.tables, gpu, profiles);
   std::ifstream in(path);
   OrderedJson file = OrderedJson::parse(in);
   const auto folder = output.parent_path().empty() ? "." : output.parent_path();
@@ -159,18 +158,16 @@ int calibrate_from_tables(const CalibrateOptions& options) {
   }
   file["profiles"] = seen_from(folder, profiles);
   write_file(output, file_text(file));
-  Table table({"profile", "table", "rows", "left out", "kept", "a tenth left out", "of the kept",
-               "model left out"});
+  Table table({"profile", "table", "rows", "kept", "a tenth left out", "model left out",
+               "from the sibling"});
   for (const CalibratedTable& t : tables) {
-    table.add({t.profile, std::string(table_family_names[static_cast<std::size_t>(t.family)]),
-               fmt::format("{}", t.rows), fmt::format("{}", t.left_out),
+    table.add({t.profile, std::string(t.kernel->name), fmt::format("{}", t.rows),
                t.kept == 0 ? "none" : fmt::format("{}", t.kept), in_percent(t.points),
-               in_percent(t.thinned), in_percent(t.models)});
+               in_percent(t.models), in_percent(t.carried_over)});
   }
-  print(
-      table.text() +
-      "median / p90 of |predicted / measured - 1|; left out: faster than the data sheet allows, "
-      "and all\nrows of a kind of which more than one in twenty is (impossible.csv says which)\n");
+  print(table.text() +
+        "median / p90 of |predicted / measured - 1| at rows that were left out. Rows not kept: "
+        "left_out.csv\n");
   return 0;
 }
 
@@ -195,11 +192,7 @@ Action setup_calibrate(CLI::App& command) {
       ->check(CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
   command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
   command.add_option("--profiles", options->profiles,
-                     "where thinned tables go (default: beside the output, NAME-profiles)");
-  command
-      .add_option("--tolerance", options->tolerance,
-                  "rows of tables that others predict this well are left out (default: 0.05)")
-      ->check(CLI::Range(0.0, 1.0));
+                     "folder for the tables (default: NAME-profiles beside the output)");
   command
       .add_option("-o,--output", options->output,
                   "the GPU file with fitted constants, or the corrections")

@@ -16,12 +16,11 @@ class AllGather final : public Dispatch {
   AllGather(TokenBytes bytes, Combine combine) : bytes_(bytes), combine_(combine) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    const double back = bytes_.back(problem.hidden);
     return {"all_gather",
             problem.fabric.all_gather(contributions(problem, bytes_.out(problem.hidden))),
             combine_ == Combine::reduce_scatter
-                ? problem.fabric.reduce_scatter(contributions(problem, back))
-                : send_copies(problem.fabric, *problem.copies, back),
+                ? problem.fabric.reduce_scatter(contributions(problem, bytes_.back(problem.hidden)))
+                : send_back(problem, bytes_),
             problem.top_k_of_all_tokens};
   }
   bool gives_global_counts() const override { return true; }

@@ -13,10 +13,7 @@ class AllToAll final : public Dispatch {
   explicit AllToAll(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    return {"all_to_all",
-            send_copies(problem.fabric, *problem.copies, bytes_.out(problem.hidden)),
-            send_copies(problem.fabric, *problem.copies, bytes_.back(problem.hidden)),
-            {}};
+    return {"all_to_all", send_out(problem, bytes_), send_back(problem, bytes_), {}};
   }
   bool gives_global_counts() const override { return false; }
   bool needs_copies() const override { return true; }

@@ -18,14 +18,11 @@ class IdsAllGather final : public Dispatch {
     std::vector<double> ids(problem.tokens.begin(), problem.tokens.end());
     for (double& bytes : ids) bytes *= problem.experts_per_token * 2;
     const CollectiveCost gather = problem.fabric.all_gather(ids);
-    CollectiveCost out = send_copies(problem.fabric, *problem.copies, bytes_.out(problem.hidden));
+    CollectiveCost out = send_out(problem, bytes_);
     out.time += gather.time;
     out.nvlink += gather.nvlink;
     out.network += gather.network;
-    return {"ids_all_gather",
-            out,
-            send_copies(problem.fabric, *problem.copies, bytes_.back(problem.hidden)),
-            {}};
+    return {"ids_all_gather", out, send_back(problem, bytes_), {}};
   }
   bool gives_global_counts() const override { return true; }
   bool needs_copies() const override { return true; }

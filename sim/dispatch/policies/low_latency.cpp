@@ -14,11 +14,7 @@ class LowLatency final : public Dispatch {
   explicit LowLatency(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    const auto leg = [&](double bytes) {
-      return send_copies(problem.fabric, *problem.selections, bytes,
-                         Collective::low_latency_all_to_all);
-    };
-    return {"low_latency", leg(bytes_.out(problem.hidden)), leg(bytes_.back(problem.hidden)), {}};
+    return {"low_latency", send_out(problem, bytes_, true), send_back(problem, bytes_, true), {}};
   }
   bool gives_global_counts() const override { return false; }
   bool needs_selections() const override { return true; }

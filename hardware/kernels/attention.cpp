@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernels/attention.hpp"
+
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/kernels/cached_context.hpp"
+#include "hardware/kernels/rough.hpp"
+#include "hardware/tables/kernel_tables.hpp"
+
+namespace moesim {
+
+namespace {
+
+double cached_bytes(const AttentionCall& c) {
+  const double seen = c.window > 0 ? std::min(c.context, c.window + c.queries - 1) : c.context;
+  return c.batch * seen * 2 * c.kv_heads * c.head_dim * c.kv_bytes;
+}
+
+bool is_from_hbm(const AttentionCall& c, const GpuSpec& gpu) {
+  return c.decode && c.window <= 0 && reads_from_hbm(cached_bytes(c), gpu);
+}
+
+Located locate(const AttentionCall& c, const GpuSpec& gpu) {
+  const double bytes = cached_bytes(c) + c.batch * c.queries * 2 * c.q_heads * c.head_dim * 2;
+  const double flops = 4 * c.q_heads * c.head_dim * c.batch * c.pairs;
+  // Kernels split a batch's KV heads over the SMs, and are chosen by how many queries share one.
+  return {.at = {log_of(c.batch * c.kv_heads),
+                 log_of(c.decode || c.window > 0 ? c.context : length_of(c.pairs)),
+                 2 * log_of(c.q_heads / c.kv_heads), log_of(c.kv_heads) / 2, log_of(c.head_dim),
+                 log_of(std::max(1.0, c.window))},
+          .rough_us = attention_rough_us(bytes, flops, gpu),
+          .least_us = attention_least_us(cached_bytes(c), flops, c.kv_bytes, gpu)};
+}
+
+// "fp8 bfloat16 window": precisions of the KV cache and of the multiplication.
+std::string group_of(std::string_view cache, std::string_view multiplied, bool window) {
+  return fmt::format("{} {}{}", cache, multiplied, window ? " window" : "");
+}
+
+template <bool decode>
+std::vector<Sample> attention_samples(const TableRow& row, const GpuSpec& gpu,
+                                      const EngineVersion&) {
+  const std::string_view cache = row.text("kv_precision");
+  AttentionCall c{.decode = decode,
+                  .kv_bytes = cache_bytes(cache),
+                  .q_heads = row.number("q_heads"),
+                  .kv_heads = row.number("kv_heads"),
+                  .head_dim = row.number("head_dim"),
+                  .window = row.number("window", 0),
+                  .batch = row.number("batch"),
+                  .queries = decode ? 1 : row.number("isl")};
+  c.context = decode ? row.number("ctx") + 1 : c.queries + row.number("prefix", 0);
+  c.pairs = causal_pairs(c.queries, c.context, c.window);
+  const std::string group =
+      group_of(table_name(cache), table_name(row.text("precision")), c.window > 0);
+  return {sample(is_from_hbm(c, gpu) ? from_hbm(group) : group, row, locate(c, gpu))};
+}
+
+AttentionCall call_of(const AttentionShape& shape, const AttentionLoad& load) {
+  const double batch = std::max(1.0, load.sequences);
+  return {.decode = shape.decode,
+          .kv_bytes = shape.kv_cache == Precision::bf16 ? 2.0 : 1.0,
+          .q_heads = shape.q_heads,
+          .kv_heads = shape.kv_heads,
+          .head_dim = (shape.key_dim + shape.value_dim) / 2,
+          .window = static_cast<double>(shape.window),
+          .batch = batch,
+          .queries = load.queries / batch,
+          .context = load.context / batch,
+          .pairs = load.pairs / batch};
+}
+
+}  // namespace
+
+const MeasuredKernel& attention_decode_table() {
+  static const MeasuredKernel table{"attention_decode",     6, {2, 3, 4, 5}, {0, 1}, "ctx",
+                                    attention_samples<true>};
+  return table;
+}
+
+const MeasuredKernel& attention_prefill_table() {
+  static const MeasuredKernel table{"attention_prefill",     6, {2, 3, 4, 5}, {0, 1}, "isl",
+                                    attention_samples<false>};
+  return table;
+}
+
+double causal_pairs(double queries, double context, double window) {
+  const double pairs = queries * (context - queries) + queries * (queries + 1) / 2;
+  return window > 0 && context > window ? std::min(pairs, queries * window) : pairs;
+}
+
+Question ask(const AttentionCall& call, const GpuSpec& gpu) {
+  const std::string_view cache = call.kv_bytes < 2 ? "fp8" : "bfloat16";
+  std::vector<std::string> groups;
+  for (const std::string_view multiplied : {"bfloat16", "fp8"})
+    groups.push_back(group_of(cache, multiplied, call.window > 0));
+  if (is_from_hbm(call, gpu)) put_from_hbm_first(groups);
+  return {call.decode ? attention_decode_table() : attention_prefill_table(), std::move(groups),
+          locate(call, gpu)};
+}
+
+Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {
+  const auto family =
+      shape.decode ? KernelFamily::attention_decode : KernelFamily::attention_prefill;
+  const Cost cost = roofline(load.work, {}, family, gpu);
+  if (!gpu.tables || load.sequences <= 0) return cost;
+  AttentionCall call = call_of(shape, load);
+  auto measured = gpu.tables->time(ask(call, gpu));
+  if (!measured && call.window > 0 && call.decode) {
+    // A kernel without windows, of the keys that the window leaves.
+    call.context = std::min(call.context, call.window + call.queries - 1);
+    call.window = 0;
+    measured = gpu.tables->time(ask(call, gpu));
+  }
+  // Kernels may multiply a cache of eight bits as such.
+  const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
+  return measured
+             ? priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak)
+             : cost;
+}
+
+}  // namespace moesim

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "hardware/tables/measured_kernel.hpp"
+
+namespace moesim {
+
+/// DeepEP's dispatch (fp8) or combine (bf16) over nodes of eight GPUs.
+struct ExchangeCall {
+  bool low_latency = false, combine = false;
+  double nodes = 1, hidden = 0, tokens_per_rank = 0, top_k = 0, experts = 0;
+  double sms = 0;  ///< that the kernels may use; 0: low latency
+};
+const MeasuredKernel& low_latency_table();
+const MeasuredKernel& normal_table();
+Question ask(const ExchangeCall&, const GpuSpec&);
+
+/// What a rank sends for one token of its own, and passes on of others', where tokens choose evenly
+/// among the experts: the mean over ranks, which the busiest one equals then.
+struct ExchangeVolume {
+  double nvlink = 0, network = 0;  ///< bytes
+};
+ExchangeVolume volume_of(const ExchangeCall&);
+
+/// The nodes of the tables, and the links between them: ConnectX-7, bytes/s.
+inline constexpr double measured_gpus_per_node = 8, measured_nic = 50e9;
+
+}  // namespace moesim

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernels/experts.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <numeric>
+
+#include <fmt/format.h>
+
+#include "hardware/kernels/rough.hpp"
+
+namespace moesim {
+
+namespace {
+
+Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
+  constexpr double launch_us = 20;  // chosen by leaving out points, shapes and models
+  const Format f = format_of(c.precision);
+  const double loads = loads_us(
+      c.active * 3 * c.hidden * c.width * f.weights + c.rows * c.hidden * (f.activations + 2), gpu);
+  const double arithmetic = flops_us(6 * c.hidden * c.width * c.rows, f.multiplied, gpu);
+  // Most engines permute, activate and sum the copies of all tokens, whichever experts they chose.
+  const double copies = loads_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
+  // Half an octave of a model's width and number of experts counts as a whole one of what a step
+  // varies. Triton's layers change their tiles where tokens outnumber experts.
+  return {
+      .at = {log_of(c.active), log_of(c.rows / c.active), log_of(c.tokens), log_of(c.hidden) / 2,
+             log_of(c.width), log_of(c.experts), log_of(c.top_k), c.tokens > c.experts ? 1.0 : 0.0},
+      .rough_us = launch_us + loads + arithmetic / 0.5 + 0.3 * copies,
+      .least_us = arithmetic};
+}
+
+[[noreturn]] void refuse(const TableRow& row, std::string_view why) {
+  throw ConfigError(fmt::format("{}: {}", row.place(), why));
+}
+
+// What the draws of a row's experts take for granted.
+void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
+  constexpr double most_tokens = 1e7;
+  if (!(c.experts >= 1 && c.experts <= 65536)) refuse(row, "experts: expected 1 to 65536");
+  if (!(c.top_k >= 1 && c.top_k <= c.experts)) refuse(row, "top_k: expected 1 to experts");
+  if (!(c.tokens >= 1 && c.tokens <= most_tokens)) refuse(row, "tokens: expected 1 to 1e7");
+  if (!(ranks >= 1 && std::fmod(c.experts, ranks) == 0))
+    refuse(row, "ep: expected a divisor of experts");
+}
+
+std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
+                                   const EngineVersion& engine) {
+  const std::string precision(table_name(row.text("precision")));
+  ExpertsCall c{.precision = precision,
+                .hidden = row.number("hidden"),
+                .width = row.number("width") / row.number("tp", 1),
+                .top_k = row.number("top_k"),
+                .experts = row.number("experts"),
+                .tokens = row.number("tokens")};
+  // What an imported table says of its draws; what a source's own says only by name.
+  if (row.text("rows").empty()) {
+    check_experts(row, c, row.number("ep", 1));
+    const BusiestRank load =
+        rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
+                  kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine));
+    c.rows = load.rows;
+    c.active = load.active;
+  } else {
+    c.rows = row.number("rows");
+    c.active = row.number("active");
+  }
+  return {sample(precision, row, locate(c, gpu))};
+}
+
+}  // namespace
+
+const MeasuredKernel& experts_table() {
+  static const MeasuredKernel table{"experts", 8,        {3, 4, 5, 6},
+                                    {0, 1, 2}, "tokens", expert_samples};
+  return table;
+}
+
+// --- curves --------------------------------------------------------------------------------------
+
+struct ExpertCurve {
+  std::string precision;
+  ExpertsCall shape;
+  GpuSpec gpu;  // without tables
+  bool of_sibling = false;
+  std::optional<LazyGrid> raw, monotone;  // of log time: tokens, rows, active
+};
+
+namespace {
+
+// Half octaves from 1 to 2^top.
+std::vector<double> half_octaves(int top) {
+  std::vector<double> nodes;
+  for (int i = 0; i <= 2 * top; ++i) nodes.push_back(i / 2.0);
+  return nodes;
+}
+
+/// The ascending values nearest to the guesses, which count by distance^-3 (pool adjacent
+/// violators): what was measured beside a place outweighs what is far from any point.
+std::vector<Scattered::Guess> ascending(const std::vector<Scattered::Guess>& guesses) {
+  struct Pool {
+    double weighted = 0, weight = 0;
+    std::size_t size = 0;
+    double mean() const { return weighted / weight; }
+  };
+  std::vector<Pool> pools;
+  for (const Scattered::Guess& guess : guesses) {
+    const double weight = std::pow(std::max(guess.nearest, 0.1), -3);
+    pools.push_back({weight * guess.value, weight, 1});
+    while (pools.size() > 1 && pools.back().mean() < pools[pools.size() - 2].mean()) {
+      const Pool last = pools.back();
+      pools.pop_back();
+      pools.back().weighted += last.weighted;
+      pools.back().weight += last.weight;
+      pools.back().size += last.size;
+    }
+  }
+  std::vector<Scattered::Guess> values;
+  for (const Pool& pool : pools)
+    for (std::size_t i = 0; i < pool.size; ++i)
+      values.push_back({pool.mean(), guesses[values.size()].nearest});
+  return values;
+}
+
+// Null where no table has the group.
+std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const ExpertsCall& call,
+                                              std::string_view group) {
+  ExpertsCall any = call;
+  any.tokens = any.rows = any.active = 1;
+  const auto found = std::make_shared<const Candidates>(
+      tables.candidates(experts_table(), {std::string(group)}, locate(any, tables.gpu()).at));
+  if (found->empty()) return nullptr;
+  auto made = std::make_shared<ExpertCurve>();
+  made->precision = call.precision;
+  made->shape = call;
+  made->shape.precision = made->precision;
+  made->gpu = tables.gpu();
+  made->of_sibling = found->of_sibling();
+  const std::array<std::vector<double>, 3> nodes{found->ticks(2), half_octaves(20),
+                                                 half_octaves(10)};
+  const ExpertCurve& self = *made;
+  made->raw.emplace(nodes, [found, &self](const LazyGrid::Place& at) {
+    ExpertsCall c = self.shape;
+    c.tokens = std::exp2(at[0]);
+    c.rows = std::exp2(at[1]);
+    c.active = std::min(std::exp2(at[2]), c.rows);
+    const Located located = locate(c, self.gpu);
+    const Scattered::Guess share = found->at(located.at);
+    return Scattered::Guess{share.value + std::log(located.rough_us), share.nearest};
+  });
+  // More experts never take less time, however the measured points scatter.
+  made->monotone.emplace(nodes, [&self](const LazyGrid::Place& at) {
+    const double most = std::log2(std::max(1.0, std::min(self.shape.experts, std::exp2(at[1]))));
+    std::vector<Scattered::Guess> column;
+    for (double active = 0; active <= std::max(most, at[2]); active += 0.5)
+      column.push_back(self.raw->at({at[0], at[1], active}));
+    return ascending(column)[static_cast<std::size_t>(2 * at[2])];
+  });
+  return made;
+}
+
+}  // namespace
+
+std::shared_ptr<ExpertTables> ExpertTables::of_group(const KernelTables& tables,
+                                                     const ExpertsCall& shape,
+                                                     std::string_view group) {
+  const std::string name = fmt::format("experts {} by {}: {} {} {} {}", shape.precision, group,
+                                       shape.hidden, shape.width, shape.top_k, shape.experts);
+  auto curve =
+      tables.remembered<ExpertCurve>(name, [&] { return make_curve(tables, shape, group); });
+  if (!curve) return nullptr;
+  return std::shared_ptr<ExpertTables>(new ExpertTables(std::move(curve), tables));
+}
+
+std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
+                                                     const ExpertsCall& shape) {
+  return of_group(tables, shape, shape.precision);
+}
+
+std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
+                                                     const ExpertsCall& shape, Precision weights,
+                                                     Precision activations) {
+  const auto names = table_names(weights, activations);
+  ExpertsCall call = shape;
+  call.precision = names.front();
+  for (const std::string_view name : names)
+    if (tables.has_wanted(experts_table(), name)) return of_group(tables, call, name);
+  std::shared_ptr<const ExpertTables> own;
+  for (const std::string_view name : names) {
+    ExpertsCall as_stored = shape;
+    as_stored.precision = name;
+    own = of(tables, as_stored);
+    if (own) break;
+  }
+  // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
+  // another format only, it takes the share of the data sheet's time that it takes there; but no
+  // longer than kernels of this format, beside which engines choose it.
+  if (!tables.has_wanted(experts_table(), "nvfp4")) return own;
+  const auto borrowed = of_group(tables, call, "nvfp4");
+  if (!borrowed) return own;
+  borrowed->own_format_ = own;
+  return borrowed;
+}
+
+TableTime ExpertTables::time(double tokens, double rows, double active) const {
+  const TableTime here = own_time(tokens, rows, active);
+  if (!own_format_) return here;
+  const TableTime there = own_format_->time(tokens, rows, active);
+  return there.time < here.time ? there : here;
+}
+
+TableTime ExpertTables::own_time(double tokens, double rows, double active) const {
+  // Between grid points nothing was measured.
+  constexpr double off_the_grid = 1e-3;
+  const Scattered::Guess log_time =
+      curve_->monotone->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
+                            std::log2(std::max(1.0, active))});
+  const Evidence evidence =
+      KernelTables::evidence_of(curve_->of_sibling, std::max(log_time.nearest, off_the_grid));
+  return tables_.scaled_time(experts_table(), {Seconds(std::exp(log_time.value) * 1e-6), evidence});
+}
+
+// --- prices --------------------------------------------------------------------------------------
+
+GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
+    : shape_(shape),
+      tile_m_(gpu.kernel(shape.kernel).tile_m),
+      tile_n_(gpu.kernel(shape.kernel).tile_n),
+      sms_(shape.kernel == KernelFamily::grouped_gemm ? 0 : gpu.sms),
+      hbm_(gpu.hbm_bandwidth),
+      peak_(gpu.peak(shape.weights, shape.activations)),
+      roofline_({shape.weights, shape.activations}, shape.kernel, gpu) {
+  for (std::int32_t tokens = 0; tokens <= tile_m_; ++tokens) {
+    padded_.push_back(
+        static_cast<std::int32_t>(grouped_rows(std::span(&tokens, 1), tile_m_).padded));
+  }
+  const bool fused = shape.kernel == KernelFamily::grouped_gemm && shape.experts > 0;
+  if (gpu.tables && fused) {
+    tables_ = ExpertTables::of(*gpu.tables,
+                               {.precision = {},
+                                .hidden = shape.hidden,
+                                .width = shape.width,
+                                .top_k = shape.top_k,
+                                .experts = shape.experts},
+                               shape.weights, shape.activations);
+  }
+}
+
+GroupedRows GroupedGemm::rows(std::span<const std::int32_t> tokens_per_slot) const {
+  GroupedRows rows, long_ones;
+  for (const std::int32_t tokens : tokens_per_slot) {
+    if (tokens > tile_m_) {
+      add_slot(long_ones, tokens, tile_m_);
+      continue;
+    }
+    rows.tokens += tokens;
+    rows.slots += tokens > 0 ? 1 : 0;
+    rows.padded += padded_[static_cast<std::size_t>(tokens)];
+  }
+  return {rows.slots + long_ones.slots, rows.tokens + long_ones.tokens,
+          rows.padded + long_ones.padded, rows.slots + long_ones.tiles};
+}
+
+Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
+  if (rows.slots == 0) return {};
+  const double weight = bytes_per_element(shape_.weights);
+  const double activation = bytes_per_element(shape_.activations);
+  // Gate and up are one GEMM whose epilogue multiplies them: of its 2m columns m are written. The
+  // sum over experts is taken in bf16 whatever the multiplication's precision.
+  const Projection gate_up{2 * shape_.width, shape_.hidden, weight, activation, activation / 2};
+  const Projection down{shape_.hidden, shape_.width, weight, activation, 2};
+  TiledWork total;
+  add_projection(total, rows, gate_up, {tile_m_, tile_n_}, sms_);
+  add_projection(total, rows, down, {tile_m_, tile_n_}, sms_);
+  if (!tables_) return tiled_cost(total, roofline_);
+  const auto useful = static_cast<double>(rows.tokens);
+  const auto own = useful / shape_.top_k;
+  const TableTime measured = tables_->time(std::max(tokens, own), useful, double(rows.slots));
+  const Flops flops(6 * shape_.hidden * shape_.width * useful);
+  return priced({.work = total.work, .peak = peak_}, measured, total.work.hbm / hbm_,
+                flops / peak_);
+}
+
+// --- what a row's draw gave its rank
+// --------------------------------------------------------------
+
+namespace {
+
+constexpr std::string_view power_law = "power_law_";
+
+double exponent_of(std::string_view distribution) {
+  double alpha = 1.01;
+  const std::string_view digits = distribution.substr(power_law.size());
+  std::from_chars(digits.data(), digits.data() + digits.size(), alpha);
+  return alpha == 1 ? 1.0001 : alpha;
+}
+
+// What rounding added or lost goes to the least and comes from the most loaded expert, rank by
+// rank.
+void settle(std::vector<std::int32_t>& counts, int ranks, double tokens, std::int64_t left) {
+  const auto per_rank = static_cast<std::ptrdiff_t>(counts.size()) / ranks;
+  for (std::ptrdiff_t rank = 0; left != 0; rank = (rank + 1) % ranks) {
+    const auto first = counts.begin() + rank * per_rank;
+    const auto last = first + per_rank;
+    const auto expert = left > 0 ? std::min_element(first, last) : std::max_element(first, last);
+    if (left > 0 ? *expert >= tokens : *expert == 0) continue;
+    *expert += left > 0 ? 1 : -1;
+    left -= left > 0 ? 1 : -1;
+  }
+}
+
+// Tokens per expert, as drawn by a bounded power law over experts.
+std::vector<std::int32_t> power_law_counts(double tokens, double selections, int experts, int ranks,
+                                           double alpha, Rng& rng) {
+  const bool many = selections > experts;
+  const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
+  const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
+  std::vector<double> weights(static_cast<std::size_t>(experts));
+  double sum = 0;
+  for (double& weight : weights) {
+    weight = std::pow((high - low) * rng.uniform() + low, 1 / (1 - alpha));
+    sum += weight;
+  }
+  std::vector<std::int32_t> counts;
+  std::int64_t left = std::llround(selections);
+  for (const double weight : weights) {
+    counts.push_back(
+        static_cast<std::int32_t>(std::min(tokens, std::round(weight / sum * selections))));
+    left -= counts.back();
+  }
+  settle(counts, ranks, tokens, left);
+  return counts;
+}
+
+std::span<const std::int32_t> busiest(std::span<const std::int32_t> counts, int ranks) {
+  const std::size_t per_rank = counts.size() / static_cast<std::size_t>(ranks);
+  std::span<const std::int32_t> most;
+  std::int64_t rows = -1;
+  for (std::size_t first = 0; first + per_rank <= counts.size(); first += per_rank) {
+    const auto rank = counts.subspan(first, per_rank);
+    const std::int64_t sum = std::accumulate(rank.begin(), rank.end(), std::int64_t{0});
+    if (sum > rows) most = rank;
+    rows = std::max(rows, sum);
+  }
+  return most;
+}
+
+BusiestRank load_of(std::span<const std::int32_t> experts) {
+  BusiestRank load;
+  for (const std::int32_t tokens : experts) {
+    load.rows += tokens;
+    load.active += tokens > 0 ? 1 : 0;
+  }
+  return load;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
+                                         int experts, int ranks, Rng& rng) {
+  const auto counts =
+      power_law_counts(tokens, tokens * top_k, experts, ranks, exponent_of(distribution), rng);
+  const auto rank = busiest(counts, ranks);
+  return {rank.begin(), rank.end()};
+}
+
+bool times_lone_ranks(const EngineVersion& engine) {
+  return engine.name == "sglang" && numbers_of(engine.version) >= std::array{0, 5, 10, 0};
+}
+
+std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
+  const int stride = (experts + top_k - 1) / top_k;
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(experts / ranks));
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t first = tokens < stride ? t * stride / tokens : t;
+    std::int32_t elsewhere = 0;
+    for (int j = 0; j < top_k; ++j) {
+      const auto expert = static_cast<std::size_t>((first + std::int64_t{j} * stride) % experts);
+      expert < counts.size() ? ++counts[expert] : ++elsewhere;
+    }
+    if (elsewhere < top_k) counts[0] += elsewhere;
+  }
+  return counts;
+}
+
+BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
+                      double ranks, bool lone) {
+  const double selections = tokens * top_k;
+  if (!distribution.starts_with(power_law)) {
+    if (lone && ranks > 1) {
+      return load_of(lone_rank(std::llround(tokens), static_cast<int>(top_k),
+                               static_cast<int>(experts), static_cast<int>(ranks)));
+    }
+    const double own = experts / ranks;
+    const double rows = std::max(1.0, selections / ranks);
+    return {rows, selections < experts ? std::min(own, std::ceil(selections / ranks)) : own};
+  }
+  // The same few come again in row after row.
+  const std::string name = fmt::format("{} {} {} {}", distribution, tokens, top_k, experts);
+  static thread_local std::map<std::pair<std::string, double>, BusiestRank> drawn;
+  const auto [found, unseen] = drawn.try_emplace({name, ranks});
+  BusiestRank& mean = found->second;
+  if (!unseen) return mean;
+  Rng rng(1, name);
+  for (int i = 0; i < power_law_draws; ++i) {
+    const BusiestRank load = load_of(power_law_rank(
+        distribution, tokens, top_k, static_cast<int>(experts), static_cast<int>(ranks), rng));
+    mean.rows += load.rows / power_law_draws;
+    mean.active += load.active / power_law_draws;
+  }
+  return mean;
+}
+
+}  // namespace moesim

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "hardware/kernels/tiles.hpp"
+#include "hardware/rng.hpp"
+#include "hardware/tables/kernel_tables.hpp"
+
+namespace moesim {
+
+/// The fused expert layer of one rank: `tokens` enter its EP group, `rows` of their copies fall to
+/// the rank's `active` experts, whose slice is `width` wide.
+struct ExpertsCall {
+  std::string_view precision;  ///< a format of the tables (table_names())
+  double hidden = 0, width = 0, top_k = 0, experts = 0;
+  double tokens = 0, rows = 0, active = 0;
+};
+const MeasuredKernel& experts_table();
+
+/// What was made of the tables for one shape of expert layer; shared by all who ask for it.
+struct ExpertCurve;
+
+/// The fused expert layer of one shape as a function of a rank's load, see ExpertsCall. Equal
+/// tokens and rows never take less time on more active experts.
+class ExpertTables {
+ public:
+  /// Null where no table has the precision. Loads of the shape do not matter.
+  static std::shared_ptr<const ExpertTables> of(const KernelTables&, const ExpertsCall& shape);
+  /// The kernel that such weights and activations are multiplied by. Null where no table has one.
+  static std::shared_ptr<const ExpertTables> of(const KernelTables&, const ExpertsCall& shape,
+                                                Precision weights, Precision activations);
+  TableTime time(double tokens, double rows, double active) const;
+
+ private:
+  static std::shared_ptr<ExpertTables> of_group(const KernelTables&, const ExpertsCall& shape,
+                                                std::string_view group);
+  TableTime own_time(double tokens, double rows, double active) const;
+
+  std::shared_ptr<const ExpertCurve> curve_;
+  KernelTables tables_;
+  // Kernels that were measured in this format, beside one that was measured in another.
+  std::shared_ptr<const ExpertTables> own_format_;
+
+  ExpertTables(std::shared_ptr<const ExpertCurve> curve, const KernelTables& tables)
+      : curve_(std::move(curve)), tables_(tables) {}
+};
+
+/// The expert FFN of one layer on one GPU: gate, up and down projections of every active slot.
+struct GroupedGemmShape {
+  double hidden = 0;  ///< d
+  double width = 0;   ///< m, this GPU's slice of the expert's intermediate width
+  Precision weights = Precision::bf16;
+  Precision activations = Precision::bf16;
+  KernelFamily kernel = KernelFamily::grouped_gemm;
+  double experts = 0;  ///< of the layer, on all GPUs; 0: unknown, and no table is asked
+  double top_k = 0;    ///< experts of a token
+};
+
+/// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
+/// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
+/// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
+/// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
+class GroupedGemm {
+ public:
+  GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
+  /// grouped_rows() with the kernel's tile_m.
+  GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
+  /// `tokens` enter the EP group of which this GPU computes a share; only tables ask for them, and
+  /// take the rows' own where they are 0.
+  Cost cost(const GroupedRows&, double tokens = 0) const;
+
+ private:
+  GroupedGemmShape shape_;
+  std::shared_ptr<const ExpertTables> tables_;  // null: none has this layer
+  int tile_m_, tile_n_, sms_;
+  BytesPerSecond hbm_;  // of the data sheet, as is the peak
+  FlopsPerSecond peak_;
+  std::vector<std::int32_t> padded_;  // rows of a slot by its tokens, up to tile_m
+  Roofline roofline_;
+};
+
+/// Tokens of each expert of the rank with the most, in one draw of a power law ("power_law_1.2")
+/// over experts, rounded to the number of selections, as the source of the expert tables draws them
+/// (ai-dynamo/aiconfigurator, collector/helper.py). It averages over `power_law_draws`.
+std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
+                                         int experts, int ranks, Rng&);
+inline constexpr int power_law_draws = 5;
+
+/// Tokens of each expert of one rank of `ranks` when the source times SGLang's balanced layer,
+/// whose experts all stand on that rank (collector/helper.py, build_rank0_local_workload): token t
+/// chooses the experts t + j stride, the rank gets the tokens that choose one of its own, and what
+/// else these choose goes to expert 0, because the kernel needs some index
+/// (collector/sglang/collect_moe.py).
+std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
+
+/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on. Before, a
+/// rank's balanced rows are an even share.
+bool times_lone_ranks(const EngineVersion&);
+
+/// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
+/// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.
+struct BusiestRank {
+  double rows = 0, active = 0;
+};
+BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
+                      double ranks, bool lone_rank);
+
+}  // namespace moesim

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernels/gemm.hpp"
+
+#include <cmath>
+
+#include "hardware/kernels/rough.hpp"
+#include "hardware/kernels/tiles.hpp"
+#include "hardware/tables/kernel_tables.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Bytes of both operands and of the product.
+double loaded(std::string_view format, double m, double n, double k) {
+  const Format f = format_of(format);
+  return n * k * f.weights + m * k * f.activations + m * n * 2;
+}
+
+Located locate(const GemmCall& c, const GpuSpec& gpu) {
+  constexpr double launch_us = 3;  // chosen by leaving out points and shapes of the tables
+  const Format f = format_of(c.precision);
+  const double loads = loads_us(loaded(c.precision, c.m, c.n, c.k), gpu);
+  const double arithmetic = flops_us(2 * c.m * c.n * c.k, f.multiplied, gpu);
+  return {.at = {log_of(c.m), log_of(c.n), log_of(c.k)},
+          .rough_us = launch_us + std::max(loads, arithmetic),
+          // No file says how fast a GPU multiplies int8.
+          .least_us = c.precision == "sq" ? 0 : arithmetic};
+}
+
+std::vector<Sample> gemm_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
+  const std::string precision(table_name(row.text("precision")));
+  const GemmCall call{precision, row.number("m"), row.number("n"), row.number("k")};
+  return {sample(precision, row, locate(call, gpu))};
+}
+
+}  // namespace
+
+const MeasuredKernel& gemm_table() {
+  static const MeasuredKernel table{"gemm", 3, {1, 2}, {0}, "m", gemm_samples};
+  return table;
+}
+
+Question ask(const GemmCall& call, const GpuSpec& gpu) {
+  return {gemm_table(), {std::string(call.precision)}, locate(call, gpu)};
+}
+
+Cost gemm(double m, double n, double k, Precision weights, Precision activations,
+          const GpuSpec& gpu) {
+  if (m <= 0 || n <= 0 || k <= 0) return {};
+  const KernelConstants& kernel = gpu.kernel(KernelFamily::gemm);
+  GroupedRows rows;
+  add_slot(rows, std::llround(std::ceil(m)), kernel.tile_m);
+  TiledWork total;
+  const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
+  add_projection(total, rows, projection, {kernel.tile_m, kernel.tile_n}, gpu.sms);
+  if (gpu.tables) {
+    for (const std::string_view name : table_names(weights, activations)) {
+      const auto measured = gpu.tables->time(ask(GemmCall{name, m, n, k}, gpu));
+      if (!measured) continue;
+      // The kernel's own format may multiply faster than the activations would let it.
+      const Precision multiplied = format_of(name).multiplied;
+      const FlopsPerSecond peak = gpu.peak(multiplied, multiplied);
+      return priced({.work = total.work, .peak = peak}, *measured,
+                    Bytes(loaded(name, m, n, k)) / gpu.hbm_bandwidth, Flops(2 * m * n * k) / peak);
+    }
+  }
+  return tiled_cost(total, Roofline({weights, activations}, KernelFamily::gemm, gpu));
+}
+
+}  // namespace moesim

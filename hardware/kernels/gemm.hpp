@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "hardware/roofline.hpp"
+#include "hardware/tables/measured_kernel.hpp"
+
+namespace moesim {
+
+/// [m, k] x [k, n] in a format of the tables (table_names()).
+struct GemmCall {
+  std::string_view precision;
+  double m = 0, n = 0, k = 0;
+};
+const MeasuredKernel& gemm_table();
+Question ask(const GemmCall&, const GpuSpec&);
+
+/// One dense GEMM [m, k] x [k, n]: from the tables where they have its format, else the roofline
+/// of its tiles.
+Cost gemm(double m, double n, double k, Precision weights, Precision activations, const GpuSpec&);
+
+}  // namespace moesim

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include "hardware/kernels/attention.hpp"
+#include "hardware/kernels/cached_context.hpp"
+#include "hardware/kernels/rough.hpp"
+#include "hardware/tables/kernel_tables.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Tables give heads but no other dimensions: theirs are DeepSeek-V3's (arXiv:2412.19437, section
+// 4.2), of the only model that their source runs (ai-dynamo/aiconfigurator, collect_mla.py). A
+// table may give others in columns of these names.
+struct MeasuredDimensions {
+  double kv_lora = 512, qk_nope = 128, qk_rope = 64, v_dim = 128, q_lora = 1536, hidden = 7168;
+};
+
+LatentAttentionCall dimensions_of(const TableRow& row) {
+  constexpr MeasuredDimensions usual;
+  return {.block = {},
+          .heads = row.number("q_heads"),
+          .kv_lora = row.number("kv_lora", usual.kv_lora),
+          .qk_nope = row.number("qk_nope", usual.qk_nope),
+          .qk_rope = row.number("qk_rope", usual.qk_rope),
+          .v_dim = row.number("v_dim", usual.v_dim)};
+}
+
+// Whether no row has such heads: of decode only the latent matters, which all heads share.
+bool is_other(const LatentAttentionCall& c) {
+  constexpr MeasuredDimensions usual;
+  const bool latent = c.kv_lora != usual.kv_lora || c.qk_rope != usual.qk_rope;
+  return latent || (!c.decode && (c.qk_nope != usual.qk_nope || c.v_dim != usual.v_dim));
+}
+
+// Prefill multiplies keys and values of full size, which were just computed.
+double cached_bytes(const LatentAttentionCall& c) {
+  return c.decode ? c.batch * c.context * (c.kv_lora + c.qk_rope) * c.kv_bytes : 0;
+}
+
+bool is_from_hbm(const LatentAttentionCall& c, const GpuSpec& gpu) {
+  return c.decode && reads_from_hbm(cached_bytes(c), gpu);
+}
+
+Located locate(const LatentAttentionCall& c, const GpuSpec& gpu) {
+  const double queries = c.batch * c.queries;
+  // Of a head: query and output, or key and value.
+  const double per_head =
+      c.decode ? c.kv_lora + c.qk_rope + c.kv_lora : c.qk_nope + c.qk_rope + c.v_dim;
+  double bytes = cached_bytes(c) + queries * c.heads * per_head * 2;
+  if (!c.decode) bytes += c.batch * c.context * c.heads * per_head * 2;
+  const double flops = 2 * c.heads * per_head * c.batch * c.pairs;
+  Located place{.at = {log_of(c.batch), log_of(c.decode ? c.context : length_of(c.pairs)),
+                       log_of(c.heads), c.decode ? log_of(c.queries) : log_of(c.context)},
+                .least_us = attention_least_us(cached_bytes(c), flops, c.kv_bytes, gpu),
+                .other_dimensions = is_other(c)};
+  if (!c.block.empty()) {
+    constexpr MeasuredDimensions usual;
+    // A dozen kernels, with their launches.
+    constexpr double launches_us = 35;
+    const Format f = format_of(c.block);
+    const double weights = usual.hidden * (usual.q_lora + c.kv_lora + c.qk_rope) +
+                           c.heads * (usual.q_lora * (c.qk_nope + c.qk_rope) +
+                                      c.kv_lora * (c.qk_nope + c.v_dim) + c.v_dim * usual.hidden);
+    bytes += weights * f.weights;
+    place.rough_us += launches_us + flops_us(2 * queries * weights, f.multiplied, gpu) / 0.6;
+  }
+  place.rough_us += attention_rough_us(bytes, flops, gpu);
+  return place;
+}
+
+std::string group_of(std::string_view cache, std::string_view multiplied, std::string_view block) {
+  return fmt::format("{} {}{}{}", cache, multiplied, block.empty() ? "" : " ", block);
+}
+
+template <bool decode>
+std::vector<Sample> latent_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
+  LatentAttentionCall c = dimensions_of(row);
+  const std::string_view cache = row.text("kv_precision");
+  c.decode = decode;
+  c.block = row.text("gemm_type");
+  c.kv_bytes = cache_bytes(cache);
+  c.batch = row.number("batch");
+  c.queries = row.number("isl");
+  c.context = row.number("step") + c.queries;
+  c.pairs = causal_pairs(c.queries, c.context, 0);
+  const std::string group = group_of(table_name(cache), table_name(row.text("precision")), c.block);
+  return {sample(is_from_hbm(c, gpu) ? from_hbm(group) : group, row, locate(c, gpu))};
+}
+
+Located locate(const AbsorptionCall& c, const GpuSpec& gpu) {
+  constexpr double launch_us = 3;
+  const double bytes =
+      c.heads * c.kv_lora * c.head_dim * 2 + c.queries * c.heads * (c.kv_lora + c.head_dim) * 2;
+  const double flops = 2 * c.queries * c.heads * c.kv_lora * c.head_dim;
+  constexpr MeasuredDimensions usual;
+  const double usual_dim = c.keys ? usual.qk_nope : usual.v_dim;
+  return {
+      .at = {log_of(c.queries), log_of(c.heads)},
+      .rough_us = launch_us + loads_us(bytes, gpu) + flops_us(flops, Precision::bf16, gpu) / 0.6,
+      .other_dimensions = c.kv_lora != usual.kv_lora || c.head_dim != usual_dim};
+}
+
+constexpr std::string_view keys_op = "mla_gen_pre", values_op = "mla_gen_post";
+
+std::vector<Sample> absorption_samples(const TableRow& row, const GpuSpec& gpu,
+                                       const EngineVersion&) {
+  constexpr MeasuredDimensions usual;
+  const std::string_view op = row.text("op");
+  const bool keys = op == keys_op;
+  const AbsorptionCall call{.keys = keys,
+                            .queries = row.number("tokens"),
+                            .heads = row.number("heads"),
+                            .kv_lora = usual.kv_lora,
+                            .head_dim = keys ? usual.qk_nope : usual.v_dim};
+  return {
+      sample(fmt::format("{} {}", op, table_name(row.text("precision"))), row, locate(call, gpu))};
+}
+
+LatentAttentionCall call_of(const LatentAttentionShape& shape, const AttentionLoad& load) {
+  const double batch = std::max(1.0, load.sequences);
+  return {.decode = shape.decode,
+          .block = {},
+          .kv_bytes = shape.kv_cache == Precision::bf16 ? 2.0 : 1.0,
+          .heads = shape.heads,
+          .kv_lora = shape.kv_lora,
+          .qk_nope = shape.qk_nope,
+          .qk_rope = shape.qk_rope,
+          .v_dim = shape.v_dim,
+          .batch = batch,
+          .queries = load.queries / batch,
+          .context = load.context / batch,
+          .pairs = load.pairs / batch};
+}
+
+}  // namespace
+
+const MeasuredKernel& mla_decode_table() {
+  static const MeasuredKernel table{"mla_decode", 4, {2, 3}, {0, 1}, "step", latent_samples<true>};
+  return table;
+}
+const MeasuredKernel& mla_prefill_table() {
+  static const MeasuredKernel table{"mla_prefill", 4, {2}, {0, 1, 3}, "isl", latent_samples<false>};
+  return table;
+}
+const MeasuredKernel& mla_decode_module_table() {
+  static const MeasuredKernel table{"mla_decode_module", 4, {2, 3}, {0, 1}, "step",
+                                    latent_samples<true>};
+  return table;
+}
+const MeasuredKernel& mla_prefill_module_table() {
+  static const MeasuredKernel table{"mla_prefill_module", 4, {2}, {0, 1, 3}, "isl",
+                                    latent_samples<false>};
+  return table;
+}
+const MeasuredKernel& mla_bmm_table() {
+  static const MeasuredKernel table{"mla_bmm", 2, {1}, {0}, "tokens", absorption_samples};
+  return table;
+}
+
+Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
+  const bool fp8 = call.kv_bytes < 2;
+  std::vector<std::string> groups;
+  for (const std::string_view cache : {fp8 ? "fp8" : "bfloat16", fp8 ? "bfloat16" : "fp8"})
+    for (const std::string_view multiplied : {"bfloat16", "fp8"})
+      groups.push_back(group_of(cache, multiplied, call.block));
+  if (is_from_hbm(call, gpu)) put_from_hbm_first(groups);
+  const MeasuredKernel& core = call.decode ? mla_decode_table() : mla_prefill_table();
+  const MeasuredKernel& block =
+      call.decode ? mla_decode_module_table() : mla_prefill_module_table();
+  return {call.block.empty() ? core : block, std::move(groups), locate(call, gpu)};
+}
+
+Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
+  const std::string_view op = call.keys ? keys_op : values_op;
+  return {mla_bmm_table(), {fmt::format("{} bfloat16", op)}, locate(call, gpu)};
+}
+
+Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
+                      const GpuSpec& gpu) {
+  const auto family = shape.decode ? KernelFamily::mla_decode : KernelFamily::attention_prefill;
+  const Cost cost = roofline(load.work, {}, family, gpu);
+  if (!gpu.tables || load.sequences <= 0) return cost;
+  const auto measured = gpu.tables->time(ask(call_of(shape, load), gpu));
+  if (!measured) return cost;
+  // Kernels may multiply a cache of eight bits as such.
+  const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
+  return priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak);
+}
+
+Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, const GpuSpec& gpu) {
+  if (queries <= 0) return {};
+  const double head_dim = keys ? shape.qk_nope : shape.v_dim;
+  const double weights = shape.heads * shape.kv_lora * head_dim;
+  const double rows = queries * shape.heads * (shape.kv_lora + head_dim);
+  const Work work{.flops = Flops(2 * queries * weights), .hbm = Bytes(2 * (weights + rows))};
+  const Cost cost = roofline(work, {}, KernelFamily::gemm, gpu);
+  if (!gpu.tables) return cost;
+  const auto measured = gpu.tables->time(
+      ask(AbsorptionCall{keys, queries, shape.heads, shape.kv_lora, head_dim}, gpu));
+  if (!measured) return cost;
+  return priced(cost, *measured, work.hbm / gpu.hbm_bandwidth, work.flops / cost.peak);
+}
+
+std::optional<Cost> latent_attention_block(const LatentAttentionShape& shape,
+                                           const AttentionLoad& load, Precision projections,
+                                           const GpuSpec& gpu) {
+  if (!gpu.tables || load.sequences <= 0) return std::nullopt;
+  LatentAttentionCall call = call_of(shape, load);
+  for (const std::string_view name : table_names(projections, Precision::bf16)) {
+    call.block = name;
+    const auto measured = gpu.tables->time(ask(call, gpu));
+    if (!measured) continue;
+    const FlopsPerSecond peak = gpu.peak(projections, projections);
+    return priced({.work = load.work, .peak = peak}, *measured, load.work.hbm / gpu.hbm_bandwidth,
+                  load.work.flops / peak);
+  }
+  return std::nullopt;
+}
+
+}  // namespace moesim

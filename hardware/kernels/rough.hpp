@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cmath>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/tables/measured_kernel.hpp"
+
+namespace moesim {
+
+/// How tables name a format of weights and activations: bfloat16, fp8, fp8_static, fp8_block,
+/// nvfp4, w4a16_mxfp4, w4a8_mxfp4_mxfp8, w4afp8, int4_wo, int8_wo, sq (8-bit integers).
+struct Format {
+  double weights, activations;  ///< bytes of an element
+  Precision multiplied;         ///< whose peak the multiplication can reach
+};
+/// Of a name that no table has, as fp8.
+Format format_of(std::string_view name);
+
+/// The formats that may multiply such weights and activations, the most fitting first.
+std::vector<std::string_view> table_names(Precision weights, Precision activations);
+/// The format's name where a row or a points file spells a precision otherwise ("bf16", "fp4").
+std::string_view table_name(std::string_view precision);
+
+// Rough times by the data sheet, in microseconds.
+
+inline double log_of(double x) { return std::log2(std::max(x, 1e-3)); }
+inline double hbm_us(double bytes, const GpuSpec& gpu) {
+  return bytes / gpu.hbm_bandwidth.value() * 1e6;
+}
+/// What is loaded passes the L2 as well, and kernels hide only a part of one behind the other: the
+/// more HBM a GPU has for its SMs, the smaller the share of it that they use.
+inline double loads_us(double bytes, const GpuSpec& gpu) {
+  return hbm_us(bytes, gpu) + bytes / gpu.l2_bandwidth.value() * 1e6;
+}
+inline double flops_us(double flops, Precision multiplied, const GpuSpec& gpu) {
+  return flops / gpu.peak(multiplied, multiplied).value() * 1e6;
+}
+inline double link_us(double bytes, const GpuSpec& gpu) {
+  return bytes / gpu.scale_up_bandwidth.value() * 1e6;
+}
+
+/// The column "kernel" of a row; "default" where it is empty.
+std::string_view kernel_of(const TableRow&);
+/// The sample of a row that holds one time, in its column "us".
+Sample sample(std::string group, const TableRow&, const Located&);
+
+}  // namespace moesim
