@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "hardware/tables/kernel_tables.hpp"
 #include "hardware/shipped.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
 #include "sim/experiment/engine.hpp"
 #include "sim/experiment/pools.hpp"

@@ -6,9 +6,9 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/gpu.hpp"
-#include "hardware/rng.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/rng.hpp"
 #include "hardware/roofline.hpp"
 #include "tests/support.hpp"
 
