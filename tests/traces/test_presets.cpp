@@ -141,12 +141,19 @@ TEST_CASE("a prompt of the gpt_oss preset activates as many experts of gpt-oss-1
   CHECK(chunk < 95);
 }
 
-TEST_CASE("every preset says its family and its source, and one stands for other families") {
+TEST_CASE("every preset says its family and its source, and every model of the zoo has one") {
   std::set<std::string_view> names;
   for (const GatingPreset& preset : gating_presets) {
     names.insert(preset.name);
     CHECK_FALSE(preset.family.empty());
     CHECK_FALSE(preset.source.empty());
+  }
+  for (const auto& file : std::filesystem::directory_iterator(source_dir() / "models" / "zoo")) {
+    const MoeModel model = read_model(ConfigNode::from_file(file.path()));
+    CAPTURE(model.name);
+    const auto [preset, of_another_family] = preset_of(model);
+    CHECK(of_another_family == model.gating_preset.empty());
+    CHECK(names.contains(preset.name));
   }
   CHECK(names.size() == gating_presets.size());
   CHECK(names.contains(preset_of_other_families));

@@ -158,4 +158,12 @@ inline constexpr std::array gating_presets{
 /// fewest (gpt-oss, Qwen3, Gemma 4).
 inline constexpr std::string_view preset_of_other_families = "deepseek_r1";
 
+struct PresetOfModel {
+  const GatingPreset& preset;
+  bool of_another_family = false;
+};
+/// The preset that a model names, or the one of other families. Throws ConfigError if there is none
+/// of that name.
+PresetOfModel preset_of(const MoeModel&);
+
 }  // namespace moesim
