@@ -194,6 +194,7 @@ MoeModel read_zoo_model(ConfigReader& r) {
         read_object(r.child("linear_attention"), linear_attention_keys, read_linear_attention);
   if (r.has("experts"))
     read_object(r.child("experts"), expert_keys, [&](ConfigReader& e) { read_experts(e, m); });
+  if (r.has("gating_preset")) m.gating_preset = r.text("gating_preset");
   m.dense_width = static_cast<int>(r.integer("dense_width"));
   m.dense_residual = r.flag("dense_residual");
   for (const ConfigNode& block : r.child("layers").list())
@@ -880,6 +881,7 @@ struct Family {
   std::string_view model_type;
   std::string_view architecture;
   void (*read)(ConfigReader&, MoeModel&);
+  std::string_view gating_preset = {};
 };
 constexpr std::array families{
     Family{"afmoe", "AfmoeForCausalLM", read_afmoe},
@@ -891,19 +893,19 @@ constexpr std::array families{
     Family{"bailing_moe_v2", "BailingMoeV2ForCausalLM", read_bailing},
     Family{"dbrx", "DbrxForCausalLM", read_dbrx},
     Family{"deepseek", "DeepseekForCausalLM", read_glm},
-    Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek},
-    Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek},
-    Family{"deepseek_v32", "DeepseekV32ForCausalLM", read_deepseek_sparse},
+    Family{"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek, "deepseek_v2_lite"},
+    Family{"deepseek_v3", "DeepseekV3ForCausalLM", read_deepseek, "deepseek_r1"},
+    Family{"deepseek_v32", "DeepseekV32ForCausalLM", read_deepseek_sparse, "deepseek_r1"},
     Family{"dots1", "Dots1ForCausalLM", read_dots},
     Family{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", read_ernie},
     Family{"exaone_moe", "ExaoneMoEForCausalLM", read_exaone},
     Family{"flex_olmo", "FlexOlmoForCausalLM", read_olmoe},
-    Family{"gemma4_text", "Gemma4ForConditionalGeneration", read_gemma4},
+    Family{"gemma4_text", "Gemma4ForConditionalGeneration", read_gemma4, "gemma4"},
     Family{"glm4_moe", "Glm4MoeForCausalLM", read_glm},
     Family{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_deepseek},
     Family{"glm4v_moe_text", "Glm4vMoeForConditionalGeneration", read_glm},
     Family{"glm_moe_dsa", "GlmMoeDsaForCausalLM", read_deepseek_sparse},
-    Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss},
+    Family{"gpt_oss", "GptOssForCausalLM", read_gpt_oss, "gpt_oss"},
     Family{"granitemoe", "GraniteMoeForCausalLM", read_granite},
     Family{"granitemoehybrid", "GraniteMoeHybridForCausalLM", read_granite_hybrid},
     Family{"granitemoeshared", "GraniteMoeSharedForCausalLM", read_granite},
@@ -927,19 +929,19 @@ constexpr std::array families{
     Family{"minimax_text_01", "MiniMaxText01ForCausalLM", read_minimax_lightning},
     Family{"mistral", "MistralForCausalLM", read_mistral},
     Family{"mistral4", "Mistral4ForCausalLM", read_deepseek},
-    Family{"mixtral", "MixtralForCausalLM", read_mixtral},
+    Family{"mixtral", "MixtralForCausalLM", read_mixtral, "mixtral"},
     Family{"nemotron_h", "NemotronHForCausalLM", read_nemotron},
-    Family{"olmoe", "OlmoeForCausalLM", read_olmoe},
+    Family{"olmoe", "OlmoeForCausalLM", read_olmoe, "olmoe"},
     Family{"pangu_pro_moe", "PanguProMoEForCausalLM", read_qwen_moe},
     Family{"phimoe", "PhiMoEForCausalLM", read_phimoe},
     Family{"qwen2", "Qwen2ForCausalLM", read_qwen_dense},
     Family{"qwen2_moe", "Qwen2MoeForCausalLM", read_qwen_moe},
     Family{"qwen3", "Qwen3ForCausalLM", read_qwen_dense},
     Family{"qwen3_5_moe_text", "Qwen3_5MoeForConditionalGeneration", read_qwen_next},
-    Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe},
+    Family{"qwen3_moe", "Qwen3MoeForCausalLM", read_qwen_moe, "qwen3"},
     Family{"qwen3_next", "Qwen3NextForCausalLM", read_qwen_next},
-    Family{"qwen3_omni_moe_text", "Qwen3OmniMoeForConditionalGeneration", read_qwen_moe},
-    Family{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", read_qwen_moe},
+    Family{"qwen3_omni_moe_text", "Qwen3OmniMoeForConditionalGeneration", read_qwen_moe, "qwen3"},
+    Family{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", read_qwen_moe, "qwen3"},
     Family{"smallthinker", "SmallThinkerForCausalLM", read_smallthinker},
     Family{"solar_open", "SolarOpenForCausalLM", read_solar},
     Family{"step3p5", "Step3p5ForCausalLM", read_step},
@@ -1024,6 +1026,7 @@ MoeModel read_hf_model(const ConfigNode& node) {
   MoeModel m;
   m.name = hf_name(top);
   m.source = fmt::format("HuggingFace config.json ({})", family.model_type);
+  m.gating_preset = family.gating_preset;
   // DBRX has names of its own.
   m.hidden = count(r, present(r, "d_model") ? "d_model" : "hidden_size");
   m.vocabulary = count(r, "vocab_size");
@@ -1124,6 +1127,8 @@ std::span<const Key> model_keys() {
       {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
        "gated delta net or state space layer, of layers with \"linear\""},
       {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
+      {"gating_preset", form::text, otherwise("that of other families"),
+       "whose statistics synthetic routing has (moesim list presets)"},
       {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},

@@ -85,6 +85,9 @@ struct MoeModel {
       false;                 ///< every MoE layer also has the dense FFN beside the experts (Arctic)
   int expert_groups = 1;     ///< group-limited gating: groups of experts ...
   int groups_per_token = 1;  ///< ... and how many groups a token may use
+  /// Whose statistics synthetic routing has (moesim list presets); empty: nothing of the model's
+  /// family is public.
+  std::string gating_preset;
   std::vector<LayerSpec> layers;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
   double published_active = 0;

@@ -19,6 +19,7 @@ rates = [p["goodput"] for p in plan["best"]]
 assert rates == sorted(rates, reverse=True) and 2 <= len(rates) <= 5, rates
 assert alone["metrics"]["slo_attainment"] >= .9, alone["metrics"]["slo_attainment"]
 assert alone["metrics"]["p90_tpot_ms"] == best["metrics"]["p90_tpot_ms"], "run alone it is another"
+assert 8 < best["experts"]["active_experts_mean"] < best["experts"]["uniform_experts_mean"] <= 128, best["experts"]
 limits = {"ttft": 300, "tpot": 30}
 for p in plan["best"]:
     for name, limit in limits.items():
@@ -41,6 +42,8 @@ for engine in sglang trtllm; do
   "$moesim" run plan.json --launch $engine >$engine 2>log || fail "--launch $engine: $(tail -n 1 log)"
 done
 grep -Eq '^1: .*; nearest limit T[TP]' vllm || fail "it does not say what binds"
+grep -Eq '^experts active in a layer of a decode step of 1: [0-9.]+ of 128 \(uniform routing: ' vllm || fail "it does not count experts"
+tr -s '\n ' ' ' <vllm | grep -q 'by the statistics of Qwen3 (gating preset qwen3): ' || fail "it does not say whose routing it takes"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"
 grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && grep -q 'vllm bench serve .*--random-input-len 200' vllm || fail "no command of vLLM"
 grep -q 'sglang.launch_server .*--tp-size' sglang || fail "no command of SGLang"

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "hardware/at.hpp"
+
 namespace moesim {
 
 namespace {
@@ -207,7 +209,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
                              std::span<const LayerOutcome> layers,
                              std::span<const std::int32_t> tokens_of_expert, std::int64_t steps,
                              std::optional<Time> now) const {
-  const auto experts = static_cast<std::size_t>(deployment_.model.experts);
+  const MoeModel& model = deployment_.model;
+  const auto experts = at(model.experts);
   const auto times = static_cast<double>(steps);
   totals.layers.resize(layers.size());
   for (std::size_t l = 0; l < layers.size(); ++l) {
@@ -227,7 +230,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
     }
     layer.rank_tokens.add(load.tokens, steps);
     layer.rank_activated.add(load.activated, steps);
-    layer.expert_tokens.add(tokens_of_expert.subspan(l * experts, experts), steps);
+    const auto tokens_of_layer = tokens_of_expert.subspan(l * experts, experts);
+    layer.expert_tokens.add(tokens_of_layer, steps);
+    const double selections = std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), 0.0);
     const double mean = tokens / ranks;
     const double ratio = load.max_tokens / mean;
     const bool hot = ratio > deployment_.hot_rank_threshold;
@@ -238,6 +243,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
     totals.mean_tokens += mean * times;
     totals.cv += std::sqrt(std::max(0.0, squares / ranks - mean * mean)) / mean * times;
     totals.active_experts += outcome.active_experts * times;
+    totals.uniformly_active += uniformly_active(model.experts, model.experts_per_token,
+                                                selections / model.experts_per_token) *
+                               times;
     totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
     totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
     totals.capacity += outcome.capacity;

@@ -30,8 +30,9 @@ struct ExpertTotals {
   double layer_steps = 0;  ///< (layer, step) pairs
   double max_activated = 0, mean_activated = 0;
   double max_tokens = 0, mean_tokens = 0;
-  double cv = 0;              ///< of tokens over ranks, summed over (layer, step)
-  double active_experts = 0;  ///< logical
+  double cv = 0;                ///< of tokens over ranks, summed over (layer, step)
+  double active_experts = 0;    ///< logical
+  double uniformly_active = 0;  ///< as many tokens under uniform routing
   double useful_rows = 0, padded_rows = 0;
   CapacityTally capacity;
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean

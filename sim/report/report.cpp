@@ -233,6 +233,9 @@ const std::vector<Field<ExpertSummary>>& fields_of(const ExpertSummary*) {
                "activated experts of the busiest EP rank, mean over (layer, step)", "", less)
           .add("activated_mean", &S::activated_mean, "activated experts of an EP rank", "", less)
           .add("active_experts_mean", &S::active_experts_mean, "logical experts with tokens")
+          .add("uniform_experts_mean", &S::uniform_experts_mean,
+               "logical experts that as many tokens would have under uniform routing, experts x "
+               "(1 - (1 - k / experts)^tokens)")
           .add("max_tokens_mean", &S::max_tokens_mean, "expert tokens of the busiest EP rank", "",
                less)
           .add("tokens_mean", &S::tokens_mean, "expert tokens of an EP rank")

@@ -98,6 +98,7 @@ struct HotRankEvents {
 
 struct ExpertSummary {
   double max_activated_mean = 0, activated_mean = 0, active_experts_mean = 0;
+  double uniform_experts_mean = 0;
   double max_tokens_mean = 0, tokens_mean = 0;
   double balancedness = 0, imbalance = 0, cv = 0, gemm_occupancy = 0;
   HotRankEvents hot_rank_events;

@@ -93,6 +93,11 @@ Summary summarize(std::vector<Repeated> samples) {
   return summary_of(std::move(samples));
 }
 
+double uniformly_active(int experts, int k, double tokens) {
+  if (experts == 0) return 0;
+  return experts * (1 - std::pow(1 - static_cast<double>(k) / experts, tokens));
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + std::ssize(values) / 2;

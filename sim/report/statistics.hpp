@@ -20,6 +20,10 @@ Summary summarize(std::vector<double> samples);
 /// The middle one of these values, the larger of two; 0 when there are none.
 double median(std::vector<double> values);
 
+/// Experts of a layer with tokens where tokens choose k of them independently and each is as
+/// likely: experts x (1 - (1 - k / experts)^tokens). Expert groups leave that as it is.
+double uniformly_active(int experts, int k, double tokens);
+
 /// A duration that occurred `count` times. Twelve bytes, as a long run holds millions.
 class Repeated {
  public:

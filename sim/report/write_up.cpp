@@ -209,6 +209,7 @@ ExpertSummary expert_summary(const ExpertTotals& totals) {
   return {ratio(totals.max_activated, n),
           ratio(totals.mean_activated, n),
           ratio(totals.active_experts, n),
+          ratio(totals.uniformly_active, n),
           ratio(totals.max_tokens, n),
           ratio(totals.mean_tokens, n),
           ratio(totals.mean_tokens, totals.max_tokens),
@@ -229,6 +230,7 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.mean_tokens += part.mean_tokens;
     all.cv += part.cv;
     all.active_experts += part.active_experts;
+    all.uniformly_active += part.uniformly_active;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
     all.capacity += part.capacity;

@@ -105,6 +105,23 @@ TEST_CASE("a metric of the catalogue is the number that the report has at its po
   }
 }
 
+TEST_CASE("under uniform routing a step activates as many experts as its tokens would") {
+  // 16 tokens that choose 8 of 128: 128 x (1 - (15 / 16)^16).
+  CHECK_THAT(uniformly_active(128, 8, 16), test::WithinRel(82.43, 1e-4));
+  CHECK(uniformly_active(128, 8, 1) == 8);
+  CHECK(uniformly_active(0, 0, 16) == 0);
+  // Eight requests in each of two experiments; every one replays a recording of its own.
+  const auto decode = [](const char* gating) {
+    const Json set{{"workload",
+                    {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}}},
+                     {"gating", {{"type", gating}, {"requests", 512}}}}}};
+    return run(test::load_tiny(set)).pool.experts.by_step_kind.back().second.summary;
+  };
+  const ExpertSummary uniform = decode("uniform"), popular = decode("popularity");
+  CHECK_THAT(uniform.active_experts_mean, test::WithinRel(uniform.uniform_experts_mean, .02));
+  CHECK(popular.active_experts_mean < .97 * popular.uniform_experts_mean);
+}
+
 TEST_CASE("a report with a share above 1 or a number that is none is not written") {
   Report report = run(test::load_tiny(Json::object()));
   report.metrics.mfu = 1.5;

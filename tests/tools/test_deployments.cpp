@@ -5,6 +5,7 @@
 
 #include "tests/support.hpp"
 #include "tools/plan/deployments.hpp"
+#include "traces/gating/presets.hpp"
 
 namespace moesim {
 namespace {
@@ -40,6 +41,20 @@ int gpus_of_pool(const Json& pool) {
   const Json& plan = pool.at("parallel");
   return plan.at("dp").get<int>() * plan.at("tp").get<int>() * plan.at("pp").get<int>() *
          pool.at("instances").get<int>();
+}
+
+TEST_CASE("plan takes the routing statistics that a model names, or those of other families") {
+  MoeModel model = some_model();
+  const auto gating = [&] {
+    return base_deployment(PlanQuestion{}, model, std::nullopt).at("workload").at("gating");
+  };
+  CHECK(gating().at("preset") == preset_of_other_families);
+  // Half of the requests are served: as many as a rank's limit on sequences.
+  CHECK(gating().at("requests").get<int>() / 2 >= 512);
+  model.gating_preset = "gemma4";
+  CHECK(gating().at("preset") == "gemma4");
+  model.gating_preset = "gemma5";
+  CHECK_THROWS_AS(gating(), ConfigError);
 }
 
 TEST_CASE("pools: the best prefills of each depth, and decode on all that is left") {

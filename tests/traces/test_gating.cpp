@@ -338,11 +338,11 @@ TEST_CASE("the deepseek_r1_translation preset predicts what EPLB does for DeepSe
   CHECK_THAT(balanced.slot, WithinRel(2.8, 0.20));
 }
 
-TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B") {
-  const RoutingTrace trace = one_workload(
-      generated(R"({"type": "topical", "preset": "qwen3", "requests": 128, "prompt_rows": 0,
-                    "decode_rows": 128})",
-                model_of(48, 128, 8)));
+TEST_CASE("the qwen3_one_workload preset activates as few experts as batches of Qwen3-30B-A3B") {
+  const RoutingTrace trace =
+      one_workload(generated(R"({"type": "topical", "preset": "qwen3_one_workload", "requests": 128,
+                    "prompt_rows": 0, "decode_rows": 128})",
+                             model_of(48, 128, 8)));
   const std::array batches{64, 1024};
   const auto distinct = distinct_experts(trace, batches, 1);
   CHECK_THAT(distinct[0].decode, WithinRel(60.0, 0.10));
@@ -353,22 +353,36 @@ TEST_CASE("the qwen3 preset activates as few experts as batches of Qwen3-30B-A3B
   CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
 }
 
-TEST_CASE("one topic of the qwen3_mixed preset is a batch of Qwen3-30B-A3B, all of them are not") {
-  const MoeModel model = model_of(24, 128, 8);
-  const std::string preset = R"({"type": "topical", "preset": "qwen3_mixed")";
-  const RoutingTrace one = generated(
-      preset + R"(, "topics": 1, "requests": 64, "prompt_rows": 0, "decode_rows": 32})", model);
-  const std::array batches{64};
-  CHECK_THAT(distinct_experts(one, batches, 1)[0].decode, WithinRel(60.0, 0.10));
-  const PopularitySkew skew = skew_of(one);
-  CHECK_THAT(skew.max_over_mean.mean, WithinRel(12.7, 0.20));
-  CHECK_THAT(skew.variation.mean, WithinRel(2.1, 0.15));
-  CHECK_THAT(skew.top_eighth_share.mean, WithinRel(0.71, 0.10));
-  const RoutingTrace mixed = generated(preset + "}", model);
-  const TokenOverlap overlap = token_overlap(mixed, {}, 1);
-  // Chance is 8/128; other models' different requests share 1.25 to 1.7 times chance.
-  CHECK(*overlap.different_requests / overlap.uniform < 2.1);
-  CHECK(distinct_experts(mixed, batches, 1)[0].decode > 90);
+TEST_CASE("the gemma4 preset has the skew of Gemma 4, all workloads and one") {
+  const RoutingTrace trace =
+      generated(R"({"type": "topical", "preset": "gemma4", "prompt_rows": 0, "decode_rows": 64})",
+                model_of(30, 128, 8));
+  const PopularitySkew pooled = skew_of(trace);
+  CHECK_THAT(pooled.max_over_mean.mean, WithinRel(8.63, 0.15));
+  CHECK_THAT(pooled.variation.mean, WithinRel(1.35, 0.10));
+  CHECK_THAT(pooled.top_eighth_share.mean, WithinRel(0.47, 0.10));
+  CHECK_THAT(skew_of(one_workload(trace)).variation.mean, WithinRel(1.45, 0.10));
+  const std::array lags{1};
+  CHECK_THAT(token_overlap(trace, lags, 1).lags[0].share->mean, WithinAbs(0.41, 0.04));
+}
+
+TEST_CASE("the olmoe and mixtral presets have the skew of their counts") {
+  const auto both = [](const char* preset, const MoeModel& model) {
+    const RoutingTrace trace =
+        generated(fmt::format(R"({{"type": "topical", "preset": "{}", "prompt_rows": 0,
+                                   "decode_rows": 64}})",
+                              preset),
+                  model);
+    return std::pair(skew_of(trace), skew_of(one_workload(trace)));
+  };
+  const auto [olmoe, olmoe_domain] = both("olmoe", model_of(16, 64, 8));
+  CHECK_THAT(olmoe.max_over_mean.mean, WithinRel(2.67, 0.15));
+  CHECK_THAT(olmoe.variation.mean, WithinRel(0.47, 0.12));
+  CHECK_THAT(olmoe.top_eighth_share.mean, WithinRel(0.25, 0.10));
+  CHECK_THAT(olmoe_domain.variation.mean, WithinRel(0.85, 0.15));  // .41 to 1.16
+  const auto [mixtral, mixtral_domain] = both("mixtral", model_of(32, 8, 2));
+  CHECK_THAT(mixtral.max_over_mean.mean, WithinRel(1.13, 0.05));
+  CHECK_THAT(mixtral_domain.variation.mean, WithinRel(0.13, 0.15));  // .10 to .15
 }
 
 TEST_CASE("requests of the random_prompts preset have no domain") {

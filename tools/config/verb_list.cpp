@@ -18,6 +18,7 @@
 #include "tools/cli/output.hpp"
 #include "tools/cli/verbs.hpp"
 #include "traces/gating/gating.hpp"
+#include "traces/gating/presets.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 
@@ -35,6 +36,14 @@ Kind kind_of(const R& registry) {
   Kind kind{std::string(registry.kind()), {}};
   for (const auto& entry : registry.entries()) {
     kind.rows.emplace_back(std::string(entry.name), std::string(entry.summary));
+  }
+  return kind;
+}
+
+Kind presets_of_gating() {
+  Kind kind{"presets", {}};
+  for (const GatingPreset& preset : gating_presets) {
+    kind.rows.emplace_back(preset.name, fmt::format("{}: {}", preset.family, preset.source));
   }
   return kind;
 }
@@ -86,6 +95,7 @@ std::vector<Kind> all_kinds() {
           kind_of(schedulers()),
           kind_of(request_routers()),
           kind_of(gatings()),
+          presets_of_gating(),
           kind_of(request_arrivals()),
           kind_of(request_lengths()),
           kind_of("models", Shipped::model, describe_model),
@@ -98,7 +108,8 @@ std::vector<Kind> all_kinds() {
 Action setup_list(CLI::App& command) {
   const auto wanted = std::make_shared<std::string>();
   command.add_option("KIND", *wanted,
-                     "one extension point, or models, gpus, clusters (default: all)");
+                     "one extension point, or presets (of synthetic gating), models, gpus, "
+                     "clusters (default: all)");
   return [wanted] {
     const std::vector<Kind> kinds = all_kinds();
     std::vector<std::string_view> names;

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "traces/gating/presets.hpp"
 
 namespace moesim {
 
@@ -73,22 +74,17 @@ namespace {
 
 Json gather() { return {{"prefill", "all_gather"}, {"decode", "all_gather"}}; }
 
-// The published statistics that are nearest to a model's (see moesim keys gating).
-const char* gating_preset(const std::string& model) {
-  std::string name;
-  for (const char c : model) name += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  if (name.find("gpt-oss") != std::string::npos) return "gpt_oss";
-  const bool deepseek = name.find("deepseek") != std::string::npos;
-  return deepseek || name.find("kimi") != std::string::npos ? "deepseek_r1" : "qwen3";
-}
+// Distinct synthetic requests. Placements are fitted on half of them, and the others are served: as
+// many as the limit on sequences below.
+constexpr int synthetic_requests = 1024;
 
 Json gating_of(const PlanQuestion& question, const MoeModel& model) {
   if (!question.trace.empty()) return {{"type", "recorded"}, {"trace", question.trace}};
   return {{"type", "topical"},
-          {"preset", gating_preset(model.name)},
-          {"requests", 96},
-          {"prompt_rows", 32},
-          {"decode_rows", 64}};
+          {"preset", preset_of(model).preset.name},
+          {"requests", synthetic_requests},
+          {"prompt_rows", 16},
+          {"decode_rows", 32}};
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/sweep.hpp"
+#include "traces/gating/presets.hpp"
 
 namespace moesim {
 
@@ -113,11 +114,27 @@ std::string table_of(const std::vector<SloRun>& runs) {
          "(met by that share of the requests; in brackets what is left to the limit)\n\n";
 }
 
+// Of a decode step; null where the run's store does not say.
+const Json* decode_experts(const SloRun& run) {
+  return find_value(run.report, "/experts/by_step_kind/decode");
+}
+
+// "experts active in a layer of a decode step of 1: 83.0 of 128 (uniform routing: 125.9)"
+std::string active_text(const SloRun& first, const MoeModel& model) {
+  const Json* experts = decode_experts(first);
+  if (experts == nullptr) return "";
+  return fmt::format(
+      "experts active in a layer of a decode step of 1: {:.1f} of {} (uniform routing: {:.1f})\n",
+      experts->at("active_experts_mean").get<double>(), model.experts,
+      experts->at("uniform_experts_mean").get<double>());
+}
+
 OrderedJson to_json(const SloRun& run) {
   OrderedJson json{{"shape", shape_text(run.config)},    {"rate", run.rate},
                    {"goodput", run.trial.goodput},       {"slo_attainment", run.trial.attainment},
                    {"binds", binding_text(run)},         {"config", run.config},
                    {"metrics", run.report.at("metrics")}};
+  if (const Json* experts = decode_experts(run)) json["experts"] = *experts;
   for (const char* limit : {"ttft", "tpot"}) {
     if (const auto left = margin_of(run, limit)) json["margins"][limit] = *left;
   }
@@ -138,19 +155,42 @@ std::string rate_or_none(double rate) {
   return rate > 0 ? fmt::format("{:.4g} /s", rate) : "nothing near it";
 }
 
+// Whose statistics synthetic routing has: "DeepSeek-V3 and R1 (gating preset deepseek_r1), another
+// family".
+std::string statistics_of(const MoeModel& model) {
+  const auto [preset, of_another_family] = preset_of(model);
+  return fmt::format("{} (gating preset {}){}", preset.family, preset.name,
+                     of_another_family ? ", another family" : "");
+}
+
+// Where more requests are in flight than distinct synthetic ones are served (half of them), some of
+// a batch are alike.
+std::string repeats_of(const SloRun& first) {
+  const Json& metrics = first.report.at("metrics");
+  const double in_flight =
+      metrics.at("request_throughput").get<double>() * metrics.value("mean_e2el_ms", 0.0) / 1e3;
+  const int served = first.config.at("workload").at("gating").at("requests").get<int>() / 2;
+  if (in_flight <= served) return "";
+  return fmt::format(
+      "; {:.0f} requests are in flight and {} distinct synthetic ones are served, so that real "
+      "batches may activate more experts",
+      in_flight, served);
+}
+
 // What the answer hangs on: chance, and routing that nobody recorded.
-std::string doubts(const Plan& plan) {
+std::string doubts(const Plan& plan, const MoeModel& model) {
   if (plan.redrawn.empty()) return "";
   std::vector<std::string> rates;
   for (const double rate : plan.redrawn) rates.push_back(rate_or_none(rate));
   std::string text =
       fmt::format("1 under other draws of arrivals and routing bears {}", fmt::join(rates, ", "));
-  if (plan.uniform)
+  if (plan.uniform) {
     text += fmt::format(
-        "; routing is synthetic, by the statistics of {} (gating preset): were every "
-        "expert as likely as any other, {}; --trace takes recordings",
-        plan.best.front().config.at("workload").at("gating").value("preset", ""),
-        rate_or_none(*plan.uniform));
+        "; routing is synthetic, by the statistics of {}: were every expert as likely as any "
+        "other, {}; --trace takes recordings",
+        statistics_of(model), rate_or_none(*plan.uniform));
+    text += repeats_of(plan.best.front());
+  }
   return wrapped(text, 100, 2) + "\n";
 }
 
@@ -178,7 +218,7 @@ std::string written_text(const PlanOptions& options, bool page) {
                      options.output, page ? fmt::format(", {}.html", options.output) : "");
 }
 
-int say(const PlanOptions& options, const Plan& plan) {
+int say(const PlanOptions& options, const Plan& plan, const MoeModel& model) {
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   write_config(options, first);
@@ -198,7 +238,8 @@ int say(const PlanOptions& options, const Plan& plan) {
     print(to_json(plan).dump(1) + "\n");
   } else {
     print(table_of(met ? plan.best : plan.nearest));
-    print(doubts(plan) + effort_text(plan) + "\n" + written_text(options, page));
+    print(active_text(first, model) + doubts(plan, model) + effort_text(plan) + "\n" +
+          written_text(options, page));
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, first.config, options.output));
     print(trust_line(first.report, first.config));
@@ -238,7 +279,7 @@ int run(const PlanOptions& options) {
         plan.runs, options.output);
     return exit_interrupted;
   }
-  return say(options, plan);
+  return say(options, plan, search.model);
 }
 
 constexpr std::string_view plan_footer =

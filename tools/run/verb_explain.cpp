@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
+#include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/output.hpp"
@@ -137,6 +138,35 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
             {"mean_tokens", held->mean_tokens}}}};
 }
 
+/// Experts of a layer with tokens, mean over the MoE layers of the first step, and as many tokens
+/// under uniform routing; nothing for a dense model.
+struct ActiveExperts {
+  double mean = 0, uniform = 0;
+};
+
+std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Deployment& e) {
+  const std::vector<LayerOutcome>& layers = step.cost.moe_layers();
+  if (layers.empty()) return std::nullopt;
+  ActiveExperts active;
+  for (const LayerOutcome& layer : layers) active.mean += layer.active_experts;
+  active.mean /= static_cast<double>(layers.size());
+  active.uniform = uniformly_active(
+      e.model.experts, e.model.experts_per_token,
+      static_cast<double>(step.summary.decode_tokens + step.summary.prefill_tokens));
+  return active;
+}
+
+OrderedJson to_json(const std::optional<ActiveExperts>& active) {
+  if (!active) return nullptr;
+  return {{"active_experts_mean", active->mean}, {"uniform_experts_mean", active->uniform}};
+}
+
+std::string to_text(const std::optional<ActiveExperts>& active, const MoeModel& model) {
+  if (!active) return "";
+  return fmt::format("experts active in a layer: {:.1f} of {} (uniform routing: {:.1f})\n",
+                     active->mean, model.experts, active->uniform);
+}
+
 OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
   const GpuSpec& gpu = e.cluster.gpu;
   const auto share = shares(step.cost);
@@ -152,6 +182,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                      {"experts", balance(gpu, e.precision.experts, e.precision.activations)}}},
                    {"extrapolated_share", share[at(Evidence::extrapolated)]},
                    {"unmeasured_share", share[at(Evidence::unmeasured)]},
+                   {"experts", to_json(active_experts(step, e))},
                    {"held_up_by", held_up_json(held_up(step, e))},
                    {"operations", OrderedJson::array()}};
   for (const ExplainedOperation& op : step.operations) {
@@ -237,10 +268,11 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
                                             step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
       "one {} step{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
-      "all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
+      "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e), step.cost.total.count() * 1e3,
-      others, intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
+      others, to_text(active_experts(step, e), e.model),
+      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost));

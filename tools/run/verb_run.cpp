@@ -274,6 +274,16 @@ std::string step_table(const PoolStats& pool) {
   return table.text() + "\n";
 }
 
+// "experts active in a layer of a decode step: 83.0 of 128 (uniform routing: 125.9)"
+std::string active_text(const PoolStats& pool, const MoeModel& model) {
+  const auto* usual = usual_kind(pool);
+  if (usual == nullptr) return "";
+  const ExpertSummary& of = usual->second.summary;
+  return fmt::format(
+      "experts active in a layer of a {} step: {:.1f} of {} (uniform routing: {:.1f})\n",
+      usual->first, of.active_experts_mean, model.experts, of.uniform_experts_mean);
+}
+
 // Where the time of steps goes, and what experts, buffers and KV cache made of it.
 std::string pool_text(const PoolStats& pool, const Deployment& e) {
   std::string parts;
@@ -281,7 +291,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
     if (entry.share < .005) continue;
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry.share));
   }
-  std::string text = wrapped("time goes to " + parts) + "\n";
+  std::string text = active_text(pool, e.model) + wrapped("time goes to " + parts) + "\n";
   const CoverageStats& decode = pool.routing_coverage.back().second;
   text += fmt::format(
       "barriers idle {}, KV cache {} used, peak {}{}\n", percent(pool.breakdown.barrier_idle_share),

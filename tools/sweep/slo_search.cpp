@@ -323,6 +323,11 @@ class Runs {
     for (const char* key : {"metrics", "breakdown"}) {
       if (report.contains(key)) kept[key] = report.at(key);
     }
+    for (const char* value : {"active_experts_mean", "uniform_experts_mean"}) {
+      const std::string pointer = fmt::format("/experts/by_step_kind/decode/{}", value);
+      if (const Json* found = find_value(report, pointer))
+        kept[Json::json_pointer(pointer)] = *found;
+    }
     row.report = kept.dump();
     runs_.emplace(point, std::move(row));
     return trial;

@@ -52,7 +52,7 @@ struct SloRun {
   std::size_t place = 0;
   std::string rate;  ///< as the config has it
   Trial trial;
-  Json config, report;  ///< of the report its "metrics" and "breakdown"
+  Json config, report;  ///< of the report its "metrics", "breakdown" and active experts
 };
 
 struct SloResult {

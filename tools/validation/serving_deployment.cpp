@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "sim/experiment/engine.hpp"
+#include "traces/gating/presets.hpp"
 
 namespace moesim {
 
@@ -62,13 +63,13 @@ bool is_balanced(const MeasuredPoint& point) {
 /// eight about equally often (arXiv:2401.04088, figure 7), and so does Llama 4 its one of 128.
 /// Prompts of InferenceX are random tokens, which have no topic: gating that is balanced spreads
 /// them evenly.
-Json gating_of(const MeasuredPoint& point) {
+Json gating_of(const MeasuredPoint& point, const std::filesystem::path& model) {
   const bool even = contains(point.operation, "perfect EPLB") ||
                     point.model.starts_with("Mixtral") || point.model.starts_with("Llama") ||
                     is_dense(point) || (client_of(point).recipe && is_balanced(point));
   if (even) return "uniform";
-  const char* preset = point.model.starts_with("gpt-oss") ? "gpt_oss" : "qwen3";
-  return {{"type", "topical"}, {"preset", is_balanced(point) ? "deepseek_r1" : preset}};
+  const MoeModel read = read_model(ConfigNode::from_file(model));
+  return {{"type", "topical"}, {"preset", preset_of(read).preset.name}};
 }
 
 /// SGLang's deployments with wide expert parallelism and DeepSeek's own, which it follows:
@@ -303,6 +304,7 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
                                const GpuFiles& gpus) {
   const auto checkpoint = checkpoint_of(point);
   const std::string model = model_file(point.model);
+  const std::filesystem::path model_path = root / "models/zoo" / (model + ".json");
   const std::filesystem::path gpu = gpu_path(point.gpu, root, gpus);
   if (gpu.empty()) return {{}, "GPU unknown"};
   if (model.empty()) return {{}, "model unknown"};
@@ -315,10 +317,10 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
   if (!client.date.empty()) named["date"] = client.date;
   Json json{{"engine", named},
             {"cluster", cluster_of(point, gpu, plan, root)},
-            {"model", (root / "models/zoo" / (model + ".json")).string()},
+            {"model", model_path.string()},
             {"precision", *checkpoint},
             {"parallel", {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}}},
-            {"workload", {{"gating", gating_of(point)}}},
+            {"workload", {{"gating", gating_of(point, model_path)}}},
             {"placement", "linear"},
             {"measurement", {{"expert_counts", false}}}};
   if (is_wide_ep(point)) {
