@@ -254,7 +254,7 @@ Candidates KernelTables::State::find(const MeasuredKernel& kernel,
         if (source.sibling == sibling && std::ranges::find(engines, name) == engines.end())
           engines.push_back(name);
       }
-      const auto from = [&](const std::string& engine) {
+      const auto from = [&, sibling = sibling](const std::string& engine) {
         return kernels_of(kernel, engine, sibling, group, groups, shape, has_wanted);
       };
       std::vector<Candidates::Kernel> own_kernels = from(asked);
