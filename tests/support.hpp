@@ -13,7 +13,7 @@ using Catch::Matchers::WithinAbs;
 using Catch::Matchers::WithinRel;
 
 /// The root of the source tree.
-inline std::filesystem::path source_dir() { return MOESIM_SOURCE_DIR; }
+std::filesystem::path source_dir();
 
 /// Data that stands beside the project and is never copied into it. Tests that need it skip visibly
 /// without it:

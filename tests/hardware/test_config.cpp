@@ -7,7 +7,8 @@
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 
-using namespace moesim;
+namespace moesim::test_config {
+
 using Catch::Matchers::Contains;
 using test::config;
 using test::config_error;
@@ -392,3 +393,5 @@ TEST_CASE("no bound is too large for an even draw") {
   }
   for (const int count : seen) CHECK_THAT(count, WithinAbs(20'000, 600));  // sigma = 115
 }
+
+}  // namespace moesim::test_config

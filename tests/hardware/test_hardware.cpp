@@ -12,7 +12,8 @@
 #include "hardware/roofline.hpp"
 #include "tests/support.hpp"
 
-using namespace moesim;
+namespace moesim::test_hardware {
+
 using Catch::Matchers::Contains;
 using test::config_error;
 using test::WithinRel;
@@ -576,3 +577,5 @@ TEST_CASE("DeepEP's low-latency dispatch on H800 is met within 12 %") {
   CHECK_THAT(dispatch(32), WithinRel(155.0, 0.12));
   CHECK_THAT(dispatch(64), WithinRel(173.0, 0.12));
 }
+
+}  // namespace moesim::test_hardware

@@ -15,7 +15,7 @@
 #include "models/step_ops.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_models {
 namespace {
 
 using test::config;
@@ -1240,4 +1240,4 @@ TEST_CASE("kernels of a step without a graph are those of its parts") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_models

@@ -8,7 +8,8 @@
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
-using namespace moesim;
+namespace moesim::test_quantization {
+
 using namespace moesim::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::EndsWith;
@@ -317,3 +318,5 @@ TEST_CASE("forty config.json of this year are read, or refused for what is not m
   CHECK(files == 40);
   CHECK(read == 38);
 }
+
+}  // namespace moesim::test_quantization

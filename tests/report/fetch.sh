@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Does tools/report/fetch get what the lock pins, one file of it or all, and nothing else? From a registry made here.
+# Does tools/report/fetch get what the lock pins, one file of it or all, and nothing else? From a registry made here. Skips
+# (77) where no server can listen on 127.0.0.1.
 #   tests/report/fetch.sh
 set -euo pipefail
 fetch=$(realpath "$(dirname "$0")/../../tools/report/fetch")
@@ -32,6 +33,7 @@ JSON
 python3 -u -m http.server --bind 127.0.0.1 --directory "$work/registry" 0 >"$work/log" 2>&1 &
 server=$!
 for _ in {1..100}; do grep -q 'port [0-9]' "$work/log" && break; sleep 0.1; done
+grep -q 'port [0-9]' "$work/log" || { echo "skipped: no server can listen on 127.0.0.1 here: $(tail -n 1 "$work/log")"; exit 77; }
 registry=http://127.0.0.1:$(sed -n 's/.* port \([0-9]*\) .*/\1/p' "$work/log" | head -n 1)/
 cd "$work/project"
 export npm_config_registry=$registry no_proxy=127.0.0.1

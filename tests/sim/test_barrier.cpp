@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_barrier {
 namespace {
 
 using test::WithinRel;
@@ -76,4 +76,4 @@ TEST_CASE("replicas of the whole model keep their own clocks, and none waits for
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_barrier

@@ -7,7 +7,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_capacity {
 namespace {
 
 using test::WithinAbs;
@@ -266,4 +266,4 @@ TEST_CASE("the report names the shares of what was dropped, rerouted and delayed
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_capacity

@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_comm_aware {
 namespace {
 
 using test::load_tiny;
@@ -115,4 +115,4 @@ TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_comm_aware

@@ -7,7 +7,7 @@
 #include "sim/dispatch/token_traffic.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_copy_counter {
 namespace {
 
 struct Case {
@@ -182,4 +182,4 @@ TEST_CASE("a token whose experts share a GPU is sent there once") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_copy_counter

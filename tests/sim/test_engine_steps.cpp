@@ -9,7 +9,7 @@
 #include "tests/tiny_experiment.hpp"
 #include "traces/requests/lengths.hpp"
 
-namespace moesim {
+namespace moesim::test_engine_steps {
 namespace {
 
 constexpr std::int32_t block_tokens = 16;
@@ -321,4 +321,4 @@ TEST_CASE("a window's blocks are held for the whole chunk that a step computes")
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_engine_steps

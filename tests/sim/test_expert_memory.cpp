@@ -13,7 +13,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_expert_memory {
 namespace {
 
 using test::config;
@@ -387,4 +387,4 @@ TEST_CASE("low-latency kernels keep a place for every token at every expert") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_expert_memory

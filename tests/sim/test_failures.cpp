@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_failures {
 namespace {
 
 using test::config_error;
@@ -233,4 +233,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_failures

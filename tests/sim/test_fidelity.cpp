@@ -10,7 +10,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_fidelity {
 namespace {
 
 using test::config_error;
@@ -212,4 +212,4 @@ TEST_CASE("what needs every token's routing is refused with sampled fidelity") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_fidelity

@@ -13,7 +13,7 @@
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_fleet {
 namespace {
 
 using test::load;
@@ -299,4 +299,4 @@ TEST_CASE(
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_fleet

@@ -17,7 +17,7 @@
 #include "traces/requests/request_trace.hpp"
 #include "traces/routing_trace.hpp"
 
-namespace moesim {
+namespace moesim::test_hostile {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -268,4 +268,4 @@ TEST_CASE("text that is not UTF-8 is refused where it comes in") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_hostile

@@ -13,7 +13,7 @@
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
 
-namespace moesim {
+namespace moesim::test_kv_cache {
 namespace {
 
 using test::WithinAbs;
@@ -358,4 +358,4 @@ TEST_CASE("prefix caching is refused where a window forgets tokens") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_kv_cache

@@ -5,7 +5,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_overlap {
 namespace {
 
 using test::WithinRel;
@@ -150,4 +150,4 @@ TEST_CASE("an overlap that does not exist is refused with the nearest name") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_overlap

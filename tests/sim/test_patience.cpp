@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_patience {
 namespace {
 
 using State = RequestRecord::State;
@@ -179,4 +179,4 @@ TEST_CASE("clients leave while their rank is down, and none is lost") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_patience

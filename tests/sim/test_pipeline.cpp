@@ -7,7 +7,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_pipeline {
 namespace {
 
 using test::config_error;
@@ -135,4 +135,4 @@ TEST_CASE("what a pipeline is not modelled with is refused by name") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_pipeline

@@ -18,7 +18,8 @@
 #include "tests/support.hpp"
 #include "traces/trace_statistics.hpp"
 
-using namespace moesim;
+namespace moesim::test_placement {
+
 using namespace moesim::test;
 
 namespace {
@@ -609,3 +610,5 @@ TEST_CASE("joint balances tokens as far as its slack when told that they matter"
   CHECK(imbalance_of(R"({"type": "joint", "token_weight": 100})") < 1.03);
   CHECK(imbalance_of(R"({"type": "joint", "token_weight": 0})") > 1.03);
 }
+
+}  // namespace moesim::test_placement

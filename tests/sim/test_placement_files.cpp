@@ -15,7 +15,8 @@
 #include "traces/gating/gating.hpp"
 #include "traces/npy.hpp"
 
-using namespace moesim;
+namespace moesim::test_placement_files {
+
 using namespace moesim::test;
 using Catch::Matchers::Contains;
 using Catch::Matchers::EndsWith;
@@ -484,3 +485,5 @@ TEST_CASE("a load file says where it is wrong") {
   write_npy<float>(npy.path(), std::array<std::int64_t, 1>{2}, tokens);
   CHECK_THAT(config_error([&] { read_load(npy.path()); }), EndsWith("found [2]"));
 }
+
+}  // namespace moesim::test_placement_files

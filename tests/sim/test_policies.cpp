@@ -4,7 +4,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 
-namespace moesim {
+namespace moesim::test_policies {
 namespace {
 
 // All tokens of an expert to the replica on the GPU of highest id: the worst habit one can have.
@@ -121,4 +121,4 @@ TEST_CASE("a policy of one's own without a charge says so") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_policies

@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_pools {
 namespace {
 
 using test::load;
@@ -291,4 +291,4 @@ TEST_CASE("pools that make no sense are refused in a sentence") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_pools

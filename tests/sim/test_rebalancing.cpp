@@ -14,7 +14,7 @@
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
 
-namespace moesim {
+namespace moesim::test_rebalancing {
 namespace {
 
 using test::config_error;
@@ -600,4 +600,4 @@ TEST_CASE("on drifting gpt-oss traffic a placement that follows beats one that d
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_rebalancing

@@ -13,7 +13,8 @@
 #include "tests/temporary.hpp"
 #include "tests/trace_meta.hpp"
 
-using namespace moesim;
+namespace moesim::test_replay {
+
 using namespace moesim::test;
 
 namespace {
@@ -463,3 +464,5 @@ TEST_CASE("joint activates fewer than EPLB on held-out recordings, with prefill 
     }
   }
 }
+
+}  // namespace moesim::test_replay

@@ -5,7 +5,7 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_report {
 namespace {
 
 // Runs that between them have every section.
@@ -143,4 +143,4 @@ TEST_CASE("names in capitals and places of lists stand for any of several") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_report

@@ -17,7 +17,7 @@
 #include "tests/trace_meta.hpp"
 #include "tools/reproduce/router_testbed.hpp"
 
-namespace moesim {
+namespace moesim::test_request_routing {
 namespace {
 
 using test::config;
@@ -993,4 +993,4 @@ TEST_CASE("what a router cannot mean is refused") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_request_routing

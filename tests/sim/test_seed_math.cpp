@@ -10,7 +10,7 @@
 #include "tests/support.hpp"
 #include "traces/gating/expert_sampler.hpp"
 
-namespace moesim {
+namespace moesim::test_seed_math {
 namespace {
 
 using test::WithinAbs;
@@ -175,4 +175,4 @@ TEST_CASE("oracle seed_math: times and buffers that were off by a unit") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_seed_math

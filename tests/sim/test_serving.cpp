@@ -16,7 +16,7 @@
 #include "tools/validation/validation.hpp"
 #include "traces/requests/lengths.hpp"
 
-namespace moesim {
+namespace moesim::test_serving {
 namespace {
 
 using test::load_tiny;
@@ -614,4 +614,4 @@ TEST_CASE("a point's engine, version and recipe are those of its row") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_serving

@@ -19,7 +19,7 @@
 #include "traces/halves.hpp"
 #include "traces/trace_rows.hpp"
 
-namespace moesim {
+namespace moesim::test_sim {
 namespace {
 
 using namespace std::chrono_literals;
@@ -628,4 +628,4 @@ TEST_CASE("routing charges follow active experts and vanish without replicas") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_sim

@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_speculation {
 namespace {
 
 using test::load_tiny;
@@ -214,4 +214,4 @@ TEST_CASE("blocks of rejected drafts are free, and only those of known tokens ca
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_speculation

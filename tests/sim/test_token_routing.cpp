@@ -10,7 +10,8 @@
 #include "sim/token_routing/token_routing.hpp"
 #include "tests/support.hpp"
 
-using namespace moesim;
+namespace moesim::test_token_routing {
+
 using namespace moesim::test;
 
 namespace {
@@ -787,3 +788,5 @@ TEST_CASE(
     CHECK((row.charge || !router->needs_global_counts()));
   }
 }
+
+}  // namespace moesim::test_token_routing

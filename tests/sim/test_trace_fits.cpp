@@ -8,7 +8,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_trace_fits {
 namespace {
 
 ConfigNode tiny(const Json& set) {
@@ -75,4 +75,4 @@ TEST_CASE("a value that could not be made is tried again") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_trace_fits

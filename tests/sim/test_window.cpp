@@ -6,7 +6,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_window {
 namespace {
 
 using test::load_tiny;
@@ -101,4 +101,4 @@ TEST_CASE("a run says whether it kept up with what arrived") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_window

@@ -3,7 +3,7 @@
 #include "tests/support.hpp"
 #include "tools/analysis/best.hpp"
 
-namespace moesim {
+namespace moesim::test_best {
 namespace {
 
 const std::string over = "/placement/replication";
@@ -75,4 +75,4 @@ TEST_CASE("an axis that the sweep does not vary is refused, and a metric that no
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_best

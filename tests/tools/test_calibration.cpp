@@ -10,7 +10,8 @@
 #include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/validation.hpp"
 
-using namespace moesim;
+namespace moesim::test_calibration {
+
 using Catch::Matchers::Contains;
 using Catch::Matchers::WithinRel;
 
@@ -213,3 +214,5 @@ TEST_CASE(
   CHECK(c.failed == 1);
   CHECK(c.p90_abs_pct == 100);
 }
+
+}  // namespace moesim::test_calibration

@@ -7,7 +7,7 @@
 #include "tools/plan/deployments.hpp"
 #include "traces/gating/presets.hpp"
 
-namespace moesim {
+namespace moesim::test_deployments {
 namespace {
 
 // 32 GPUs that all reach each other, and a model of 64 experts.
@@ -126,4 +126,4 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_deployments

@@ -14,7 +14,8 @@
 #include "tools/config/config_keys.hpp"
 #include "tools/sweep/sweep.hpp"
 
-using namespace moesim;
+namespace moesim::test_keys {
+
 using namespace moesim::test;
 using Catch::Matchers::Contains;
 
@@ -375,3 +376,5 @@ TEST_CASE("the text names every key and fits the terminal") {
   CHECK_THAT(config_error([&] { keys_text(policies, "metr"); }),
              Contains("did you mean \"metro\"?"));
 }
+
+}  // namespace moesim::test_keys

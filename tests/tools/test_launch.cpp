@@ -7,7 +7,7 @@
 #include "tests/support.hpp"
 #include "tools/cli/launch.hpp"
 
-namespace moesim {
+namespace moesim::test_launch {
 namespace {
 
 using Words = std::set<std::string>;
@@ -268,4 +268,4 @@ TEST_CASE("a placement file in a form that the engine does not read is said") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_launch

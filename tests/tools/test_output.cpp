@@ -11,7 +11,7 @@
 #include "tools/cli/output.hpp"
 #include "traces/routing_trace.hpp"
 
-namespace moesim {
+namespace moesim::test_output {
 namespace {
 
 using test::TemporaryFolder;
@@ -78,4 +78,4 @@ TEST_CASE("a file that was finished, or given up, is left alone by a later signa
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_output

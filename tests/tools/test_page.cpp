@@ -3,7 +3,7 @@
 #include "tests/support.hpp"
 #include "tools/report/page.hpp"
 
-namespace moesim {
+namespace moesim::test_page {
 namespace {
 
 using Pointers = std::vector<std::string>;
@@ -165,4 +165,4 @@ TEST_CASE("a setting is what was set, also where a section of the report has its
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_page

@@ -8,7 +8,7 @@
 #include "tests/temporary.hpp"
 #include "tools/reproduce/reproduction.hpp"
 
-namespace moesim {
+namespace moesim::test_reproduction {
 namespace {
 
 ConfigNode figure(const char* row) {
@@ -186,4 +186,4 @@ TEST_CASE("the quick figures of configs/reproduce keep their verdicts") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_reproduction

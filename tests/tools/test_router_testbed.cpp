@@ -7,7 +7,7 @@
 #include "tests/support.hpp"
 #include "tools/reproduce/router_testbed.hpp"
 
-namespace moesim {
+namespace moesim::test_router_testbed {
 namespace {
 
 using test::config;
@@ -121,4 +121,4 @@ TEST_CASE("the article's tables", "[.table]") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_router_testbed

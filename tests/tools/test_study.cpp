@@ -6,7 +6,8 @@
 #include "tests/temporary.hpp"
 #include "tools/analysis/regimes.hpp"
 
-using namespace moesim;
+namespace moesim::test_study {
+
 using namespace moesim::test;
 using Catch::Matchers::Contains;
 
@@ -124,3 +125,5 @@ TEST_CASE("what a study file lacks is said") {
   CHECK_THAT(refused([](Json& json) { json["cases"] = Json::array({Json::object()}); }),
              Contains("names nothing"));
 }
+
+}  // namespace moesim::test_study

@@ -13,7 +13,7 @@
 #include "tools/analysis/pareto_gain.hpp"
 #include "tools/sweep/sweep.hpp"
 
-namespace moesim {
+namespace moesim::test_sweep {
 namespace {
 
 using test::config;
@@ -773,4 +773,4 @@ TEST_CASE("a limit is a metric, a sign and a number, and holds for the mean rati
   }
 }
 
-}  // namespace moesim
+}  // namespace moesim::test_sweep

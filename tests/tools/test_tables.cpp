@@ -18,7 +18,8 @@
 #include "tests/temporary.hpp"
 #include "tools/validation/table_calibration.hpp"
 
-using namespace moesim;
+namespace moesim::test_tables {
+
 using namespace moesim::test;
 
 namespace {
@@ -593,3 +594,5 @@ TEST_CASE("a sibling's error is stated wider than a table's own, and draws follo
   const Question other = ask(QuantiseCall{100, 5000}, own);
   CHECK(scaled(*own.tables, twice)->time(other)->time == own.tables->time(other)->time);
 }
+
+}  // namespace moesim::test_tables

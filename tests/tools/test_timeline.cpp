@@ -14,7 +14,7 @@
 #include "tools/run/run_csv.hpp"
 #include "tools/run/timeline.hpp"
 
-namespace moesim {
+namespace moesim::test_timeline {
 namespace {
 
 using test::TemporaryFile;
@@ -334,4 +334,4 @@ TEST_CASE("loads by rank and parts by step kind add up to what the report says o
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_timeline

@@ -8,7 +8,7 @@
 #include "tests/tiny_experiment.hpp"
 #include "tools/sweep/slo_search.hpp"
 
-using namespace moesim;
+namespace moesim::test_tune {
 
 namespace {
 
@@ -203,3 +203,5 @@ TEST_CASE("a ladder goes on beyond its ends by their ratios") {
   CHECK(ladder.above(4) == -1);
   CHECK(RateLadder({8}, 2).rate(2) == 32);
 }
+
+}  // namespace moesim::test_tune

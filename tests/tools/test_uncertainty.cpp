@@ -8,7 +8,8 @@
 #include "tests/support.hpp"
 #include "tools/run/intervals.hpp"
 
-using namespace moesim;
+namespace moesim::test_uncertainty {
+
 using namespace moesim::test;
 
 namespace {
@@ -163,3 +164,5 @@ TEST_CASE("a placement is fitted on the requests that were drawn") {
   CHECK(drawn.seen != base.seen);
   CHECK(drawn.placement != base.placement);
 }
+
+}  // namespace moesim::test_uncertainty

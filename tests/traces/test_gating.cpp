@@ -15,7 +15,8 @@
 #include "traces/halves.hpp"
 #include "traces/trace_statistics.hpp"
 
-using namespace moesim;
+namespace moesim::test_gating {
+
 using namespace moesim::test;
 
 namespace {
@@ -461,3 +462,5 @@ TEST_CASE("a generator's options are checked") {
   CHECK_THAT(refused(R"({"type": "uniform", "workloads": []})"), Contains("names no workload"));
   CHECK_THAT(refused(R"({"type": "uniform", "reuse": 0.5})"), Contains("unknown key \"reuse\""));
 }
+
+}  // namespace moesim::test_gating

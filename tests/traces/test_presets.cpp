@@ -8,7 +8,8 @@
 #include "traces/gating/presets.hpp"
 #include "traces/trace_statistics.hpp"
 
-using namespace moesim;
+namespace moesim::test_presets {
+
 using namespace moesim::test;
 
 namespace {
@@ -158,3 +159,5 @@ TEST_CASE("every preset says its family and its source, and every model of the z
   CHECK(names.size() == gating_presets.size());
   CHECK(names.contains(preset_of_other_families));
 }
+
+}  // namespace moesim::test_presets

@@ -9,7 +9,8 @@
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
 
-using namespace moesim;
+namespace moesim::test_requests {
+
 using namespace moesim::test;
 
 namespace {
@@ -412,3 +413,5 @@ TEST_CASE("the Mooncake conversation trace has its published size and rate") {
   CHECK_THAT(std::chrono::duration<double>(trace.rows.back().arrival).count(),
              WithinAbs(3537.0, 1.0));
 }
+
+}  // namespace moesim::test_requests

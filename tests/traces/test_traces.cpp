@@ -16,7 +16,8 @@
 #include "traces/routing_trace.hpp"
 #include "traces/trace_statistics.hpp"
 
-using namespace moesim;
+namespace moesim::test_traces {
+
 using namespace moesim::test;
 using Catch::Matchers::Contains;
 
@@ -477,3 +478,5 @@ TEST_CASE("the shipped sample is a valid synthetic trace of gpt-oss-20b's shape"
   CHECK(trace.recorded("prefill"));
   CHECK(trace.recorded("decode"));
 }
+
+}  // namespace moesim::test_traces

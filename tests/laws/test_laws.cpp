@@ -12,7 +12,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim {
+namespace moesim::test_laws {
 namespace {
 
 using test::WithinRel;
@@ -517,4 +517,4 @@ TEST_CASE("a short burst still has a request throughput") {
 }
 
 }  // namespace
-}  // namespace moesim
+}  // namespace moesim::test_laws
