@@ -26,10 +26,10 @@ works() {
   local program=$1/bin/moesim
   [[ -f $1/share/doc/moesim/copyright ]] || fail "$1 has no licence"
   [[ -z $(find "$1" -name '*.hpp' -o -name '*.a' -o -name '*.cmake') ]] || fail "$1 holds what only developers need"
-  mv "$1/share/moesim/hardware/gpus/h100.json" "$1/share/moesim/hardware/gpus/only_here.json"
-  "$program" list gpus >gpus
+  cp "$1/share/moesim/hardware/gpus/h100.json" "$1/share/moesim/hardware/gpus/only_here.json"
+  "$program" list gpus >gpus || fail "$1: list gpus"
   grep -q only_here gpus || fail "$1: the program reads the data of another folder"
-  mv "$1/share/moesim/hardware/gpus/only_here.json" "$1/share/moesim/hardware/gpus/h100.json"
+  rm "$1/share/moesim/hardware/gpus/only_here.json"
   "$program" run "$1/share/moesim/configs/quick.json" --set /workload/requests=64 --json >"$(basename "$1").json" ||
     fail "$1: run"
 }

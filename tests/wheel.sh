@@ -57,9 +57,9 @@ for wrong, expected in (({**config, "modle": 1}, "modle"), ("nowhere.json", "now
 pathlib.Path("sweep.json").write_text(json.dumps({"base": "config.json", "axes": {"/workload/requests": [32, 64]}}))
 subprocess.run([moesim.program, "sweep", "sweep.json", "-o", "store.sqlite"], check=True, capture_output=True)
 rows = moesim.read("store.sqlite")
-assert sorted(row["/workload/requests"] for row in rows) == [32, 64], rows
-served = {row["/workload/requests"]: row for row in rows}[64]
-assert served["output_throughput"] == by_path["metrics"]["output_throughput"], served
+assert sorted(row["requests"] for row in rows) == [32, 64], rows
+served = {row["requests"]: row for row in rows}[64]
+assert served["status"] == "done" and served["output_throughput"] == by_path["metrics"]["output_throughput"], served
 for wrong in "config.json", "nowhere.sqlite":
     try:
         moesim.read(wrong)
@@ -81,6 +81,6 @@ PY
 PYTHONPATH=with_pandas venv/bin/python -c '
 import moesim, pandas
 frame = moesim.read("store.sqlite")
-assert isinstance(frame, pandas.DataFrame) and len(frame.rows) == 2 and "/workload/requests" in frame.columns
+assert isinstance(frame, pandas.DataFrame) and len(frame.rows) == 2 and "requests" in frame.columns
 ' || fail "pandas"
 echo "all good: $(basename "$wheel"), $(du -k "$wheel" | cut -f1) KB"

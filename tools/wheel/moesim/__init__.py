@@ -51,10 +51,11 @@ def _run_file(file, arguments):
 
 
 def read(store):
-    """Returns the finished points of a store that `moesim sweep`, `tune`, `plan` or `study` wrote.
+    """Returns the points of a store that `moesim sweep`, `tune`, `plan` or `study` wrote: a row for each point.
 
-    Each row has a column for each axis and for the main metrics, named as in `moesim keys report`. The rows are a
-    pandas.DataFrame where pandas is installed, else a list of dicts. Raises Error when the file is not a store.
+    A row holds the point's `status`, the value of each axis under the axis' short name ("replication"), and the main
+    metrics as `moesim keys report` names the metrics. The rows are a pandas.DataFrame where pandas is installed, else
+    a list of dicts. Raises Error when the file is not a store.
     """
     try:
         connection = sqlite3.connect(f"{Path(store).resolve().as_uri()}?mode=ro", uri=True)
