@@ -12,6 +12,7 @@
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tools/config/config_keys.hpp"
+#include "tools/config/keys_markdown.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim::test_keys {
@@ -375,6 +376,32 @@ TEST_CASE("the text names every key and fits the terminal") {
              Contains("(no keys of its own; beside it: moesim keys token_routing)"));
   CHECK_THAT(config_error([&] { keys_text(policies, "metr"); }),
              Contains("did you mean \"metro\"?"));
+}
+
+TEST_CASE("the page of keys names every key and every policy, and each row fills its table") {
+  const PolicyRows policies = Policies().rows();
+  const std::string page = keys_markdown(policies);
+  for_each_table(policies, [&](std::span<const Key> table) {
+    for (const Key& key : table) {
+      if (key.name == "*" || key.name == "/*") continue;
+      CHECK_THAT(page, Contains(fmt::format("/{}` | ", key.name)) ||
+                           Contains(fmt::format(": {}` | ", key.name)));
+    }
+  });
+  for (const auto& [registry, rows] : policies) {
+    for (const PolicyRow& row : rows)
+      CHECK_THAT(page, Contains(fmt::format("| `{}` | ", row.name)));
+  }
+  std::istringstream lines(page);
+  std::size_t columns = 0;
+  for (std::string line; std::getline(lines, line);) {
+    std::size_t bars = 0;
+    for (std::size_t i = 0; i < line.size(); ++i)
+      bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\') ? 1 : 0;
+    CAPTURE(line);
+    if (columns > 0 && bars > 0) CHECK(bars == columns);
+    columns = bars;
+  }
 }
 
 }  // namespace moesim::test_keys

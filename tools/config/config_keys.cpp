@@ -20,6 +20,8 @@ std::string range_text(Range range) {
   return std::isfinite(range.min) ? fmt::format(" >= {}", range.min) : "";
 }
 
+}  // namespace
+
 std::string form_text(const Form& form) {
   using Kind = Form::Kind;
   std::string text;
@@ -43,6 +45,8 @@ std::string form_text(const Form& form) {
   }
   return form.or_else == nullptr ? text : text + " | " + form_text(*form.or_else);
 }
+
+namespace {
 
 std::string standard_text(const Standard& standard) {
   switch (standard.kind) {

@@ -13,6 +13,9 @@ OrderedJson experiment_schema(const PolicyRows&);
 /// A JSON Schema (2020-12) of sweep files.
 OrderedJson sweep_schema(const PolicyRows&);
 
+/// What may stand under a key, in a few words: "integer >= 1", "time: \"50 ms\"", "file | object".
+std::string form_text(const Form&);
+
 /// The keys as text: every key with its unit or choices, its default and what it means, as a
 /// tree, then the options of every policy and the keys of a sweep. `wanted` names one key of an
 /// experiment, one extension point, one policy (in each table that has it) or "sweep"; empty: all.
