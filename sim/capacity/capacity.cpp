@@ -141,9 +141,10 @@ const Registry<CapacityRule>& capacity_rules() {
       {{"dropless", "every selection runs, as in serving engines", make_dropless},
        {"drop", "an expert's selections beyond factor * mean are dropped, first come first served",
         make_drop, capacity_keys},
-       {"reroute", "they go to the layer's most wanted expert with room, if there is one",
+       {"reroute", "overflow goes to the layer's most wanted expert with room, if there is one",
         make_reroute, capacity_keys},
-       {"delay", "they run in the next step, before its own; who overflows twice is dropped",
+       {"delay",
+        "overflow runs in the next step, before that step's own; a second overflow is dropped",
         make_delay, capacity_keys}});
   return table;
 }

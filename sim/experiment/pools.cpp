@@ -18,7 +18,7 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   if (!pool.json().is_object()) pool.fail("expected an object");
   for (const char* key : of_both_pools) {
     if (pool.json().contains(key)) {
-      pool.child(key).fail("is one for both pools; write it beside \"pools\"");
+      pool.child(key).fail("is one for both pools; write the key next to \"pools\"");
     }
   }
   if (node.json().contains("failures")) {

@@ -17,8 +17,9 @@ std::span<const Key> load_keys() {
   static constexpr Key keys[] = {
       {"from", form::choice(sources), "trace", "what the placement has seen"},
       {"disjoint", form::flag, "false",
-       "it sees half of the requests of every workload, the others run"},
-      {"workloads", form::list(form::text), otherwise("all"), "tags of the requests that it sees"}};
+       "the fit sees half of the requests of every workload; the other half runs"},
+      {"workloads", form::list(form::text), otherwise("all"),
+       "tags of the requests that the fit sees"}};
   return keys;
 }
 

@@ -86,7 +86,7 @@ std::span<const Key> experiment_keys() {
       {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
        "a preset for what is not said"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
-      {"instances", form::integer(1, 1 << 16), otherwise("1"), "EP groups alike behind one router"},
+      {"instances", form::integer(1, 1 << 16), otherwise("1"), "equal EP groups behind one router"},
       {"precision", form::object(precision_keys), otherwise("as the model's files say"),
        "of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
@@ -193,8 +193,8 @@ int read_instances(const ConfigNode& node, const PoolSpec& e) {
   }
   if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
     node.fail(fmt::format(
-        "instances of {} GPUs would not all lie alike in NVLink domains of {}; use a divisor or a "
-        "multiple of it",
+        "instances of {} GPUs would not all lie in NVLink domains of {} in the same way; use a "
+        "divisor or a multiple of the domain",
         gpus, domain));
   }
   return instances;

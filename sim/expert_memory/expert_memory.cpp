@@ -100,7 +100,7 @@ std::optional<ExpertMemoryPlan> read_expert_memory(const ConfigNode& node,
 const Registry<ExpertMemory>& expert_memories() {
   static const Registry<ExpertMemory> table(
       "expert_memory",
-      {{"resident", "every expert slot stands in HBM", make_resident},
+      {{"resident", "every expert slot is in HBM", make_resident},
        {"lru", "HBM holds some; the one used longest ago makes room (mixtral-offloading)",
         make_lru},
        {"lfu_aging", "the one used least makes room; all counts are halved now and then",

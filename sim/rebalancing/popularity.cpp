@@ -34,7 +34,7 @@ std::span<const Key> popularity_keys() {
   static constexpr Key keys[] = {
       {"by", form::choice(by), "rank", "whose choices are remembered"},
       {"decay", form::number(0.001, 1), "0.99", "of what was seen, per step; or ..."},
-      {"window_size", form::integer(0, 1e6), "0", "... steps that count alike, 0 to decay"}};
+      {"window_size", form::integer(0, 1e6), "0", "... steps with equal weight; 0: decay"}};
   return keys;
 }
 

@@ -22,7 +22,7 @@ const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers() {
         "a new placement every so many steps, for which the engine stops (vLLM, SGLang)",
         make_eplb_periodic, eplb_periodic_keys},
        {"eplb_async",
-        "the same beside the steps: weights share the links, layers switch as they arrive",
+        "the same while steps run: weights share the links, layers switch as weights arrive",
         make_eplb_async, eplb_async_keys},
        {"migrate",
         "single experts copied, swapped or dropped where that saves more seconds than it costs",
@@ -36,7 +36,7 @@ std::span<const Key> movement_keys() {
   static constexpr Key keys[] = {
       {"sources", form::choice(source_rule_names), "sglang", "whose rule says which copy is sent"},
       {"link_share", form::number(0.01, 0.99), "0.5",
-       "of the links that weights take beside steps"}};
+       "share of the links that weights take while steps run"}};
   return keys;
 }
 

@@ -178,7 +178,7 @@ inline constexpr auto metric_catalogue = [] {
        of_pool<&PoolStats::kv, &KvStats::peak_utilization>},
       {"preemptions", "preempted", "Preemptions", "/kv/preemptions",
        of_pool<&PoolStats::kv, &KvStats::preemptions>},
-      {"sampled_step_error", "sampling", "Step time by samples beside exact",
+      {"sampled_step_error", "sampling", "Step time by samples against exact",
        "/sampled/step_time_error", sampled_step_error},
       {"kv_bytes", "KV cache", "Room for the KV cache", "/memory/kv_bytes",
        of_pool<&PoolStats::memory, &MemoryStats::kv_bytes>},

@@ -296,9 +296,10 @@ const std::vector<Field<PrefetchStats>>& fields_of(const PrefetchStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("issued", &S::issued, "transfers that began ahead of a layer")
-          .add("used", &S::used, "of them, whose expert ran next", "", more)
+          .add("used", &S::used, "prefetched experts that the next layer used", "", more)
           .add("late", &S::late, "misses that waited for the rest of their prefetch", "", less)
-          .add("wasted", &S::wasted, "of them, whose expert did not run next", "", less);
+          .add("wasted", &S::wasted, "prefetched experts that the next layer did not use", "",
+               less);
   return rows;
 }
 
@@ -324,7 +325,7 @@ const std::vector<Field<ExpertMemoryStats>>& fields_of(const ExpertMemoryStats*)
   using S = ExpertMemoryStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("type", &S::type, "policy; resident: every expert stands in HBM")
+          .add("type", &S::type, "policy; resident: every expert is in HBM")
           .merge(&S::transfers);
   return rows;
 }
@@ -346,7 +347,7 @@ const std::vector<Field<TrafficStats>>& fields_of(const TrafficStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("seconds", &S::seconds, "that links were busy", "s", less)
-          .add("hidden_seconds", &S::hidden_seconds, "of them, beside computation", "s")
+          .add("hidden_seconds", &S::hidden_seconds, "seconds hidden behind computation", "s")
           .add("share_of_busy_time", &S::share_of_busy_time, "seconds over all steps' time",
                "share of time", less)
           .add("nvlink_bytes", &S::nvlink_bytes, "over NVLink", "B", less)
@@ -383,7 +384,7 @@ const std::vector<Field<PartStats>>& fields_of(const PartStats*) {
       FieldTable<S>()
           .add("seconds", &S::seconds, "on the critical path of steps", "s", less)
           .add("share", &S::share, "of all steps' time", "share of time")
-          .add_if_any("bound_by", &S::bound_by, "of them, by what bounds them", "s")
+          .add_if_any("bound_by", &S::bound_by, "seconds by the resource that bounds them", "s")
           .each("RESOURCE");
   return rows;
 }
@@ -449,7 +450,7 @@ const std::vector<Field<MemoryStats>>& fields_of(const MemoryStats*) {
           .add("replicas_bytes", &S::replicas_bytes, "redundant slots", "B")
           .add("buffers_bytes", &S::buffers_bytes,
                "exchange buffers, activations, logits, rebalance buffer", "B")
-          .add("rebalance_buffer_bytes", &S::rebalance_buffer_bytes, "of them, to rebalance", "B")
+          .add("rebalance_buffer_bytes", &S::rebalance_buffer_bytes, "buffers for rebalancing", "B")
           .add("kv_bytes", &S::kv_bytes, "left for the KV cache", "B", more);
   return rows;
 }
@@ -468,8 +469,8 @@ const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
           .add("prefix_caching", &S::prefix_caching, "whether blocks are shared between prompts")
           .add("prefix_queried_tokens", &S::prefix_queried_tokens, "prompt tokens looked up",
                "tokens")
-          .add("prefix_hit_tokens", &S::prefix_hit_tokens, "of them, that were cached", "tokens",
-               more)
+          .add("prefix_hit_tokens", &S::prefix_hit_tokens, "queried tokens that were cached",
+               "tokens", more)
           .add("prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more);
   return rows;
 }
@@ -480,7 +481,7 @@ const std::vector<Field<SampledStats>>& fields_of(const SampledStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("samples", &S::samples, "steps that others were drawn from")
-          .add("spot_checks", &S::spot_checks, "steps of the run priced exactly beside it")
+          .add("spot_checks", &S::spot_checks, "steps of the run that were also priced exactly")
           .add("step_time_error", &S::step_time_error,
                "time of steps, sampled / exact - 1, as the run's steps are mixed", "relative")
           .add("standard_error", &S::standard_error, "of step_time_error, by how the checks differ",
@@ -578,7 +579,7 @@ const std::vector<Field<RebalancingLog>>& fields_of(const RebalancingLog*) {
               "weights were under way, by their time on free links", "s", less)
           .add(
               "slowdown_seconds", [](const S& s) { return s.slowdown.count(); },
-              "steps took longer because weights travelled beside them", "s", less)
+              "extra time of steps while weights travelled", "s", less)
           .add("events", &S::events, "")
           .add(
               "events_left_out", [](const S& s) { return s.plans - std::ssize(s.events); },
@@ -740,7 +741,7 @@ const std::vector<Field<PoolsStats>>& fields_of(const PoolsStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("prefill", &S::prefill, "the prefill pool, with the sections above")
-          .add("decode", &S::decode, "the decode pool, whose sections stand above")
+          .add("decode", &S::decode, "the decode pool; its sections are above")
           .add("kv_transfer", &S::kv_transfer, "KV caches from the one to the other");
   return rows;
 }
@@ -814,7 +815,7 @@ const ReportKey* find_report_key(std::string_view pointer) {
 
 OrderedJson Report::document() const {
   OrderedJson json = fields::written(*this);
-  check(all_numbers_finite(json), "a report holds a number that is none");
+  check(all_numbers_finite(json), "a report holds a number that is not finite");
   return json;
 }
 

@@ -140,7 +140,7 @@ inline constexpr std::array<std::string_view, 4> experts_from_names{"history", "
                                                                     "first_tokens"};
 inline constexpr Key experts_from_key{
     "experts_from", form::choice(experts_from_names), "history",
-    "what a request's experts are foretold from; first_tokens: unknowable"};
+    "what a request's experts are predicted from; first_tokens: unknowable"};
 /// The value of `experts_from_key`.
 ExpertsFrom read_experts_from(ConfigReader& options);
 

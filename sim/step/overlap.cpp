@@ -26,9 +26,9 @@ void read_one(const ConfigNode& node, Overlap& overlap) {
 
 std::span<const Key> overlap_keys() {
   static constexpr Key keys[] = {
-      {"type", form::choice(kinds), required, "what communication runs beside"},
+      {"type", form::choice(kinds), required, "what communication overlaps with"},
       {"decode_tokens", form::integer(0, 1 << 24), "32",
-       "two_batch: a rank needs more of them to split a decode step"},
+       "two_batch: a rank needs more decode tokens than this to split a step"},
       {"prefill_tokens", form::integer(0, 1 << 24), "512", "two_batch: or any other step"}};
   return keys;
 }

@@ -14,7 +14,7 @@ PresetOfModel preset_of(const MoeModel& model) {
   const auto* const found = std::ranges::find(gating_presets, name, &GatingPreset::name);
   if (found == gating_presets.end())
     throw ConfigError(
-        fmt::format("the model {} names the gating preset \"{}\", which is none of moesim list "
+        fmt::format("the model {} names an unknown gating preset \"{}\"; see moesim list "
                     "presets",
                     model.name, name));
   return {*found, !named};

@@ -116,7 +116,7 @@ TraceMeta describe(const MoeModel& model, const SyntheticRows& rows, std::string
   TraceMeta meta;
   meta.model = model.name;
   meta.source = fmt::format("generated, not recorded: {}, seed {}", recipe, seed);
-  meta.license = "generated, holds nobody's data";
+  meta.license = "generated; holds no recorded data";
   meta.engine = "moesim";
   meta.num_experts = model.experts;
   meta.experts_per_token = model.experts_per_token;

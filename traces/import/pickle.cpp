@@ -220,7 +220,7 @@ class PickleMachine {
     std::vector<std::int64_t> numbers;
     for (const PyValue& item : (*list)->items) {
       const auto* number = std::get_if<std::int64_t>(&item);
-      if (number == nullptr || *number < 0) refuse_pickle("has a tensor with a shape that is none");
+      if (number == nullptr || *number < 0) refuse_pickle("has a tensor with an invalid shape");
       numbers.push_back(*number);
     }
     return numbers;

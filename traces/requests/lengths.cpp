@@ -135,7 +135,7 @@ std::unique_ptr<Lengths> make(ConfigReader& options) {
 const Registry<Lengths>& request_lengths() {
   static const Registry<Lengths> table(
       "lengths",
-      {{"fixed", "every request alike: prompt, output", make<Fixed>, fixed_keys},
+      {{"fixed", "every request the same: prompt, output", make<Fixed>, fixed_keys},
        {"uniform", "prompt and output drawn evenly between a share of the longest and the longest",
         make<Uniform>, uniform_keys},
        {"lognormal",

@@ -11,7 +11,7 @@ class Resident final : public ExpertMemory {
  public:
   bool resident() const override { return true; }
   std::unique_ptr<ExpertCache> cache(int, int) const override {
-    check(false, "a cache of experts that all stand in HBM");
+    check(false, "a cache of experts that are all in HBM");
     return nullptr;
   }
 };

@@ -103,10 +103,10 @@ ExpertPlacement compile(const std::vector<ListedLayer>& layers, std::optional<in
 std::size_t gpu_count(ConfigReader& reader, std::string_view key, int known) {
   if (!reader.optional(key)) {
     if (known == 0) {
-      reader.node().fail(fmt::format(
-          "does not say on how many GPUs its slots stand (\"{}\"); give \"gpus\" beside "
-          "the file",
-          key));
+      reader.node().fail(
+          fmt::format("does not say how many GPUs its slots fill (\"{}\"); give \"gpus\" next to "
+                      "the file",
+                      key));
     }
     return static_cast<std::size_t>(known);
   }
@@ -192,7 +192,7 @@ template <class Read>
 auto read_numbered(const ConfigNode& list, std::int64_t count, std::string_view id, Read read) {
   const std::vector<ConfigNode> nodes = list.list();
   if (std::ssize(nodes) != count) {
-    list.fail(fmt::format("has {} entries; expected {} as is said beside it", nodes.size(), count));
+    list.fail(fmt::format("has {} entries; its neighbour key says {}", nodes.size(), count));
   }
   using Value = decltype(read(std::declval<ConfigReader&>()));
   std::vector<Value> values;
@@ -233,8 +233,8 @@ ExpertPlacement read_vllm(const NpyArray& array, const std::filesystem::path& fi
   const ConfigNode whole_file(Json(), file);
   if (context.gpus == 0) {
     whole_file.fail(
-        "does not say on how many GPUs its slots stand ([layers, slots], as vLLM has them); give "
-        "\"gpus\" beside the file");
+        "does not say how many GPUs its slots fill ([layers, slots], as vLLM has them); give "
+        "\"gpus\" next to the file");
   }
   const auto layers = static_cast<std::size_t>(array.shape()[0]);
   const auto slots = static_cast<std::size_t>(array.shape()[1]);

@@ -76,7 +76,7 @@ class FromFile final : public Placer {
           cut_ ? " by its \"first_layer\"" : "", expected,
           cut_ || problem.model_layers == std::ssize(problem.moe_layers)
               ? ""
-              : fmt::format(", or {} with dense ones, or \"first_layer\" beside the file",
+              : fmt::format(", or {} with dense ones, or give \"first_layer\" next to the file",
                             problem.model_layers)));
     }
     return layer;
