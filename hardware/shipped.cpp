@@ -90,10 +90,30 @@ std::vector<std::string> shipped_names(Shipped which) {
   return names;
 }
 
+namespace {
+
+// The file that lists the name under "huggingface", of ids that are no form of its own name.
+std::optional<std::filesystem::path> file_with_id(Shipped which, std::string_view name) {
+  for (const std::string& shipped : shipped_names(which)) {
+    const std::filesystem::path file = data_folder() / kind(which).folder / (shipped + ".json");
+    const Json json = ConfigNode::from_file(file).json();
+    const auto ids = json.find("huggingface");
+    if (ids == json.end() || !ids->is_array()) continue;
+    const bool listed = std::ranges::any_of(*ids, [&](const Json& id) {
+      return id.is_string() && short_name(id.get<std::string>()) == short_name(name);
+    });
+    if (listed) return file;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_view name) {
   std::filesystem::path file = data_folder() / kind(which).folder / (short_name(name) + ".json");
   std::error_code none;
-  return std::filesystem::is_regular_file(file, none) ? std::optional(file) : std::nullopt;
+  if (std::filesystem::is_regular_file(file, none)) return file;
+  return which == Shipped::model ? file_with_id(which, name) : std::nullopt;
 }
 
 std::filesystem::path named_file(const ConfigNode& node, Shipped which) {

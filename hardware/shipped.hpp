@@ -23,7 +23,7 @@ enum class Shipped { gpu, cluster, model };
 /// The names that there are, sorted.
 std::vector<std::string> shipped_names(Shipped);
 /// The file of a name, or nothing. Names are also found as others write them: "zai-org/GLM-4.5-Air"
-/// is "glm_4_5_air".
+/// is "glm_4_5_air"; a model's also as its file lists them under "huggingface".
 std::optional<std::filesystem::path> shipped_file(Shipped, std::string_view name);
 
 /// The file that a text names: by its path, relative to the text's own file, by a folder with a

@@ -42,16 +42,17 @@ class LaunchCount {
 
   double mixer(const LayerSpec& layer) const {
     if (layer.linear) return linear_mixer();
-    const AttentionSpec& a = model_.attention_of(layer);
+    const AttentionSpec a = model_.attention_of(layer);
     const double rope = fusions_.rope ? 0 : 1;
     // Write into the KV cache, attention.
     Launches launches{.products = 2, .others = rope + 2};
     // Projections to and from two latents, each with a norm, and keys joined from two parts.
     if (a.is_mla()) launches = {.products = 4, .others = rope + 2 + 2 + 1};
+    if (a.is_mla() && a.output_gate) launches = {launches.products + 1, launches.others + 1};
     // Queries' and keys' squares, their sum over GPUs, the norm.
     if (a.joint_qk_norm) launches.others += 3;
     // Projections, norm, RoPE and quantisation of two, scores, the choice of the best.
-    if (a.is_sparse()) launches.others += 8;
+    if (a.has_indexer()) launches.others += 8;
     return with_quantisation(launches, precision_.attention);
   }
 
@@ -59,8 +60,12 @@ class LaunchCount {
   // states, outputs; before them convolution, gates and two norms, behind them a norm. Mamba-2's
   // chunks: cumulated steps, states, their passing, products, scan.
   double linear_mixer() const {
-    if (model_.linear.delta)
-      return with_quantisation({.products = 3, .others = 6 + 4 + 1}, precision_.attention);
+    const LinearAttentionSpec& a = model_.linear;
+    const double low_ranks = (a.decay_rank > 0 ? 2 : 0) + (a.gate_rank > 0 ? 1 : 0);
+    if (a.delta) {
+      return with_quantisation({.products = 3 + low_ranks, .others = 6 + 4 + 1},
+                               precision_.attention);
+    }
     return with_quantisation({.products = 2, .others = 5 + 1 + 1}, precision_.attention);
   }
 

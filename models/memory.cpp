@@ -25,23 +25,32 @@ int kv_layers(const MoeModel& model, const LayerSpec& layer, const ParallelPlan&
 
 Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
-  return Bytes(kv_elements(model.attention, plan.tp) * bytes_per_element(precision.kv_cache));
+  return Bytes(kv_bytes(model.attention, precision.kv_cache, plan.tp));
+}
+
+// Of the index keys of one token, on a GPU of the stage with most indexers.
+Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan) {
+  const auto indexers = std::ranges::count_if(model.layers, &LayerSpec::indexer);
+  return Bytes(index_key_bytes(model.attention)) * static_cast<double>(ceil_div(indexers, plan.pp));
 }
 
 }  // namespace
 
+std::int64_t KvGroup::first_block(std::int64_t computed, int block_tokens) const {
+  if (window == 0) return 0;
+  const std::int64_t first =
+      chunked ? computed / window * window : std::max<std::int64_t>(computed - window + 1, 0);
+  return first / block_tokens;
+}
+
+bool KvLayout::has_windows() const {
+  return std::ranges::any_of(groups, [](const KvGroup& group) { return group.window > 0; });
+}
+
 std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) const {
   std::int64_t blocks = end > 0 ? state_blocks : 0;
   const std::int64_t all = ceil_div(end, block_tokens);
-  for (const KvGroup& group : groups) {
-    std::int64_t behind = 0;  // tokens that none of the step attends to
-    if (group.chunked) {
-      behind = computed / group.window * group.window;
-    } else if (group.window > 0) {
-      behind = std::max<std::int64_t>(computed - group.window + 1, 0);
-    }
-    blocks += all - (behind > 0 ? behind / block_tokens : 0);
-  }
+  for (const KvGroup& group : groups) blocks += all - group.first_block(computed, block_tokens);
   return blocks;
 }
 
@@ -71,13 +80,16 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 
   KvLayout layout;
   layout.block_tokens = block_tokens;
-  layout.block = kv_bytes_per_layer(model, plan, precision) * block_tokens *
-                 static_cast<double>(ceil_div(group_layers, plan.pp));
   for (const auto& [kind, layers] : layers_of_kind) {
     for (int i = 0; i < ceil_div(layers, group_layers); ++i)
       layout.groups.push_back(
           {.layers = group_layers, .window = kind.first, .chunked = kind.second});
   }
+  // Groups of blocks that are all as large share the index keys.
+  layout.block = (kv_bytes_per_layer(model, plan, precision) *
+                      static_cast<double>(ceil_div(group_layers, plan.pp)) +
+                  index_bytes_per_token(model, plan) / double(layout.groups.size())) *
+                 block_tokens;
   const auto linear = static_cast<double>(ceil_div(model.linear_layers(), plan.pp));
   const LinearState state = linear_state(model.linear, plan.tp);
   const double bytes = linear * (state.recurrent * precision.state_bytes +
@@ -91,12 +103,16 @@ Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
   std::int64_t layers = 0;
   for (const LayerSpec& layer : model.layers) layers += kv_layers(model, layer, plan);
   return kv_bytes_per_layer(model, plan, precision) *
-         static_cast<double>(ceil_div(layers, plan.pp));
+             static_cast<double>(ceil_div(layers, plan.pp)) +
+         index_bytes_per_token(model, plan);
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
                    const PrecisionPlan& precision) {
-  return Bytes(expert_parameters(model) / plan.moe_tp() * bytes_per_element(precision.experts));
+  constexpr int block = 32;
+  double slice = static_cast<double>(model.expert_width) / plan.moe_tp();
+  if (precision.experts == Precision::mxfp4) slice = std::ceil(slice / block) * block;
+  return Bytes(ffn_parameters(model.expert_input(), slice) * bytes_per_element(precision.experts));
 }
 
 Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,

@@ -12,6 +12,8 @@ struct KvGroup {
   int layers = 0;        ///< room for them in a block; the last group of a kind may hold fewer
   int window = 0;        ///< 0 = every token is kept
   bool chunked = false;  ///< the window is an aligned chunk (LayerSpec)
+  /// The first block that the token at position `computed` and those after it still attend to.
+  std::int64_t first_block(std::int64_t computed, int block_tokens) const;
 };
 
 /// How one GPU's KV cache is paged.
@@ -20,6 +22,7 @@ struct KvLayout {
   Bytes block;  ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
   std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
+  bool has_windows() const;
   /// Blocks over all groups that a sequence holds while a step computes its tokens from `computed`
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of
   /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does. A sequence
@@ -42,7 +45,9 @@ KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, i
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
 /// ignored. MLA is replicated, not sliced by tp.
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
-/// One routed expert in one layer on one GPU (its moe_tp slice).
+/// One routed expert in one layer on one GPU (its moe_tp slice). Engines fill a slice of MXFP4
+/// up to whole blocks of 32 (gpt-oss on tp 8: 384 of 360; vLLM 0.11,
+/// vllm/model_executor/models/gpt_oss.py).
 Bytes expert_bytes(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// How many MoE layers the pipeline stage with the most has.
 int moe_layers_of_stage(const MoeModel&, const ParallelPlan&);

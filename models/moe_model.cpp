@@ -39,12 +39,13 @@ std::span<const Key> attention_keys() {
       {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
       {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
       {"v_dim", size, as_keys, "a head's value dimension"},
-      {"output_gate", form::flag, "false", "GQA: queries bring a gate of the output along"},
+      {"output_gate", form::flag, "false", "a gate of the output is projected too"},
       {"joint_qk_norm", form::flag, "false", "GQA: queries and keys are normed over all heads"},
       {"values_are_keys", form::flag, "false", "GQA: values are not projected (Gemma 4)"},
       {"index_heads", size_or_none, "0", "heads of a sparse attention's indexer, 0 for none"},
       {"index_dim", size_or_none, "0", "dimension of its heads"},
-      {"index_top", size_or_none, "0", "tokens that it leaves for attention to see"}};
+      {"index_top", size_or_none, "0", "tokens that it leaves for attention to see"},
+      {"index_keys_bf16", form::flag, "false", "the indexer's keys are cached in bf16, not fp8"}};
   return keys;
 }
 
@@ -61,13 +62,14 @@ AttentionSpec read_attention(ConfigReader& r) {
     a.kv_heads = count(r, "kv_heads");
     a.head_dim = count(r, "head_dim");
     if (r.has("v_dim")) a.v_dim = count(r, "v_dim");
-    a.output_gate = r.flag("output_gate");
     a.joint_qk_norm = r.flag("joint_qk_norm");
     a.values_are_keys = r.flag("values_are_keys");
   }
+  a.output_gate = r.flag("output_gate");
   a.index_heads = static_cast<int>(r.integer("index_heads"));
   a.index_dim = static_cast<int>(r.integer("index_dim"));
   a.index_top = static_cast<int>(r.integer("index_top"));
+  a.index_keys_bf16 = r.flag("index_keys_bf16");
   return a;
 }
 
@@ -79,7 +81,9 @@ std::span<const Key> linear_attention_keys() {
       {"value_dim", size, required, "dimension of a value"},
       {"convolution", size, required, "tokens that the short convolution spans"},
       {"delta", form::flag, "true", "updates by the delta rule; false: a state space layer"},
-      {"step_rank", size_or_none, "0", "Mamba: rank of the step's projection; 0: not Mamba"}};
+      {"step_rank", size_or_none, "0", "Mamba: rank of the step's projection; 0: not Mamba"},
+      {"decay_rank", size_or_none, "0", "rank of the decay's projection; 0: a decay for each head"},
+      {"gate_rank", size_or_none, "0", "rank of the output gate's projection; 0: full"}};
   return keys;
 }
 
@@ -90,7 +94,9 @@ LinearAttentionSpec read_linear_attention(ConfigReader& r) {
           .value_dim = count(r, "value_dim"),
           .convolution = count(r, "convolution"),
           .delta = r.flag("delta"),
-          .step_rank = static_cast<int>(r.integer("step_rank"))};
+          .step_rank = static_cast<int>(r.integer("step_rank")),
+          .decay_rank = static_cast<int>(r.integer("decay_rank")),
+          .gate_rank = static_cast<int>(r.integer("gate_rank"))};
 }
 
 std::span<const Key> expert_keys() {
@@ -122,7 +128,9 @@ std::span<const Key> layer_keys() {
       {"ffn", form::choice(ffns), required, "what follows attention"},
       {"linear", form::flag, "false", "linear attention in the place of attention"},
       {"window", size, all, "tokens that it attends to, sliding"},
-      {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"}};
+      {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
+      {"indexer", form::flag, "true",
+       "sparse attention: it has an indexer, else it takes the choice of the layer before"}};
   return keys;
 }
 
@@ -132,6 +140,7 @@ LayerSpec read_layer(ConfigReader& r) {
   layer.moe = ffn == 1;
   layer.ffn = ffn != 2;
   layer.linear = r.flag("linear");
+  layer.indexer = r.flag("indexer");
   if (r.has("chunk")) {
     layer.chunked = true;
     layer.window = count(r, "chunk");
@@ -174,9 +183,12 @@ void read_published(ConfigReader& r, MoeModel& m) {
   m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts"));
 }
 
-// Every layer of a model with an indexer has one.
+// Sparse attention is that of every layer with attention; an indexer stands in those that say so.
 void limit_to_best(MoeModel& m) {
-  for (LayerSpec& layer : m.layers) layer.sparse_top = layer.linear ? 0 : m.attention.index_top;
+  for (LayerSpec& layer : m.layers) {
+    layer.sparse_top = layer.linear ? 0 : m.attention.index_top;
+    layer.indexer = layer.indexer && layer.sparse_top > 0;
+  }
 }
 
 MoeModel read_zoo_model(ConfigReader& r) {
@@ -194,6 +206,7 @@ MoeModel read_zoo_model(ConfigReader& r) {
         read_object(r.child("linear_attention"), linear_attention_keys, read_linear_attention);
   if (r.has("experts"))
     read_object(r.child("experts"), expert_keys, [&](ConfigReader& e) { read_experts(e, m); });
+  m.max_positions = static_cast<int>(r.integer("max_positions"));
   if (r.has("gating_preset")) m.gating_preset = r.text("gating_preset");
   m.dense_width = static_cast<int>(r.integer("dense_width"));
   m.dense_residual = r.flag("dense_residual");
@@ -203,7 +216,8 @@ MoeModel read_zoo_model(ConfigReader& r) {
   if (r.has("published"))
     read_object(r.child("published"), published_keys,
                 [&](ConfigReader& p) { read_published(p, m); });
-  r.optional("precision");  // read_stored_precision()'s
+  r.optional("precision");    // read_stored_precision()'s
+  r.optional("huggingface");  // shipped_file()'s
   return m;
 }
 
@@ -293,9 +307,10 @@ void qwen_window(ConfigReader& r, MoeModel& m) {
 // What each layer attends to, where the file says it layer by layer.
 void hf_layer_types(ConfigReader& r, MoeModel& m) {
   if (!present(r, "layer_types")) return;
-  static constexpr std::array<std::string_view, 6> known{"full_attention",    "sliding_attention",
-                                                         "chunked_attention", "linear_attention",
-                                                         "attention",         "mamba"};
+  static constexpr std::array<std::string_view, 7> known{
+      "full_attention",           "sliding_attention", "chunked_attention",
+      "linear_attention",         "attention",         "mamba",
+      "deepseek_sparse_attention"};
   const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
     const ConfigNode& type = types[at(i)];
@@ -307,6 +322,8 @@ void hf_layer_types(ConfigReader& r, MoeModel& m) {
     layer.linear = name == "linear_attention" || name == "mamba";
     if (layer.linear && m.linear.value_heads == 0)
       type.fail("linear attention of this architecture is not modelled");
+    if (name == "deepseek_sparse_attention" && layer.sparse_top == 0)
+      type.fail("sparse attention of this architecture is not modelled");
     layer.chunked = name == "chunked_attention";
     layer.window = layer.chunked                 ? count(r, "attention_chunk_size")
                    : name == "sliding_attention" ? count(r, "sliding_window")
@@ -394,11 +411,45 @@ void read_deepseek(ConfigReader& r, MoeModel& m) {
   m.attention = gqa ? hf_gqa(r, m.hidden) : hf_mla(r);
   deepseek_experts(r, m);
 }
+
+// Layers with an indexer of their own, as GLM-5.2 says it (IndexShare, arXiv:2603.12201): by name,
+// by letter, or every index_topk_freq-th one behind the first few. Every layer where nothing is
+// said.
+void index_shared(ConfigReader& r, MoeModel& m) {
+  const auto check_word = [](const ConfigNode& node, bool full, bool shared) {
+    if (!full && !shared) node.fail("neither a full nor a shared indexer");
+    return full;
+  };
+  if (present(r, "indexer_types")) {
+    const std::vector<ConfigNode> types = of_each_layer(r, "indexer_types", m.layers.size());
+    for_layers(m, [&](int i, LayerSpec& layer) {
+      const std::string type = types[at(i)].text();
+      layer.indexer = check_word(types[at(i)], type == "full", type == "shared");
+    });
+  } else if (present(r, "index_topk_pattern")) {
+    const ConfigNode node = r.child("index_topk_pattern");
+    const std::string letters = node.text();
+    if (letters.size() < m.layers.size())
+      node.fail(fmt::format("expected a letter for each of {} layers, found {}", m.layers.size(),
+                            letters.size()));
+    for_layers(m, [&](int i, LayerSpec& layer) {
+      layer.indexer = check_word(node, letters[at(i)] == 'F', letters[at(i)] == 'S');
+    });
+  } else {
+    const int every = std::max(1, optional(r, "index_topk_freq", 1));
+    const int offset = optional(r, "index_skip_topk_offset", 2);
+    for_layers(m, [&](int i, LayerSpec& layer) {
+      layer.indexer = std::max(i - offset + 1, 0) % every == 0;
+    });
+  }
+}
+
 void read_deepseek_sparse(ConfigReader& r, MoeModel& m) {
   read_deepseek(r, m);
   m.attention.index_heads = count(r, "index_n_heads");
   m.attention.index_dim = count(r, "index_head_dim");
   m.attention.index_top = count(r, "index_topk");
+  index_shared(r, m);
   limit_to_best(m);
 }
 void read_glm(ConfigReader& r, MoeModel& m) {
@@ -702,19 +753,23 @@ void read_hunyuan(ConfigReader& r, MoeModel& m) {
   dense_before(m, optional(r, "moe_layer_num_skipped", 0));
 }
 
-// A dense FFN stands beside the experts of every layer, as a shared expert would; layers that see
-// everything have heads of their own.
+// A dense FFN stands beside the experts of every layer, as a shared expert would, or alone in a
+// dense model; layers that see everything have heads of their own.
 void read_gemma4(ConfigReader& r, MoeModel& m) {
-  if (!present(r, "enable_moe_block") || !r.flag("enable_moe_block"))
-    r.node().fail(
-        "Gemma 4 without experts is not modelled; \"enable_moe_block\": true is expected");
   if (optional(r, "num_kv_shared_layers", 0) > 0)
     r.child("num_kv_shared_layers").fail("layers that share a KV cache are not modelled");
+  if (optional(r, "hidden_size_per_layer_input", 0) > 0)
+    r.child("hidden_size_per_layer_input").fail("embeddings for each layer are not modelled");
   m.local = hf_gqa(r, m.hidden);
   m.attention = m.local;
   m.attention.kv_heads = optional(r, "num_global_key_value_heads", m.local.kv_heads);
   m.attention.head_dim = optional(r, "global_head_dim", m.local.head_dim);
   m.attention.values_are_keys = present(r, "attention_k_eq_v") && r.flag("attention_k_eq_v");
+  if (!present(r, "enable_moe_block") || !r.flag("enable_moe_block")) {
+    m.dense_width = count(r, "intermediate_size");
+    for_layers(m, [](int, LayerSpec& layer) { layer.moe = false; });
+    return;
+  }
   m.experts = count(r, "num_experts");
   m.experts_per_token = count(r, "top_k_experts");
   m.expert_width = count(r, "moe_intermediate_size");
@@ -757,9 +812,11 @@ void read_minimax_m3(ConfigReader& r, MoeModel& m) {
   m.attention.index_heads = count(sparse, "sparse_num_index_heads");
   m.attention.index_dim = count(sparse, "sparse_index_dim");
   m.attention.index_top = count(sparse, "sparse_topk_blocks") * count(sparse, "sparse_block_size");
+  m.attention.index_keys_bf16 = true;
   const std::vector<bool> thinned = hf_flags(sparse, "sparse_attention_freq", m.layers.size());
   for_layers(m, [&](int i, LayerSpec& layer) {
     layer.sparse_top = thinned[at(i)] ? m.attention.index_top : 0;
+    layer.indexer = thinned[at(i)];
   });
 }
 
@@ -790,42 +847,72 @@ void read_jamba(ConfigReader& r, MoeModel& m) {
 // thirds its width, which GPUs divide evenly.
 int width_without_gate(int width) { return (2 * width / 3 + 7) / 8 * 8; }
 
-// Its layers are a mixer or an FFN each, by a letter: M for Mamba-2, * for attention, E for
-// experts. Here a mixer and the FFN after it, if one comes, are one layer.
+// Its layers are a mixer or an FFN each: M for Mamba-2, * for attention, E for experts, - for a
+// dense FFN. Here a mixer and the FFN after it, if one comes, are one layer.
+void append_nemotron_layer(char letter, const ConfigNode& node, MoeModel& m) {
+  if (letter == 'M' || letter == '*') {
+    m.layers.push_back({.moe = false, .ffn = false, .linear = letter == 'M'});
+  } else if ((letter == 'E' || letter == '-') && !m.layers.empty() && !m.layers.back().ffn) {
+    m.layers.back().ffn = true;
+    m.layers.back().moe = letter == 'E';
+  } else {
+    node.fail(fmt::format(
+        "\"{}\" is not modelled here; M, * and, after one of these, E or - are expected", letter));
+  }
+}
+
+// Files of before transformers 5 say it in letters, later ones in words.
+void nemotron_layers(ConfigReader& r, MoeModel& m) {
+  struct Word {
+    std::string_view name;
+    char letter;
+  };
+  static constexpr std::array<Word, 6> words{{{"mamba", 'M'},
+                                              {"linear_attention", 'M'},
+                                              {"attention", '*'},
+                                              {"full_attention", '*'},
+                                              {"moe", 'E'},
+                                              {"mlp", '-'}}};
+  m.layers.clear();
+  if (!present(r, "layers_block_type")) {
+    const ConfigNode pattern = r.child("hybrid_override_pattern");
+    for (const char letter : pattern.text()) append_nemotron_layer(letter, pattern, m);
+    return;
+  }
+  for (const ConfigNode& block : r.child("layers_block_type").list()) {
+    const std::string name = block.text();
+    const auto* const word = std::ranges::find(words, name, &Word::name);
+    if (word == words.end())
+      block.fail(fmt::format(
+          "a layer of type \"{}\" is not modelled; mamba, attention, moe and mlp are", name));
+    append_nemotron_layer(word->letter, block, m);
+  }
+}
+
 void read_nemotron(ConfigReader& r, MoeModel& m) {
   m.attention = hf_gqa(r, m.hidden);
-  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
-  m.expert_width = width_without_gate(m.expert_width);
-  m.expert_hidden = optional(r, "moe_latent_size", 0);
-  m.shared_width = nullable(r, "n_shared_experts") *
-                   width_without_gate(optional(r, "moe_shared_expert_intermediate_size", 0));
-  optional_groups(r, m);
   m.linear = {.key_heads = count(r, "n_groups"),
               .key_dim = count(r, "ssm_state_size"),
               .value_heads = count(r, "mamba_num_heads"),
               .value_dim = count(r, "mamba_head_dim"),
               .convolution = count(r, "conv_kernel"),
               .delta = false};
-  const ConfigNode pattern = r.child("hybrid_override_pattern");
-  m.layers.clear();
-  for (const char letter : pattern.text()) {
-    if (letter == 'M' || letter == '*') {
-      m.layers.push_back({.moe = false, .ffn = false, .linear = letter == 'M'});
-    } else if (letter == 'E' && !m.layers.empty() && !m.layers.back().ffn) {
-      m.layers.back().moe = m.layers.back().ffn = true;
-    } else {
-      pattern.fail(
-          fmt::format("\"{}\" is not modelled here; M, * and, after one of these, E are "
-                      "expected",
-                      letter));
-    }
-  }
+  nemotron_layers(r, m);
+  m.dense_width = width_without_gate(optional(r, "intermediate_size", 0));
+  if (m.moe_layers() == 0) return;
+  hf_experts(r, m, "n_routed_experts", "moe_intermediate_size");
+  m.expert_width = width_without_gate(m.expert_width);
+  m.expert_hidden = optional(r, "moe_latent_size", 0);
+  m.shared_width = nullable(r, "n_shared_experts") *
+                   width_without_gate(optional(r, "moe_shared_expert_intermediate_size", 0));
+  optional_groups(r, m);
 }
 
 // Kimi Linear: delta nets (Kimi Delta Attention) but for the layers of MLA that it names, from 1
 // on, and experts that see a projection of the hidden state.
 void read_kimi_linear(ConfigReader& r, MoeModel& m) {
   m.attention = hf_mla(r);
+  m.attention.output_gate = present(r, "mla_use_output_gate") && r.flag("mla_use_output_gate");
   m.experts = count(r, "num_experts");
   m.experts_per_token = count(r, "num_experts_per_token");
   m.expert_width = count(r, "moe_intermediate_size");
@@ -837,11 +924,14 @@ void read_kimi_linear(ConfigReader& r, MoeModel& m) {
   dense_before(m, nullable(r, "first_k_dense_replace"));
   ConfigReader linear(r.child("linear_attn_config"));
   const int heads = count(linear, "num_heads"), dim = count(linear, "head_dim");
+  const bool full_gate = present(linear, "use_full_rank_gate") && linear.flag("use_full_rank_gate");
   m.linear = {.key_heads = heads,
               .key_dim = dim,
               .value_heads = heads,
               .value_dim = dim,
-              .convolution = count(linear, "short_conv_kernel_size")};
+              .convolution = count(linear, "short_conv_kernel_size"),
+              .decay_rank = dim,
+              .gate_rank = full_gate ? 0 : dim};
   const double last = static_cast<double>(m.layers.size());
   for (const ConfigNode& layer : linear.child("kda_layers").list())
     m.layers[at(layer.integer({1, last}) - 1)].linear = true;
@@ -1019,6 +1109,24 @@ std::string hf_name(ConfigReader& r) {
   return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
 }
 
+// As vLLM derives it (vllm/config/model.py): a scaling of the rotary embedding lengthens it, where
+// the file does not count it in already.
+int hf_max_positions(ConfigReader& r) {
+  const char* const key = present(r, "max_seq_len") ? "max_seq_len" : "max_position_embeddings";
+  int longest = optional(r, key, 0);
+  for (const char* const where : {"rope_scaling", "rope_parameters"}) {
+    if (!present(r, where)) continue;
+    const Json& scaling = r.child(where).json();
+    const auto number = [&](const char* name) {
+      const auto found = scaling.find(name);
+      return found != scaling.end() && found->is_number() ? found->get<double>() : 0;
+    };
+    const double scaled = number("factor") * number("original_max_position_embeddings");
+    if (scaled < 1e9) longest = std::max(longest, static_cast<int>(scaled));
+  }
+  return longest;
+}
+
 MoeModel read_hf_model(const ConfigNode& node) {
   ConfigReader top(node);
   ConfigReader r(language_part(node));
@@ -1034,7 +1142,9 @@ MoeModel read_hf_model(const ConfigNode& node) {
                       : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
                                                             : false;
   const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
-  m.layers.resize(at(r.integer(layers, {1, 10'000})));
+  // The list of Nemotron's blocks counts where it is given.
+  if (!present(r, "layers_block_type")) m.layers.resize(at(r.integer(layers, {1, 10'000})));
+  m.max_positions = hf_max_positions(r);
   family.read(r, m);
   hf_layer_types(r, m);
   hf_mlp_types(r, m);
@@ -1057,6 +1167,12 @@ void require_consistent(const ConfigNode& node, const MoeModel& m) {
   require(node, a.is_mla() || a.head_dim > 0, "the attention's head dimension is 0");
   require(node, !a.is_sparse() || (a.index_heads > 0 && a.index_dim > 0),
           "sparse attention needs the heads of its indexer and their dimension");
+  require(node, a.is_sparse() || a.index_heads == 0,
+          "an indexer needs \"index_top\", the tokens that it leaves for attention to see");
+  const auto sparse =
+      std::ranges::find_if(m.layers, [](const LayerSpec& l) { return l.sparse_top > 0; });
+  require(node, sparse == m.layers.end() || sparse->indexer,
+          "the first layer with sparse attention has no indexer; one is expected");
   require(node,
           m.local.query_heads == 0 || (!m.local.is_mla() && m.local.head_dim > 0 &&
                                        m.local.query_heads % m.local.kv_heads == 0),
@@ -1094,8 +1210,11 @@ int MoeModel::linear_layers() const {
                                         [](const LayerSpec& layer) { return layer.linear; }));
 }
 
-const AttentionSpec& MoeModel::attention_of(const LayerSpec& layer) const {
-  return layer.window > 0 && local.query_heads > 0 ? local : attention;
+AttentionSpec MoeModel::attention_of(const LayerSpec& layer) const {
+  AttentionSpec a = layer.window > 0 && local.query_heads > 0 ? local : attention;
+  a.index_top = layer.sparse_top;
+  if (!layer.indexer) a.index_heads = a.index_dim = 0;
+  return a;
 }
 
 bool is_hf_model(const ConfigNode& node) {
@@ -1118,6 +1237,7 @@ std::span<const Key> model_keys() {
   static constexpr Key keys[] = {
       {"name", form::text, required, "of the model, in reports"},
       {"source", form::text, required, "where these numbers come from"},
+      {"huggingface", form::list(form::text), "[]", "ids that the model is also found by"},
       {"hidden", size, required, "hidden size"},
       {"vocabulary", size, required, "tokens that it knows"},
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
@@ -1129,6 +1249,7 @@ std::span<const Key> model_keys() {
       {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
       {"gating_preset", form::text, otherwise("that of other families"),
        "whose statistics synthetic routing has (moesim list presets)"},
+      {"max_positions", size_or_none, "0", "tokens that a sequence may have; 0: unlimited"},
       {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},
@@ -1147,9 +1268,28 @@ MoeModel read_model(const ConfigNode& node) {
 
 double kv_elements(const AttentionSpec& a, int tp) {
   // DeepSeek-V2 (arXiv:2405.04434) section 2.1: the latent and the key's rotary part.
-  if (a.is_mla()) return a.kv_lora + a.qk_rope + a.index_dim;
+  if (a.is_mla()) return a.kv_lora + a.qk_rope;
   const int heads = (a.kv_heads + tp - 1) / tp;
-  return static_cast<double>(heads) * (a.head_dim + a.value_dim()) + a.index_dim;
+  return static_cast<double>(heads) * (a.head_dim + a.value_dim());
+}
+
+// Numbers that share a scale in fp8_ds_mla and in index keys (vLLM 0.11,
+// vllm/v1/attention/backends/mla/flashmla_sparse.py, indexer.py).
+constexpr int scaled_together = 128;
+constexpr double scale_bytes = 4;
+
+double kv_bytes(const AttentionSpec& a, Precision kv_cache, int tp) {
+  if (a.is_mla() && a.is_sparse() && bytes_per_element(kv_cache) == 1) {
+    return a.kv_lora + a.kv_lora / scaled_together * scale_bytes +
+           a.qk_rope * bytes_per_element(Precision::bf16);
+  }
+  return kv_elements(a, tp) * bytes_per_element(kv_cache);
+}
+
+double index_key_bytes(const AttentionSpec& a) {
+  if (!a.has_indexer()) return 0;
+  if (a.index_keys_bf16) return a.index_dim * bytes_per_element(Precision::bf16);
+  return a.index_dim + static_cast<double>(a.index_dim) / scaled_together * scale_bytes;
 }
 
 double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
@@ -1158,21 +1298,24 @@ double attention_parameters(const AttentionSpec& a, int hidden, int tp) {
   // DeepSeek-V3.2's indexer: queries from the compressed ones, one key and the heads' weights from
   // the hidden state.
   const double indexer =
-      static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
-      static_cast<double>(hidden) * (a.index_dim + a.index_heads);
+      a.has_indexer()
+          ? static_cast<double>(a.index_heads) * a.index_dim * (a.q_lora > 0 ? a.q_lora : hidden) +
+                static_cast<double>(hidden) * (a.index_dim + a.index_heads)
+          : 0;
   if (!a.is_mla()) {
     const int kv_heads = (a.kv_heads + tp - 1) / tp;
     const double values = a.values_are_keys ? 0 : a.value_dim();
     return hidden *
                (heads * (queries * a.head_dim + a.value_dim()) + kv_heads * (a.head_dim + values)) +
-           (a.is_sparse() ? indexer : 0);
+           indexer;
   }
   // DeepSeek-V2 (arXiv:2405.04434) section 2.1: q = W_uq W_dq x, latent = W_dkv x, k and v from the
   // latent, all heads' outputs through W_o.
   const double down = static_cast<double>(hidden) * (a.q_lora + a.kv_lora + a.qk_rope);
   const double query = heads * (a.qk_nope + a.qk_rope) * (a.q_lora > 0 ? a.q_lora : hidden);
   const double key_value = heads * (a.qk_nope + a.v_dim) * a.kv_lora;
-  return down + query + key_value + heads * a.v_dim * hidden + indexer;
+  const double outputs = (a.output_gate ? 2 : 1) * heads * a.v_dim * hidden;
+  return down + query + key_value + outputs + indexer;
 }
 
 double linear_attention_parameters(const LinearAttentionSpec& a, int hidden, int tp) {
@@ -1187,9 +1330,11 @@ double linear_attention_parameters(const LinearAttentionSpec& a, int hidden, int
   }
   // Queries, keys, values and the output's gate; a decay and a rate for each head; the convolution
   // over queries, keys and values; the output.
-  const double rates = a.delta ? 2 : 1;  // Mamba-2 has the step alone
-  return hidden * (2 * keys + 2 * values + rates * heads) + (2 * keys + values) * a.convolution +
-         2 * heads + a.value_dim + values * hidden;
+  const double rates = a.delta && a.decay_rank == 0 ? 2 : 1;  // Mamba-2 has the step alone
+  const double decay = a.decay_rank * (hidden + keys);
+  const double gate = a.gate_rank > 0 ? a.gate_rank * (hidden + values) : hidden * values;
+  return hidden * (2 * keys + values + rates * heads) + decay + gate +
+         (2 * keys + values) * a.convolution + 2 * heads + a.value_dim + values * hidden;
 }
 
 double mixer_parameters(const MoeModel& m, const LayerSpec& layer, int tp) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "hardware/gpu.hpp"
 
 namespace moesim {
 
@@ -19,7 +20,7 @@ struct AttentionSpec {
   int kv_lora = 0;               ///< MLA: rank of the cached latent
   int qk_nope = 0, qk_rope = 0;  ///< MLA, per head
   int v_dim = 0;                 ///< MLA: of a head's value; GQA: the same where it is not head_dim
-  bool output_gate = false;      ///< GQA: queries bring a gate of the output along (Qwen3-Next)
+  bool output_gate = false;      ///< a gate of the output is projected too (Qwen3-Next, Kimi-K3)
   bool values_are_keys = false;  ///< GQA: cached like any, but not projected (Gemma 4)
   /// GQA: queries and keys are normed over all heads at once (MiniMax-M2), so that GPUs which share
   /// the heads sum their squares.
@@ -27,8 +28,12 @@ struct AttentionSpec {
   /// Sparse attention (DeepSeek-V3.2): an indexer scores every token before with heads of its own,
   /// over keys of its own that it caches; a query attends to the `index_top` best. 0 for none.
   int index_heads = 0, index_dim = 0, index_top = 0;
+  /// The index keys are cached in bf16 (MiniMax-M3), else in fp8 with an fp32 scale for 128 numbers
+  /// (DeepSeek-V3.2), whatever the precision of the KV cache.
+  bool index_keys_bf16 = false;
   bool is_mla() const { return kv_lora > 0; }
   bool is_sparse() const { return index_top > 0; }
+  bool has_indexer() const { return index_heads > 0; }
   int value_dim() const { return v_dim > 0 ? v_dim : head_dim; }
   bool operator==(const AttentionSpec&) const = default;
 };
@@ -44,6 +49,10 @@ struct LinearAttentionSpec {
   int convolution = 0;  ///< tokens that it spans
   bool delta = true;    ///< updates by the delta rule; false: a state space layer
   int step_rank = 0;    ///< Mamba: rank of the projection of the step; 0: not Mamba
+  /// Delta nets with a decay for each channel (Kimi Delta Attention): rank of the decay's
+  /// projection; 0: a decay for each head.
+  int decay_rank = 0;
+  int gate_rank = 0;  ///< rank of the projection of the output's gate; 0: a full one
   bool operator==(const LinearAttentionSpec&) const = default;
 };
 
@@ -55,6 +64,9 @@ struct LayerSpec {
   bool ffn = true;      ///< false: nothing follows attention (Nemotron-H)
   bool linear = false;  ///< linear attention in the place of attention
   int sparse_top = 0;   ///< tokens that a query of sparse attention sees; 0 = all
+  /// Sparse attention: the layer has an indexer; else it takes the choice of the last layer that
+  /// has one (GLM-5.2).
+  bool indexer = false;
   bool has_dense_ffn() const { return ffn && !moe; }
   bool operator==(const LayerSpec&) const = default;
 };
@@ -88,6 +100,7 @@ struct MoeModel {
   /// Whose statistics synthetic routing has (moesim list presets); empty: nothing of the model's
   /// family is public.
   std::string gating_preset;
+  int max_positions = 0;  ///< tokens that a sequence may have; 0: unlimited
   std::vector<LayerSpec> layers;
   double published_total = 0;  ///< parameters, as the model's authors publish them; 0 when unknown
   double published_active = 0;
@@ -95,7 +108,9 @@ struct MoeModel {
 
   int moe_layers() const;
   int linear_layers() const;
-  const AttentionSpec& attention_of(const LayerSpec&) const;
+  /// The attention of a layer: the local one under a window, and an indexer only where the layer
+  /// has one.
+  AttentionSpec attention_of(const LayerSpec&) const;
   /// Width of what a token sends to its experts.
   int expert_input() const { return expert_hidden > 0 ? expert_hidden : hidden; }
   bool operator==(const MoeModel&) const = default;
@@ -112,9 +127,13 @@ inline constexpr std::array<std::string_view, 2> hf_model_marks{"model_type", "a
 bool is_hf_model(const ConfigNode&);
 
 /// Numbers that one token caches in one layer on one of `tp` GPUs: keys and values of a slice of
-/// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU, and an
-/// indexer's key beside it.
+/// the KV heads, at least one (replicated beyond); MLA's whole latent on every GPU.
 double kv_elements(const AttentionSpec&, int tp);
+/// Bytes of these numbers in a KV cache of that precision. The latent of sparse MLA in fp8 keeps
+/// its rotary part in bf16 and an fp32 scale for 128 numbers (656 bytes, vLLM's fp8_ds_mla).
+double kv_bytes(const AttentionSpec&, Precision kv_cache, int tp);
+/// Bytes that an indexer caches for one token in one layer, on every GPU; 0 without an indexer.
+double index_key_bytes(const AttentionSpec&);
 /// Parameters of one layer's attention on one of `tp` GPUs; MLA's down projections and an indexer
 /// are replicated.
 double attention_parameters(const AttentionSpec&, int hidden, int tp = 1);

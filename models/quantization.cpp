@@ -55,21 +55,34 @@ int whole_of(const Json& object, const char* key) {
 
 // ---- which modules are meant ----
 
-enum class Modules { none, attention, experts };
+// The kinds of modules that a PrecisionPlan tells apart; FFNs are the shared and the dense ones.
+enum class Modules { attention, experts, ffn };
+using Kinds = std::set<Modules>;
+
+// What stands under the FFN's name in a layer, as the model's family builds it.
+struct Naming {
+  Kinds under_mlp;
+};
 
 // What a list of modules means by a name, a glob or a regular expression ("re:") of one.
-Modules meant_by(std::string name) {
+Kinds meant_by(std::string name, const Naming& naming) {
   std::erase(name, '\\');
-  if (contains(name, "norm")) return Modules::none;  // post_attention_layernorm is no projection
-  if (contains(name, "attn") || contains(name, "attention")) return Modules::attention;
-  if (contains(name, "shared_expert")) return Modules::none;
-  if (contains(name, "experts")) return Modules::experts;
-  // A whole MoE block, its experts with it.
-  while (name.ends_with('*') || name.ends_with('.')) name.pop_back();
-  for (const char* block : {".mlp", ".block_sparse_moe", ".feed_forward", ".moe", ".ffn"}) {
-    if (name.ends_with(block)) return Modules::experts;
+  const auto has = [&](std::string_view part) { return contains(name, part); };
+  if (has("norm")) return {};  // post_attention_layernorm is no projection
+  for (const char* other : {"vision", "visual", "audio", "mtp"}) {
+    if (has(other)) return {};  // no part of the language model's layers
   }
-  return Modules::none;
+  while (name.ends_with('*') || name.ends_with('.')) name.pop_back();
+  if (has("router") || name.ends_with("gate")) return {};  // shared_expert_gate, too
+  if (has("shared_expert") || has("share_expert")) return {Modules::ffn};
+  if (has("experts")) return {Modules::experts};
+  if (has("attn") || has("attention") || has("mixer")) return {Modules::attention};
+  for (const char* block : {"mlp", "block_sparse_moe", "feed_forward", "moe", "ffn"}) {
+    if (name.ends_with(std::string(".") + block)) return naming.under_mlp;
+    // A projection of the FFN itself.
+    if (has(std::string(block) + '.') && has("_proj")) return {Modules::ffn};
+  }
+  return {};
 }
 
 // The layer that a name is of, or -1 where it is of all.
@@ -80,21 +93,6 @@ int layer_of(const std::string& name) {
   if (place == name.npos) return layer;
   std::from_chars(name.data() + place + before.size(), name.data() + name.size(), layer);
   return layer;
-}
-
-// Whether a list names such modules of most layers.
-bool names_most(const Json* list, Modules modules, int layers) {
-  if (list == nullptr || !list->is_array()) return false;
-  std::set<int> named;
-  for (const Json& entry : *list) {
-    if (!entry.is_string()) continue;
-    const auto name = entry.get<std::string>();
-    if (meant_by(name) != modules) continue;
-    const int layer = layer_of(name);
-    if (layer < 0) return true;
-    named.insert(layer);
-  }
-  return std::ssize(named) * 2 > layers;
 }
 
 // ---- the quantisers' ways to say it ----
@@ -138,41 +136,6 @@ Precision compressed(const Json* tensors, const ConfigNode& node) {
   not_known(node, fmt::format("{} {} bits", type, bits));
 }
 
-// The group whose targets are such modules, or all linear layers.
-const Json* group_for(const Json& groups, Modules modules, int layers) {
-  const Json* general = nullptr;
-  for (const Json& group : groups) {
-    const Json* targets = member(group, "targets");
-    if (names_most(targets, modules, layers)) return &group;
-    const bool linear =
-        targets != nullptr && targets->is_array() &&
-        std::ranges::any_of(*targets, [](const Json& target) {
-          return target.is_string() && contains(target.get<std::string>(), "Linear");
-        });
-    if (linear) general = &group;
-  }
-  return general;
-}
-
-Scheme compressed_scheme(const Json& groups, Modules modules, int layers, const ConfigNode& node) {
-  const Json* group = group_for(groups, modules, layers);
-  if (group == nullptr) return unconverted;
-  return {compressed(member(*group, "weights"), node),
-          compressed(member(*group, "input_activations"), node)};
-}
-
-// ModelOpt's mixtures: what most modules of a kind are converted to, module by module.
-Scheme mixed_scheme(const Json& layers_of, Modules modules, const ConfigNode& node) {
-  std::map<std::string, int> votes;
-  for (const auto& layer : layers_of.items()) {
-    if (meant_by(layer.key()) == modules) ++votes[text_of(layer.value(), "quant_algo")];
-  }
-  if (votes.empty()) return unconverted;
-  const auto most =
-      std::ranges::max_element(votes, {}, [](const auto& vote) { return vote.second; });
-  return modelopt_scheme(most->first, node);
-}
-
 // AMD Quark: {"global_quant_config": {"weight": {"dtype"}, "input_tensors": {"dtype"}}}.
 Precision quark(const Json* tensor, const ConfigNode& node) {
   if (tensor == nullptr) return Precision::bf16;
@@ -185,16 +148,27 @@ Precision quark(const Json* tensor, const ConfigNode& node) {
 
 class Quantisation {
  public:
-  Quantisation(const ConfigNode& node, int layers)
-      : node_(node), json_(node.json()), layers_(layers), method_(text_of(json_, "quant_method")) {}
+  Quantisation(const ConfigNode& node, const MoeModel& model, Naming naming)
+      : node_(node),
+        json_(node.json()),
+        model_(model),
+        naming_(std::move(naming)),
+        method_(text_of(json_, "quant_method")) {}
 
   StoredPrecision read() const {
-    const Scheme experts = of(Modules::experts), attention = of(Modules::attention);
-    const bool none = experts.weights == Precision::bf16;
+    const Scheme attention = of(Modules::attention);
+    const Scheme ffn = layers_with(Modules::ffn) > 0 ? of(Modules::ffn) : attention;
+    // A dense model's precision of experts is of nothing; it is that of its FFNs.
+    const Scheme experts = model_.experts > 0 ? of(Modules::experts) : ffn;
+    Scheme first = attention;
+    for (const Scheme& scheme : {ffn, experts}) {
+      if (scheme.weights != Precision::bf16) first = scheme;
+    }
     return {.plan = {.experts = experts.weights,
                      .attention = attention.weights,
                      .kv_cache = kv_cache(),
-                     .activations = none ? attention.activations : experts.activations},
+                     .activations = first.activations,
+                     .ffn = ffn.weights},
             .said_by = fmt::format("{}: {}", node_.file().filename().string(), name()),
             .quantised = true};
   }
@@ -205,17 +179,78 @@ class Quantisation {
     return algo.empty() ? method_ : algo;
   }
 
+  bool means(const std::string& name, Modules modules) const {
+    return meant_by(name, naming_).contains(modules);
+  }
+
+  // How many layers have such modules. Where there are shared experts, they are what FFNs go by.
+  std::ptrdiff_t layers_with(Modules modules) const {
+    const std::ptrdiff_t all = std::ssize(model_.layers), moe = model_.moe_layers();
+    if (modules == Modules::attention) return all;
+    return modules == Modules::experts || model_.shared_width > 0 ? moe : all - moe;
+  }
+
+  // Whether a list names such modules of most layers that have any.
+  bool names_most(const Json* list, Modules modules) const {
+    if (list == nullptr || !list->is_array()) return false;
+    std::set<int> named;
+    for (const Json& entry : *list) {
+      if (!entry.is_string()) continue;
+      const auto name = entry.get<std::string>();
+      if (!means(name, modules)) continue;
+      const int layer = layer_of(name);
+      if (layer < 0) return true;
+      named.insert(layer);
+    }
+    return !named.empty() && std::ssize(named) * 2 > layers_with(modules);
+  }
+
+  // The group of compressed-tensors whose targets are such modules, or all linear layers.
+  const Json* group_for(const Json& groups, Modules modules) const {
+    const Json* general = nullptr;
+    for (const Json& group : groups) {
+      const Json* targets = member(group, "targets");
+      if (names_most(targets, modules)) return &group;
+      const bool linear =
+          targets != nullptr && targets->is_array() &&
+          std::ranges::any_of(*targets, [](const Json& target) {
+            return target.is_string() && contains(target.get<std::string>(), "Linear");
+          });
+      if (linear) general = &group;
+    }
+    return general;
+  }
+
+  Scheme compressed_scheme(const Json& groups, Modules modules) const {
+    const Json* group = group_for(groups, modules);
+    if (group == nullptr) return unconverted;
+    return {compressed(member(*group, "weights"), node_),
+            compressed(member(*group, "input_activations"), node_)};
+  }
+
+  // ModelOpt's mixtures: what most modules of a kind are converted to, module by module.
+  Scheme mixed_scheme(const Json& layers, Modules modules) const {
+    std::map<std::string, int> votes;
+    for (const auto& layer : layers.items()) {
+      if (means(layer.key(), modules)) ++votes[text_of(layer.value(), "quant_algo")];
+    }
+    if (votes.empty()) return unconverted;
+    const auto most =
+        std::ranges::max_element(votes, {}, [](const auto& vote) { return vote.second; });
+    return modelopt_scheme(most->first, node_);
+  }
+
   Scheme of(Modules modules) const {
     for (const char* key :
          {"modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers"}) {
-      if (names_most(member(json_, key), modules, layers_)) return unconverted;
+      if (names_most(member(json_, key), modules)) return unconverted;
     }
     if (const Json* groups = member(json_, "config_groups")) {
-      return compressed_scheme(*groups, modules, layers_, node_);
+      return compressed_scheme(*groups, modules);
     }
     if (const std::string algo = text_of(json_, "quant_algo"); !algo.empty()) {
       const Json* each = member(json_, "quantized_layers");
-      if (each != nullptr && algo == "mixed_precision") return mixed_scheme(*each, modules, node_);
+      if (each != nullptr && algo == "mixed_precision") return mixed_scheme(*each, modules);
       return modelopt_scheme(algo, node_);
     }
     return by_method(modules);
@@ -251,7 +286,8 @@ class Quantisation {
 
   const ConfigNode& node_;
   const Json& json_;
-  int layers_;
+  const MoeModel& model_;
+  Naming naming_;
   std::string method_;
 };
 
@@ -268,27 +304,56 @@ std::optional<ConfigNode> quantisation_of(const ConfigNode& model) {
   return file.child("quantization");
 }
 
-int layers_of(const ConfigNode& model) {
-  return std::max(1, whole_of(language_part(model).json(), "num_hidden_layers"));
+// Gemma 4 has its experts beside the dense FFN of a layer; others have them in it.
+Naming naming_of(const ConfigNode& config, const MoeModel& model) {
+  const bool beside = member(language_part(config).json(), "enable_moe_block") != nullptr;
+  if (beside || model.experts == 0) return {{Modules::ffn}};
+  return {{Modules::experts, Modules::ffn}};
+}
+
+// The format that a model's name says its weights are in, as "nvidia/GLM-5-NVFP4" does.
+std::string format_named(const std::string& name) {
+  const std::string text = lower(name);
+  for (const char* format :
+       {"nvfp4", "mxfp4", "fp4", "mxfp8", "fp8", "int4", "awq", "gptq", "w4a16", "w8a8"}) {
+    if (contains(text, format)) {
+      std::string upper = format;
+      std::ranges::transform(upper, upper.begin(),
+                             [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+      return upper;
+    }
+  }
+  return "";
 }
 
 }  // namespace
 
-std::optional<StoredPrecision> read_stored_precision(const ConfigNode& model) {
-  if (!is_hf_model(model)) {
-    if (member(model.json(), "precision") == nullptr) return std::nullopt;
-    return StoredPrecision{read_precision(model.child("precision")),
-                           model.file().filename().string()};
+std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
+                                                     const MoeModel& model) {
+  const std::string file = config.file().filename().string();
+  if (!is_hf_model(config)) {
+    if (member(config.json(), "precision") == nullptr) return std::nullopt;
+    return StoredPrecision{read_precision(config.child("precision")), file};
   }
-  const std::optional<ConfigNode> quantisation = quantisation_of(model);
-  if (!quantisation) return StoredPrecision{{}, model.file().filename().string()};
-  return Quantisation(*quantisation, layers_of(model)).read();
+  const std::optional<ConfigNode> quantisation = quantisation_of(config);
+  if (quantisation) return Quantisation(*quantisation, model, naming_of(config, model)).read();
+  StoredPrecision stored{{}, file};
+  if (const std::string named = format_named(model.name); !named.empty()) {
+    stored.doubt = fmt::format(
+        "bf16 is taken, because {} has no \"quantization_config\"; the model's name says {}: put "
+        "hf_quant_config.json beside the file, or give \"precision\"",
+        file, named);
+  }
+  return stored;
 }
 
 std::string precision_text(const PrecisionPlan& plan) {
-  return fmt::format("experts {}, other weights {}, KV cache {}, activations {}",
-                     name_of(plan.experts), name_of(plan.attention), name_of(plan.kv_cache),
-                     name_of(plan.activations));
+  const std::string others = plan.ffn == plan.attention
+                                 ? "other weights " + name_of(plan.attention)
+                                 : fmt::format("attention {}, shared and dense FFNs {}",
+                                               name_of(plan.attention), name_of(plan.ffn));
+  return fmt::format("experts {}, {}, KV cache {}, activations {}", name_of(plan.experts), others,
+                     name_of(plan.kv_cache), name_of(plan.activations));
 }
 
 }  // namespace moesim

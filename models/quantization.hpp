@@ -13,16 +13,19 @@ struct StoredPrecision {
   PrecisionPlan plan;
   std::string said_by;     ///< what says so, for messages: "config.json: quantization_config (fp8)"
   bool quantised = false;  ///< its weights exist in these precisions alone
+  std::string doubt{};     ///< why it may be another; empty: nothing speaks against it
 };
 
 /// Reads them from "quantization_config" of a HuggingFace config.json, or hf_quant_config.json
 /// beside it (fp8, whole or in blocks, NVFP4, MXFP4, int4, and mixtures; what is left unconverted
-/// counts where that is most layers' attention or experts); bf16 throughout where a config.json
-/// says nothing. A zoo file says it under "precision". Nothing where a zoo file does not. Throws
-/// ConfigError with the place if a quantisation is not known.
-std::optional<StoredPrecision> read_stored_precision(const ConfigNode& model);
+/// counts where that is most layers' attention, experts or FFNs); bf16 throughout where a
+/// config.json says nothing. A zoo file says it under "precision". Nothing where a zoo file does
+/// not. `model` is what read_model() made of the same file. Throws ConfigError with the place if a
+/// quantisation is not known.
+std::optional<StoredPrecision> read_stored_precision(const ConfigNode&, const MoeModel& model);
 
-/// "experts fp8_block, other weights bf16, KV cache bf16, activations fp8_block"
+/// "experts fp8_block, other weights bf16, KV cache bf16, activations fp8_block"; attention and
+/// FFNs apart where they differ.
 std::string precision_text(const PrecisionPlan&);
 
 }  // namespace moesim

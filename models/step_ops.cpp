@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/gemm.hpp"
@@ -136,10 +137,8 @@ struct AttentionSlice {
 };
 
 AttentionSlice slice_of(const AttentionSpec& a, int tp, Precision cache) {
-  const double elements = kv_elements(a, tp);
   const int kv_heads = (a.kv_heads + tp - 1) / tp;
-  return {double(a.query_heads) / tp, double(kv_heads), elements,
-          elements * bytes_per_element(cache)};
+  return {double(a.query_heads) / tp, double(kv_heads), kv_elements(a, tp), kv_bytes(a, cache, tp)};
 }
 
 AttentionShape gqa_shape(const AttentionSpec& a, const AttentionSlice& slice) {
@@ -211,11 +210,10 @@ AttentionLoad prefill_load(const AttentionWork& work) {
 
 // DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
 // heads that every GPU has all of, and the best are picked from the fp32 scores.
-void index_tokens(const AttentionSpec& a, const AttentionSlice& slice, const AttentionWork& work,
-                  OperationList& ops) {
-  const double key = a.index_dim * slice.kv_bytes / slice.kv_elements;
+void index_tokens(const AttentionSpec& a, const AttentionWork& work, OperationList& ops) {
   ops.kernel("index_scores", KernelFamily::attention_prefill,
-             2.0 * a.index_heads * a.index_dim * work.indexed_pairs, work.indexed_keys * key);
+             2.0 * a.index_heads * a.index_dim * work.indexed_pairs,
+             work.indexed_keys * index_key_bytes(a));
   ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
 }
 
@@ -224,7 +222,7 @@ void gqa_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   AttentionShape shape = gqa_shape(a, slice);
   shape.window = work.window;
   const double query_and_output = slice.heads * (a.head_dim + a.value_dim());
-  if (a.is_sparse() && work.indexed_pairs > 0) index_tokens(a, slice, work, ops);
+  if (a.has_indexer()) index_tokens(a, work, ops);
   // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
   // pass once, keys and values are read once per sequence.
   if (work.decode_sequences > 0) {
@@ -258,22 +256,20 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   const double qk = a.qk_nope + a.qk_rope;
   const double expanded = heads * (a.qk_nope + a.v_dim);
   const double latent = a.kv_lora + a.qk_rope;
-  const double latent_bytes = latent * slice.kv_bytes / slice.kv_elements;
   const auto absorbed = [&](std::string_view name, double queries, double pairs,
                             const AttentionLoad& load) {
     const double query_and_output = heads * (latent + a.kv_lora);
     ops.attention(name, latent_shape(a, heads), load, 2 * query_and_output * pairs,
-                  load.context * latent_bytes + queries * query_and_output * bf16_bytes);
+                  load.context * slice.kv_bytes + queries * query_and_output * bf16_bytes);
   };
-  if (a.is_sparse()) index_tokens(a, slice, work, ops);
+  if (a.has_indexer()) index_tokens(a, work, ops);
   if (work.decode_sequences > 0) {
     AttentionLoad load = decode_load(work);
     load.context = work.decode_kv_tokens;
     absorbed("attention_decode", work.decode_sequences, work.decode_pairs, load);
   }
   // What an indexer has thinned out is gathered token by token and stays in the latent.
-  const bool thinned = a.is_sparse() && work.decode_pairs + work.prefill_pairs < work.indexed_pairs;
-  if (work.prefill_tokens > 0 && thinned) {
+  if (work.prefill_tokens > 0 && work.thinned) {
     const AttentionLoad load{.sequences = work.prefill_tokens,
                              .queries = work.prefill_tokens,
                              .context = work.prefill_pairs,
@@ -304,7 +300,8 @@ std::span<const Key> precision_keys() {
   static constexpr Key keys[] = {
       {"experts", precision, stored, "weights of routed experts"},
       {"attention", precision, stored, "weights of attention"},
-      {"ffn", precision, otherwise("attention's"), "weights of dense FFNs and shared experts"},
+      {"ffn", precision, otherwise("as the model's files say; attention's where they say another"),
+       "weights of dense FFNs and shared experts"},
       {"kv_cache", precision, stored_or_bf16, "the KV cache"},
       {"activations", precision, stored_or_bf16, "what weights are multiplied with"},
       {"state", form::choice(state_precisions), "fp32", "the state of linear attention"}};
@@ -322,13 +319,17 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
       if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
     }
     const Precision attention = precision("attention", &PrecisionPlan::attention);
-    const Precision ffn = r.has("attention") || stored == nullptr ? attention : stored->ffn;
-    return PrecisionPlan{.experts = precision("experts", &PrecisionPlan::experts),
-                         .attention = attention,
-                         .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
-                         .activations = precision("activations", &PrecisionPlan::activations),
-                         .ffn = r.has("ffn") ? precision("ffn", &PrecisionPlan::ffn) : ffn,
-                         .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
+    // Whoever gives attention another precision than the files do means all other weights.
+    const bool as_stored = stored != nullptr && attention == stored->attention;
+    const Precision ffn = as_stored ? stored->ffn : attention;
+    const auto ffn_name = precision_names[static_cast<std::size_t>(ffn)];
+    return PrecisionPlan{
+        .experts = precision("experts", &PrecisionPlan::experts),
+        .attention = attention,
+        .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
+        .activations = precision("activations", &PrecisionPlan::activations),
+        .ffn = static_cast<Precision>(r.child_or("ffn", std::string(ffn_name)).choice()),
+        .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
   });
 }
 
@@ -378,6 +379,27 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   });
 }
 
+void require_expert_kernel(const ConfigNode& node, const MoeModel& model, const ParallelPlan& plan,
+                           const PrecisionPlan& precision) {
+  constexpr int block = 128;
+  const auto goes = [&](int parts) { return model.expert_width % (parts * block) == 0; };
+  if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
+      goes(plan.moe_tp())) {
+    return;
+  }
+  std::vector<std::string> widths;
+  for (int parts = 1; parts <= plan.stage_gpus(); ++parts) {
+    if (plan.stage_gpus() % parts == 0 && (parts == 1 || goes(parts))) {
+      widths.push_back(
+          fmt::format("{} (ep {})", model.expert_width / parts, plan.stage_gpus() / parts));
+    }
+  }
+  node.fail(fmt::format(
+      "dp * tp / ep = {} cuts experts into slices of {}, and no kernel takes fp8_block that is not "
+      "whole blocks of {}; slices that go: {}",
+      plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", ")));
+}
+
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {
   AttentionWork work{.window = layer.chunked ? 0 : layer.window};
   for (const auto& [new_tokens, context, verifies] : sequences) {
@@ -392,9 +414,11 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Laye
     const auto keys = static_cast<double>(end - first_seen(first, seen));
     const double pairs = pairs_of(seen);
     work.sequences += 1;
-    if (layer.sparse_top > 0) {
+    const double all_pairs = layer.sparse_top > 0 ? pairs_of({}) : pairs;
+    work.thinned = work.thinned || pairs < all_pairs;
+    if (layer.indexer) {
       work.indexed_keys += static_cast<double>(end);
-      work.indexed_pairs += pairs_of({});
+      work.indexed_pairs += all_pairs;
     }
     if (new_tokens == 1 || verifies) {
       work.decode_sequences += new_tokens;
@@ -424,6 +448,7 @@ void attention_input_operations(const ModelShard& shard, double tokens,
   if (!fuses(gpu, "rope")) ops.memory("rope", tokens * rope_bytes(model, slice));
   if (!writes_kv_cache(model, slice, precision, gpu))
     ops.memory("kv_cache_write", tokens * slice.kv_bytes);
+  ops.memory("index_key_write", tokens * index_key_bytes(a));
   const double query = slice.heads * (a.is_mla() ? a.qk_nope + a.qk_rope : a.head_dim);
   if (a.joint_qk_norm && gpu.tables) {
     // Squares are summed before, and the norm is taken after, the sums of all GPUs are known.
@@ -437,14 +462,16 @@ void attention_input_operations(const ModelShard& shard, double tokens,
     ops.gemm("qkv_proj", tokens, gated + slice.kv_heads * (a.head_dim + values) + a.index_dim,
              model.hidden);
   } else if (a.q_lora > 0) {
-    ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements, model.hidden);
+    ops.gemm("qkv_a_proj", tokens, a.q_lora + slice.kv_elements + a.index_dim, model.hidden);
     ops.memory("latent_norm", tokens * 2 * (a.q_lora + a.kv_lora) * bf16_bytes);
     ops.gemm("q_b_proj", tokens, query, a.q_lora);
   } else {
-    ops.gemm("q_kv_a_proj", tokens, query + slice.kv_elements, model.hidden);
+    ops.gemm("q_kv_a_proj", tokens, query + slice.kv_elements + a.index_dim, model.hidden);
     ops.memory("latent_norm", tokens * 2 * a.kv_lora * bf16_bytes);
   }
-  if (a.is_sparse()) {
+  if (a.is_mla() && a.output_gate)
+    ops.gemm("gate_proj", tokens, slice.heads * a.v_dim, model.hidden);
+  if (a.has_indexer()) {
     ops.gemm("index_q_proj", tokens, static_cast<double>(a.index_heads) * a.index_dim,
              a.q_lora > 0 ? a.q_lora : model.hidden);
     ops.gemm("index_weights_proj", tokens, a.index_heads, model.hidden);
@@ -498,8 +525,16 @@ void linear_attention_input_operations(const ModelShard& shard, double tokens,
     return;
   }
   // Queries, keys, values and the output's gate; a decay and a rate for each head.
-  ops.gemm("qkvz_proj", tokens, 2 * slice.keys + 2 * slice.values, model.hidden);
-  ops.gemm("ba_proj", tokens, (model.linear.delta ? 2 : 1) * slice.heads, model.hidden);
+  const double decay_rank = model.linear.decay_rank, gate_rank = model.linear.gate_rank;
+  const double gate = gate_rank > 0 ? gate_rank : slice.values;
+  ops.gemm("qkvz_proj", tokens, 2 * slice.keys + slice.values + gate, model.hidden);
+  if (gate_rank > 0) ops.gemm("gate_b_proj", tokens, slice.values, gate_rank);
+  const double rates = model.linear.delta && decay_rank == 0 ? 2 : 1;
+  ops.gemm("ba_proj", tokens, rates * slice.heads, model.hidden);
+  if (decay_rank > 0) {  // a decay for each channel
+    ops.gemm("decay_a_proj", tokens, decay_rank, model.hidden);
+    ops.gemm("decay_b_proj", tokens, slice.keys, decay_rank);
+  }
   ops.memory("split_qkvz", tokens * 2 * (2 * slice.keys + 2 * slice.values) * bf16_bytes);
   ops.memory("convolution", tokens * 2 * (2 * slice.keys + slice.values) * bf16_bytes);
 }

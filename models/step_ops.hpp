@@ -39,6 +39,11 @@ struct ParallelPlan {
   /// The stage that holds a layer: contiguous layers, as many to each as can be.
   int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
+/// Throws ConfigError where no kernel takes an expert's slice: one of fp8 in blocks that is not
+/// whole blocks of 128 (vLLM 0.11, vllm/model_executor/layers/quantization/fp8.py, refuses it).
+void require_expert_kernel(const ConfigNode& parallel, const MoeModel&, const ParallelPlan&,
+                           const PrecisionPlan&);
+
 /// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
 /// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp
 /// divides the query heads, one of tp and the KV heads divides the other, and every stage has a
@@ -64,6 +69,7 @@ struct AttentionWork {
   double decode_pairs = 0;       ///< causal query-key pairs of theirs
   double decode_batch = 0;       ///< sequences that decode
   double decode_context = 0;     ///< tokens in their KV caches, whatever a window hides
+  bool thinned = false;          ///< sparse attention hides some of the keys before
   double prefill_tokens = 0;     ///< queries of sequences with more than one new token
   double prefill_kv_tokens = 0;  ///< keys read by them, once per sequence
   double prefill_pairs = 0;      ///< causal query-key pairs

@@ -11,6 +11,7 @@
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
+#include "models/quantization.hpp"
 
 namespace moesim {
 
@@ -39,9 +40,15 @@ Situation look_at(const ConfigNode& experiment) {
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
   if (json.contains("model")) {
-    now.model = read_model(named_or_inline(experiment.child("model"), Shipped::model)).name;
+    const ConfigNode file = named_or_inline(experiment.child("model"), Shipped::model);
+    const MoeModel model = read_model(file);
+    now.model = model.name;
+    // Left out, the precision is that of the model's files.
+    if (const auto stored = read_stored_precision(file, model))
+      now.experts = precision_names[static_cast<std::size_t>(stored->plan.experts)];
   }
-  now.experts = text_at(json, "/precision/experts");
+  if (const std::string given = text_at(json, "/precision/experts"); !given.empty())
+    now.experts = given;
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);
   now.output = number_at(json, "/workload/lengths/output", 0);
   now.dp = number_at(json, "/parallel/dp", 1);

@@ -9,8 +9,9 @@ namespace moesim {
 
 namespace {
 
-constexpr std::array<const char*, 8> of_both_pools{
-    "workload", "model", "cluster", "seed", "slo", "measurement", "pools", "kv_transfer"};
+constexpr std::array<const char*, 9> of_both_pools{"workload",    "max_model_len", "model",
+                                                   "cluster",     "seed",          "slo",
+                                                   "measurement", "pools",         "kv_transfer"};
 constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
 // The pool's own keys before those of the whole experiment.

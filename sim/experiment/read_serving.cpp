@@ -94,7 +94,7 @@ std::span<const Key> measurement_keys() {
 
 namespace {
 
-// An MTP module is a layer more. Attention windows and states are not kept for later prompts.
+// The states of linear layers are not kept for later prompts.
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
     spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
@@ -102,13 +102,12 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     if (kv.optional("free_gpu_memory_fraction"))
       spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
     spec.prefix_caching = kv.flag("prefix_caching");
-    const KvLayout layout = kv_layout_of(spec);
-    const bool windows =
-        layout.groups.size() > 1 || layout.groups.front().window > 0 || layout.state_blocks > 0;
-    if (spec.prefix_caching && windows) {
+    if (spec.prefix_caching && spec.model.linear_layers() > 0) {
       kv.child("prefix_caching")
-          .fail(fmt::format("is not modelled for the attention windows and states of {}",
-                            spec.model.name));
+          .fail(
+              fmt::format("is not modelled for the states that linear layers of {} keep; leave it "
+                          "out",
+                          spec.model.name));
     }
   });
 }

@@ -116,6 +116,8 @@ std::span<const Key> experiment_keys() {
       {"model", form::file.or_a(inline_model), required,
        "a file or folder of HuggingFace's, or a name of list models"},
       {"workload", form::object(workload_keys), required, "requests"},
+      {"max_model_len", form::integer(1, 1e9), otherwise("the model's max_positions"),
+       "tokens that a request may have, prompt and output; longer ones are rejected"},
       {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
@@ -144,20 +146,25 @@ PolicyRows Policies::rows() const {
 namespace {
 
 // What the experiment says, or what the model's files do.
-PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model,
+PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, const MoeModel& read,
                              std::vector<std::string>& remarks) {
-  const std::optional<StoredPrecision> stored = read_stored_precision(model);
-  if (!reader.optional("precision") && !stored) {
+  const std::optional<StoredPrecision> stored = read_stored_precision(model, read);
+  const bool given = reader.optional("precision");
+  if (!given && !stored) {
     reader.node().fail(fmt::format("\"precision\" is missing, and {} does not say it",
                                    model.file().filename().string()));
   }
   const ConfigNode node = reader.child_or("precision", Json::object());
   const PrecisionPlan plan = read_precision(node, stored ? &stored->plan : nullptr);
   if (stored && stored->quantised &&
-      (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention)) {
+      (plan.experts != stored->plan.experts || plan.attention != stored->plan.attention ||
+       plan.ffn != stored->plan.ffn)) {
     remarks.push_back(
         fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
                     precision_text(plan), precision_text(stored->plan), stored->said_by));
+  }
+  if (stored && !stored->doubt.empty() && !given) {
+    remarks.push_back("\"precision\": " + stored->doubt);
   }
   return plan;
 }
@@ -212,6 +219,24 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   if (reader.optional("instances")) {
     spec.instances = read_instances(reader.child("instances"), spec);
   }
+}
+
+// What an engine takes: a request longer than the positions that the model was trained on only
+// where the engine was told so, with a scaling of the rotary embedding.
+void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
+  const int own = spec.model.max_positions;
+  spec.max_model_len =
+      reader.optional("max_model_len") ? reader.integer("max_model_len") : std::int64_t{own};
+  const std::int64_t longest = spec.workload.longest();
+  if (spec.max_model_len == 0 || longest <= spec.max_model_len) return;
+  const ConfigNode workload = reader.child("workload");
+  const ConfigNode place =
+      workload.json().contains("lengths") ? workload.child("lengths") : workload;
+  place.fail(fmt::format(
+      "a prompt and its output have up to {} tokens, but {} takes {}; shorten them, or give "
+      "\"max_model_len\": {}, as engines are told together with a scaling of the rotary embedding",
+      longest, spec.max_model_len == own ? spec.model.name : "\"max_model_len\"",
+      spec.max_model_len, longest));
 }
 
 // A policy that a program adds decides in no time until the config says how long it takes, and so
@@ -342,8 +367,10 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
       spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;
     }
     spec.seed = static_cast<std::uint64_t>(reader.integer("seed"));
-    spec.precision = read_precision(reader, model, spec.remarks);
+    spec.precision = read_precision(reader, model, spec.model, spec.remarks);
+    read_max_model_len(reader, spec);
     read_plan(reader, spec);
+    require_expert_kernel(reader.child("parallel"), spec.model, spec.parallel, spec.precision);
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));

@@ -129,6 +129,7 @@ struct PoolSpec {
   // The engine.
   KvCacheSpec kv_cache{};
   bool prefix_caching = false;
+  std::int64_t max_model_len = 0;  ///< tokens that a request may have; 0: unlimited
   std::int32_t buffer_tokens = 0;  ///< per rank and step, for which expert buffers have room
   SpeculationPlan speculation{};
   ApiServer api_server{};

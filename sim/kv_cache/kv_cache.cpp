@@ -42,20 +42,35 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
       caching_(prefix_caching),
       drops_last_hit_(drops_last_hit) {
   if (!caching_) return;
-  check(layout.groups.size() == 1 && layout.groups.front().window == 0,
-        "prefix caching over windows");
+  check(layout.state_blocks == 0, "prefix caching over states");
   pool_.resize(1);
 }
 
+BlockHash KvCache::name_in(std::size_t group, BlockHash hash) {
+  return group == 0 ? hash : chain(hash, group);
+}
+
 CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {
-  hashes = found(hashes, tokens, [&](BlockHash hash) { return block_of_.contains(hash); });
-  const auto held = std::ranges::partition_point(
-      hashes, [&](BlockHash hash) { return at(block_of_.find(hash)->second).holders > 0; });
-  return {std::ssize(hashes), held - hashes.begin()};
+  CacheHit hit{found(hashes, tokens, [&](BlockHash name) { return block_of_.contains(name); })};
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const KvGroup& group = layout_.groups[g];
+    const auto held = [&](BlockHash hash) {
+      return at(block_of_.find(name_in(g, hash))->second).holders > 0;
+    };
+    const auto first = group.first_block(hit.blocks * layout_.block_tokens, layout_.block_tokens);
+    const auto needed =
+        hashes.first(static_cast<std::size_t>(hit.blocks)).subspan(static_cast<std::size_t>(first));
+    hit.in_use += group.window == 0 ? std::ranges::partition_point(needed, held) - needed.begin()
+                                    : std::ranges::count_if(needed, held);
+  }
+  return hit;
 }
 
 void KvCache::expect(std::uint32_t request, std::vector<BlockHash> prompt) {
-  if (caching_) holdings_[request].hashes = std::move(prompt);
+  if (!caching_) return;
+  Holding& holding = holdings_[request];
+  holding.hashes = std::move(prompt);
+  holding.groups.resize(layout_.groups.size());
 }
 
 CacheHit KvCache::find(const Sequence& sequence) const {
@@ -67,33 +82,56 @@ void KvCache::take_cached(Sequence& sequence) {
   if (!caching_) return;
   Holding& holding = holdings_.at(sequence.request);
   const CacheHit hit = find(holding.hashes, sequence.tokens);
-  for (std::size_t b = 0; b < static_cast<std::size_t>(hit.blocks); ++b) {
-    const std::int32_t block = block_of_.at(holding.hashes[b]);
-    hold(block);
-    holding.blocks.push_back(block);
-  }
-  holding.filled = holding.blocks.size();
-  sequence.blocks = hit.blocks;
   const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
   sequence.computed = std::max(sequence.computed, cached);
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g)
+    holding.groups[g].first =
+        layout_.groups[g].first_block(sequence.computed, layout_.block_tokens);
+  sequence.blocks = 0;
+  for_needed(holding.hashes, hit.blocks, sequence.computed, [&](std::size_t g, BlockHash hash) {
+    const std::int32_t block = block_of_.at(name_in(g, hash));
+    hold(block);
+    holding.groups[g].blocks.push_back(block);
+    ++sequence.blocks;
+  });
+  holding.filled = static_cast<std::size_t>(hit.blocks);
 }
 
 void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
   const std::int64_t wanted = layout_.blocks_in_step(sequence.computed, tokens);
-  check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
   if (!caching_) {
+    check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
     free_ -= wanted - sequence.blocks;
     sequence.blocks = wanted;
     return;
   }
   const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
-  if (wanted != sequence.blocks ||
+  if (wanted != sequence.blocks || layout_.has_windows() ||
       full != static_cast<std::size_t>(sequence.computed / layout_.block_tokens)) {
     Holding& holding = holdings_.at(sequence.request);
-    while (std::ssize(holding.blocks) < wanted) holding.blocks.push_back(take_oldest());
+    leave_behind(sequence);
+    const std::int64_t all = (tokens + layout_.block_tokens - 1) / layout_.block_tokens;
+    for (Held& held : holding.groups) {
+      while (held.end() < all) held.blocks.push_back(take_oldest());
+    }
     fill(holding, sequence.request, full);
   }
   sequence.blocks = wanted;
+}
+
+// A window's group lets go of the blocks that the next token to compute sees no more.
+void KvCache::leave_behind(const Sequence& sequence) {
+  if (count_left_behind(sequence, [&](std::int32_t block) { let_go(block); }) == 0) return;
+  Holding& holding = holdings_.at(sequence.request);
+  for (std::size_t g = 0; g < holding.groups.size(); ++g) {
+    Held& held = holding.groups[g];
+    const std::int64_t keeps =
+        layout_.groups[g].first_block(sequence.computed, layout_.block_tokens);
+    const std::int64_t gone = std::min(keeps, held.end()) - held.first;
+    if (gone <= 0) continue;
+    held.blocks.erase(held.blocks.begin(), held.blocks.begin() + gone);
+    held.first += gone;
+  }
 }
 
 void KvCache::shrink(Sequence& sequence) {
@@ -102,11 +140,13 @@ void KvCache::shrink(Sequence& sequence) {
     free_ += sequence.blocks - wanted;
   } else {
     Holding& holding = holdings_.at(sequence.request);
-    for (; std::ssize(holding.blocks) > wanted; holding.blocks.pop_back()) {
-      let_go(holding.blocks.back());
+    const std::int64_t all = (sequence.computed + layout_.block_tokens - 1) / layout_.block_tokens;
+    for (Held& held : holding.groups) {
+      for (; held.end() > all; held.blocks.pop_back()) let_go(held.blocks.back());
     }
     fill(holding, sequence.request,
          static_cast<std::size_t>(sequence.computed / layout_.block_tokens));
+    leave_behind(sequence);
   }
   sequence.blocks = wanted;
 }
@@ -120,7 +160,12 @@ void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blo
     if (b == holding.hashes.size()) {
       holding.hashes.push_back(chain(b == 0 ? 0 : holding.hashes[b - 1], own(request)));
     }
-    add_copy(holding.hashes[b], holding.blocks[b]);
+    for (std::size_t g = 0; g < holding.groups.size(); ++g) {
+      const Held& held = holding.groups[g];
+      const std::int64_t place = static_cast<std::int64_t>(b) - held.first;
+      if (place >= 0)  // else the window left it behind before it was full: the prompt arrived
+        add_copy(name_in(g, holding.hashes[b]), held.blocks[static_cast<std::size_t>(place)]);
+    }
   }
 }
 
@@ -153,9 +198,11 @@ void KvCache::finish(Sequence& sequence) {
 void KvCache::release(Sequence& sequence) {
   if (caching_) {
     Holding& holding = holdings_.at(sequence.request);
-    std::for_each(holding.blocks.rbegin(), holding.blocks.rend(),
-                  [this](std::int32_t block) { let_go(block); });
-    holding.blocks.clear();
+    for (Held& held : holding.groups) {
+      std::for_each(held.blocks.rbegin(), held.blocks.rend(),
+                    [this](std::int32_t block) { let_go(block); });
+      held = {};
+    }
     holding.filled = 0;
   } else {
     free_ += sequence.blocks;
@@ -165,6 +212,7 @@ void KvCache::release(Sequence& sequence) {
 }
 
 std::int32_t KvCache::take_oldest() {
+  check(free_ > 0, "a scheduler took more KV blocks than were free");
   if (std::ssize(pool_) <= blocks_) {
     pool_.push_back({.holders = 1});
     --free_;

@@ -25,8 +25,9 @@ std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request
 struct CacheHit {
   /// Leading blocks that are in the cache.
   std::int64_t blocks = 0;
-  /// Blocks of the hit that some request holds: taking them takes no free block. A router counts
-  /// them up to the first that no request holds.
+  /// Blocks, over all groups of layers, that the hit needs and some request holds: taking them
+  /// takes no free block. Without a window a router counts them up to the first that no request
+  /// holds.
   std::int64_t in_use = 0;
 };
 
@@ -36,9 +37,15 @@ struct CacheHit {
 /// request lets go of its last block first: the far end of a prefix is forgotten first, so that
 /// what is left of a chain is always its beginning. Requests that compute the same block at the
 /// same time each keep their copy; later ones find the copy that was full first.
+///
+/// Groups of layers keep blocks of their own. A window's group lets go of what it leaves behind,
+/// which can be hit until it is taken; a hit reaches only as far as every group still has what the
+/// next token attends to (vLLM's HybridKVCacheCoordinator): all blocks without a window, those of
+/// the window, those of the chunk that the next token stands in. At the beginning of a chunk that
+/// is none.
 class KvCache {
  public:
-  /// Prefix caching needs a layout of one group without a window. With `drops_last_hit` the last
+  /// Prefix caching needs a layout without states. With `drops_last_hit` the last
   /// block of every hit is computed again: drafting modules that read the model's hidden states
   /// (MTP, EAGLE) need those of the token before.
   KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false);
@@ -81,14 +88,26 @@ class KvCache {
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
   };
+  // The blocks that a request holds of one group, in order, from the first that its window sees.
+  struct Held {
+    std::int64_t first = 0;
+    std::vector<std::int32_t> blocks;
+    std::int64_t end() const { return first + std::ssize(blocks); }
+  };
   struct Holding {
-    std::vector<BlockHash> hashes;     // of full blocks: the prompt's, then as they fill
-    std::vector<std::int32_t> blocks;  // the blocks held, in order
-    std::size_t filled = 0;            // how many leading ones of `blocks` are full
+    std::vector<BlockHash> hashes;  // of full blocks: the prompt's, then as they fill
+    std::vector<Held> groups;
+    std::size_t filled = 0;  // how many leading blocks are full
   };
 
-  std::span<const BlockHash> found(std::span<const BlockHash>, std::int32_t tokens,
-                                   auto&& is_here) const;
+  // What a group's block is known by.
+  static BlockHash name_in(std::size_t group, BlockHash);
+  std::int64_t found(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here) const;
+  std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
+  void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
+                  auto&& action) const;
+  std::int64_t count_left_behind(const Sequence&, auto&& action) const;
+  void leave_behind(const Sequence&);
   void release(Sequence&);
   void add_copy(BlockHash, std::int32_t block);
   void forget(std::int32_t block);
@@ -114,15 +133,62 @@ class KvCache {
   std::unordered_map<std::uint32_t, Holding> holdings_;
 };
 
-// The blocks that a sequence of `tokens` finds, where `is_here` says which are cached. What is left
-// of a chain is its beginning, so that halving the range finds its end.
-std::span<const BlockHash> KvCache::found(std::span<const BlockHash> hashes, std::int32_t tokens,
-                                          auto&& is_here) const {
-  const auto most = static_cast<std::size_t>((tokens - 1) / layout_.block_tokens);
-  hashes = hashes.first(std::min(hashes.size(), most));
-  auto count = std::partition_point(hashes.begin(), hashes.end(), is_here) - hashes.begin();
-  if (drops_last_hit_ && count > 0) --count;
-  return hashes.first(static_cast<std::size_t>(count));
+// How many leading blocks a sequence of `tokens` finds, where `is_here` says of a name which are
+// cached.
+std::int64_t KvCache::found(std::span<const BlockHash> hashes, std::int32_t tokens,
+                            auto&& is_here) const {
+  const std::int64_t most = (tokens - 1) / layout_.block_tokens;
+  const std::int64_t hit = reach(hashes, std::min<std::int64_t>(std::ssize(hashes), most), is_here);
+  return drops_last_hit_ && hit > 0 ? reach(hashes, hit - 1, is_here) : hit;
+}
+
+// The longest hit of at most so many blocks. A block that is missed cuts it off: shorter hits that
+// go beyond the block need it, too, as windows only move on. Without a window, what is left of a
+// chain is its beginning, so that halving the range finds its end.
+std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t blocks,
+                            auto&& is_here) const {
+  for (bool cut = true; cut;) {
+    cut = false;
+    for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+      const KvGroup& group = layout_.groups[g];
+      const auto has = [&](BlockHash hash) { return is_here(name_in(g, hash)); };
+      const auto first = static_cast<std::size_t>(
+          group.first_block(blocks * layout_.block_tokens, layout_.block_tokens));
+      const auto needed = hashes.first(static_cast<std::size_t>(blocks)).subspan(first);
+      const auto missed = group.window == 0 ? std::ranges::partition_point(needed, has)
+                                            : std::ranges::find_if_not(needed, has);
+      if (missed == needed.end()) continue;
+      blocks = static_cast<std::int64_t>(first) + (missed - needed.begin());
+      cut = layout_.groups.size() > 1;
+    }
+  }
+  return blocks;
+}
+
+// Does something with the group and hash of every block that a sequence with so many leading blocks
+// takes, before it computes its token at `computed`.
+void KvCache::for_needed(std::span<const BlockHash> hashes, std::int64_t blocks,
+                         std::int64_t computed, auto&& action) const {
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    std::int64_t b = layout_.groups[g].first_block(computed, layout_.block_tokens);
+    for (; b < blocks; ++b) action(g, hashes[static_cast<std::size_t>(b)]);
+  }
+}
+
+// Does something with every block that a sequence holds and its windows leave behind, the far end
+// first, and counts them.
+std::int64_t KvCache::count_left_behind(const Sequence& sequence, auto&& action) const {
+  if (!layout_.has_windows()) return 0;
+  const Holding& holding = holdings_.at(sequence.request);
+  std::int64_t count = 0;
+  for (std::size_t g = 0; g < holding.groups.size(); ++g) {
+    const Held& held = holding.groups[g];
+    const std::int64_t keeps =
+        layout_.groups[g].first_block(sequence.computed, layout_.block_tokens);
+    for (std::int64_t b = std::min(keeps, held.end()) - 1; b >= held.first; --b, ++count)
+      action(held.blocks[static_cast<std::size_t>(b - held.first)]);
+  }
+  return count;
 }
 
 }  // namespace moesim

@@ -2,6 +2,7 @@
 #include "sim/kv_cache/kv_plan.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace moesim {
 
@@ -14,11 +15,20 @@ KvPlan::KvPlan(const KvLayout& layout, std::int64_t free_blocks, const KvCache* 
 }
 
 std::int64_t KvPlan::wanted(const Sequence& sequence, std::int32_t tokens) const {
-  return layout_.blocks_in_step(sequence.computed, sequence.computed + tokens) - sequence.blocks;
+  std::int64_t more =
+      layout_.blocks_in_step(sequence.computed, sequence.computed + tokens) - sequence.blocks;
+  if (cache_ == nullptr) return more;
+  // What a window leaves behind stays taken where others hold it.
+  cache_->count_left_behind(sequence,
+                            [&](std::int32_t block) { more += holders(block) > 1 ? 1 : 0; });
+  return more;
 }
 
 void KvPlan::grow(const Sequence& sequence, std::int32_t tokens) {
-  const std::int64_t more = wanted(sequence, tokens);
+  std::int64_t more =
+      layout_.blocks_in_step(sequence.computed, sequence.computed + tokens) - sequence.blocks;
+  if (cache_ != nullptr)
+    more += cache_->count_left_behind(sequence, [&](std::int32_t block) { let_go(block); });
   take_oldest(more);
   if (looks_up_) fill(sequence, cache_->holdings_.at(sequence.request).filled, tokens);
 }
@@ -29,45 +39,80 @@ void KvPlan::preempt(const Sequence& sequence) {
     free_ += sequence.blocks;
     return;
   }
-  for (const std::int32_t block : cache_->holdings_.at(sequence.request).blocks) {
-    if (++let_go_[block] == cache_->at(block).holders) ++free_;
-  }
+  for (const KvCache::Held& held : cache_->holdings_.at(sequence.request).groups)
+    for (const std::int32_t block : held.blocks) let_go(block);
 }
 
 CacheHit KvPlan::find(const Sequence& sequence) const {
   if (cache_ == nullptr) return {};
   check(looks_up_, "a prefix is looked up after a preemption");
-  const auto hashes =
-      cache_->found(cache_->holdings_.at(sequence.request).hashes, sequence.tokens,
-                    [&](BlockHash h) { return first_copy(h) != 0 || filled_.contains(h); });
-  return {std::ssize(hashes), std::ranges::count_if(hashes, [&](auto h) { return in_use(h); })};
+  const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
+  CacheHit hit{cache_->found(hashes, sequence.tokens, [&](BlockHash name) {
+    return first_copy(name) != 0 || filled_.contains(name);
+  })};
+  const std::int64_t computed =
+      std::max<std::int64_t>(sequence.computed, hit.blocks * layout_.block_tokens);
+  cache_->for_needed(hashes, hit.blocks, computed, [&](std::size_t group, BlockHash hash) {
+    hit.in_use += in_use(KvCache::name_in(group, hash)) ? 1 : 0;
+  });
+  return hit;
 }
 
 void KvPlan::admit(const Sequence& sequence, const CacheHit& hit, std::int32_t tokens) {
-  const std::int64_t blocks = layout_.blocks_in_step(sequence.computed, sequence.computed + tokens);
+  std::int64_t blocks = layout_.blocks_in_step(sequence.computed, sequence.computed + tokens);
   if (cache_ != nullptr) {
     const KvCache::Holding& holding = cache_->holdings_.at(sequence.request);
-    for (std::size_t b = 0; b < static_cast<std::size_t>(hit.blocks); ++b) {
-      if (!in_use(holding.hashes[b])) revived_.insert(first_copy(holding.hashes[b]));
-    }
-    free_ -= hit.blocks - hit.in_use;
+    cache_->for_needed(holding.hashes, hit.blocks, sequence.computed,
+                       [&](std::size_t group, BlockHash hash) {
+                         --blocks;
+                         const std::int32_t block = first_copy(KvCache::name_in(group, hash));
+                         if (block != 0) hold(block);
+                       });
     fill(sequence, static_cast<std::size_t>(hit.blocks), tokens);
   }
-  take_oldest(blocks - hit.blocks);
+  take_oldest(blocks);
 }
 
 // The copy of a block that is found: the first to have been filled that is still there.
-std::int32_t KvPlan::first_copy(BlockHash hash) const {
-  const auto found = cache_->block_of_.find(hash);
+std::int32_t KvPlan::first_copy(BlockHash name) const {
+  const auto found = cache_->block_of_.find(name);
   std::int32_t block = found == cache_->block_of_.end() ? 0 : found->second;
   while (block != 0 && gone_.contains(block)) block = cache_->at(block).next_copy;
   return block;
 }
 
 // Blocks that were filled in this step are held by the sequences that filled them.
-bool KvPlan::in_use(BlockHash hash) const {
-  const std::int32_t block = first_copy(hash);
-  return block == 0 || cache_->at(block).holders > 0 || revived_.contains(block);
+bool KvPlan::in_use(BlockHash name) const {
+  const std::int32_t block = first_copy(name);
+  return block == 0 || holders(block) > 0;
+}
+
+std::int64_t KvPlan::holders(std::int32_t block) const {
+  const auto more = more_holders_.find(block);
+  return cache_->at(block).holders + (more == more_holders_.end() ? 0 : more->second);
+}
+
+void KvPlan::hold(std::int32_t block) {
+  if (holders(block) == 0) --free_;
+  ++more_holders_[block];
+}
+
+void KvPlan::let_go(std::int32_t block) {
+  --more_holders_[block];
+  if (holders(block) > 0) return;
+  ++free_;
+  if (looks_up_) let_go_.push_back(block);
+}
+
+// The block that was let go of longest ago: of the cache's free list, then of those on paper. What
+// was found meanwhile is not free.
+std::int32_t KvPlan::next_free() {
+  while (oldest_ != KvCache::ring_end) {
+    const std::int32_t block = std::exchange(oldest_, cache_->at(oldest_).newer);
+    if (holders(block) == 0) return block;
+  }
+  while (holders(let_go_.at(let_go_taken_)) > 0) ++let_go_taken_;
+  return let_go_[let_go_taken_++];
 }
 
 void KvPlan::take_oldest(std::int64_t count) {
@@ -75,10 +120,9 @@ void KvPlan::take_oldest(std::int64_t count) {
   if (!looks_up_) return;
   const std::int64_t fresh = std::min(count, untouched_);
   untouched_ -= fresh;
-  for (count -= fresh; count > 0; oldest_ = cache_->at(oldest_).newer) {
-    if (revived_.contains(oldest_)) continue;
-    if (cache_->at(oldest_).cached) gone_.insert(oldest_);
-    --count;
+  for (count -= fresh; count > 0; --count) {
+    const std::int32_t block = next_free();
+    if (cache_->at(block).cached) gone_.insert(block);
   }
 }
 
@@ -87,7 +131,12 @@ void KvPlan::fill(const Sequence& sequence, std::size_t filled, std::int32_t tok
   const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
   const std::int32_t known = sequence.computed + std::min(tokens, sequence.due());
   const auto full = std::min(hashes.size(), static_cast<std::size_t>(known / layout_.block_tokens));
-  for (std::size_t b = filled; b < full; ++b) filled_.insert(hashes[b]);
+  for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
+    const auto first = static_cast<std::size_t>(
+        layout_.groups[g].first_block(sequence.computed, layout_.block_tokens));
+    for (std::size_t b = std::max(filled, first); b < full; ++b)
+      filled_.insert(KvCache::name_in(g, hashes[b]));
+  }
 }
 
 }  // namespace moesim

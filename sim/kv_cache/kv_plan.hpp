@@ -36,6 +36,10 @@ class KvPlan {
  private:
   std::int32_t first_copy(BlockHash) const;
   bool in_use(BlockHash) const;
+  std::int64_t holders(std::int32_t block) const;
+  void hold(std::int32_t block);
+  void let_go(std::int32_t block);
+  std::int32_t next_free();
   void take_oldest(std::int64_t count);
   void fill(const Sequence&, std::size_t filled, std::int32_t tokens);
 
@@ -43,12 +47,13 @@ class KvPlan {
   std::int64_t free_;
   const KvCache* cache_;
   bool looks_up_;
-  std::int64_t untouched_ = 0;                // free blocks that were never taken yet
-  std::int32_t oldest_ = 0;                   // oldest of the free list not taken on paper
-  std::unordered_set<std::int32_t> gone_;     // cached blocks that were taken for other tokens
-  std::unordered_set<std::int32_t> revived_;  // free blocks that were found and are held now
-  std::unordered_set<BlockHash> filled_;      // blocks that became full
-  std::unordered_map<std::int32_t, std::int32_t> let_go_;  // holders that were preempted, by block
+  std::int64_t untouched_ = 0;             // free blocks that were never taken yet
+  std::int32_t oldest_ = 0;                // oldest of the free list not taken on paper
+  std::unordered_set<std::int32_t> gone_;  // cached blocks that were taken for other tokens
+  std::unordered_set<BlockHash> filled_;   // names of blocks that became full
+  std::unordered_map<std::int32_t, std::int32_t> more_holders_;  // than in the cache, by block
+  std::vector<std::int32_t> let_go_;  // blocks that became free, behind the cache's free list
+  std::size_t let_go_taken_ = 0;      // how many of them were taken or passed over
 };
 
 }  // namespace moesim

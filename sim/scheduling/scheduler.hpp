@@ -145,14 +145,19 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const std::int64_t wanted = left.kv.wanted(sequence, tokens);
+    const auto lacks_blocks = [&] {
+      return left.kv.wanted(sequence, tokens) > left.kv.free_blocks();
+    };
     const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
-    while (wanted > left.kv.free_blocks() && end > keeps) {
+    while (end > keeps && lacks_blocks()) {
       left.out_of_blocks = true;
       left.kv.preempt(rank.running[--end]);
     }
-    if (wanted > left.kv.free_blocks()) left.out_of_blocks = true;
-    if (wanted > left.kv.free_blocks() || end <= i) continue;
+    if (end <= i) continue;
+    if (lacks_blocks()) {
+      left.out_of_blocks = true;
+      continue;
+    }
     left.kv.grow(sequence, tokens);
     left.budget -= tokens;
     plan.running_tokens[i] = tokens;

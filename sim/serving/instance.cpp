@@ -38,6 +38,9 @@ std::int64_t Instance::used_blocks() const {
 }
 
 bool Instance::can_ever_hold(const RequestRecord& request) const {
+  const std::int64_t limit = deployment_.max_model_len;
+  if (limit > 0 && std::int64_t{request.prompt_tokens} + request.output_tokens > limit)
+    return false;
   // The last output token is never fed back, so it needs no room, but drafts behind it do: that it
   // is the last one is not known before.
   const std::int32_t outputs = deployment_.prefill_only ? 1 : request.output_tokens;

@@ -26,8 +26,7 @@ void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
 
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
-    : model_(model), local_model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
-  local_model_.attention = model.local;
+    : model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
   const auto place_in = [](auto& classes, const LayerSpec& spec) {
     using Kind = typename std::remove_reference_t<decltype(classes)>::value_type;
     return static_cast<std::size_t>(std::ranges::find(classes, spec, &Kind::spec) -
@@ -37,7 +36,10 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
     LayerSpec attention = layer;
     attention.moe = attention.ffn = true;
     const std::size_t with_attention = place_in(attentions_, attention);
-    if (with_attention == attentions_.size()) attentions_.push_back({attention});
+    if (with_attention == attentions_.size()) {
+      attentions_.push_back({attention, model_});
+      attentions_.back().model.attention = model_.attention_of(layer);
+    }
     const std::size_t place = place_in(classes_, layer);
     if (place == classes_.size()) classes_.push_back({layer, with_attention});
     ++classes_[place].layers;
@@ -45,19 +47,17 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
   }
 }
 
-const MoeModel& RankPrices::model_of(const LayerSpec& layer) const {
-  return &model_.attention_of(layer) == &model_.local ? local_model_ : model_;
-}
-
-RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& layer) const {
+RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& layers) const {
+  const LayerSpec& layer = layers.spec;
+  const ModelShard with_attention = shard_of(attentions_[layers.attention].model);
   TokenCosts price;
   std::vector<Operation>& before = price.before_dispatch.operations;
   std::vector<Operation>& after = price.after_combine.operations;
   const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
   const auto output =
       layer.linear ? linear_attention_output_operations : attention_output_operations;
-  input(shard_of(model_of(layer)), tokens, price.before_attention.operations);
-  output(shard_of(model_of(layer)), tokens, before);
+  input(with_attention, tokens, price.before_attention.operations);
+  output(with_attention, tokens, before);
   const ModelShard shard = shard_of(model_);
   if (layer.moe) {
     gate_operations(shard, tokens, before);
@@ -82,7 +82,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const LayerSpec& 
 }
 
 void RankPrices::price(const StepBatch& batch, AttentionClass& layers) const {
-  const ModelShard shard = shard_of(model_of(layers.spec));
+  const ModelShard shard = shard_of(layers.model);
   if (layers.absorption_of.size() > sizes_remembered) layers.absorption_of.clear();
   layers.absorption.clear();
   layers.attention.resize(batch.ranks.size());
@@ -118,7 +118,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
     const RankStep& rank = batch.ranks[r];
     const std::int32_t tokens = rank.tokens + rank.padding;
     const auto [found, unseen] = layers.of_tokens.try_emplace(tokens);
-    if (unseen) found->second = price_tokens(tokens, layers.spec);
+    if (unseen) found->second = price_tokens(tokens, layers);
     const TokenCosts& price = found->second;
     costs.before_attention.push_back(&price.before_attention);
     costs.attention.push_back(&attention.attention[r]);

@@ -44,6 +44,7 @@ class RankPrices {
   // Layers with the same attention, whatever follows it.
   struct AttentionClass {
     LayerSpec spec;
+    MoeModel model;  // with the attention of these layers
     std::unordered_map<std::int64_t, RankCost> absorption_of{};  // by queries
     std::vector<const RankCost*> absorption{};                   // [ranks]
     std::vector<RankCost> attention{};                           // [ranks]
@@ -62,11 +63,10 @@ class RankPrices {
   }
   void price(const StepBatch&, AttentionClass&) const;
   void price(const StepBatch&, Class&) const;
-  TokenCosts price_tokens(double tokens, const LayerSpec&) const;
-  const MoeModel& model_of(const LayerSpec&) const;
+  TokenCosts price_tokens(double tokens, const Class&) const;
   ModelShard shard_of(const MoeModel& model) const { return {model, plan_, precision_, gpu_}; }
 
-  MoeModel model_, local_model_;  // the second with the attention of layers with a window
+  MoeModel model_;
   ParallelPlan plan_;
   PrecisionPlan precision_;
   GpuSpec gpu_;

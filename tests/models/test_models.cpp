@@ -160,6 +160,7 @@ MoeModel without_origin(MoeModel model) {
   model.name = model.source = "";
   model.published_total = model.published_active = 0;
   model.published_counts = ActiveCounts::lm_head;
+  model.max_positions = 0;
   return model;
 }
 
@@ -583,9 +584,40 @@ TEST_CASE("sparse attention scores every token and reads the best") {
              WithinRel(1'024 * latent * 2 + per_query, 1e-9));
   const Work scores = find(ops(8'192), "index_scores").cost.work;
   CHECK(scores.flops == Flops(2.0 * 64 * 128 * 8'192));
-  CHECK(scores.hbm == Bytes(8'192 * 128 * 2));
-  // The cache holds the indexer's keys beside the latent.
-  CHECK(kv_elements(model.attention, 8) == 576 + 128);
+  // Keys of 128 numbers in fp8 and a scale in fp32, beside the latent.
+  CHECK(scores.hbm == Bytes(8'192 * 132));
+  CHECK(index_key_bytes(model.attention) == 132);
+  CHECK(kv_bytes(model.attention, Precision::bf16, 8) == 576 * 2);
+  CHECK(kv_bytes(model.attention, Precision::fp8, 8) == 656);
+}
+
+TEST_CASE("a layer that shares an indexer attends to as few keys, and scores none") {
+  Json json = ConfigNode::from_file(test::source_dir() / "models/zoo/deepseek_v3_2.json").json();
+  json["layers"] = Json::parse(R"([{"repeat": 1, "pattern": [{"ffn": "dense"}]},
+                                   {"repeat": 1, "pattern": [{"ffn": "moe", "indexer": false}]}])");
+  MoeModel model = read_model(config(json.dump()));
+  const double parameters = 1536.0 * 64 * 128 + 7168 * (128 + 64);
+  CHECK(mixer_parameters(model, model.layers[0]) - mixer_parameters(model, model.layers[1]) ==
+        parameters);
+  CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(2 * 1152 + 132));
+  const std::vector<SequenceWork> sequences{{1, 8'191}};
+  const auto operations = [&](const LayerSpec& layer) {
+    model.attention = model.attention_of(layer);
+    std::vector<Operation> out;
+    attention_operations({model, {}, {}, plain_gpu()}, 1, attention_work(sequences, layer), out);
+    return out;
+  };
+  const auto names_index = [](const Operation& op) { return op.name.starts_with("index_"); };
+  const auto whole = operations(model.layers[0]), shared = operations(model.layers[1]);
+  CHECK(std::ranges::count_if(whole, names_index) == 5);
+  CHECK(std::ranges::none_of(shared, names_index));
+  CHECK(find(shared, "attention_decode").cost.work.hbm ==
+        find(whole, "attention_decode").cost.work.hbm);
+  CHECK_THAT(config_error([&] {
+               json["layers"][0]["pattern"][0]["indexer"] = false;
+               read_model(config(json.dump()));
+             }),
+             Catch::Matchers::Contains("the first layer with sparse attention has no indexer"));
 }
 
 TEST_CASE("shared and dense FFNs may be stored otherwise than attention") {

@@ -25,8 +25,12 @@ Json qwen(const Json& more = Json::object()) {
   return json;
 }
 
+std::optional<StoredPrecision> stored_in(const ConfigNode& model) {
+  return read_stored_precision(model, read_model(model));
+}
+
 std::string stored(const Json& model) {
-  const auto found = read_stored_precision(config(model.dump()));
+  const auto found = stored_in(config(model.dump()));
   return found ? precision_text(found->plan) : "nothing";
 }
 std::string quantised(const std::string& json) {
@@ -42,7 +46,7 @@ std::string text(const char* experts, const char* others, const char* kv, const 
 
 TEST_CASE("a config.json that says nothing of quantisation is bf16 throughout") {
   CHECK(stored(qwen()) == text("bf16", "bf16", "bf16", "bf16"));
-  CHECK_FALSE(read_stored_precision(config(qwen().dump()))->quantised);
+  CHECK_FALSE(stored_in(config(qwen().dump()))->quantised);
 }
 
 TEST_CASE("every quantiser's way to say it is read") {
@@ -108,6 +112,61 @@ TEST_CASE("every quantiser's way to say it is read") {
         text("mxfp4", "bf16", "bf16", "mxfp4"));
 }
 
+TEST_CASE("shared experts and dense FFNs have the precision that the file gives them") {
+  const auto with_shared = [](const char* list) {
+    return stored(qwen({{"shared_expert_intermediate_size", 256},
+                        {"quantization_config",
+                         {{"quant_method", "fp8"},
+                          {"weight_block_size", {128, 128}},
+                          {"modules_to_not_convert", Json::parse(list)}}}}));
+  };
+  // fp8 converts them like any other; a list may leave them out, a gate of theirs is no FFN.
+  const std::string all = text("fp8_block", "fp8_block", "bf16", "fp8_block");
+  const std::string but_shared =
+      "experts fp8_block, attention fp8_block, shared and dense FFNs bf16, KV cache bf16, "
+      "activations fp8_block";
+  CHECK(with_shared(R"(["lm_head"])") == all);
+  CHECK(with_shared(R"(["model.layers.*.mlp.shared_expert_gate"])") == all);
+  CHECK(with_shared(R"(["re:.*shared_expert\..*"])") == but_shared);
+  CHECK(with_shared(R"(["model.layers.1.mlp.shared_expert.up_proj"])") == all);
+  CHECK(with_shared(R"(["model.layers.0.mlp.shared_expert*", "model.layers.1.mlp.shared_expert*",
+                        "model.layers.3.mlp.shared_expert*"])") == but_shared);
+  // Modules of a vision tower are none of the language model's.
+  CHECK(with_shared(R"(["visual.blocks.0.attn.qkv", "vision_tower*", "mtp.layers.0.mlp*"])") ==
+        all);
+  // A whole block holds routed experts and shared ones.
+  CHECK(with_shared(R"(["model.layers.*.mlp"])") ==
+        "experts bf16, attention fp8_block, shared and dense FFNs bf16, KV cache bf16, activations "
+        "fp8_block");
+}
+
+TEST_CASE("a dense model's FFNs are as its file says, and its experts of nothing") {
+  const Json llama = Json::parse(R"({"model_type": "llama", "hidden_size": 512,
+    "intermediate_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 4,
+    "num_key_value_heads": 4, "vocab_size": 1024, "quantization_config": {
+      "quant_method": "modelopt", "quant_algo": "NVFP4",
+      "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}})");
+  CHECK(stored(llama) ==
+        "experts nvfp4, attention bf16, shared and dense FFNs nvfp4, KV cache bf16, activations "
+        "nvfp4");
+}
+
+TEST_CASE("a name that says four or eight bits where no file does is doubted") {
+  const auto doubt = [](const char* name) {
+    return stored_in(config(qwen({{"_name_or_path", name}}).dump()))->doubt;
+  };
+  CHECK(doubt("Qwen/Qwen3-30B-A3B").empty());
+  CHECK_THAT(doubt("nvidia/Qwen3-30B-A3B-NVFP4"),
+             Contains("has no \"quantization_config\"; the model's name says NVFP4"));
+  CHECK_THAT(doubt("Qwen/Qwen3-30B-A3B-FP8"), Contains("says FP8"));
+  Json json = tiny_experiment({{"model", nullptr}, {"precision", nullptr}});
+  json["model"] = qwen({{"_name_or_path", "Qwen/Qwen3-30B-A3B-FP8"}});
+  REQUIRE(remarks_of(load(json)).size() == 1);
+  CHECK_THAT(remarks_of(load(json)).front(), Contains("the model's name says FP8"));
+  json["precision"] = {{"experts", "bf16"}};  // said, and so not doubted
+  CHECK(remarks_of(load(json)).empty());
+}
+
 TEST_CASE("a quantisation that is not known is refused with its place") {
   const auto error = [](const std::string& json) { return config_error([&] { quantised(json); }); };
   CHECK_THAT(error(R"({"quant_method": "bitsandbytes", "bits": 4})"),
@@ -130,7 +189,7 @@ TEST_CASE("text_config and hf_quant_config.json are looked into, too") {
   folder.write("hf_quant_config.json", R"({"producer": {"name": "modelopt"}, "quantization":
     {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16,
      "exclude_modules": ["lm_head", "model.layers.*.self_attn*"]}})");
-  const auto found = read_stored_precision(ConfigNode::from_file(model));
+  const auto found = stored_in(ConfigNode::from_file(model));
   REQUIRE(found);
   CHECK(precision_text(found->plan) == text("nvfp4", "bf16", "fp8", "nvfp4"));
   CHECK(found->said_by == "hf_quant_config.json: nvfp4");
@@ -292,7 +351,11 @@ TEST_CASE("forty config.json of this year are read, or refused for what is not m
       {"deepseek-ai--DeepSeek-R1", text("fp8_block", "fp8_block", "bf16", "fp8_block")},
       {"moonshotai--Kimi-K2.5", text("int4", "bf16", "bf16", "bf16")},
       {"moonshotai--Kimi-K3", text("mxfp4", "bf16", "bf16", "bf16")},
-      {"nvidia--Kimi-K2.5-NVFP4", text("nvfp4", "bf16", "fp8", "nvfp4")},
+      // Its shared experts and dense layer are converted, too; Gemma's dense FFNs are not.
+      {"nvidia--Kimi-K2.5-NVFP4",
+       "experts nvfp4, attention bf16, shared and dense FFNs nvfp4, KV cache fp8, activations "
+       "nvfp4"},
+      {"nvidia--Gemma-4-26B-A4B-NVFP4", text("nvfp4", "bf16", "fp8", "nvfp4")},
       {"nvidia--MiniMax-M3-NVFP4", text("nvfp4", "fp8_block", "bf16", "nvfp4")},
       {"nvidia--Qwen3.5-122B-A10B-NVFP4", text("nvfp4", "bf16", "fp8", "nvfp4")},
       {"openai--gpt-oss-120b", text("mxfp4", "bf16", "bf16", "bf16")}};
@@ -303,17 +366,22 @@ TEST_CASE("forty config.json of this year are read, or refused for what is not m
     CAPTURE(name);
     ++files;
     const ConfigNode node = ConfigNode::from_file(entry.path() / "config.json");
-    const auto stored_as = read_stored_precision(node);
+    const std::string error = config_error([&] { read_model(node); });
+    if (!error.empty()) {
+      CHECK_THAT(error, Contains("is not modelled"));
+      continue;
+    }
+    ++read;
+    const auto stored_as = stored_in(node);
     REQUIRE(stored_as);
     if (const auto known = precisions.find(name); known != precisions.end()) {
       CHECK(precision_text(stored_as->plan) == known->second);
     }
-    const std::string error = config_error([&] { read_model(node); });
-    if (error.empty()) {
-      ++read;
-    } else {
-      CHECK_THAT(error, Contains("is not modelled"));
-    }
+    // Two say NVFP4 in their names alone: their hf_quant_config.json is not there.
+    const bool in_doubt =
+        name == "nvidia--GLM-5-NVFP4" || name == "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4";
+    CHECK(stored_as->doubt.empty() == !in_doubt);
+    if (in_doubt) CHECK_THAT(stored_as->doubt, Contains("the model's name says NVFP4"));
   }
   CHECK(files == 40);
   CHECK(read == 38);

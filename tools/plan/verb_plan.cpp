@@ -67,7 +67,9 @@ PlanSearch read_question(const PlanOptions& options) {
   const ConfigNode cluster =
       named_or_inline(ConfigNode(question.cluster, here, "/cluster"), Shipped::cluster);
   MoeModel read = read_model(model);
-  Json base = base_deployment(question, read, read_stored_precision(model));
+  const auto stored = read_stored_precision(model, read);
+  if (stored && !stored->doubt.empty()) spdlog::warn("\"precision\": {}", stored->doubt);
+  Json base = base_deployment(question, read, stored);
   return {.base = std::move(base),
           .model = std::move(read),
           .cluster = read_cluster(cluster),

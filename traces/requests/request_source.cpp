@@ -31,6 +31,8 @@ RequestWorkload read_workload(ConfigReader& workload) {
   return read;
 }
 
+std::int64_t RequestWorkload::longest() const { return lengths->longest(); }
+
 std::unique_ptr<RequestSource> RequestWorkload::make(std::uint64_t seed, int dp_ranks) const {
   return arrivals->start({lengths, requests, seed, dp_ranks});
 }
