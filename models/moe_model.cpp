@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
+#include "models/checkpoints.hpp"
 #include "models/language_part.hpp"
 #include "models/step_ops.hpp"
 
@@ -203,7 +204,8 @@ MoeModel read_zoo_model(ConfigReader& r) {
   if (r.has("published"))
     read_object(r.child("published"), published_keys,
                 [&](ConfigReader& p) { read_published(p, m); });
-  r.optional("precision");  // read_stored_precision()'s
+  r.optional("precision");    // read_stored_precision()'s
+  r.optional("checkpoints");  // read_checkpoints()'s
   return m;
 }
 
@@ -1134,7 +1136,9 @@ std::span<const Key> model_keys() {
       {"layers", form::list(block), required, "blocks of layers, in order"},
       {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
       {"precision", form::object(precision_keys), otherwise("not said"),
-       "of the weights as they are published"}};
+       "of the weights as they are published"},
+      {"checkpoints", form::object(checkpoint_keys), otherwise("none is known"),
+       "HuggingFace ids of weights, by the precision of experts"}};
   return keys;
 }
 

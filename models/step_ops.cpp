@@ -350,8 +350,13 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     ParallelPlan plan;
     plan.dp = static_cast<int>(r.integer("dp"));
     plan.tp = static_cast<int>(r.integer("tp"));
-    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
     plan.pp = static_cast<int>(r.integer("pp"));
+    constexpr std::int64_t most_gpus = 1'000'000;  // of a cluster
+    const std::int64_t gpus = std::int64_t{plan.dp} * plan.tp;  // of two numbers below 2^17
+    require(gpus <= most_gpus && gpus * plan.pp <= most_gpus,
+            fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",
+                        plan.dp, plan.tp, plan.pp, most_gpus));
+    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
     const AttentionSpec& a = model.attention;
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));

@@ -13,6 +13,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
@@ -474,7 +475,7 @@ int run_experiment(const RunOptions& options) {
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
   if (!options.launch.empty())
-    print("\n" + launch_text(options.launch, experiment.config, config.file()));
+    print("\n" + launch_text(options.launch, read_spec(config)));
   return all_rejected(report.metrics) ? 3 : 0;
 }
 
@@ -490,7 +491,7 @@ Action setup_run(CLI::App& command) {
                    "say how far the results vary");
   add_launch_option(command, options->launch);
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command.add_option("--profile", options->profile,
                      "write the simulator's own time, memory and speed, JSON");
   command.add_option("--requests", options->requests, "write a line per request, CSV");
@@ -503,7 +504,7 @@ Action setup_run(CLI::App& command) {
   command
       .add_option("--timeline-layers", options->unfolded_step,
                   "the step, a line of --steps, whose MoE layers stand in it one by one")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   return [options] { return run_experiment(*options); };
 }
 
