@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/choice.hpp"
 #include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/gemm.hpp"
 #include "hardware/kernels/quantise.hpp"
@@ -293,6 +294,7 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   }
 }
 
+enum class StatePrecision { fp32, bf16 };
 constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 }  // namespace
@@ -323,12 +325,13 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
     }
     const Precision attention = precision("attention", &PrecisionPlan::attention);
     const Precision ffn = r.has("attention") || stored == nullptr ? attention : stored->ffn;
+    const auto state = choice<StatePrecision>(r, "state", state_precisions);
     return PrecisionPlan{.experts = precision("experts", &PrecisionPlan::experts),
                          .attention = attention,
                          .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
                          .activations = precision("activations", &PrecisionPlan::activations),
                          .ffn = r.has("ffn") ? precision("ffn", &PrecisionPlan::ffn) : ffn,
-                         .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
+                         .state_bytes = state == StatePrecision::fp32 ? fp32_bytes : bf16_bytes};
   });
 }
 
