@@ -102,7 +102,8 @@ std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   std::error_code none;
   if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
   if (which == Shipped::model && std::filesystem::is_directory(file, none))
-    node.fail(fmt::format("the folder \"{}\" holds no config.json; name the folder that does", text));
+    node.fail(
+        fmt::format("the folder \"{}\" holds no config.json; name the folder that does", text));
   if (is_path(text) || std::filesystem::exists(file, none)) return file;
   if (const auto shipped = shipped_file(which, text)) return *shipped;
   refuse(node, which);

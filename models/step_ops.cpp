@@ -354,7 +354,7 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     plan.dp = static_cast<int>(r.integer("dp"));
     plan.tp = static_cast<int>(r.integer("tp"));
     plan.pp = static_cast<int>(r.integer("pp"));
-    constexpr std::int64_t most_gpus = 1'000'000;  // of a cluster
+    constexpr std::int64_t most_gpus = 1'000'000;               // of a cluster
     const std::int64_t gpus = std::int64_t{plan.dp} * plan.tp;  // of two numbers below 2^17
     require(gpus <= most_gpus && gpus * plan.pp <= most_gpus,
             fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",

@@ -105,8 +105,8 @@ template <class Rule>
 std::unique_ptr<CapacityRule> read_capacity_rule(ConfigReader& options) {
   auto rule = std::make_unique<Rule>();
   rule->factor = options.number("factor");
-  rule->per_source_rank =
-      choice<CapacityScope>(options, "scope", capacity_scope_names) == CapacityScope::per_source_rank;
+  rule->per_source_rank = choice<CapacityScope>(options, "scope", capacity_scope_names) ==
+                          CapacityScope::per_source_rank;
   return rule;
 }
 

@@ -106,7 +106,8 @@ KvLinkSpec read_link(const ConfigNode& node, const ClusterSpec& cluster, int gpu
   return read_object(node, kv_transfer_keys, [&](ConfigReader& options) {
     const bool far = gpus > cluster.scale_up_domain;
     const LinkLevel usual = far ? LinkLevel::network : LinkLevel::nvlink;
-    const auto level = static_cast<LinkLevel>(options.choice_or("level", levels, std::size_t(usual)));
+    const auto level =
+        static_cast<LinkLevel>(options.choice_or("level", levels, std::size_t(usual)));
     const bool by_network = level == LinkLevel::network;
     if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
       options.child("level").fail(

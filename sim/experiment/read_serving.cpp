@@ -41,7 +41,8 @@ constexpr std::array<std::string_view, 4> graph_size_names{"powers_of_two", "vll
 
 std::span<const Key> draft_keys() {
   static constexpr Key keys[] = {
-      {"type", form::choice(draft_names), required, "a layer of the model drafts, or it takes a time"},
+      {"type", form::choice(draft_names), required,
+       "a layer of the model drafts, or it takes a time"},
       {"per_token", form::time, otherwise("mtp: priced"), "time: of a pass, for one draft"}};
   return keys;
 }
@@ -75,9 +76,9 @@ std::span<const Key> api_server_keys() {
 std::span<const Key> cuda_graph_keys() {
   static constexpr Form size = form::integer(1, 1 << 20);
   static constexpr Form list = form::list(size);
-  static constexpr Key keys[] = {
-      {"sizes", form::choice(graph_size_names).or_a(list), required, "decode batches that have a graph"},
-      {"max", size, "512", "the largest"}};
+  static constexpr Key keys[] = {{"sizes", form::choice(graph_size_names).or_a(list), required,
+                                  "decode batches that have a graph"},
+                                 {"max", size, "512", "the largest"}};
   return keys;
 }
 

@@ -28,9 +28,10 @@ constexpr std::array<std::string_view, 2> binding_names{"random", "by_workload"}
 
 std::span<const Key> binding_keys() {
   static constexpr Form tags = form::list(form::text);
-  static constexpr Key keys[] = {{"type", form::choice(binding_names), required, "the order of recordings"},
-                                 {"phases", form::list(tags), otherwise("random: none"),
-                                  "by_workload: tags of each of equally long phases"}};
+  static constexpr Key keys[] = {
+      {"type", form::choice(binding_names), required, "the order of recordings"},
+      {"phases", form::list(tags), otherwise("random: none"),
+       "by_workload: tags of each of equally long phases"}};
   return keys;
 }
 
@@ -112,7 +113,8 @@ std::span<const Key> experiment_keys() {
       {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
       {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
       {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
-      {"fidelity", form::choice(fidelity_names), "exact", "route every token, or draw from samples"},
+      {"fidelity", form::choice(fidelity_names), "exact",
+       "route every token, or draw from samples"},
 
       {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
        "what calibrate --serving wrote of measured runs"},

@@ -274,19 +274,20 @@ Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measur
 
 ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally& tally) {
   if (!e.expert_memory) return {"resident", {}};
-  return {e.expert_memory->type,
-          ExpertTransferStats{.hits = tally.hits,
-                              .misses = tally.misses,
-                              .hit_rate = ratio(double(tally.hits), double(tally.hits + tally.misses)),
-                              .streamed = tally.streamed,
-                              .prefetch = {.issued = tally.prefetches,
-                                           .used = tally.prefetches_used,
-                                           .late = tally.late,
-                                           .wasted = tally.prefetches_wasted},
-                              .host_bytes = tally.host.value(),
-                              .nvme_bytes = tally.nvme.value(),
-                              .stall_seconds = tally.stall.count(),
-                              .host_source = e.expert_memory->host.source}};
+  return {
+      e.expert_memory->type,
+      ExpertTransferStats{.hits = tally.hits,
+                          .misses = tally.misses,
+                          .hit_rate = ratio(double(tally.hits), double(tally.hits + tally.misses)),
+                          .streamed = tally.streamed,
+                          .prefetch = {.issued = tally.prefetches,
+                                       .used = tally.prefetches_used,
+                                       .late = tally.late,
+                                       .wasted = tally.prefetches_wasted},
+                          .host_bytes = tally.host.value(),
+                          .nvme_bytes = tally.nvme.value(),
+                          .stall_seconds = tally.stall.count(),
+                          .host_source = e.expert_memory->host.source}};
 }
 
 ExpertKindStats expert_kind_of(const Deployment& e, const ExpertTotals& totals) {

@@ -86,7 +86,8 @@ Seconds Charges::routing(std::string_view policy, int active, bool replicated) c
 std::span<const Key> charges_keys() {
   static constexpr Form values = form::object(routing_charges_keys);
   static constexpr Key keys[] = {
-      {"token_routing", form::choice(routing_charge_names).or_a(values), "measured", "policies' own GPU time"},
+      {"token_routing", form::choice(routing_charge_names).or_a(values), "measured",
+       "policies' own GPU time"},
       {"host_overhead", form::time, "0 us", "of the host, per step"},
       {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
       {"per_sequence", form::time, "0 us", "of the host, per sequence of the fullest rank"},
@@ -100,8 +101,7 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
     if (reader.has("token_routing") && reader.node().json().at("token_routing").is_object()) {
       charges = read_values(reader.child("token_routing"), policies);
     } else {
-      const auto of_routing =
-          choice<RoutingCharges>(reader, "token_routing", routing_charge_names);
+      const auto of_routing = choice<RoutingCharges>(reader, "token_routing", routing_charge_names);
       if (of_routing == RoutingCharges::measured) charges = measured();
     }
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");

@@ -120,9 +120,8 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
 Json random_experiment(std::uint64_t seed) {
   for (int attempt = 0;; ++attempt) {
     Json drawn = drawn_experiment(seed, fmt::format("test/experiment/{}", attempt));
-    const std::string refused = test::config_error([&] {
-      read_spec(ConfigNode(drawn, test::source_dir() / "tests" / "laws.json"));
-    });
+    const std::string refused = test::config_error(
+        [&] { read_spec(ConfigNode(drawn, test::source_dir() / "tests" / "laws.json")); });
     if (refused.empty()) return drawn;
     INFO(refused);
     REQUIRE(attempt < 200);

@@ -154,7 +154,9 @@ int redundant_experts(const PoolSpec& pool) {
   return pool.model.experts == 0 ? 0 : problem.gpus * problem.slots_per_gpu - problem.experts;
 }
 
-bool spreads_experts(const PoolSpec& pool) { return pool.model.experts > 0 && pool.parallel.ep > 1; }
+bool spreads_experts(const PoolSpec& pool) {
+  return pool.model.experts > 0 && pool.parallel.ep > 1;
+}
 
 std::filesystem::path placement_file(const PoolSpec& pool) {
   const std::string file = text_at(pool.node.json(), "/placement/file");
@@ -191,17 +193,19 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   const std::string placement = type_at(pool, "/placement", "linear");
   if (placement != "eplb" && placement != "from_file") note("/placement", placement, "linear");
   if (placement == "eplb" && spreads_experts(pool) && redundant_experts(pool) == 0)
-    notes.push_back("/placement: \"eplb\"; without copies of experts no balancer is turned on, and "
-                    "experts stand in their order");
+    notes.push_back(
+        "/placement: \"eplb\"; without copies of experts no balancer is turned on, and "
+        "experts stand in their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
 }
 
 // How a placement file is written in an engine's own form.
 std::string other_form(const std::filesystem::path& file, const char* engine) {
-  return fmt::format("/placement/file: {0} has no form that it reads; this writes one: "
-                     "moesim place --placement {0} --format {1}",
-                     shell_path(file.string()), engine);
+  return fmt::format(
+      "/placement/file: {0} has no form that it reads; this writes one: "
+      "moesim place --placement {0} --format {1}",
+      shell_path(file.string()), engine);
 }
 
 // That an engine moves experts by what it sees, while the experiment's placement stands still.
@@ -242,9 +246,10 @@ void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep, Com
   command.add("--enable-expert-parallel");
   const ParallelPlan& plan = pool.parallel;
   if (plan.ep < plan.stage_gpus())
-    notes.push_back(fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of "
-                                "them",
-                                plan.ep, plan.stage_gpus()));
+    notes.push_back(
+        fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of "
+                    "them",
+                    plan.ep, plan.stage_gpus()));
   if (plan.dp > 1) {
     const std::string prefill = dispatch_of(pool, "prefill"), decode = dispatch_of(pool, "decode");
     const std::string& chosen = role == "prefill" ? prefill : decode;
@@ -252,9 +257,10 @@ void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep, Com
     if (chosen == "low_latency") command.add("--all2all-backend", "deepep_low_latency");
     if (chosen == "all_to_all") command.add("--all2all-backend", "deepep_high_throughput");
     if (role.empty() && prefill != decode)
-      notes.push_back(fmt::format("/dispatch/prefill: {}; vLLM has one backend for both phases, "
-                                  "that of decode is taken",
-                                  quoted_name(prefill)));
+      notes.push_back(
+          fmt::format("/dispatch/prefill: {}; vLLM has one backend for both phases, "
+                      "that of decode is taken",
+                      quoted_name(prefill)));
   }
   if (!placement_file(pool).empty())
     notes.push_back("/placement/file: vLLM makes its own placement from the load it sees");
@@ -264,8 +270,8 @@ void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep, Com
     notes.push_back("/placement/replication: vLLM has no EPLB for experts in MXFP4");
     return;
   }
-  command.add(fmt::format("--enable-eplb --eplb-config '{{\"num_redundant_experts\":{}}}'",
-                          redundant));
+  command.add(
+      fmt::format("--enable-eplb --eplb-config '{{\"num_redundant_experts\":{}}}'", redundant));
   note_balancer(pool, "every 3,000 steps", notes);
 }
 
@@ -283,8 +289,8 @@ std::string vllm(const Server& server, const std::string& weights, Notes& notes)
   if (plan.pp > 1) command.add("--pipeline-parallel-size", plan.pp);
   if (ranks_by_node(server)) {
     command.add("--data-parallel-size-local", server.per_node() / plan.tp);
-    command.add(fmt::format("--data-parallel-address {} --data-parallel-rpc-port {}",
-                            server.host(), server.port() + 50));
+    command.add(fmt::format("--data-parallel-address {} --data-parallel-rpc-port {}", server.host(),
+                            server.port() + 50));
   } else if (server.nodes() > 1) {
     command.add(fmt::format("--nnodes {} --node-rank $RANK --master-addr {}", server.nodes(),
                             server.host()));
@@ -339,10 +345,9 @@ void sglang_experts(const PoolSpec& pool, const std::string& role, bool& deep, C
   }
   const int redundant = redundant_experts(pool);
   if (redundant > 0)
-    command.add(
-        fmt::format("--ep-num-redundant-experts {} --ep-dispatch-algorithm {}", redundant,
-                    type_at(pool, "/token_routing/decode", "even") == "sglang_static" ? "static"
-                                                                                     : "dynamic"));
+    command.add(fmt::format(
+        "--ep-num-redundant-experts {} --ep-dispatch-algorithm {}", redundant,
+        type_at(pool, "/token_routing/decode", "even") == "sglang_static" ? "static" : "dynamic"));
   if (const std::filesystem::path file = placement_file(pool); !file.empty()) {
     command.add("--init-expert-location", shell_path(file.string()));
     if (file.extension() != ".json") notes.push_back(other_form(file, "sglang"));
@@ -377,14 +382,16 @@ std::string sglang(const Server& server, const std::string& weights, Notes& note
   if (timed_as(pool, "sglang"))
     command.add("--mem-fraction-static", pool.kv_cache.gpu_memory_utilization);
   else
-    notes.push_back("/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "
-                    "weights and KV cache alone; SGLang chooses it");
+    notes.push_back(
+        "/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "
+        "weights and KV cache alone; SGLang chooses it");
   if (pool.precision.kv_cache == Precision::fp8) command.add("--kv-cache-dtype", "fp8_e4m3");
   if (!pool.prefix_caching) command.add("--disable-radix-cache");
   if (const int drafts = pool.speculation.tokens; pool.speculation.has_module())
-    command.add(fmt::format("--speculative-algorithm EAGLE --speculative-num-steps {} "
-                            "--speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
-                            drafts, drafts + 1));
+    command.add(
+        fmt::format("--speculative-algorithm EAGLE --speculative-num-steps {} "
+                    "--speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
+                    drafts, drafts + 1));
   if (two_batches(pool, deep, notes)) command.add("--enable-two-batch-overlap");
   if (!server.role.empty()) {
     command.add(fmt::format("--disaggregation-mode {} --disaggregation-transfer-backend nixl",
@@ -411,15 +418,17 @@ std::string trtllm_options(const Server& server, Notes& notes) {
     if (file.extension() != ".yaml" && file.extension() != ".yml")
       notes.push_back(other_form(file, "trtllm"));
   } else if (spreads_experts(pool) && redundant > 0) {
-    options += fmt::format("moe_config: {{backend: WIDEEP, load_balancer: {{num_slots: {}, "
-                           "layer_updates_per_iter: 1}}}}\n",
-                           pool.model.experts + redundant);
+    options += fmt::format(
+        "moe_config: {{backend: WIDEEP, load_balancer: {{num_slots: {}, "
+        "layer_updates_per_iter: 1}}}}\n",
+        pool.model.experts + redundant);
     note_balancer(pool, "of one layer in each step", notes);
   }
   if (pool.speculation.has_module())
-    options += fmt::format("speculative_config: {{decoding_type: MTP, num_nextn_predict_layers: "
-                           "{}}}\n",
-                           pool.speculation.tokens);
+    options += fmt::format(
+        "speculative_config: {{decoding_type: MTP, num_nextn_predict_layers: "
+        "{}}}\n",
+        pool.speculation.tokens);
   if (!server.role.empty()) options += "cache_transceiver_config: {backend: DEFAULT}\n";
   if (server.role == "prefill") options += "disable_overlap_scheduler: true\n";
   return options;
@@ -433,15 +442,17 @@ std::string trtllm(const Server& server, const std::string& weights, Notes& note
   const PoolSpec& pool = server.pool;
   const ParallelPlan& plan = pool.parallel;
   if (plan.dp > 1 && plan.tp > 1)
-    notes.push_back(fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
-                                "or tensor parallel: data parallel over all is taken",
-                                plan.dp, plan.tp));
+    notes.push_back(
+        fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
+                    "or tensor parallel: data parallel over all is taken",
+                    plan.dp, plan.tp));
   // It has a process for each GPU; on several nodes MPI starts them.
   std::string program = devices_of(server);
   if (server.nodes() > 1)
-    program += fmt::format("srun --nodes {} --ntasks {} --ntasks-per-node {} --mpi=pmix \\\n    "
-                           "trtllm-llmapi-launch ",
-                           server.nodes(), server.gpus(), std::min(server.per_node(), server.gpus()));
+    program += fmt::format(
+        "srun --nodes {} --ntasks {} --ntasks-per-node {} --mpi=pmix \\\n    "
+        "trtllm-llmapi-launch ",
+        server.nodes(), server.gpus(), std::min(server.per_node(), server.gpus()));
   Command command(program + "trtllm-serve " + weights);
   command.add(fmt::format("--host 0.0.0.0 --port {} --backend pytorch", server.port()));
   command.add("--tp_size", plan.stage_gpus());
@@ -454,8 +465,9 @@ std::string trtllm(const Server& server, const std::string& weights, Notes& note
   if (pool.kv_cache.free_gpu_memory_fraction)
     command.add("--kv_cache_free_gpu_memory_fraction", *pool.kv_cache.free_gpu_memory_fraction);
   else
-    notes.push_back("/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "
-                    "that weights leave free; TensorRT-LLM takes its default");
+    notes.push_back(
+        "/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "
+        "that weights leave free; TensorRT-LLM takes its default");
   command.add("--extra_llm_api_options", trtllm_file(server.role));
   return command.text();
 }
@@ -467,8 +479,8 @@ std::string router_policy(const PoolSpec& pool, Notes& notes) {
   const std::string wanted(pool.request_routing.name());
   for (const char* known : {"random", "round_robin", "power_of_two", "cache_aware"})
     if (wanted == known) return wanted;
-  notes.push_back(fmt::format("/request_routing: {}; the router sends requests in turn",
-                              quoted_name(wanted)));
+  notes.push_back(
+      fmt::format("/request_routing: {}; the router sends requests in turn", quoted_name(wanted)));
   return "round_robin";
 }
 
@@ -502,17 +514,19 @@ std::string trtllm_router(const Layout& layout, Notes& notes) {
   if (layout.servers.front().role.empty()) {
     std::vector<std::string> urls;
     for (const Server& server : layout.servers) urls.push_back(server.url());
-    notes.push_back("/instances: TensorRT-LLM has no router; put one on port 8000 that shares "
-                    "requests of the OpenAI API among these servers");
+    notes.push_back(
+        "/instances: TensorRT-LLM has no router; put one on port 8000 that shares "
+        "requests of the OpenAI API among these servers");
     return "";
   }
-  std::string text = "cat >disaggregated.yaml <<YAML\nhostname: 0.0.0.0\nport: 8000\n"
-                     "backend: pytorch\n";
+  std::string text =
+      "cat >disaggregated.yaml <<YAML\nhostname: 0.0.0.0\nport: 8000\n"
+      "backend: pytorch\n";
   for (const char* role : {"prefill", "decode"}) {
     const auto servers = of_role(layout, role);
-    text += fmt::format("{}_servers:\n  num_instances: {}\n  urls:\n",
-                        std::string_view(role) == "prefill" ? "context" : "generation",
-                        servers.size());
+    text +=
+        fmt::format("{}_servers:\n  num_instances: {}\n  urls:\n",
+                    std::string_view(role) == "prefill" ? "context" : "generation", servers.size());
     for (const Server* server : servers)
       text += fmt::format("    - \"{}:{}\"\n", server->host(), server->port());
   }
@@ -584,7 +598,8 @@ std::string server_text(const std::string& engine, const Server& server,
   if (server.nodes() == 1 || engine == "trtllm") return command + "\n";
   const int others = server.nodes() - 1;
   if (engine == "sglang")
-    return fmt::format("RANK=0  # the place of this node among them, 0 to {}\n{}\n", others, command);
+    return fmt::format("RANK=0  # the place of this node among them, 0 to {}\n{}\n", others,
+                       command);
   std::string headless = command + " \\\n    --headless";
   if (ranks_by_node(server))
     headless += fmt::format(" --data-parallel-start-rank $((RANK * {}))",
@@ -618,12 +633,13 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
     text += server_text(engine, server, serve(server, path, notes));
   }
   if (layout.left_out > 0)
-    text += fmt::format("# and {} servers alike, each on the next GPUs and the next hundred of "
-                        "ports\n",
-                        layout.left_out);
+    text += fmt::format(
+        "# and {} servers alike, each on the next GPUs and the next hundred of "
+        "ports\n",
+        layout.left_out);
   if (layout.servers.size() > 1) {
-    const std::string router = engine == "trtllm" ? trtllm_router(layout, notes)
-                                                  : http_router(engine, layout, notes);
+    const std::string router =
+        engine == "trtllm" ? trtllm_router(layout, notes) : http_router(engine, layout, notes);
     if (!router.empty()) text += "# the router of requests\n" + router;
   }
   text += "# the load\n" + benchmark(engine, spec, path, notes) + "\n";

@@ -24,8 +24,9 @@ inline std::vector<std::string> names_of_engines() {
 /// The option --launch.
 inline void add_launch_option(CLI::App& command, std::string& engine) {
   command
-      .add_option("--launch", engine,
-                  "print an engine's own commands for it, and its benchmark's: vllm, sglang, trtllm")
+      .add_option(
+          "--launch", engine,
+          "print an engine's own commands for it, and its benchmark's: vllm, sglang, trtllm")
       ->check(CLI::IsMember(names_of_engines()));
 }
 

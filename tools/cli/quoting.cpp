@@ -19,7 +19,9 @@ struct Character {
 Character character_at(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
-  const std::size_t bytes = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2
+  const std::size_t bytes = first < 0x80   ? 1
+                            : first < 0xc2 ? 0
+                            : first < 0xe0 ? 2
                             : first < 0xf0 ? 3
                             : first < 0xf5 ? 4
                                            : 0;
@@ -67,7 +69,7 @@ std::string visible(std::string_view text) {
       shown += text.substr(0, c.bytes);
     else
       shown += fmt::format("\\{}", c.valid ? fmt::format("u{:04x}", static_cast<unsigned>(c.code))
-                                            : fmt::format("x{:02x}", static_cast<unsigned>(c.code)));
+                                           : fmt::format("x{:02x}", static_cast<unsigned>(c.code)));
     text.remove_prefix(c.bytes);
   }
   return shown;

@@ -243,7 +243,8 @@ int say(const PlanOptions& options, const Plan& plan, const MoeModel& model) {
     print(active_text(first, model) + doubts(plan, model) + effort_text(plan) + "\n" +
           written_text(options, page));
     if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, read_spec({first.config, options.output + ".json"})));
+      print("\n" +
+            launch_text(options.launch, read_spec({first.config, options.output + ".json"})));
     print(trust_line(first.report, first.config));
   }
   return met ? 0 : exit_limit_not_met;

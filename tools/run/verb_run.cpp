@@ -335,6 +335,13 @@ std::string anchored_text(const Report& report) {
          "\n";
 }
 
+// How much of the prompts stood in the KV cache already.
+std::string prefixes_of(const KvStats& kv) {
+  if (!kv.prefix_caching) return "";
+  return fmt::format("prefix cache: {} of the prompts' tokens were there, {} of {}\n",
+                     percent(kv.prefix_hit_rate), kv.prefix_hit_tokens, kv.prefix_queried_tokens);
+}
+
 std::string summary(const Report& report, const Deployment& e) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
@@ -354,6 +361,7 @@ std::string summary(const Report& report, const Deployment& e) {
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
+  text += prefixes_of(report.pool.kv);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
@@ -474,8 +482,7 @@ int run_experiment(const RunOptions& options) {
   if (events) events->finish();
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
-  if (!options.launch.empty())
-    print("\n" + launch_text(options.launch, read_spec(config)));
+  if (!options.launch.empty()) print("\n" + launch_text(options.launch, read_spec(config)));
   return all_rejected(report.metrics) ? 3 : 0;
 }
 

@@ -145,8 +145,9 @@ Action setup_sweep(CLI::App& command) {
   command.add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
       ->check(at_least_one());
   CLI::Option* shard =
-      command.add_option("--shard", options->shard,
-                         "run every Nth point from the Ith on: I/N, merge the stores later")
+      command
+          .add_option("--shard", options->shard,
+                      "run every Nth point from the Ith on: I/N, merge the stores later")
           ->check([](const std::string& text) -> std::string {
             return text.empty() ? "expected I/N, e.g. 2/8, found nothing" : "";
           });

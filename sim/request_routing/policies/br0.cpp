@@ -83,7 +83,8 @@ std::span<const Key> br0_router_keys() {
 }
 
 RequestRouterFactory make_br0_router(ConfigReader& options, const RouterContext& context) {
-  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool) return copies_of(Br0Pool(options, context));
+  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool)
+    return copies_of(Br0Pool(options, context));
   return copies_of(Br0(options));
 }
 

@@ -124,7 +124,8 @@ std::span<const Key> brh_router_keys() {
 }
 
 RequestRouterFactory make_brh_router(ConfigReader& options, const RouterContext& context) {
-  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool) return copies_of(BrhPool(options, context));
+  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool)
+    return copies_of(BrhPool(options, context));
   return copies_of(Brh(options, context));
 }
 
