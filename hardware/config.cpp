@@ -33,7 +33,14 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// Names that hold what was typed come first: "fp4" is short for "nvfp4" or "mxfp4".
 std::string did_you_mean(std::string_view name, std::span<const std::string_view> candidates) {
+  std::vector<std::string_view> longer;
+  std::ranges::copy_if(candidates, std::back_inserter(longer), [&](std::string_view candidate) {
+    return name.size() >= 3 && candidate.find(name) != candidate.npos;
+  });
+  if (longer.size() == 2)
+    return fmt::format("did you mean \"{}\" or \"{}\"? ", longer[0], longer[1]);
   const std::string_view nearest = nearest_name(name, candidates);
   return nearest.empty() ? "" : fmt::format("did you mean \"{}\"? ", nearest);
 }

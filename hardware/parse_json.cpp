@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/parse_json.hpp"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -116,6 +117,15 @@ std::string without_python_words(std::string_view text) {
   return plain;
 }
 
+// Whether the bracket that ends at `byte` closes a list or object behind a comma.
+bool ends_with_comma(std::string_view text, std::size_t byte) {
+  if (byte == 0 || byte > text.size()) return false;
+  if (text[byte - 1] != '}' && text[byte - 1] != ']') return false;
+  const std::string_view before = text.substr(0, byte - 1);
+  const auto last = before.find_last_not_of(" \t\r\n");
+  return last != before.npos && before[last] == ',';
+}
+
 }  // namespace
 
 Json parse_written_json(std::string_view text) {
@@ -126,6 +136,12 @@ Json parse_written_json(std::string_view text) {
   } catch (const Json::exception& error) {
     // A number such as 1e999 is refused with another type of exception than wrong syntax, and
     // without a place.
+    const auto* wrong = dynamic_cast<const Json::parse_error*>(&error);
+    if (wrong != nullptr && ends_with_comma(text, wrong->byte))
+      throw ConfigError(fmt::format(
+          "not JSON: in line {} a comma stands before \"{}\"; leave the "
+          "comma out",
+          1 + std::ranges::count(text.substr(0, wrong->byte), '\n'), text[wrong->byte - 1]));
     const std::string_view message = error.what();
     const auto place = message.find("at line");
     throw ConfigError(

@@ -121,6 +121,9 @@ std::filesystem::path named_file(const ConfigNode& node, Shipped which) {
   std::filesystem::path file = node.relative(text);
   std::error_code none;
   if (std::filesystem::is_regular_file(file / "config.json", none)) return file / "config.json";
+  if (which == Shipped::model && std::filesystem::is_directory(file, none))
+    node.fail(
+        fmt::format("the folder \"{}\" holds no config.json; name the folder that does", text));
   if (is_path(text) || std::filesystem::exists(file, none)) return file;
   if (const auto shipped = shipped_file(which, text)) return *shipped;
   refuse(node, which);

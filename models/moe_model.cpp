@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
+#include "hardware/choice.hpp"
+#include "models/checkpoints.hpp"
 #include "models/language_part.hpp"
 #include "models/step_ops.hpp"
 
@@ -121,11 +123,13 @@ void read_experts(ConfigReader& r, MoeModel& m) {
   m.groups_per_token = count(r, "groups_per_token");
 }
 
+enum class Ffn { dense, moe, none };
+constexpr std::array<std::string_view, 3> ffn_names{"dense", "moe", "none"};
+
 std::span<const Key> layer_keys() {
-  static constexpr std::array<std::string_view, 3> ffns{"dense", "moe", "none"};
   static constexpr Standard all = otherwise("every token before");
   static constexpr Key keys[] = {
-      {"ffn", form::choice(ffns), required, "what follows attention"},
+      {"ffn", form::choice(ffn_names), required, "what follows attention"},
       {"linear", form::flag, "false", "linear attention in the place of attention"},
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
@@ -136,9 +140,9 @@ std::span<const Key> layer_keys() {
 
 LayerSpec read_layer(ConfigReader& r) {
   LayerSpec layer;
-  const std::size_t ffn = r.choice("ffn");
-  layer.moe = ffn == 1;
-  layer.ffn = ffn != 2;
+  const auto ffn = choice<Ffn>(r, "ffn", ffn_names);
+  layer.moe = ffn == Ffn::moe;
+  layer.ffn = ffn != Ffn::none;
   layer.linear = r.flag("linear");
   layer.indexer = r.flag("indexer");
   if (r.has("chunk")) {
@@ -180,7 +184,7 @@ std::span<const Key> published_keys() {
 void read_published(ConfigReader& r, MoeModel& m) {
   m.published_total = r.number("total");
   m.published_active = r.number("active");
-  m.published_counts = static_cast<ActiveCounts>(r.choice("active_counts"));
+  m.published_counts = choice<ActiveCounts>(r, "active_counts", active_counts_names);
 }
 
 // Sparse attention is that of every layer with attention; an indexer stands in those that say so.
@@ -218,6 +222,7 @@ MoeModel read_zoo_model(ConfigReader& r) {
                 [&](ConfigReader& p) { read_published(p, m); });
   r.optional("precision");    // read_stored_precision()'s
   r.optional("huggingface");  // shipped_file()'s
+  r.optional("checkpoints");  // read_checkpoints()'s
   return m;
 }
 
@@ -1255,7 +1260,9 @@ std::span<const Key> model_keys() {
       {"layers", form::list(block), required, "blocks of layers, in order"},
       {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
       {"precision", form::object(precision_keys), otherwise("not said"),
-       "of the weights as they are published"}};
+       "of the weights as they are published"},
+      {"checkpoints", form::object(checkpoint_keys), otherwise("none is known"),
+       "HuggingFace ids of weights, by the precision of experts"}};
   return keys;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/choice.hpp"
 #include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/gemm.hpp"
 #include "hardware/kernels/quantise.hpp"
@@ -289,6 +290,7 @@ void mla_core(const AttentionSpec& a, const AttentionSlice& slice, const Attenti
   }
 }
 
+enum class StatePrecision { fp32, bf16 };
 constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 }  // namespace
@@ -323,13 +325,14 @@ PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored
     const bool as_stored = stored != nullptr && attention == stored->attention;
     const Precision ffn = as_stored ? stored->ffn : attention;
     const auto ffn_name = precision_names[static_cast<std::size_t>(ffn)];
+    const auto state = choice<StatePrecision>(r, "state", state_precisions);
     return PrecisionPlan{
         .experts = precision("experts", &PrecisionPlan::experts),
         .attention = attention,
         .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
         .activations = precision("activations", &PrecisionPlan::activations),
         .ffn = static_cast<Precision>(r.child_or("ffn", std::string(ffn_name)).choice()),
-        .state_bytes = r.choice("state") == 0 ? fp32_bytes : bf16_bytes};
+        .state_bytes = state == StatePrecision::fp32 ? fp32_bytes : bf16_bytes};
   });
 }
 
@@ -351,8 +354,13 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     ParallelPlan plan;
     plan.dp = static_cast<int>(r.integer("dp"));
     plan.tp = static_cast<int>(r.integer("tp"));
-    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
     plan.pp = static_cast<int>(r.integer("pp"));
+    constexpr std::int64_t most_gpus = 1'000'000;               // of a cluster
+    const std::int64_t gpus = std::int64_t{plan.dp} * plan.tp;  // of two numbers below 2^17
+    require(gpus <= most_gpus && gpus * plan.pp <= most_gpus,
+            fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",
+                        plan.dp, plan.tp, plan.pp, most_gpus));
+    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
     const AttentionSpec& a = model.attention;
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "hardware/choice.hpp"
 #include "hardware/registry.hpp"
 
 namespace moesim {
@@ -94,13 +95,18 @@ void limit_choices(const CapacityRule&, LayerChoices&, std::vector<DelayedSelect
 /// The rule of engines, under which every selection runs.
 std::shared_ptr<const CapacityRule> dropless();
 
+/// Tokens that share an expert's room.
+enum class CapacityScope { global, per_source_rank };
+inline constexpr std::array<std::string_view, 2> capacity_scope_names{"global", "per_source_rank"};
+
 std::span<const Key> capacity_keys();
 /// Reads them.
 template <class Rule>
 std::unique_ptr<CapacityRule> read_capacity_rule(ConfigReader& options) {
   auto rule = std::make_unique<Rule>();
   rule->factor = options.number("factor");
-  rule->per_source_rank = options.choice("scope") == 1;
+  rule->per_source_rank = choice<CapacityScope>(options, "scope", capacity_scope_names) ==
+                          CapacityScope::per_source_rank;
   return rule;
 }
 

@@ -12,6 +12,7 @@ namespace {
 constexpr std::array<const char*, 9> of_both_pools{"workload",    "max_model_len", "model",
                                                    "cluster",     "seed",          "slo",
                                                    "measurement", "pools",         "kv_transfer"};
+enum class LinkLevel { nvlink, network };
 constexpr std::array<std::string_view, 2> levels{"nvlink", "network"};
 
 // The pool's own keys before those of the whole experiment.
@@ -105,7 +106,10 @@ namespace {
 KvLinkSpec read_link(const ConfigNode& node, const ClusterSpec& cluster, int gpus) {
   return read_object(node, kv_transfer_keys, [&](ConfigReader& options) {
     const bool far = gpus > cluster.scale_up_domain;
-    const bool by_network = options.choice_or("level", levels, far ? 1 : 0) == 1;
+    const LinkLevel usual = far ? LinkLevel::network : LinkLevel::nvlink;
+    const auto level =
+        static_cast<LinkLevel>(options.choice_or("level", levels, std::size_t(usual)));
+    const bool by_network = level == LinkLevel::network;
     if (by_network && cluster.gpus() <= cluster.scale_up_domain) {
       options.child("level").fail(
           fmt::format("{} is one NVLink domain; use \"nvlink\"", cluster.name));

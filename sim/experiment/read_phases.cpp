@@ -15,7 +15,8 @@ std::span<const Key> decode_if_few_keys() {
 // Whose rule mixed steps have: a phase's, by the number of prompt tokens, or one of their own.
 MixedRule read_mixed(const ConfigNode& node) {
   if (node.json() == "prefill" || node.json() == "decode") {
-    return {node.choice() == 0 ? MixedRule::Kind::prefill : MixedRule::Kind::decode, 0};
+    const std::string phase = node.text();
+    return {phase == "prefill" ? MixedRule::Kind::prefill : MixedRule::Kind::decode, 0};
   }
   if (!node.json().is_object() || node.json().contains("type")) return {MixedRule::Kind::own, 0};
   return read_object(node, decode_if_few_keys, [](ConfigReader& few) {

@@ -8,14 +8,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/choice.hpp"
+
 namespace moesim {
 
 namespace {
 
+enum class LoadSource { trace, none };
+constexpr std::array<std::string_view, 2> load_source_names{"trace", "none"};
+
 std::span<const Key> load_keys() {
-  static constexpr std::array<std::string_view, 2> sources{"trace", "none"};
   static constexpr Key keys[] = {
-      {"from", form::choice(sources), "trace", "what the placement has seen"},
+      {"from", form::choice(load_source_names), "trace", "what the placement has seen"},
       {"disjoint", form::flag, "false",
        "the fit sees half of the requests of every workload; the other half runs"},
       {"workloads", form::list(form::text), otherwise("all"),
@@ -30,7 +34,8 @@ struct Load {
 
 Load read_load(const ConfigNode& node) {
   return read_object(node, load_keys, [](ConfigReader& reader) {
-    Load load{reader.choice("from") == 0, reader.flag("disjoint")};
+    const auto source = choice<LoadSource>(reader, "from", load_source_names);
+    Load load{source == LoadSource::trace, reader.flag("disjoint")};
     if (!reader.optional("workloads")) return load;
     for (const ConfigNode& tag : reader.child("workloads").list()) {
       load.workloads.push_back(tag.text());

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/choice.hpp"
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/launches.hpp"
@@ -31,10 +32,17 @@ std::span<const Key> expert_buffers_keys() {
 
 namespace {
 
+enum class Draft { mtp, time };
+constexpr std::array<std::string_view, 2> draft_names{"mtp", "time"};
+
+enum class GraphSizes { powers_of_two, vllm, sglang, trtllm };
+constexpr std::array<std::string_view, 4> graph_size_names{"powers_of_two", "vllm", "sglang",
+                                                           "trtllm"};
+
 std::span<const Key> draft_keys() {
-  static constexpr std::array<std::string_view, 2> types{"mtp", "time"};
   static constexpr Key keys[] = {
-      {"type", form::choice(types), required, "a layer of the model drafts, or it takes a time"},
+      {"type", form::choice(draft_names), required,
+       "a layer of the model drafts, or it takes a time"},
       {"per_token", form::time, otherwise("mtp: priced"), "time: of a pass, for one draft"}};
   return keys;
 }
@@ -66,13 +74,11 @@ std::span<const Key> api_server_keys() {
 }
 
 std::span<const Key> cuda_graph_keys() {
-  static constexpr std::array<std::string_view, 4> names{"powers_of_two", "vllm", "sglang",
-                                                         "trtllm"};
   static constexpr Form size = form::integer(1, 1 << 20);
   static constexpr Form list = form::list(size);
-  static constexpr Key keys[] = {
-      {"sizes", form::choice(names).or_a(list), required, "decode batches that have a graph"},
-      {"max", size, "512", "the largest"}};
+  static constexpr Key keys[] = {{"sizes", form::choice(graph_size_names).or_a(list), required,
+                                  "decode batches that have a graph"},
+                                 {"max", size, "512", "the largest"}};
   return keys;
 }
 
@@ -118,7 +124,7 @@ SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& schedu
     plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
     plan.acceptance = reader.number("acceptance_rate");
     read_object(reader.child("draft").as_policy(), draft_keys, [&](ConfigReader& draft) {
-      plan.mtp = draft.choice("type") == 0;
+      plan.mtp = choice<Draft>(draft, "type", draft_names) == Draft::mtp;
       if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");
     });
     const std::int64_t verified = std::int64_t{scheduler.max_num_seqs()} * (1 + plan.tokens);
@@ -148,11 +154,12 @@ ApiServer read_api_server(const ConfigNode& node, double launches) {
 
 // Sizes that engines capture, from the smallest on: vLLM 0.11 (vllm/config/compilation.py), SGLang
 // 0.5.9 (python/sglang/srt/server_args.py), TensorRT-LLM 1.0 (tensorrt_llm/llmapi/llm_args.py).
-std::int32_t next_size(std::size_t rule, std::int32_t size) {
-  if (rule == 0 || size < 4) return 2 * size;
-  if (rule == 3 && size >= 128) return 2 * size;
-  if (size < 256) return rule == 2 && size < 16 ? size + 4 : size / 8 * 8 + 8;
-  return rule == 2 && size >= 512 ? size + 32 : size + 16;
+std::int32_t next_size(GraphSizes rule, std::int32_t size) {
+  if (rule == GraphSizes::powers_of_two || size < 4) return 2 * size;
+  if (rule == GraphSizes::trtllm && size >= 128) return 2 * size;
+  const bool sglang = rule == GraphSizes::sglang;
+  if (size < 256) return sglang && size < 16 ? size + 4 : size / 8 * 8 + 8;
+  return sglang && size >= 512 ? size + 32 : size + 16;
 }
 
 // Batches larger than any run without padding.
@@ -167,13 +174,13 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
       std::sort(sizes.begin(), sizes.end());
       return sizes;
     }
-    const std::size_t rule = reader.choice("sizes");
+    const auto rule = choice<GraphSizes>(reader, "sizes", graph_size_names);
     const auto largest = static_cast<std::int32_t>(reader.integer("max"));
     for (std::int32_t size = 1; size <= largest; size = next_size(rule, size)) {
       sizes.push_back(size);
     }
     // Engines capture the limit itself too.
-    if (rule > 0 && sizes.back() < largest) sizes.push_back(largest);
+    if (rule != GraphSizes::powers_of_two && sizes.back() < largest) sizes.push_back(largest);
     return sizes;
   });
 }

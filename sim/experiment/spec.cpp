@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "hardware/choice.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
@@ -22,19 +23,22 @@ namespace moesim {
 
 namespace {
 
+enum class Binding { random, by_workload };
+constexpr std::array<std::string_view, 2> binding_names{"random", "by_workload"};
+
 std::span<const Key> binding_keys() {
-  static constexpr std::array<std::string_view, 2> types{"random", "by_workload"};
   static constexpr Form tags = form::list(form::text);
-  static constexpr Key keys[] = {{"type", form::choice(types), required, "the order of recordings"},
-                                 {"phases", form::list(tags), otherwise("random: none"),
-                                  "by_workload: tags of each of equally long phases"}};
+  static constexpr Key keys[] = {
+      {"type", form::choice(binding_names), required, "the order of recordings"},
+      {"phases", form::list(tags), otherwise("random: none"),
+       "by_workload: tags of each of equally long phases"}};
   return keys;
 }
 
 BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
   return read_object(node.as_policy(), binding_keys, [&](ConfigReader& reader) {
     BindingOrder order;
-    if (reader.choice("type") == 0) return order;
+    if (choice<Binding>(reader, "type", binding_names) == Binding::random) return order;
     order.requests = requests;
     const ConfigNode phases = reader.child("phases");
     for (const ConfigNode& tags : phases.list()) {
@@ -45,6 +49,9 @@ BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
     return order;
   });
 }
+
+enum class Fidelity { exact, sampled };
+constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
 
 std::span<const Key> workload_keys() {
   static constexpr Form gating = form::policy("gating");
@@ -73,7 +80,6 @@ std::span<const Key> background_keys() {
 }  // namespace
 
 std::span<const Key> experiment_keys() {
-  static constexpr std::array<std::string_view, 2> fidelities{"exact", "sampled"};
   static constexpr Form inline_cluster = form::object(cluster_keys);
   static constexpr Form foreign_model = form::foreign(hf_model_marks);
   static constexpr Form inline_model = form::object(model_keys).or_a(foreign_model);
@@ -107,7 +113,8 @@ std::span<const Key> experiment_keys() {
       {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
       {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
       {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
-      {"fidelity", form::choice(fidelities), "exact", "route every token, or draw from samples"},
+      {"fidelity", form::choice(fidelity_names), "exact",
+       "route every token, or draw from samples"},
 
       {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
        "what calibrate --serving wrote of measured runs"},
@@ -374,7 +381,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
-    spec.sampled = reader.choice("fidelity") == 1;
+    spec.sampled = choice<Fidelity>(reader, "fidelity", fidelity_names) == Fidelity::sampled;
     read_measurement(reader, spec);
     refuse_combinations(reader, spec);
     reader.optional("$schema");

@@ -47,6 +47,16 @@ double value_at(std::span<const Repeated> samples, std::int64_t index) {
   return value_of(*sample);
 }
 
+// The quantile of `count` sorted values.
+template <class Samples>
+double between(const Samples& samples, std::int64_t count, double share) {
+  const double place = share * static_cast<double>(count - 1);
+  const auto below = static_cast<std::int64_t>(place);
+  const double low = value_at(samples, below);
+  const double high = value_at(samples, std::min(below + 1, count - 1));
+  return low + (high - low) * (place - static_cast<double>(below));
+}
+
 template <class Sample>
 Summary summary_of(std::vector<Sample> samples) {
   Summary summary;
@@ -69,11 +79,7 @@ Summary summary_of(std::vector<Sample> samples) {
   }
   summary.std = std::sqrt(squares / n);
   const auto percentile = [&](double q) {
-    const double place = q * (n - 1);
-    const auto below = static_cast<std::int64_t>(place);
-    const double low = value_at(samples, below);
-    const double high = value_at(samples, std::min(below + 1, count - 1));
-    return low + (high - low) * (place - static_cast<double>(below));
+    return between(std::span<const Sample>(samples), count, q);
   };
   summary.min = value_of(samples.front());
   summary.p50 = percentile(.50);
@@ -96,6 +102,19 @@ Summary summarize(std::vector<Repeated> samples) {
 double uniformly_active(int experts, int k, double tokens) {
   if (experts == 0) return 0;
   return experts * (1 - std::pow(1 - static_cast<double>(k) / experts, tokens));
+}
+
+double interpolated(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  return between(std::span<const double>(values), std::ssize(values), share);
+}
+
+double nearest_rank(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const double rank = std::ceil(share * static_cast<double>(values.size()));
+  return values[static_cast<std::size_t>(std::max(1.0, rank)) - 1];
 }
 
 double median(std::vector<double> values) {

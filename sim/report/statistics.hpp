@@ -17,6 +17,11 @@ struct Summary {
 };
 Summary summarize(std::vector<double> samples);
 
+/// The quantile of values, straight between the two around it, as numpy has it; 0 of none.
+double interpolated(std::vector<double> values, double share);
+/// The smallest of the values that at least `share` of them do not exceed; 0 of none.
+double nearest_rank(std::vector<double> values, double share);
+
 /// The middle one of these values, the larger of two; 0 when there are none.
 double median(std::vector<double> values);
 

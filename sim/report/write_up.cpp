@@ -200,23 +200,26 @@ Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
 }
 
 Distribution distribution(const CountHistogram& histogram) {
-  return {histogram.mean(), histogram.quantile(.50), histogram.quantile(.95),
-          histogram.quantile(.99), histogram.max()};
+  return {.mean = histogram.mean(),
+          .p50 = histogram.quantile(.50),
+          .p95 = histogram.quantile(.95),
+          .p99 = histogram.quantile(.99),
+          .max = histogram.max()};
 }
 
 ExpertSummary expert_summary(const ExpertTotals& totals) {
   const double n = totals.layer_steps;
-  return {ratio(totals.max_activated, n),
-          ratio(totals.mean_activated, n),
-          ratio(totals.active_experts, n),
-          ratio(totals.uniformly_active, n),
-          ratio(totals.max_tokens, n),
-          ratio(totals.mean_tokens, n),
-          ratio(totals.mean_tokens, totals.max_tokens),
-          ratio(totals.max_tokens, totals.mean_tokens),
-          ratio(totals.cv, n),
-          ratio(totals.useful_rows, totals.padded_rows),
-          {totals.hot_layer_steps, totals.hottest}};
+  return {.max_activated_mean = ratio(totals.max_activated, n),
+          .activated_mean = ratio(totals.mean_activated, n),
+          .active_experts_mean = ratio(totals.active_experts, n),
+          .uniform_experts_mean = ratio(totals.uniformly_active, n),
+          .max_tokens_mean = ratio(totals.max_tokens, n),
+          .tokens_mean = ratio(totals.mean_tokens, n),
+          .balancedness = ratio(totals.mean_tokens, totals.max_tokens),
+          .imbalance = ratio(totals.max_tokens, totals.mean_tokens),
+          .cv = ratio(totals.cv, n),
+          .gemm_occupancy = ratio(totals.useful_rows, totals.padded_rows),
+          .hot_rank_events = {totals.hot_layer_steps, totals.hottest}};
 }
 
 ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
@@ -271,17 +274,20 @@ Named<ExpertCounts> expert_counts(const Deployment& e, const Measurement& measur
 
 ExpertMemoryStats expert_memory_of(const Deployment& e, const ExpertMemoryTally& tally) {
   if (!e.expert_memory) return {"resident", {}};
-  return {e.expert_memory->type,
-          ExpertTransferStats{
-              tally.hits,
-              tally.misses,
-              ratio(double(tally.hits), double(tally.hits + tally.misses)),
-              tally.streamed,
-              {tally.prefetches, tally.prefetches_used, tally.late, tally.prefetches_wasted},
-              tally.host.value(),
-              tally.nvme.value(),
-              tally.stall.count(),
-              e.expert_memory->host.source}};
+  return {
+      e.expert_memory->type,
+      ExpertTransferStats{.hits = tally.hits,
+                          .misses = tally.misses,
+                          .hit_rate = ratio(double(tally.hits), double(tally.hits + tally.misses)),
+                          .streamed = tally.streamed,
+                          .prefetch = {.issued = tally.prefetches,
+                                       .used = tally.prefetches_used,
+                                       .late = tally.late,
+                                       .wasted = tally.prefetches_wasted},
+                          .host_bytes = tally.host.value(),
+                          .nvme_bytes = tally.nvme.value(),
+                          .stall_seconds = tally.stall.count(),
+                          .host_source = e.expert_memory->host.source}};
 }
 
 ExpertKindStats expert_kind_of(const Deployment& e, const ExpertTotals& totals) {
@@ -327,8 +333,11 @@ ExpertStats experts_of(const Deployment& e, const Totals& totals, const Measurem
 }
 
 TrafficStats traffic_of(const Traffic& traffic, double busy) {
-  return {traffic.time.count(), traffic.hidden.count(), ratio(traffic.time.count(), busy),
-          traffic.nvlink.value(), traffic.network.value()};
+  return {.seconds = traffic.time.count(),
+          .hidden_seconds = traffic.hidden.count(),
+          .share_of_busy_time = ratio(traffic.time.count(), busy),
+          .nvlink_bytes = traffic.nvlink.value(),
+          .network_bytes = traffic.network.value()};
 }
 
 CommunicationStats communication_of(const Totals& totals) {
@@ -394,16 +403,17 @@ StepStats steps_of(const Deployment& e, const Totals& totals) {
     const auto n = double(part.steps);
     StepKindStats& stats =
         steps.by_kind.emplace_back(step_kind_names[kind], StepKindStats{}).second;
-    stats = {part.steps,
-             part.seconds,
-             ratio(part.seconds, busy),
-             ratio(part.seconds * 1e3, n),
-             ratio(part.prefill_tokens, n),
-             ratio(part.decode_tokens, n),
-             ratio(part.decode_tokens, n * e.parallel.dp),
-             ratio(part.dummy_ranks, n),
-             ratio(part.decode_tokens, part.seconds * e.parallel.gpus()),
-             {}};
+    stats = {
+        .steps = part.steps,
+        .seconds = part.seconds,
+        .share_of_time = ratio(part.seconds, busy),
+        .mean_ms = ratio(part.seconds * 1e3, n),
+        .mean_prefill_tokens = ratio(part.prefill_tokens, n),
+        .mean_decode_tokens = ratio(part.decode_tokens, n),
+        .mean_decode_tokens_per_rank = ratio(part.decode_tokens, n * e.parallel.dp),
+        .mean_dummy_ranks = ratio(part.dummy_ranks, n),
+        .decode_tokens_per_s_per_gpu = ratio(part.decode_tokens, part.seconds * e.parallel.gpus()),
+        .parts_mean_ms = {}};
     for (std::size_t p = 0; p < part_names.size(); ++p) {
       stats.parts_mean_ms.emplace_back(part_names[p], ratio(part.parts[p] * 1e3, n));
     }
@@ -417,33 +427,40 @@ StepStats steps_of(const Deployment& e, const Totals& totals) {
 }
 
 MemoryStats memory_of(const MemoryBudget& memory) {
-  return {memory.capacity.value(),         memory.usable.value(),   memory.weights.value(),
-          memory.experts.value(),          memory.replicas.value(), memory.buffers.value(),
-          memory.rebalance_buffer.value(), memory.kv.value()};
+  return {.capacity_bytes = memory.capacity.value(),
+          .usable_bytes = memory.usable.value(),
+          .weights_bytes = memory.weights.value(),
+          .experts_bytes = memory.experts.value(),
+          .replicas_bytes = memory.replicas.value(),
+          .buffers_bytes = memory.buffers.value(),
+          .rebalance_buffer_bytes = memory.rebalance_buffer.value(),
+          .kv_bytes = memory.kv.value()};
 }
 
 KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_blocks) {
   const double used = ratio(totals.kv_block_seconds, totals.busy_seconds());
-  return {e.kv_layout.block_tokens,
-          e.memory.kv_blocks,
-          ratio(used, double(total_blocks)),
-          ratio(double(totals.kv_blocks_peak), double(total_blocks)),
-          totals.preemptions,
-          e.prefix_caching,
-          totals.prefix_queried,
-          totals.prefix_hit,
-          ratio(double(totals.prefix_hit), double(totals.prefix_queried))};
+  return {.block_tokens = e.kv_layout.block_tokens,
+          .blocks_per_rank = e.memory.kv_blocks,
+          .mean_utilization = ratio(used, double(total_blocks)),
+          .peak_utilization = ratio(double(totals.kv_blocks_peak), double(total_blocks)),
+          .preemptions = totals.preemptions,
+          .prefix_caching = e.prefix_caching,
+          .prefix_queried_tokens = totals.prefix_queried,
+          .prefix_hit_tokens = totals.prefix_hit,
+          .prefix_hit_rate = ratio(double(totals.prefix_hit), double(totals.prefix_queried))};
 }
 
 // As vLLM counts: the length is what a verification yields, its own token included.
 SpeculationStats speculation_of(const SpeculationTally& tally, double busy) {
-  return {tally.verifications,
-          tally.drafted,
-          tally.accepted,
-          ratio(double(tally.accepted), double(tally.drafted)),
-          tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications),
-          tally.draft_seconds,
-          ratio(tally.draft_seconds, busy)};
+  const double length =
+      tally.verifications == 0 ? 0.0 : 1 + double(tally.accepted) / double(tally.verifications);
+  return {.num_drafts = tally.verifications,
+          .num_draft_tokens = tally.drafted,
+          .num_accepted_tokens = tally.accepted,
+          .draft_acceptance_rate = ratio(double(tally.accepted), double(tally.drafted)),
+          .mean_acceptance_length = length,
+          .draft_seconds = tally.draft_seconds,
+          .draft_share = ratio(tally.draft_seconds, busy)};
 }
 
 Named<CoverageStats> coverage_of(const Totals& totals) {
@@ -452,19 +469,20 @@ Named<CoverageStats> coverage_of(const Totals& totals) {
     const RoutingCoverage& coverage = totals.coverage[phase];
     const auto total = double(coverage.total());
     phases.emplace_back(phase_names[phase],
-                        CoverageStats{coverage.total(), ratio(double(coverage.recorded), total),
-                                      ratio(double(coverage.borrowed), total),
-                                      ratio(double(coverage.wrapped), total),
-                                      ratio(double(coverage.synthetic), total)});
+                        CoverageStats{.tokens = coverage.total(),
+                                      .recorded = ratio(double(coverage.recorded), total),
+                                      .borrowed = ratio(double(coverage.borrowed), total),
+                                      .wrapped = ratio(double(coverage.wrapped), total),
+                                      .synthetic = ratio(double(coverage.synthetic), total)});
   }
   return phases;
 }
 
 ChargeStats charges_of(const Charges& charges) {
-  ChargeStats stats{charges.source,
-                    charges.top_k_of_all_tokens.count() * 1e6,
-                    charges.host_overhead.count() * 1e6,
-                    {}};
+  ChargeStats stats{.source = charges.source,
+                    .top_k_of_all_tokens_us = charges.top_k_of_all_tokens.count() * 1e6,
+                    .host_overhead_us = charges.host_overhead.count() * 1e6,
+                    .token_routing = {}};
   for (const auto& [policy, charge] : charges.token_routing) {
     stats.token_routing.emplace_back(
         policy,
@@ -483,12 +501,18 @@ std::vector<InstanceStats> instances_of(const PoolRun& pool, const Totals& total
     const GroupTotals group = found == totals.groups.end() ? GroupTotals{} : found->second;
     const double gpus = pool.deployment.parallel.gpus();
     instances.push_back(
-        {instance.number, group.steps, ratio(group.seconds * 1e3, double(group.steps)),
-         ratio(group.busy, seconds), ratio(group.idle, group.seconds * gpus), group.output_tokens,
-         group.prefill_tokens, group.decode_tokens,
-         ratio(group.kv_block_seconds, group.seconds * blocks),
-         ratio(double(group.kv_blocks_peak), blocks),
-         ratio(double(group.prefix_hit), double(group.prefix_queried)), group.preemptions});
+        {.instance = instance.number,
+         .steps = group.steps,
+         .mean_step_ms = ratio(group.seconds * 1e3, double(group.steps)),
+         .utilization = ratio(group.busy, seconds),
+         .barrier_idle_share = ratio(group.idle, group.seconds * gpus),
+         .output_tokens = group.output_tokens,
+         .prefill_tokens = group.prefill_tokens,
+         .decode_tokens = group.decode_tokens,
+         .kv_mean_utilization = ratio(group.kv_block_seconds, group.seconds * blocks),
+         .kv_peak_utilization = ratio(double(group.kv_blocks_peak), blocks),
+         .prefix_hit_rate = ratio(double(group.prefix_hit), double(group.prefix_queried)),
+         .preemptions = group.preemptions});
   }
   return instances;
 }
@@ -568,12 +592,12 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
   if (window == Window::whole) state = "too_short";
   if (growth > overload || (growth > rising && queue_rises(requests))) state = "overloaded";
-  return {windows[std::size_t(window)],
-          state,
-          to_seconds(totals.begin).count(),
-          to_seconds(totals.end).count(),
-          closed ? std::nullopt : std::optional(offered),
-          served};
+  return {.window = windows[std::size_t(window)],
+          .state = state,
+          .begin_s = to_seconds(totals.begin).count(),
+          .end_s = to_seconds(totals.end).count(),
+          .offered_request_rate = closed ? std::nullopt : std::optional(offered),
+          .served_request_rate = served};
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
@@ -604,12 +628,12 @@ KvTransferStats transfers_of(const KvLink& link, const KvTransferTally& tally) {
   const auto mean_ms = [&](Seconds sum) {
     return ratio(sum.count() * 1e3, double(tally.transfers));
   };
-  return {link.network ? "network" : "nvlink",
-          tally.transfers,
-          tally.bytes.value(),
-          mean_ms(tally.on_links),
-          mean_ms(tally.waited),
-          mean_ms(tally.exposed)};
+  return {.level = link.network ? "network" : "nvlink",
+          .transfers = tally.transfers,
+          .bytes = tally.bytes.value(),
+          .mean_ms = mean_ms(tally.on_links),
+          .mean_wait_ms = mean_ms(tally.waited),
+          .mean_exposed_ms = mean_ms(tally.exposed)};
 }
 
 }  // namespace

@@ -11,6 +11,7 @@ inline constexpr std::array<Key, 2> pool_keys{
     {{"window", form::integer(positive_count), "1024", "pool: requests looked at, the oldest"},
      {"greedy_above", form::integer(non_negative), "7",
       "pool: free seats of the group above which requests go one by one"}}};
+enum class PoolForm { one_by_one, pool };
 inline constexpr std::array<std::string_view, 2> pool_forms{"one_by_one", "pool"};
 inline constexpr Key pool_form_key{"form", form::choice(pool_forms), "one_by_one",
                                    "one request at a time, or sets from a pool"};

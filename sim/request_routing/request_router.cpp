@@ -6,6 +6,8 @@
 #include <limits>
 #include <tuple>
 
+#include "hardware/choice.hpp"
+
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
@@ -37,7 +39,7 @@ RequestRouterFactory make_affinity_router(ConfigReader&, const RouterContext&);
 std::span<const Key> affinity_router_keys();
 
 OneByOneRouter::OneByOneRouter(ConfigReader& options) {
-  central_ = options.choice("admission") == 1;
+  central_ = choice<Admission>(options, "admission", admission_names) == Admission::central;
 }
 
 void OneByOneRouter::route(const RoutingState& state, std::vector<Assignment>& assignments) {
@@ -98,7 +100,7 @@ std::span<const Key> one_by_one_keys() {
 }  // namespace
 
 ExpertsFrom read_experts_from(ConfigReader& options) {
-  return static_cast<ExpertsFrom>(options.choice("experts_from"));
+  return choice<ExpertsFrom>(options, "experts_from", experts_from_names);
 }
 
 const Registry<RequestRouterFactory, const RouterContext&>& request_routers() {

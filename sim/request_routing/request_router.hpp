@@ -133,6 +133,7 @@ struct RouterContext {
 };
 
 /// Options that several routers have.
+enum class Admission { rank, central };
 inline constexpr std::array<std::string_view, 2> admission_names{"rank", "central"};
 inline constexpr Key admission_key{"admission", form::choice(admission_names), "rank",
                                    "where a request waits for a seat: on its rank, or unassigned"};

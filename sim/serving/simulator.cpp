@@ -191,9 +191,6 @@ class Simulation {
     arrival_pending_ = true;
     queue_.schedule(std::max(due_->arrival + on_the_way_, queue_.now()), RequestArrives{});
   }
-  bool more_arrive_now() const {
-    return arrival_pending_ && due_->arrival + on_the_way_ <= queue_.now();
-  }
 
   void handle(const RequestArrives&) {
     arrival_pending_ = false;

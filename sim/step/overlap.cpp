@@ -4,19 +4,22 @@
 #include <algorithm>
 #include <array>
 
+#include "hardware/choice.hpp"
+
 namespace moesim {
 
 namespace {
 
+enum class OverlapKind { none, shared_expert, combine_attention, two_batch };
 constexpr std::array<std::string_view, 4> kinds{"none", "shared_expert", "combine_attention",
                                                 "two_batch"};
 
 void read_one(const ConfigNode& node, Overlap& overlap) {
   read_object(node.as_policy(), overlap_keys, [&](ConfigReader& reader) {
-    const std::size_t kind = reader.choice("type");
-    if (kind == 1) overlap.shared_expert = true;
-    if (kind == 2) overlap.combine_attention = true;
-    if (kind != 3) return;
+    const auto kind = choice<OverlapKind>(reader, "type", kinds);
+    if (kind == OverlapKind::shared_expert) overlap.shared_expert = true;
+    if (kind == OverlapKind::combine_attention) overlap.combine_attention = true;
+    if (kind != OverlapKind::two_batch) return;
     overlap.two_batch = TwoBatch{static_cast<std::int32_t>(reader.integer("decode_tokens")),
                                  static_cast<std::int32_t>(reader.integer("prefill_tokens"))};
   });

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "hardware/choice.hpp"
+
 namespace moesim {
 
 namespace {
@@ -26,6 +28,9 @@ Charges measured() {
   charges.top_k_of_all_tokens = 3us;
   return charges;
 }
+
+enum class RoutingCharges { measured, none };
+constexpr std::array<std::string_view, 2> routing_charge_names{"measured", "none"};
 
 std::span<const Key> charge_keys() {
   static constexpr Key keys[] = {
@@ -79,10 +84,10 @@ Seconds Charges::routing(std::string_view policy, int active, bool replicated) c
 }
 
 std::span<const Key> charges_keys() {
-  static constexpr std::array<std::string_view, 2> names{"measured", "none"};
   static constexpr Form values = form::object(routing_charges_keys);
   static constexpr Key keys[] = {
-      {"token_routing", form::choice(names).or_a(values), "measured", "policies' own GPU time"},
+      {"token_routing", form::choice(routing_charge_names).or_a(values), "measured",
+       "policies' own GPU time"},
       {"host_overhead", form::time, "0 us", "of the host, per step"},
       {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
       {"per_sequence", form::time, "0 us", "of the host, per sequence of the fullest rank"},
@@ -96,7 +101,8 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
     if (reader.has("token_routing") && reader.node().json().at("token_routing").is_object()) {
       charges = read_values(reader.child("token_routing"), policies);
     } else {
-      if (reader.choice("token_routing") == 0) charges = measured();
+      const auto of_routing = choice<RoutingCharges>(reader, "token_routing", routing_charge_names);
+      if (of_routing == RoutingCharges::measured) charges = measured();
     }
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");
     charges.per_layer = reader.quantity<Seconds>("per_layer");

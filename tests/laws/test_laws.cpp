@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do the invariants hold on random experiments, and do closed forms come out?
+#include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <set>
 
 #include <fmt/format.h>
 #include <tbb/global_control.h>
@@ -42,9 +44,31 @@ Json cluster(const char* name = "h100x16") {
   return json;
 }
 
-// A random experiment that fits: any plan of up to 16 GPUs on two nodes, any policies.
-Json random_experiment(std::uint64_t seed) {
-  Rng rng(seed, "test/experiment");
+// Any policy of a table that asks for no option but these: a new row is drawn like the others.
+template <class Table>
+std::vector<std::string> names_in(const Table& table, std::vector<std::string_view> given = {}) {
+  std::vector<std::string> names;
+  for (const auto& row : table.entries()) {
+    const bool asks = std::ranges::any_of(row.keys(), [&](const Key& key) {
+      return key.standard.kind == Standard::Kind::required &&
+             std::ranges::find(given, key.name) == given.end();
+    });
+    if (!asks) names.emplace_back(row.name);
+  }
+  return names;
+}
+template <class Table>
+std::string any_of(Rng& rng, const Table& table, std::vector<std::string_view> given = {}) {
+  const std::vector<std::string> names = names_in(table, std::move(given));
+  return names[rng.below(names.size())];
+}
+
+const std::vector<std::string_view> limits{"max_num_batched_tokens", "max_num_seqs"};
+
+// A random experiment on any plan of up to 16 GPUs on two nodes, with any policies: some of these
+// do not go together.
+Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
+  Rng rng(seed, stream);
   const Json model = tiny_model(rng);
   const int dp = 1 << rng.below(4), tp = 1 << rng.below(2);
   const int ep = std::min(dp * tp, model["experts"]["count"].get<int>());
@@ -61,7 +85,7 @@ Json random_experiment(std::uint64_t seed) {
       {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
       {"parallel", {{"dp", dp}, {"tp", tp}, {"ep", ep}}},
       {"scheduling",
-       {{"type", pick(rng, {"chunked_prefill", "prefill_first", "decode_only"})},
+       {{"type", any_of(rng, schedulers(), limits)},
         {"max_num_batched_tokens", 32 << rng.below(4)},
         {"max_num_seqs", 2 + rng.below(8)}}},
       {"workload",
@@ -71,28 +95,37 @@ Json random_experiment(std::uint64_t seed) {
           {"prompt", {{"median", 40}, {"sigma", 1}, {"max", 300}}},
           {"output", {{"median", 12}, {"sigma", 1}, {"max", 80}}}}},
         {"gating",
-         {{"type", pick(rng, {"uniform", "popularity", "topical"})},
+         {{"type", any_of(rng, gatings(), {"requests"})},
           {"requests", 12},
           {"prompt_rows", 10},
           {"decode_rows", 10}}},
         {"requests", 20 + rng.below(30)}}},
       {"placement",
-       {{"type", pick(rng, {"linear", "round_robin", "eplb"})},
+       {{"type", any_of(rng, placers())},
         {"replication", std::min(1.0 + 0.25 * double(rng.below(4)), double(ep))}}},
       {"token_routing",
-       {{"prefill", pick(rng, {"even", "static_primary"})},
-        {"decode", pick(rng, {"even", "static_primary", "metro", "optimal", "token_balanced",
-                              "hybrid", "vllm", "trtllm"})},
+       {{"prefill", any_of(rng, token_routers())},
+        {"decode", any_of(rng, token_routers())},
         {"mixed", pick(rng, {"prefill", "decode"})}}},
       {"dispatch",
        {{"prefill", pick(rng, {"all_to_all", "low_latency", "auto"})},
         {"decode", decode_dispatch}}},
-      {"request_routing",
-       pick(rng, {"random", "round_robin", "power_of_two", "jsq", "vllm", "least_kv", "br0", "brh",
-                  "bfio", "overflow", "fast_phi", "cache_aware", "dynamo_kv", "joint"})},
+      {"request_routing", any_of(rng, request_routers())},
       {"kv_cache",
        {{"block_size", 16}, {"gpu_memory_utilization", 0.9}, {"prefix_caching", seed % 3 == 0}}},
       {"seed", seed}};
+}
+
+// One whose policies go together.
+Json random_experiment(std::uint64_t seed) {
+  for (int attempt = 0;; ++attempt) {
+    Json drawn = drawn_experiment(seed, fmt::format("test/experiment/{}", attempt));
+    const std::string refused = test::config_error(
+        [&] { read_spec(ConfigNode(drawn, test::source_dir() / "tests" / "laws.json")); });
+    if (refused.empty()) return drawn;
+    INFO(refused);
+    REQUIRE(attempt < 200);
+  }
 }
 
 Experiment load(const Json& json) {
@@ -119,6 +152,25 @@ std::vector<std::uint64_t> worlds(std::uint64_t otherwise) {
   std::vector<std::uint64_t> seeds(asked("MOESIM_WORLDS", otherwise));
   std::iota(seeds.begin(), seeds.end(), asked("MOESIM_SEED", 1));
   return seeds;
+}
+
+TEST_CASE("laws are tried on every policy that needs no option") {
+  std::set<std::string> missing;
+  const auto expect = [&](const auto& table, const std::vector<std::string_view>& given = {}) {
+    for (const std::string& name : names_in(table, given))
+      missing.insert(fmt::format("{} {}", table.kind(), name));
+  };
+  expect(schedulers(), limits), expect(placers()), expect(request_routers());
+  expect(token_routers()), expect(gatings(), {"requests"});
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    const Json world = random_experiment(seed);
+    missing.erase("scheduling " + world["scheduling"]["type"].get<std::string>());
+    missing.erase("placement " + world["placement"]["type"].get<std::string>());
+    missing.erase("request_routing " + world["request_routing"].get<std::string>());
+    missing.erase("token_routing " + world["token_routing"]["decode"].get<std::string>());
+    missing.erase("gating " + world["workload"]["gating"]["type"].get<std::string>());
+  }
+  CHECK(missing == std::set<std::string>{});
 }
 
 TEST_CASE("every request ends in exactly one state and none is lost") {

@@ -6,6 +6,7 @@
 
 #include "tests/support.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/quoting.hpp"
 
 namespace moesim::test_launch {
 namespace {
@@ -19,11 +20,20 @@ using Words = std::set<std::string>;
 // bench_serving.py;
 // --chunked-prefill-size and --max-running-requests are divided by the attention ranks there, and
 // --init-expert-location is a .json with physical_to_logical_map (srt/eplb/expert_location.py).
+// sglang_router.launch_router has --pd-disaggregation, --prefill URL PORT and --decode URL;
+// vllm-project/router (src/main.rs) calls the first --vllm-pd-disaggregation.
 // TensorRT-LLM: tensorrt_llm/commands/serve.py (00209af, after 1.2: --config is another name of
 // --extra_llm_api_options; 0.18.2 has --tp_size, --kv_cache_free_gpu_memory_fraction too) and
 // serve/scripts/benchmark_serving.py. Several nodes: its documentation of trtllm-serve, by srun.
 const std::map<std::string, Words> flags_of{{"vllm",
-                                             {"--tensor-parallel-size",
+                                             {"--port",
+                                              "--host",
+                                              "--policy",
+                                              "--worker-urls",
+                                              "--vllm-pd-disaggregation",
+                                              "--prefill",
+                                              "--decode",
+                                              "--tensor-parallel-size",
                                               "--data-parallel-size",
                                               "--pipeline-parallel-size",
                                               "--enable-expert-parallel",
@@ -57,7 +67,16 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--max-concurrency",
                                               "--num-prompts"}},
                                             {"sglang",
-                                             {"--model-path",
+                                             {"--port",
+                                              "--host",
+                                              "--policy",
+                                              "--worker-urls",
+                                              "--pd-disaggregation",
+                                              "--prefill",
+                                              "--decode",
+                                              "--disaggregation-transfer-backend",
+                                              "--disaggregation-bootstrap-port",
+                                              "--model-path",
                                               "--tp-size",
                                               "--dp-size",
                                               "--enable-dp-attention",
@@ -68,7 +87,6 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--ep-num-redundant-experts",
                                               "--ep-dispatch-algorithm",
                                               "--enable-eplb",
-                                              "--init-expert-location",
                                               "--max-running-requests",
                                               "--chunked-prefill-size",
                                               "--enable-mixed-chunk",
@@ -95,7 +113,9 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--max-concurrency",
                                               "--num-prompts"}},
                                             {"trtllm",
-                                             {"--backend",
+                                             {"--port",
+                                              "--host",
+                                              "--backend",
                                               "--tp_size",
                                               "--ep_size",
                                               "--pp_size",
@@ -121,36 +141,51 @@ const std::map<std::string, Words> flags_of{{"vllm",
 
 // Keys of llm_args.py in the options that trtllm-serve reads. From 1.3.0rc16 on max_draft_len is
 // preferred to speculative_config's num_nextn_predict_layers, which 1.0 to 1.2 need.
-const Words trtllm_options{"enable_attention_dp", "enable_chunked_prefill", "kv_cache_config",
-                           "moe_config", "speculative_config"};
+const Words trtllm_options{
+    "enable_attention_dp", "enable_chunked_prefill",   "kv_cache_config",          "moe_config",
+    "speculative_config",  "cache_transceiver_config", "disable_overlap_scheduler"};
+
+const Json base = Json::parse(R"({"model": "glm_4_5_air", "cluster": "h200x16", "instances": 2,
+    "parallel": {"dp": 4, "tp": 2, "ep": 8},
+    "precision": {"experts": "fp8", "attention": "fp8", "kv_cache": "fp8"},
+    "dispatch": {"prefill": "all_to_all", "decode": "low_latency"},
+    "token_routing": {"prefill": "even", "decode": "even"},
+    "placement": {"type": "eplb", "replication": 1.25},
+    "scheduling": {"type": "chunked_prefill", "max_num_seqs": 64, "max_num_batched_tokens": 2048},
+    "workload": {"arrivals": {"type": "poisson", "rate": "10 /s"}, "requests": 100,
+                 "lengths": {"type": "fixed", "prompt": 100, "output": 20},
+                 "gating": {"type": "uniform", "requests": 4}}})");
+
+Json with(const Json& changes) {
+  Json changed = base;
+  changed.merge_patch(changes);
+  return changed;
+}
+
+const Json speculative{{"num_speculative_tokens", 2}, {"acceptance_rate", 0.5}};
+const Json four_gpus{{"dp", 2}, {"tp", 2}, {"ep", 4}};
+const Json eight_gpus{{"dp", 4}, {"tp", 2}, {"ep", 8}};
+const Json sixteen_gpus{{"dp", 8}, {"tp", 2}, {"ep", 16}};
+const Json stages{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
 
 // Deployments that together use all that a command can say.
 std::vector<Json> deployments() {
-  const Json whole = Json::parse(R"({"model": "glm_4_5_air", "instances": 2,
-    "parallel": {"dp": 4, "tp": 2, "ep": 8, "pp": 2},
-    "precision": {"experts": "fp8", "attention": "fp8", "kv_cache": "fp8"},
-    "dispatch": {"prefill": "all_to_all", "decode": "low_latency"},
-    "placement": {"type": "eplb", "replication": 1.25},
-    "scheduling": {"type": "chunked_prefill", "max_num_seqs": 64, "max_num_batched_tokens": 2048},
-    "kv_cache": {"gpu_memory_utilization": 0.9, "free_gpu_memory_fraction": 0.9},
-    "speculative": {"num_speculative_tokens": 2}, "overlap": "two_batch",
-    "workload": {"arrivals": {"type": "poisson", "rate": "10 /s"}, "requests": 100,
-                 "lengths": {"type": "fixed", "prompt": 100, "output": 20}}})");
-  Json placed = whole;
-  placed["placement"] = {{"type", "from_file"}, {"file", "placement.json"}};
-  placed["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 8}};
-  Json apart = whole;
-  apart["pools"] = {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}};
-  Json wide = whole;  // over nodes, as ranks and as one rank
-  wide["cluster"] = "h200x16";
-  wide["parallel"] = {{"dp", 8}, {"tp", 2}, {"ep", 16}};
-  Json deep = wide;
-  deep["parallel"] = {{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
-  return {whole, placed, apart, wide, deep};
+  return {
+      with({{"speculative", speculative}, {"overlap", "two_batch"}}),
+      with({{"engine", {{"name", "sglang"}}},
+            {"workload",
+             {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}, {"rate", nullptr}}}}}}),
+      with({{"engine", {{"name", "trtllm"}}}}),
+      with({{"parallel", four_gpus},
+            {"instances", nullptr},
+            {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}}}}),
+      with({{"parallel", sixteen_gpus}, {"instances", 1}}),  // over nodes, as ranks ...
+      with({{"parallel", stages}, {"instances", 1}})};       // ... and as one rank
 }
 
-std::string launch(const std::string& engine, const Json& config) {
-  return launch_text(engine, config, "plan.json");
+std::string launch(const std::string& engine, const Json& config,
+                   const std::filesystem::path& file = "plan.json") {
+  return launch_text(engine, read_spec(ConfigNode(config, file)));
 }
 
 // Words that begin with two dashes, of the commands and what they are told to add, not of what is
@@ -159,7 +194,7 @@ Words flags_in(const std::string& text) {
   Words flags;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    if (line.find(" cannot be told ") != std::string::npos) continue;
+    if (line.starts_with("# not in these commands")) continue;
     std::istringstream words(line);
     for (std::string word; words >> word;)
       if (word.rfind("--", 0) == 0) flags.insert(word);
@@ -191,80 +226,182 @@ TEST_CASE("the options of TensorRT-LLM are keys that it has") {
   CHECK(printed == trtllm_options);
 }
 
+using Catch::Matchers::Contains;
+
 TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine starts so") {
-  Json gathered = deployments().front();
-  gathered["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+  const Json gathered = with({{"overlap", "two_batch"},
+                              {"dispatch", {{"prefill", "all_gather"}, {"decode", "all_gather"}}}});
   for (const char* engine : {"vllm", "sglang"}) {
     const std::string text = launch(engine, gathered);
     CHECK(flags_in(text).count("--enable-dbo") == 0);
     CHECK(flags_in(text).count("--enable-two-batch-overlap") == 0);
-    CHECK_THAT(text, Catch::Matchers::Contains("/overlap: \"two_batch\""));
+    CHECK_THAT(text, Contains("/overlap: \"two_batch\""));
   }
 }
 
 TEST_CASE("a group that one node does not hold is started on each of its nodes") {
-  using Catch::Matchers::Contains;
-  Json config = deployments().front();
-  config["cluster"] = "h200x16";
-  config["parallel"] = {{"dp", 8}, {"tp", 2}, {"ep", 16}};
-  const std::string ranks = launch("vllm", config);
-  CHECK_THAT(ranks, Contains("# on each of 2 nodes: RANK is 0 to 1") &&
-                        Contains("--data-parallel-size 8 ") &&
-                        Contains("--data-parallel-size-local 4 --data-parallel-address $HEAD") &&
-                        Contains("--headless --data-parallel-start-rank $((RANK * 4))"));
-  CHECK_THAT(launch("sglang", config), Contains("--nnodes 2 --node-rank $RANK"));
-  CHECK_THAT(launch("trtllm", config),
+  const Json wide = with({{"parallel", sixteen_gpus}, {"instances", 1}});
+  CHECK_THAT(launch("vllm", wide),
+             Contains("NODE0=node0 NODE1=node1") && Contains("# 16 GPUs on nodes 0 to 1") &&
+                 Contains("--data-parallel-size 8 ") && Contains("--data-parallel-size-local 4") &&
+                 Contains("--data-parallel-address $NODE0") &&
+                 Contains("--headless --data-parallel-start-rank $((RANK * 4))"));
+  CHECK_THAT(launch("sglang", wide), Contains("--nnodes 2 --node-rank $RANK"));
+  CHECK_THAT(launch("trtllm", wide),
              Contains("srun --nodes 2 --ntasks 16 --ntasks-per-node 8 --mpi=pmix"));
-  config["parallel"] = {{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
-  CHECK_THAT(launch("vllm", config), Contains("--nnodes 2 --node-rank $RANK"));
-  // One node, and half of one, as before.
-  config["parallel"] = {{"dp", 4}, {"tp", 2}, {"ep", 8}};
+  CHECK_THAT(launch("vllm", with({{"parallel", stages}, {"instances", 1}})),
+             Contains("--nnodes 2 --node-rank $RANK"));
   for (const auto& [engine, flags] : flags_of) {
-    const std::string text = launch(engine, config);
-    CHECK_THAT(text, !Contains("RANK") && !Contains("srun"));
+    const std::string text = launch(engine, with({{"parallel", eight_gpus}, {"instances", 1}}));
+    CHECK_THAT(text, !Contains("RANK") && !Contains("srun") && !Contains("CUDA_VISIBLE_DEVICES"));
   }
 }
 
-TEST_CASE("vLLM hands KV caches of a pipeline over by the connector that takes its stages") {
-  using Catch::Matchers::Contains;
-  Json config = deployments().front();
-  config["parallel"] = {{"dp", 4}, {"tp", 2}, {"ep", 8}};
-  config["pools"] = {{"prefill", {{"instances", 2}}}, {"decode", {{"instances", 1}}}};
-  CHECK_THAT(launch("vllm", config), Contains("\"NixlConnector\"") && !Contains("NixlPush"));
-  config["pools"]["prefill"]["parallel"] = {{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
-  CHECK_THAT(launch("vllm", config),
-             Contains("NixlPushConnector (after June 2026)") && !Contains("\"NixlConnector\""));
-  config["pools"]["decode"]["parallel"] = {{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
-  CHECK_THAT(launch("vllm", config), Contains("cannot be told /pools/decode/parallel/pp"));
+TEST_CASE("groups that share a node have GPUs and ports of their own, and a router before them") {
+  const Json two = with({{"parallel", four_gpus}, {"instances", 2}});
+  for (const char* engine : {"vllm", "sglang", "trtllm"}) {
+    CAPTURE(engine);
+    CHECK_THAT(launch(engine, two),
+               Contains("CUDA_VISIBLE_DEVICES=0,1,2,3 ") && Contains("--port 8100") &&
+                   Contains("CUDA_VISIBLE_DEVICES=4,5,6,7 ") && Contains("--port 8200"));
+  }
+  CHECK_THAT(launch("vllm", two), Contains("vllm-router --policy round_robin --worker-urls "
+                                           "http://$NODE0:8100 http://$NODE0:8200"));
+  CHECK_THAT(launch("sglang", two), Contains("python3 -m sglang_router.launch_router"));
+  CHECK_THAT(launch("trtllm", two), Contains("TensorRT-LLM has no router"));
+  // The load goes to the router, which stands where a single server would.
+  CHECK_THAT(launch("vllm", two), Contains("--host $NODE0 --port 8000 --dataset-name random"));
 }
 
-TEST_CASE("a model beside the config is found there, and copies of its experts are told") {
-  using Catch::Matchers::Contains;
-  Json config = deployments().front();
-  config["model"] = "../models/zoo/glm_4_5_air.json";
+TEST_CASE("a fleet's commands are as many as can be read") {
+  const Json fleet =
+      with({{"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
+            {"model", "olmoe_1b_7b"},
+            {"precision", {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "bf16"}}},
+            {"placement", {{"type", "linear"}, {"replication", 1}}},
+            {"instances", 100},
+            {"cluster", "h100x2400"}});
+  Json large = fleet;
+  large["cluster"] =
+      ConfigNode::from_file(test::source_dir() / "hardware/clusters/h200x16.json").json();
+  large["cluster"]["nodes"] = 20;
+  large["cluster"]["gpu"] = "h200";
+  const std::string text = launch("vllm", large);
+  CHECK_THAT(text, Contains("# and 84 servers alike"));
+  CHECK(std::count(text.begin(), text.end(), '\n') < 60);
+}
+
+TEST_CASE(
+    "pools are joined: ports, hosts and the channel of each worker, and who shares requests") {
+  const Json pools =
+      with({{"parallel", four_gpus},
+            {"instances", nullptr},
+            {"pools", {{"prefill", {{"instances", 2}}}, {"decode", {{"instances", 1}}}}}});
+  CHECK_THAT(launch("vllm", pools),
+             Contains("VLLM_NIXL_SIDE_CHANNEL_HOST=$NODE0 VLLM_NIXL_SIDE_CHANNEL_PORT=9100") &&
+                 Contains("VLLM_NIXL_SIDE_CHANNEL_HOST=$NODE1 VLLM_NIXL_SIDE_CHANNEL_PORT=9300") &&
+                 Contains("--vllm-pd-disaggregation") && Contains("--prefill http://$NODE0:8100") &&
+                 Contains("--prefill http://$NODE0:8200") &&
+                 Contains("--decode http://$NODE1:8300"));
+  CHECK_THAT(launch("sglang", pools),
+             Contains("--disaggregation-mode prefill --disaggregation-transfer-backend nixl") &&
+                 Contains("--disaggregation-bootstrap-port 8190") &&
+                 Contains("--prefill http://$NODE0:8100 8190"));
+  const std::string trtllm = launch("trtllm", pools);
+  CHECK_THAT(
+      trtllm,
+      Contains("cat >options-prefill.yaml") && Contains("cat >options-decode.yaml") &&
+          Contains("--extra_llm_api_options options-prefill.yaml") &&
+          Contains("--extra_llm_api_options options-decode.yaml") &&
+          Contains("cache_transceiver_config: {backend: DEFAULT}") &&
+          Contains("trtllm-serve disaggregated -c disaggregated.yaml") &&
+          Contains("num_instances: 2\n  urls:\n    - \"$NODE0:8100\"\n    - \"$NODE0:8200\""));
+}
+
+TEST_CASE("vLLM hands KV caches of a pipeline over by the connector that takes its stages") {
+  Json pools = with({{"parallel", four_gpus},
+                     {"instances", nullptr},
+                     {"pools", {{"prefill", {{"instances", 2}}}, {"decode", {{"instances", 1}}}}}});
+  CHECK_THAT(launch("vllm", pools), Contains("\"NixlConnector\"") && !Contains("NixlPush"));
+  const Json two_stages{{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
+  pools["pools"]["prefill"]["parallel"] = two_stages;
+  CHECK_THAT(launch("vllm", pools),
+             Contains("NixlPushConnector (after June 2026)") && !Contains("\"NixlConnector\""));
+  pools["pools"]["decode"]["parallel"] = two_stages;
+  CHECK_THAT(launch("vllm", pools), Contains("not in these commands: /pools/decode/parallel/pp"));
+}
+
+TEST_CASE("weights are those of HuggingFace in the precision of the experiment, else it is said") {
+  CHECK_THAT(launch("vllm", base), Contains("vllm serve zai-org/GLM-4.5-Air-FP8 "));
+  CHECK_THAT(launch("vllm", with({{"precision", {{"experts", "nvfp4"}, {"attention", "bf16"}}}})),
+             Contains("put a name or path of nvfp4 weights in the place of zai-org/GLM-4.5-Air"));
   const std::filesystem::path there = test::source_dir() / "configs" / "plan.json";
-  CHECK_THAT(launch_text("sglang", config, there), Contains("--ep-num-redundant-experts 32"));
-  CHECK_THAT(launch_text("trtllm", config, there), Contains("num_slots: 160"));
-  const std::string elsewhere = launch_text("trtllm", config, "/nowhere/plan.json");
-  CHECK_THAT(elsewhere, !Contains("num_slots") && Contains("is not found from here"));
+  CHECK_THAT(launch("sglang", with({{"model", "../models/zoo/glm_4_5_air.json"}}), there),
+             Contains("--model-path zai-org/GLM-4.5-Air-FP8 ") &&
+                 Contains("--ep-num-redundant-experts 32"));
+}
+
+TEST_CASE("no balancer is turned on without copies, nor for MXFP4 on vLLM") {
+  const Json single = with({{"placement", {{"replication", 1}}}});
+  CHECK(flags_in(launch("vllm", single)).count("--enable-eplb") == 0);
+  CHECK(flags_in(launch("sglang", single)).count("--enable-eplb") == 0);
+  CHECK_THAT(launch("trtllm", single), !Contains("moe_config"));
+  CHECK_THAT(launch("vllm", single), Contains("no balancer is turned on"));
+  const std::string mxfp4 = launch(
+      "vllm",
+      with({{"model", "gpt_oss_120b"},
+            {"precision", {{"experts", "mxfp4"}, {"attention", "bf16"}, {"kv_cache", "bf16"}}}}));
+  CHECK(flags_in(mxfp4).count("--enable-eplb") == 0);
+  CHECK_THAT(mxfp4, Contains("vLLM has no EPLB for experts in MXFP4"));
+}
+
+TEST_CASE("a share of memory is told to the engine whose meaning it has") {
+  CHECK(flags_in(launch("vllm", base)).count("--gpu-memory-utilization") == 1);
+  CHECK(flags_in(launch("sglang", base)).count("--mem-fraction-static") == 0);
+  const Json sglang = with({{"engine", {{"name", "sglang"}}}});
+  CHECK_THAT(launch("sglang", sglang), Contains("--mem-fraction-static 0.88"));
+  CHECK(flags_in(launch("vllm", sglang)).count("--gpu-memory-utilization") == 0);
+}
+
+TEST_CASE("a dense model starts without experts spread over GPUs") {
+  Json dense =
+      with({{"model", "llama_3_1_8b"},
+            {"instances", 1},
+            {"placement", nullptr},
+            {"precision", {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "bf16"}}},
+            {"dispatch", {{"prefill", "all_gather"}, {"decode", "all_gather"}}}});
+  dense["parallel"] = {{"dp", 1}, {"tp", 4}};
+  CHECK(flags_in(launch("vllm", dense)).count("--enable-expert-parallel") == 0);
+  CHECK(flags_in(launch("sglang", dense)).count("--ep-size") == 0);
 }
 
 TEST_CASE("an experiment timed with another engine's kernels is said to be") {
-  Json config = deployments().front();
-  config["engine"] = {{"name", "vllm"}};
-  CHECK_THAT(launch("sglang", config), Catch::Matchers::Contains("are those of vllm"));
-  CHECK_THAT(launch("vllm", config), !Catch::Matchers::Contains("are those of"));
+  const Json timed = with({{"engine", {{"name", "vllm"}}}});
+  CHECK_THAT(launch("sglang", timed), Contains("# predicted for vllm, not for sglang"));
+  CHECK_THAT(launch("vllm", timed), !Contains("# predicted for"));
 }
 
-TEST_CASE("a placement file in a form that the engine does not read is said") {
-  using Catch::Matchers::Contains;
-  Json config = deployments()[1];
-  CHECK_THAT(launch("sglang", config), !Contains("moesim place"));
-  CHECK_THAT(launch("trtllm", config),
-             Contains("moesim place --placement placement.json --format trtllm"));
-  config["placement"]["file"] = "placement.yaml";
-  CHECK_THAT(launch("trtllm", config), !Contains("moesim place"));
-  CHECK_THAT(launch("sglang", config), Contains("--format sglang"));
+TEST_CASE("a name that a shell or a terminal would obey is one word, or refused") {
+  CHECK(shell_word("a b") == "'a b'");
+  CHECK(shell_word("$(touch x)") == "'$(touch x)'");
+  CHECK(shell_word("it's") == R"('it'\''s')");
+  CHECK(shell_word("=ls") == "'=ls'");
+  CHECK(shell_word("") == "''");
+  CHECK(shell_path("-rf") == "./-rf");
+  CHECK(shell_word("Qwen/Qwen3-30B-A3B") == "Qwen/Qwen3-30B-A3B");
+  CHECK(yaml_text("a: b # \"c\"") == R"("a: b # \"c\"")");
+  for (const char* hidden : {"a\nb", "a\x1b[2Jb", "a\x7f",
+                             "a\xc2\x9b"
+                             "b",
+                             "a\xe2\x80\xae"
+                             "b",
+                             "a\xff"}) {
+    CAPTURE(hidden);
+    CHECK_THROWS_AS(shell_word(hidden), ConfigError);
+    CHECK_THROWS_AS(yaml_text(hidden), ConfigError);
+    CHECK(!has_hidden_characters(visible(hidden), "\n"));
+  }
+  CHECK(visible("a\x1b[2J\n\tb") == "a\\u001b[2J\n\tb");
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ const StoredPoint& best_of_all(const BestChoice& choice) {
 
 Action setup_best(CLI::App& command) {
   struct BestOptions {
-    std::string store, over, launch, metric{moesim::metric("total_token_throughput").pointer};
+    std::string store, over, launch, base, metric{moesim::metric("total_token_throughput").pointer};
     bool lower = false, json = false;
   };
   const auto options = std::make_shared<BestOptions>();
@@ -42,6 +42,9 @@ Action setup_best(CLI::App& command) {
       ->capture_default_str();
   command.add_flag("--lower", options->lower, "minimise the metric instead");
   add_launch_option(command, options->launch);
+  command.add_option("--base", options->base,
+                     "--launch: the sweep's base file, by whose folder paths in configs go "
+                     "(default: the store's folder)");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   return [options] {
     std::vector<std::string> pointers = best_pointers();
@@ -54,7 +57,9 @@ Action setup_best(CLI::App& command) {
                         : best_text(choice) + trust_line(choice.sweep));
     if (!options->launch.empty()) {
       const StoreRow best = store.row(best_of_all(choice).config_hash);
-      print("\n" + launch_text(options->launch, Json::parse(best.config), options->store));
+      const ConfigNode config(Json::parse(best.config),
+                              options->base.empty() ? options->store : options->base);
+      print("\n" + launch_text(options->launch, read_spec(config)));
     }
     return 0;
   };

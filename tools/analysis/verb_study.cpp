@@ -7,6 +7,7 @@
 
 #include "tools/analysis/regimes.hpp"
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/this_build.hpp"
@@ -90,7 +91,7 @@ Action setup_study(CLI::App& command) {
   regimes->add_option("-o,--output", options->store, "store of the results, a SQLite file; resumes")
       ->required();
   regimes->add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   regimes->add_option("--csv", options->csv, "write every row");
   regimes->add_option("--plot", options->plot, "draw the map: .svg, .png or .pdf (gnuplot)");
   return [options] { return run_regimes(*options); };

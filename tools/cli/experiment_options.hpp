@@ -15,7 +15,7 @@ namespace moesim {
 struct ExperimentOptions {
   std::string config;
   std::vector<std::string> overrides;
-  std::optional<std::uint64_t> seed;
+  std::optional<std::int64_t> seed;
 
   void add_to(CLI::App& command) {
     command.add_option("CONFIG", config, "experiment, a JSON file")->required();

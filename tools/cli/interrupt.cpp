@@ -33,6 +33,7 @@ void note_and_answer(int received) {
 }  // namespace
 
 InterruptGuard::InterruptGuard(const char* answer) {
+  noted = false;  // whatever a guard before this one was told
   answer_to_give = answer;
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, note_and_answer);
 }

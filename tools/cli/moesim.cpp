@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
+#include <csignal>
 #include <cstdio>
+#include <memory>
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include "hardware/parse_json.hpp"
+#include "tools/cli/quoting.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
@@ -57,6 +61,19 @@ void open_closed_descriptors() {
   }
 }
 
+// Of a message: names out of configs and traces never reach a terminal as escape sequences.
+class VisiblePayload final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    const std::string shown = visible({message.payload.data(), message.payload.size()});
+    out.append(shown.data(), shown.data() + shown.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<VisiblePayload>();
+  }
+};
+
 // A first word that is no verb, which the parser would only miss one for.
 void refuse_unknown_verb(std::string_view word) {
   std::vector<std::string_view> names;
@@ -100,7 +117,11 @@ int main(int argc, char** argv) {
   moesim::open_closed_descriptors();
   // stdout is for results; everything else goes to stderr.
   spdlog::set_default_logger(spdlog::stderr_color_mt("moesim"));
-  spdlog::set_pattern("%^%l%$: %v");
+  auto format = std::make_unique<spdlog::pattern_formatter>();
+  format->add_flag<moesim::VisiblePayload>('*').set_pattern("%^%l%$: %*");
+  spdlog::set_formatter(std::move(format));
+  // A file that outgrows its limit is then an error of writing, which is said, not a sudden end.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = moesim::main_with_errors(argc, argv);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {

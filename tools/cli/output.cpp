@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "tools/cli/quoting.hpp"
+
 namespace moesim {
 
 namespace {
@@ -75,6 +77,16 @@ void require_writable(const std::filesystem::path& file) {
   }
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
   if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+void require_stem(const std::filesystem::path& name) {
+  std::error_code error;
+  const auto status = std::filesystem::status(name, error);
+  if (!name.has_filename())
+    throw ConfigError(fmt::format("{}: is a folder; name the files in it, e.g. {}", name.string(),
+                                  (name / "plan").string()));
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    cannot_write(name, "it is not a regular file");
 }
 
 std::string wrapped(std::string_view text, std::size_t columns, std::size_t indent) {
@@ -152,6 +164,10 @@ std::string csv_cell(const Json& value) {
   return csv_cell(value.is_string() ? value.get<std::string>() : value.dump());
 }
 
-void print(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+// A name out of a config or a store never reaches a terminal as an escape sequence.
+void print(std::string_view text) {
+  const std::string shown = visible(text);
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+}
 
 }  // namespace moesim

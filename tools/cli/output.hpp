@@ -50,6 +50,10 @@ class RemovedWhenStopped {
 /// name is none.
 void require_writable(const std::filesystem::path& file);
 
+/// Throws ConfigError if a name to which endings are added is a folder's or a device's:
+/// "/dev/null", "out/".
+void require_stem(const std::filesystem::path& name);
+
 /// Breaks a text at spaces into lines of at most `columns`; all but the first are indented.
 std::string wrapped(std::string_view text, std::size_t columns = 100, std::size_t indent = 0);
 
@@ -58,7 +62,7 @@ std::string csv_cell(const std::string& text);
 /// A value as a cell of a CSV file: texts bare, null empty, all else as JSON.
 std::string csv_cell(const Json& value);
 
-/// Writes to stdout.
+/// Writes to stdout, hidden characters written out (visible()).
 void print(std::string_view text);
 
 }  // namespace moesim

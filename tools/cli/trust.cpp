@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
@@ -42,35 +43,46 @@ std::string percent(double error) {
       "{} %", error < .1 ? fmt::format("{:.1f}", 100 * error) : fmt::format("{:.0f}", 100 * error));
 }
 
-// "; TTFT was 34 % off, mostly too short, in the median of 16 measured runs held out (57 % in one
-// of ten)". Runs of pools where prefill and decode stand apart, if there are any of that engine.
+std::string joined(const Json& names) {
+  return fmt::format("{}", fmt::join(names.get<std::vector<std::string>>(), ", "));
+}
+
+// "TTFT was 34 % off, mostly too short, in the median (57 % in one of ten)".
+std::string figure_text(const Json& row) {
+  const double median = row.at("median_error"), bias = row.value("bias", 0.0);
+  const char* side = 2 * std::abs(bias) < median ? ""
+                     : bias < 0                  ? ", mostly too short,"
+                                                 : ", mostly too long,";
+  const std::string worst =
+      row.contains("p90_error")
+          ? fmt::format(" ({} in one of ten)", percent(row.at("p90_error").get<double>()))
+          : "";
+  return fmt::format("{} was {} off{} in the median{}", row.at("quantity").get<std::string>(),
+                     percent(median), side, worst);
+}
+
+// "; held out were 16 runs of vllm with pools, on GB200, H100 (Kimi-K2.5, Qwen3-235B): TPOT ..":
+// whose runs they were, so that nobody takes the error for that of another kind.
 std::string error_text(std::string_view engine, bool apart) {
   const std::filesystem::path file = data_folder() / "hardware/accuracy.json";
   if (!std::filesystem::exists(file)) return "";
   const ConfigNode accuracy = ConfigNode::from_file(file);
-  const auto is_of = [&](const Json& row, bool pools) {
-    return row.at("engine") == (engine.empty() ? "none" : engine) &&
-           row.value("pools", false) == pools;
-  };
-  const Json& rows = accuracy.json().at("held_out");
-  if (std::ranges::none_of(rows, [&](const Json& row) { return is_of(row, apart); }))
-    apart = !apart;
-  std::string text;
-  for (const Json& row : rows) {
-    if (!is_of(row, apart)) continue;
-    const double median = row.at("median_error"), bias = row.value("bias", 0.0);
-    const char* side = 2 * std::abs(bias) < median ? ""
-                       : bias < 0                  ? ", mostly too short,"
-                                                   : ", mostly too long,";
-    const std::string worst =
-        row.contains("p90_error")
-            ? fmt::format(" ({} in one of ten)", percent(row.at("p90_error").get<double>()))
-            : "";
-    text += fmt::format("; {} was {} off{} in the median of {} measured runs {}held out{}",
-                        row.at("quantity").get<std::string>(), percent(median), side,
-                        row.at("points").get<int>(), apart ? "of pools " : "", worst);
+  const std::string kind = fmt::format("{}, {}", engine.empty() ? "all engines" : engine,
+                                       apart ? "prefill and decode apart" : "aggregated");
+  std::string figures;
+  const Json* first = nullptr;
+  for (const Json& row : accuracy.json().at("held_out")) {
+    if (row.at("engine") != (engine.empty() ? "none" : engine) ||
+        row.value("pools", false) != apart)
+      continue;
+    if (first == nullptr) first = &row;
+    figures += (figures.empty() ? "" : "; ") + figure_text(row);
   }
-  return text;
+  if (first == nullptr)
+    return fmt::format("; no measured runs of this kind ({}) were held out", kind);
+  return fmt::format("; in {} measured runs held out ({}; {}; {}) {}",
+                     first->at("points").get<int>(), kind, joined(first->at("gpus")),
+                     joined(first->at("models")), figures);
 }
 
 // `apart`: prefill and decode have pools.

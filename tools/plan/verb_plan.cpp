@@ -55,7 +55,9 @@ PlanSearch read_question(const PlanOptions& options) {
   if (!question.tpot.empty()) question.tpot = duration("--tpot", question.tpot);
   if (question.ttft.empty() && question.tpot.empty())
     throw ConfigError("--ttft, --tpot: without a limit every deployment is good; give one of them");
-  if (options.gpu.empty() == options.cluster.empty())
+  if (!options.gpu.empty() && !options.cluster.empty())
+    throw ConfigError("--gpu, --cluster: give one of them, not both");
+  if (options.gpu.empty() && options.cluster.empty())
     throw ConfigError("needs --gpu NAME --gpus N, or --cluster (moesim list gpus, clusters)");
   std::string remark;
   question.cluster = options.cluster.empty() ? cluster_of(options.gpu, options.gpus, remark)
@@ -243,7 +245,8 @@ int say(const PlanOptions& options, const Plan& plan, const MoeModel& model) {
     print(active_text(first, model) + doubts(plan, model) + effort_text(plan) + "\n" +
           written_text(options, page));
     if (!options.launch.empty())
-      print("\n" + launch_text(options.launch, first.config, options.output));
+      print("\n" +
+            launch_text(options.launch, read_spec({first.config, options.output + ".json"})));
     print(trust_line(first.report, first.config));
   }
   return met ? 0 : exit_limit_not_met;
@@ -251,6 +254,7 @@ int say(const PlanOptions& options, const Plan& plan, const MoeModel& model) {
 
 int run(const PlanOptions& options) {
   if (options.output.empty()) throw ConfigError("-o: the files have no name");
+  require_stem(options.output);
   for (const char* ending : {".json", ".html"}) require_writable(options.output + ending);
   const PlanSearch search = read_question(options);
   TraceLibrary traces;

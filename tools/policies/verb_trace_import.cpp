@@ -8,6 +8,7 @@
 
 #include "sim/placement/files/placement_file.hpp"
 #include "tools/cli/named_files.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/policies/new_trace.hpp"
 #include "traces/import/import.hpp"
@@ -108,7 +109,7 @@ void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
   read->add_option("--placement", command->placement,
                    "placement file: the recording's ids are its slots");
   read->add_option("--gpus", command->gpus, "GPUs that the placement's slots stand on")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   read->add_option("--requests", command->requests,
                    "JSON lines, one for each request: prompt_tokens, workload, file");
   read->add_option("-o,--output", command->output, "directory to write")->required();

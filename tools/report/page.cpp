@@ -12,6 +12,7 @@
 #include "sim/experiment/experiment.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
+#include "tools/cli/quoting.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
 #include "tools/sweep/sweep.hpp"
@@ -199,15 +200,6 @@ std::size_t cells_of(const OrderedJson& loads) {
   std::size_t cells = 0;
   for (const auto& load : loads) cells += load["activated"].size() + load["tokens"].size();
   return cells;
-}
-
-std::string in_shell(const std::string& text) {
-  constexpr std::string_view plain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-./=:,+@%";
-  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
-  std::string quoted = "'";
-  for (const char c : text) quoted += c == '\'' ? std::string(R"('\'')") : std::string(1, c);
-  return quoted + "'";
 }
 
 // As --set reads it: a text that is no JSON stands for itself.

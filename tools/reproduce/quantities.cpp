@@ -15,6 +15,7 @@
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "sim/replay/replay.hpp"
+#include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/routed_layer.hpp"
 #include "tools/reproduce/measure_kinds.hpp"
@@ -341,11 +342,6 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
   });
 }
 
-double percentile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[at(std::llround(share * static_cast<double>(values.size() - 1)))];
-}
-
 Json measure_draws(const ConfigNode& node, TraceLibrary&) {
   return read_object(node, [](ConfigReader& r) {
     const int experts = static_cast<int>(r.integer("experts", {1, 1 << 15}));
@@ -374,9 +370,9 @@ Json measure_draws(const ConfigNode& node, TraceLibrary&) {
     const double sum = std::accumulate(busiest_gpu.begin(), busiest_gpu.end(), 0.0);
     return Json{{"selections_per_gpu", double(tokens) * k / gpus},
                 {"busiest_gpu", sum / draws},
-                {"busiest_gpu_p99", percentile(busiest_gpu, 0.99)},
+                {"busiest_gpu_p99", nearest_rank(busiest_gpu, 0.99)},
                 {"selections_per_expert", mean},
-                {"busiest_expert_p99", percentile(busiest_expert, 0.99)},
+                {"busiest_expert_p99", nearest_rank(busiest_expert, 0.99)},
                 {"some_expert_at_twice_the_mean", double(over_twice) / draws},
                 {"touches_others_than_hot", double(beyond_hot) / draws}};
   });
@@ -463,7 +459,7 @@ Json measure_timing(const ConfigNode& node, TraceLibrary& traces) {
             std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin)
                 .count());
       }
-      answer[policy.child("type").text()] = {{"us_below", time_class(percentile(us, .5))}};
+      answer[policy.child("type").text()] = {{"us_below", time_class(median(us))}};
     }
     return answer;
   });

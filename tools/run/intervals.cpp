@@ -11,6 +11,7 @@
 #include "hardware/kernels/rows.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "sim/report/metric_catalogue.hpp"
+#include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
 
 namespace moesim {
@@ -76,19 +77,11 @@ RoutingTrace resampled_requests(const RoutingTrace& trace, Rng rng) {
   return trace.with_requests(std::move(drawn));
 }
 
-double quantile(const std::vector<double>& sorted, double share) {
-  const double place = share * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(place);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return std::lerp(sorted[below], sorted[above], place - static_cast<double>(below));
-}
-
-OrderedJson band(std::vector<double> values) {
+OrderedJson band(const std::vector<double>& values) {
   if (values.empty()) return nullptr;
-  std::sort(values.begin(), values.end());
-  return {{"low", quantile(values, (1 - middle) / 2)},
-          {"median", quantile(values, 0.5)},
-          {"high", quantile(values, (1 + middle) / 2)}};
+  return {{"low", interpolated(values, (1 - middle) / 2)},
+          {"median", interpolated(values, 0.5)},
+          {"high", interpolated(values, (1 + middle) / 2)}};
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/experiment_options.hpp"
 #include "tools/cli/launch.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/remarks.hpp"
@@ -334,6 +335,13 @@ std::string anchored_text(const Report& report) {
          "\n";
 }
 
+// How much of the prompts stood in the KV cache already.
+std::string prefixes_of(const KvStats& kv) {
+  if (!kv.prefix_caching) return "";
+  return fmt::format("prefix cache: {} of the prompts' tokens were there, {} of {}\n",
+                     percent(kv.prefix_hit_rate), kv.prefix_hit_tokens, kv.prefix_queried_tokens);
+}
+
 std::string summary(const Report& report, const Deployment& e) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
@@ -353,6 +361,7 @@ std::string summary(const Report& report, const Deployment& e) {
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
+  text += prefixes_of(report.pool.kv);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
@@ -473,8 +482,7 @@ int run_experiment(const RunOptions& options) {
   if (events) events->finish();
   if (!options.report.empty()) write_file(options.report, json);
   print(options.json ? json : text + trust_of(document, experiment));
-  if (!options.launch.empty())
-    print("\n" + launch_text(options.launch, experiment.config, config.file()));
+  if (!options.launch.empty()) print("\n" + launch_text(options.launch, read_spec(config)));
   return all_rejected(report.metrics) ? 3 : 0;
 }
 
@@ -490,7 +498,7 @@ Action setup_run(CLI::App& command) {
                    "say how far the results vary");
   add_launch_option(command, options->launch);
   command.add_option("--threads", options->threads, "threads to use (default: all cores)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command.add_option("--profile", options->profile,
                      "write the simulator's own time, memory and speed, JSON");
   command.add_option("--requests", options->requests, "write a line per request, CSV");
@@ -503,7 +511,7 @@ Action setup_run(CLI::App& command) {
   command
       .add_option("--timeline-layers", options->unfolded_step,
                   "the step, a line of --steps, whose MoE layers stand in it one by one")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   return [options] { return run_experiment(*options); };
 }
 

@@ -27,8 +27,7 @@ struct Input {
   std::vector<Row> rows;
 };
 
-Input read_input(const fs::path& file) {
-  Store store = Store::open(file);
+Input read_input(const fs::path& file, Store store) {
   std::vector<Row> rows;
   store.for_each_row([&](StoreRow row) {
     rows.push_back(
@@ -77,6 +76,7 @@ class Merge {
   void add(const Row& row, const Input& from) {
     const auto [place, is_new] = place_of_.emplace(row.config_hash, merged_.size());
     if (is_new) {
+      refuse_other_inputs(row, from);
       merged_.push_back({row, &from});
       return;
     }
@@ -90,7 +90,19 @@ class Merge {
   const std::vector<Merged>& points() const { return merged_; }
 
  private:
+  // A point's hash is of its config and of what is in the files that the config names.
+  void refuse_other_inputs(const Row& row, const Input& from) {
+    const auto [place, is_new] = place_of_config_.emplace(fnv1a(row.config), merged_.size());
+    if (is_new || merged_[place->second].row.config != row.config) return;
+    const Merged& known = merged_[place->second];
+    throw ConfigError(fmt::format(
+        "{}: point {} has the config of point {} of {}, and other files behind it: a trace or a "
+        "model was changed in between. Leave one store out",
+        from.file.string(), row.config_hash, known.row.config_hash, known.from->file.string()));
+  }
+
   std::vector<Merged> merged_;
+  std::map<std::uint64_t, std::size_t> place_of_config_;
   std::map<std::string, std::size_t> place_of_;
 };
 
@@ -98,12 +110,10 @@ class Merge {
 
 void merge_stores(const std::vector<fs::path>& stores, const fs::path& output) {
   std::vector<Input> inputs;
-  std::error_code ignored;
-  const auto size = fs::file_size(output, ignored);
+  for (const fs::path& file : stores) inputs.push_back(read_input(file, Store::open(file)));
   // Last, so that the rows stand in the order of the shards.
-  std::vector<fs::path> files = stores;
-  if (!ignored && size > 0) files.push_back(output);
-  for (const fs::path& file : files) inputs.push_back(read_input(file));
+  if (std::optional<Store> begun = Store::open_if_begun(output))
+    inputs.push_back(read_input(output, std::move(*begun)));
   check_same_sweep(inputs);
 
   std::size_t longest = 0;
@@ -118,6 +128,7 @@ void merge_stores(const std::vector<fs::path>& stores, const fs::path& output) {
   for (const Merged& point : merge.points())
     points.push_back({point.row.config_hash, Json::parse(point.row.config)});
   // What the output holds already stays as it stands there.
+  std::error_code ignored;
   std::vector<Merged> news = merge.points();
   std::erase_if(
       news, [&](const Merged& point) { return fs::equivalent(point.from->file, output, ignored); });

@@ -74,7 +74,9 @@ SlurmJobs submit_to_slurm(const fs::path& program, const fs::path& config, const
   write_file(array, array_script(program, fs::absolute(config), jobs.folder, options));
   write_file(merge, merge_script(program, jobs.folder, output, options));
 
-  const std::string log = (jobs.folder / "log-").string();
+  // Slurm replaces "%" and a letter in names of output files.
+  std::string log;
+  for (const char c : (jobs.folder / "log-").string()) log += c == '%' ? "%%" : std::string(1, c);
   const std::string name = output.stem().string();
   jobs.array = submit({fmt::format("--array=1-{}", options.tasks), "--requeue",
                        fmt::format("--cpus-per-task={}", options.cpus), "--job-name=sweep-" + name,

@@ -279,6 +279,17 @@ Store Store::open(const std::filesystem::path& file) {
   return store;
 }
 
+std::optional<Store> Store::open_if_begun(const std::filesystem::path& file) {
+  std::error_code none;
+  const auto size = std::filesystem::file_size(file, none);
+  if (none || size == 0) return std::nullopt;
+  // Its size says little: what a killed program left in the journal is rolled back as it is opened.
+  Store store(file, false);
+  if (store.is_empty()) return std::nullopt;
+  store.check_schema();
+  return store;
+}
+
 Store Store::open_for(const std::filesystem::path& file, const Json& sweep,
                       std::span<const SweepPoint> points) {
   Store store(file, true);

@@ -88,6 +88,9 @@ class Store {
 
   /// Opens what a sweep has written.
   static Store open(const std::filesystem::path& file);
+  /// As open(); nothing where there is no file yet, or one without a table: a program that was
+  /// killed in its first moments leaves it so.
+  static std::optional<Store> open_if_begun(const std::filesystem::path& file);
   /// Opens or creates the store of a sweep; points that it lacks become pending.
   static Store open_for(const std::filesystem::path& file, const Json& sweep,
                         std::span<const SweepPoint> points);

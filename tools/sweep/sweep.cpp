@@ -583,13 +583,10 @@ Sweep shard_of(Sweep sweep, Shard shard) {
 SweepOutcome run_sweep(const Sweep& sweep, const std::filesystem::path& file,
                        const PointRunner& runner, const SweepOptions& options) {
   std::map<std::string, PointStatus> known;
-  std::error_code ignored;
-  const auto size = std::filesystem::file_size(file, ignored);
   std::string written_by;
-  if (!ignored && size > 0) {
-    const Store store = Store::open(file);
-    known = store.statuses_of(sweep.points);
-    written_by = store.written_by();
+  if (const std::optional<Store> store = Store::open_if_begun(file)) {
+    known = store->statuses_of(sweep.points);
+    written_by = store->written_by();
   }
   std::vector<const SweepPoint*> open;
   for (const SweepPoint& point : sweep.points) {

@@ -7,6 +7,7 @@
 #include <spdlog/spdlog.h>
 
 #include "tools/cli/interrupt.hpp"
+#include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/progress.hpp"
 #include "tools/cli/this_build.hpp"
@@ -142,17 +143,21 @@ Action setup_sweep(CLI::App& command) {
   command.add_option("-o,--output", options->store, "store of the results, a SQLite file")
       ->required();
   command.add_option("-j,--threads", options->threads, "threads to use (default: all cores)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   CLI::Option* shard =
-      command.add_option("--shard", options->shard,
-                         "run every Nth point from the Ith on: I/N, merge the stores later");
+      command
+          .add_option("--shard", options->shard,
+                      "run every Nth point from the Ith on: I/N, merge the stores later")
+          ->check([](const std::string& text) -> std::string {
+            return text.empty() ? "expected I/N, e.g. 2/8, found nothing" : "";
+          });
   command
       .add_option("--launcher", options->launcher,
                   "here, or slurm: a job array and a job that merges")
       ->check(CLI::IsMember({"here", "slurm"}))
       ->excludes(shard);
   command.add_option("--tasks", options->slurm.tasks, "slurm: tasks of the array (default: 8)")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least_one());
   command.add_option("--partition", options->slurm.partition, "slurm: where the tasks run");
   command.add_option("--time", options->slurm.time, "slurm: limit of each task, e.g. 2:00:00");
   command

@@ -233,7 +233,7 @@ int run(const TuneOptions& options) {
   print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
                      : found_text(result, sweep, axes) + trust_line(best.report, best.config));
   if (!options.launch.empty())
-    print("\n" + launch_text(options.launch, best.config, sweep.base_file));
+    print("\n" + launch_text(options.launch, read_spec({best.config, sweep.base_file})));
   return 0;
 }
 

@@ -1,89 +1,209 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/validation/bench_result.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
-#include <optional>
 
 #include <fmt/format.h>
+
+#include "hardware/find_value.hpp"
+#include "hardware/parse_json.hpp"
+#include "traces/mapped_file.hpp"
 
 namespace moesim {
 
 namespace {
 
-// Rates of both results that give the tokens of a mean request: its outputs, and all.
-constexpr std::string_view served_requests = "request_throughput";
-struct Length {
-  std::string_view name, rate;
-};
-constexpr Length lengths[]{{"output tokens of a request", "output_throughput"},
-                           {"tokens of a request", "total_token_throughput"}};
-
-template <class Object>
-std::optional<double> number(const Object& object, std::string_view key) {
-  const auto found = object.find(std::string(key));
-  if (found == object.end() || !found->is_number()) return std::nullopt;
-  return found->template get<double>();
+std::optional<double> number(const Json& json, const std::string& pointer) {
+  const Json* found = find_value(json, pointer);
+  if (found == nullptr || !found->is_number()) return std::nullopt;
+  return found->get<double>();
+}
+std::optional<double> first_of(const Json& json, std::initializer_list<const char*> pointers) {
+  for (const char* pointer : pointers)
+    if (const auto value = number(json, pointer); value && std::isfinite(*value)) return value;
+  return std::nullopt;
 }
 
-template <class Object>
-std::optional<double> tokens_of_request(const Object& figures, std::string_view rate) {
-  const auto tokens = number(figures, rate), served = number(figures, served_requests);
-  if (!tokens || !served || *served <= 0) return std::nullopt;
-  return *tokens / *served;
+[[noreturn]] void refuse(const std::string& where, std::string_view what) {
+  throw ConfigError(fmt::format("{}: {}", where, what));
 }
 
-// "20 requests/s", or "64 in flight", which is but a cap where there is a rate; nothing where it is
-// not said.
-std::string load_text(std::optional<double> in_flight, std::optional<double> rate) {
-  if (rate && std::isfinite(*rate)) return fmt::format("{:.6g} requests/s", *rate);
-  return in_flight ? fmt::format("{:.6g} in flight", *in_flight) : "";
+// ---- vllm bench serve, and SGLang's bench_serving, which began as a copy of it ----
+
+// Names of SGLang's that are not vLLM's.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 5> other_names{
+    {{"total_throughput", "total_token_throughput"},
+     {"mean_e2e_latency_ms", "mean_e2el_ms"},
+     {"median_e2e_latency_ms", "median_e2el_ms"},
+     {"p90_e2e_latency_ms", "p90_e2el_ms"},
+     {"p99_e2e_latency_ms", "p99_e2el_ms"}}};
+
+void remark_failures(const Json& result, BenchRun& run) {
+  const auto sent = number(result, "/num_prompts"), failed = number(result, "/failed");
+  if (sent && double(run.requests) < *sent)
+    run.remarks.push_back(
+        fmt::format("{} of the benchmark's {:.0f} requests were completed", run.requests, *sent));
+  if (failed && *failed > 0)
+    run.remarks.push_back(fmt::format("{:.0f} requests of the benchmark failed", *failed));
+  if (const auto burst = number(result, "/burstiness"); burst && *burst != 1)
+    run.remarks.push_back(
+        fmt::format("arrivals came with a burstiness of {}; Poisson is simulated", *burst));
 }
 
-// Where the two were asked for different loads.
-std::optional<std::string> other_load(const Json& bench, const Json& arrivals) {
-  const std::string measured =
-      load_text(number(bench, "max_concurrency"), number(bench, "request_rate"));
-  std::optional<double> rate;
-  if (arrivals.contains("rate") && arrivals.at("rate").is_string())
-    rate = parse_quantity<PerSecond>(arrivals.at("rate").get<std::string>()).value();
-  const std::string simulated = load_text(number(arrivals, "concurrency"), rate);
-  if (measured.empty() || simulated.empty() || measured == simulated) return std::nullopt;
-  return fmt::format("the loads differ: {} measured, {} simulated", measured, simulated);
+BenchRun of_bench_serve(const std::string& where, const Json& result) {
+  BenchRun run{where, {}};
+  for (const auto& item : result.items()) {
+    if (!item.value().is_number()) continue;
+    std::string name = item.key();
+    for (const auto& [theirs, ours] : other_names)
+      if (name == theirs) name = ours;
+    if (name.ends_with("_ms") || name.ends_with("_throughput"))
+      run.figures[name] = item.value().get<double>();
+  }
+  run.requests = static_cast<std::int64_t>(number(result, "/completed").value_or(0));
+  const auto per_request = [&](const char* total) {
+    return run.requests > 0 ? number(result, total).value_or(0) / double(run.requests) : 0;
+  };
+  run.prompt = per_request("/total_input_tokens");
+  run.output = per_request("/total_output_tokens");
+  run.in_flight = number(result, "/max_concurrency");
+  run.rate = first_of(result, {"/request_rate"});  // "inf", or Infinity, is none
+  remark_failures(result, run);
+  return run;
+}
+
+// ---- genai-perf and AIPerf: {"time_to_first_token": {"unit": "ms", "avg": .., "p50": ..}} ----
+
+constexpr std::array<std::pair<const char*, const char*>, 3> latencies{
+    {{"time_to_first_token", "ttft"},
+     {"inter_token_latency", "tpot"},  // its mean over a request's tokens: what others call TPOT
+     {"request_latency", "e2el"}}};
+constexpr std::array<std::pair<const char*, const char*>, 5> statistics{
+    {{"avg", "mean"}, {"p50", "median"}, {"p90", "p90"}, {"p95", "p95"}, {"p99", "p99"}}};
+constexpr std::array<std::pair<const char*, const char*>, 2> rates{
+    {{"request_throughput", "request_throughput"},
+     {"output_token_throughput", "output_throughput"}}};
+
+double milliseconds_of(const std::string& where, const Json& result, const char* latency) {
+  const std::string unit = text_at(result, fmt::format("/{}/unit", latency));
+  if (unit.empty() || unit == "ms") return 1;
+  if (unit == "s" || unit == "sec") return 1e3;
+  if (unit == "us") return 1e-3;
+  if (unit == "ns") return 1e-6;
+  refuse(where, fmt::format("{} has the unknown unit \"{}\"", latency, unit));
+}
+
+BenchRun of_genai_perf(const std::string& where, const Json& result) {
+  BenchRun run{where, {}};
+  for (const auto& [theirs, ours] : latencies) {
+    if (!result.contains(theirs)) continue;
+    const double scale = milliseconds_of(where, result, theirs);
+    for (const auto& [key, name] : statistics)
+      if (const auto value = number(result, fmt::format("/{}/{}", theirs, key)))
+        run.figures[fmt::format("{}_{}_ms", name, ours)] = *value * scale;
+  }
+  for (const auto& [theirs, ours] : rates)
+    if (const auto value = number(result, fmt::format("/{}/avg", theirs)))
+      run.figures[ours] = *value;
+  run.prompt = number(result, "/input_sequence_length/avg").value_or(0);
+  run.output = number(result, "/output_sequence_length/avg").value_or(0);
+  const auto count = first_of(
+      result, {"/request_count/avg", "/output_sequence_length/count", "/input_config/request_count",
+               "/input_config/loadgen/request_count", "/input_config/input/num_dataset_entries"});
+  run.requests = static_cast<std::int64_t>(count.value_or(0));
+  run.in_flight =
+      first_of(result, {"/input_config/concurrency", "/input_config/loadgen/concurrency",
+                        "/input_config/perf_analyzer/stimulus/concurrency"});
+  run.rate = first_of(result, {"/input_config/request_rate", "/input_config/loadgen/request_rate",
+                               "/input_config/perf_analyzer/stimulus/request_rate"});
+  return run;
+}
+
+BenchRun run_of(const std::string& where, const Json& result) {
+  if (!result.is_object()) refuse(where, "is no result of a benchmark: no JSON object");
+  const bool nested = result.contains("time_to_first_token") || result.contains("request_latency");
+  BenchRun run = nested ? of_genai_perf(where, result) : of_bench_serve(where, result);
+  if (run.figures.empty())
+    refuse(where,
+           "has no figure such as \"median_tpot_ms\"; files of vllm bench serve --save-result, "
+           "SGLang's bench_serving and genai-perf are read");
+  return run;
+}
+
+// "20 requests/s", or "64 in flight", which is but a cap where there is a rate.
+std::string load_text(const BenchRun& run) {
+  if (run.rate) return fmt::format("{:.6g} requests/s", *run.rate);
+  if (run.in_flight) return fmt::format("{:.6g} in flight", *run.in_flight);
+  return "all requests at once";
 }
 
 }  // namespace
 
-BenchComparison compare_with_bench(const ConfigNode& bench, const OrderedJson& metrics,
-                                   const Json& arrivals) {
-  constexpr double most_apart = 0.05;
-  if (!bench.json().is_object()) bench.fail("is no result of vllm bench serve: no JSON object");
-  BenchComparison comparison;
+std::vector<BenchRun> read_bench(const std::filesystem::path& file) {
+  const MappedFile mapped(file);
+  const std::string_view text = mapped.text();
+  std::vector<BenchRun> runs;
+  if (file.extension() != ".jsonl") {
+    runs.push_back(run_of(file.string(), ConfigNode::from_file(file).json()));
+    return runs;
+  }
+  std::size_t line = 1;
+  for (std::size_t from = 0; from < text.size(); ++line) {
+    const std::size_t end = std::min(text.find('\n', from), text.size());
+    const std::string where = fmt::format("{}:{}", file.string(), line);
+    const std::string_view row = text.substr(from, end - from);
+    from = end + 1;
+    if (row.find_first_not_of(" \t\r") == row.npos) continue;
+    try {
+      runs.push_back(run_of(where, parse_json(row)));
+    } catch (const ConfigError& error) {
+      if (std::string_view(error.what()).starts_with(where)) throw;
+      refuse(where, error.what());
+    }
+  }
+  if (runs.empty()) refuse(file.string(), "holds no run");
+  return runs;
+}
+
+Json under_load_of(const BenchRun& run, Json experiment, bool bare) {
+  if (run.requests < 1 || run.prompt < 1 || run.output < 1)
+    refuse(run.where,
+           "does not say how many requests were completed, and how many tokens their prompts and "
+           "outputs had; its load cannot be simulated");
+  if (bare) experiment.erase("anchor");
+  Json& workload = experiment["workload"];
+  if (run.rate)
+    workload["arrivals"] = {{"type", "poisson"}, {"rate", fmt::format("{} /s", *run.rate)}};
+  else
+    workload["arrivals"] = {
+        {"type", "closed_loop"},
+        {"concurrency", std::llround(std::max(1.0, run.in_flight.value_or(double(run.requests))))}};
+  workload["lengths"] = {{"type", "fixed"},
+                         {"prompt", std::llround(run.prompt)},
+                         {"output", std::llround(run.output)}};
+  workload["requests"] = run.requests;
+  return experiment;
+}
+
+ServingLoad load_of(const BenchRun& run) {
+  return {run.rate ? 0 : run.in_flight.value_or(double(run.requests)), run.prompt, run.output};
+}
+
+BenchComparison compare_with_bench(const BenchRun& run, const OrderedJson& metrics) {
+  BenchComparison comparison{run.where, {}, run.remarks};
+  comparison.remarks.insert(
+      comparison.remarks.begin(),
+      fmt::format("simulated: {}, {} requests of {:.0f} and {:.0f} tokens, all alike",
+                  load_text(run), run.requests, run.prompt, run.output));
   for (const auto& item : metrics.items()) {
-    const std::string& name = item.key();
-    if (!name.ends_with("_ms") && !name.ends_with("_throughput")) continue;
-    const auto measured = number(bench.json(), name), predicted = number(metrics, name);
-    if (measured && predicted && *measured > 0)
-      comparison.rows.push_back({name, *measured, *predicted});
+    const auto measured = run.figures.find(item.key());
+    if (measured != run.figures.end() && measured->second > 0 && item.value().is_number())
+      comparison.rows.push_back({item.key(), measured->second, item.value().get<double>()});
   }
   if (comparison.rows.empty())
-    bench.fail(
-        "has no figure of vllm bench serve, such as \"median_tpot_ms\"; was it run with "
-        "--save-result?");
-  for (const Length& length : lengths) {
-    const auto there = tokens_of_request(bench.json(), length.rate);
-    const auto here = tokens_of_request(metrics, length.rate);
-    if (there && here && std::abs(*here / *there - 1) > most_apart)
-      comparison.remarks.push_back(
-          fmt::format("the workloads differ: {:.0f} {} measured, {:.0f} simulated", *there,
-                      length.name, *here));
-  }
-  if (auto remark = other_load(bench.json(), arrivals)) comparison.remarks.push_back(*remark);
-  const auto sent = number(bench.json(), "num_prompts"), done = number(bench.json(), "completed");
-  if (sent && done && *done < *sent)
-    comparison.remarks.push_back(
-        fmt::format("{:.0f} of the benchmark's {:.0f} requests were completed", *done, *sent));
-  if (const auto failed = number(bench.json(), "failed"); failed && *failed > 0)
-    comparison.remarks.push_back(fmt::format("{:.0f} requests of the benchmark failed", *failed));
+    refuse(run.where, "has no figure that a report has, such as \"median_tpot_ms\"");
   return comparison;
 }
 

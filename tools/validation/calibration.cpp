@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
+#include "sim/report/statistics.hpp"
 
 namespace moesim {
 
@@ -27,11 +28,6 @@ double huber_sum(const VectorXd& residuals, double huber) {
     sum += size <= huber ? size * size / 2 : huber * (size - huber / 2);
   }
   return sum;
-}
-
-double rounded_rank_quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  return values[at(std::lround(share * static_cast<double>(values.size() - 1)))];
 }
 
 /// A number of a GPU file with three significant digits.
@@ -130,7 +126,7 @@ class Family {
     Calibration c;
     const std::vector<double> relative = errors(gpu);
     c.points = static_cast<int>(relative.size());
-    c.median_error = rounded(rounded_rank_quantile(relative, 0.5));
+    c.median_error = rounded(median(relative));
     c.bytes.min = c.flops.min = std::numeric_limits<double>::infinity();
     for (const MeasuredPoint* point : points_) {
       const Predicted predicted = predictor_.predict(*point, gpu);
@@ -252,7 +248,7 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
         constants.calibration->precisions.push_back(precision);
       constants.source = described(*constants.calibration, source);
       all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     rounded_rank_quantile(family.errors(best), 0.9)});
+                     nearest_rank(family.errors(best), 0.9)});
       gpu.kernels[*kind] = constants;
     } else {
       const auto index = static_cast<std::size_t>(std::get<Collective>(of));
@@ -261,7 +257,7 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
       constants.calibration = family.calibration(best);
       constants.source = described(*constants.calibration, source);
       all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     rounded_rank_quantile(family.errors(best), 0.9)});
+                     nearest_rank(family.errors(best), 0.9)});
       gpu.collectives[index] = constants;
     }
   }

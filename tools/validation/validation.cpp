@@ -9,20 +9,13 @@
 #include <tbb/parallel_for.h>
 
 #include "hardware/no_such_file.hpp"
+#include "sim/report/statistics.hpp"
 #include "tools/validation/predict_serving.hpp"
 #include "tools/validation/serving_deployment.hpp"
 
 namespace moesim {
 
 namespace {
-
-/// The smallest value that `share` of the values do not exceed.
-double quantile(std::vector<double> values, double share) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const auto rank = std::ceil(share * static_cast<double>(values.size()));
-  return values[static_cast<std::size_t>(std::max(1.0, rank)) - 1];
-}
 
 bool is_serving(const MeasuredPoint& point) {
   return point.category == "e2e" || point.category == "disaggregated";
@@ -125,10 +118,10 @@ std::map<std::string, CategoryErrors> errors_by(const std::vector<ValidatedPoint
   }
   for (auto& [name, values] : errors) {
     CategoryErrors& category = categories[name];
-    category.bias_pct = quantile(values, 0.5);
+    category.bias_pct = nearest_rank(values, 0.5);
     for (double& value : values) value = std::abs(value);
-    category.median_abs_pct = quantile(values, 0.5);
-    category.p90_abs_pct = quantile(values, 0.9);
+    category.median_abs_pct = nearest_rank(values, 0.5);
+    category.p90_abs_pct = nearest_rank(values, 0.9);
   }
   return categories;
 }

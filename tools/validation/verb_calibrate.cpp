@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -7,10 +8,13 @@
 
 #include "hardware/shipped.hpp"
 #include "sim/experiment/engine.hpp"
+#include "sim/experiment/pools.hpp"
+#include "sim/serving/simulator.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/anchors.hpp"
+#include "tools/validation/bench_result.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/engine_fit.hpp"
 #include "tools/validation/table_calibration.hpp"
@@ -20,7 +24,8 @@ namespace moesim {
 namespace {
 
 struct CalibrateOptions {
-  std::string points, serving, engine, tables, gpu, output, source, profiles;
+  std::string points, serving, engine, tables, gpu, output, source, profiles, config;
+  std::vector<std::string> bench;
   std::filesystem::path root = data_folder();
 };
 
@@ -58,6 +63,55 @@ std::string why_not(const std::vector<ValidatedPoint>& runs) {
   return text;
 }
 
+/// What corrects the predictions of one deployment, as a file and as a table.
+int write_anchor(const Anchor& anchor, const std::string& output) {
+  write_file(output, to_json(anchor).dump(1) + "\n");
+  Table table({"figure", "runs", "factor", "leave-one-out error"});
+  for (const auto& [name, fit] : {std::pair{"tpot", anchor.tpot}, {"ttft", anchor.ttft}}) {
+    if (fit.runs == 0) continue;
+    table.add({name, fmt::format("{}", fit.runs), fmt::format("{:.3f}", fit.factor),
+               fmt::format("{:.1f} %", fit.leave_one_out * 100)});
+  }
+  print(table.text());
+  return 0;
+}
+
+/// Runs of a benchmark on one deployment: each is simulated under its own load.
+int calibrate_bench(const CalibrateOptions& options) {
+  const ConfigNode experiment = ConfigNode::from_file(options.config);
+  TraceLibrary traces;
+  std::array<std::vector<AnchorRun>, 2> runs;  // TPOT, TTFT
+  constexpr std::array<std::array<const char*, 2>, 2> figures{
+      {{"median_tpot_ms", "mean_tpot_ms"}, {"median_ttft_ms", "mean_ttft_ms"}}};
+  std::string deployment;
+  for (const std::string& file : options.bench) {
+    for (const BenchRun& measured : read_bench(file)) {
+      const ConfigNode loaded(under_load_of(measured, experiment.json(), /*bare=*/true),
+                              experiment.file());
+      const Experiment simulated = load_experiment(loaded, traces);
+      const OrderedJson metrics = run(simulated).document()["metrics"];
+      const Deployment& e = simulated.decode();
+      deployment = fmt::format("{} on {} x {}, {}", e.model.name, gpus_of(simulated),
+                               e.cluster.gpu.name, e.engine.empty() ? "no engine" : e.engine);
+      for (std::size_t kind = 0; kind < runs.size(); ++kind) {
+        for (const char* figure : figures[kind]) {
+          const auto found = measured.figures.find(figure);
+          const auto predicted = metrics.find(figure);
+          if (found == measured.figures.end() || found->second <= 0 || predicted == metrics.end() ||
+              !predicted->is_number() || predicted->get<double>() <= 0)
+            continue;
+          runs[kind].push_back({load_of(measured), found->second, predicted->get<double>()});
+          break;
+        }
+      }
+    }
+  }
+  if (runs[0].empty())
+    throw ConfigError(
+        fmt::format("{}: no run has median_tpot_ms or mean_tpot_ms", options.bench.front()));
+  return write_anchor({deployment, fit_anchor(runs[0]), fit_anchor(runs[1])}, options.output);
+}
+
 /// Runs of one deployment, and what corrects its predictions.
 int calibrate_serving(const CalibrateOptions& options) {
   const std::vector<ValidatedPoint> runs = validate(read_points(options.serving), options.root);
@@ -68,16 +122,7 @@ int calibrate_serving(const CalibrateOptions& options) {
                     "needed{}",
                     options.serving, anchors.size(), why_not(runs)));
   }
-  const Anchor& anchor = anchors.begin()->second;
-  write_file(options.output, to_json(anchor).dump(1) + "\n");
-  Table table({"figure", "runs", "factor", "leave-one-out error"});
-  for (const auto& [name, fit] : {std::pair{"tpot", anchor.tpot}, {"ttft", anchor.ttft}}) {
-    if (fit.runs == 0) continue;
-    table.add({name, fmt::format("{}", fit.runs), fmt::format("{:.3f}", fit.factor),
-               fmt::format("{:.1f} %", fit.leave_one_out * 100)});
-  }
-  print(table.text());
-  return 0;
+  return write_anchor(anchors.begin()->second, options.output);
 }
 
 /// An engine preset as people edit it: one line for each setting.
@@ -184,8 +229,16 @@ Action setup_calibrate(CLI::App& command) {
   CLI::Option* tables =
       command.add_option("--tables", options->tables,
                          "folder of one GPU's kernel times, <engine>-<version>/<table>.csv");
+  CLI::Option* bench = command.add_option(
+      "--bench", options->bench,
+      "runs of a benchmark on the deployment of --config: what vllm bench serve --save-result, "
+      "SGLang's bench_serving or genai-perf wrote; writes what corrects its predictions");
+  CLI::Option* config = command.add_option("--config", options->config,
+                                           "--bench: the deployment, an experiment, JSON");
   of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
+  bench->needs(config)->excludes(of_points)->excludes(serving)->excludes(tables);
+  config->needs(bench);
   command
       .add_option("--engine", options->engine,
                   "with --serving: fits the constants of this engine's preset on all of its runs")
@@ -201,12 +254,14 @@ Action setup_calibrate(CLI::App& command) {
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
+    if (!options->bench.empty()) return calibrate_bench(*options);
     if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
     if (!options->serving.empty()) return calibrate_serving(*options);
     if ((options->points.empty() && options->tables.empty()) || options->gpu.empty()) {
       throw ConfigError(
-          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, or --serving "
-          "RUNS.csv");
+          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, --serving RUNS.csv, "
+          "or "
+          "--bench RUN.json with --config CONFIG.json");
     }
     if (!options->tables.empty()) return calibrate_from_tables(*options);
     const auto path = gpu_path(*options);

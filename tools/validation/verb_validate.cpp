@@ -175,14 +175,17 @@ OrderedJson to_json(const BothFidelities& both) {
   return json;
 }
 
-BenchComparison run_beside(const std::string& bench, const std::string& config) {
-  const ConfigNode measured = ConfigNode::from_file(bench);
+// The experiment under the load of each run of the benchmark.
+std::vector<BenchComparison> run_beside(const std::string& bench, const std::string& config) {
   const ConfigNode experiment = ConfigNode::from_file(config);
   TraceLibrary traces;
-  const Report report = run(load_experiment(experiment, traces));
-  const Json* arrivals = find_value(experiment.json(), "/workload/arrivals");
-  return compare_with_bench(measured, report.document()["metrics"],
-                            arrivals == nullptr ? Json::object() : *arrivals);
+  std::vector<BenchComparison> comparisons;
+  for (const BenchRun& measured : read_bench(bench)) {
+    const ConfigNode loaded(under_load_of(measured, experiment.json()), experiment.file());
+    const Report report = run(load_experiment(loaded, traces));
+    comparisons.push_back(compare_with_bench(measured, report.document()["metrics"]));
+  }
+  return comparisons;
 }
 
 std::string to_text(const BenchComparison& comparison) {
@@ -196,7 +199,7 @@ std::string to_text(const BenchComparison& comparison) {
 }
 
 OrderedJson to_json(const BenchComparison& comparison) {
-  OrderedJson json;
+  OrderedJson json{{"run", comparison.where}};
   for (const auto& row : comparison.rows)
     json["metrics"][row.metric] = {
         {"measured", row.measured}, {"predicted", row.predicted}, {"error_pct", row.error_pct()}};
@@ -226,10 +229,13 @@ Action setup_validate(CLI::App& command) {
       "--fidelity", options->fidelity,
       "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
   csv_file->excludes(fidelity);
-  CLI::Option* bench = command.add_option(
-      "--bench", options->bench, "what `vllm bench serve --save-result` wrote, beside --config");
+  CLI::Option* bench = command.add_option("--bench", options->bench,
+                                          "what vllm bench serve --save-result, SGLang's "
+                                          "bench_serving or genai-perf wrote: its load is "
+                                          "simulated with --config");
   CLI::Option* config = command.add_option("--config", options->config,
-                                           "the experiment that the benchmark was of, JSON");
+                                           "the experiment that the benchmark was of, JSON; its "
+                                           "workload is replaced by the benchmark's");
   bench->needs(config)->excludes(csv_file)->excludes(fidelity);
   config->needs(bench);
   command.add_option("--csv", options->csv, "every point with its prediction, to this file");
@@ -251,8 +257,13 @@ Action setup_validate(CLI::App& command) {
       return 0;
     }
     if (!options->bench.empty()) {
-      const BenchComparison comparison = run_beside(options->bench, options->config);
-      print(options->json ? to_json(comparison).dump(1) + "\n" : to_text(comparison));
+      OrderedJson json = OrderedJson::array();
+      std::string text;
+      for (const BenchComparison& comparison : run_beside(options->bench, options->config)) {
+        json.push_back(to_json(comparison));
+        text += (text.empty() ? "" : "\n") + to_text(comparison);
+      }
+      print(options->json ? json.dump(1) + "\n" : text);
       return 0;
     }
     if (options->points.empty()) {

@@ -36,8 +36,11 @@ std::vector<std::filesystem::path> files_in(std::span<const std::filesystem::pat
       continue;
     }
     std::vector<std::filesystem::path> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      if (entry.is_regular_file()) inside.push_back(entry.path());
+    std::error_code error;
+    const std::filesystem::directory_iterator folder(path, error);
+    if (error) refuse(path.string(), fmt::format("cannot be read ({})", error.message()));
+    for (const auto& entry : folder)
+      if (entry.is_regular_file(ignored)) inside.push_back(entry.path());  // no link in a circle
     if (inside.empty()) refuse(path.string(), "is a folder without a file");
     std::sort(inside.begin(), inside.end(), [](const auto& a, const auto& b) {
       return natural_less(a.filename().string(), b.filename().string());

@@ -149,7 +149,9 @@ void for_each_json(const std::filesystem::path& file,
 bool add_response(const std::string& place, const Json& response, TraceBuilder& builder) {
   bool found = false;
   std::optional<std::int64_t> prompt = prompt_tokens(response);
-  if (prompt) *prompt = std::max<std::int64_t>(0, *prompt - first_row(response));
+  if (prompt && __builtin_sub_overflow(*prompt, first_row(response), &*prompt))
+    refuse(place, "has more prompt tokens than a sequence can have");
+  if (prompt) *prompt = std::max<std::int64_t>(0, *prompt);
   find_routed(response, [&](const Json& value) {
     found = true;
     builder.add({.place = place, .ids = ids_of(place, value, builder), .prompt_rows = prompt});

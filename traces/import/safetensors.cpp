@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/import/safetensors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -54,6 +55,20 @@ Safetensors::Safetensors(const std::filesystem::path& file) : file_(file) {
       tensors_.emplace(name, read_object(reader.child(name), [&](ConfigReader& tensor) {
                          return read_tensor(tensor, elements_);
                        }));
+  refuse_shared_bytes(file);
+}
+
+// As the format has it. Else a small file could ask for any amount of memory.
+void Safetensors::refuse_shared_bytes(const std::filesystem::path& file) const {
+  using Named = std::pair<const std::string, Tensor>;
+  std::vector<const Named*> by_place;
+  for (const Named& tensor : tensors_)
+    if (tensor.second.first < tensor.second.last) by_place.push_back(&tensor);
+  std::ranges::sort(by_place, {}, [](const Named* tensor) { return tensor->second.first; });
+  for (std::size_t i = 1; i < by_place.size(); ++i)
+    if (by_place[i]->second.first < by_place[i - 1]->second.last)
+      throw ConfigError(fmt::format("{}: the tensors \"{}\" and \"{}\" share bytes", file.string(),
+                                    by_place[i - 1]->first, by_place[i]->first));
 }
 
 Array Safetensors::read(const Tensor& tensor) const {

@@ -20,13 +20,15 @@ class Safetensors {
   };
 
   /// Throws ConfigError "file: ..." if it is no such file or a tensor is not where it is said to
-  /// be.
+  /// be, or shares bytes with another.
   explicit Safetensors(const std::filesystem::path& file);
 
   const std::map<std::string, Tensor, std::less<>>& tensors() const { return tensors_; }
   Array read(const Tensor&) const;
 
  private:
+  void refuse_shared_bytes(const std::filesystem::path& file) const;
+
   MappedFile file_;
   std::string_view elements_;
   std::map<std::string, Tensor, std::less<>> tensors_;

@@ -125,7 +125,7 @@ class Dump {
               bool mixed) {
     std::int64_t token = 0;
     for (const std::int64_t length : lengths) {
-      if (length > std::ssize(positions) - token)
+      if (length < 0 || length > std::ssize(positions) - token)
         file_.refuse("extend_seq_lens are longer than the batch");
       if (length == 0) continue;
       const std::int64_t first = positions[static_cast<std::size_t>(token)];
@@ -174,7 +174,10 @@ class Dump {
       }
     sequence.rows += length;
     sequence.prompt_rows += prompt ? length : 0;
-    waiting_[prompt ? prefilling : decoding][position + length].push_back(to);
+    std::int64_t next = 0;
+    if (__builtin_add_overflow(position, length, &next))
+      file_.refuse(fmt::format("has a token at position {}, which no sequence has", position));
+    waiting_[prompt ? prefilling : decoding][next].push_back(to);
   }
 
   void add(const Sequence& sequence) {

@@ -48,8 +48,8 @@ TorchFile::TorchFile(const std::filesystem::path& file) : file_(file), zip_(file
   } catch (const ConfigError& error) {
     refuse(error.what());
   }
-  // A dump's tensors are its own; a map may be in it twice.
-  constexpr std::uint64_t most_often = 4;
+  // A dump's tensors are its own; a map may be in it twice, and a part of a tensor again.
+  constexpr std::uint64_t most_often = 8;
   for (const auto& member : zip_.members()) left_ += most_often * member.second.bytes;
 }
 
@@ -63,20 +63,27 @@ Array TorchFile::read(const PyTensor& tensor) {
   if (tensor.shape.size() > most_dimensions || elements < 0 ||
       (elements > 0 && !lies_within(tensor)))
     refuse(fmt::format("has a tensor beyond its storage of {} elements", tensor.storage_elements));
-  const auto stored = static_cast<std::uint64_t>(tensor.storage_elements);
-  if (stored > left_) refuse("has tensors that share one storage over and over");
-  left_ -= stored;
+  // What is read is paid for in bytes: a member as it is unpacked, elements as they are decoded.
+  const auto pay = [&](std::uint64_t bytes) {
+    if (bytes > left_) refuse("has tensors that share one storage over and over");
+    left_ -= bytes;
+  };
   if (storage_name_ != tensor.storage) {
     storage_ = zip_.read(folder_ + "data/" + std::string(tensor.storage));
     storage_name_ = tensor.storage;
+    pay(storage_.size());
   }
   const std::size_t size = bytes_of(tensor.type);
   if (storage_.size() / size < static_cast<std::size_t>(tensor.storage_elements))
     refuse(fmt::format("its storage {} has {} bytes; {} elements of {} are expected",
                        tensor.storage, storage_.size(), tensor.storage_elements, size));
+  const auto stored = static_cast<std::size_t>(tensor.storage_elements) * size;
+  pay(stored);
   Array array{tensor.shape, {}};
   array.values.reserve(static_cast<std::size_t>(elements));
-  if (elements > 0) gather(tensor, 0, tensor.offset, decode(tensor.type, storage_), array.values);
+  if (elements > 0)
+    gather(tensor, 0, tensor.offset,
+           decode(tensor.type, std::string_view(storage_).substr(0, stored)), array.values);
   return array;
 }
 

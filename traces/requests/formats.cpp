@@ -67,8 +67,12 @@ nanoseconds parse_date_time(std::string_view text) {
   };
   constexpr std::string_view shape = "dddd-dd-dd dd:dd:dd";
   if (text.size() < shape.size()) refuse();
+  const auto fits = [](char c, char as) {
+    if (as == 'd') return c >= '0' && c <= '9';
+    return c == as || (as == ' ' && c == 'T');
+  };
   for (std::size_t i = 0; i < shape.size(); ++i)
-    if (shape[i] == 'd' ? text[i] < '0' || text[i] > '9' : text[i] != shape[i]) refuse();
+    if (!fits(text[i], shape[i])) refuse();
   const auto digits = [&](std::size_t at, std::size_t count) {
     return parse_number<int>(text.substr(at, count), "a number");
   };
@@ -91,6 +95,18 @@ nanoseconds parse_date_time(std::string_view text) {
   const std::optional<nanoseconds> ahead = zone_offset(text);
   if (!ahead) refuse();
   return time - *ahead;
+}
+
+/// A number of seconds, or a date and time.
+nanoseconds parse_timestamp(std::string_view text) {
+  if (text.size() > 4 && text[4] == '-') return parse_date_time(text);
+  constexpr auto latest = std::chrono::seconds(100'000'000'000);  // of 5138
+  const nanoseconds time = parse_seconds(text);
+  if (std::chrono::duration_cast<std::chrono::seconds>(time) > latest || time < -latest)
+    throw ConfigError(fmt::format(
+        "\"{}\" is no time in seconds of this millennium; a timestamp in ms is divided by 1000",
+        text));
+  return time;
 }
 
 enum class Encoding { csv, json_lines };
@@ -125,6 +141,9 @@ constexpr std::array formats{
     Format{"moesim", Encoding::json_lines, "arrival_s", parse_seconds, "prompt_tokens",
            "output_tokens"},
     Format{"moesim", Encoding::csv, "arrival_s", parse_seconds, "prompt_tokens", "output_tokens"},
+    Format{"moesim", Encoding::json_lines, "timestamp", parse_timestamp, "prompt_tokens",
+           "output_tokens"},
+    Format{"moesim", Encoding::csv, "timestamp", parse_timestamp, "prompt_tokens", "output_tokens"},
     Format{"lengths", Encoding::csv, "", nullptr, "prompt_tokens", "output_tokens"},
 };
 
@@ -209,6 +228,8 @@ RowReader json_reader(const Format& format) {
     if (!object.is_object()) throw ConfigError("is not a JSON object");
     auto row = read_row(format, [&](std::string_view column) {
       const auto found = object.find(column);
+      const bool date = found != object.end() && found->is_string() && column == format.time;
+      if (date) return found->get<std::string>();
       if (found == object.end() || !found->is_number())
         throw ConfigError(fmt::format("has no number \"{}\"", column));
       return found->dump();
@@ -234,6 +255,13 @@ RowReader recognise_format(std::string_view first_line) {
            (object.is_object() ? object.contains(column)
                                : std::find(header.begin(), header.end(), column) != header.end());
   };
+  // Were the column passed over, turns of one conversation would share no prefix.
+  for (const char* session : {"session", "session_id"})
+    if (has(session))
+      throw ConfigError(fmt::format(
+          "has a column \"{}\", and sessions are not read yet; without the column each line is a "
+          "request by itself, and Mooncake's hash_ids say which prompts begin alike",
+          session));
   for (const Format& format : formats) {
     if (format.encoding != encoding) continue;
     if (!has(format.time) || !has(format.prompt_tokens) || !has(format.output_tokens)) continue;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hardware/choice.hpp"
 #include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
@@ -6,6 +7,9 @@
 namespace moesim {
 
 namespace {
+
+enum class TieBreak { lightest, lowest_rank };
+constexpr std::array<std::string_view, 2> tie_break_names{"lightest", "lowest_rank"};
 
 // BalanceRoute without a horizon [BalanceRoute]: the largest F = s - G max(s - m, 0), m = max L -
 // L_g. F never falls with m, so that the lightest rank is always among the best: with the tie-break
@@ -15,7 +19,7 @@ namespace {
 class Br0 final : public OneByOneRouter {
  public:
   explicit Br0(ConfigReader& options) : OneByOneRouter(options) {
-    lightest_ = options.choice("tie_break") == 0;
+    lightest_ = choice<TieBreak>(options, "tie_break", tie_break_names) == TieBreak::lightest;
   }
 
   Choice pick(const PendingRequest& request, std::span<const RankLoad> ranks,
@@ -69,18 +73,18 @@ class Br0Pool final : public RequestRouter {
 }  // namespace
 
 std::span<const Key> br0_router_keys() {
-  static constexpr std::array<std::string_view, 2> breaks{"lightest", "lowest_rank"};
   static constexpr Key keys[] = {
       admission_key,
       pool_form_key,
-      {"tie_break", form::choice(breaks), "lightest", "one_by_one: of equal ranks"},
+      {"tie_break", form::choice(tie_break_names), "lightest", "one_by_one: of equal ranks"},
       pool_keys[0],
       pool_keys[1]};
   return keys;
 }
 
 RequestRouterFactory make_br0_router(ConfigReader& options, const RouterContext& context) {
-  if (options.choice("form") == 1) return copies_of(Br0Pool(options, context));
+  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool)
+    return copies_of(Br0Pool(options, context));
   return copies_of(Br0(options));
 }
 

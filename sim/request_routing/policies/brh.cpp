@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "hardware/choice.hpp"
 #include "sim/request_routing/candidate_ranks.hpp"
 #include "sim/request_routing/horizon.hpp"
 #include "sim/request_routing/prediction.hpp"
@@ -11,13 +12,18 @@ namespace moesim {
 
 namespace {
 
+enum class LengthsFrom { predicted_length, survival };
+constexpr std::array<std::string_view, 2> predictor_names{"predicted_length", "survival"};
+
 // What both forms of BR-H look ahead with: the points h (all of 0..horizon, or those given), their
 // weights gamma^h, and how many steps a request still runs. It is there at h if h < that number,
 // with prompt + generated + h tokens; a request that outlived its prediction stays one step more.
 class Lookahead {
  public:
   Lookahead(ConfigReader& options, const RouterContext& context)
-      : by_survival_(options.choice("predictor") == 1), prediction_(options, context.seed) {
+      : by_survival_(choice<LengthsFrom>(options, "predictor", predictor_names) ==
+                     LengthsFrom::survival),
+        prediction_(options, context.seed) {
     const double gamma = options.number("gamma");
     if (options.optional("points")) {
       for (const ConfigNode& h : options.child("points").list())
@@ -102,7 +108,6 @@ class BrhPool final : public RequestRouter {
 }  // namespace
 
 std::span<const Key> brh_router_keys() {
-  static constexpr std::array<std::string_view, 2> predictors{"predicted_length", "survival"};
   static constexpr Form step = form::integer(0, 1e9);
   static constexpr Key keys[] = {
       admission_key,
@@ -111,7 +116,7 @@ std::span<const Key> brh_router_keys() {
       {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
       {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},
       {"beta", form::number(non_negative), otherwise("the ranks of a group"), "weight of overflow"},
-      {"predictor", form::choice(predictors), "predicted_length", "of how long requests run"},
+      {"predictor", form::choice(predictor_names), "predicted_length", "of how long requests run"},
       OutputPrediction::error_key,
       pool_keys[0],
       pool_keys[1]};
@@ -119,7 +124,8 @@ std::span<const Key> brh_router_keys() {
 }
 
 RequestRouterFactory make_brh_router(ConfigReader& options, const RouterContext& context) {
-  if (options.choice("form") == 1) return copies_of(BrhPool(options, context));
+  if (choice<PoolForm>(options, "form", pool_forms) == PoolForm::pool)
+    return copies_of(BrhPool(options, context));
   return copies_of(Brh(options, context));
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "hardware/choice.hpp"
 #include "sim/request_routing/horizon.hpp"
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
@@ -9,6 +10,9 @@
 namespace moesim {
 
 namespace {
+
+enum class Scale { seconds, seed };
+constexpr std::array<std::string_view, 2> scale_names{"seconds", "seed"};
 
 // KV hit, expert locality and load in one cost [expert-locality], lower is better. Scale "seconds":
 //   kv * time to prefill what is not cached
@@ -22,7 +26,7 @@ namespace {
 class Joint final : public RequestRouter {
  public:
   Joint(ConfigReader& options, const RouterContext& context) : context_(context) {
-    seed_scale_ = options.choice("scale") == 1;
+    seed_scale_ = choice<Scale>(options, "scale", scale_names) == Scale::seed;
     const JointWeights defaults = seed_scale_ ? JointWeights{} : JointWeights{1, 1, 1};
     weights_.kv = options.number_or("kv", defaults.kv);
     weights_.expert = options.number_or("expert", defaults.expert);
@@ -104,10 +108,9 @@ class Joint final : public RequestRouter {
 }  // namespace
 
 std::span<const Key> joint_router_keys() {
-  static constexpr std::array<std::string_view, 2> scales{"seconds", "seed"};
   static constexpr Form weight = form::number(non_negative);
   static constexpr Key keys[] = {
-      {"scale", form::choice(scales), "seconds",
+      {"scale", form::choice(scale_names), "seconds",
        "of the sum: seconds, or the article's own formula"},
       {"kv", weight, otherwise("1"), "weight of the prefill that is not cached"},
       {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
