@@ -111,8 +111,8 @@ void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const Colle
   if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
 }
 
-// DeepEP's time for so many tokens of evenly chosen experts as give the busiest rank as much to
-// send or receive.
+// DeepEP's time for so many tokens of evenly chosen experts as keep the slower of the busiest
+// ranks' links as long: the other link may well have a busier rank, and hold nobody up.
 std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
                                        int domains, double nvlink_bytes, double network_bytes) {
   constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
@@ -124,8 +124,11 @@ std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& 
                     .experts = tokens.experts,
                     .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
   const ExchangeVolume one = volume_of(call);
+  const auto busy = [&](double nvlink, double network) {
+    return std::max(nvlink / gpu.scale_up_bandwidth.value(), network / measured_nic);
+  };
   call.tokens_per_rank =
-      std::max({1.0, nvlink_bytes / one.nvlink, one.network > 0 ? network_bytes / one.network : 0});
+      std::max(1.0, busy(nvlink_bytes, network_bytes) / busy(one.nvlink, one.network));
   auto time = gpu.tables->time(ask(call, gpu));
   if (!time) return time;
   // More GPUs behind one switch than a node had were not measured.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/dispatch/dispatch.hpp"
 
+#include <algorithm>
+
 namespace moesim {
 
 // The constructor of each row and its options, from policies/.
@@ -49,6 +51,11 @@ CollectiveCost send_back(const DispatchProblem& problem, const TokenBytes& bytes
   back.bytes = bytes.back(problem.hidden);
   back.combine = true;
   return problem.fabric.exchange(back);
+}
+
+Occupancy normal_kernels(const DispatchProblem& problem) {
+  constexpr double sms = 20;  // Buffer.num_sms of [DeepEP]
+  return {.sms = std::min(1.0, sms / problem.fabric.cluster().gpu.sms)};
 }
 
 const Registry<Dispatch>& dispatches() {

@@ -28,11 +28,20 @@ struct DispatchProblem {
   Seconds top_k_of_all_tokens{};
 };
 
+/// What a way of an exchange takes of the GPUs while they compute something else.
+struct Occupancy {
+  Seconds kernels{};  ///< sending and receiving on all SMs; its other time is in flight
+  double sms = 0;     ///< share of the SMs that are held while it is in flight
+};
+
 struct Exchange {
   std::string_view name;  ///< of the policy that was used: another than asked for under `auto`
   CollectiveCost dispatch;
   CollectiveCost combine;
-  Seconds top_k{};  ///< charged beside the links
+  Seconds top_k{};             ///< charged beside the links
+  Occupancy dispatch_holds{};  ///< of the GPU
+  Occupancy combine_holds{};
+  bool by_expert = false;  ///< tokens arrive in a buffer for each expert
   Seconds total() const { return dispatch.time + combine.time + top_k; }
 };
 
@@ -79,5 +88,7 @@ std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 CollectiveCost send_out(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
 /// The same copies on their way back.
 CollectiveCost send_back(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
+/// What DeepEP's normal kernels hold of a GPU in either direction.
+Occupancy normal_kernels(const DispatchProblem&);
 
 }  // namespace moesim

@@ -281,7 +281,6 @@ void check_sampled(const ConfigNode& node, const PoolSpec& e) {
   const auto refuse = [&](bool present, std::string_view what) {
     if (present) node.fail(fmt::format("\"sampled\" is not modelled with {}; use \"exact\"", what));
   };
-  refuse(e.overlap.two_batch.has_value(), "overlap two_batch");
   refuse(e.expert_memory.has_value(), "expert_memory");
   refuse(!e.failures.outages.empty(), "failures");
   refuse(e.capacity->limits(), "a capacity rule");

@@ -88,19 +88,19 @@ void CriticalPath::everybody(std::string_view name, Part part, const Cost& cost)
 }
 
 void CriticalPath::collective(std::string_view name, Part part, const CollectiveCost& collective,
-                              Traffic& traffic, double copies) {
-  start_transfer(name, part, collective, traffic, copies);
+                              Traffic& traffic, double copies, Occupancy holds) {
+  start_transfer(name, part, collective, traffic, copies, holds);
   finish_transfer({});
 }
 
 void CriticalPath::start_transfer(std::string_view name, Part part,
-                                  const CollectiveCost& collective, Traffic& traffic,
-                                  double copies) {
+                                  const CollectiveCost& collective, Traffic& traffic, double copies,
+                                  Occupancy holds) {
   finish_transfer({});
   traffic.time += collective.time;
   traffic.nvlink += collective.nvlink * copies;
   traffic.network += collective.network * copies;
-  transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic};
+  transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic, holds};
   explainer_.add(name, part, transfer_.cost,
                  (collective.nvlink + collective.network).value() * copies);
 }
@@ -129,21 +129,29 @@ void CriticalPath::end_stage() {
   first_gpu_ += at(plan_.stage_gpus());
 }
 
-// The transfer under way has run beside `computed`; the rest is waited for.
+// The transfer under way has run beside `computed`, but for its own kernels; the rest is waited
+// for.
 void CriticalPath::finish_transfer(Seconds computed) {
   if (transfer_.traffic == nullptr) return;
-  const Seconds hidden = std::min(computed, transfer_.cost.time);
+  const Seconds in_flight = transfer_.cost.time - transfer_.holds.kernels;
+  const Seconds hidden = std::clamp(computed, Seconds{}, in_flight);
   transfer_.traffic->hidden += hidden;
   transfer_.cost.time -= hidden;
   charge(cost_, transfer_.part, transfer_.cost);
-  spend(true, transfer_.cost.time);
+  // One kernel sends, another receives.
+  spend(false, transfer_.holds.kernels / 2);
+  spend(true, in_flight - hidden, transfer_.holds.sms);
+  spend(false, transfer_.holds.kernels / 2);
   transfer_.traffic = nullptr;
 }
 
-void CriticalPath::spend(bool on_link, Seconds time) {
+void CriticalPath::spend(bool on_link, Seconds time, double sms) {
+  if (time <= Seconds{}) return;
   cost_.total += time;
   std::vector<Segment>& segments = cost_.segments;
-  if (segments.empty() || segments.back().on_link != on_link) segments.push_back({on_link, 0});
+  const bool goes_on =
+      !segments.empty() && segments.back().on_link == on_link && segments.back().sms == sms;
+  if (!goes_on) segments.push_back({on_link, 0, sms});
   segments.back().seconds += time.count();
 }
 

@@ -6,6 +6,7 @@
 
 #include "hardware/fabric.hpp"
 #include "models/step_ops.hpp"
+#include "sim/dispatch/dispatch.hpp"
 #include "sim/step/step_cost.hpp"
 
 namespace moesim {
@@ -50,10 +51,10 @@ class CriticalPath {
   void everybody(std::string_view name, Part part, const Cost& cost);
   /// A transfer that all ranks wait for. One that is still under way ends before it.
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
-                  Traffic& traffic, double copies = 1);
+                  Traffic& traffic, double copies = 1, Occupancy holds = {});
   /// A transfer beside what is computed up to the next barrier, which it then must have reached.
   void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
-                      Traffic& traffic, double copies = 1);
+                      Traffic& traffic, double copies = 1, Occupancy holds = {});
   /// Expert ranks work beside each other and wait for the slowest.
   void experts(const std::vector<Cost>& ranks);
   /// What was added since the last call is one stage of the pipeline; the next GPUs go on.
@@ -64,11 +65,12 @@ class CriticalPath {
     Part part = Part::dispatch;
     Cost cost;
     Traffic* traffic = nullptr;  // null where none is under way
+    Occupancy holds{};
   };
 
   void find_slowest();
   void finish_transfer(Seconds computed);
-  void spend(bool on_link, Seconds time);
+  void spend(bool on_link, Seconds time, double sms = 0);
 
   const ParallelPlan& plan_;
   StepCost& cost_;

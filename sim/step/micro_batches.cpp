@@ -98,17 +98,21 @@ std::vector<StepBatch> micro_batches(const StepBatch& batch, int count) {
 }
 
 void join_interleaved(StepCost& sum, const StepCost& other) {
+  const auto crosses_links = [](std::size_t part) {
+    return part == row_of(Part::dispatch) || part == row_of(Part::combine) ||
+           part == row_of(Part::all_reduce);
+  };
   double computed = 0, on_links = 0;
   for (const StepCost* half : {&std::as_const(sum), &other}) {
-    for (const Segment& segment : half->segments) {
-      (segment.on_link ? on_links : computed) += segment.seconds;
+    for (std::size_t part = 0; part < half->parts.size(); ++part) {
+      const auto& row = half->parts[part];
+      (crosses_links(part) ? on_links : computed) += std::accumulate(row.begin(), row.end(), 0.0);
     }
   }
   const double total = interleaved_seconds(sum.segments, other.segments);
   const double exposed = on_links > 0 ? std::max(0.0, total - computed) / on_links : 0;
   for (std::size_t part = 0; part < sum.parts.size(); ++part) {
-    const bool link = part == row_of(Part::dispatch) || part == row_of(Part::combine) ||
-                      part == row_of(Part::all_reduce);
+    const bool link = crosses_links(part);
     for (std::size_t resource = 0; resource < sum.parts[part].size(); ++resource) {
       double& seconds = sum.parts[part][resource];
       seconds += other.parts[part][resource];

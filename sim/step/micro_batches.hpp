@@ -14,8 +14,9 @@ namespace moesim {
 std::vector<StepBatch> micro_batches(const StepBatch&, int count);
 
 /// Two micro-batches that share a compute and a link stream, as one step: `other` is added to
-/// `sum`. All that computes is on the critical path; of the links what remains of the total is
-/// exposed, dispatch, combine and all-reduce in proportion to their times.
+/// `sum`. All that computes is on the critical path; of exchanges what remains of the total is
+/// exposed, their kernels and the SMs that they hold included: dispatch, combine and all-reduce in
+/// proportion to their times.
 void join_interleaved(StepCost& sum, const StepCost& other);
 
 /// How long micro-batches take to pass a pipeline once, round after round in the same order: a

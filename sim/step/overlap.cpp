@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 #include "hardware/choice.hpp"
 
@@ -46,26 +47,58 @@ Overlap read_overlap(const ConfigNode& node) {
   return overlap;
 }
 
-double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b) {
-  struct Chain {
-    std::span<const Segment> left;
-    double ready = 0;
-  };
-  std::array<Chain, 2> chains{Chain{a}, Chain{b}};
-  std::array<double, 2> stream_free{};  // compute, link
-  const auto start = [&](const Chain& chain) {
-    return std::max(chain.ready, stream_free[chain.left.front().on_link ? 1 : 0]);
-  };
-  while (!chains[0].left.empty() || !chains[1].left.empty()) {
-    const bool second =
-        chains[0].left.empty() || (!chains[1].left.empty() && start(chains[1]) < start(chains[0]));
-    Chain& next = chains[second ? 1 : 0];
-    const Segment& segment = next.left.front();
-    next.ready = start(next) + segment.seconds;
-    stream_free[segment.on_link ? 1 : 0] = next.ready;
-    next.left = next.left.subspan(1);
+namespace {
+
+// What is left of a chain. Its first segment may be under way.
+struct Chain {
+  std::span<const Segment> segments;
+  double left = 0;  // seconds of the first segment
+  bool runs = false;
+
+  explicit Chain(std::span<const Segment> all) : segments(all) { begin(); }
+  bool wants(bool link) const {
+    return !segments.empty() && !runs && segments.front().on_link == link;
   }
-  return std::max(chains[0].ready, chains[1].ready);
+  bool on(bool link) const { return runs && segments.front().on_link == link; }
+  void pass(double seconds) {
+    left -= seconds;
+    // Rounding leaves no remainder that would take another turn.
+    if (left > 1e-12 * segments.front().seconds) return;
+    segments = segments.subspan(1);
+    begin();
+  }
+
+ private:
+  void begin() {
+    runs = false;
+    left = segments.empty() ? 0 : segments.front().seconds;
+  }
+};
+
+}  // namespace
+
+double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b) {
+  std::array<Chain, 2> chains{Chain(a), Chain(b)};
+  double now = 0;
+  while (!chains[0].segments.empty() || !chains[1].segments.empty()) {
+    std::array<Chain*, 2> running{};  // compute, link
+    for (const bool link : {false, true}) {
+      Chain*& stream = running[link ? 1 : 0];
+      for (Chain& chain : chains)
+        if (chain.on(link)) stream = &chain;
+      for (Chain& chain : chains)
+        if (stream == nullptr && chain.wants(link)) stream = &chain;
+      if (stream != nullptr) stream->runs = true;
+    }
+    const double rate = running[1] != nullptr ? 1 - running[1]->segments.front().sms : 1;
+    double passes = std::numeric_limits<double>::infinity();
+    if (running[0] != nullptr && rate > 0) passes = running[0]->left / rate;
+    if (running[1] != nullptr) passes = std::min(passes, running[1]->left);
+    now += passes;
+    if (running[0] != nullptr) running[0]->pass(passes * rate);
+    if (running[1] != nullptr) running[1]->pass(passes);
+  }
+  return now;
 }
 
 }  // namespace moesim

@@ -35,11 +35,12 @@ std::span<const Key> overlap_keys();
 struct Segment {
   bool on_link = false;
   double seconds = 0;
+  double sms = 0;  ///< on a link: the share of the SMs that what computes beside it does without
 };
 
 /// When two chains of segments end that share one compute stream and one link stream, each of which
 /// serves one segment at a time; a segment starts after the one before it in its chain. Where two
-/// could start, the earlier goes first; ties: the first chain.
+/// could start, the first chain goes first.
 double interleaved_seconds(std::span<const Segment> a, std::span<const Segment> b);
 
 }  // namespace moesim

@@ -61,7 +61,7 @@ struct StepModel::Scratch {
     RoutedLayer routed;
     CopyCounter counter;
     TrafficMatrix copies, selections;
-    ExpertCosts expert_costs;
+    ExpertCosts expert_costs, masked_costs;
   };
   StepRows rows;
   RankPrices ranks;
@@ -70,15 +70,38 @@ struct StepModel::Scratch {
   StepCost second_half;
 };
 
+namespace {
+
+GroupedGemmShape shape_of_experts(const MoeModel& model, const ParallelPlan& plan,
+                                  const PrecisionPlan& precision, KernelFamily kernel) {
+  return {.hidden = static_cast<double>(model.expert_input()),
+          .width = static_cast<double>(model.expert_width) / plan.moe_tp(),
+          .weights = precision.experts,
+          .activations = precision.activations,
+          .kernel = kernel,
+          .experts = static_cast<double>(model.experts),
+          .top_k = static_cast<double>(model.experts_per_token)};
+}
+
+// DeepGEMM's masked layout multiplies in fp8 with scales of blocks; engines run it behind DeepEP's
+// low-latency kernels. Other formats are priced as whole layers are.
+std::optional<GroupedGemm> masked_experts(const ClusterSpec& cluster, const MoeModel& model,
+                                          const ParallelPlan& plan,
+                                          const PrecisionPlan& precision) {
+  if (precision.experts != Precision::fp8_block || precision.activations != Precision::fp8_block)
+    return std::nullopt;
+  return GroupedGemm(shape_of_experts(model, plan, precision, KernelFamily::masked_grouped_gemm),
+                     cluster.gpu);
+}
+
+}  // namespace
+
 StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
-      experts_({static_cast<double>(model.expert_input()),
-                static_cast<double>(model.expert_width) / plan.moe_tp(), precision.experts,
-                precision.activations, KernelFamily::grouped_gemm,
-                static_cast<double>(model.experts), static_cast<double>(model.experts_per_token)},
-               cluster.gpu),
+      experts_(shape_of_experts(model, plan, precision, KernelFamily::grouped_gemm), cluster.gpu),
+      masked_experts_(masked_experts(cluster, model, plan, precision)),
       model_(model),
       plan_(plan),
       precision_(precision),
@@ -160,17 +183,19 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
         plan_.stage_gpus(), Bytes(static_cast<double>(s.rows.tokens()) * model_.hidden * 2));
   }
 
+  const bool masked = outcome.exchange.by_expert && masked_experts_;
+  const GroupedGemm& experts = masked ? *masked_experts_ : experts_;
+  ExpertCosts& costs = masked ? worker.masked_costs : worker.expert_costs;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
     const auto slots = std::span<const std::int32_t>(routed.tokens_of_slot())
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    const GroupedRows rows = experts_.rows(slots);
-    outcome.experts[at(rank)] =
-        worker.expert_costs.of(rows, s.rows.tokens(), [&](const GroupedRows& r) {
-          return experts_.cost(r, static_cast<double>(s.rows.tokens()));
-        });
+    const GroupedRows rows = experts.rows(slots);
+    outcome.experts[at(rank)] = costs.of(rows, s.rows.tokens(), [&](const GroupedRows& r) {
+      return experts.cost(r, static_cast<double>(s.rows.tokens()));
+    });
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;
   }
@@ -272,22 +297,32 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
     };
     result = price_pipeline(batch, price);
     if (explain != nullptr) explain_pipeline(result, plan_.pp, *explain);
-  } else if (overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch)) {
-    price_two_batches(batch, rule, placements, rows, result, explain);
+  } else if (splits(batch)) {
+    price_two_batches(
+        batch,
+        [&](const StepBatch& half, bool first, StepCost& cost) {
+          price_layers_of(half, rule, placements, rows, steps_ + (first ? 0 : 1), cost);
+          add_up(half, &placements, cost, explain, first);
+        },
+        result);
   } else {
     price_batch(batch, rule, placements, rows, steps_, result, explain);
   }
   steps_ += static_cast<std::uint64_t>(std::max(2, plan_.pp));
 }
 
-void StepModel::price_two_batches(const StepBatch& batch, const PhaseRule& rule,
-                                  const ExpertPlacement& placements, const RowSource& rows,
-                                  StepCost& result, std::vector<ExplainedOperation>* explain) {
+bool StepModel::splits(const StepBatch& batch) const {
+  return overlap_.two_batch && worth_two_batches(batch, *overlap_.two_batch);
+}
+
+// `price` gives the cost of a half, whose tokens per expert it leaves in the scratch.
+template <class PricePart>
+void StepModel::price_two_batches(const StepBatch& batch, PricePart&& price, StepCost& result) {
   const std::vector<StepBatch> two = micro_batches(batch, 2);
-  price_batch(two[0], rule, placements, rows, steps_, result, explain);
+  price(two[0], true, result);
   std::vector<std::int32_t>& tokens = scratch_->rows.tokens_of_expert();
   const std::vector<std::int32_t> of_first = tokens;
-  price_batch(two[1], rule, placements, rows, steps_ + 1, scratch_->second_half, explain);
+  price(two[1], false, scratch_->second_half);
   for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
   join_interleaved(result, scratch_->second_half);
 }
@@ -310,6 +345,14 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
                             const ExpertPlacement& placements, const RowSource& rows,
                             std::uint64_t step, StepCost& result,
                             std::vector<ExplainedOperation>* explain) {
+  price_layers_of(batch, rule, placements, rows, step, result);
+  add_up(batch, &placements, result, explain);
+}
+
+// The MoE layers of a batch; those that are not priced take the costs of others.
+void StepModel::price_layers_of(const StepBatch& batch, const PhaseRule& rule,
+                                const ExpertPlacement& placements, const RowSource& rows,
+                                std::uint64_t step, StepCost& result) {
   result.layers.resize(at(model_.moe_layers()));
   price_layers(batch, rule, placements, rows, step, priced_, result.layers);
   for (int layer = 0; layer < model_.moe_layers(); ++layer) {
@@ -317,7 +360,6 @@ void StepModel::price_batch(const StepBatch& batch, const PhaseRule& rule,
     if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
   }
   result.sample = nullptr;
-  add_up(batch, &placements, result, explain);
 }
 
 void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
@@ -391,18 +433,24 @@ void StepModel::sum_up(StepSample& sample) const {
 }
 
 void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
-  if (plan_.pp == 1) {
-    result.sample = &draw(batch);
-    add_up(batch, nullptr, result, nullptr);
-    return;
-  }
   // Micro-batches are of different samples: their layers are copied to be added.
-  result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
+  const auto price_part = [&](const StepBatch& part, bool first, StepCost& cost) {
     const StepSample& sample = draw(part);
+    cost.sample = nullptr;
     cost.layers = sample.layers;
     scratch_->rows.tokens_of_expert() = sample.tokens_of_expert;
-    add_up(part, nullptr, cost, nullptr);
-  });
+    add_up(part, nullptr, cost, nullptr, first);
+  };
+  if (plan_.pp > 1) {
+    result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
+      price_part(part, true, cost);
+    });
+  } else if (splits(batch)) {
+    price_two_batches(batch, price_part, result);
+  } else {
+    result.sample = &draw(batch);
+    add_up(batch, nullptr, result, nullptr);
+  }
 }
 
 // Every GPU of a tensor-parallel group has the logits of its share of the vocabulary, in bf16, and
@@ -426,8 +474,8 @@ bool is_eager(const StepBatch& batch, std::int32_t graph_tokens) {
 }  // namespace
 
 // What the host and the gaps between kernels add, and what it takes at least to launch every kernel
-// of a step that has no graph.
-void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& path,
+// of a step that has no graph. The host begins a step once, however many micro-batches it has.
+void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, CriticalPath& path,
                             const StepCost& result) const {
   std::size_t sequences = 0;
   for (const RankStep& rank : batch.ranks) sequences = std::max(sequences, rank.sequences.size());
@@ -439,8 +487,8 @@ void StepModel::charge_host(const StepBatch& batch, int layers, CriticalPath& pa
   if (launches > result.total && is_eager(batch, charges_.graph_tokens)) {
     charge("eager_launches", launches - result.total);
   }
-  charge("host_overhead",
-         charges_.host_overhead + charges_.per_sequence * static_cast<double>(sequences));
+  charge("host_overhead", (begins ? charges_.host_overhead : Seconds{}) +
+                              charges_.per_sequence * static_cast<double>(sequences));
 }
 
 // Begins a sum with nothing, or with what the MoE layers took.
@@ -463,7 +511,7 @@ void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
 
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
-                       std::vector<ExplainedOperation>* explain) {
+                       std::vector<ExplainedOperation>* explain, bool begins) {
   RankPrices& ranks = scratch_->ranks;
   ranks.price(batch);
   std::int32_t most_tokens = 0;
@@ -526,20 +574,24 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
       path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
-        path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+        path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch,
+                            1, outcome.exchange.dispatch_holds);
         path.add(costs.shared_experts);
         path.barrier();
       } else {
-        path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+        path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch, 1,
+                        outcome.exchange.dispatch_holds);
       }
       if (!memories_.empty()) {
         wait_for_experts(moe_layer, batch.start + to_duration(result.total), *placements, result);
       }
       path.experts(outcome.experts);
       if (overlap_.combine_attention) {
-        path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine);
+        path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine, 1,
+                            outcome.exchange.combine_holds);
       } else {
-        path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+        path.collective("combine", Part::combine, outcome.exchange.combine, result.combine, 1,
+                        outcome.exchange.combine_holds);
       }
       ++moe_layer;
       path.add(costs.after_combine);
@@ -558,7 +610,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
                     groups);
   }
   path.end_stage();
-  charge_host(batch, layers, path, result);
+  charge_host(batch, layers, begins, path, result);
 
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,7 +72,7 @@ class StepModel {
   using Draw = std::function<const StepSample&(const StepBatch&)>;
 
   /// Prices a step whose MoE layers are those of samples, one for each micro-batch. Not for
-  /// two_batch and memories below HBM.
+  /// memories below HBM.
   void price(const StepBatch&, const Draw&, StepCost& result);
 
   /// Tokens per logical expert of the step that was priced last, [MoE layers, experts].
@@ -82,28 +83,34 @@ class StepModel {
 
  private:
   struct Scratch;
-  void price_two_batches(const StepBatch&, const PhaseRule&, const ExpertPlacement&,
-                         const RowSource&, StepCost& result, std::vector<ExplainedOperation>*);
+  template <class PricePart>
+  void price_two_batches(const StepBatch&, PricePart&&, StepCost& result);
   template <class PricePart>
   StepCost price_pipeline(const StepBatch&, PricePart&&);
   CollectiveCost hop(const StepBatch&, int stage) const;
   CollectiveCost logits_gather(const StepBatch&) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                    std::uint64_t step, StepCost& result, std::vector<ExplainedOperation>* explain);
+  void price_layers_of(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
+                       std::uint64_t step, StepCost& result);
   void price_layers(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
                     std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
   static int standing_for(int layer, LayerRange priced);
   void sum_up(StepSample&) const;
   void start_sum(const StepCost* moe_layers, StepCost& result) const;
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
-              std::vector<ExplainedOperation>* explain);
-  void charge_host(const StepBatch&, int layers, CriticalPath&, const StepCost& result) const;
+              std::vector<ExplainedOperation>* explain, bool begins = true);
+  bool splits(const StepBatch&) const;
+  void charge_host(const StepBatch&, int layers, bool begins, CriticalPath&,
+                   const StepCost& result) const;
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
 
   Fabric fabric_;
   GroupedGemm experts_;  // of one layer on one GPU
+  // The same where tokens arrive by expert and a kernel for that was measured.
+  std::optional<GroupedGemm> masked_experts_;
   MoeModel model_;
   ParallelPlan plan_;
   PrecisionPlan precision_;

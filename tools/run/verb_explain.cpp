@@ -138,10 +138,11 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
             {"mean_tokens", held->mean_tokens}}}};
 }
 
-/// Experts of a layer with tokens, mean over the MoE layers of the first step, and as many tokens
-/// under uniform routing; nothing for a dense model.
+/// Experts of a layer with tokens, mean over the MoE layers of the first step and its micro-batches
+/// with two-batch overlap, and as many tokens under uniform routing; nothing for a dense model.
 struct ActiveExperts {
   double mean = 0, uniform = 0;
+  bool of_half = false;
 };
 
 std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Deployment& e) {
@@ -149,10 +150,12 @@ std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Dep
   if (layers.empty()) return std::nullopt;
   ActiveExperts active;
   for (const LayerOutcome& layer : layers) active.mean += layer.active_experts;
-  active.mean /= static_cast<double>(layers.size());
+  active.of_half = step.cost.two_batches;
+  const double batches = active.of_half ? 2 : 1;
+  active.mean /= batches * static_cast<double>(layers.size());
   active.uniform = uniformly_active(
       e.model.experts, e.model.experts_per_token,
-      static_cast<double>(step.summary.decode_tokens + step.summary.prefill_tokens));
+      static_cast<double>(step.summary.decode_tokens + step.summary.prefill_tokens) / batches);
   return active;
 }
 
@@ -163,8 +166,19 @@ OrderedJson to_json(const std::optional<ActiveExperts>& active) {
 
 std::string to_text(const std::optional<ActiveExperts>& active, const MoeModel& model) {
   if (!active) return "";
-  return fmt::format("experts active in a layer: {:.1f} of {} (uniform routing: {:.1f})\n",
-                     active->mean, model.experts, active->uniform);
+  return fmt::format("experts active in a layer: {:.1f} of {} (uniform routing: {:.1f}){}\n",
+                     active->mean, model.experts, active->uniform,
+                     active->of_half ? ", in each of two micro-batches" : "");
+}
+
+/// What of the exchanges runs beside something else: the table's rows add up to more than the step.
+std::string hidden_text(const StepCost& cost) {
+  const Seconds hidden = cost.dispatch.hidden + cost.combine.hidden + cost.all_reduce.hidden;
+  if (hidden <= Seconds{}) return "";
+  return fmt::format(
+      "{:.3f} ms of dispatch and {:.3f} ms of combine are hidden beside computation: the rows "
+      "below\nadd up to more than the step\n",
+      cost.dispatch.hidden.count() * 1e3, cost.combine.hidden.count() * 1e3);
 }
 
 OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
@@ -271,7 +285,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e), step.cost.total.count() * 1e3,
-      others, to_text(active_experts(step, e), e.model),
+      others, to_text(active_experts(step, e), e.model) + hidden_text(step.cost),
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),

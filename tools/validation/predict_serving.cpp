@@ -152,12 +152,17 @@ double step_seconds(const Deployment& e, const SteadyStep& step) {
   return cost.total.count();
 }
 
-/// Two micro-batches like `half`, one computing while the other is on the links. Measured on
-/// SGLang's prefill with as many tokens: 27 to 35 % more throughput than one after the other (LMSYS
-/// blog 2025-05-05, "Ablation Study: Two-batch Overlap").
-double two_batch_seconds(const Deployment& e, const SteadyStep& half) {
-  constexpr double gain = 1.31;
-  return 2 * step_seconds(e, half) / gain;
+/// What a rate is of: a node of 8 GPUs, the whole deployment, or one GPU.
+struct RateOf {
+  std::string_view what;
+  double gpus;
+};
+RateOf rate_of(const MeasuredPoint& point) {
+  constexpr double gpus_per_node = 8;
+  if (contains(point.unit, "/node") || contains(point.metric, "per_node"))
+    return {"node", gpus_per_node};
+  if (point.metric == "output_tok_s_total") return {"deployment", double(point.gpus)};
+  return {"GPU", 1};
 }
 
 /// Requests of a run of trtllm-bench, which all wait at its start, by their lengths (TensorRT-LLM,
@@ -198,7 +203,7 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
   const std::int64_t blocks = e.kv_layout.blocks_for(static_cast<std::int64_t>(held));
   const int ranks = plan.dp * plan.replicas;
   const int requests = (requests_of(point) + ranks - 1) / ranks;  // of one rank
-  const bool total = point.metric == "output_tok_s_total";
+  const RateOf of = rate_of(point);
   Prediction best;
   for (int sequences = point.batch > 0 ? static_cast<int>(point.batch) : 16;
        (best.value == 0 || sequences * blocks <= e.memory.kv_blocks) && sequences <= 4096;
@@ -208,30 +213,30 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
     const double seconds = requests > 0 ? seconds_of_waves(e, point, sequences, requests) /
                                               requests / point.output * sequences
                                         : step_seconds(e, step);
-    const double rate = sequences * plan.dp / seconds / plan.gpus() * (total ? point.gpus : 1);
+    const double rate = sequences * plan.dp / seconds / plan.gpus() * of.gpus;
     if (rate > best.value && seconds <= step_limit(point))
-      best = {rate, fmt::format("{} sequences per rank; step {:.2f} ms", sequences, seconds * 1e3)};
+      best = {rate, fmt::format("tokens/s of a {}; {} sequences per rank; step {:.2f} ms", of.what,
+                                sequences, seconds * 1e3)};
     if (point.batch > 0 || (requests > 0 && sequences >= requests)) break;
   }
   return best;
 }
 
-/// Prompt tokens per second and node of 8 GPUs, 16,384 tokens per rank and step in two
-/// micro-batches of half as many (LMSYS blog 2025-05-05, of SGLang's and of DeepSeek's
-/// deployments). DeepSeek's day (open-infra-index): 608 G tokens in, 56.3 % cached, 168 G
-/// out at a mean context of 4,989; so prompts of 4,989 / (1 + 168 / 608 / 2) tokens.
+/// Prompt tokens per second. DeepSeek's day (open-infra-index): 608 G tokens in, 56.3 % cached, 168
+/// G out at a mean context of 4,989; so prompts of 4,989 / (1 + 168 / 608 / 2) tokens.
 Prediction prefill_rate(const Deployment& e, const MeasuredPoint& point) {
-  constexpr int gpus_per_node = 8;
-  const double tokens = point.tokens > 0 ? point.tokens : 16384;
+  const double tokens = tokens_of_prefill(point);
+  const RateOf of = rate_of(point);
   const bool production = point.prompt <= 0;
   const double whole = production ? 4989 / (1 + 168.0 / 608 / 2) : point.prompt;
   const double cached = production ? std::round(.563 * whole) : 0;
   const double prompt = std::round(whole - cached);
   const double seconds =
-      two_batch_seconds(e, {.prompt = prompt, .cached = cached, .prompt_tokens = tokens / 2});
-  return {tokens * e.parallel.dp / seconds / e.parallel.gpus() * gpus_per_node,
-          fmt::format("{} tokens per GPU in prompts of {} after {}; step {:.2f} ms", tokens, prompt,
-                      cached, seconds * 1e3)};
+      step_seconds(e, {.prompt = prompt, .cached = cached, .prompt_tokens = tokens});
+  return {tokens * e.parallel.dp / seconds / e.parallel.gpus() * of.gpus,
+          fmt::format("tokens/s of a {}; {} tokens per rank in prompts of {} after {}; step {:.2f} "
+                      "ms",
+                      of.what, tokens, prompt, cached, seconds * 1e3)};
 }
 
 }  // namespace

@@ -72,14 +72,25 @@ Json gating_of(const MeasuredPoint& point, const std::filesystem::path& model) {
   return {{"type", "topical"}, {"preset", preset_of(read).preset.name}};
 }
 
-/// SGLang's deployments with wide expert parallelism and DeepSeek's own, which it follows:
-/// DeepGEMM, and DeepEP with tokens in fp8 on the way out.
+/// SGLang's deployments with wide expert parallelism, DeepSeek's own, which they follow, and
+/// llm-d's: DeepEP, with tokens in fp8 on the way out, its low-latency kernels where they decode.
 bool is_wide_ep(const MeasuredPoint& point) {
-  return contains(point.operation, "SGLang") || contains(point.operation, "DeepSeek production");
+  constexpr std::array names{"SGLang", "DeepSeek production", "DeepSeek profile", "wide-EP"};
+  const bool named =
+      std::ranges::any_of(names, [&](auto name) { return contains(point.operation, name); });
+  return named && point.ep > 1 && point.concurrency == 0;
 }
 
 // A rack's NVLink joins all its GPUs, another machine's those of a node.
 bool is_rack(const MeasuredPoint& point) { return point.gpu.starts_with("GB"); }
+
+// Tokens of a rank that its exchange buffers have room for: those of a micro-batch of prefill; all
+// that decode, or what vLLM sends at a time (VLLM_MOE_DP_CHUNK_SIZE) where a row does not say.
+int buffered_tokens(const MeasuredPoint& point) {
+  constexpr int chunk = 256;
+  if (point.category != "prefill") return point.batch > 0 ? static_cast<int>(point.batch) : chunk;
+  return static_cast<int>(tokens_of_prefill(point) / (is_rack(point) ? 1 : 2));
+}
 
 Json cluster_json(const MeasuredPoint& point, Json gpu, int nodes, int per_node,
                   const std::filesystem::path& root) {
@@ -93,22 +104,11 @@ Json cluster_json(const MeasuredPoint& point, Json gpu, int nodes, int per_node,
           {"network", ConfigNode::from_file(network).json().at("network")}};
 }
 
-Json gpu_json(const MeasuredPoint& point, const std::filesystem::path& file) {
-  if (!is_wide_ep(point)) return file.string();
-  Json gpu = ConfigNode::from_file(file).json();
-  // Tables hold other layers than DeepGEMM's, and their folders stand beside the GPU's own file.
-  gpu.erase("profiles");
-  gpu.erase("sibling");
-  if (gpu.contains("/kernels/masked_grouped_gemm"_json_pointer))
-    gpu["kernels"]["grouped_gemm"] = gpu["kernels"]["masked_grouped_gemm"];
-  return gpu;
-}
-
 Json cluster_of(const MeasuredPoint& point, const std::filesystem::path& gpu,
                 const ServingPlan& plan, const std::filesystem::path& root) {
   const int per_node = std::max(1, point.gpus / std::max(1, point.nodes));
   const int used = std::max(plan.gpus(), per_node);
-  return cluster_json(point, gpu_json(point, gpu), used / per_node, per_node, root);
+  return cluster_json(point, gpu.string(), used / per_node, per_node, root);
 }
 
 int largest_worker(const MeasuredPoint& point) {
@@ -245,7 +245,14 @@ ServingClient client_of(const MeasuredPoint& point) {
   return client;
 }
 
+double tokens_of_prefill(const MeasuredPoint& point) {
+  constexpr double published = 16384;
+  return point.tokens > 0 ? point.tokens : published;
+}
+
 EngineVersion engine_of(const MeasuredPoint& point) {
+  // The engine that its authors call a reproduction of DeepSeek's.
+  if (point.operation.starts_with("DeepSeek ")) return {"sglang", version_on("sglang", "")};
   const std::string operation = lower(point.operation);
   for (const std::string_view name : engine_names()) {
     const std::size_t place = operation.find(name);
@@ -324,8 +331,11 @@ DeploymentJson deployment_json(const MeasuredPoint& point, const std::filesystem
             {"placement", "linear"},
             {"measurement", {{"expert_counts", false}}}};
   if (is_wide_ep(point)) {
-    const Json dispatch{{"type", "all_to_all"}, {"precision", "fp8_block"}};
-    json["dispatch"] = {{"prefill", dispatch}, {"decode", dispatch}};
+    json["dispatch"] = {{"prefill", {{"type", "all_to_all"}, {"precision", "fp8_block"}}},
+                        {"decode", {{"type", "low_latency"}, {"precision", "fp8_block"}}}};
+    // Within a rack SGLang found it of no use (LMSYS blog 2025-09-25).
+    if (!is_rack(point)) json["overlap"] = "two_batch";
+    json["expert_buffers"] = {{"tokens_per_rank", buffered_tokens(point)}};
   }
   // perf-overview.md.
   if (contains(point.operation, "trtllm-bench"))

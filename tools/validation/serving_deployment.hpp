@@ -37,6 +37,10 @@ DeploymentJson deployment_json(const MeasuredPoint&, const std::filesystem::path
 /// What a measured deployment with prefill and decode apart is as an experiment with two pools.
 DeploymentJson pools_json(MeasuredPoint, const std::filesystem::path& root, const GpuFiles& = {});
 
+/// Prompt tokens of a rank and step of a prefill instance: 16,384 where the row does not say (LMSYS
+/// blog 2025-05-05, of SGLang's deployment and of DeepSeek's).
+double tokens_of_prefill(const MeasuredPoint&);
+
 /// GPUs of one replica, and the number of replicas.
 struct ServingPlan {
   int dp, tp, ep, replicas;

@@ -13,7 +13,8 @@ class AllToAll final : public Dispatch {
   explicit AllToAll(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    return {"all_to_all", send_out(problem, bytes_), send_back(problem, bytes_), {}};
+    const Occupancy holds = normal_kernels(problem);
+    return {"all_to_all", send_out(problem, bytes_), send_back(problem, bytes_), {}, holds, holds};
   }
   bool gives_global_counts() const override { return false; }
   bool needs_copies() const override { return true; }

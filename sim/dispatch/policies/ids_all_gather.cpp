@@ -22,7 +22,8 @@ class IdsAllGather final : public Dispatch {
     out.time += gather.time;
     out.nvlink += gather.nvlink;
     out.network += gather.network;
-    return {"ids_all_gather", out, send_back(problem, bytes_), {}};
+    const Occupancy holds = normal_kernels(problem);
+    return {"ids_all_gather", out, send_back(problem, bytes_), {}, holds, holds};
   }
   bool gives_global_counts() const override { return true; }
   bool needs_copies() const override { return true; }

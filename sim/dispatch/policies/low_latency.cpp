@@ -1,9 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "sim/dispatch/dispatch.hpp"
 
 namespace moesim {
 
 namespace {
+
+// A GPU's kernels of one way, which send what it has and later take what came, without waiting in
+// between: dispatch 0.06 ms for 128 tokens of 8 experts and 7,168 values [LMSYS-EP], combine 50 us
+// (two, three nodes: [DeepEP], pull request 425). They copy, so they grow with what is copied.
+constexpr double copied_values = 128 * 8 * 7168;
+constexpr Seconds dispatch_kernels{60e-6}, combine_kernels{50e-6};
 
 // One message per (token, expert), without deduplication, straight into the expert's receive
 // buffer whatever the domain; every expert's result comes back on its own and is weighted at the
@@ -14,7 +22,14 @@ class LowLatency final : public Dispatch {
   explicit LowLatency(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    return {"low_latency", send_out(problem, bytes_, true), send_back(problem, bytes_, true), {}};
+    Exchange exchange{
+        "low_latency", send_out(problem, bytes_, true), send_back(problem, bytes_, true), {}};
+    const double most = *std::max_element(problem.tokens.begin(), problem.tokens.end());
+    const double copied = most * problem.experts_per_token * problem.hidden / copied_values;
+    exchange.dispatch_holds.kernels = std::min(exchange.dispatch.time, dispatch_kernels * copied);
+    exchange.combine_holds.kernels = std::min(exchange.combine.time, combine_kernels * copied);
+    exchange.by_expert = true;
+    return exchange;
   }
   bool gives_global_counts() const override { return false; }
   bool needs_selections() const override { return true; }
