@@ -23,8 +23,7 @@ namespace {
 struct ExplainOptions {
   ExperimentOptions experiment;
   std::string kind = "decode";
-  int sequences = 0;
-  int context = 1024;
+  std::optional<int> sequences, context;
   int prefill_tokens = 0;
   int samples = 16;
   bool json = false;
@@ -278,6 +277,53 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
       held_up_text(held_up(step, e)), grounds_of(step.cost));
 }
 
+// Tokens in the KV cache of a request of the experiment's own load, half of its output generated.
+int mean_context(const Deployment& e) {
+  constexpr int sample = 512;
+  const auto source = e.workload.make(e.seed, e.ranks());
+  double tokens = 0;
+  int requests = 0;
+  for (; requests < sample; ++requests) {
+    const auto next = source->next();
+    if (!next) break;
+    tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
+  }
+  return requests == 0 ? 0 : static_cast<int>(tokens / requests);
+}
+
+// The experiment, in which MoE layers are drawn from steps alike where that can be.
+Experiment quick_experiment(const ConfigNode& config, TraceLibrary& traces) {
+  constexpr std::int64_t most = 20'000;
+  Json json = config.json();
+  Json& requests = json["workload"]["requests"];
+  if (requests.is_number_integer()) requests = std::min(requests.get<std::int64_t>(), most);
+  if (requests.is_null()) json["workload"].erase("requests");
+  try {
+    Json sampled = json;
+    sampled["fidelity"] = "sampled";
+    return load_experiment({std::move(sampled), config.file()}, traces);
+  } catch (const ConfigError&) {
+    return load_experiment({std::move(json), config.file()}, traces);
+  }
+}
+
+// Decodes of a rank and step under the experiment's own load; those that fit, at most.
+int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
+  const Experiment quick = quick_experiment(config, traces);
+  const Report report = moesim::run(quick);
+  const int most = most_sequences(quick.decode(), context);
+  double decodes = 0, steps = 0;
+  for (const auto& [kind, of_kind] : report.pool.steps.by_kind) {
+    if (kind == "prefill") continue;
+    decodes += of_kind.mean_decode_tokens_per_rank * double(of_kind.steps);
+    steps += double(of_kind.steps);
+  }
+  if (steps == 0) return most;
+  // A sequence computes its drafts beside its own token.
+  const int tokens = 1 + quick.decode().speculation.tokens;
+  return std::clamp(static_cast<int>(std::lround(decodes / steps / tokens)), 1, most);
+}
+
 }  // namespace
 
 Action setup_explain(CLI::App& command) {
@@ -286,12 +332,12 @@ Action setup_explain(CLI::App& command) {
   command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
       ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
   command
-      .add_option(
-          "--sequences", options->sequences,
-          "decode sequences per rank (default: max_num_seqs, if they fit into the KV cache)")
+      .add_option("--sequences", options->sequences,
+                  "decode sequences per rank (default: the mean batch of the config's own load)")
       ->check(CLI::Range(1, 1 << 16));
   command
-      .add_option("--context", options->context, "tokens in the KV cache of each (default: 1024)")
+      .add_option("--context", options->context,
+                  "tokens in the KV cache of each (default: the mean of the config's own load)")
       ->check(CLI::Range(0, 1 << 24));
   command
       .add_option("--prefill-tokens", options->prefill_tokens,
@@ -304,18 +350,18 @@ Action setup_explain(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
-    const Experiment experiment =
-        Remarks().say_of(load_experiment(options->experiment.read(), traces));
+    const ConfigNode config = options->experiment.read();
+    const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
     const Deployment& e = experiment.decode();
+    const int context = options->context.value_or(mean_context(e));
     const int sequences =
-        options->sequences > 0 ? options->sequences : most_sequences(e, options->context);
+        options->sequences ? *options->sequences : mean_batch(config, traces, context);
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();
     const StepKind kind = options->kind == "decode"    ? StepKind::decode
                           : options->kind == "prefill" ? StepKind::prefill
                                                        : StepKind::mixed;
-    const ExplainedStep step =
-        explain_step(e, kind, sequences, options->context, tokens, options->samples);
+    const ExplainedStep step = explain_step(e, kind, sequences, context, tokens, options->samples);
     print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
     return 0;
   };
