@@ -19,8 +19,8 @@ namespace {
 constexpr std::size_t kept = 5;
 // How many are varied: a fourth shape that some setting makes the best was not found.
 constexpr std::size_t varied = 3;
-// Selected experts of all tokens of a run, up to which the last runs price each: some two seconds.
-constexpr double most_exact_ids = 5e8;
+// Selected experts of all tokens of a run, up to which the last runs price each: half a second.
+constexpr double most_exact_ids = 1e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
 constexpr double short_stays = 3;
 // Length of a last run, and the share of its requests that come before it is measured: it begins
@@ -282,7 +282,7 @@ class Search {
   // As many distinct synthetic requests as are in flight, for requests that are alike activate the
   // same experts; half of those that are made are served.
   static void vary_routing(Json& deployment, const SloRun& run) {
-    constexpr double most = 8192;
+    constexpr double most = 4096;
     Json& gating = deployment["workload"]["gating"];
     const auto mean_stay = run.report.at("metrics").value("mean_e2el_ms", 0.0) / 1e3;
     const double wanted = std::min(most, 2 * run.per_second() * mean_stay);
@@ -320,7 +320,8 @@ class Search {
       const Json deployment = without_load(leader.config);
       Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
       vary_routing(place, leader);
-      loads.push_back(leader.per_second());
+      // What a short run bears is a little more than what lasts.
+      loads.push_back(.97 * leader.per_second());
     }
     // Short runs are forgotten: a long one says more.
     const SloSearch slo = long_runs(std::move(places), draws);

@@ -244,7 +244,7 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
   return text + " a rank";
 }
 
-std::string to_text(const ExplainedStep& step, const Deployment& e) {
+std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
   const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
                "% HBM", "% peak"});
@@ -266,13 +266,13 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
                               : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
                                             step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
+      "one {} step{}{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
-      step_kind_names[at(step.summary.kind)], content_text(step, e), step.cost.total.count() * 1e3,
-      others, to_text(active_experts(step, e), e.model),
-      intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
-      balance(gpu, Precision::bf16, Precision::bf16),
+      step_kind_names[at(step.summary.kind)], content_text(step, e),
+      own_load ? " (the mean batch of its own load)" : "", step.cost.total.count() * 1e3, others,
+      to_text(active_experts(step, e), e.model), intensity(step.cost.flops, step.cost.hbm_bytes),
+      gpu.name, balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost));
 }
@@ -354,15 +354,16 @@ Action setup_explain(CLI::App& command) {
     const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
     const Deployment& e = experiment.decode();
     const int context = options->context.value_or(mean_context(e));
-    const int sequences =
-        options->sequences ? *options->sequences : mean_batch(config, traces, context);
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();
     const StepKind kind = options->kind == "decode"    ? StepKind::decode
                           : options->kind == "prefill" ? StepKind::prefill
                                                        : StepKind::mixed;
+    const bool own_load = !options->sequences && kind != StepKind::prefill;
+    const int sequences =
+        own_load ? mean_batch(config, traces, context) : options->sequences.value_or(0);
     const ExplainedStep step = explain_step(e, kind, sequences, context, tokens, options->samples);
-    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
+    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e, own_load));
     return 0;
   };
 }

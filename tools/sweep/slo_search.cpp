@@ -57,8 +57,9 @@ bool shows(const Json& report, Proof proof, double attainment) {
   const Json* along = find_value(report, "/measurement/attainment");
   if (along == nullptr) return false;
   const double attained = *number_of(report, metric("slo_attainment"));
-  return along->at("second_half") >= attainment &&
-         attained - along->at("standard_error").get<double>() >= attainment;
+  const double error = along->at("standard_error");
+  return along->at("second_half").get<double>() + error >= attainment &&
+         attained - error >= attainment;
 }
 
 // A run's goodput, at most what arrives: while a short run drains, more requests end in the

@@ -20,9 +20,10 @@ inline const std::string rate_pointer = "/workload/arrivals/rate";
 
 /// What a run must show beside the attainment, to count as one that meets the SLO.
 enum class Proof {
-  attained,  ///< it is not overloaded; for short runs that only choose what is looked at next
+  attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
   steady,    ///< it is in a steady state
-  lasting  ///< and its second half attains as much, and the attainment less its standard error does
+  lasting    ///< and attainment exceeds what is asked by its standard error; that of the second
+             ///< half misses it by no more than that
 };
 
 /// A search for the most requests/s under an SLO.
