@@ -49,8 +49,11 @@ def whole_sweep(moesim, file):
     best, points = 0, 0
     for config, report in sqlite3.connect(store).execute("SELECT config, report FROM points WHERE status = 'done'"):
         rate = float(json.loads(config)["workload"]["arrivals"]["rate"].removesuffix(" /s"))
-        metrics, points = json.loads(report)["metrics"], points + 1
-        if metrics["slo_attainment"] is not None and metrics["slo_attainment"] >= .9:
+        report, points = json.loads(report), points + 1
+        metrics = report["metrics"]
+        # A run that is overloaded or too short is no answer.
+        steady = report["measurement"]["state"] == "stable"
+        if steady and metrics["slo_attainment"] is not None and metrics["slo_attainment"] >= .9:
             best = max(best, min(metrics["request_throughput"], rate) * metrics["slo_attainment"])
     return best, points
 

@@ -126,6 +126,21 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
   return rows;
 }
 
+const std::vector<Field<AttainmentAlong>>& fields_of(const AttainmentAlong*) {
+  using S = AttainmentAlong;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("first_half", &S::first_half,
+               "of the requests that arrived first, those that met every objective",
+               "share of requests")
+          .add("second_half", &S::second_half,
+               "the same of the requests that arrived last: less where a backlog grows",
+               "share of requests")
+          .add("standard_error", &S::standard_error,
+               "of slo_attainment, by ten stretches of the run", "share of requests");
+  return rows;
+}
+
 const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
   using S = MeasurementStats;
   static const std::vector<Field<S>> rows =
@@ -136,7 +151,8 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
           .add("end_s", &S::end_s, "when it ended", "s")
           .add("offered_request_rate", &S::offered_request_rate,
                "requests that arrive; null in a closed loop", "1/s")
-          .add("served_request_rate", &S::served_request_rate, "requests that leave", "1/s", more);
+          .add("served_request_rate", &S::served_request_rate, "requests that leave", "1/s", more)
+          .add_if_any("attainment", &S::attainment, "");
   return rows;
 }
 

@@ -51,11 +51,19 @@ struct Metrics {
   std::optional<double> cost_per_million_output_tokens;
 };
 
+/// Attainment along a run, of its requests in order of arrival: whether it lasts, and how far
+/// chance may move it.
+struct AttainmentAlong {
+  double first_half = 0, second_half = 0;
+  double standard_error = 0;
+};
+
 struct MeasurementStats {
   std::string window, state;
   double begin_s = 0, end_s = 0;
   std::optional<double> offered_request_rate;
   double served_request_rate = 0;
+  std::optional<AttainmentAlong> attainment;  ///< where there are objectives and enough requests
 };
 
 struct StepKindStats {

@@ -2,6 +2,7 @@
 #include "sim/report/write_up.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "hardware/at.hpp"
@@ -573,6 +574,40 @@ bool queue_rises(std::span<const RequestLife> requests) {
   return before >= 2 * first;
 }
 
+// Whether each request that is owed its objectives met all of them, in order of arrival.
+std::vector<std::uint8_t> met_in_order(const Deployment& e, const Measured& measured,
+                                       std::span<const RequestLife> requests) {
+  std::vector<std::uint8_t> met;
+  for (const RequestLife& request : requests) {
+    if (!measured.holds(request) || request.state == RequestLife::State::cancelled) continue;
+    const bool finished = request.state == RequestLife::State::finished;
+    met.push_back(finished && objectives_met(latency_of(request, e.anchored_ttft), e.slo).all());
+  }
+  return met;
+}
+
+// Requests that are near each other meet the SLO together: how far attainment varies is told by
+// stretches of the run, not by single requests.
+std::optional<AttainmentAlong> attainment_along(const Deployment& e, const Measured& measured,
+                                                std::span<const RequestLife> requests) {
+  constexpr std::size_t stretches = 10, fewest = 5;  // requests of a stretch
+  if (!e.slo.ttft && !e.slo.tpot && !e.slo.e2el) return std::nullopt;
+  const std::vector<std::uint8_t> all = met_in_order(e, measured, requests);
+  const std::span<const std::uint8_t> met(all);
+  if (met.size() < stretches * fewest) return std::nullopt;
+  const auto share = [](std::span<const std::uint8_t> some) {
+    return std::accumulate(some.begin(), some.end(), 0.0) / double(some.size());
+  };
+  const double mean = share(met);
+  double squares = 0;
+  for (std::size_t i = 0; i < stretches; ++i) {
+    const std::size_t from = i * met.size() / stretches, to = (i + 1) * met.size() / stretches;
+    squares += std::pow(share(met.subspan(from, to - from)) - mean, 2);
+  }
+  return AttainmentAlong{share(met.first(met.size() / 2)), share(met.subspan(met.size() / 2)),
+                         std::sqrt(squares / double(stretches * (stretches - 1)))};
+}
+
 // Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
 // other (a closed loop) never asks for more than is served.
 MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
@@ -597,7 +632,8 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
           .begin_s = to_seconds(totals.begin).count(),
           .end_s = to_seconds(totals.end).count(),
           .offered_request_rate = closed ? std::nullopt : std::optional(offered),
-          .served_request_rate = served};
+          .served_request_rate = served,
+          .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {

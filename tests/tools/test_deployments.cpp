@@ -125,5 +125,22 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
   CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
 }
 
+TEST_CASE("plain shapes are tensor parallelism alone, with or without experts over the same GPUs") {
+  const auto config = [](int dp, int tp, int ep, int pp) {
+    Json shape_config = shape(1, 1, 1, 1).config;
+    shape_config["parallel"] = {{"dp", dp}, {"tp", tp}, {"ep", ep}, {"pp", pp}};
+    return shape_config;
+  };
+  CHECK(is_plain(config(1, 8, 1, 1)));
+  CHECK(is_plain(config(1, 8, 8, 1)));
+  CHECK(is_plain(config(1, 1, 1, 1)));
+  CHECK_FALSE(is_plain(config(2, 4, 8, 1)));
+  CHECK_FALSE(is_plain(config(1, 4, 4, 2)));
+  const Json apart =
+      pools({shape(4, 1, 100, 50), shape(12, 1, 70, 100)}, some_model(), one_domain()).front();
+  CHECK(is_apart(apart));
+  CHECK_FALSE(is_plain(apart));
+}
+
 }  // namespace
 }  // namespace moesim::test_deployments

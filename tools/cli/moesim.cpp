@@ -33,6 +33,8 @@ std::span<const Verb> verbs() {
       Verb{"place", "make an expert placement from observed loads", setup_place},
       Verb{"route", "one token-routing decision, explained", setup_route},
       Verb{"explain", "one forward step, operation by operation", setup_explain},
+      Verb{"what-if", "an experiment as it is beside a changed one, and which operations tell why",
+           setup_what_if},
       Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
       Verb{"list", "what can be chosen, with a line on each", setup_list},
       Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",

@@ -298,6 +298,14 @@ std::vector<Json> pools(const std::vector<BoundedShape>& bounded, const MoeModel
   return all;
 }
 
+bool is_apart(const Json& deployment) { return deployment.contains("pools"); }
+
+bool is_plain(const Json& deployment) {
+  if (is_apart(deployment)) return false;
+  const ParallelPlan plan = plan_of(deployment);
+  return plan.dp == 1 && plan.pp == 1 && (plan.ep == 1 || plan.ep == plan.tp);
+}
+
 const Json& decode_group(const Json& deployment) {
   return deployment.contains("pools") ? deployment.at("pools").at("decode") : deployment;
 }

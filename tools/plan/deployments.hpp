@@ -56,6 +56,11 @@ std::vector<Json> with_prefill_layouts(const Json& deployment, const MoeModel&, 
 /// for.
 std::vector<Json> with_sequences(const Json& deployment, std::int64_t room);
 
+/// Whether prefill and decode have pools of their own.
+bool is_apart(const Json& deployment);
+/// Whether it is one of those that people try first: tensor parallelism alone, with or without
+/// expert parallelism over the same GPUs, one pipeline stage, any number of instances.
+bool is_plain(const Json& deployment);
 /// The keys of the groups that decode: of a pool, or of the whole experiment.
 const Json& decode_group(const Json& deployment);
 /// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"

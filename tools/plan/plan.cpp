@@ -19,12 +19,22 @@ namespace {
 constexpr std::size_t kept = 5;
 // How many are varied: a fourth shape that some setting makes the best was not found.
 constexpr std::size_t varied = 3;
-// Selected experts of all tokens of a run, up to which the last runs price each: some two seconds.
-constexpr double most_exact_ids = 5e8;
+// Selected experts of all tokens of a run, up to which the last runs price each: half a second.
+constexpr double most_exact_ids = 1e8;
 // Length of a short run, in stays of a request: it is measured from the end of the first stay on.
-constexpr double short_stays = 3, confirmed_stays = 6;
-// Other seeds under which the best is run once more.
-constexpr int redraws = 2;
+constexpr double short_stays = 3;
+// Length of a last run, and the share of its requests that come before it is measured: it begins
+// warm and is measured over more than twenty stays. Where few requests are in flight, chance needs
+// more.
+constexpr double long_stays = 28, warm_up = .2;
+constexpr double enough_requests = 2000, longest_times = 4;
+// Seeds of the arrivals and the routing under which a deployment must bear its load.
+constexpr int draws = 3;
+// How much more than its bound a shape may bear before the bound rules it out: load comes in waves,
+// and how prompts fall into steps decides how many experts are activated.
+constexpr double bound_margin = 1.3;
+// The best of the other kind, together or apart, is varied too where it comes so near.
+constexpr double near_best = .75;
 constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
 double seconds_of(const Json& config, const char* key, double otherwise) {
@@ -81,7 +91,8 @@ class Search {
                   .ladder = ladder_,
                   .attainment = search_.attainment,
                   .doubting = false,
-                  .steady = true,
+                  .proof = Proof::attained,
+                  .mixed_steps = true,
                   .spot_checks = false,
                   .store = search_.store,
                   .start = -1};
@@ -111,17 +122,26 @@ class Search {
     if (nearest_.empty() || excess(result.nearest) < excess(nearest_)) nearest_ = result.nearest;
   }
 
+  // Of the best runs each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
     std::ranges::move(found, std::back_inserter(leaders_));
     std::ranges::stable_sort(leaders_, [](const SloRun& a, const SloRun& b) {
-      return a.trial.goodput > b.trial.goodput;
+      return std::pair(a.per_second(), a.trial.attainment) >
+             std::pair(b.per_second(), b.trial.attainment);
     });
-    // Each shape once, with what makes the most of it; of equals what was found first, which has
-    // fewer settings of its own.
+    // What makes the most of a shape; of equals what was found first, which has fewer settings of
+    // its own.
     std::set<std::string> seen;
     std::erase_if(leaders_,
                   [&](const SloRun& run) { return !seen.insert(shape_text(run.config)).second; });
-    if (leaders_.size() > kept) leaders_.resize(kept);
+    if (leaders_.size() <= kept) return;
+    constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
+    const auto other = std::ranges::find_if(leaders_, [&](const SloRun& run) {
+      return is_apart(run.config) != is_apart(leaders_.front().config);
+    });
+    if (other != leaders_.end() && other - leaders_.begin() > last)
+      std::iter_swap(other, leaders_.begin() + last);
+    leaders_.resize(kept);
   }
 
   static Json without_load(Json config) {
@@ -159,6 +179,7 @@ class Search {
     std::vector<Json> apart = pools(bounded, search_.model, search_.cluster);
     plan_.shapes = together.size() + apart.size();
     plan_.fit = bounded.size() + apart.size();
+    note_least(together, bounds);
     if (!apart.empty()) {
       SloResult result = search_slo(search_over(std::move(apart), short_stays), traces_, remarks_,
                                     begin("prefill and decode apart"));
@@ -169,13 +190,29 @@ class Search {
     if (plan_.stopped) return;
     SloSearch slo = search_over(std::move(together), short_stays);
     slo.bounds = bounds;
-    if (leaders_.size() == kept) {
-      slo.to_beat = leaders_.back().trial.goodput;
-      slo.runners_up = 0;
+    slo.bound_margin = bound_margin;
+    // Whatever their bounds say, the plain shapes are run.
+    for (std::size_t i = 0; i < slo.places.size(); ++i) {
+      auto& bound = slo.bounds[i];
+      if (bound && bound->goodput > 0 && is_plain(slo.places[i])) bound->goodput = best_bound;
     }
     SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
     count(result);
     join(std::move(result.found));
+  }
+
+  // The shapes whose requests get their tokens soonest when they are alone.
+  void note_least(const std::vector<Json>& places,
+                  const std::vector<std::optional<TuneBound>>& bounds) {
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (!bounds[i]) continue;
+      const auto note = [&](std::optional<Plan::Least>& least, double seconds) {
+        if (seconds > 0 && (!least || seconds < least->seconds))
+          least = {seconds, shape_text(places[i])};
+      };
+      note(plan_.least_ttft, bounds[i]->least_ttft);
+      note(plan_.least_tpot, bounds[i]->least_tpot);
+    }
   }
 
   std::vector<std::optional<TuneBound>> bounds_of(const std::vector<Json>& places) {
@@ -186,20 +223,33 @@ class Search {
     return result.bounds;
   }
 
-  // Looks among what differs from the first leaders in one setting for what serves more.
+  // Looks among what differs from the first leaders in one setting for what serves more: among what
+  // the best of all is like, and what the best of the other kind is like.
   template <class Vary>
   void refine(const char* stage, Vary vary) {
-    std::vector<Json> places;
-    for (std::size_t i = 0; i < std::min(varied, leaders_.size()); ++i) {
-      for (Json& place : vary(without_load(leaders_[i].config))) places.push_back(sampled(place));
+    if (leaders_.empty()) return;
+    const bool apart = is_apart(leaders_.front().config);
+    const double best = leaders_.front().per_second();
+    for (const bool kind : {apart, !apart}) {
+      std::vector<Json> places;
+      double to_beat = 0;
+      std::size_t chosen = 0;
+      for (const SloRun& leader : leaders_) {
+        if (is_apart(leader.config) != kind || leader.per_second() < near_best * best) continue;
+        to_beat = std::max(to_beat, leader.trial.goodput);
+        if (chosen++ == (kind == apart ? varied : 1)) break;
+        for (Json& place : vary(without_load(leader.config)))
+          places.push_back(sampled(std::move(place)));
+      }
+      if (places.empty() || plan_.stopped) continue;
+      SloSearch slo = search_over(std::move(places), short_stays);
+      slo.bound_margin = bound_margin;
+      slo.to_beat = to_beat;
+      slo.runners_up = 0;
+      SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
+      count(result);
+      join(std::move(result.found));
     }
-    if (places.empty() || plan_.stopped) return;
-    SloSearch slo = search_over(std::move(places), short_stays);
-    slo.to_beat = leaders_.front().trial.goodput;
-    slo.runners_up = 0;
-    SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
-    count(result);
-    join(std::move(result.found));
   }
 
   // Sequences of the question's length that a rank's KV cache holds.
@@ -212,13 +262,54 @@ class Search {
     return decode.memory.kv_blocks / std::max<std::int64_t>(1, decode.kv_layout.blocks_for(tokens));
   }
 
+  // So many requests make a long run at this rate.
+  double long_run(double per_second) const {
+    constexpr double fewest = 400, most = 50'000;
+    const double requests = per_second * long_stays * longest_stay(search_.base);
+    return std::clamp(std::max(requests, std::min(enough_requests, longest_times * requests)),
+                      fewest, most);
+  }
+
   // Whether a long run prices every token in reasonable time.
-  bool exact_is_quick(const SloRun& run, double stays) const {
+  bool exact_is_quick(const SloRun& run) const {
     const Json& lengths = search_.base.at("workload").at("lengths");
     const double tokens = lengths.at("prompt").get<double>() + lengths.at("output").get<double>();
-    const double requests = run.trial.goodput * stays * longest_stay(search_.base);
-    return requests * tokens * search_.model.moe_layers() * search_.model.experts_per_token <
+    return long_run(run.per_second()) * tokens * search_.model.moe_layers() *
+               search_.model.experts_per_token <
            most_exact_ids;
+  }
+
+  // As many distinct synthetic requests as are in flight, for requests that are alike activate the
+  // same experts; half of those that are made are served.
+  static void vary_routing(Json& deployment, const SloRun& run) {
+    constexpr double most = 4096;
+    Json& gating = deployment["workload"]["gating"];
+    const auto mean_stay = run.report.at("metrics").value("mean_e2el_ms", 0.0) / 1e3;
+    const double wanted = std::min(most, 2 * run.per_second() * mean_stay);
+    if (!gating.contains("requests")) return;
+    for (double made = gating.at("requests"); made < wanted; made = gating.at("requests"))
+      gating["requests"] = static_cast<int>(2 * made);
+  }
+
+  // Long runs of deployments, each under several seeds.
+  SloSearch long_runs(std::vector<Json> places, int seeds) const {
+    std::vector<Json> drawn;
+    for (const Json& place : places) {
+      for (int draw = 0; draw < seeds; ++draw) {
+        Json& one = drawn.emplace_back(place);
+        one["seed"] = place.at("seed").get<std::int64_t>() + draw;
+      }
+    }
+    SloSearch slo = search_over(std::move(drawn), long_stays);
+    slo.proof = Proof::lasting;
+    slo.spot_checks = true;
+    slo.draws = static_cast<std::size_t>(seeds);
+    slo.set_load = [this](Json& place, const std::string& rate, double per_second) {
+      place[Json::json_pointer(arrivals_rate)] = rate;
+      place["workload"]["requests"] = static_cast<std::int64_t>(long_run(per_second));
+      place["measurement"]["warmup"] = warm_up;
+    };
+    return slo;
   }
 
   void confirm() {
@@ -227,12 +318,13 @@ class Search {
     std::vector<double> loads;
     for (const SloRun& leader : leaders_) {
       const Json deployment = without_load(leader.config);
-      places.push_back(exact_is_quick(leader, confirmed_stays) ? deployment : sampled(deployment));
-      loads.push_back(std::stod(leader.rate));  // "12.5 /s"
+      Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
+      vary_routing(place, leader);
+      // What a short run bears is a little more than what lasts.
+      loads.push_back(.97 * leader.per_second());
     }
     // Short runs are forgotten: a long one says more.
-    SloSearch slo = search_over(std::move(places), confirmed_stays);
-    slo.spot_checks = true;
+    const SloSearch slo = long_runs(std::move(places), draws);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
     count(result);
     if (plan_.stopped) return;
@@ -241,33 +333,24 @@ class Search {
     join(std::move(result.found));
   }
 
-  // How much of the answer hangs on chance, and on which experts synthetic tokens pick.
+  // How much of the answer hangs on which experts synthetic tokens pick.
   void doubt() {
-    if (leaders_.empty() || plan_.stopped) return;
-    const Json& best = leaders_.front().config;
+    plan_.uniform.resize(leaders_.size());
+    if (leaders_.empty() || plan_.stopped || search_.model.moe_layers() == 0) return;
+    if (search_.base.at("workload").at("gating").at("type") != "topical") return;
     std::vector<Json> places;
-    for (int draw = 1; draw <= redraws; ++draw) {
-      Json& place = places.emplace_back(best);
-      place["seed"] = best.at("seed").get<std::int64_t>() + draw;
-    }
-    Json uniform = best;
-    Json& gating = uniform["workload"]["gating"];
-    const bool synthetic = gating.at("type") == "topical" && search_.model.moe_layers() > 0;
-    if (synthetic) {
+    std::vector<double> loads;
+    for (const SloRun& leader : leaders_) {
+      Json& gating = places.emplace_back(leader.config)["workload"]["gating"];
       gating.erase("preset");
       gating["type"] = "uniform";
-      places.push_back(std::move(uniform));
+      loads.push_back(leader.per_second());
     }
-    const std::vector<double> loads(places.size(), std::stod(leaders_.front().rate));
-    SloSearch slo = search_over(places, confirmed_stays);
-    slo.climb = false;
-    slo.store.clear();  // these are runs of other questions
-    const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("other draws"));
-    if (result.search.stopped) return;  // the answer stands
-    std::vector<double> borne(places.size(), 0.0);
-    for (const SloRun& run : result.found) borne[run.place] = std::stod(run.rate);
-    plan_.redrawn.assign(borne.begin(), borne.begin() + redraws);
-    if (synthetic) plan_.uniform = borne.back();
+    const SloSearch slo = long_runs(std::move(places), 1);
+    const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("uniform routing"));
+    plan_.runs += result.search.runs;
+    plan_.stopped |= result.search.stopped;
+    for (const SloRun& run : result.found) plan_.uniform[run.place] = run.per_second();
   }
 
   // What the store says of itself: the question, and what its points differ in.
@@ -276,7 +359,8 @@ class Search {
     for (const char* pointer :
          {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
           "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/scheduling/max_num_seqs",
-          "/fidelity", "/workload/requests", arrivals_rate}) {
+          "/fidelity", "/seed", "/workload/gating", "/workload/requests", "/measurement/warmup",
+          arrivals_rate}) {
       axes[pointer] = Json::array();
     }
     return {{"base", search_.base}, {"axes", axes}};
@@ -322,12 +406,20 @@ std::string main_part(const Json& breakdown) {
 
 }  // namespace
 
-std::string binding_text(const SloRun& run) {
+std::string limit_text(const SloRun& run) {
+  if (run.heavier) return run.heavier->binds;
   const auto tpot = margin_of(run, "tpot"), ttft = margin_of(run, "ttft");
   const bool by_ttft = ttft && (!tpot || *ttft < *tpot);
-  const std::string limit = by_ttft ? "TTFT" : "TPOT";
+  return by_ttft ? "TTFT" : "TPOT";
+}
+
+std::string busy_text(const SloRun& run) {
   const Json* breakdown = find_value(run.report, "/breakdown");
-  return breakdown == nullptr ? limit : fmt::format("{}; {}", limit, main_part(*breakdown));
+  return breakdown == nullptr ? "" : main_part(*breakdown);
+}
+
+std::string binding_text(const SloRun& run) {
+  return fmt::format("{}; {}", limit_text(run), busy_text(run));
 }
 
 }  // namespace moesim

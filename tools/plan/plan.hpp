@@ -24,14 +24,19 @@ struct PlanSearch {
 
 /// What was found.
 struct Plan {
-  std::vector<SloRun> best;     ///< one of each shape, most requests/s first; at most five
+  /// One of each shape, most requests/s first, at most five; of each kind, together and apart, the
+  /// best is among them.
+  std::vector<SloRun> best;
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
-  /// The first of the best under other draws of arrivals and routing: requests/s up to its own
-  /// that it bears then, or 0 where it misses the SLO at all that was tried.
-  std::vector<double> redrawn;
-  /// The same where every expert is as likely as any other. Nothing where routing was recorded or
-  /// there are no experts.
-  std::optional<double> uniform;
+  /// What each of the best bears where every expert is as likely as any other, requests/s. Nothing
+  /// where that was not tried (recorded routing, no experts), or nothing near its load is borne.
+  std::vector<std::optional<double>> uniform;
+  /// What a request that is alone gets at least, and on which shape; where there is a limit.
+  struct Least {
+    double seconds = 0;
+    std::string shape;
+  };
+  std::optional<Least> least_ttft{}, least_tpot{};
   std::size_t shapes = 0;  ///< looked at ...
   std::size_t fit = 0;     ///< ... of which so many fit in memory
   std::size_t runs = 0;
@@ -48,16 +53,20 @@ struct PlanHooks {
 };
 
 /// Looks for the deployments with the most requests/s under the SLO: all shapes, each given up when
-/// memory or the time of its steps rules it out or a short run under more load than the best bears
-/// misses the SLO; then copies and routing, chunks and limits of the best three; then long
-/// runs of what is left. Runs draw MoE layers from steps alike (fidelity "sampled"), the last ones
-/// only where pricing each token would take too long. Same question, same answer on any number of
-/// threads, and after any number of stops. Throws ConfigError if nothing fits or the store is
-/// another's.
+/// memory or the time of its steps rules it out, the latter by a wide margin, or a short run under
+/// more load than the best bears misses the SLO; then copies and routing, chunks and limits of the
+/// best three; then long runs of what is left, each under several seeds, for the load that lasts.
+/// Short runs draw MoE layers from steps alike (fidelity "sampled"), long ones only where pricing
+/// each token would take too long. Same question, same answer on any number of threads, and after
+/// any number of stops. Throws ConfigError if nothing fits or the store is another's.
 Plan make_plan(const PlanSearch&, TraceLibrary&, Remarks&, const PlanHooks&);
 
-/// What limits a deployment: the latency that is nearest to its limit, and where most of the time
-/// goes: "TPOT; experts 41 %, HBM".
+/// What limits a deployment: what is missed first under more load ("capacity", "TPOT", "TTFT"), or
+/// the latency that is nearest to its limit where no more load was tried.
+std::string limit_text(const SloRun&);
+/// Where most of the time goes: "experts 41 % (HBM)"; "" where the run does not say.
+std::string busy_text(const SloRun&);
+/// Both: "TPOT; experts 41 % (HBM)".
 std::string binding_text(const SloRun&);
 
 }  // namespace moesim

@@ -454,6 +454,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                    {"trust", trust_line(sweep)},
                    {"limits", limits_of(done)},
                    {"chosen", options.chosen},
+                   {"preface", options.preface},
                    {"x", options.axes.x},
                    {"y", options.axes.y}};
   for (const ShownMetric& metric : metrics) {

@@ -644,6 +644,8 @@ function show_header() {
   by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +
     (data.settings.length ? `; along each curve: ${data.settings.join(', ')}` : '') + ` · ${data.store}`;
   by_id('trust').textContent = data.trust;
+  by_id('answer').hidden = !data.preface;
+  by_id('preface').textContent = data.preface;
   by_id('made-by').textContent = `Made by moesim ${data.moesim || ''}. Charts by Apache ECharts. This file is complete: it loads nothing from anywhere.`;
 }
 

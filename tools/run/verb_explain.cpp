@@ -23,8 +23,7 @@ namespace {
 struct ExplainOptions {
   ExperimentOptions experiment;
   std::string kind = "decode";
-  int sequences = 0;
-  int context = 1024;
+  std::optional<int> sequences, context;
   int prefill_tokens = 0;
   int samples = 16;
   bool json = false;
@@ -259,7 +258,7 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
   return text + " a rank";
 }
 
-std::string to_text(const ExplainedStep& step, const Deployment& e) {
+std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
   const GpuSpec& gpu = e.cluster.gpu;
   Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
                "% HBM", "% peak"});
@@ -281,15 +280,63 @@ std::string to_text(const ExplainedStep& step, const Deployment& e) {
                               : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
                                             step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
+      "one {} step{}{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
-      step_kind_names[at(step.summary.kind)], content_text(step, e), step.cost.total.count() * 1e3,
-      others, to_text(active_experts(step, e), e.model) + hidden_text(step.cost),
+      step_kind_names[at(step.summary.kind)], content_text(step, e),
+      own_load ? " (the mean batch of its own load)" : "", step.cost.total.count() * 1e3, others,
+      to_text(active_experts(step, e), e.model) + hidden_text(step.cost),
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
       held_up_text(held_up(step, e)), grounds_of(step.cost));
+}
+
+// Tokens in the KV cache of a request of the experiment's own load, half of its output generated.
+int mean_context(const Deployment& e) {
+  constexpr int sample = 512;
+  const auto source = e.workload.make(e.seed, e.ranks());
+  double tokens = 0;
+  int requests = 0;
+  for (; requests < sample; ++requests) {
+    const auto next = source->next();
+    if (!next) break;
+    tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
+  }
+  return requests == 0 ? 0 : static_cast<int>(tokens / requests);
+}
+
+// The experiment, in which MoE layers are drawn from steps alike where that can be.
+Experiment quick_experiment(const ConfigNode& config, TraceLibrary& traces) {
+  constexpr std::int64_t most = 20'000;
+  Json json = config.json();
+  Json& requests = json["workload"]["requests"];
+  if (requests.is_number_integer()) requests = std::min(requests.get<std::int64_t>(), most);
+  if (requests.is_null()) json["workload"].erase("requests");
+  try {
+    Json sampled = json;
+    sampled["fidelity"] = "sampled";
+    return load_experiment({std::move(sampled), config.file()}, traces);
+  } catch (const ConfigError&) {
+    return load_experiment({std::move(json), config.file()}, traces);
+  }
+}
+
+// Decodes of a rank and step under the experiment's own load; those that fit, at most.
+int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
+  const Experiment quick = quick_experiment(config, traces);
+  const Report report = moesim::run(quick);
+  const int most = most_sequences(quick.decode(), context);
+  double decodes = 0, steps = 0;
+  for (const auto& [kind, of_kind] : report.pool.steps.by_kind) {
+    if (kind == "prefill") continue;
+    decodes += of_kind.mean_decode_tokens_per_rank * double(of_kind.steps);
+    steps += double(of_kind.steps);
+  }
+  if (steps == 0) return most;
+  // A sequence computes its drafts beside its own token.
+  const int tokens = 1 + quick.decode().speculation.tokens;
+  return std::clamp(static_cast<int>(std::lround(decodes / steps / tokens)), 1, most);
 }
 
 }  // namespace
@@ -300,12 +347,12 @@ Action setup_explain(CLI::App& command) {
   command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
       ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
   command
-      .add_option(
-          "--sequences", options->sequences,
-          "decode sequences per rank (default: max_num_seqs, if they fit into the KV cache)")
+      .add_option("--sequences", options->sequences,
+                  "decode sequences per rank (default: the mean batch of the config's own load)")
       ->check(CLI::Range(1, 1 << 16));
   command
-      .add_option("--context", options->context, "tokens in the KV cache of each (default: 1024)")
+      .add_option("--context", options->context,
+                  "tokens in the KV cache of each (default: the mean of the config's own load)")
       ->check(CLI::Range(0, 1 << 24));
   command
       .add_option("--prefill-tokens", options->prefill_tokens,
@@ -318,19 +365,20 @@ Action setup_explain(CLI::App& command) {
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
     TraceLibrary traces;
-    const Experiment experiment =
-        Remarks().say_of(load_experiment(options->experiment.read(), traces));
+    const ConfigNode config = options->experiment.read();
+    const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
     const Deployment& e = experiment.decode();
-    const int sequences =
-        options->sequences > 0 ? options->sequences : most_sequences(e, options->context);
+    const int context = options->context.value_or(mean_context(e));
     const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
                                                    : e.scheduler->max_num_batched_tokens();
     const StepKind kind = options->kind == "decode"    ? StepKind::decode
                           : options->kind == "prefill" ? StepKind::prefill
                                                        : StepKind::mixed;
-    const ExplainedStep step =
-        explain_step(e, kind, sequences, options->context, tokens, options->samples);
-    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e));
+    const bool own_load = !options->sequences && kind != StepKind::prefill;
+    const int sequences =
+        own_load ? mean_batch(config, traces, context) : options->sequences.value_or(0);
+    const ExplainedStep step = explain_step(e, kind, sequences, context, tokens, options->samples);
+    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e, own_load));
     return 0;
   };
 }

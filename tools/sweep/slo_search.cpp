@@ -15,189 +15,13 @@
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
+#include "tools/sweep/slo_bound.hpp"
 #include "tools/sweep/store.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
 
 namespace {
-
-// ---- what a place cannot exceed ----
-
-// Routing of the step that is priced is a sample.
-constexpr double slack = 1.05;
-
-struct Lengths {
-  double prompt = 0, output = 0;  // means
-  double long_prompt = 0;         // the longest that has to meet the SLO
-};
-
-Lengths lengths_of(const Deployment& e, double attainment) {
-  constexpr int sample = 512;
-  const auto source = e.workload.make(e.seed, e.ranks());
-  Lengths lengths;
-  std::vector<double> prompts;
-  for (int n = 0; n < sample; ++n) {
-    const auto next = source->next();
-    if (!next) break;
-    prompts.push_back(next->request.prompt_tokens);
-    lengths.prompt += next->request.prompt_tokens;
-    lengths.output += next->request.output_tokens;
-  }
-  const auto count = static_cast<double>(prompts.size());
-  lengths.prompt /= count;
-  lengths.output /= count;
-  std::sort(prompts.begin(), prompts.end());
-  lengths.long_prompt = prompts[static_cast<std::size_t>((count - 1) * attainment)];
-  return lengths;
-}
-
-// Tokens that a sequence emits in a decode step.
-double tokens_per_step(const SpeculationPlan& plan) {
-  double tokens = 1, held = 1;
-  for (int i = 0; i < plan.tokens; ++i) tokens += held *= plan.acceptance;
-  return tokens;
-}
-
-// The most of rate(batch, time) over batches of 1 .. largest whose steps keep the limit, and the
-// time of a batch of one over it. A step's time rises with its batch, nearly in proportion but for
-// what it takes at least: a straight line says where to look next.
-template <class Time, class Rate>
-TuneBound most_of(int largest, double limit, Time&& time_of, Rate&& rate) {
-  constexpr double near = .98;  // of the limit is as good as at it
-  const double alone = time_of(1);
-  if (alone > slack * limit) return {0, alone / limit};
-  int met = 1, missed = largest + 1;
-  double at_met = alone, at_missed = 0, best = rate(1, alone);
-  int looks = 0;
-  for (int batch = largest; batch > met;) {
-    const double time = time_of(batch);
-    if (time <= slack * limit) {
-      met = batch;
-      at_met = time;
-      best = std::max(best, rate(batch, time));
-    } else {
-      missed = batch;
-      at_missed = time;
-    }
-    if (missed > largest || missed - met < 2 || at_met > near * slack * limit) break;
-    // Batches padded to the sizes of CUDA graphs make stairs of it: halves now and then.
-    const bool halve = ++looks % 3 == 0;
-    const double way = halve ? .5 : (slack * limit - at_met) / (at_missed - at_met);
-    batch = std::clamp(met + static_cast<int>(way * (missed - met)), met + 1, missed - 1);
-  }
-  return {best, alone / limit};
-}
-
-double limit_of(const Slo& slo) {
-  return slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
-}
-
-// Where runs draw MoE layers from samples, a bound needs no more.
-ExplainedStep priced_step(const Deployment& e, StepKind kind, int batch, int context, int prefill) {
-  return e.sampled ? estimate_step(e, kind, batch, context, prefill)
-                   : explain_step(e, kind, batch, context, prefill);
-}
-
-// Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
-// rank that keeps the time between tokens, n tokens being generated per request, the first by
-// prefill.
-TuneBound decode_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
-  if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
-  const auto context = static_cast<int>(lengths.prompt);
-  const double emitted = tokens_per_step(e.speculation);
-  const auto gap = [&](int batch) {
-    return priced_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
-  };
-  const auto rate = [&](int batch, double time) {
-    return e.ranks() * batch / (time * (lengths.output - 1));
-  };
-  return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
-}
-
-// A step's time. Prompts that share a step attend to their own tokens only: what one of as many
-// tokens spends on attention beyond theirs is left out, and what the stages of a pipeline wait
-// because its later tokens attend to more.
-double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
-                    double prompt) {
-  const ExplainedStep step = priced_step(e, kind, batch, context, prefill);
-  double seconds = step.cost.total.count();
-  for (const ExplainedOperation& operation : step.operations) {
-    if (prefill <= prompt) continue;
-    if (operation.name == "attention_prefill")
-      seconds -= operation.seconds * (1 - prompt / prefill);
-    if (operation.name == "other_stages") seconds -= operation.seconds;
-  }
-  return seconds;
-}
-
-// Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt).
-TuneBound prefill_bound(const Deployment& e, const Slo& slo, const Lengths& lengths) {
-  const int prompt = std::max(1, static_cast<int>(lengths.prompt));
-  const int chunk = e.scheduler->max_num_batched_tokens();
-  const auto rate = [&](int tokens) {
-    const double seconds = step_seconds(e, StepKind::prefill, 0, 0, tokens, lengths.prompt);
-    return e.ranks() * tokens / (seconds * lengths.prompt);
-  };
-  double best = rate(std::min(chunk, prompt));
-  if (chunk > prompt) best = std::max(best, rate(chunk));
-  double excess = 0;
-  if (slo.ttft) {
-    const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
-    excess = step_seconds(e, StepKind::prefill, 0, 0, tokens, tokens) / slo.ttft->count();
-  }
-  return {excess > slack ? 0 : best, excess};
-}
-
-// Requests/s that a steady state allows in which every step holds the prompts and the decodes of
-// its time, spread evenly over ranks: a batch of b decodes passes b / (n - 1) requests, whose
-// prompts it computes beside them.
-double steady_bound(const Deployment& e, const Lengths& lengths) {
-  if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
-  const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
-  const double emitted = tokens_per_step(e.speculation);
-  const double prompt_per_decode = emitted * lengths.prompt / (lengths.output - 1);
-  const int chunk = e.scheduler->max_num_batched_tokens();
-  const auto prompts_of = [&](int batch) {
-    return std::max(1, static_cast<int>(batch * prompt_per_decode));
-  };
-  const auto gap = [&](int batch) {
-    return step_seconds(e, StepKind::mixed, batch, context, prompts_of(batch), lengths.prompt) /
-           emitted;
-  };
-  const auto rate = [&](int batch, double time) {
-    return e.ranks() * batch / (time * (lengths.output - 1));
-  };
-  const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
-  const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
-  const double limit = limit_of(e.slo);
-  const TuneBound bound = most_of(largest, limit, gap, rate);
-  // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
-  return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
-}
-
-TuneBound bound_of(const Experiment& experiment, double attainment, bool steady) {
-  const Deployment& e = experiment.decode();
-  if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
-    throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
-  const Lengths lengths = lengths_of(e, attainment);
-  // Where prefill and decode have pools, each bounds the other's requests.
-  const Deployment& prefill = experiment.pools.front();
-  const TuneBound p = prefill.scheduler->prompts_arrive_computed()
-                          ? TuneBound{std::numeric_limits<double>::infinity(), 0}
-                          : prefill_bound(prefill, e.slo, lengths);
-  const TuneBound d = decode_bound(e, e.slo, lengths);
-  double goodput = std::min(p.goodput, d.goodput);
-  // Steps of one kind or the other share the time.
-  if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
-    goodput = 1 / (1 / p.goodput + 1 / d.goodput);
-  } else if (goodput > 0 && !experiment.apart() && steady) {
-    goodput = std::min(goodput, steady_bound(e, lengths));
-  }
-  return {slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
-}
-
-// ---- runs ----
 
 struct Limit {
   const char* name;
@@ -220,9 +44,27 @@ std::optional<double> limit_ms(const Json& config, std::string_view key) {
   return 1000 * parse_quantity<Seconds>(value->get<std::string>()).count();
 }
 
+std::string state_in(const Json& report) {
+  const Json* state = find_value(report, std::string(state_pointer));
+  return state == nullptr ? "" : state->get<std::string>();
+}
+
+bool shows(const Json& report, Proof proof, double attainment) {
+  const std::string state = state_in(report);
+  if (proof == Proof::attained) return state != "overloaded";
+  if (state != "stable") return false;
+  if (proof == Proof::steady) return true;
+  const Json* along = find_value(report, "/measurement/attainment");
+  if (along == nullptr) return false;
+  const double attained = *number_of(report, metric("slo_attainment"));
+  const double error = along->at("standard_error");
+  return along->at("second_half").get<double>() + error >= attainment &&
+         attained - error >= attainment;
+}
+
 // A run's goodput, at most what arrives: while a short run drains, more requests end in the
 // measured time than came in it, and the search would take that for merit.
-Trial trial_of(const Json& config, const Json& report, double rate, double attainment) {
+Trial trial_of(const Json& config, const Json& report, double rate, const SloSearch& search) {
   const auto met = number_of(report, metric("slo_attainment"));
   const auto throughput = number_of(report, metric("request_throughput"));
   Trial trial;
@@ -230,7 +72,7 @@ Trial trial_of(const Json& config, const Json& report, double rate, double attai
   if (!met || !throughput) return trial;
   trial.attainment = *met;
   trial.goodput = std::min(*throughput, rate) * *met;
-  trial.meets = *met >= attainment;
+  trial.meets = *met >= search.attainment && shows(report, search.proof, search.attainment);
   double excess = 0;
   for (const Limit& limit : limits) {
     const auto most = limit_ms(config, limit.key);
@@ -239,6 +81,21 @@ Trial trial_of(const Json& config, const Json& report, double rate, double attai
   }
   trial.excess = excess;
   return trial;
+}
+
+// What a run that misses the SLO lacks: where a backlog grows, capacity; else the latency that
+// fewest requests keep.
+std::string lack_of(const Json& report) {
+  if (state_in(report) == "overloaded") return "capacity";
+  std::string name;
+  double least = 2;
+  for (const Limit& limit : limits) {
+    const Json* met = find_value(report, fmt::format("/metrics/attainment/{}", limit.key));
+    if (met == nullptr || !met->is_number() || met->get<double>() >= least) continue;
+    least = met->get<double>();
+    name = limit.name;
+  }
+  return name;
 }
 
 std::string rate_text(double rate) { return fmt::format("{} /s", rate); }
@@ -250,6 +107,7 @@ class Runs {
     if (!search.store.empty()) open_store();
   }
   void climb(const RateLadder& ladder) { ladder_ = &ladder; }
+  const RateLadder& ladder() const { return *ladder_; }
 
   Experiment load(const Json& config) {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
@@ -280,12 +138,14 @@ class Runs {
     result.resumed = resumed_;
   }
 
- private:
+  // A run that was made, and what it showed.
   SloRun of(const TuneResult::Found& found) const {
     const StoreRow& row = runs_.at(found.point);
     return {found.point.place, rate_text(ladder_->rate(found.point.rung)), found.trial,
             Json::parse(row.config), Json::parse(row.report)};
   }
+
+ private:
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
     const double rate = ladder_->rate(point.rung);
@@ -312,15 +172,15 @@ class Runs {
 
   Trial note(TunePoint point, StoreRow& row) {
     const Json report = row.report.empty() ? Json() : Json::parse(row.report);
-    const Trial trial = trial_of(search_.places[point.place], report, ladder_->rate(point.rung),
-                                 search_.attainment);
+    const Trial trial =
+        trial_of(search_.places[point.place], report, ladder_->rate(point.rung), search_);
     // The best run keeps its whole report, the many others only what is printed.
     if (trial.meets && trial.goodput > best_goodput_) {
       best_goodput_ = trial.goodput;
       best_report_ = std::move(row.report);
     }
     Json kept;
-    for (const char* key : {"metrics", "breakdown"}) {
+    for (const char* key : {"metrics", "measurement", "breakdown"}) {
       if (report.contains(key)) kept[key] = report.at(key);
     }
     for (const char* value : {"active_experts_mean", "uniform_experts_mean"}) {
@@ -339,14 +199,23 @@ class Runs {
     const auto size = std::filesystem::file_size(search_.store, none);
     if (!none && size > 0) {
       const Store before = Store::open(search_.store);
-      if (before.sweep() != search_.document.dump()) {
+      const auto rows = before.rows();
+      const bool same = before.sweep() == search_.document.dump();
+      // A question that could not be answered blocks no other.
+      if (!same && std::ranges::none_of(
+                       rows, [](const StoreRow& row) { return row.status == PointStatus::done; })) {
+        std::filesystem::remove(search_.store, none);
+        store_.emplace(Store::open_for(search_.store, search_.document, points));
+        return;
+      }
+      if (!same) {
         throw ConfigError(
             fmt::format("{}: holds the runs of another question; name another file (-o)",
                         search_.store.string()));
       }
-      for (StoreRow& row : before.rows()) {
+      for (const StoreRow& row : rows) {
         points.push_back({row.config_hash, Json::parse(row.config)});
-        if (row.status == PointStatus::done) known_.emplace(row.config_hash, std::move(row));
+        if (row.status == PointStatus::done) known_.emplace(row.config_hash, row);
       }
     }
     store_.emplace(Store::open_for(search_.store, search_.document, points));
@@ -388,7 +257,8 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
     if (hooks.stop()) return;
     tbb::this_task_arena::isolate([&] {
       try {
-        bounds[place] = bound_of(runs.load(search.places[place]), search.attainment, search.steady);
+        bounds[place] =
+            bound_of(runs.load(search.places[place]), search.attainment, search.mixed_steps);
       } catch (const ConfigError& error) {
         errors[place] = error.what();
       }
@@ -415,8 +285,11 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
   const RateLadder ladder = search.ladder ? *search.ladder : ladder_under(best_bound);
   runs.climb(ladder);
   // A bound is loose, by half where prefill and decode each have all the time: where to begin.
-  const double begin = (search.steady ? .8 : .5) * best_bound;
+  const double begin = (search.mixed_steps ? .8 : .5) * best_bound;
   result.bounds = bounds;
+  for (auto& bound : bounds) {
+    if (bound) bound->goodput *= search.bound_margin;
+  }
   result.search = tune({.bounds = std::move(bounds),
                         .ladder = ladder,
                         .run = std::ref(runs),
@@ -432,73 +305,159 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
 
 namespace {
 
-// What a place was found to bear may be less than it bears: a short run missed by chance, or its
-// bound is a few per cent low. Up a rung at a time, for places that are not far behind the best.
-void try_heavier(TuneResult& found, Runs& runs) {
-  constexpr int rungs = 10, behind = 3;
-  std::vector<TuneResult::Found*> rising;
-  for (TuneResult::Found& place : found.found) rising.push_back(&place);
-  for (int i = 0; i < rungs; ++i) {
-    int highest = std::numeric_limits<int>::min();
-    for (const TuneResult::Found& place : found.found)
-      highest = std::max(highest, place.point.rung);
-    std::erase_if(rising, [&](const auto* place) { return place->point.rung + behind < highest; });
-    if (rising.empty() || found.stopped) return;
-    std::vector<TunePoint> heavier;
-    for (const auto* place : rising) heavier.push_back({place->point.place, place->point.rung + 1});
-    const auto trials = runs(heavier);
-    found.stopped = !trials;
-    if (!trials) return;
-    found.runs += heavier.size();
-    std::vector<TuneResult::Found*> rose;
-    for (std::size_t p = 0; p < rising.size(); ++p) {
-      const Trial& trial = trials->at(p);
-      if (!trial.meets || trial.goodput <= rising[p]->trial.goodput) continue;
-      *rising[p] = {heavier[p], trial};
-      rose.push_back(rising[p]);
-    }
-    rising = std::move(rose);
+// Between which loads the heaviest one is that a deployment bears.
+class Bracket {
+ public:
+  explicit Bracket(int rung) : rung_(rung), first_(rung) {}
+  int rung() const { return rung_; }
+  std::optional<int> met() const { return met_; }
+  bool open() const {
+    constexpr int furthest_down = 96, furthest_up = 32;
+    if (met_ && missed_) return *missed_ - *met_ > 1;
+    return rung_ >= first_ - furthest_down && rung_ <= first_ + furthest_up;
   }
-}
+  void note(bool bears) {
+    (bears ? met_ : missed_) = rung_;
+    if (met_ && missed_) {
+      rung_ = *met_ + (*missed_ - *met_) / 2;
+    } else {
+      rung_ += bears ? step_ : -step_;
+      step_ *= 2;
+    }
+  }
+
+ private:
+  int rung_, first_, step_ = 1;
+  std::optional<int> met_, missed_;
+};
+
+// Deployments that are run under ever other loads, all side by side.
+class Confirmation {
+ public:
+  Confirmation(const SloSearch& search, std::span<const double> loads, Runs& runs)
+      : draws_(search.draws), runs_(runs) {
+    for (const double load : loads) brackets_.emplace_back(search.ladder->above(load) - 1);
+  }
+
+  TuneResult run() {
+    while (std::ranges::any_of(brackets_, &Bracket::open) && !result_.stopped) {
+      // Most loads that a deployment does not bear show so in the first draw.
+      ask_open(0, 1);
+      ask_open(1, draws_);
+      for (std::size_t i = 0; i < brackets_.size(); ++i) {
+        if (brackets_[i].open() && !result_.stopped) brackets_[i].note(bears(i, draws_));
+      }
+    }
+    ask_heavier();
+    for (std::size_t i = 0; i < brackets_.size(); ++i) {
+      if (brackets_[i].met()) result_.found.push_back(found(i, *brackets_[i].met()));
+    }
+    if (result_.found.empty()) result_.nearest = nearest();
+    result_.runs = trials_.size();
+    return result_;
+  }
+
+  // How the i-th deployment fares beyond what it bears.
+  std::optional<Heavier> heavier(std::size_t i) const {
+    const int rung = *brackets_[i].met() + rungs_per_5_percent;
+    const auto trial = trials_.find({i * draws_, rung});
+    if (trial == trials_.end()) return std::nullopt;
+    const RateLadder& ladder = runs_.ladder();
+    return Heavier{ladder.rate(rung) / ladder.rate(*brackets_[i].met()) - 1,
+                   trial->second.attainment,
+                   lack_of(runs_.of({trial->first, trial->second}).report)};
+  }
+
+ private:
+  TunePoint point(std::size_t i, std::size_t draw) const {
+    return {i * draws_ + draw, brackets_[i].rung()};
+  }
+  bool bears(std::size_t i, std::size_t draws) const {
+    for (std::size_t draw = 0; draw < draws; ++draw) {
+      const auto trial = trials_.find(point(i, draw));
+      if (trial == trials_.end() || !trial->second.meets) return false;
+    }
+    return true;
+  }
+
+  // Draws from .. to of every deployment whose load is looked for, and that bears it in those
+  // before.
+  void ask_open(std::size_t from, std::size_t to) {
+    std::vector<TunePoint> points;
+    for (std::size_t i = 0; i < brackets_.size(); ++i) {
+      if (!brackets_[i].open() || !bears(i, from)) continue;
+      for (std::size_t draw = from; draw < to; ++draw) points.push_back(point(i, draw));
+    }
+    ask(std::move(points));
+  }
+
+  void ask_heavier() {
+    std::vector<TunePoint> points;
+    for (std::size_t i = 0; i < brackets_.size(); ++i) {
+      if (brackets_[i].met())
+        points.push_back({i * draws_, *brackets_[i].met() + rungs_per_5_percent});
+    }
+    ask(std::move(points));
+  }
+
+  void ask(std::vector<TunePoint> points) {
+    std::erase_if(points, [&](TunePoint point) { return trials_.contains(point); });
+    if (points.empty() || result_.stopped) return;
+    const auto trials = runs_(points);
+    result_.stopped = !trials;
+    if (!trials) return;
+    for (std::size_t p = 0; p < points.size(); ++p) trials_.emplace(points[p], trials->at(p));
+  }
+
+  TuneResult::Found found(std::size_t i, int rung) const {
+    TuneResult::Found run{{i * draws_, rung}, trials_.at({i * draws_, rung})};
+    for (std::size_t draw = 1; draw < draws_; ++draw) {
+      const Trial& other = trials_.at({i * draws_ + draw, rung});
+      run.trial.attainment = std::min(run.trial.attainment, other.attainment);
+      run.trial.goodput = std::min(run.trial.goodput, other.goodput);
+    }
+    return run;
+  }
+
+  std::optional<TuneResult::Found> nearest() const {
+    std::optional<TuneResult::Found> least;
+    for (const auto& [point, trial] : trials_) {
+      if (!least || trial.excess < least->trial.excess) least = {point, trial};
+    }
+    return least;
+  }
+
+  std::size_t draws_;
+  Runs& runs_;
+  std::vector<Bracket> brackets_;
+  std::map<TunePoint, Trial> trials_;
+  TuneResult result_;
+};
 
 }  // namespace
 
 SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, TraceLibrary& traces,
                       Remarks& remarks, const SloHooks& hooks) {
-  constexpr int tries = 10;
-  check(search.ladder && loads.size() == search.places.size(), "each place has a load");
+  check(search.ladder && loads.size() * search.draws == search.places.size(),
+        "each deployment has a load");
   Runs runs(search, traces, remarks, hooks);
   runs.climb(*search.ladder);
-  std::vector<TunePoint> open;
-  for (std::size_t place = 0; place < loads.size(); ++place)
-    open.push_back({place, search.ladder->above(loads[place]) - 1});
+  Confirmation confirmation(search, loads, runs);
   SloResult result;
-  TuneResult& found = result.search;
-  for (int i = 0; i < tries && !open.empty(); ++i) {
-    const auto trials = runs(open);
-    found.stopped = !trials;
-    if (!trials) break;
-    found.runs += open.size();
-    std::vector<TunePoint> lighter;
-    for (std::size_t p = 0; p < open.size(); ++p) {
-      const Trial& trial = trials->at(p);
-      if (trial.meets) {
-        found.found.push_back({open[p], trial});
-      } else {
-        lighter.push_back({open[p].place, open[p].rung - 1 - i / 2});
-        if (!found.nearest || trial.excess < found.nearest->trial.excess)
-          found.nearest = {open[p], trial};
-      }
-    }
-    open = std::move(lighter);
-  }
-  if (search.climb) try_heavier(found, runs);
-  std::ranges::stable_sort(
-      found.found, [](const auto& a, const auto& b) { return a.trial.goodput > b.trial.goodput; });
-  if (!found.found.empty()) found.nearest.reset();
+  result.search = confirmation.run();
   runs.write_into(result);
+  for (SloRun& run : result.found) {
+    run.place /= search.draws;
+    run.heavier = confirmation.heavier(run.place);
+  }
+  std::ranges::stable_sort(result.found, [](const SloRun& a, const SloRun& b) {
+    return std::pair(a.per_second(), a.trial.attainment) >
+           std::pair(b.per_second(), b.trial.attainment);
+  });
   return result;
 }
+
+std::string state_of(const SloRun& run) { return state_in(run.report); }
 
 std::string metric_text(const SloRun& run, const Metric& metric) {
   const auto value = number_of(run.report, metric);

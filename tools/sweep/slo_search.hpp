@@ -18,6 +18,14 @@ namespace moesim {
 /// Where the load stands in an experiment that a search varies.
 inline const std::string rate_pointer = "/workload/arrivals/rate";
 
+/// What a run must show beside the attainment, to count as one that meets the SLO.
+enum class Proof {
+  attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
+  steady,    ///< it is in a steady state
+  lasting    ///< and attainment exceeds what is asked by its standard error; that of the second
+             ///< half misses it by no more than that
+};
+
 /// A search for the most requests/s under an SLO.
 struct SloSearch {
   Json document;                    ///< what is searched, as its store keeps it: a sweep file
@@ -31,11 +39,12 @@ struct SloSearch {
   bool sure = false;
   /// Whether points of a place above its first miss are run, to see that they miss too.
   bool doubting = true;
-  /// Whether a place is bounded by its steady state too, where all steps are alike: tighter, and
-  /// true to some per cent where load does not come in waves.
-  bool steady = false;
+  Proof proof = Proof::steady;
+  /// Whether the steps of a steady state bound a place too: tighter, and true to some ten per cent.
+  bool mixed_steps = false;
+  double bound_margin = 1;        ///< by how much more than its bound a place is taken to bear
   bool spot_checks = true;        ///< of sampled runs
-  bool climb = true;              ///< confirm_slo() goes on to heavier loads
+  std::size_t draws = 1;          ///< of confirm_slo(): so many neighbours are one deployment
   double to_beat = 0;             ///< requests/s that are had elsewhere
   std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
@@ -47,12 +56,22 @@ struct SloSearch {
       };
 };
 
+/// What becomes of a deployment under a load that is heavier than what it bears.
+struct Heavier {
+  double more = 0;        ///< .05: by 5 %
+  double attainment = 0;  ///< share of the requests that meet the SLO then
+  std::string binds;      ///< what is missed first: "capacity", "TPOT", "TTFT" or "E2E"
+};
+
 /// A run of a search.
 struct SloRun {
   std::size_t place = 0;
   std::string rate;  ///< as the config has it
   Trial trial;
-  Json config, report;  ///< of the report its "metrics", "breakdown" and active experts
+  Json config, report;  ///< of the report its "metrics", "measurement", "breakdown", active experts
+  std::optional<Heavier> heavier{};  ///< of confirm_slo()
+
+  double per_second() const { return std::stod(rate); }
 };
 
 struct SloResult {
@@ -65,6 +84,9 @@ struct SloResult {
   std::size_t cannot_run = 0;                    ///< places
   std::string refused;                           ///< why the first such place cannot
 };
+
+/// Whether a run's rates are those of a steady state: "stable", or why not.
+std::string state_of(const SloRun&);
 
 /// A metric of a run as tables print it; "-" where the run has none.
 std::string metric_text(const SloRun&, const Metric&);
@@ -84,9 +106,11 @@ struct SloHooks {
 /// Throws ConfigError if a place has no "slo", its load is not a rate, or the store is another's.
 SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&);
 
-/// Runs each place under its own load, which is one of the ladder's; where that misses the SLO
-/// under ever lighter ones, a few rungs down at most; then under heavier ones, a rung at a time,
-/// those that are within a few rungs of the best. Bounds nothing; otherwise as search_slo().
+/// Finds the heaviest load that each deployment bears under all its draws: search.draws neighbours
+/// of search.places are one deployment that differs in its seed, and loads[i], one of the ladder's,
+/// is where the search begins for the i-th. Up or down from there, further each time, then by
+/// halves. Found is the run of the first draw, place i; its trial has the least attainment of all
+/// draws. Bounds nothing; otherwise as search_slo().
 SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
                       const SloHooks&);
 

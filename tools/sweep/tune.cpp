@@ -34,8 +34,9 @@ int RateLadder::above(double rate) const {
 }
 
 RateLadder ladder_under(double most) {
-  constexpr double step = 1.02, least = 1e-3, beyond_any = 1e6;
-  constexpr int rungs = 187;
+  constexpr double least = 1e-3, beyond_any = 1e6;
+  constexpr int rungs = 228;
+  const double step = std::pow(1.05, 1. / rungs_per_5_percent);
   const double top = std::clamp(most, least, beyond_any);
   std::vector<double> rates;
   for (int rung = 0; rung < rungs; ++rung)
@@ -157,7 +158,21 @@ class Search {
   // Finds the heaviest load that meets the SLO, from one that does.
   void climb(std::size_t place, int met) {
     met = std::max(met, problem_.ladder.above(best_goodput()) - 1);
-    narrow(place, met, std::max(met, top_of(place)) + 1);
+    const int top = std::max(met, top_of(place));
+    narrow(place, met, top + 1);
+    if (const Trial* trial = tried({place, top}); trial != nullptr && trial->meets)
+      rise(place, top);
+  }
+
+  // A place that meets the SLO at the top of what its bound allows has a bound that is too low.
+  void rise(std::size_t place, int met) {
+    const int highest = problem_.ladder.size() - 1 + RateLadder::most_above;
+    for (int step = 1; met + step <= highest; step *= 2) {
+      const int rung = met + step;
+      try_points({{place, rung}});
+      if (!tried({place, rung})->meets) return narrow(place, met, rung);
+      met = rung;
+    }
   }
 
   // Finds it between a load that meets the SLO, or is known to be too light to matter, and one that

@@ -22,14 +22,17 @@ class RateLadder {
   double rate(int rung) const;
   /// The lowest rung whose rate is above this one, between the ends that are ever tried.
   int above(double rate) const;
-  static constexpr int most_below = 16, most_above = 16;
+  static constexpr int most_below = 16, most_above = 32;
 
  private:
   std::vector<double> rates_;
   double ratio_below_, ratio_above_;
 };
 
-/// From a fortieth of the most that is possible up to it, 2 % apart: no answer is worth more
+/// Rungs of ladder_under() from a load to one that is 5 % heavier.
+inline constexpr int rungs_per_5_percent = 3;
+
+/// From a fortieth of the most that is possible up to it, 1.6 % apart: no answer is worth more
 /// digits, and a search by thirds takes few runs for them.
 RateLadder ladder_under(double most);
 
@@ -54,6 +57,8 @@ struct TuneBound {
   double excess = 0;   ///< of a single request's latency over its limit
   /// Requests/s that prefill steps and decode steps allow if they have all the time.
   double prefill = 0, decode = 0;
+  /// Seconds that a request alone takes to its first token and per token, where they are limited.
+  double least_ttft = 0, least_tpot = 0;
 };
 
 struct TuneProblem {

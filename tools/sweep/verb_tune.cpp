@@ -103,7 +103,7 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
                      std::size_t rows) {
   std::vector<std::string> head;
   for (const Axis& axis : axes) head.push_back(axis.name);
-  head.insert(head.end(), {"rate", "goodput", "SLO met"});
+  head.insert(head.end(), {"rate", "goodput", "SLO met", "state"});
   for (const Metric* metric : shown) head.emplace_back(metric->heading);
   std::vector<std::vector<std::string>> cells;
   for (std::size_t i = 0; i < std::min(rows, runs.size()); ++i) {
@@ -113,8 +113,8 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
       const Json* value = find_value(run.config, axis.pointer);
       row.push_back(value == nullptr ? "-" : setting_text(*value));
     }
-    row.insert(row.end(),
-               {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment)});
+    row.insert(row.end(), {run.rate, number_text(run.trial.goodput), percent(run.trial.attainment),
+                           state_of(run)});
     for (const Metric* metric : shown) row.push_back(metric_text(run, *metric));
   }
   return narrow_table(std::move(head), std::move(cells), axes.size());
@@ -123,6 +123,7 @@ std::string table_of(const std::vector<SloRun>& runs, const std::vector<Axis>& a
 OrderedJson to_json(const SloRun& run) {
   return {{"config", run.config},
           {"rate", run.rate},
+          {"state", state_of(run)},
           {"goodput", run.trial.goodput},
           {"slo_attainment", run.trial.attainment}};
 }
@@ -170,12 +171,21 @@ std::string found_text(const SloResult& result, const Sweep& sweep, const std::v
                      command_of(result.found.front(), sweep));
 }
 
+// A state, and what to do about it.
+std::string state_text(const SloRun& run) {
+  const std::string state = state_of(run);
+  return state == "unsteady" || state == "too_short"
+             ? state + " (raise /workload/requests: the runs are too short)"
+             : state;
+}
+
 int say_missed(const SloResult& result, const TuneOptions& options, const Sweep& sweep) {
   const SloRun& nearest = result.nearest.front();
   spdlog::error(
-      "no run met the SLO for {:.0f} % of its requests; the nearest, at {}: {}, met by {}",
+      "no run met the SLO for {:.0f} % of its requests in a steady state; the nearest, at {}: {}, "
+      "met by {}, {}",
       options.attainment * 100, nearest.rate, latencies_text(nearest),
-      percent(nearest.trial.attainment));
+      percent(nearest.trial.attainment), state_text(nearest));
   print(options.json ? to_json(result, sweep.points.size()).dump(1) + "\n"
                      : effort_text(result, sweep.points.size()) + "\nthe nearest:\n" +
                            command_of(nearest, sweep) + "\n");
@@ -239,11 +249,11 @@ int run(const TuneOptions& options) {
 
 constexpr std::string_view tune_footer =
     R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". Found is the
-point of that grid with the most requests/s that meet the SLO, without running them all: what cannot
-be better by the time of its steps alone is not run, and a combination that misses the SLO under one
-load is not run under heavier ones, unless a run shows that heavier ones can meet it. The last lines
-say how many points that leaves out; --sure runs them. Loads beyond the grid are tried where its
-heaviest is met, or none is. With --store every run is kept; the same command goes on where it was
+point of that grid with the most requests/s that meet the SLO in a steady state, without running
+all: what cannot be better by the time of its steps alone is not run, and a combination that misses
+the SLO under one load is not run under heavier ones, unless a run shows that heavier ones can meet
+it. The last lines say how many points that leaves out; --sure runs them. Loads beyond the grid are
+tried where its heaviest is met, or none is. With --store every run is kept; the same command goes on where it was
 stopped, and `moesim report` draws it. Exit 3 if no point meets the SLO, with the nearest miss.)";
 
 }  // namespace

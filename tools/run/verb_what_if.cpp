@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <memory>
+
+#include <fmt/format.h>
+#include <tbb/parallel_invoke.h>
+
+#include "sim/report/metric_catalogue.hpp"
+#include "sim/serving/simulator.hpp"
+#include "tools/cli/experiment_options.hpp"
+#include "tools/cli/output.hpp"
+#include "tools/cli/remarks.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/cli/verbs.hpp"
+
+namespace moesim {
+
+namespace {
+
+struct WhatIfOptions {
+  ExperimentOptions experiment;
+  int redundant = -1;
+  bool metro = false, json = false;
+  std::string ep;
+};
+
+// The keys of the groups that decode: changes of experts, copies and routing are theirs.
+Json& decoders(Json& config) {
+  return config.contains("pools") ? config["pools"]["decode"] : config;
+}
+
+// Experts of the model, as the config names it.
+int experts_of(const ConfigNode& config) {
+  TraceLibrary traces;
+  return load_experiment(config, traces).decode().model.experts;
+}
+
+void add_copies(Json& config, int redundant, int experts) {
+  if (experts == 0) throw ConfigError("--redundant: the model has no experts");
+  Json& group = decoders(config);
+  if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
+  group["placement"]["replication"] = 1 + double(redundant) / experts;
+}
+
+void route_by_metro(Json& config) {
+  config["token_routing"]["decode"] = "metro";
+  decoders(config)["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
+}
+
+// Experts of the decoding groups over all their GPUs, or every one sliced over them.
+void spread_experts(Json& config, bool on) {
+  Json& plan = decoders(config)["parallel"];
+  plan["ep"] = on ? plan.value("dp", 1) * plan.value("tp", 1) : 1;
+}
+
+ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
+  Json config = base.json();
+  if (!options.ep.empty()) spread_experts(config, options.ep == "on");
+  if (options.redundant >= 0) add_copies(config, options.redundant, experts_of(base));
+  if (options.metro) route_by_metro(config);
+  for (const std::string& change : options.experiment.overrides) apply_override(config, change);
+  if (config == base.json()) {
+    throw ConfigError(
+        "what-if: nothing is changed; give --set /key=value, --redundant, --ep or --metro");
+  }
+  return {std::move(config), base.file()};
+}
+
+constexpr std::array figures{&metric("slo_attainment"),    &metric("request_throughput"),
+                             &metric("output_throughput"), &metric("median_ttft_ms"),
+                             &metric("p90_ttft_ms"),       &metric("median_tpot_ms"),
+                             &metric("p90_tpot_ms"),       &metric("decode_max_activated_mean")};
+
+// "+12.3 %"; "" where there is no ratio.
+std::string ratio_text(double before, double after) {
+  return before == 0 ? "" : fmt::format("{:+.1f} %", 100 * (after / before - 1));
+}
+
+std::string figures_text(const Report& before, const Report& after) {
+  Table table({"", "as it is", "changed", "by"});
+  for (const Metric* figure : figures) {
+    const auto a = figure->value(before), b = figure->value(after);
+    if (!a && !b) continue;
+    table.add({std::string(figure->label), a ? number_text(*a) : "-", b ? number_text(*b) : "-",
+               a && b ? ratio_text(*a, *b) : ""});
+  }
+  table.add({"state", before.measurement.state, after.measurement.state, ""});
+  return table.text();
+}
+
+// What a mean step of one kind spends on a part, in ms.
+struct PartChange {
+  std::string part;
+  double before = 0, after = 0;
+  double by() const { return after - before; }
+};
+
+std::vector<PartChange> parts_of(const StepKindStats& before, const StepKindStats& after) {
+  std::vector<PartChange> parts;
+  for (const auto& [name, ms] : before.parts_mean_ms) {
+    const double* other = metric_values::find(after.parts_mean_ms, name);
+    const PartChange change{name, ms, other == nullptr ? 0 : *other};
+    if (change.before > 0 || change.after > 0) parts.push_back(change);
+  }
+  std::ranges::stable_sort(parts, std::ranges::greater(),
+                           [](const PartChange& part) { return std::abs(part.by()); });
+  return parts;
+}
+
+// Which operations make the mean step of a kind longer or shorter, the most first.
+std::string causes_text(std::string_view kind, const StepKindStats& before,
+                        const StepKindStats& after) {
+  if (before.steps == 0 || after.steps == 0) return "";
+  Table table({fmt::format("a {} step, ms", kind), "as it is", "changed", "by"});
+  const auto add = [&](const std::string& name, double a, double b) {
+    table.add(
+        {name, fmt::format("{:.3f}", a), fmt::format("{:.3f}", b), fmt::format("{:+.3f}", b - a)});
+  };
+  add("all", before.mean_ms, after.mean_ms);
+  for (const PartChange& part : parts_of(before, after)) add(part.part, part.before, part.after);
+  return fmt::format(
+      "\n{}share of the time: {:.0f} % as it is, {:.0f} % changed; decodes a rank: "
+      "{:.1f}, {:.1f}\n",
+      table.text(), 100 * before.share_of_time, 100 * after.share_of_time,
+      before.mean_decode_tokens_per_rank, after.mean_decode_tokens_per_rank);
+}
+
+std::string to_text(const Report& before, const Report& after, const Json& patch) {
+  std::string text = "changed:\n";
+  for (const Json& change : patch) {
+    text += wrapped(fmt::format("  {} {}", change.at("path").get<std::string>(),
+                                change.contains("value") ? change.at("value").dump() : "removed"),
+                    100, 4) +
+            "\n";
+  }
+  text += "\n" + figures_text(before, after);
+  for (const auto& [kind, steps] : before.pool.steps.by_kind) {
+    const StepKindStats* other = metric_values::find(after.pool.steps.by_kind, kind);
+    if (other != nullptr) text += causes_text(kind, steps, *other);
+  }
+  return text;
+}
+
+OrderedJson to_json(const Report& before, const Report& after, const Json& patch) {
+  OrderedJson json{{"changed", patch}, {"figures", OrderedJson::object()}};
+  for (const Metric* figure : figures) {
+    const auto a = figure->value(before), b = figure->value(after);
+    if (a && b) json["figures"][std::string(figure->name)] = {*a, *b};
+  }
+  json["state"] = {before.measurement.state, after.measurement.state};
+  for (const auto& [kind, steps] : before.pool.steps.by_kind) {
+    const StepKindStats* other = metric_values::find(after.pool.steps.by_kind, kind);
+    if (other == nullptr || steps.steps == 0 || other->steps == 0) continue;
+    OrderedJson& row = json["step_ms"][std::string(kind)];
+    row["all"] = {steps.mean_ms, other->mean_ms};
+    for (const PartChange& part : parts_of(steps, *other))
+      row[part.part] = {part.before, part.after};
+  }
+  return json;
+}
+
+int run(const WhatIfOptions& options) {
+  ExperimentOptions as_it_is = options.experiment;
+  as_it_is.overrides.clear();
+  const ConfigNode base = as_it_is.read(), other = changed(base, options);
+  TraceLibrary traces;
+  Remarks remarks;
+  const Experiment first = remarks.say_of(load_experiment(base, traces));
+  const Experiment second = remarks.say_of(load_experiment(other, traces));
+  Report before, after;
+  tbb::parallel_invoke([&] { before = moesim::run(first); }, [&] { after = moesim::run(second); });
+  const Json patch = Json::diff(base.json(), other.json());
+  print(options.json ? to_json(before, after, patch).dump(1) + "\n"
+                     : to_text(before, after, patch));
+  return 0;
+}
+
+}  // namespace
+
+Action setup_what_if(CLI::App& command) {
+  const auto options = std::make_shared<WhatIfOptions>();
+  options->experiment.add_to(command);
+  command
+      .add_option("--redundant", options->redundant,
+                  "so many redundant experts, over all GPUs of a group that decodes")
+      ->check(CLI::Range(0, 1 << 16));
+  command.add_option("--ep", options->ep, "expert parallelism of the groups that decode")
+      ->check(CLI::IsMember({"on", "off"}));
+  command.add_flag("--metro", options->metro, "METRO routes the decodes' tokens");
+  command.add_flag("--json", options->json, "print JSON instead of tables");
+  command.footer(
+      "Runs CONFIG as it is and changed, under the same seed, and prints both beside each other, "
+      "with the operations that make a step longer or shorter:\n"
+      "  moesim what-if plan.json --redundant 32\n"
+      "  moesim what-if plan.json --ep off\n"
+      "  moesim what-if plan.json --redundant 32 --metro\n"
+      "  moesim what-if plan.json --set '/workload/arrivals/rate=2 /s'");
+  return [options] { return run(*options); };
+}
+
+}  // namespace moesim

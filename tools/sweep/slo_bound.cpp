@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/sweep/slo_bound.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "sim/serving/simulator.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Routing of the step that is priced is a sample.
+constexpr double slack = 1.05;
+
+struct MeanLengths {
+  double prompt = 0, output = 0;  // means
+  double long_prompt = 0;         // the longest that has to meet the SLO
+};
+
+MeanLengths lengths_of(const Deployment& e, double attainment) {
+  constexpr int sample = 512;
+  const auto source = e.workload.make(e.seed, e.ranks());
+  MeanLengths lengths;
+  std::vector<double> prompts;
+  for (int n = 0; n < sample; ++n) {
+    const auto next = source->next();
+    if (!next) break;
+    prompts.push_back(next->request.prompt_tokens);
+    lengths.prompt += next->request.prompt_tokens;
+    lengths.output += next->request.output_tokens;
+  }
+  const auto count = static_cast<double>(prompts.size());
+  lengths.prompt /= count;
+  lengths.output /= count;
+  std::sort(prompts.begin(), prompts.end());
+  lengths.long_prompt = prompts[static_cast<std::size_t>((count - 1) * attainment)];
+  return lengths;
+}
+
+// Tokens that a sequence emits in a decode step.
+double tokens_per_step(const SpeculationPlan& plan) {
+  double tokens = 1, held = 1;
+  for (int i = 0; i < plan.tokens; ++i) tokens += held *= plan.acceptance;
+  return tokens;
+}
+
+// The most of rate(batch, time) over batches of 1 .. largest whose steps keep the limit, and the
+// time of a batch of one over it. A step's time rises with its batch, nearly in proportion but for
+// what it takes at least: a straight line says where to look next.
+template <class Time, class Rate>
+TuneBound most_of(int largest, double limit, Time&& time_of, Rate&& rate) {
+  constexpr double near = .98;  // of the limit is as good as at it
+  const double alone = time_of(1);
+  if (alone > slack * limit) return {0, alone / limit};
+  int met = 1, missed = largest + 1;
+  double at_met = alone, at_missed = 0, best = rate(1, alone);
+  int looks = 0;
+  for (int batch = largest; batch > met;) {
+    const double time = time_of(batch);
+    if (time <= slack * limit) {
+      met = batch;
+      at_met = time;
+      best = std::max(best, rate(batch, time));
+    } else {
+      missed = batch;
+      at_missed = time;
+    }
+    if (missed > largest || missed - met < 2 || at_met > near * slack * limit) break;
+    // Batches padded to the sizes of CUDA graphs make stairs of it: halves now and then.
+    const bool halve = ++looks % 3 == 0;
+    const double way = halve ? .5 : (slack * limit - at_met) / (at_missed - at_met);
+    batch = std::clamp(met + static_cast<int>(way * (missed - met)), met + 1, missed - 1);
+  }
+  return {best, alone / limit};
+}
+
+double limit_of(const Slo& slo) {
+  return slo.tpot ? slo.tpot->count() : std::numeric_limits<double>::infinity();
+}
+
+// Where runs draw MoE layers from samples, a bound needs no more.
+ExplainedStep priced_step(const Deployment& e, StepKind kind, int batch, int context, int prefill) {
+  return e.sampled ? estimate_step(e, kind, batch, context, prefill)
+                   : explain_step(e, kind, batch, context, prefill);
+}
+
+// Requests/s that decode steps alone allow: ranks b / (step(b) (n - 1)) for the largest batch b per
+// rank that keeps the time between tokens, n tokens being generated per request, the first by
+// prefill.
+TuneBound decode_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
+  if (lengths.output <= 1) return {std::numeric_limits<double>::infinity(), 0};
+  const auto context = static_cast<int>(lengths.prompt);
+  const double emitted = tokens_per_step(e.speculation);
+  const auto gap = [&](int batch) {
+    return priced_step(e, StepKind::decode, batch, context, 0).cost.total.count() / emitted;
+  };
+  const auto rate = [&](int batch, double time) {
+    return e.ranks() * batch / (time * (lengths.output - 1));
+  };
+  return most_of(most_sequences(e, context), limit_of(slo), gap, rate);
+}
+
+// A step's time. Prompts that share a step attend to their own tokens only: what one of as many
+// tokens spends on attention beyond theirs is left out, and what the stages of a pipeline wait
+// because its later tokens attend to more.
+double step_seconds(const Deployment& e, StepKind kind, int batch, int context, int prefill,
+                    double prompt) {
+  const ExplainedStep step = priced_step(e, kind, batch, context, prefill);
+  double seconds = step.cost.total.count();
+  for (const ExplainedOperation& operation : step.operations) {
+    if (prefill <= prompt) continue;
+    if (operation.name == "attention_prefill")
+      seconds -= operation.seconds * (1 - prompt / prefill);
+    if (operation.name == "other_stages") seconds -= operation.seconds;
+  }
+  return seconds;
+}
+
+// Requests/s that prefill steps alone allow: ranks chunk / (step(chunk) prompt).
+TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
+  const int prompt = std::max(1, static_cast<int>(lengths.prompt));
+  const int chunk = e.scheduler->max_num_batched_tokens();
+  const auto rate = [&](int tokens) {
+    const double seconds = step_seconds(e, StepKind::prefill, 0, 0, tokens, lengths.prompt);
+    return e.ranks() * tokens / (seconds * lengths.prompt);
+  };
+  double best = rate(std::min(chunk, prompt));
+  if (chunk > prompt) best = std::max(best, rate(chunk));
+  double excess = 0;
+  if (slo.ttft) {
+    const int tokens = std::clamp(static_cast<int>(lengths.long_prompt), 1, chunk);
+    excess = step_seconds(e, StepKind::prefill, 0, 0, tokens, tokens) / slo.ttft->count();
+  }
+  return {excess > slack ? 0 : best, excess};
+}
+
+// Prompts per decode step of a steady state: a batch of b decodes passes b / (n - 1) requests,
+// whose prompts are computed beside them. Either every step holds its share of them, or whole
+// chunks are computed now and then and the other steps are pure decodes, which activate fewer
+// experts: which one is quicker depends on the model.
+double mixed_bound(const Deployment& e, const MeanLengths& lengths) {
+  if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
+  const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
+  const double emitted = tokens_per_step(e.speculation);
+  const double prompt_per_decode = emitted * lengths.prompt / (lengths.output - 1);
+  const int chunk = e.scheduler->max_num_batched_tokens();
+  const auto mixed = [&](int batch, int tokens) {
+    return step_seconds(e, StepKind::mixed, batch, context, tokens, lengths.prompt);
+  };
+  const auto gap = [&](int batch) {
+    const double tokens = batch * prompt_per_decode;
+    double seconds = mixed(batch, std::max(1, static_cast<int>(tokens)));
+    const double pure = priced_step(e, StepKind::decode, batch, context, 0).cost.total.count();
+    const int whole = chunk - batch, prompt = std::min(whole, static_cast<int>(lengths.prompt));
+    for (const int bunch : {prompt, whole}) {
+      if (bunch <= tokens) continue;
+      const double share = tokens / bunch;
+      seconds = std::min(seconds, (1 - share) * pure + share * mixed(batch, bunch));
+    }
+    return seconds / emitted;
+  };
+  const auto rate = [&](int batch, double time) {
+    return e.ranks() * batch / (time * (lengths.output - 1));
+  };
+  const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
+  const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
+  const double limit = limit_of(e.slo);
+  const TuneBound bound = most_of(largest, limit, gap, rate);
+  // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
+  return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
+}
+
+}  // namespace
+
+TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_steps) {
+  const Deployment& e = experiment.decode();
+  if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
+    throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
+  const MeanLengths lengths = lengths_of(e, attainment);
+  // Where prefill and decode have pools, each bounds the other's requests.
+  const Deployment& prefill = experiment.pools.front();
+  const TuneBound p = prefill.scheduler->prompts_arrive_computed()
+                          ? TuneBound{std::numeric_limits<double>::infinity(), 0}
+                          : prefill_bound(prefill, e.slo, lengths);
+  const TuneBound d = decode_bound(e, e.slo, lengths);
+  double goodput = std::min(p.goodput, d.goodput);
+  // Steps of one kind or the other share the time.
+  if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
+    goodput = 1 / (1 / p.goodput + 1 / d.goodput);
+  } else if (goodput > 0 && !experiment.apart() && mixed_steps) {
+    goodput = std::min(goodput, mixed_bound(e, lengths));
+  }
+  TuneBound bound{slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
+  if (e.slo.ttft) bound.least_ttft = p.excess * e.slo.ttft->count();
+  if (e.slo.tpot) bound.least_tpot = d.excess * e.slo.tpot->count();
+  return bound;
+}
+
+}  // namespace moesim
