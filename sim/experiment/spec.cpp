@@ -59,7 +59,8 @@ std::span<const Key> workload_keys() {
       {"arrivals", form::policy("arrivals"), required, "when requests come"},
       {"lengths", form::policy("lengths"), otherwise("the arrivals'"), "of prompts and outputs"},
       {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "how many there are"},
-      {"gating", gating, required, "which experts tokens choose"},
+      {"gating", gating, otherwise("nothing: for dense models alone"),
+       "which experts tokens choose"},
       {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
       {"timeout", form::time, otherwise("no limit"),
@@ -228,6 +229,13 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   }
 }
 
+// A dense model's gating is looked at by nothing.
+ConfigNode read_gating(ConfigReader& workload, const MoeModel& model) {
+  if (model.experts > 0) return workload.child("gating");
+  const Json none{{"type", "uniform"}, {"requests", 1}, {"prompt_rows", 1}, {"decode_rows", 1}};
+  return workload.child_or("gating", none);
+}
+
 // What an engine takes: a request longer than the positions that the model was trained on only
 // where the engine was told so, with a scaling of the rotary embedding.
 void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
@@ -356,12 +364,13 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     MoeModel read = read_model(model);
     ConfigReader workload(reader.child("workload"), workload_keys);
     RequestWorkload requests = read_workload(workload);
+    const ConfigNode gating = read_gating(workload, read);
     const ConfigNode routing = reader.child("request_routing");
     const ConfigNode rebalancing = reader.child("rebalancing");
     PoolSpec spec{.node = whole,
                   .cluster = std::move(with_kernels),
                   .model = std::move(read),
-                  .gating = workload.child("gating"),
+                  .gating = gating,
                   .workload = std::move(requests),
                   .policies = std::make_shared<const Policies>(policies),
                   .request_routing = {policies.request_routing, routing},

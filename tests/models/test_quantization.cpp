@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Are the precisions those that a model's own files give, and are its layers read from them?
+#include <algorithm>
 #include <array>
 #include <map>
+#include <set>
 
+#include "hardware/shipped.hpp"
+#include "models/memory.hpp"
 #include "models/quantization.hpp"
+#include "sim/experiment/spec.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -165,6 +170,130 @@ TEST_CASE("a name that says four or eight bits where no file does is doubted") {
   CHECK_THAT(remarks_of(load(json)).front(), Contains("the model's name says FP8"));
   json["precision"] = {{"experts", "bf16"}};  // said, and so not doubted
   CHECK(remarks_of(load(json)).empty());
+}
+
+// On 16 H200, as parts of the experiment need it.
+Json zoo_experiment(const std::string& name) {
+  Json json = tiny_experiment({{"cluster", "../hardware/clusters/h200x16.json"},
+                               {"model", nullptr},
+                               {"precision", nullptr},
+                               {"parallel", nullptr},
+                               {"placement", {{"replication", 1}}}});
+  const ConfigNode model = ConfigNode::from_file(*shipped_file(Shipped::model, name));
+  const int experts = read_model(model).experts;
+  json["model"] = name;
+  json["parallel"] = {{"dp", 2}, {"tp", 8}, {"ep", std::clamp(experts, 1, 16)}};
+  return json;
+}
+
+Json resolved(const Json& json) {
+  return resolved_config(read_spec(ConfigNode(json, source_dir() / "tests" / "tiny.json")));
+}
+
+TEST_CASE("a model of the zoo needs no precision, and is as if what is taken were written") {
+  for (const std::string& name : shipped_names(Shipped::model)) {
+    for (const char* engine : {"", "vllm", "sglang", "trtllm"}) {
+      CAPTURE(name, engine);
+      Json json = zoo_experiment(name);
+      if (*engine != '\0') json["engine"] = {{"name", engine}};
+      const Json left_out = resolved(json);
+      const Json taken = left_out.at("precision");
+      CHECK(taken.contains("ffn"));
+      json["precision"] = taken;
+      CHECK(resolved(json) == left_out);
+      for (const auto& key : taken.items()) {
+        CAPTURE(key.key());
+        json["precision"] = {{key.key(), key.value()}};
+        CHECK(resolved(json) == left_out);
+      }
+    }
+  }
+}
+
+TEST_CASE("models are found by their ids on HuggingFace") {
+  const std::map<std::string, std::string> ids{
+      {"deepseek-ai/DeepSeek-R1", "deepseek_v3"},
+      {"meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama_4_scout"},
+      {"openai/gpt-oss-120b", "gpt_oss_120b"},
+      {"Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next_80b_a3b"}};
+  for (const auto& id : ids) {
+    const auto file = shipped_file(Shipped::model, id.first);
+    REQUIRE(file);
+    CHECK(file->stem() == id.second);
+  }
+  CHECK_FALSE(shipped_file(Shipped::model, "deepseek-ai/DeepSeek-R9"));
+  CHECK_FALSE(shipped_file(Shipped::gpu, "deepseek-ai/DeepSeek-R1"));
+  std::set<std::string> all;
+  for (const std::string& name : shipped_names(Shipped::model)) {
+    const Json json = ConfigNode::from_file(*shipped_file(Shipped::model, name)).json();
+    for (const Json& id : json.at("huggingface")) {
+      CHECK(all.insert(id).second);
+      CHECK(shipped_file(Shipped::model, id.get<std::string>())->stem() == name);
+    }
+  }
+}
+
+TEST_CASE("experts are cut into slices that kernels take, or refused with those that go") {
+  Json json = zoo_experiment("qwen3_235b_a22b");
+  json["precision"] = {{"experts", "fp8_block"}, {"attention", "fp8_block"}};
+  json["parallel"] = {{"dp", 1}, {"tp", 8}, {"ep", 1}};
+  CHECK_THAT(refused(json), Contains("/parallel: ") && Contains("slices of 192") &&
+                                Contains("slices that go: 1536 (ep 8), 768 (ep 4), 384 (ep 2)"));
+  json["parallel"]["ep"] = 2;
+  CHECK(refused(json).empty());
+  json["parallel"]["ep"] = 1;
+  json["precision"] = {{"experts", "bf16"}};
+  CHECK(refused(json).empty());
+  // gpt-oss runs on tp 8: its slices of 360 are filled up to 384.
+  const MoeModel oss =
+      read_model(ConfigNode::from_file(*shipped_file(Shipped::model, "gpt_oss_120b")));
+  const PrecisionPlan mxfp4{.experts = Precision::mxfp4};
+  CHECK(expert_bytes(oss, {.tp = 8}, mxfp4) ==
+        Bytes(3 * 2880 * 384 * bytes_per_element(Precision::mxfp4)));
+  CHECK(expert_bytes(oss, {.tp = 2}, mxfp4) ==
+        Bytes(3 * 2880 * 1440 * bytes_per_element(Precision::mxfp4)));
+}
+
+TEST_CASE("a request has no more tokens than its model has positions, unless the engine is told") {
+  Json json = zoo_experiment("qwen3_30b_a3b");
+  const auto lengths = [&](int prompt, int output) {
+    json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", prompt}, {"output", output}};
+    return refused(json);
+  };
+  CHECK(lengths(40'000, 960) == "");
+  CHECK_THAT(lengths(40'000, 961),
+             Contains("/workload/lengths: a prompt and its output have up to 40961 tokens, but "
+                      "Qwen3-30B-A3B takes 40960") &&
+                 Contains("\"max_model_len\": 40961"));
+  json["max_model_len"] = 131'072;
+  CHECK(lengths(40'000, 961) == "");
+  CHECK_THAT(lengths(131'000, 961), Contains("\"max_model_len\" takes 131072"));
+  // What is drawn beyond is rejected, as engines do.
+  Json drawn = tiny_experiment({{"max_model_len", 60}});
+  drawn["workload"]["lengths"] = {{"type", "lognormal"},
+                                  {"prompt", {{"median", 20}, {"sigma", 1}}},
+                                  {"output", {{"median", 20}, {"sigma", 1}}}};
+  const Served served = serve(load(drawn));
+  int rejected = 0;
+  for (const RequestRecord& request : served.requests) {
+    const bool is = request.state == RequestRecord::State::rejected;
+    CHECK(is == (request.prompt_tokens + request.output_tokens > 60));
+    rejected += is ? 1 : 0;
+  }
+  CHECK(rejected > 5);
+}
+
+TEST_CASE("a dense model needs no gating") {
+  Json json = tiny_experiment({{"model", {{"experts", nullptr}, {"dense_width", 1024}}},
+                               {"parallel", {{"ep", 1}}},
+                               {"placement", {{"replication", 1}}}});
+  json["model"]["layers"] = Json::parse(R"([{"repeat": 3, "pattern": [{"ffn": "dense"}]}])");
+  const std::string with_gating = serve(load(json)).document().at("metrics").dump();
+  json["workload"].erase("gating");
+  CHECK(serve(load(json)).document().at("metrics").dump() == with_gating);
+  json = tiny_experiment({});
+  json["workload"].erase("gating");
+  CHECK_THAT(refused(json), Contains("\"gating\" is missing"));
 }
 
 TEST_CASE("a quantisation that is not known is refused with its place") {

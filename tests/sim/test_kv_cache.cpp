@@ -387,6 +387,7 @@ Json mooncake(const Json& changes) {
   json["workload"]["requests"] = 150;
   json["cluster"] = "../hardware/clusters/h100x8.json";
   json["measurement"]["warmup"] = 0;
+  json["max_model_len"] = 131'072;  // the longest conversation has 126,527 tokens
   json["kv_cache"]["prefix_caching"] = true;
   json.merge_patch(changes);
   return json;
