@@ -49,6 +49,57 @@ TEST_CASE("two chains share a compute and a link stream") {
   CHECK(interleaved_seconds(computing, sending) == 4);
 }
 
+TEST_CASE("what a transfer holds of the SMs slows what computes beside it") {
+  // A quarter of the SMs for 4 seconds: 3 of the 5 seconds of computing are done by then.
+  const std::vector<Segment> sending{{true, 4, 0.25}}, computing{{false, 5}};
+  CHECK_THAT(interleaved_seconds(computing, sending), WithinRel(4 + 2.0, 1e-12));
+  // All of them: one after the other.
+  const std::vector<Segment> alone{{true, 4, 1}};
+  CHECK_THAT(interleaved_seconds(computing, alone), WithinRel(9, 1e-12));
+  // Nothing computes: nobody is slowed.
+  CHECK_THAT(interleaved_seconds(sending, sending), WithinRel(8, 1e-12));
+}
+
+TEST_CASE("a low-latency exchange hides only while it is in flight") {
+  const Experiment e =
+      experiment({{"cluster", "../hardware/clusters/h100x16.json"},
+                  {"placement", "linear"},
+                  {"overlap", "two_batch"},
+                  {"dispatch", {{"prefill", "all_to_all"}, {"decode", "low_latency"}}},
+                  {"token_routing", {{"prefill", "even"}, {"decode", "even"}}}});
+  const StepCost split = explain_step(e, StepKind::decode, 256, 2048, 0).cost;
+  REQUIRE(split.two_batches);
+  // 16 ranks send 256 tokens of 8 experts in two halves, in each of 58 layers: DeepEP's kernels of
+  // dispatch take 60 us for 128 tokens, those of combine 50.
+  CHECK(split.dispatch.time - split.dispatch.hidden >= 2 * 58 * Seconds(60e-6) * (1 - 1e-9));
+  CHECK(split.combine.time - split.combine.hidden >= 2 * 58 * Seconds(50e-6) * (1 - 1e-9));
+  CHECK(split.combine.hidden.count() > 0);
+}
+
+TEST_CASE("the host begins a step once, whether or not it is split") {
+  const Json charges{{"token_routing", "none"}, {"host_overhead", "500 ms"}};
+  const auto other = [&](const Json& overlap) {
+    const Experiment e = experiment({{"overlap", overlap}, {"charges", charges}});
+    return seconds_of(explain_step(e, StepKind::decode, 64, 2048, 0).cost, Part::other);
+  };
+  CHECK(other("two_batch") > 0.5);
+  CHECK(other("two_batch") < 0.6);
+  CHECK(other("none") > 0.5);
+}
+
+TEST_CASE("sampled steps are split like exact ones") {
+  Json patch{{"overlap", "two_batch"},
+             {"workload",
+              {{"arrivals", {{"concurrency_per_rank", 64}}},
+               {"lengths", {{"type", "fixed"}, {"prompt", 256}, {"output", 12}}},
+               {"requests", 1024}}}};
+  const auto step_ms = [&](const char* fidelity) {
+    patch["fidelity"] = fidelity;
+    return run(experiment(patch)).document().at("/steps/decode/mean_ms"_json_pointer).get<double>();
+  };
+  CHECK_THAT(step_ms("sampled"), WithinRel(step_ms("exact"), 0.05));
+}
+
 TEST_CASE("the shared expert hides behind dispatch, and no more than there is of either") {
   const StepCost plain = decode_step("none"), hidden = decode_step("shared_expert");
   const double shared = seconds_of(plain, Part::shared_experts);
