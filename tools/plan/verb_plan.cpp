@@ -216,10 +216,11 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 // What ranks the rows, and what their columns say.
 std::string legend() {
   return wrapped(
-             "Ranked by req/s: the heaviest load that lasts, met under three seeds of arrivals and "
-             "routing, each in a steady state. met by: requests within the limits, the least of "
-             "the three. +5 %: met by, under 5 % more load. In brackets: what is left to the "
-             "limit.") +
+             "Ranked by req/s: the heaviest load that lasts, in a steady state; of the best of "
+             "each "
+             "kind under three seeds of arrivals and routing, of the others under one. met by: "
+             "requests within the limits, under the worst seed. +5 %: met by, under 5 % more load. "
+             "In brackets: what is left to the limit.") +
          "\n";
 }
 
@@ -229,7 +230,7 @@ std::string kinds_text(const Plan& plan) {
     const auto run = std::ranges::find_if(
         plan.best, [&](const SloRun& each) { return is_apart(each.config) == apart; });
     return run == plan.best.end()
-               ? std::string("none keeps the limits")
+               ? std::string("none that fits keeps the limits")
                : fmt::format("{} req/s ({})", run->rate.substr(0, run->rate.find(' ')),
                              run - plan.best.begin() + 1);
   };
@@ -269,6 +270,7 @@ OrderedJson to_json(const SloRun& run) {
   OrderedJson json{{"shape", shape_text(run.config)},
                    {"rate", run.rate},
                    {"state", state_of(run)},
+                   {"seeds", run.draws},
                    {"goodput", run.trial.goodput},
                    {"slo_attainment", run.trial.attainment},
                    {"binds", binding_text(run)},
