@@ -176,6 +176,9 @@ class Search {
     }
     // Pools may serve more than any group that does both.
     best_bound = std::max(best_bound, std::min(prefill, decode));
+    // Where no shape has a chance, a load under which requests are alone says how near they come.
+    constexpr double few_in_flight = 10;
+    if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
     std::vector<Json> apart = pools(bounded, search_.model, search_.cluster);
     plan_.shapes = together.size() + apart.size();

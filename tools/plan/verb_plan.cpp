@@ -205,8 +205,9 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
                percent(run.trial.attainment), run.heavier ? percent(run.heavier->attainment) : "-",
                rate_or_dash(plan.uniform, i), margin(run, metric("p90_ttft_ms"), "ttft"),
                margin(run, metric("p90_tpot_ms"), "tpot"), cost(run, asked)});
-    names += wrapped(fmt::format("{}: {}; {} binds; {}", number, shape_text(run.config),
-                                 limit_text(run), busy_text(run)),
+    const std::string busy = busy_text(run);
+    names += wrapped(fmt::format("{}: {}; {} binds{}", number, shape_text(run.config),
+                                 limit_text(run), busy.empty() ? "" : "; " + busy),
                      100, 3) +
              "\n";
   }
