@@ -100,6 +100,12 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
     if (!limit.empty()) name += "-" + limit;
   }
   if (question.engine != "vllm") name += "-" + question.engine;
+  for (const std::string& file : {question.trace, options.anchor})
+    if (!file.empty()) name += "-" + stem(file);
+  if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
+  if (options.attainment != PlanOptions().attainment)
+    name += fmt::format("-{}", options.attainment);
+  if (question.seed != PlanQuestion().seed) name += fmt::format("-seed{}", question.seed);
   std::ranges::replace_if(
       name,
       [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; },
