@@ -84,11 +84,11 @@ std::string duration(const std::string& option, std::string text) {
 
 // "deepseek_v3-h200x16-4096-1024-2s-30ms": what tells questions apart, so that each has its files.
 std::string name_of(const PlanOptions& options, const PlanQuestion& question, int gpus) {
-  const auto stem = [](const std::string& path) {
-    return std::filesystem::path(path.ends_with('/') ? path.substr(0, path.size() - 1) : path)
-        .filename()
-        .replace_extension()
-        .string();
+  // A name may have dots of its own: "Qwen3.5-397B".
+  const auto stem = [](std::string path) {
+    while (path.ends_with('/')) path.pop_back();
+    if (path.ends_with(".json")) path.resize(path.size() - 5);
+    return std::filesystem::path(path).filename().string();
   };
   std::string name =
       fmt::format("{}-{}-{}-{}", stem(options.model),
