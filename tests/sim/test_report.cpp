@@ -122,6 +122,30 @@ TEST_CASE("under uniform routing a step activates as many experts as its tokens 
   CHECK(popular.active_experts_mean < .97 * popular.uniform_experts_mean);
 }
 
+TEST_CASE("attainment along a run: of its halves, and how far chance moves it") {
+  const auto along = [](const char* ttft, const char* rate) {
+    const Json set{{"slo", {{"ttft", ttft}}},
+                   {"workload",
+                    {{"arrivals", {{"type", "poisson"}, {"rate", rate}, {"concurrency", nullptr}}},
+                     {"requests", 400}}}};
+    return run(test::load_tiny(set));
+  };
+  const Report light = along("1 s", "100 /s");
+  REQUIRE(light.measurement.attainment);
+  CHECK(light.measurement.attainment->first_half == 1);
+  CHECK(light.measurement.attainment->second_half == 1);
+  CHECK(light.measurement.attainment->standard_error == 0);
+  // A backlog: those that come first still keep a limit that the later ones miss.
+  const Report heavy = along("20 ms", "20000 /s");
+  REQUIRE(heavy.measurement.attainment);
+  const AttainmentAlong& growing = *heavy.measurement.attainment;
+  CHECK(growing.second_half < growing.first_half);
+  CHECK(growing.standard_error > 0);
+  CHECK_THAT((growing.first_half + growing.second_half) / 2,
+             test::WithinAbs(heavy.metrics.slo_attainment, .01));
+  CHECK_FALSE(run(test::load_tiny(Json::object())).measurement.attainment);
+}
+
 TEST_CASE("a report with a share above 1 or a number that is none is not written") {
   Report report = run(test::load_tiny(Json::object()));
   report.metrics.mfu = 1.5;

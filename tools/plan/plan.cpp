@@ -2,6 +2,7 @@
 #include "tools/plan/plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -26,10 +27,10 @@ constexpr double short_stays = 3;
 // Length of a last run, and the share of its requests that come before it is measured: it begins
 // warm and is measured over more than twenty stays. Where few requests are in flight, chance needs
 // more.
-constexpr double long_stays = 28, warm_up = .2;
+constexpr double long_stays = 25, warm_up = .18;
 constexpr double enough_requests = 2000, longest_times = 4;
 // Seeds of the arrivals and the routing under which a deployment must bear its load.
-constexpr int draws = 3;
+constexpr std::size_t draws = 3;
 // How much more than its bound a shape may bear before the bound rules it out: load comes in waves,
 // and how prompts fall into steps decides how many experts are activated.
 constexpr double bound_margin = 1.3;
@@ -175,6 +176,9 @@ class Search {
     }
     // Pools may serve more than any group that does both.
     best_bound = std::max(best_bound, std::min(prefill, decode));
+    // Where no shape has a chance, a load under which requests are alone says how near they come.
+    constexpr double few_in_flight = 10;
+    if (best_bound == 0) best_bound = few_in_flight / longest_stay(search_.base);
     ladder_ = ladder_under(best_bound);  // one for all stages: they know each other's runs
     std::vector<Json> apart = pools(bounded, search_.model, search_.cluster);
     plan_.shapes = together.size() + apart.size();
@@ -292,18 +296,18 @@ class Search {
   }
 
   // Long runs of deployments, each under several seeds.
-  SloSearch long_runs(std::vector<Json> places, int seeds) const {
+  SloSearch long_runs(std::vector<Json> places, std::size_t seeds) const {
     std::vector<Json> drawn;
     for (const Json& place : places) {
-      for (int draw = 0; draw < seeds; ++draw) {
+      for (std::size_t draw = 0; draw < seeds; ++draw) {
         Json& one = drawn.emplace_back(place);
-        one["seed"] = place.at("seed").get<std::int64_t>() + draw;
+        one["seed"] = place.at("seed").get<std::uint64_t>() + draw;
       }
     }
     SloSearch slo = search_over(std::move(drawn), long_stays);
     slo.proof = Proof::lasting;
     slo.spot_checks = true;
-    slo.draws = static_cast<std::size_t>(seeds);
+    slo.draws = seeds;
     slo.set_load = [this](Json& place, const std::string& rate, double per_second) {
       place[Json::json_pointer(arrivals_rate)] = rate;
       place["workload"]["requests"] = static_cast<std::int64_t>(long_run(per_second));
@@ -324,13 +328,32 @@ class Search {
       loads.push_back(.97 * leader.per_second());
     }
     // Short runs are forgotten: a long one says more.
-    const SloSearch slo = long_runs(std::move(places), draws);
+    const SloSearch slo = long_runs(std::move(places), 1);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
     count(result);
     if (plan_.stopped) return;
     leaders_.clear();
     nearest_ = result.nearest;
     join(std::move(result.found));
+    for (const bool apart : {false, true}) confirm_best(apart);
+  }
+
+  // The best of a kind bears its load under every draw. Others bear no more than under one, so that
+  // they need not be asked unless that is more.
+  void confirm_best(bool apart) {
+    while (!plan_.stopped) {
+      const auto best = std::ranges::find_if(
+          leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
+      if (best == leaders_.end() || best->draws == draws) return;
+      const std::array load{best->per_second()};
+      const SloSearch slo = long_runs({best->config}, draws);
+      SloResult result = confirm_slo(slo, load, traces_, remarks_, begin("other seeds"));
+      plan_.runs += result.search.runs;
+      plan_.stopped |= result.search.stopped;
+      if (plan_.stopped) return;
+      leaders_.erase(best);
+      join(std::move(result.found));
+    }
   }
 
   // How much of the answer hangs on which experts synthetic tokens pick.
@@ -340,17 +363,20 @@ class Search {
     if (search_.base.at("workload").at("gating").at("type") != "topical") return;
     std::vector<Json> places;
     std::vector<double> loads;
-    for (const SloRun& leader : leaders_) {
-      Json& gating = places.emplace_back(leader.config)["workload"]["gating"];
+    std::vector<std::size_t> asked;
+    for (std::size_t i = 0; i < leaders_.size(); ++i) {
+      if (leaders_[i].draws != draws) continue;
+      Json& gating = places.emplace_back(leaders_[i].config)["workload"]["gating"];
       gating.erase("preset");
       gating["type"] = "uniform";
-      loads.push_back(leader.per_second());
+      loads.push_back(leaders_[i].per_second());
+      asked.push_back(i);
     }
     const SloSearch slo = long_runs(std::move(places), 1);
     const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("uniform routing"));
     plan_.runs += result.search.runs;
     plan_.stopped |= result.search.stopped;
-    for (const SloRun& run : result.found) plan_.uniform[run.place] = run.per_second();
+    for (const SloRun& run : result.found) plan_.uniform[asked[run.place]] = run.per_second();
   }
 
   // What the store says of itself: the question, and what its points differ in.

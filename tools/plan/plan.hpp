@@ -25,11 +25,12 @@ struct PlanSearch {
 /// What was found.
 struct Plan {
   /// One of each shape, most requests/s first, at most five; of each kind, together and apart, the
-  /// best is among them.
+  /// best is among them, and bears its load under every draw. The others ran under one.
   std::vector<SloRun> best;
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
   /// What each of the best bears where every expert is as likely as any other, requests/s. Nothing
-  /// where that was not tried (recorded routing, no experts), or nothing near its load is borne.
+  /// where that was not tried (not the best of its kind, recorded routing, no experts), or nothing
+  /// near its load is borne.
   std::vector<std::optional<double>> uniform;
   /// What a request that is alone gets at least, and on which shape; where there is a limit.
   struct Least {
@@ -55,7 +56,8 @@ struct PlanHooks {
 /// Looks for the deployments with the most requests/s under the SLO: all shapes, each given up when
 /// memory or the time of its steps rules it out, the latter by a wide margin, or a short run under
 /// more load than the best bears misses the SLO; then copies and routing, chunks and limits of the
-/// best three; then long runs of what is left, each under several seeds, for the load that lasts.
+/// best three; then long runs of what is left, and of the best of either kind under several seeds,
+/// for the load that lasts.
 /// Short runs draw MoE layers from steps alike (fidelity "sampled"), long ones only where pricing
 /// each token would take too long. Same question, same answer on any number of threads, and after
 /// any number of stops. Throws ConfigError if nothing fits or the store is another's.

@@ -84,11 +84,11 @@ std::string duration(const std::string& option, std::string text) {
 
 // "deepseek_v3-h200x16-4096-1024-2s-30ms": what tells questions apart, so that each has its files.
 std::string name_of(const PlanOptions& options, const PlanQuestion& question, int gpus) {
-  const auto stem = [](const std::string& path) {
-    return std::filesystem::path(path.ends_with('/') ? path.substr(0, path.size() - 1) : path)
-        .filename()
-        .replace_extension()
-        .string();
+  // A name may have dots of its own: "Qwen3.5-397B".
+  const auto stem = [](std::string path) {
+    while (path.ends_with('/')) path.pop_back();
+    if (path.ends_with(".json")) path.resize(path.size() - 5);
+    return std::filesystem::path(path).filename().string();
   };
   std::string name =
       fmt::format("{}-{}-{}-{}", stem(options.model),
@@ -100,6 +100,12 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
     if (!limit.empty()) name += "-" + limit;
   }
   if (question.engine != "vllm") name += "-" + question.engine;
+  for (const std::string& file : {question.trace, options.anchor})
+    if (!file.empty()) name += "-" + stem(file);
+  if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
+  if (options.attainment != PlanOptions().attainment)
+    name += fmt::format("-{}", options.attainment);
+  if (question.seed != PlanQuestion().seed) name += fmt::format("-seed{}", question.seed);
   std::ranges::replace_if(
       name,
       [](unsigned char c) { return std::isalnum(c) == 0 && c != '-' && c != '_' && c != '.'; },
@@ -208,8 +214,9 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
                percent(run.trial.attainment), run.heavier ? percent(run.heavier->attainment) : "-",
                rate_or_dash(plan.uniform, i), margin(run, metric("p90_ttft_ms"), "ttft"),
                margin(run, metric("p90_tpot_ms"), "tpot"), cost(run, asked)});
-    names += wrapped(fmt::format("{}: {}; {} binds; {}", number, shape_text(run.config),
-                                 limit_text(run), busy_text(run)),
+    const std::string busy = busy_text(run);
+    names += wrapped(fmt::format("{}: {}; {} binds{}", number, shape_text(run.config),
+                                 limit_text(run), busy.empty() ? "" : "; " + busy),
                      100, 3) +
              "\n";
   }
@@ -219,10 +226,11 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 // What ranks the rows, and what their columns say.
 std::string legend() {
   return wrapped(
-             "Ranked by req/s: the heaviest load that lasts, met under three seeds of arrivals and "
-             "routing, each in a steady state. met by: requests within the limits, the least of "
-             "the three. +5 %: met by, under 5 % more load. In brackets: what is left to the "
-             "limit.") +
+             "Ranked by req/s: the heaviest load that lasts, in a steady state; of the best of "
+             "each "
+             "kind under three seeds of arrivals and routing, of the others under one. met by: "
+             "requests within the limits, under the worst seed. +5 %: met by, under 5 % more load. "
+             "In brackets: what is left to the limit.") +
          "\n";
 }
 
@@ -232,7 +240,7 @@ std::string kinds_text(const Plan& plan) {
     const auto run = std::ranges::find_if(
         plan.best, [&](const SloRun& each) { return is_apart(each.config) == apart; });
     return run == plan.best.end()
-               ? std::string("none keeps the limits")
+               ? std::string("none that fits keeps the limits")
                : fmt::format("{} req/s ({})", run->rate.substr(0, run->rate.find(' ')),
                              run - plan.best.begin() + 1);
   };
@@ -272,6 +280,7 @@ OrderedJson to_json(const SloRun& run) {
   OrderedJson json{{"shape", shape_text(run.config)},
                    {"rate", run.rate},
                    {"state", state_of(run)},
+                   {"seeds", run.draws},
                    {"goodput", run.trial.goodput},
                    {"slo_attainment", run.trial.attainment},
                    {"binds", binding_text(run)},

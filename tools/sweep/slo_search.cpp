@@ -362,10 +362,17 @@ class Confirmation {
     const int rung = *brackets_[i].met() + rungs_per_5_percent;
     const auto trial = trials_.find({i * draws_, rung});
     if (trial == trials_.end()) return std::nullopt;
+    // The least of the draws that were run.
+    auto least = trial;
+    for (std::size_t draw = 1; draw < draws_; ++draw) {
+      const auto other = trials_.find({i * draws_ + draw, rung});
+      if (other != trials_.end() && other->second.attainment < least->second.attainment)
+        least = other;
+    }
     const RateLadder& ladder = runs_.ladder();
     return Heavier{ladder.rate(rung) / ladder.rate(*brackets_[i].met()) - 1,
-                   trial->second.attainment,
-                   lack_of(runs_.of({trial->first, trial->second}).report)};
+                   least->second.attainment,
+                   lack_of(runs_.of({least->first, least->second}).report)};
   }
 
  private:
@@ -448,6 +455,7 @@ SloResult confirm_slo(const SloSearch& search, std::span<const double> loads, Tr
   runs.write_into(result);
   for (SloRun& run : result.found) {
     run.place /= search.draws;
+    run.draws = search.draws;
     run.heavier = confirmation.heavier(run.place);
   }
   std::ranges::stable_sort(result.found, [](const SloRun& a, const SloRun& b) {

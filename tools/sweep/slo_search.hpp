@@ -70,6 +70,7 @@ struct SloRun {
   Trial trial;
   Json config, report;  ///< of the report its "metrics", "measurement", "breakdown", active experts
   std::optional<Heavier> heavier{};  ///< of confirm_slo()
+  std::size_t draws = 1;             ///< that bear the load
 
   double per_second() const { return std::stod(rate); }
 };
