@@ -11,6 +11,7 @@
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
+#include "models/quantization.hpp"
 
 namespace moesim {
 
@@ -38,10 +39,14 @@ Situation look_at(const ConfigNode& experiment) {
     if (cluster.json().contains("gpu"))
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
   }
-  if (json.contains("model")) {
-    now.model = read_model(named_or_inline(experiment.child("model"), Shipped::model)).name;
-  }
   now.experts = text_at(json, "/precision/experts");
+  if (json.contains("model")) {
+    const ConfigNode model = named_or_inline(experiment.child("model"), Shipped::model);
+    now.model = read_model(model).name;
+    // What is left out is as the model's files say: settings depend on it all the same.
+    const auto stored = now.experts.empty() ? read_stored_precision(model) : std::nullopt;
+    if (stored) now.experts = precision_names[static_cast<std::size_t>(stored->plan.experts)];
+  }
   now.prompt = number_at(json, "/workload/lengths/prompt", 0);
   now.output = number_at(json, "/workload/lengths/output", 0);
   now.dp = number_at(json, "/parallel/dp", 1);
