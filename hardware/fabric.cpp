@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <numbers>
 #include <numeric>
 
 #include <fmt/format.h>
@@ -111,8 +112,18 @@ void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const Colle
   if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
 }
 
+// The mean of `ranks` equal Poisson counts whose greatest is about `greatest`: the greatest of
+// normal variables is so many deviations above their mean.
+double mean_below(double greatest, double ranks) {
+  const double a = std::sqrt(2 * std::log(ranks));
+  const double deviations =
+      a - (std::log(std::log(ranks)) + std::log(4 * std::numbers::pi)) / (2 * a);
+  const double root = std::sqrt(deviations * deviations + 4 * greatest) - deviations;
+  return root * root / 4;
+}
+
 // DeepEP's time for so many tokens of evenly chosen experts as keep the slower of the busiest
-// ranks' links as long: the other link may well have a busier rank, and hold nobody up.
+// ranks' links as long: the other link may have a busier rank that delays no other rank.
 std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
                                        int domains, double nvlink_bytes, double network_bytes) {
   constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
@@ -124,11 +135,16 @@ std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& 
                     .experts = tokens.experts,
                     .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
   const ExchangeVolume one = volume_of(call);
+  // Rows were measured with experts drawn at random: their busiest rank has more than the mean,
+  // too, and in steps of few tokens by much.
+  const auto mean = [&](double bytes) {
+    return tokens.low_latency ? mean_below(bytes / tokens.bytes, gpus) * tokens.bytes : bytes;
+  };
   const auto busy = [&](double nvlink, double network) {
     return std::max(nvlink / gpu.scale_up_bandwidth.value(), network / measured_nic);
   };
   call.tokens_per_rank =
-      std::max(1.0, busy(nvlink_bytes, network_bytes) / busy(one.nvlink, one.network));
+      std::max(1.0, busy(mean(nvlink_bytes), mean(network_bytes)) / busy(one.nvlink, one.network));
   auto time = gpu.tables->time(ask(call, gpu));
   if (!time) return time;
   // More GPUs behind one switch than a node had were not measured.

@@ -440,38 +440,48 @@ namespace {
 
 // One step as the middle of a run meets it: every decoding sequence somewhere in its recording,
 // every prompt at its beginning.
-StepBatch typical_batch(const Deployment& deployment, StepKind kind, int sequences_per_rank,
-                        int context, int prefill_tokens, RowSource& rows) {
+StepBatch typical_batch(const Deployment& deployment, const StepContent& content, RowSource& rows) {
   StepBatch batch;
   for (int r = 0; r < deployment.parallel.dp; ++r) {
     batch.ranks.emplace_back();
-    if (kind != StepKind::decode) {
-      add_sequence(batch, rows, rows.bind(), Phase::prefill, {prefill_tokens, 0}, 0);
-    }
-    for (int i = 0; i < sequences_per_rank && kind != StepKind::prefill; ++i) {
+    for (const StepContent::Prompt& prompt : content.prompts)
+      add_sequence(batch, rows, rows.bind(), Phase::prefill, {prompt.tokens, prompt.prefix}, 0);
+    for (int i = 0; i < content.sequences; ++i) {
       const Binding binding = rows.bind();
       const std::int64_t place = rows.random_place(binding, Phase::decode);
-      add_sequence(batch, rows, binding, Phase::decode, {1, context}, place);
+      add_sequence(batch, rows, binding, Phase::decode, {1, content.context}, place);
     }
   }
   return batch;
 }
 
-ExplainedStep explain_by(StepModel model, const Deployment& deployment, StepKind kind,
-                         int sequences_per_rank, int context, int prefill_tokens, int samples) {
+StepKind kind_of(const StepContent& content) {
+  if (content.prompts.empty()) return StepKind::decode;
+  return content.sequences == 0 ? StepKind::prefill : StepKind::mixed;
+}
+
+StepContent content_of(StepKind kind, int sequences, int context, int prefill_tokens) {
+  StepContent content{.context = context};
+  if (kind != StepKind::prefill) content.sequences = sequences;
+  if (kind != StepKind::decode) content.prompts = {{.tokens = prefill_tokens}};
+  return content;
+}
+
+ExplainedStep explain_by(StepModel model, const Deployment& deployment, const StepContent& content,
+                         int samples) {
   check(samples >= 1, "no step to explain");
   RowSource rows(deployment.trace, deployment.prefill_trace, deployment.bind_odd_only,
                  deployment.seed);
   ExplainedStep step;
   const int ranks = deployment.parallel.dp;
-  if (kind != StepKind::decode) step.summary.prefill_tokens = ranks * prefill_tokens;
-  if (kind != StepKind::prefill) step.summary.decode_tokens = ranks * sequences_per_rank;
-  step.summary.kind = kind;
-  step.summary.rule = rule_kind(deployment.mixed, kind, step.summary.prefill_tokens);
+  for (const StepContent::Prompt& prompt : content.prompts)
+    step.summary.prefill_tokens += ranks * prompt.tokens;
+  step.summary.decode_tokens = ranks * content.sequences;
+  step.summary.kind = kind_of(content);
+  step.summary.rule = rule_kind(deployment.mixed, step.summary.kind, step.summary.prefill_tokens);
   const PhaseRule& rule = deployment.rules.of(step.summary.rule);
   for (int sample = 0; sample < samples; ++sample) {
-    const StepBatch batch =
-        typical_batch(deployment, kind, sequences_per_rank, context, prefill_tokens, rows);
+    const StepBatch batch = typical_batch(deployment, content, rows);
     StepCost cost;
     model.price(batch, rule, deployment.placement, rows, cost,
                 sample == 0 ? &step.operations : nullptr);
@@ -483,10 +493,14 @@ ExplainedStep explain_by(StepModel model, const Deployment& deployment, StepKind
 
 }  // namespace
 
+ExplainedStep explain_step(const Deployment& deployment, const StepContent& content, int samples) {
+  return explain_by(step_model(deployment), deployment, content, samples);
+}
+
 ExplainedStep explain_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
                            int context, int prefill_tokens, int samples) {
-  return explain_by(step_model(deployment), deployment, kind, sequences_per_rank, context,
-                    prefill_tokens, samples);
+  return explain_step(deployment, content_of(kind, sequences_per_rank, context, prefill_tokens),
+                      samples);
 }
 
 ExplainedStep estimate_step(const Deployment& deployment, StepKind kind, int sequences_per_rank,
@@ -496,8 +510,8 @@ ExplainedStep estimate_step(const Deployment& deployment, StepKind kind, int seq
   const int first = std::max(0, layers - priced) / 2;
   StepModel model = step_model(deployment);
   model.price_only({first, std::min(layers, first + priced)});
-  return explain_by(std::move(model), deployment, kind, sequences_per_rank, context, prefill_tokens,
-                    1);
+  return explain_by(std::move(model), deployment,
+                    content_of(kind, sequences_per_rank, context, prefill_tokens), 1);
 }
 
 }  // namespace moesim

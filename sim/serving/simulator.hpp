@@ -25,9 +25,21 @@ struct ExplainedStep {
   std::vector<ExplainedOperation> operations;  ///< of the first
   std::vector<Seconds> totals;                 ///< of each
 };
-/// Prices `samples` steps of `sequences` decode sequences per rank at `context` tokens, each at a
-/// random place of the recording it replays, or, with `prefill_tokens`, of one prompt chunk per
-/// rank, from its beginning.
+/// What every attention rank computes in one step.
+struct StepContent {
+  int sequences = 0;  ///< that decode a token, each with `context` tokens in the KV cache
+  int context = 0;
+  struct Prompt {
+    int tokens = 0;
+    int prefix = 0;  ///< tokens of the prompt that stand in the KV cache before
+  };
+  std::vector<Prompt> prompts{};
+};
+/// Prices `samples` steps alike: every sequence at a random place of the recording it replays,
+/// every prompt from its beginning. Without prompts a decode step, without sequences a prefill
+/// step.
+ExplainedStep explain_step(const Deployment&, const StepContent&, int samples = 1);
+/// The same with `prefill_tokens` of one prompt per rank, but for decode steps.
 ExplainedStep explain_step(const Deployment&, StepKind kind, int sequences_per_rank, int context,
                            int prefill_tokens, int samples = 1);
 /// One such step priced by eight of its MoE layers, which stand for the others: a fraction of the

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <optional>
@@ -25,9 +26,159 @@ struct ExplainOptions {
   std::string kind = "decode";
   std::optional<int> sequences, context;
   int prefill_tokens = 0;
+  std::vector<std::string> prompts;  // "1000@29000"
+  std::string steps;                 // a file
   int samples = 16;
   bool json = false;
 };
+
+// --- which steps
+// -----------------------------------------------------------------------------------
+
+constexpr Range tokens_of_prompt{1, 1 << 20}, tokens_in_cache{0, 1 << 24};
+
+/// "1000@29000": 1000 tokens of a prompt of which 29000 were computed before. Nothing if it is
+/// malformed.
+std::optional<StepContent::Prompt> prompt_of(std::string_view text) {
+  const auto number = [](std::string_view digits, const Range& range) -> std::optional<int> {
+    int value = 0;
+    const char* const end = digits.data() + digits.size();
+    const auto [rest, error] = std::from_chars(digits.data(), end, value);
+    if (error != std::errc{} || rest != end || value < range.min || value > range.max) return {};
+    return value;
+  };
+  const std::size_t sign = text.find('@');
+  const auto tokens = number(text.substr(0, sign), tokens_of_prompt);
+  const auto prefix = sign == text.npos ? 0 : number(text.substr(sign + 1), tokens_in_cache);
+  if (!tokens || !prefix) return std::nullopt;
+  return StepContent::Prompt{*tokens, *prefix};
+}
+
+std::string refuse_prompt(const std::string& text) {
+  if (prompt_of(text)) return "";
+  return fmt::format("\"{}\" is no prompt; expected tokens, or tokens@prefix, as 1000@29000", text);
+}
+
+std::span<const Key> prompt_keys() {
+  static constexpr Key keys[] = {
+      {"tokens", form::integer(tokens_of_prompt), required, "that the step computes"},
+      {"prefix", form::integer(tokens_in_cache), "0", "tokens of the prompt computed before"}};
+  return keys;
+}
+
+std::span<const Key> step_keys() {
+  static constexpr Form prompt = form::object(prompt_keys);
+  static constexpr Key keys[] = {
+      {"sequences", form::integer(0, 1 << 16), "0", "that decode, per rank"},
+      {"context", form::integer(tokens_in_cache), "1024", "tokens in the KV cache of each"},
+      {"prompts", form::list(prompt), "[]", "of each rank"}};
+  return keys;
+}
+
+StepContent read_step(const ConfigNode& node) {
+  return read_object(node, step_keys, [&](ConfigReader& reader) {
+    StepContent content{.sequences = static_cast<int>(reader.integer("sequences")),
+                        .context = static_cast<int>(reader.integer("context"))};
+    for (const ConfigNode& prompt : reader.child("prompts").list()) {
+      content.prompts.push_back(read_object(prompt, prompt_keys, [](ConfigReader& of_prompt) {
+        return StepContent::Prompt{static_cast<int>(of_prompt.integer("tokens")),
+                                   static_cast<int>(of_prompt.integer("prefix"))};
+      }));
+    }
+    if (content.sequences == 0 && content.prompts.empty())
+      node.fail("a step of nothing; expected sequences or prompts");
+    return content;
+  });
+}
+
+// Tokens in the KV cache of a request of the experiment's own load, half of its output generated.
+int mean_context(const Deployment& e) {
+  constexpr int sample = 512;
+  const auto source = e.workload.make(e.seed, e.ranks());
+  double tokens = 0;
+  int requests = 0;
+  for (; requests < sample; ++requests) {
+    const auto next = source->next();
+    if (!next) break;
+    tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
+  }
+  return requests == 0 ? 0 : static_cast<int>(tokens / requests);
+}
+
+// The experiment, in which MoE layers are drawn from steps alike where that can be.
+Experiment quick_experiment(const ConfigNode& config, TraceLibrary& traces) {
+  constexpr std::int64_t most = 20'000;
+  Json json = config.json();
+  Json& requests = json["workload"]["requests"];
+  if (requests.is_number_integer()) requests = std::min(requests.get<std::int64_t>(), most);
+  if (requests.is_null()) json["workload"].erase("requests");
+  try {
+    Json sampled = json;
+    sampled["fidelity"] = "sampled";
+    return load_experiment({std::move(sampled), config.file()}, traces);
+  } catch (const ConfigError&) {
+    return load_experiment({std::move(json), config.file()}, traces);
+  }
+}
+
+// Decodes of a rank and step under the experiment's own load; those that fit, at most.
+int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
+  const Experiment quick = quick_experiment(config, traces);
+  const Report report = moesim::run(quick);
+  const int most = most_sequences(quick.decode(), context);
+  double decodes = 0, steps = 0;
+  for (const auto& [kind, of_kind] : report.pool.steps.by_kind) {
+    if (kind == "prefill") continue;
+    decodes += of_kind.mean_decode_tokens_per_rank * double(of_kind.steps);
+    steps += double(of_kind.steps);
+  }
+  if (steps == 0) return most;
+  // A sequence computes its drafts beside its own token.
+  const int tokens = 1 + quick.decode().speculation.tokens;
+  return std::clamp(static_cast<int>(std::lround(decodes / steps / tokens)), 1, most);
+}
+
+// Whether the step is the mean batch of the experiment's own load: one is asked for, of no size.
+bool of_own_load(const ExplainOptions& options) {
+  return options.steps.empty() && !options.sequences && options.kind != "prefill";
+}
+
+StepContent step_of(const ExplainOptions& options, const ConfigNode& config, TraceLibrary& traces,
+                    const Deployment& e) {
+  const bool decodes = options.kind != "prefill";
+  StepContent content;
+  if (decodes) {
+    content.context = options.context ? *options.context : mean_context(e);
+    content.sequences =
+        options.sequences ? *options.sequences : mean_batch(config, traces, content.context);
+  }
+  if (options.kind == "decode") return content;
+  // Without decodes the given context is what prompts continue.
+  const int prefix = decodes ? 0 : options.context.value_or(0);
+  for (const std::string& text : options.prompts) {
+    StepContent::Prompt prompt = *prompt_of(text);
+    if (text.find('@') == text.npos) prompt.prefix = prefix;
+    content.prompts.push_back(prompt);
+  }
+  if (content.prompts.empty()) {
+    const int tokens =
+        options.prefill_tokens > 0 ? options.prefill_tokens : e.scheduler->max_num_batched_tokens();
+    content.prompts = {{tokens, prefix}};
+  }
+  return content;
+}
+
+std::vector<StepContent> steps_of(const ExplainOptions& options, const ConfigNode& config,
+                                  TraceLibrary& traces, const Deployment& e) {
+  if (options.steps.empty()) return {step_of(options, config, traces, e)};
+  std::vector<StepContent> steps;
+  for (const ConfigNode& step : ConfigNode::from_file(options.steps).list())
+    steps.push_back(read_step(step));
+  return steps;
+}
+
+// --- what they cost
+// --------------------------------------------------------------------------------
 
 double intensity(double flops, double bytes) { return bytes > 0 ? flops / bytes : 0; }
 
@@ -292,72 +443,44 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       held_up_text(held_up(step, e)), grounds_of(step.cost));
 }
 
-// Tokens in the KV cache of a request of the experiment's own load, half of its output generated.
-int mean_context(const Deployment& e) {
-  constexpr int sample = 512;
-  const auto source = e.workload.make(e.seed, e.ranks());
-  double tokens = 0;
-  int requests = 0;
-  for (; requests < sample; ++requests) {
-    const auto next = source->next();
-    if (!next) break;
-    tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
-  }
-  return requests == 0 ? 0 : static_cast<int>(tokens / requests);
-}
-
-// The experiment, in which MoE layers are drawn from steps alike where that can be.
-Experiment quick_experiment(const ConfigNode& config, TraceLibrary& traces) {
-  constexpr std::int64_t most = 20'000;
-  Json json = config.json();
-  Json& requests = json["workload"]["requests"];
-  if (requests.is_number_integer()) requests = std::min(requests.get<std::int64_t>(), most);
-  if (requests.is_null()) json["workload"].erase("requests");
-  try {
-    Json sampled = json;
-    sampled["fidelity"] = "sampled";
-    return load_experiment({std::move(sampled), config.file()}, traces);
-  } catch (const ConfigError&) {
-    return load_experiment({std::move(json), config.file()}, traces);
-  }
-}
-
-// Decodes of a rank and step under the experiment's own load; those that fit, at most.
-int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
-  const Experiment quick = quick_experiment(config, traces);
-  const Report report = moesim::run(quick);
-  const int most = most_sequences(quick.decode(), context);
-  double decodes = 0, steps = 0;
-  for (const auto& [kind, of_kind] : report.pool.steps.by_kind) {
-    if (kind == "prefill") continue;
-    decodes += of_kind.mean_decode_tokens_per_rank * double(of_kind.steps);
-    steps += double(of_kind.steps);
-  }
-  if (steps == 0) return most;
-  // A sequence computes its drafts beside its own token.
-  const int tokens = 1 + quick.decode().speculation.tokens;
-  return std::clamp(static_cast<int>(std::lround(decodes / steps / tokens)), 1, most);
-}
-
 }  // namespace
 
 Action setup_explain(CLI::App& command) {
   const auto options = std::make_shared<ExplainOptions>();
   options->experiment.add_to(command);
-  command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
-      ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
+  CLI::Option* const kind =
+      command.add_option("--step", options->kind, "decode, prefill or mixed (default: decode)")
+          ->check(CLI::IsMember({"decode", "prefill", "mixed"}));
+  CLI::Option* const sequences =
+      command
+          .add_option(
+              "--sequences", options->sequences,
+              "decode sequences per rank (default: the mean batch of the config's own load)")
+          ->check(CLI::Range(1, 1 << 16));
+  CLI::Option* const context =
+      command
+          .add_option(
+              "--context", options->context,
+              "tokens in the KV cache of each (default: the mean of the config's own load); in "
+              "a prefill step, tokens computed before of each prompt (default: 0)")
+          ->check(CLI::Range(0, 1 << 24));
+  CLI::Option* const tokens =
+      command
+          .add_option("--prefill-tokens", options->prefill_tokens,
+                      "prompt tokens per rank (default: max_num_batched_tokens)")
+          ->check(CLI::Range(1, 1 << 20));
+  CLI::Option* const prompts =
+      command
+          .add_option("--prompts", options->prompts,
+                      "several prompts of each rank, as 7168,1000@29000: 1000 tokens behind 29000")
+          ->delimiter(',')
+          ->check(refuse_prompt)
+          ->excludes(tokens);
   command
-      .add_option("--sequences", options->sequences,
-                  "decode sequences per rank (default: the mean batch of the config's own load)")
-      ->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--context", options->context,
-                  "tokens in the KV cache of each (default: the mean of the config's own load)")
-      ->check(CLI::Range(0, 1 << 24));
-  command
-      .add_option("--prefill-tokens", options->prefill_tokens,
-                  "prompt tokens per rank (default: max_num_batched_tokens)")
-      ->check(CLI::Range(1, 1 << 20));
+      .add_option("--steps", options->steps,
+                  "JSON file, a list of steps to explain: [{\"sequences\": 16, \"context\": 1024, "
+                  "\"prompts\": [{\"tokens\": 1000, \"prefix\": 29000}]}]")
+      ->excludes(kind, sequences, context, tokens, prompts);
   command
       .add_option("--samples", options->samples,
                   "steps alike to price for the mean and its interval (default: 16)")
@@ -368,17 +491,20 @@ Action setup_explain(CLI::App& command) {
     const ConfigNode config = options->experiment.read();
     const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
     const Deployment& e = experiment.decode();
-    const int context = options->context.value_or(mean_context(e));
-    const int tokens = options->prefill_tokens > 0 ? options->prefill_tokens
-                                                   : e.scheduler->max_num_batched_tokens();
-    const StepKind kind = options->kind == "decode"    ? StepKind::decode
-                          : options->kind == "prefill" ? StepKind::prefill
-                                                       : StepKind::mixed;
-    const bool own_load = !options->sequences && kind != StepKind::prefill;
-    const int sequences =
-        own_load ? mean_batch(config, traces, context) : options->sequences.value_or(0);
-    const ExplainedStep step = explain_step(e, kind, sequences, context, tokens, options->samples);
-    print(options->json ? to_json(step, e).dump(1) + "\n" : to_text(step, e, own_load));
+    if (!options->prompts.empty() && options->kind == "decode")
+      throw ConfigError("--prompts: a decode step has none; expected --step prefill or mixed");
+    OrderedJson all = OrderedJson::array();
+    std::string text;
+    for (const StepContent& content : steps_of(*options, config, traces, e)) {
+      const ExplainedStep step = explain_step(e, content, options->samples);
+      if (options->json) {
+        all.push_back(to_json(step, e));
+      } else {
+        text += (text.empty() ? "" : "\n\n") + to_text(step, e, of_own_load(*options));
+      }
+    }
+    if (options->json) text = (options->steps.empty() ? all.at(0) : all).dump(1) + "\n";
+    print(text);
     return 0;
   };
 }
