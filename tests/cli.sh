@@ -125,6 +125,25 @@ assert 0 <= held["rank"] < 8 and 24 / 8 <= held["last_in_layers"] <= held["moe_l
 assert wait["mean_ms"] > 0 and wait["activated"] >= wait["mean_activated"] and 0 <= wait["layer"] < 24, held
 ' || fail "explain: who is last"
 "$moesim" explain "$config" 2>/dev/null | grep -q "is last with its experts most often, in" || fail "explain: not said who is last"
+# A step's content by options and by a file is one; a prompt behind a prefix takes longer, as does another prompt beside it.
+echo '[{"prompts": [{"tokens": 64}]}, {"prompts": [{"tokens": 64, "prefix": 4096}]},
+       {"prompts": [{"tokens": 64}, {"tokens": 32}]}, {"sequences": 2, "context": 64}]' >"$work/steps.json"
+"$moesim" explain "$config" --steps "$work/steps.json" --samples 1 --json >"$work/steps.out" 2>/dev/null || fail "explain --steps"
+"$moesim" explain "$config" --step prefill --prompts 64@4096 --samples 1 --json >"$work/prefix" 2>/dev/null || fail "explain --prompts"
+"$moesim" explain "$config" --step prefill --prefill-tokens 64 --context 4096 --samples 1 --json 2>/dev/null |
+  cmp - "$work/prefix" || fail "explain: a prompt's context is not its prefix"
+python3 -c '
+import json, sys
+steps, prefix = (json.load(open(f)) for f in sys.argv[1:])
+alone, behind, two, decode = steps
+assert [s["kind"] for s in steps] == ["prefill"] * 3 + ["decode"], steps
+assert alone["total_ms"] < behind["total_ms"] == prefix["total_ms"] and alone["total_ms"] < two["total_ms"], steps
+' "$work/steps.out" "$work/prefix" || fail "explain: steps of a file"
+echo '[{"sequences": 0}]' >"$work/steps.json"
+"$moesim" explain "$config" --steps "$work/steps.json" 2>"$work/err" && fail "explain: a step of nothing passed"
+grep -q 'steps.json:/0: a step of nothing' "$work/err" || fail "explain: a step of nothing is not named: $(cat "$work/err")"
+"$moesim" explain "$config" --step prefill --prompts 0 2>/dev/null
+[ $? -eq 2 ] || fail "explain --prompts 0: another exit code than 2"
 
 for verb in list "check good.json" "explain good.json" "trace info trace"; do
   # shellcheck disable=SC2086

@@ -37,8 +37,9 @@ constexpr double far_away = 2;
 // Coordinates are kept as floats: a row meets itself within this.
 constexpr double same_point = 1e-4;
 // Shapes this near to the asked one are measured as well as the nearest: another head dimension,
-// twice or half, is not. Chosen by leaving out points of the tables, with the two below.
-constexpr double near_shape = 0.5;
+// twice or half, is not, nor twice the hidden size, which is half an octave of its axis. Chosen by
+// leaving out points of the tables, with the two below.
+constexpr double near_shape = 0.49;
 // A kernel is left out where it was measured so much farther away than another ...
 constexpr double much_farther = 2;
 // ... and until then it is taken for slower, by this for each octave, than what is guessed of it.
