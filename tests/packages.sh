@@ -3,7 +3,7 @@
 #   tests/packages.sh BUILD
 set -euo pipefail
 build=$(realpath "$1")
-for needed in cpack dpkg-deb dpkg-shlibdeps; do
+for needed in cpack dpkg-deb dpkg-shlibdeps file; do
   command -v "$needed" >/dev/null || { echo "skipped: $needed is not installed (tools/setup --tests)"; exit 77; }
 done
 work=$(mktemp -d)
