@@ -332,7 +332,7 @@ std::span<const Key> gpu_keys() {
       {"name", form::text, required, "of the GPU, in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
-      {"hbm_capacity", form::bytes, required, "of its HBM"},
+      {"hbm_capacity", form::bytes, required, "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
       {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
       {"l2_capacity", form::bytes, required, "L2 cache"},
       {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},

@@ -300,13 +300,13 @@ TEST_CASE("a hit on sliding layers needs the window before its end") {
 }
 
 TEST_CASE("what a plan finds and takes on paper is what the cache then does, over windows too") {
-  const auto layout = GENERATE(KvLayout{16, Bytes(1), {{1, 0}}}, chunks, sliding,
+  const auto shape = GENERATE(KvLayout{16, Bytes(1), {{1, 0}}}, chunks, sliding,
                                KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
                                KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
                                KvLayout{16, Bytes(1), {{1, 17}}});
   const auto seed = GENERATE(1U, 2U, 3U);
   Rng rng(seed, "test/kv_plan");
-  KvCache cache(layout, 150, true);
+  KvCache cache(shape, 150, true);
   std::vector<Sequence> running;
   std::vector<Sequence> waiting_ones;
   std::uint32_t request = 0;
@@ -319,7 +319,7 @@ TEST_CASE("what a plan finds and takes on paper is what the cache then does, ove
       for (int i = 0; i < (tokens + 31) / 32; ++i) ids.push_back(id = 3 * id + 1 + rng.below(2));
       waiting_ones.push_back(arrive(cache, ++request, tokens, ids));
     }
-    KvPlan plan(layout, cache.free_blocks(), &cache, true);
+    KvPlan plan(shape, cache.free_blocks(), &cache, true);
     std::vector<std::int32_t> given;
     for (const Sequence& sequence : running) {
       const std::int32_t tokens = std::max(1, std::min(sequence.due(), 48));
@@ -338,7 +338,7 @@ TEST_CASE("what a plan finds and takes on paper is what the cache then does, ove
       sequence.computed = static_cast<std::int32_t>(hit.blocks) * 16;
       const std::int32_t tokens = std::min(sequence.due(), 48);
       const std::int64_t blocks =
-          layout.blocks_in_step(sequence.computed, sequence.computed + tokens) - hit.in_use;
+          shape.blocks_in_step(sequence.computed, sequence.computed + tokens) - hit.in_use;
       if (blocks > plan.free_blocks()) break;
       plan.admit(sequence, hit, tokens);
       found.push_back(hit);

@@ -397,7 +397,7 @@ TEST_CASE("the page of keys names every key and every policy, and each row fills
   for (std::string line; std::getline(lines, line);) {
     std::size_t bars = 0;
     for (std::size_t i = 0; i < line.size(); ++i)
-      bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\') ? 1 : 0;
+      bars += line[i] == '|' && (i == 0 || line[i - 1] != '\\') ? 1U : 0U;
     CAPTURE(line);
     if (columns > 0 && bars > 0) CHECK(bars == columns);
     columns = bars;
