@@ -2,8 +2,12 @@
 #include "hardware/gpu.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
+
+#include "hardware/engines/presets.hpp"
+#include "hardware/shipped.hpp"
 
 namespace moesim {
 
@@ -17,6 +21,25 @@ Q positive(ConfigReader& reader, std::string_view key) {
   const Q quantity = reader.quantity<Q>(key);
   if (quantity <= Q(0)) reader.child(key).fail("must be more than zero");
   return quantity;
+}
+
+/// `read(row, index)` is given the object of every name that is there, after `first` the table.
+template <std::size_t N, class Read, class First>
+void read_named_rows(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
+                     const std::array<std::string_view, N>& names, Read read, First first) {
+  read_object(node, keys, [&](ConfigReader& table) {
+    first(table);
+    for (std::size_t i = 0; i < N; ++i) {
+      if (table.optional(names[i]))
+        read_object(table.child(names[i]), row_keys, [&](ConfigReader& row) { read(row, i); });
+    }
+  });
+}
+
+template <std::size_t N, class Read>
+void read_named_rows(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
+                     const std::array<std::string_view, N>& names, Read read) {
+  read_named_rows(node, keys, row_keys, names, read, [](ConfigReader&) {});
 }
 
 std::span<const Key> peak_keys() {
@@ -93,15 +116,48 @@ std::optional<Calibration> read_calibration(ConfigReader& reader) {
   });
 }
 
+constexpr Form overlap_form = form::number(1, 64);
+constexpr Form passes = form::number(0, 100);
+
+std::span<const Key> precision_constant_keys() {
+  static constexpr Key keys[] = {{"launch", form::time, required, "as the family's"},
+                                 {"bandwidth_share", share, required, "the same"},
+                                 {"overlap", overlap_form, "16", "the same"},
+                                 {"copies", passes, "0", "the same"},
+                                 {"held_copies", passes, "0", "the same"}};
+  return keys;
+}
+
+std::span<const Key> by_precision_keys() {
+  static constexpr Key keys[] = {{"*", form::object(precision_constant_keys),
+                                  otherwise("the family's"), "constants of one precision",
+                                  precision_names}};
+  return keys;
+}
+
+std::map<Precision, PrecisionConstants> read_by_precision(const ConfigNode& node) {
+  std::map<Precision, PrecisionConstants> all;
+  read_named_rows(node, by_precision_keys, precision_constant_keys, precision_names,
+                  [&](ConfigReader& row, std::size_t i) {
+                    all[static_cast<Precision>(i)] = {
+                        row.quantity<Seconds>("launch"), row.number("bandwidth_share"),
+                        row.number("overlap"), row.number("copies"), row.number("held_copies")};
+                  });
+  return all;
+}
+
 std::span<const Key> kernel_keys() {
   static constexpr Form by_precision = form::object(peak_share_keys);
   static constexpr Key keys[] = {
       {"launch", form::time, required, "launch and drain of the operation's kernels"},
       {"bandwidth_share", share, required, "of the HBM bandwidth that it reaches"},
       {"peak_share", share.or_a(by_precision), required, "of the dense peak that it reaches"},
-      {"overlap", form::number(1, 64), "16", "of loads and arithmetic: 1 none, 16 nearly all"},
+      {"overlap", overlap_form, "16", "of loads and arithmetic: 1 none, 16 nearly all"},
       {"tile_m", tile_side, required, "rows to which a GEMM pads its tokens"},
       {"tile_n", tile_side, required, "columns of an output tile"},
+      {"copies", passes, "0", "of an expert layer's rows, in passes over them"},
+      {"held_copies", passes, "0", "of all rows at hand, whichever GPU's experts they chose"},
+      {"by_precision", form::object(by_precision_keys), "{}", "what precisions have of their own"},
       {"source", form::text, required, "where these numbers come from"},
       {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
   return keys;
@@ -114,6 +170,9 @@ KernelConstants read_kernel(ConfigReader& reader) {
           .overlap = reader.number("overlap"),
           .tile_m = static_cast<int>(reader.integer("tile_m")),
           .tile_n = static_cast<int>(reader.integer("tile_n")),
+          .copies = reader.number("copies"),
+          .held_copies = reader.number("held_copies"),
+          .by_precision = read_by_precision(reader.child("by_precision")),
           .source = reader.text("source"),
           .calibration = read_calibration(reader)};
 }
@@ -151,16 +210,21 @@ Price read_price(const ConfigNode& node) {
   });
 }
 
+constexpr Key as_key{"as", form::file, otherwise("no GPU"),
+                     "GPU file whose constants stand in for those left out"};
+
 std::span<const Key> kernel_table_keys() {
-  static constexpr Key keys[] = {{"*", form::object(kernel_keys), otherwise("the family's default"),
+  static constexpr Key keys[] = {as_key,
+                                 {"*", form::object(kernel_keys), otherwise("the family's default"),
                                   "constants of one kernel family", kernel_family_names}};
   return keys;
 }
 
 std::span<const Key> collective_table_keys() {
-  static constexpr Key keys[] = {{"*", form::object(collective_keys),
-                                  otherwise("the family's default"), "constants of one collective",
-                                  collective_names}};
+  static constexpr Key keys[] = {
+      as_key,
+      {"*", form::object(collective_keys), otherwise("the family's default"),
+       "constants of one collective", collective_names}};
   return keys;
 }
 
@@ -176,18 +240,6 @@ std::vector<Profile> read_profiles(const ConfigNode& node) {
     node.fail(fmt::format("{} holds no folder <engine>-<version> of tables", folder.string()));
   std::ranges::sort(profiles, {}, &Profile::folder);
   return profiles;
-}
-
-/// `read(row, index)` is given the object of every name that is there.
-template <std::size_t N, class Read>
-void read_named_rows(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
-                     const std::array<std::string_view, N>& names, Read read) {
-  read_object(node, keys, [&](ConfigReader& table) {
-    for (std::size_t i = 0; i < N; ++i) {
-      if (table.optional(names[i]))
-        read_object(table.child(names[i]), row_keys, [&](ConfigReader& row) { read(row, i); });
-    }
-  });
 }
 
 /// Bits that a multiplication must carry for values stored like this.
@@ -231,17 +283,28 @@ FlopsPerSecond GpuSpec::peak(Precision weights, Precision activations) const {
   return dense_peak.at(Precision::bf16);
 }
 
+namespace {
+
+// The precision whose kernels are most alike; of bf16 and four bits there is none.
+Precision nearest(Precision weights) {
+  if (weights == Precision::fp8) return Precision::fp8_block;
+  return weights == Precision::fp8_block ? Precision::fp8 : weights;
+}
+
+}  // namespace
+
 double KernelConstants::peak_share_of(Precision weights) const {
-  const auto share_of = [&](Precision precision) {
-    const auto found = peak_share.find(precision);
-    return found == peak_share.end() ? 0.0 : found->second;
-  };
-  const bool eight_bits = weights == Precision::fp8 || weights == Precision::fp8_block;
-  const Precision sibling = weights == Precision::fp8 ? Precision::fp8_block : Precision::fp8;
-  for (const double found :
-       {share_of(weights), eight_bits ? share_of(sibling) : 0.0, share_of(Precision::bf16)})
-    if (found > 0) return found;
+  for (const Precision precision : {weights, nearest(weights), Precision::bf16})
+    if (const auto found = peak_share.find(precision); found != peak_share.end())
+      return found->second;
   return peak_share.begin()->second;
+}
+
+PrecisionConstants KernelConstants::of(Precision weights) const {
+  for (const Precision precision : {weights, nearest(weights)})
+    if (const auto found = by_precision.find(precision); found != by_precision.end())
+      return found->second;
+  return {launch, bandwidth_share, overlap, copies, held_copies};
 }
 
 Reach KernelConstants::reach(Precision weights) const {
@@ -263,68 +326,61 @@ const CollectiveConstants& GpuSpec::collective(Collective kind) const {
   return collectives[static_cast<std::size_t>(kind)];
 }
 
+namespace {
+
+/// hardware/families.json, which is built in: a GPU's data sheet needs no file beside it.
+struct Families {
+  std::map<KernelFamily, KernelConstants> kernels;
+  std::array<CollectiveConstants, collective_names.size()> collectives;
+};
+
+std::span<const Key> family_keys() {
+  static constexpr Key keys[] = {
+      {"source", form::text, required, "where these numbers come from"},
+      {"kernels", form::object(kernel_table_keys), required, "constants of every family"},
+      {"collectives", form::object(collective_table_keys), required, "of every collective"}};
+  return keys;
+}
+
+Families read_families() {
+  const ConfigNode node(Json::parse(presets::families()), "hardware/families.json");
+  return read_object(node, family_keys, [](ConfigReader& reader) {
+    Families all;
+    reader.text("source");
+    read_named_rows(reader.child("kernels"), kernel_table_keys, kernel_keys, kernel_family_names,
+                    [&](ConfigReader& row, std::size_t i) {
+                      all.kernels[static_cast<KernelFamily>(i)] = read_kernel(row);
+                    });
+    read_named_rows(
+        reader.child("collectives"), collective_table_keys, collective_keys, collective_names,
+        [&](ConfigReader& row, std::size_t i) { all.collectives[i] = read_collective(row); });
+    return all;
+  });
+}
+
+const Families& families() {
+  static const Families all = read_families();
+  return all;
+}
+
+/// Constants of another GPU, or of others, which are no fit of this one.
+template <class Constants>
+Constants as_of(std::string_view whose, Constants constants) {
+  constants.source = fmt::format("{}; not measured on this GPU: {}", whose, constants.source);
+  constants.calibration.reset();
+  return constants;
+}
+
+constexpr std::string_view of_the_family = "family default";
+
+}  // namespace
+
 KernelConstants family_default(KernelFamily family) {
-  struct Row {
-    KernelFamily family;
-    double launch_us, bandwidth_share;
-    PeakShares peak_share;
-    double overlap;
-    int tile_m, tile_n;
-    const char* of;
-  };
-  using enum Precision;
-  const std::array<Row, kernel_family_names.size()> rows{{
-      {KernelFamily::grouped_gemm,
-       27,
-       0.9,
-       {{bf16, 0.5}, {fp8, 0.4}, {fp8_block, 0.29}, {mxfp4, 0.15}, {nvfp4, 0.23}, {int4, 0.07}},
-       1.5,
-       128,
-       128,
-       "H100 SXM"},
-      {KernelFamily::masked_grouped_gemm, 26, 0.84, {{fp8_block, 0.67}}, 2.6, 128, 128, "H100 SXM"},
-      {KernelFamily::gemm, 4.3, 0.84, {{bf16, 0.83}, {fp8_block, 0.64}}, 7, 128, 256, "H100 SXM"},
-      {KernelFamily::attention_decode, 10.4, 0.9, {{bf16, 0.6}}, 6, 1, 1, "H100 SXM"},
-      {KernelFamily::attention_prefill, 5.6, 0.7, {{bf16, 0.6}}, 1.5, 1, 1, "H100 SXM"},
-      {KernelFamily::mla_decode, 18, 0.91, {{bf16, 0.98}}, 2, 1, 1, "H100 SXM"},
-      {KernelFamily::memory,
-       3,
-       0.8,
-       {{bf16, 1}},
-       16,
-       1,
-       1,
-       "every GPU (ai-dynamo/aiconfigurator@095f58a times memory operations at 3 us and 0.8 HBM)"},
-  }};
-  const Row& row = rows[static_cast<std::size_t>(family)];
-  return {.launch = Seconds(row.launch_us * 1e-6),
-          .bandwidth_share = row.bandwidth_share,
-          .peak_share = row.peak_share,
-          .overlap = row.overlap,
-          .tile_m = row.tile_m,
-          .tile_n = row.tile_n,
-          .source = fmt::format("family default, as {}; not measured on this GPU", row.of)};
+  return as_of(of_the_family, families().kernels.at(family));
 }
 
 CollectiveConstants family_default(Collective kind) {
-  struct Row {
-    double launch_us, per_gpu_us, bandwidth_share, ramp_us;
-  };
-  constexpr std::array<Row, collective_names.size()> rows{{
-      {4.8, 1.52, 0.853, 12.5},
-      {4.8, 0.78, 0.784, 12.6},
-      {4.9, 0.76, 0.732, 5.9},
-      {7.2, 0.08, 0.776, 11.9},
-      {13.4, 0, 0.52, 0},
-      {13.4, 0, 0.52, 0},
-      {2.4, 0.175, 0.456, 0.26},
-  }};
-  const Row& row = rows[static_cast<std::size_t>(kind)];
-  return {.launch = Seconds(row.launch_us * 1e-6),
-          .per_gpu = Seconds(row.per_gpu_us * 1e-6),
-          .bandwidth_share = row.bandwidth_share,
-          .ramp = Seconds(row.ramp_us * 1e-6),
-          .source = "family default, as H100 SXM; not measured on this GPU"};
+  return as_of(of_the_family, families().collectives[static_cast<std::size_t>(kind)]);
 }
 
 std::span<const Key> gpu_keys() {
@@ -332,7 +388,8 @@ std::span<const Key> gpu_keys() {
       {"name", form::text, required, "of the GPU, in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
-      {"hbm_capacity", form::bytes, required, "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
+      {"hbm_capacity", form::bytes, required,
+       "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
       {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
       {"l2_capacity", form::bytes, required, "L2 cache"},
       {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},
@@ -356,17 +413,55 @@ namespace {
 // A thousand times what any GPU has; blocks of it can be counted in 64 bits.
 constexpr Bytes most_hbm(1e15);
 
-GpuSpec read_gpu(const ConfigNode& node, bool with_sibling);
+/// Whether the GPUs that a file names are read as well: its sibling, those that it is like.
+enum class Others { read, left_out };
 
-// A sibling's own sibling is not asked.
-std::shared_ptr<const GpuSpec> read_sibling(const ConfigNode& node) {
-  const auto file = node.relative(node.text());
+GpuSpec read_gpu(const ConfigNode& node, Others others);
+
+// What a sibling or a GPU that is alike names in turn is not asked.
+std::shared_ptr<const GpuSpec> read_other(const ConfigNode& node) {
+  const auto file = named_file(node, Shipped::gpu);
   if (std::filesystem::exists(file) && std::filesystem::equivalent(file, node.file()))
     node.fail("a GPU cannot be its own sibling");
-  return std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file), false));
+  return std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file), Others::left_out));
 }
 
-GpuSpec read_gpu(const ConfigNode& node, bool with_sibling) {
+void read_kernels(const ConfigNode& node, GpuSpec& gpu, Others others) {
+  for (std::size_t i = 0; i < kernel_family_names.size(); ++i) {
+    const auto family = static_cast<KernelFamily>(i);
+    gpu.kernels[family] = family_default(family);
+  }
+  read_named_rows(
+      node, kernel_table_keys, kernel_keys, kernel_family_names,
+      [&](ConfigReader& row, std::size_t i) {
+        KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
+        KernelConstants defaults = std::exchange(constants, read_kernel(row));
+        constants.peak_share.merge(defaults.peak_share);
+        if (!constants.by_precision.empty()) constants.by_precision.merge(defaults.by_precision);
+      },
+      [&](ConfigReader& table) {
+        if (!table.optional("as") || others == Others::left_out) return;
+        const auto alike = read_other(table.child("as"));
+        for (auto& [family, constants] : gpu.kernels)
+          constants = as_of("as " + alike->name, alike->kernel(family));
+      });
+}
+
+void read_collectives(const ConfigNode& node, GpuSpec& gpu, Others others) {
+  for (std::size_t i = 0; i < collective_names.size(); ++i)
+    gpu.collectives[i] = family_default(static_cast<Collective>(i));
+  read_named_rows(
+      node, collective_table_keys, collective_keys, collective_names,
+      [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); },
+      [&](ConfigReader& table) {
+        if (!table.optional("as") || others == Others::left_out) return;
+        const auto alike = read_other(table.child("as"));
+        for (std::size_t i = 0; i < collective_names.size(); ++i)
+          gpu.collectives[i] = as_of("as " + alike->name, alike->collectives[i]);
+      });
+}
+
+GpuSpec read_gpu(const ConfigNode& node, Others others) {
   return read_object(node, gpu_keys, [&](ConfigReader& reader) {
     GpuSpec gpu;
     gpu.name = reader.text("name");
@@ -382,32 +477,18 @@ GpuSpec read_gpu(const ConfigNode& node, bool with_sibling) {
     gpu.scale_up_bandwidth = positive<BytesPerSecond>(reader, "scale_up_bandwidth");
     gpu.host_bandwidth = positive<BytesPerSecond>(reader, "host_bandwidth");
     gpu.dense_peak = read_peaks(reader.child("dense_peak"));
-    for (std::size_t i = 0; i < kernel_family_names.size(); ++i) {
-      const auto family = static_cast<KernelFamily>(i);
-      gpu.kernels[family] = family_default(family);
-    }
-    for (std::size_t i = 0; i < collective_names.size(); ++i)
-      gpu.collectives[i] = family_default(static_cast<Collective>(i));
-    read_named_rows(reader.child("kernels"), kernel_table_keys, kernel_keys, kernel_family_names,
-                    [&](ConfigReader& row, std::size_t i) {
-                      KernelConstants& constants = gpu.kernels[static_cast<KernelFamily>(i)];
-                      PeakShares defaults = std::move(constants.peak_share);
-                      constants = read_kernel(row);
-                      constants.peak_share.merge(defaults);
-                    });
-    read_named_rows(
-        reader.child("collectives"), collective_table_keys, collective_keys, collective_names,
-        [&](ConfigReader& row, std::size_t i) { gpu.collectives[i] = read_collective(row); });
+    read_kernels(reader.child("kernels"), gpu, others);
+    read_collectives(reader.child("collectives"), gpu, others);
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
-    if (reader.optional("sibling") && with_sibling)
-      gpu.sibling = read_sibling(reader.child("sibling"));
+    if (reader.optional("sibling") && others == Others::read)
+      gpu.sibling = read_other(reader.child("sibling"));
     return gpu;
   });
 }
 
 }  // namespace
 
-GpuSpec read_gpu(const ConfigNode& node) { return read_gpu(node, true); }
+GpuSpec read_gpu(const ConfigNode& node) { return read_gpu(node, Others::read); }
 
 }  // namespace moesim

@@ -77,22 +77,36 @@ struct Reach {
 /// shares stand beside the family's default ones.
 using PeakShares = std::map<Precision, double>;
 
+/// What the kernels of one precision have of their own in a family.
+struct PrecisionConstants {
+  Seconds launch;
+  double bandwidth_share;
+  double overlap;
+  double copies = 0, held_copies = 0;
+};
+
 /// The few constants of a kernel family on one GPU:
-///   time = launch + max((x^overlap + y^overlap)^(1/overlap), L2, shared memory)
-///   x = bytes/(bandwidth_share*HBM), y = flops/(peak_share*peak)
+///   time = launch + max((x^overlap + y^overlap)^(1/overlap), L2, shared memory) + z
+///   x = bytes/(bandwidth_share*HBM), y = flops/(peak_share*peak), z = copied bytes/HBM
+/// Fused expert layers copy what they compute on, see GroupedGemm.
 struct KernelConstants {
   Seconds launch;          ///< t0: launch and drain of the kernels of this operation
   double bandwidth_share;  ///< f, of the data-sheet HBM bandwidth, in (0, 1]
   PeakShares peak_share;   ///< g, of the dense data-sheet peak, each in (0, 1]
   /// How well loads hide behind arithmetic: 1 not at all, 2 about half, 16 and more completely.
   double overlap = 16;
-  int tile_m = 1;      ///< rows to which a GEMM pads its tokens, see GroupedRows
-  int tile_n = 1;      ///< columns of one output tile
-  std::string source;  ///< where the numbers come from
+  int tile_m = 1;          ///< rows to which a GEMM pads its tokens, see GroupedRows
+  int tile_n = 1;          ///< columns of one output tile
+  double copies = 0;       ///< of a rank's rows, in passes over them
+  double held_copies = 0;  ///< of all rows that it holds, whichever GPU's experts they chose
+  std::map<Precision, PrecisionConstants> by_precision{};  ///< where kernels differ
+  std::string source;                                      ///< where the numbers come from
   /// Nothing where the numbers are not a fit: a data sheet's, or of a family on other GPUs.
   std::optional<Calibration> calibration{};
 
   double peak_share_of(Precision weights) const;
+  /// Of the precision, of its nearest (as peak_share has it), or else of the family.
+  PrecisionConstants of(Precision weights) const;
   Reach reach(Precision weights) const;
 };
 
@@ -138,7 +152,7 @@ struct Price {
 };
 
 /// Constants for a GPU on which a family was never measured, to go with its data sheet: what the
-/// family reaches on the GPUs where it was. Their source says so.
+/// family reaches on the GPUs where it was (hardware/families.json). Their source says so.
 KernelConstants family_default(KernelFamily);
 CollectiveConstants family_default(Collective);
 
@@ -181,8 +195,9 @@ struct GpuSpec {
   const CollectiveConstants& collective(Collective) const;
 };
 
-/// Kernel families and collectives that the file leaves out take the family's default. Throws
-/// ConfigError if a fact is missing or impossible.
+/// Kernel families and collectives that the file leaves out are those of the GPU that it names as
+/// the like of it, else the family's default. Throws ConfigError if a fact is missing or
+/// impossible.
 GpuSpec read_gpu(const ConfigNode&);
 std::span<const Key> gpu_keys();
 

@@ -21,11 +21,13 @@ Seconds overlapped(Seconds x, Seconds y, double p) {
 Roofline::Roofline(Operands operands, KernelFamily family, const GpuSpec& gpu)
     : l2_(gpu.l2_bandwidth),
       smem_(gpu.smem_bandwidth),
+      copies_(gpu.hbm_bandwidth),
       peak_(gpu.peak(operands.weights, operands.activations)) {
   const KernelConstants& kernel = gpu.kernel(family);
-  launch_ = kernel.launch;
-  overlap_ = kernel.overlap;
-  hbm_ = gpu.hbm_bandwidth * kernel.bandwidth_share;
+  const PrecisionConstants constants = kernel.of(operands.weights);
+  launch_ = constants.launch;
+  overlap_ = constants.overlap;
+  hbm_ = gpu.hbm_bandwidth * constants.bandwidth_share;
   reached_ = peak_ * kernel.peak_share_of(operands.weights);
   reach_ = kernel.reach(operands.weights);
 }
@@ -46,6 +48,9 @@ Cost Roofline::cost(const Work& work) const {
   };
   at_least(work.l2 / l2_, Resource::l2);
   at_least(work.smem / smem_, Resource::smem);
+  const Seconds copies = work.copied / copies_;
+  if (copies > cost.time) cost.bound = Resource::hbm;
+  cost.time += copies;
   if (launch_ > cost.time) cost.bound = Resource::launch;
   cost.time += launch_;
   return cost;

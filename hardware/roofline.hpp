@@ -19,6 +19,7 @@ struct Work {
   Bytes hbm{};
   Bytes l2{};
   Bytes smem{};
+  Bytes copied{};  ///< before and after all that: by a fused layer, at the HBM's full rate
 };
 
 /// How long an operation takes and why. `time` includes the launch floor; `bound` is the resource
@@ -48,7 +49,7 @@ class Roofline {
  private:
   Seconds launch_;
   double overlap_;
-  BytesPerSecond hbm_, l2_, smem_;
+  BytesPerSecond hbm_, l2_, smem_, copies_;
   FlopsPerSecond peak_, reached_;
   Reach reach_;
 };

@@ -42,19 +42,9 @@ std::string group_of(std::string_view cache, std::string_view multiplied, bool w
 template <bool decode>
 std::vector<Sample> attention_samples(const TableRow& row, const GpuSpec& gpu,
                                       const EngineVersion&) {
-  const std::string_view cache = row.text("kv_precision");
-  AttentionCall c{.decode = decode,
-                  .kv_bytes = cache_bytes(cache),
-                  .q_heads = row.number("q_heads"),
-                  .kv_heads = row.number("kv_heads"),
-                  .head_dim = row.number("head_dim"),
-                  .window = row.number("window", 0),
-                  .batch = row.number("batch"),
-                  .queries = decode ? 1 : row.number("isl")};
-  c.context = decode ? row.number("ctx") + 1 : c.queries + row.number("prefix", 0);
-  c.pairs = causal_pairs(c.queries, c.context, c.window);
-  const std::string group =
-      group_of(table_name(cache), table_name(row.text("precision")), c.window > 0);
+  const AttentionCall c = attention_of(row, decode);
+  const std::string group = group_of(table_name(row.text("kv_precision")),
+                                     table_name(row.text("precision")), c.window > 0);
   return {sample(is_from_hbm(c, gpu) ? from_hbm(group) : group, row, locate(c, gpu))};
 }
 
@@ -73,6 +63,20 @@ AttentionCall call_of(const AttentionShape& shape, const AttentionLoad& load) {
 }
 
 }  // namespace
+
+AttentionCall attention_of(const TableRow& row, bool decode) {
+  AttentionCall c{.decode = decode,
+                  .kv_bytes = cache_bytes(row.text("kv_precision")),
+                  .q_heads = row.number("q_heads"),
+                  .kv_heads = row.number("kv_heads"),
+                  .head_dim = row.number("head_dim"),
+                  .window = row.number("window", 0),
+                  .batch = row.number("batch"),
+                  .queries = decode ? 1 : row.number("isl")};
+  c.context = decode ? row.number("ctx") + 1 : c.queries + row.number("prefix", 0);
+  c.pairs = causal_pairs(c.queries, c.context, c.window);
+  return c;
+}
 
 const MeasuredKernel& attention_decode_table() {
   static const MeasuredKernel table{"attention_decode",     6, {2, 3, 4, 5}, {0, 1}, "ctx",

@@ -75,6 +75,10 @@ struct LatentAttentionCall {
 };
 Question ask(const LatentAttentionCall&, const GpuSpec&);
 
+/// The calls that rows of attention tables measured. Throw ConfigError if a column is missing.
+AttentionCall attention_of(const TableRow&, bool decode);
+LatentAttentionCall latent_attention_of(const TableRow&, bool decode);
+
 struct AbsorptionCall {
   bool keys = true;
   double queries = 0, heads = 0, kv_lora = 0, head_dim = 0;  ///< qk_nope of keys, v_dim of values

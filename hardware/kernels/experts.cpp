@@ -48,7 +48,13 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
 std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
                                    const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
-  ExpertsCall c{.precision = precision,
+  return {sample(precision, row, locate(experts_of(row, engine, precision), gpu))};
+}
+
+}  // namespace
+
+ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::string_view format) {
+  ExpertsCall c{.precision = format,
                 .hidden = row.number("hidden"),
                 .width = row.number("width") / row.number("tp", 1),
                 .top_k = row.number("top_k"),
@@ -66,10 +72,8 @@ std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
     c.rows = row.number("rows");
     c.active = row.number("active");
   }
-  return {sample(precision, row, locate(c, gpu))};
+  return c;
 }
-
-}  // namespace
 
 const MeasuredKernel& experts_table() {
   static const MeasuredKernel table{"experts", 8,        {3, 4, 5, 6},
@@ -231,6 +235,10 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
       hbm_(gpu.hbm_bandwidth),
       peak_(gpu.peak(shape.weights, shape.activations)),
       roofline_({shape.weights, shape.activations}, shape.kernel, gpu) {
+  const PrecisionConstants constants = gpu.kernel(shape.kernel).of(shape.weights);
+  const double row = row_bytes(shape.hidden, shape.width);
+  copied_row_ = constants.copies * row;
+  copied_held_row_ = constants.held_copies * row;
   for (std::int32_t tokens = 0; tokens <= tile_m_; ++tokens) {
     padded_.push_back(
         static_cast<std::int32_t>(grouped_rows(std::span(&tokens, 1), tile_m_).padded));
@@ -262,19 +270,28 @@ GroupedRows GroupedGemm::rows(std::span<const std::int32_t> tokens_per_slot) con
           rows.padded + long_ones.padded, rows.slots + long_ones.tiles};
 }
 
-Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
-  if (rows.slots == 0) return {};
-  const double weight = bytes_per_element(shape_.weights);
-  const double activation = bytes_per_element(shape_.activations);
+TiledWork expert_work(const GroupedGemmShape& shape, const GroupedRows& rows, Tile tile, int sms) {
+  const double weight = bytes_per_element(shape.weights);
+  const double activation = bytes_per_element(shape.activations);
   // Gate and up are one GEMM whose epilogue multiplies them: of its 2m columns m are written. The
   // sum over experts is taken in bf16 whatever the multiplication's precision.
-  const Projection gate_up{2 * shape_.width, shape_.hidden, weight, activation, activation / 2};
-  const Projection down{shape_.hidden, shape_.width, weight, activation, 2};
+  const Projection gate_up{2 * shape.width, shape.hidden, weight, activation, activation / 2};
+  const Projection down{shape.hidden, shape.width, weight, activation, 2};
   TiledWork total;
-  add_projection(total, rows, gate_up, {tile_m_, tile_n_}, sms_);
-  add_projection(total, rows, down, {tile_m_, tile_n_}, sms_);
-  if (!tables_) return tiled_cost(total, roofline_);
+  add_projection(total, rows, gate_up, tile, sms);
+  add_projection(total, rows, down, tile, sms);
+  return total;
+}
+
+Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
+  if (rows.slots == 0) return {};
+  TiledWork total = expert_work(shape_, rows, {tile_m_, tile_n_}, sms_);
   const auto useful = static_cast<double>(rows.tokens);
+  if (!tables_) {
+    const double held = std::max(useful, tokens * shape_.top_k);
+    total.work.copied = Bytes(copied_row_ * useful + copied_held_row_ * held);
+    return tiled_cost(total, roofline_);
+  }
   const auto own = useful / shape_.top_k;
   const TableTime measured = tables_->time(std::max(tokens, own), useful, double(rows.slots));
   const Flops flops(6 * shape_.hidden * shape_.width * useful);

@@ -18,6 +18,9 @@ struct ExpertsCall {
   double tokens = 0, rows = 0, active = 0;
 };
 const MeasuredKernel& experts_table();
+/// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
+/// column or no layer is like that.
+ExpertsCall experts_of(const TableRow&, const EngineVersion&, std::string_view format);
 
 /// What was made of the tables for one shape of expert layer; shared by all who ask for it.
 struct ExpertCurve;
@@ -58,24 +61,34 @@ struct GroupedGemmShape {
   double top_k = 0;    ///< experts of a token
 };
 
+/// Bytes that a pass over one row of a layer's copies moves: a token and its two intermediate
+/// results, read and written in bf16.
+inline double row_bytes(double hidden, double width) { return 2 * (2 * hidden + 4 * width); }
+
+/// What such rows ask of a GPU. `sms` run the tiles in waves; 0: waves are not counted.
+TiledWork expert_work(const GroupedGemmShape&, const GroupedRows&, Tile, int sms);
+
 /// bytes_hbm = sum over ACTIVE slots of W, plus activations in and out; flops = sum 2*3*d*m*
 /// padded rows; weights cross L2 once per M tile and activations once per N tile; tiles that
 /// do not fill their last wave over the SMs leave them idle (reference: the measured law t0 +
 /// n_active*W/(f*BW)). `work.flops` counts the padding, not the idle SMs. No tokens cost nothing.
+/// Rows are copied as well: permuted, activated, summed up. Kernels of engines do that with the
+/// rows that they compute, and with those that the GPU holds but other GPUs' experts compute.
 class GroupedGemm {
  public:
   GroupedGemm(const GroupedGemmShape&, const GpuSpec&);
   /// grouped_rows() with the kernel's tile_m.
   GroupedRows rows(std::span<const std::int32_t> tokens_per_slot) const;
-  /// `tokens` enter the EP group of which this GPU computes a share; only tables ask for them, and
-  /// take the rows' own where they are 0.
+  /// `tokens` enter the EP group of which this GPU computes a share, and it holds all of them;
+  /// those of the rows alone where they are 0.
   Cost cost(const GroupedRows&, double tokens = 0) const;
 
  private:
   GroupedGemmShape shape_;
   std::shared_ptr<const ExpertTables> tables_;  // null: none has this layer
   int tile_m_, tile_n_, sms_;
-  BytesPerSecond hbm_;  // of the data sheet, as is the peak
+  double copied_row_, copied_held_row_;  // bytes
+  BytesPerSecond hbm_;                   // of the data sheet, as is the peak
   FlopsPerSecond peak_;
   std::vector<std::int32_t> padded_;  // rows of a slot by its tokens, up to tile_m
   Roofline roofline_;

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "hardware/kernels/rough.hpp"
-#include "hardware/kernels/tiles.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
@@ -45,15 +44,23 @@ Question ask(const GemmCall& call, const GpuSpec& gpu) {
   return {gemm_table(), {std::string(call.precision)}, locate(call, gpu)};
 }
 
+TiledWork gemm_work(double m, double n, double k, Operands operands, Tile tile, int sms) {
+  GroupedRows rows;
+  add_slot(rows, std::llround(std::ceil(m)), tile.m);
+  TiledWork total;
+  add_projection(
+      total, rows,
+      {n, k, bytes_per_element(operands.weights), bytes_per_element(operands.activations), 2}, tile,
+      sms);
+  return total;
+}
+
 Cost gemm(double m, double n, double k, Precision weights, Precision activations,
           const GpuSpec& gpu) {
   if (m <= 0 || n <= 0 || k <= 0) return {};
   const KernelConstants& kernel = gpu.kernel(KernelFamily::gemm);
-  GroupedRows rows;
-  add_slot(rows, std::llround(std::ceil(m)), kernel.tile_m);
-  TiledWork total;
-  const Projection projection{n, k, bytes_per_element(weights), bytes_per_element(activations), 2};
-  add_projection(total, rows, projection, {kernel.tile_m, kernel.tile_n}, gpu.sms);
+  const TiledWork total =
+      gemm_work(m, n, k, {weights, activations}, {kernel.tile_m, kernel.tile_n}, gpu.sms);
   if (gpu.tables) {
     for (const std::string_view name : table_names(weights, activations)) {
       const auto measured = gpu.tables->time(ask(GemmCall{name, m, n, k}, gpu));

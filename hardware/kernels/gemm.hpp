@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/roofline.hpp"
+#include "hardware/kernels/tiles.hpp"
 #include "hardware/tables/measured_kernel.hpp"
 
 namespace moesim {
@@ -13,6 +13,9 @@ struct GemmCall {
 };
 const MeasuredKernel& gemm_table();
 Question ask(const GemmCall&, const GpuSpec&);
+
+/// What [m, k] x [k, n] asks of a GPU of so many SMs.
+TiledWork gemm_work(double m, double n, double k, Operands, Tile, int sms);
 
 /// One dense GEMM [m, k] x [k, n]: from the tables where they have its format, else the roofline
 /// of its tiles.

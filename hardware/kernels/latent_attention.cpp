@@ -19,16 +19,6 @@ struct MeasuredDimensions {
   double kv_lora = 512, qk_nope = 128, qk_rope = 64, v_dim = 128, q_lora = 1536, hidden = 7168;
 };
 
-LatentAttentionCall dimensions_of(const TableRow& row) {
-  constexpr MeasuredDimensions usual;
-  return {.block = {},
-          .heads = row.number("q_heads"),
-          .kv_lora = row.number("kv_lora", usual.kv_lora),
-          .qk_nope = row.number("qk_nope", usual.qk_nope),
-          .qk_rope = row.number("qk_rope", usual.qk_rope),
-          .v_dim = row.number("v_dim", usual.v_dim)};
-}
-
 // Whether no row has such heads: of decode only the latent matters, which all heads share.
 bool is_other(const LatentAttentionCall& c) {
   constexpr MeasuredDimensions usual;
@@ -78,16 +68,9 @@ std::string group_of(std::string_view cache, std::string_view multiplied, std::s
 
 template <bool decode>
 std::vector<Sample> latent_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
-  LatentAttentionCall c = dimensions_of(row);
-  const std::string_view cache = row.text("kv_precision");
-  c.decode = decode;
-  c.block = row.text("gemm_type");
-  c.kv_bytes = cache_bytes(cache);
-  c.batch = row.number("batch");
-  c.queries = row.number("isl");
-  c.context = row.number("step") + c.queries;
-  c.pairs = causal_pairs(c.queries, c.context, 0);
-  const std::string group = group_of(table_name(cache), table_name(row.text("precision")), c.block);
+  const LatentAttentionCall c = latent_attention_of(row, decode);
+  const std::string group =
+      group_of(table_name(row.text("kv_precision")), table_name(row.text("precision")), c.block);
   return {sample(is_from_hbm(c, gpu) ? from_hbm(group) : group, row, locate(c, gpu))};
 }
 
@@ -137,6 +120,23 @@ LatentAttentionCall call_of(const LatentAttentionShape& shape, const AttentionLo
 }
 
 }  // namespace
+
+LatentAttentionCall latent_attention_of(const TableRow& row, bool decode) {
+  constexpr MeasuredDimensions usual;
+  LatentAttentionCall c{.decode = decode,
+                        .block = row.text("gemm_type"),
+                        .kv_bytes = cache_bytes(row.text("kv_precision")),
+                        .heads = row.number("q_heads"),
+                        .kv_lora = row.number("kv_lora", usual.kv_lora),
+                        .qk_nope = row.number("qk_nope", usual.qk_nope),
+                        .qk_rope = row.number("qk_rope", usual.qk_rope),
+                        .v_dim = row.number("v_dim", usual.v_dim),
+                        .batch = row.number("batch"),
+                        .queries = row.number("isl")};
+  c.context = row.number("step") + c.queries;
+  c.pairs = causal_pairs(c.queries, c.context, 0);
+  return c;
+}
 
 const MeasuredKernel& mla_decode_table() {
   static const MeasuredKernel table{"mla_decode", 4, {2, 3}, {0, 1}, "step", latent_samples<true>};

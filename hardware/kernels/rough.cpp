@@ -40,6 +40,22 @@ std::vector<std::string_view> table_names(Precision weights, Precision activatio
   return {};
 }
 
+std::optional<Operands> operands_of(std::string_view format) {
+  struct Row {
+    std::string_view name;
+    Operands operands;
+  };
+  using enum Precision;
+  static constexpr Row rows[] = {
+      {"bfloat16", {bf16, bf16}},         {"fp8", {fp8, fp8}},
+      {"fp8_static", {fp8, fp8}},         {"fp8_block", {fp8_block, fp8_block}},
+      {"nvfp4", {nvfp4, nvfp4}},          {"w4a16_mxfp4", {mxfp4, bf16}},
+      {"w4a8_mxfp4_mxfp8", {mxfp4, fp8}}, {"int4_wo", {int4, bf16}}};
+  const auto found = std::ranges::find(rows, format, &Row::name);
+  if (found == std::end(rows)) return std::nullopt;
+  return found->operands;
+}
+
 std::string_view table_name(std::string_view precision) {
   struct Row {
     std::string_view name, table;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "hardware/roofline.hpp"
 #include "hardware/tables/measured_kernel.hpp"
 
 namespace moesim {
@@ -21,6 +23,8 @@ Format format_of(std::string_view name);
 
 /// The formats that may multiply such weights and activations, the most fitting first.
 std::vector<std::string_view> table_names(Precision weights, Precision activations);
+/// What a format multiplies; nothing of formats that no roofline knows (8-bit integers, w4afp8).
+std::optional<Operands> operands_of(std::string_view format);
 /// The format's name where a row or a points file spells a precision otherwise ("bf16", "fp4").
 std::string_view table_name(std::string_view precision);
 

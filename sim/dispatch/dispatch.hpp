@@ -42,6 +42,7 @@ struct Exchange {
   Occupancy dispatch_holds{};  ///< of the GPU
   Occupancy combine_holds{};
   bool by_expert = false;  ///< tokens arrive in a buffer for each expert
+  bool gathered = false;   ///< every GPU of the group holds all of its tokens
   Seconds total() const { return dispatch.time + combine.time + top_k; }
 };
 

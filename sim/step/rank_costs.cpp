@@ -61,8 +61,11 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
   const ModelShard shard = shard_of(model_);
   if (layer.moe) {
     gate_operations(shard, tokens, before);
-    // What tables time permutes the tokens itself; DeepEP reads and writes them in place.
-    if (plan_.dp > 1 && !gpu_.tables) {
+    // Not again where the layer's own time holds it, as tables and fits of them do; DeepEP reads
+    // and writes tokens in place.
+    const bool counted =
+        gpu_.tables || gpu_.kernel(KernelFamily::grouped_gemm).of(precision_.experts).copies > 0;
+    if (plan_.dp > 1 && !counted) {
       const double selections = tokens * model_.experts_per_token / plan_.tp;
       permute_operations(shard, selections, "pack", before);
       permute_operations(shard, selections, "unpack", after);

@@ -181,6 +181,7 @@ GpuSpec fit_kernel(const Family& family, KernelFamily kind) {
     constants.launch = Seconds(x[0] * 1e-6);
     constants.bandwidth_share = x[1];
     constants.overlap = x[2];
+    constants.by_precision.clear();
     constants.peak_share.clear();
     std::size_t next = 3;
     for (const Precision precision : precisions) constants.peak_share[precision] = x[next++];
@@ -273,6 +274,16 @@ OrderedJson to_json(const KernelConstants& k) {
                    {"overlap", rounded(k.overlap)},
                    {"tile_m", k.tile_m},
                    {"tile_n", k.tile_n}};
+  if (k.copies > 0) json["copies"] = rounded(k.copies);
+  if (k.held_copies > 0) json["held_copies"] = rounded(k.held_copies);
+  for (const auto& [precision, own] : k.by_precision) {
+    OrderedJson& row = json["by_precision"][name_of(precision)];
+    row = {{"launch", in_microseconds(own.launch)},
+           {"bandwidth_share", rounded(own.bandwidth_share)},
+           {"overlap", rounded(own.overlap)}};
+    if (own.copies > 0) row["copies"] = rounded(own.copies);
+    if (own.held_copies > 0) row["held_copies"] = rounded(own.held_copies);
+  }
   if (k.calibration) json["calibration"] = to_json(*k.calibration);
   json["source"] = k.source;
   return json;

@@ -19,22 +19,12 @@
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
+#include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
 
 namespace moesim {
 
 namespace {
-
-struct NamedFile {
-  std::string_view source, file;
-};
-
-std::string file_of(std::string_view name, std::span<const NamedFile> table) {
-  const auto found = std::find_if(table.begin(), table.end(), [&](const NamedFile& row) {
-    return name.starts_with(row.source);
-  });
-  return found == table.end() ? std::string() : std::string(found->file);
-}
 
 /// The numbers behind the names in "q_heads=32 kv_heads=4 hd=128" or "M=64 N=2048 K=4096".
 double number_after(const std::string& text, const std::string& name) {
@@ -52,60 +42,67 @@ struct ExpertShape {
   int experts, per_token;
 };
 
-/// Of the models whose layers were measured, from their config.json; a name that a row's text gives
-/// in numbers goes before.
+/// hardware/names.json and models/names.json: how files of measured runs call GPUs and models, and
+/// the expert layers of models that models/zoo does not have.
+struct KnownNames {
+  std::map<std::string, std::string> gpus, models;  // names of our files
+  std::map<std::string, ExpertShape> expert_layers;
+};
+
+std::map<std::string, std::string> texts_of(const Json& object) {
+  std::map<std::string, std::string> texts;
+  for (const auto& [name, text] : object.items()) texts[name] = text.get<std::string>();
+  return texts;
+}
+
+KnownNames read_known_names(const std::filesystem::path& root) {
+  const Json gpus = ConfigNode::from_file(root / "hardware/names.json").json();
+  const Json models = ConfigNode::from_file(root / "models/names.json").json();
+  KnownNames names{texts_of(gpus.at("gpus")), texts_of(models.at("models")), {}};
+  for (const auto& [name, layer] : models.at("expert_layers").items())
+    names.expert_layers[name] = {layer.at("hidden").get<double>(), layer.at("width").get<double>(),
+                                 layer.at("experts").get<int>(), layer.at("top_k").get<int>()};
+  return names;
+}
+
+const KnownNames& known_names() {
+  static const KnownNames all = read_known_names(data_folder());
+  return all;
+}
+
+/// The row with the longest name for which `fits` holds; null: none.
+template <class Rows, class Fits>
+const typename Rows::value_type* longest(const Rows& rows, Fits fits) {
+  const typename Rows::value_type* best = nullptr;
+  for (const auto& row : rows)
+    if (fits(row.first) && (best == nullptr || row.first.size() > best->first.size())) best = &row;
+  return best;
+}
+
+/// The layer that a row's text gives in numbers, else that of its model, from config.json.
 std::optional<ExpertShape> expert_shape(const MeasuredPoint& point) {
   const std::string text = point.operation + " " + point.notes;
   const ExpertShape given{number_after(text, "hidden"), number_after(text, "width"),
                           static_cast<int>(number_after(text, "experts")),
                           static_cast<int>(number_after(text, "top_k"))};
   if (given.hidden > 0 && given.width > 0 && given.experts > 0 && given.per_token > 0) return given;
-  struct KnownShape {
-    std::string_view model;
-    ExpertShape shape;
-  };
-  static constexpr KnownShape rows[] = {
-      {"Qwen3-30B", {2048, 768, 128, 8}},          {"Qwen3-235B", {4096, 1536, 128, 8}},
-      {"Qwen3-VL-235B", {4096, 1536, 128, 8}},     {"Qwen3-Coder-480B", {6144, 2560, 160, 8}},
-      {"Qwen3-Next-80B", {2048, 512, 512, 10}},    {"Qwen3.5-397B", {4096, 1024, 512, 10}},
-      {"Qwen3.5-122B", {3072, 1024, 256, 8}},      {"Qwen3.5-35B", {2048, 512, 256, 8}},
-      {"Qwen3.6-35B", {2048, 512, 256, 8}},        {"DeepSeek-V4-Flash", {4096, 2048, 256, 6}},
-      {"DeepSeek-V2-Lite", {2048, 1408, 64, 6}},   {"DeepSeek", {7168, 2048, 256, 8}},
-      {"Kimi-K2", {7168, 2048, 384, 8}},           {"GLM-5", {6144, 2048, 256, 8}},
-      {"GLM-4.5-Air", {4096, 1408, 128, 8}},       {"GLM-4.5", {5120, 1536, 160, 8}},
-      {"GLM-4.6", {5120, 1536, 160, 8}},           {"GLM-4.7", {5120, 1536, 160, 8}},
-      {"MiniMax-M2", {3072, 1536, 256, 8}},        {"MiniMax-M3", {6144, 3072, 128, 4}},
-      {"MiMo-V2-Flash", {4096, 2048, 256, 8}},     {"Step-3.7-Flash", {4096, 1280, 288, 8}},
-      {"Ling-flash", {4096, 1024, 256, 8}},        {"Mixtral-8x7B", {4096, 14336, 8, 2}},
-      {"Mixtral-8x22B", {6144, 16384, 8, 2}},      {"gpt-oss-120b", {2880, 2880, 128, 4}},
-      {"gpt-oss-20b", {2880, 2880, 32, 4}},        {"Llama-4-Scout", {5120, 8192, 16, 1}},
-      {"Llama-4-Maverick", {5120, 8192, 128, 1}},  {"gemma-4-26B", {2816, 704, 128, 8}},
-      {"Gemma-4-26B", {2816, 704, 128, 8}},        {"Nemotron-3-Nano", {2688, 1856, 128, 6}},
-      {"Nemotron-3-Super", {4096, 2688, 512, 22}}, {"Hunyuan-A13B", {4096, 3072, 64, 8}},
-      {"Phi-3.5-MoE", {4096, 6400, 16, 2}},        {"OLMoE", {2048, 1024, 64, 8}},
-      {"dots.llm1", {4096, 1408, 128, 6}}};
-  const auto found = std::ranges::find_if(
-      rows, [&](const KnownShape& row) { return contains(point.model, row.model); });
-  if (found == std::end(rows)) return std::nullopt;
-  return found->shape;
+  const auto named = [&](const std::string& name) { return contains(point.model, name); };
+  const auto* layer = longest(known_names().expert_layers, named);
+  const auto* zoo = longest(known_names().models, named);
+  if (layer != nullptr && (zoo == nullptr || zoo->first.size() < layer->first.size()))
+    return layer->second;
+  const auto file =
+      shipped_file(Shipped::model, zoo != nullptr ? zoo->second : model_file(point.model));
+  if (!file) return std::nullopt;
+  const MoeModel model = read_model(ConfigNode::from_file(*file));
+  if (model.experts == 0) return std::nullopt;
+  return ExpertShape{static_cast<double>(model.expert_input()),
+                     static_cast<double>(model.expert_width), model.experts,
+                     model.experts_per_token};
 }
 
-struct Stored {
-  Precision weights, activations;
-};
-
-std::optional<Stored> stored_as(std::string_view precision) {
-  if (precision == "bfloat16" || precision == "bf16")
-    return Stored{Precision::bf16, Precision::bf16};
-  if (precision == "fp8_block") return Stored{Precision::fp8_block, Precision::fp8_block};
-  if (precision == "fp8") return Stored{Precision::fp8, Precision::fp8};
-  if (precision == "w4a16_mxfp4") return Stored{Precision::mxfp4, Precision::bf16};
-  if (precision == "nvfp4" || precision == "fp4") return Stored{Precision::nvfp4, Precision::nvfp4};
-  if (precision == "mxfp4") return Stored{Precision::mxfp4, Precision::bf16};
-  if (precision == "int4" || precision == "int4_wo")
-    return Stored{Precision::int4, Precision::bf16};
-  if (precision == "fp8_static") return Stored{Precision::fp8, Precision::fp8};
-  return std::nullopt;
+std::optional<Operands> stored_as(std::string_view precision) {
+  return operands_of(table_name(precision));
 }
 
 constexpr double microseconds = 1e6;
@@ -281,7 +278,7 @@ Predicted dense_gemm(const MeasuredPoint& point, const GpuSpec& gpu) {
   if (gpu.tables) {
     const GemmCall call{table_name(point.precision), m, n, k};
     if (const auto measured = gpu.tables->time(ask(call, gpu))) {
-      const Stored bytes = stored.value_or(Stored{Precision::fp8, Precision::fp8});
+      const Operands bytes = stored.value_or(Operands{Precision::fp8, Precision::fp8});
       const double moved = n * k * bytes_per_element(bytes.weights) +
                            m * k * bytes_per_element(bytes.activations) + 2 * m * n;
       return by_table(*measured, {.flops = Flops(2 * m * n * k), .hbm = Bytes(moved)},
@@ -353,24 +350,9 @@ std::string gpu_file(std::string_view name) {
         c == ' ' || c == '_' ? '-' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   for (const std::string_view maker : {"NVIDIA-", "AMD-"})
     if (plain.starts_with(maker)) plain.erase(0, maker.size());
-  static constexpr std::array<NamedFile, 17> table{{{"A100-SXM4-40GB", "a100_40g"},
-                                                    {"A100-40G", "a100_40g"},
-                                                    {"H100", "h100"},
-                                                    {"H200", "h200"},
-                                                    {"H800", "h800"},
-                                                    {"H20", "h20"},
-                                                    {"B300", "b300"},
-                                                    {"GB300", "gb300"},
-                                                    {"L40S", "l40s"},
-                                                    {"MI355X", "mi355x"},
-                                                    {"A100", "a100_80g"},
-                                                    {"B200", "b200"},
-                                                    {"GB200", "gb200"},
-                                                    {"RTX-PRO-6000", "rtx_pro_6000"},
-                                                    {"RTXPRO6000", "rtx_pro_6000"},
-                                                    {"MI300X", "mi300x"},
-                                                    {"MI325X", "mi325x"}}};
-  return file_of(plain, table);
+  const auto* row = longest(known_names().gpus,
+                            [&](const std::string& known) { return plain.starts_with(known); });
+  return row == nullptr ? std::string() : row->second;
 }
 
 namespace {
@@ -394,25 +376,9 @@ std::string zoo_name_in(std::string_view name) {
 
 std::string model_file(std::string_view name) {
   if (std::string model = zoo_name_in(name); !model.empty()) return model;
-  // Others' names for them; the first that fits.
-  static constexpr std::array<NamedFile, 17> table{{{"DeepSeek-V3.2", "deepseek_v3_2"},
-                                                    {"DeepSeek", "deepseek_v3"},
-                                                    {"GLM-5", "glm_5"},
-                                                    {"Kimi-K2.5", "kimi_k2_5"},
-                                                    {"Kimi-K2", "kimi_k2"},
-                                                    {"Llama-3.1-8B", "llama_3_1_8b"},
-                                                    {"Llama-3.3-70B", "llama_3_3_70b"},
-                                                    {"Llama-4-Maverick", "llama_4_maverick"},
-                                                    {"MiniMax-M2.5", "minimax_m2_5"},
-                                                    {"Mixtral-8x7B", "mixtral_8x7b"},
-                                                    {"Qwen3-30B", "qwen3_30b_a3b"},
-                                                    {"Qwen3-32B", "qwen3_32b"},
-                                                    {"Qwen3-235B", "qwen3_235b_a22b"},
-                                                    {"Qwen3-Next", "qwen3_next_80b_a3b"},
-                                                    {"Qwen3.5-397B", "qwen3_5_397b_a17b"},
-                                                    {"gpt-oss-120b", "gpt_oss_120b"},
-                                                    {"gpt-oss-20b", "gpt_oss_20b"}}};
-  return file_of(name, table);
+  const auto* row = longest(known_names().models,
+                            [&](const std::string& known) { return name.starts_with(known); });
+  return row == nullptr ? std::string() : row->second;
 }
 
 std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
@@ -498,7 +464,8 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
     load.active = point.active_experts;
     load.rows = std::max(load.active, point.tokens * shape.per_token / ranks);
   }
-  const Stored stored = stored_as(point.precision).value_or(Stored{Precision::fp8, Precision::fp8});
+  const Operands stored =
+      stored_as(point.precision).value_or(Operands{Precision::fp8, Precision::fp8});
   const double width = shape.width / std::max(1, point.tp);
   const double weights = load.active * 3 * shape.hidden * width * bytes_per_element(stored.weights);
   const double rows = load.rows * shape.hidden * (bytes_per_element(stored.activations) + 2);

@@ -6,9 +6,11 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/shipped.hpp"
 #include "sim/experiment/engine.hpp"
 #include "sim/experiment/pools.hpp"
+#include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/output.hpp"
 #include "tools/cli/table.hpp"
@@ -17,6 +19,7 @@
 #include "tools/validation/bench_result.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/engine_fit.hpp"
+#include "tools/validation/family_calibration.hpp"
 #include "tools/validation/table_calibration.hpp"
 
 namespace moesim {
@@ -27,6 +30,7 @@ struct CalibrateOptions {
   std::string points, serving, engine, tables, gpu, output, source, profiles, config;
   std::vector<std::string> bench;
   std::filesystem::path root = data_folder();
+  bool families = false;
 };
 
 std::string_view name_of(const Constants& of) {
@@ -216,6 +220,110 @@ int calibrate_from_tables(const CalibrateOptions& options) {
   return 0;
 }
 
+// ---- constants of kernel families
+
+std::string in_percent(const std::vector<double>& errors) {
+  if (errors.empty()) return "-";
+  return fmt::format("{:.1f} / {:.1f} %", median(errors) * 100, nearest_rank(errors, 0.9) * 100);
+}
+
+/// The shipped GPUs with tables, by file name.
+std::map<std::string, MeasuredGpu> measured_gpus(const std::filesystem::path& root) {
+  std::map<std::string, MeasuredGpu> all;
+  for (const std::string& name : shipped_names(Shipped::gpu)) {
+    const auto file = root / "hardware/gpus" / (name + ".json");
+    GpuSpec gpu = read_gpu(ConfigNode::from_file(file));
+    if (gpu.profiles.empty()) continue;
+    std::vector<FamilyCall> calls = family_calls(gpu);
+    all[name] = {std::move(gpu), std::move(calls)};
+  }
+  return all;
+}
+
+/// By kind the errors of a GPU's calls with the constants of others.
+FamilyErrorsLeftOut errors_by_others(const MeasuredGpu& gpu,
+                                     const std::vector<const MeasuredGpu*>& others) {
+  FamilyErrorsLeftOut all;
+  if (others.empty()) return all;
+  MeasuredGpu priced{gpu.gpu, {}};
+  for (const auto& [family, constants] : fit_families(others))
+    priced.gpu.kernels[family] = constants;
+  for (const FamilyCall& call : gpu.calls) {
+    const KernelConstants& constants = priced.gpu.kernel(call.family);
+    if (!constants.peak_share.contains(call.operands.weights)) continue;
+    all[{call.family, call.operands.weights, call.prefill}].push_back(
+        std::abs(ratio_of(call, priced.gpu) - 1));
+  }
+  return all;
+}
+
+void write_constants(const std::filesystem::path& from, const std::string& output,
+                     const std::map<KernelFamily, KernelConstants>& constants) {
+  std::ifstream in(from);
+  OrderedJson file = OrderedJson::parse(in);
+  for (const auto& [family, kernel] : constants)
+    file["kernels"][std::string(kernel_family_names[at(family)])] = to_json(kernel);
+  write_file(output, file_text(file));
+}
+
+/// The constants of one GPU's kernel families, fitted on its tables; without a GPU the families'
+/// own, fitted on those of all.
+int calibrate_families(const CalibrateOptions& options) {
+  std::map<std::string, MeasuredGpu> gpus = measured_gpus(options.root);
+  const std::string source = "the tables of hardware/profiles";
+  if (options.gpu.empty()) {
+    std::vector<const MeasuredGpu*> all;
+    for (const auto& [name, gpu] : gpus) all.push_back(&gpu);
+    auto fitted = fit_families(all);
+    for (auto& [family, constants] : fitted)
+      constants.source = fmt::format("fitted on {} GPUs: {}", all.size(), source);
+    write_constants(options.root / "hardware/families.json", options.output, fitted);
+    return 0;
+  }
+  const auto found = gpus.find(options.gpu);
+  if (found == gpus.end())
+    throw ConfigError(
+        fmt::format("calibrate: {} is no GPU with tables in hardware/gpus", options.gpu));
+  MeasuredGpu& gpu = found->second;
+  const std::vector<FamilyErrors> before = family_errors(gpu.calls, gpu.gpu);
+  std::vector<const MeasuredGpu*> sibling, others;
+  for (const auto& [name, other] : gpus) {
+    if (name == options.gpu) continue;
+    const bool is_sibling = gpu.gpu.sibling && other.gpu.name == gpu.gpu.sibling->name;
+    (is_sibling ? sibling : others).push_back(&other);
+  }
+  const auto by_sibling = errors_by_others(gpu, sibling), by_others = errors_by_others(gpu, others);
+  auto shapes = errors_of_shapes_left_out(gpu);
+  const MeasuredGpu* const own[] = {&gpu};
+  const auto fitted = fit_families(own);
+  take_families(fitted, gpu, source);
+  std::map<KernelFamily, KernelConstants> constants;
+  for (const auto& [family, kernel] : fitted) constants[family] = gpu.gpu.kernel(family);
+  write_constants(gpu_path(options), options.output, constants);
+  Table table({"family", "precision", "step", "calls", "before", "fitted", "bias",
+               "shapes left out", "as the sibling", "as the others"});
+  const std::vector<FamilyErrors> after = family_errors(gpu.calls, gpu.gpu);
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    const FamilyErrors& e = after[i];
+    const std::tuple kind{e.family, e.precision, e.prefill};
+    const auto of = [&](const FamilyErrorsLeftOut& errors) {
+      const auto row = errors.find(kind);
+      return row == errors.end() ? "-" : in_percent(row->second);
+    };
+    const auto both = [](const FamilyErrors& errors) {
+      return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
+    };
+    table.add({std::string(kernel_family_names[at(e.family)]),
+               std::string(precision_names[at(e.precision)]), e.prefill ? "prefill" : "decode",
+               fmt::format("{}", e.calls), both(before[i]), both(e),
+               fmt::format("{:+.1f} %", e.bias * 100), of(shapes), of(by_sibling), of(by_others)});
+  }
+  print(table.text() +
+        "median / p90 of |predicted / measured - 1|. Shapes left out: a fifth at a time. As the "
+        "sibling, the others: with constants fitted on theirs alone\n");
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
@@ -235,6 +343,11 @@ Action setup_calibrate(CLI::App& command) {
       "SGLang's bench_serving or genai-perf wrote; writes what corrects its predictions");
   CLI::Option* config = command.add_option("--config", options->config,
                                            "--bench: the deployment, an experiment, JSON");
+  CLI::Option* families = command.add_flag(
+      "--families", options->families,
+      "fits the constants of kernel families on the tables of hardware/profiles: of --gpu GPU, "
+      "without it those of hardware/families.json on all GPUs");
+  families->excludes(of_points)->excludes(serving)->excludes(tables)->excludes(bench);
   of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
   bench->needs(config)->excludes(of_points)->excludes(serving)->excludes(tables);
@@ -254,6 +367,7 @@ Action setup_calibrate(CLI::App& command) {
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
+    if (options->families) return calibrate_families(*options);
     if (!options->bench.empty()) return calibrate_bench(*options);
     if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
     if (!options->serving.empty()) return calibrate_serving(*options);

@@ -16,12 +16,14 @@ class AllGather final : public Dispatch {
   AllGather(TokenBytes bytes, Combine combine) : bytes_(bytes), combine_(combine) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    return {"all_gather",
-            problem.fabric.all_gather(contributions(problem, bytes_.out(problem.hidden))),
-            combine_ == Combine::reduce_scatter
-                ? problem.fabric.reduce_scatter(contributions(problem, bytes_.back(problem.hidden)))
-                : send_back(problem, bytes_),
-            problem.top_k_of_all_tokens};
+    Exchange exchange{
+        "all_gather", problem.fabric.all_gather(contributions(problem, bytes_.out(problem.hidden))),
+        combine_ == Combine::reduce_scatter
+            ? problem.fabric.reduce_scatter(contributions(problem, bytes_.back(problem.hidden)))
+            : send_back(problem, bytes_),
+        problem.top_k_of_all_tokens};
+    exchange.gathered = true;
+    return exchange;
   }
   bool gives_global_counts() const override { return true; }
   bool needs_copies() const override { return combine_ == Combine::all_to_all; }
