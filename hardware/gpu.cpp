@@ -211,7 +211,7 @@ Price read_price(const ConfigNode& node) {
 }
 
 constexpr Key as_key{"as", form::file, otherwise("no GPU"),
-                     "GPU file whose constants stand in for those left out"};
+                     "GPU file whose constants hold for those left out"};
 
 std::span<const Key> kernel_table_keys() {
   static constexpr Key keys[] = {as_key,

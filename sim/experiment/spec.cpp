@@ -426,7 +426,8 @@ RooflineTime expert_time(const PoolSpec& e) {
   const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
   const Flops token(2 * expert_parameters(e.model) / e.parallel.moe_tp());
   const Bytes weights = expert_bytes(e.model, e.parallel, e.precision);
-  return {(weights / (gpu.hbm_bandwidth * kernel.bandwidth_share)).count(),
+  const double bandwidth_share = kernel.of(e.precision.experts).bandwidth_share;
+  return {(weights / (gpu.hbm_bandwidth * bandwidth_share)).count(),
           (token / (gpu.peak(e.precision.experts, e.precision.activations) *
                     kernel.peak_share_of(e.precision.experts)))
               .count()};

@@ -399,11 +399,11 @@ TEST_CASE("more work is never faster, and more bandwidth never slower") {
 TEST_CASE("in decode one more activated expert costs its weights, one more token next to nothing") {
   const GpuSpec gpu = gpu_named("h100");
   // W = 3 * 7168 * 2048 * 2 B = 88.1 MB at 3.35 TB/s and the fitted share, 26 to 31 us, and what
-  // its padded tile of 16 rows does not hide behind them.
+  // its padded tile of 16 rows does not hide behind them. Of a row 45 kB are copied twice.
   const Seconds eight = expert_ffn(std::vector<std::int32_t>(8, 4), gpu).time;
   CHECK_THAT(us(expert_ffn(std::vector<std::int32_t>(9, 4), gpu).time - eight),
              WithinRel(28.5, 0.09));
-  CHECK(us(expert_ffn(std::vector<std::int32_t>(8, 5), gpu).time - eight) < 0.2);
+  CHECK(us(expert_ffn(std::vector<std::int32_t>(8, 5), gpu).time - eight) < 0.4);
 }
 
 TEST_CASE("decode of DeepSeek-V3 experts on H100 follows the measured law") {

@@ -3,10 +3,12 @@
 #include <fstream>
 
 #include "hardware/fabric.hpp"
+#include "hardware/kernels/gemm.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/engine_fit.hpp"
+#include "tools/validation/family_calibration.hpp"
 #include "tools/validation/serving_deployment.hpp"
 #include "tools/validation/validation.hpp"
 
@@ -134,10 +136,42 @@ TEST_CASE(
   CHECK(changed["settings"][2] == preset["settings"][2]);
 }
 
+TEST_CASE("families are fitted to the constants that made their calls, each precision's own") {
+  MeasuredGpu made{OperationPredictor(test::source_dir()).gpu("h100"), {}};
+  KernelConstants& truth = made.gpu.kernels[KernelFamily::gemm];
+  truth.by_precision = {{Precision::bf16, {Seconds(7e-6), 0.6, 3}},
+                        {Precision::fp8_block, {Seconds(12e-6), 0.8, 1.5}}};
+  truth.peak_share = {{Precision::bf16, 0.4}, {Precision::fp8_block, 0.7}};
+  for (const Precision precision : {Precision::bf16, Precision::fp8_block}) {
+    for (const int m : {1, 16, 64, 256, 1024, 4096, 16384}) {
+      for (const int n : {512, 1024, 2048, 4096, 6144, 8192, 12288, 16384}) {
+        const Operands operands{precision, precision};
+        FamilyCall call{.family = KernelFamily::gemm, .operands = operands};
+        call.shape = std::to_string(n);
+        call.work = gemm_work(m, n, 4096, operands, {truth.tile_m, truth.tile_n}, made.gpu.sms);
+        call.us = 1;
+        call.us = ratio_of(call, made.gpu);
+        made.calls.push_back(call);
+      }
+    }
+  }
+  const MeasuredGpu* const gpus[] = {&made};
+  const KernelConstants found = fit_families(gpus).at(KernelFamily::gemm);
+  for (const auto& [precision, own] : truth.by_precision) {
+    CHECK_THAT(found.of(precision).launch.count(), WithinRel(own.launch.count(), 0.03));
+    CHECK_THAT(found.of(precision).bandwidth_share, WithinRel(own.bandwidth_share, 0.03));
+    CHECK_THAT(found.peak_share.at(precision), WithinRel(truth.peak_share.at(precision), 0.03));
+  }
+  // Shapes that were left out are predicted by the others.
+  for (const auto& [kind, errors] : errors_of_shapes_left_out(made))
+    for (const double error : errors) CHECK(error < 0.02);
+}
+
 TEST_CASE("calibration finds the constants that made its points, and notes their range") {
   OperationPredictor predictor(test::source_dir());
   GpuSpec truth = predictor.gpu("h100");
   KernelConstants& constants = truth.kernels[KernelFamily::gemm];
+  constants.by_precision.clear();
   constants.launch = Seconds(7e-6);
   constants.bandwidth_share = 0.6;
   constants.peak_share = {{Precision::bf16, 0.4}};

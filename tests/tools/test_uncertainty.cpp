@@ -55,7 +55,7 @@ TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its ro
 TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {
   const ExplainedStep measured = explain_step(experiment(tiny()), StepKind::decode, 8, 1024, 64);
   const ExplainedStep unmeasured =
-      explain_step(experiment(tiny("rtx_pro_6000")), StepKind::decode, 8, 1024, 64);
+      explain_step(experiment(tiny("mi300x")), StepKind::decode, 8, 1024, 64);
   CHECK(seconds(measured, Evidence::calibrated) > seconds(measured, Evidence::unmeasured));
   for (const ExplainedOperation& op : unmeasured.operations) {
     const bool charge = op.name == "token_routing" || op.name == "host_overhead";

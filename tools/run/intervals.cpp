@@ -54,7 +54,15 @@ void resample_constants(GpuSpec& gpu, std::uint64_t seed, int draw) {
     const double factor = slowdown(kernel.calibration, rng);
     kernel.launch *= factor;
     kernel.bandwidth_share = std::min(1.0, kernel.bandwidth_share / factor);
+    kernel.copies *= factor;
+    kernel.held_copies *= factor;
     for (auto& [precision, share] : kernel.peak_share) share = std::min(1.0, share / factor);
+    for (auto& [precision, own] : kernel.by_precision) {
+      own.launch *= factor;
+      own.bandwidth_share = std::min(1.0, own.bandwidth_share / factor);
+      own.copies *= factor;
+      own.held_copies *= factor;
+    }
   }
   for (std::size_t i = 0; i < gpu.collectives.size(); ++i) {
     Rng rng = stream(collective_names[i]);

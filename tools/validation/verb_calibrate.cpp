@@ -373,9 +373,8 @@ Action setup_calibrate(CLI::App& command) {
     if (!options->serving.empty()) return calibrate_serving(*options);
     if ((options->points.empty() && options->tables.empty()) || options->gpu.empty()) {
       throw ConfigError(
-          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, --serving RUNS.csv, "
-          "or "
-          "--bench RUN.json with --config CONFIG.json");
+          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, --families, "
+          "--serving RUNS.csv, or --bench RUN.json with --config CONFIG.json");
     }
     if (!options->tables.empty()) return calibrate_from_tables(*options);
     const auto path = gpu_path(*options);
