@@ -134,7 +134,7 @@ std::span<const Key> layer_keys() {
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
       {"indexer", form::flag, "true",
-       "sparse attention: it has an indexer, else it takes the choice of the layer before"}};
+       "sparse attention: has an indexer; else shares the layer before's choice"}};
   return keys;
 }
 
@@ -1121,7 +1121,8 @@ int hf_max_positions(ConfigReader& r) {
   int longest = optional(r, key, 0);
   for (const char* const where : {"rope_scaling", "rope_parameters"}) {
     if (!present(r, where)) continue;
-    const Json& scaling = r.child(where).json();
+    const ConfigNode node = r.child(where);
+    const Json& scaling = node.json();
     const auto number = [&](const char* name) {
       const auto found = scaling.find(name);
       return found != scaling.end() && found->is_number() ? found->get<double>() : 0;

@@ -70,7 +70,7 @@ a, b = (json.load(open(f)) for f in sys.argv[1:])
 assert a["metrics"] == b["metrics"] and b["context"]["config"]["cluster"] == "h100x8"
 PY
 "$moesim" list models | grep -Eq '^  qwen3_30b_a3b +Qwen3-30B-A3B: 30.53 B parameters, 3.[0-9]+ B active; 8 of 128' || fail "list models"
-"$moesim" list gpus | grep -Eq '^  h200 +H200 SXM 141GB: 141 GB at 4.8 TB/s' || fail "list gpus"
+"$moesim" list gpus | grep -Eq '^  h200 +H200 SXM 141GB: 140 GiB at 4.8 TB/s' || fail "list gpus"
 "$moesim" list clusters | grep -Eq '^  gb200_nvl72 +72 x GB200 .*: 72 GPUs, NVLink domains of 72' || fail "list clusters"
 # Every key of a report is described, and what rests on what is said where the figures are.
 "$moesim" keys report >"$work/keys" || fail "keys report"
@@ -233,7 +233,7 @@ cmp "$work/p.npy" "$work/next.npy" || fail "a placement comes back changed"
 "$moesim" check "$work/good.json" --set '/placement={"type":"from_file","file":"p.trtllm","gpus":8,"replication":1.5}' \
   >/dev/null || fail "check from_file"
 refuses "npy to the terminal" 'npy needs a file' place --placement "$work/p.npy" --format npy
-refuses "slots on unsaid GPUs" 'does not say on how many GPUs' place --placement "$work/p.trtllm"
+refuses "slots on unsaid GPUs" 'does not say how many GPUs' place --placement "$work/p.trtllm"
 refuses "a policy without a load" 'needs --load FILE or --trace DIR' place --policy eplb --gpus 8
 
 # Bad usage.
@@ -249,7 +249,7 @@ set_refused() { refuses "$2" "$3" check "$config" --set "$1"; }
 refuses "no file" "no such file" run "$work/none.json"
 refuses "a directory" "not a regular file" run "$work"
 echo '{"a": 1,}' >"$work/broken.json"
-refuses "not JSON" "not JSON at line 1" run "$work/broken.json"
+refuses "not JSON" "not JSON: in line 1" run "$work/broken.json"
 set_refused '/cluster="a100"' "a family of clusters" 'no cluster is called "a100"; did you mean "a100_40g_x8" or "a100_80g_x8"\?'
 set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; did you mean "h100x8"\?.*moesim list clusters'
 set_refused '/model=Qwen/Qwen3-30B-A3' "an unknown model" 'model: no file and no model is called .*did you mean "qwen3_30b_a3b"'

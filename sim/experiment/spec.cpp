@@ -125,7 +125,7 @@ std::span<const Key> experiment_keys() {
        "a file or folder of HuggingFace's, or a name of list models"},
       {"workload", form::object(workload_keys), required, "requests"},
       {"max_model_len", form::integer(1, 1e9), otherwise("the model's max_positions"),
-       "tokens that a request may have, prompt and output; longer ones are rejected"},
+       "prompt and output tokens of a request; longer requests are rejected"},
       {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},

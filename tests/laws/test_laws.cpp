@@ -116,21 +116,20 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
       {"seed", seed}};
 }
 
+Experiment load(const Json& json) {
+  TraceLibrary traces;
+  return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "laws.json"), traces);
+}
+
 // One whose policies go together.
 Json random_experiment(std::uint64_t seed) {
   for (int attempt = 0;; ++attempt) {
     Json drawn = drawn_experiment(seed, fmt::format("test/experiment/{}", attempt));
-    const std::string refused = test::config_error(
-        [&] { read_spec(ConfigNode(drawn, test::source_dir() / "tests" / "laws.json")); });
+    const std::string refused = test::config_error([&] { load(drawn); });
     if (refused.empty()) return drawn;
     INFO(refused);
     REQUIRE(attempt < 200);
   }
-}
-
-Experiment load(const Json& json) {
-  TraceLibrary traces;
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "laws.json"), traces);
 }
 
 std::string document(const Experiment& experiment) { return run(experiment).document().dump(); }

@@ -132,7 +132,7 @@ TEST_CASE("shared experts and dense FFNs have the precision that the file gives 
       "activations fp8_block";
   CHECK(with_shared(R"(["lm_head"])") == all);
   CHECK(with_shared(R"(["model.layers.*.mlp.shared_expert_gate"])") == all);
-  CHECK(with_shared(R"(["re:.*shared_expert\..*"])") == but_shared);
+  CHECK(with_shared(R"(["re:.*shared_expert\\..*"])") == but_shared);
   CHECK(with_shared(R"(["model.layers.1.mlp.shared_expert.up_proj"])") == all);
   CHECK(with_shared(R"(["model.layers.0.mlp.shared_expert*", "model.layers.1.mlp.shared_expert*",
                         "model.layers.3.mlp.shared_expert*"])") == but_shared);
@@ -291,7 +291,7 @@ TEST_CASE("a dense model needs no gating") {
   const std::string with_gating = serve(load(json)).document().at("metrics").dump();
   json["workload"].erase("gating");
   CHECK(serve(load(json)).document().at("metrics").dump() == with_gating);
-  json = tiny_experiment({});
+  json = tiny_experiment(Json::object());
   json["workload"].erase("gating");
   CHECK_THAT(refused(json), Contains("\"gating\" is missing"));
 }

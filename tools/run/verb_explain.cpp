@@ -428,10 +428,11 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
   const TypicalTime typical = typical_ms(step);
   const std::string others =
       step.totals.size() == 1 ? ""
-                              : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
+                              : fmt::format("{} similar steps take {:.3f} +- {:.3f} ms in the mean\n",
                                             step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step{}{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
+      "one {} step{}{}: {:.3f} ms\n"
+      "times are those of the slowest rank at each barrier\n{}"
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
