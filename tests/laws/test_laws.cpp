@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "hardware/rng.hpp"
 #include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/step_time_estimate.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim::test_laws {
@@ -208,7 +210,9 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
     RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
                    e.decode().seed);
     Requests requests;
-    Instance instance(e.decode(), rows, requests);
+    std::optional<StepPrice> price;
+    if (e.decode().scheduler->needs_price()) price = price_steps(e.decode());
+    Instance instance(e.decode(), rows, requests, 0, nullptr, price ? &*price : nullptr);
     Rng rng(seed, "test/submit");
     for (std::uint32_t id = 0; id < 30; ++id) {
       RequestRecord& r = requests.add();

@@ -415,9 +415,10 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
     print(to_json(plan).dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
+    print(trust_line(first.report, first.config));
+    // Last, so that the commands can be copied to the end.
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, read_spec({first.config, asked.output + ".json"})));
-    print(trust_line(first.report, first.config));
   }
   return met ? 0 : exit_limit_not_met;
 }
