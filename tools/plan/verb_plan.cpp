@@ -380,9 +380,10 @@ std::string question_text(const PlanOptions& options, const PlanQuestion& questi
     if (!limit.empty())
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
-  return fmt::format("{} on {}, {} tokens in, {} out;{} for {} of the requests\n\n",
-                     asked.search.model.name, asked.cluster, question.prompt, question.output,
-                     limits, percent(options.attainment));
+  return wrapped(fmt::format("{} on {}, {} tokens in, {} out;{} for {} of the requests",
+                             asked.search.model.name, asked.cluster, question.prompt,
+                             question.output, limits, percent(options.attainment))) +
+         "\n\n";
 }
 
 int say(const PlanOptions& options, const PlanQuestion& question, const Asked& asked,
