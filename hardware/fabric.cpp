@@ -23,10 +23,11 @@ namespace {
 
 std::span<const Key> network_keys() {
   static constexpr Key keys[] = {
-      {"latency", form::time, required, "of a message between two nodes"},
-      {"latency_per_doubling", form::time, "0 us", "more of it for each doubling of the GPUs"},
+      {"latency", form::time, required, "latency of a message between two nodes"},
+      {"latency_per_doubling", form::time, "0 us", "latency added by each doubling of the GPUs"},
       {"bandwidth", form::bytes_per_second, required, "per GPU and direction"},
-      {"bandwidth_share", form::number(0.001, 1), "1", "of it that large messages reach"},
+      {"bandwidth_share", form::number(0.001, 1), "1",
+       "share of the bandwidth that large messages reach"},
       {"source", form::text, required, "where these numbers come from"}};
   return keys;
 }

@@ -332,7 +332,8 @@ std::span<const Key> gpu_keys() {
       {"name", form::text, required, "of the GPU, in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
-      {"hbm_capacity", form::bytes, required, "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
+      {"hbm_capacity", form::bytes, required,
+       "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
       {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
       {"l2_capacity", form::bytes, required, "L2 cache"},
       {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},
@@ -341,13 +342,13 @@ std::span<const Key> gpu_keys() {
       {"scale_up_bandwidth", form::bytes_per_second, required, "of NVLink, one direction"},
       {"host_bandwidth", form::bytes_per_second, required, "to the host's memory, one direction"},
       {"dense_peak", form::object(peak_keys), required, "tensor-core peaks by precision"},
-      {"kernels", form::object(kernel_table_keys), "{}", "kernel families measured on it"},
-      {"collectives", form::object(collective_table_keys), "{}", "collectives measured on it"},
+      {"kernels", form::object(kernel_table_keys), "{}", "constants of kernel families"},
+      {"collectives", form::object(collective_table_keys), "{}", "constants of collectives"},
       {"profiles", form::file, otherwise("none"),
        "folder of measured kernel times, <engine>-<version>/<table>.csv"},
       {"sibling", form::file, otherwise("none"),
-       "GPU file whose tables, scaled by data sheets, stand in for its own"},
-      {"price", form::object(price_keys), otherwise("no cost in reports"), "what it costs"}};
+       "GPU file whose tables, scaled by data sheets, replace missing tables"},
+      {"price", form::object(price_keys), otherwise("no cost in reports"), "price of an hour"}};
   return keys;
 }
 

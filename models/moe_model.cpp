@@ -104,12 +104,12 @@ LinearAttentionSpec read_linear_attention(ConfigReader& r) {
 std::span<const Key> expert_keys() {
   static constexpr Key keys[] = {
       {"count", size, required, "routed experts of a layer"},
-      {"per_token", size, required, "of them that a token chooses"},
-      {"width", size, required, "of an expert's FFN"},
-      {"hidden", size_or_none, "0", "of what experts see, where it is not the model's; 0: it is"},
-      {"shared_width", size_or_none, "0", "of all shared experts together"},
+      {"per_token", size, required, "experts that a token chooses"},
+      {"width", size, required, "width of an expert's FFN"},
+      {"hidden", size_or_none, "0", "size of the input of experts; 0: the model's hidden size"},
+      {"shared_width", size_or_none, "0", "width of all shared experts together"},
       {"groups", size, "1", "groups that experts are chosen by"},
-      {"groups_per_token", size, "1", "of them that a token chooses from"}};
+      {"groups_per_token", size, "1", "groups that a token chooses from"}};
   return keys;
 }
 
@@ -158,7 +158,7 @@ LayerSpec read_layer(ConfigReader& r) {
 std::span<const Key> block_keys() {
   static constexpr Form layer = form::object(layer_keys);
   static constexpr Key keys[] = {
-      {"repeat", form::integer(1, 10'000), required, "times that the pattern stands there"},
+      {"repeat", form::integer(1, 10'000), required, "how often the pattern is repeated"},
       {"pattern", form::list(layer), required, "layers"}};
   return keys;
 }
@@ -177,7 +177,7 @@ std::span<const Key> published_keys() {
       {"total", form::number(positive_count), required, "parameters"},
       {"active", form::number(positive_count), required, "parameters that a token uses"},
       {"active_counts", form::choice(active_counts_names), required,
-       "what they count beside layers"}};
+       "what the authors count besides layers"}};
   return keys;
 }
 
@@ -962,7 +962,7 @@ void read_laguna(ConfigReader& r, MoeModel& m) {
     int& kind = layer.window > 0 ? local_heads : whole_heads;
     if (kind != 0 && kind != here)
       node.fail(
-          fmt::format("layers that differ beside their window are not modelled; {} is "
+          fmt::format("layers that differ in more than their window are not modelled; {} is "
                       "expected",
                       kind));
     kind = here;

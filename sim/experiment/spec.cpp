@@ -59,8 +59,7 @@ std::span<const Key> workload_keys() {
       {"arrivals", form::policy("arrivals"), required, "when requests come"},
       {"lengths", form::policy("lengths"), otherwise("the arrivals'"), "of prompts and outputs"},
       {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "how many there are"},
-      {"gating", gating, otherwise("nothing: for dense models alone"),
-       "which experts tokens choose"},
+      {"gating", gating, otherwise("none, for dense models alone"), "which experts tokens choose"},
       {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
       {"timeout", form::time, otherwise("no limit"),
@@ -248,8 +247,8 @@ void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode place =
       workload.json().contains("lengths") ? workload.child("lengths") : workload;
   place.fail(fmt::format(
-      "a prompt and its output have up to {} tokens, but {} takes {}; shorten them, or give "
-      "\"max_model_len\": {}, as engines are told together with a scaling of the rotary embedding",
+      "a prompt and its output have up to {} tokens, but {} takes {}; shorten the lengths, or give "
+      "\"max_model_len\": {} (engines then also need a scaling of the rotary embedding)",
       longest, spec.max_model_len == own ? spec.model.name : "\"max_model_len\"",
       spec.max_model_len, longest));
 }

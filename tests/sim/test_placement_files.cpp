@@ -204,7 +204,7 @@ TEST_CASE("a placement of 0 and 1 says where it is wrong") {
              EndsWith("or vLLM's [layers, slots]; found f4 [1, 1, 2]"));
   const std::vector<std::uint8_t> flat{1, 1};
   CHECK_THAT(refused_file(npy_bytes<std::uint8_t>(std::array<std::int64_t, 2>{1, 2}, flat)),
-             EndsWith("give \"gpus\" beside the file"));
+             EndsWith("give \"gpus\" next to the file"));
 }
 
 TEST_CASE("a placement file without end is refused before it fills memory") {
@@ -288,7 +288,7 @@ TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers,
              EndsWith(": 3 layers by its \"first_layer\"; expected 2, the model's MoE layers"));
   problem.model_layers = 5;
   CHECK_THAT(error(""), EndsWith(": 4 layers; expected 2, the model's MoE layers, or 5 with dense "
-                                 "ones, or \"first_layer\" beside the file"));
+                                 "ones, or \"first_layer\" next to the file"));
   problem.moe_layers = {0, 1, 2, 3};
   problem.model_layers = 4;
   CHECK(place_unseen(*placer(""), problem, 4) == rows);
@@ -348,7 +348,7 @@ TEST_CASE("vLLM's map of slots is read where it is said on how many GPUs they st
   CHECK_THAT(
       config_error([&] { read_placement(file.path()); }),
       EndsWith("vllm.npy:/: does not say on how many GPUs its slots stand ([layers, slots], as "
-               "vLLM has them); give \"gpus\" beside the file"));
+               "vLLM has them); give \"gpus\" next to the file"));
   CHECK_THAT(config_error([&] {
                read_placement(file.path(), {3, 0});
              }),

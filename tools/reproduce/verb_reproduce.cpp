@@ -71,7 +71,8 @@ std::string counts_text(const std::vector<Reproduction>& figures) {
 std::string results(const std::vector<Reproduction>& figures) {
   std::string sections;
   for (const Reproduction& figure : figures) sections += "\n" + markdown(figure);
-  return "# Published figures compared with simulated ones\n\nWritten by `moesim reproduce --all`. No constant and no "
+  return "# Published figures compared with simulated ones\n\nWritten by `moesim reproduce --all`. "
+         "No constant and no "
          "preset is tuned to a row; README.md says\nhow bands are chosen.\n\n" +
          counts_text(figures) + "\n" + sections;
 }

@@ -245,7 +245,7 @@ Action setup_calibrate(CLI::App& command) {
       ->check(CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
   command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
   command.add_option("--profiles", options->profiles,
-                     "folder for the tables (default: NAME-profiles beside the output)");
+                     "folder for the tables (default: NAME-profiles next to the output)");
   command
       .add_option("-o,--output", options->output,
                   "the GPU file with fitted constants, or the corrections")

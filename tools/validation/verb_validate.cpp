@@ -227,7 +227,7 @@ Action setup_validate(CLI::App& command) {
   CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
-      "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
+      "an experiment, JSON: compares figures of sampled and of exact MoE layers");
   csv_file->excludes(fidelity);
   CLI::Option* bench = command.add_option("--bench", options->bench,
                                           "what vllm bench serve --save-result, SGLang's "
