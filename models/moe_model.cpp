@@ -1240,7 +1240,7 @@ ConfigNode language_part(ConfigNode node) {
 std::span<const Key> model_keys() {
   static constexpr Form block = form::object(block_keys);
   static constexpr Key keys[] = {
-      {"name", form::text, required, "of the model, in reports"},
+      {"name", form::text, required, "the model's name in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"huggingface", form::list(form::text), "[]", "ids that the model is also found by"},
       {"hidden", size, required, "hidden size"},
@@ -1248,19 +1248,20 @@ std::span<const Key> model_keys() {
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
       {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
       {"local_attention", form::object(attention_keys), otherwise("the same"),
-       "of layers with a window, where it differs"},
+       "attention of layers with a window, where it differs"},
       {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
        "gated delta net or state space layer, of layers with \"linear\""},
-      {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
+      {"experts", form::object(expert_keys), otherwise("a dense model"),
+       "experts of layers with \"moe\""},
       {"gating_preset", form::text, otherwise("that of other families"),
-       "whose statistics synthetic routing has (moesim list presets)"},
+       "preset whose statistics synthetic routing has (moesim list presets)"},
       {"max_positions", size_or_none, "0", "tokens that a sequence may have; 0: unlimited"},
-      {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
+      {"dense_width", size_or_none, "0", "width of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},
       {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
       {"precision", form::object(precision_keys), otherwise("not said"),
-       "of the weights as they are published"},
+       "precision of the weights as published"},
       {"checkpoints", form::object(checkpoint_keys), otherwise("none is known"),
        "HuggingFace ids of weights, by the precision of experts"}};
   return keys;
