@@ -61,7 +61,7 @@ group. Then sweep both under one dispatch, or name on both sides what differs:
 
 Action setup_compare(CLI::App& command) {
   const auto options = std::make_shared<CompareOptions>();
-  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
       ->required()
       ->allow_extra_args(false);

@@ -30,7 +30,7 @@ std::span<const Verb> verbs() {
       Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
       Verb{"tune", "the best point of a sweep under an SLO, without running all points",
            setup_tune},
-      Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
+      Verb{"replay", "score policies on a recorded routing trace, without an event loop",
            setup_replay},
       Verb{"place", "make an expert placement from observed loads", setup_place},
       Verb{"route", "one token-routing decision, explained", setup_route},

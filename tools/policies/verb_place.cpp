@@ -175,7 +175,7 @@ Action setup_place(CLI::App& command) {
   command.add_option("--groups", options->groups, "expert groups (default: 1)")
       ->check(CLI::Range(1, 1 << 16));
   command
-      .add_option("--format", options->format, "of the placement that is written (default: sglang)")
+      .add_option("--format", options->format, "format of the written placement (default: sglang)")
       ->check(CLI::IsMember(
           std::vector<std::string>(placement_format_names.begin(), placement_format_names.end())));
   command

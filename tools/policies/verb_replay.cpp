@@ -106,7 +106,7 @@ Action setup_replay(CLI::App& command) {
       ->delimiter(',');
   command
       .add_option("--routing", options->routings,
-                  "the same for routing policies (even,metro,optimal)")
+                  "routing policies, written likewise (even,metro,optimal)")
       ->delimiter(',');
   command.add_option("--batch", config.batches, "tokens per batch (32)")
       ->delimiter(',')
@@ -141,10 +141,11 @@ Action setup_replay(CLI::App& command) {
                   "time to compute one token, in the same unit (1/206: bf16 on an H200)")
       ->check(CLI::NonNegativeNumber);
   command.add_option("--capacity", options->capacity,
-                     "what an expert takes: drop:factor=1.25 (dropless)");
-  command.add_option("--expert-memory", options->expert_memory,
-                     "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
-  command.add_option("--seed", config.seed, "of the sampled batches (1)");
+                     "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
+  command.add_option(
+      "--expert-memory", options->expert_memory,
+      "which experts HBM holds, e.g. lru:slots_per_layer=4; batches follow each other as drawn");
+  command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
   command

@@ -86,8 +86,9 @@ bool verdicts_hold(const Reproduction& figure) {
 
 Action setup_reproduce(CLI::App& command) {
   const auto options = std::make_shared<ReproduceOptions>();
-  command.add_option("NAME", options->names, "figures: files of the folder, without .json");
-  command.add_flag("--all", options->all, "all of them, and write RESULTS.md into the folder");
+  command.add_option("NAME", options->names,
+                     "names of figures: files of the folder, without .json");
+  command.add_flag("--all", options->all, "all figures, and write RESULTS.md into the folder");
   command.add_option("--folder", options->folder, "(default: configs/reproduce)");
   return [options] {
     if (options->all == !options->names.empty()) {

@@ -250,7 +250,8 @@ Action setup_calibrate(CLI::App& command) {
       .add_option("-o,--output", options->output,
                   "the GPU file with fitted constants, or the corrections")
       ->required();
-  command.add_option("--source", options->source, "what the points are, for the file (their path)");
+  command.add_option("--source", options->source,
+                     "source of the points, for the file (default: their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);
