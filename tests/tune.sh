@@ -66,7 +66,7 @@ done_points() { sqlite3 kept.sqlite "SELECT count(*) FROM points WHERE status = 
 for _ in $(seq 600); do (($(done_points) > 0)) && break; sleep .05; done
 kill -INT $tuning; code=0; wait $tuning || code=$?
 ((code == 130 || code == 0)) || fail "stopped: exit $code: $(tail -n 1 log)"
-if ((code == 130)); then grep -q 'stopped after .* the same command goes on from there' log || fail "stopped: $(tail -n 1 log)"; fi
+if ((code == 130)); then grep -q 'stopped after .* the same command continues from there' log || fail "stopped: $(tail -n 1 log)"; fi
 "$moesim" tune sweep.json --json --store kept.sqlite >again.json 2>log || fail "$(tail -n 1 log)"
 grep -q 'of the runs were done before' log || fail "nothing is resumed: $(tail -n 1 log)"
 cmp -s whole.json again.json || fail "stopped and resumed, it says something else"

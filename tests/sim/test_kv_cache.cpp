@@ -301,9 +301,9 @@ TEST_CASE("a hit on sliding layers needs the window before its end") {
 
 TEST_CASE("what a plan finds and takes on paper is what the cache then does, over windows too") {
   const auto shape = GENERATE(KvLayout{16, Bytes(1), {{1, 0}}}, chunks, sliding,
-                               KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
-                               KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
-                               KvLayout{16, Bytes(1), {{1, 17}}});
+                              KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), {{1, 17}}});
   const auto seed = GENERATE(1U, 2U, 3U);
   Rng rng(seed, "test/kv_plan");
   KvCache cache(shape, 150, true);

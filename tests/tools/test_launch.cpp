@@ -287,7 +287,7 @@ TEST_CASE("a fleet's commands are as many as can be read") {
   large["cluster"]["nodes"] = 20;
   large["cluster"]["gpu"] = "h200";
   const std::string text = launch("vllm", large);
-  CHECK_THAT(text, Contains("# and 84 servers alike"));
+  CHECK_THAT(text, Contains("# and 84 more servers of this kind"));
   CHECK(std::count(text.begin(), text.end(), '\n') < 80);
 }
 
