@@ -249,7 +249,7 @@ set_refused() { refuses "$2" "$3" check "$config" --set "$1"; }
 refuses "no file" "no such file" run "$work/none.json"
 refuses "a directory" "not a regular file" run "$work"
 echo '{"a": 1,}' >"$work/broken.json"
-refuses "not JSON" "not JSON: in line 1" run "$work/broken.json"
+refuses "not JSON" "not JSON: line 1" run "$work/broken.json"
 set_refused '/cluster="a100"' "a family of clusters" 'no cluster is called "a100"; did you mean "a100_40g_x8" or "a100_80g_x8"\?'
 set_refused '/cluster=h100x9' "an unknown cluster" 'cluster: no file and no cluster is called "h100x9"; did you mean "h100x8"\?.*moesim list clusters'
 set_refused '/model=Qwen/Qwen3-30B-A3' "an unknown model" 'model: no file and no model is called .*did you mean "qwen3_30b_a3b"'
