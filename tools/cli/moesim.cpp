@@ -107,7 +107,7 @@ int main_with_errors(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
-    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", one_line(error.what()), verb);
+    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", visible(one_line(error.what())), verb);
     return 2;
   }
   return action();
@@ -134,13 +134,13 @@ int main(int argc, char** argv) {
     }
     return code;
   } catch (const moesim::ConfigError& error) {
-    fmt::print(stderr, "moesim: {}\n", moesim::one_line(error.what()));
+    fmt::print(stderr, "moesim: {}\n", moesim::visible(moesim::one_line(error.what())));
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "moesim: not enough memory for an input or a run of this size\n");
     return 1;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "moesim: internal error: {}\n", error.what());
+    fmt::print(stderr, "moesim: internal error: {}\n", moesim::visible(error.what()));
     return 1;
   }
 }
