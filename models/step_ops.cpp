@@ -403,8 +403,9 @@ void require_expert_kernel(const ConfigNode& node, const MoeModel& model, const 
     }
   }
   node.fail(fmt::format(
-      "dp * tp / ep = {} cuts experts into slices of {}, and no kernel takes fp8_block that is not "
-      "whole blocks of {}; slices that go: {}",
+      "dp * tp / ep = {} cuts experts into slices of {}; kernels for fp8_block need whole blocks "
+      "of "
+      "{}; possible slices: {}",
       plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", ")));
 }
 

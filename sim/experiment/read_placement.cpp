@@ -87,7 +87,7 @@ std::span<const Key> placement_keys() {
   static constexpr Key keys[] = {
       {"replication", form::number(non_negative), "1", "expert slots over experts, 1 to the GPUs"},
       {"strict", form::flag, "false", "refuse a replication that does not fill GPUs evenly"},
-      {"load", form::object(load_keys), "{}", "the load that it goes by"}};
+      {"load", form::object(load_keys), "{}", "load that the placement is fitted to"}};
   return keys;
 }
 

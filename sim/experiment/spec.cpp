@@ -92,7 +92,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
       {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
-       "a preset for what is not said"},
+       "engine whose defaults fill what is left out"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), otherwise("1"), "equal EP groups behind one router"},
       {"precision", form::object(precision_keys), otherwise("as the model's files say"),
@@ -208,10 +208,11 @@ int read_instances(const ConfigNode& node, const PoolSpec& e) {
                           e.cluster.gpus() / gpus));
   }
   if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
-    node.fail(fmt::format(
-        "instances of {} GPUs would not all lie in NVLink domains of {} in the same way; use a "
-        "divisor or a multiple of the domain",
-        gpus, domain));
+    node.fail(
+        fmt::format("instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor "
+                    "or a multiple "
+                    "of the domain",
+                    gpus, domain));
   }
   return instances;
 }

@@ -146,7 +146,7 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
     const ConfigNode placement = reader.child("placement");
     plan.placer = placers.make(placement);
     if (!plan.placer->goes_by_load_alone()) {
-      placement.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
+      placement.fail("does not use the observed tokens per expert; use e.g. \"eplb\"");
     }
   });
   return plan;

@@ -40,15 +40,14 @@ std::span<const Key> charge_keys() {
 }
 
 std::span<const Key> routing_charges_keys() {
-  static constexpr Key keys[] = {
-      {"source", form::text, required, "where these numbers come from"},
-      {"top_k_of_all_tokens", form::time, "3 us",
-       "time of top-k when every rank chooses for all tokens"},
-      {.name = "*",
-       .form = form::object(charge_keys),
-       .standard = otherwise("as measured, or no time"),
-       .meaning = "a policy's own GPU time, in the place of what was measured",
-       .registry = "token_routing"}};
+  static constexpr Key keys[] = {{"source", form::text, required, "where these numbers come from"},
+                                 {"top_k_of_all_tokens", form::time, "3 us",
+                                  "time of top-k when every rank chooses for all tokens"},
+                                 {.name = "*",
+                                  .form = form::object(charge_keys),
+                                  .standard = otherwise("as measured, or no time"),
+                                  .meaning = "a policy's own GPU time; replaces the measured time",
+                                  .registry = "token_routing"}};
   return keys;
 }
 

@@ -238,7 +238,7 @@ TEST_CASE("experts are cut into slices that kernels take, or refused with those 
   json["precision"] = {{"experts", "fp8_block"}, {"attention", "fp8_block"}};
   json["parallel"] = {{"dp", 1}, {"tp", 8}, {"ep", 1}};
   CHECK_THAT(refused(json), Contains("/parallel: ") && Contains("slices of 192") &&
-                                Contains("slices that go: 1536 (ep 8), 768 (ep 4), 384 (ep 2)"));
+                                Contains("possible slices: 1536 (ep 8), 768 (ep 4), 384 (ep 2)"));
   json["parallel"]["ep"] = 2;
   CHECK(refused(json).empty());
   json["parallel"]["ep"] = 1;

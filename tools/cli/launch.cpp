@@ -133,10 +133,9 @@ struct Weights {
 Weights weights_of(const PoolSpec& pool) {
   const ConfigNode model = pool.node.child("model");
   const auto in_place_of = [&](const std::string& name, const char* why) {
-    return Weights{name, fmt::format("weights: {}; put a name or path of {} weights in the place "
-                                     "of {}",
-                                     why, precision_names[std::size_t(pool.precision.experts)],
-                                     shell_word(name))};
+    return Weights{
+        name, fmt::format("weights: {}; use a name or path of {} weights instead of {}", why,
+                          precision_names[std::size_t(pool.precision.experts)], shell_word(name))};
   };
   if (!model.json().is_string()) return in_place_of(pool.model.name, "the model is no file");
   const std::filesystem::path file = named_file(model, Shipped::model);

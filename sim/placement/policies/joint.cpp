@@ -280,8 +280,9 @@ class Joint final : public Placer {
     require_sound(problem, seen.load);
     if (seen.batches.empty()) {
       throw ConfigError(
-          "joint needs to know which experts batches activate, which a load does not say; give it "
-          "a routing trace");
+          "joint needs the experts that batches activate; a load does not hold these; give a "
+          "routing "
+          "trace");
     }
     Layout start = Start(problem, seen.load).take();
     if (holds_everything(start, problem)) return filled_up(std::move(start), problem);
