@@ -387,7 +387,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
-    require_expert_kernel(reader.child("parallel"), spec.model, spec.parallel, spec.precision);
+    if (std::string doubt = expert_slice_doubt(spec.model, spec.parallel, spec.precision);
+        !doubt.empty())
+      spec.remarks.push_back(std::move(doubt));
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
