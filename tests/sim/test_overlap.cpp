@@ -73,8 +73,7 @@ TEST_CASE("a low-latency exchange hides only while it is in flight") {
   // dispatch take 60 us for 128 tokens, those of combine 50.
   // What is hidden is hidden of either in proportion.
   const auto exposed = [](const Traffic& traffic) { return traffic.time - traffic.hidden; };
-  CHECK(exposed(split.dispatch) + exposed(split.combine) >=
-        2 * 58 * Seconds(110e-6) * (1 - 1e-9));
+  CHECK(exposed(split.dispatch) + exposed(split.combine) >= 2 * 58 * Seconds(110e-6) * (1 - 1e-9));
   CHECK(split.combine.hidden.count() > 0);
 }
 
