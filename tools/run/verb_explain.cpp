@@ -428,9 +428,10 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
   }
   const TypicalTime typical = typical_ms(step);
   const std::string others =
-      step.totals.size() == 1 ? ""
-                              : fmt::format("{} similar steps take {:.3f} +- {:.3f} ms in the mean\n",
-                                            step.totals.size(), typical.mean, typical.margin);
+      step.totals.size() == 1
+          ? ""
+          : fmt::format("{} similar steps take {:.3f} +- {:.3f} ms in the mean\n",
+                        step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
       "one {} step{}{}: {:.3f} ms\n"
       "times are those of the slowest rank at each barrier\n{}"
