@@ -134,7 +134,7 @@ std::span<const Key> layer_keys() {
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
       {"indexer", form::flag, "true",
-       "sparse attention: has an indexer; else shares the layer before's choice"}};
+       "sparse attention: own indexer, else the previous layer's choice"}};
   return keys;
 }
 

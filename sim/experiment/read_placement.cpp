@@ -21,7 +21,7 @@ std::span<const Key> load_keys() {
   static constexpr Key keys[] = {
       {"from", form::choice(load_source_names), "trace", "what the placement has seen"},
       {"disjoint", form::flag, "false",
-       "the fit sees one half of every workload's requests; the other half runs"},
+       "the fit sees one half of each workload's requests; the rest runs"},
       {"workloads", form::list(form::text), otherwise("all"),
        "tags of the requests that the fit sees"}};
   return keys;

@@ -323,7 +323,7 @@ std::span<const Key> joint_placement_keys() {
       {"batches", form::integer(1, 1e5), "256", "sampled of each size"},
       {"moves", form::integer(0, 1e9), "6000", "tried in each layer"},
       {"token_weight", form::number(non_negative), "4",
-       "weight of tokens beyond the slack on the fullest GPU, against activations"},
+       "weight of the fullest GPU's tokens beyond the slack"},
       {"load_slack", form::number(non_negative), "0.02",
        "above the mean that a GPU's tokens may be for nothing"},
       {"seed", form::integer(non_negative), "1", "seed of batches and moves"}};
