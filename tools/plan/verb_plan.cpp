@@ -198,8 +198,8 @@ std::string rate_or_dash(const std::vector<std::optional<double>>& rates, std::s
 }
 
 std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked) {
-  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met by", "+5 %", "uniform",
-               "p90 TTFT ms", "p90 TPOT ms", "$/M out"});
+  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
+               "p90 TTFT ms", "p90 TPOT ms", "$/M"});
   std::string names;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
@@ -228,8 +228,9 @@ std::string legend() {
   return wrapped(
              "Ranked by req/s: the heaviest load that lasts in a steady state. The best of each "
              "kind "
-             "ran under three seeds of arrivals and routing, the others under one. met by: "
-             "requests within the limits, under the worst seed. +5 %: met by, under 5 % more load. "
+             "ran under three seeds of arrivals and routing, the others under one. met: "
+             "requests within the limits, under the worst seed. +5 %: met under 5 % more load. "
+             "$/M: a million output tokens. "
              "In brackets: what is left to the limit.") +
          "\n";
 }
