@@ -59,7 +59,9 @@ grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && joined vllm | grep -q 'vllm ben
 joined sglang | grep -q 'sglang.launch_server .*--tp-size' || fail "no command of SGLang"
 joined trtllm | grep -q '^trtllm-serve .*--tp_size' || fail "no command of TensorRT-LLM"
 # What cannot be met, and what makes no sense.
-code=0; "$moesim" "${ask[@]/30 ms/1 us}" -o hopeless >text 2>log || code=$?
+hopeless=("${ask[@]/30 ms/1 us}")
+hopeless[-1]=hopeless  # the name of its files
+code=0; "$moesim" "${hopeless[@]}" >text 2>log || code=$?
 ((code == 3)) && grep -q 'no deployment meets the SLO for 90 % .* the nearest, at ' log || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"
 grep -Eq '^least TPOT possible: [0-9.]+ ms \(' text || fail "it does not say what is possible"
 # A question without an answer blocks no other, and files are named by the question.
