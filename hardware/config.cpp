@@ -109,7 +109,8 @@ double parse_with_base(std::string_view text, std::string_view base, std::string
   if (number < 0)
     throw ConfigError(fmt::format("\"{}\" is negative (expected e.g. \"{}\")", text, example));
   if (number * factor > largest_quantity)
-    throw ConfigError(fmt::format("\"{}\" is too large to be true", text));
+    throw ConfigError(
+        fmt::format("\"{}\" is out of range (at most {:g} {})", text, largest_quantity, base));
   return number * factor;
 }
 
@@ -446,7 +447,7 @@ ConfigNode ConfigReader::child(std::string_view key) {
 ConfigNode ConfigReader::child_or(std::string_view key, Json fallback) {
   const Key* const found = row(key);
   check(found == nullptr || found->standard.kind == Standard::Kind::words,
-        "a default in code stands beside one in the table of keys");
+        "a key has two defaults: one in code, one in the table of keys");
   return value(key, found, std::move(fallback));
 }
 

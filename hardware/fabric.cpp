@@ -23,10 +23,11 @@ namespace {
 
 std::span<const Key> network_keys() {
   static constexpr Key keys[] = {
-      {"latency", form::time, required, "of a message between two nodes"},
-      {"latency_per_doubling", form::time, "0 us", "more of it for each doubling of the GPUs"},
+      {"latency", form::time, required, "latency of a message between two nodes"},
+      {"latency_per_doubling", form::time, "0 us", "latency added by each doubling of the GPUs"},
       {"bandwidth", form::bytes_per_second, required, "per GPU and direction"},
-      {"bandwidth_share", form::number(0.001, 1), "1", "of it that large messages reach"},
+      {"bandwidth_share", form::number(0.001, 1), "1",
+       "share of the bandwidth that large messages reach"},
       {"source", form::text, required, "where these numbers come from"}};
   return keys;
 }
@@ -161,14 +162,15 @@ std::span<const Key> cluster_keys() {
   static constexpr Form count = form::integer(1, 1e6);
   static constexpr Form inline_gpu = form::object(gpu_keys);
   static constexpr Key keys[] = {
-      {"name", form::text, required, "of the cluster, in reports"},
+      {"name", form::text, required, "the cluster's name in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"gpu", form::file.or_a(inline_gpu), required, "its GPU: hardware/gpus/*.json"},
       {"gpus_per_node", count, required, "GPUs of one host"},
       {"nodes", count, required, "hosts"},
       {"scale_up_domain", count, required, "GPUs that NVLink joins"},
       {"network", form::object(network_keys), required, "between NVLink domains"},
-      {"oversubscription", form::number(1, 1000), "1", "of the network above a node"}};
+      {"oversubscription", form::number(1, 1000), "1",
+       "how much the network above a node is oversubscribed"}};
   return keys;
 }
 

@@ -65,7 +65,8 @@ std::map<Precision, FlopsPerSecond> read_peaks(const ConfigNode& node) {
 
 std::span<const Key> peak_share_keys() {
   static constexpr Key keys[] = {{"*", share, otherwise("that of the nearest precision"),
-                                  "of the peak, by the precision of the weights", precision_names}};
+                                  "share of the peak, by the precision of the weights",
+                                  precision_names}};
   return keys;
 }
 
@@ -92,10 +93,10 @@ std::span<const Key> calibration_keys() {
   static constexpr Form precision = form::choice(precision_names);
   static constexpr Key keys[] = {
       {"points", form::integer(positive_count), required, "measurements fitted on"},
-      {"median_error", bound, required, "of |predicted / measured - 1| over them"},
+      {"median_error", bound, required, "median of |predicted / measured - 1| over the points"},
       {"bytes", form::list(bound), required, "[smallest, largest]: HBM, or the busiest rank's"},
       {"flops", form::list(bound), otherwise("[0, 0]"), "[smallest, largest]"},
-      {"precisions", form::list(precision), otherwise("none"), "of the weights"}};
+      {"precisions", form::list(precision), otherwise("none"), "precisions of the weights"}};
   return keys;
 }
 
@@ -150,14 +151,15 @@ std::span<const Key> kernel_keys() {
   static constexpr Form by_precision = form::object(peak_share_keys);
   static constexpr Key keys[] = {
       {"launch", form::time, required, "launch and drain of the operation's kernels"},
-      {"bandwidth_share", share, required, "of the HBM bandwidth that it reaches"},
-      {"peak_share", share.or_a(by_precision), required, "of the dense peak that it reaches"},
-      {"overlap", overlap_form, "16", "of loads and arithmetic: 1 none, 16 nearly all"},
+      {"bandwidth_share", share, required, "share of the HBM bandwidth that the kernel reaches"},
+      {"peak_share", share.or_a(by_precision), required,
+       "share of the dense peak that the kernel reaches"},
+      {"overlap", overlap_form, "16", "overlap of loads and arithmetic: 1 none, 16 nearly all"},
       {"tile_m", tile_side, required, "rows to which a GEMM pads its tokens"},
       {"tile_n", tile_side, required, "columns of an output tile"},
-      {"copies", passes, "0", "of an expert layer's rows, in passes over them"},
-      {"held_copies", passes, "0", "of all rows at hand, whichever GPU's experts they chose"},
-      {"by_precision", form::object(by_precision_keys), "{}", "what precisions have of their own"},
+      {"copies", passes, "0", "passes over the rows of an expert layer"},
+      {"held_copies", passes, "0", "passes over all rows that the GPU holds"},
+      {"by_precision", form::object(by_precision_keys), "{}", "constants of single precisions"},
       {"source", form::text, required, "where these numbers come from"},
       {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
   return keys;
@@ -181,7 +183,7 @@ std::span<const Key> collective_keys() {
   static constexpr Key keys[] = {
       {"launch", form::time, required, "what it would take with one GPU"},
       {"per_gpu", form::time, required, "what each further GPU of the NVLink domain adds"},
-      {"bandwidth_share", share, required, "of NVLink that large messages reach"},
+      {"bandwidth_share", share, required, "share of NVLink that large messages reach"},
       {"ramp", form::time, required, "filling the pipeline of chunks"},
       {"source", form::text, required, "where these numbers come from"},
       {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
@@ -199,7 +201,7 @@ CollectiveConstants read_collective(ConfigReader& reader) {
 
 std::span<const Key> price_keys() {
   static constexpr Key keys[] = {
-      {"dollars_per_hour", form::number(non_negative), required, "of one GPU, rented"},
+      {"dollars_per_hour", form::number(non_negative), required, "rent of one GPU"},
       {"source", form::text, required, "where it comes from"}};
   return keys;
 }
@@ -385,26 +387,28 @@ CollectiveConstants family_default(Collective kind) {
 
 std::span<const Key> gpu_keys() {
   static constexpr Key keys[] = {
-      {"name", form::text, required, "of the GPU, in reports"},
+      {"name", form::text, required, "the GPU's name in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"sms", form::integer(1, 100000), required, "streaming multiprocessors"},
       {"hbm_capacity", form::bytes, required,
        "as nvidia-smi reports HBM: an 80 GB H100 has 81559 MiB"},
-      {"hbm_bandwidth", form::bytes_per_second, required, "of HBM, data sheet"},
+      {"hbm_bandwidth", form::bytes_per_second, required, "HBM bandwidth of the data sheet"},
       {"l2_capacity", form::bytes, required, "L2 cache"},
-      {"l2_bandwidth", form::bytes_per_second, required, "of the L2 cache"},
+      {"l2_bandwidth", form::bytes_per_second, required, "bandwidth of the L2 cache"},
       {"smem_per_sm", form::bytes, required, "shared memory of one SM"},
-      {"smem_bandwidth", form::bytes_per_second, required, "of all SMs' shared memory together"},
-      {"scale_up_bandwidth", form::bytes_per_second, required, "of NVLink, one direction"},
-      {"host_bandwidth", form::bytes_per_second, required, "to the host's memory, one direction"},
+      {"smem_bandwidth", form::bytes_per_second, required,
+       "bandwidth of all SMs' shared memory together"},
+      {"scale_up_bandwidth", form::bytes_per_second, required, "NVLink bandwidth of one direction"},
+      {"host_bandwidth", form::bytes_per_second, required,
+       "bandwidth to the host's memory, one direction"},
       {"dense_peak", form::object(peak_keys), required, "tensor-core peaks by precision"},
-      {"kernels", form::object(kernel_table_keys), "{}", "kernel families measured on it"},
-      {"collectives", form::object(collective_table_keys), "{}", "collectives measured on it"},
+      {"kernels", form::object(kernel_table_keys), "{}", "constants of kernel families"},
+      {"collectives", form::object(collective_table_keys), "{}", "constants of collectives"},
       {"profiles", form::file, otherwise("none"),
        "folder of measured kernel times, <engine>-<version>/<table>.csv"},
       {"sibling", form::file, otherwise("none"),
-       "GPU file whose tables, scaled by data sheets, stand in for its own"},
-      {"price", form::object(price_keys), otherwise("no cost in reports"), "what it costs"}};
+       "GPU file whose tables, scaled by data sheets, replace missing tables"},
+      {"price", form::object(price_keys), otherwise("no cost in reports"), "price of an hour"}};
   return keys;
 }
 

@@ -139,8 +139,7 @@ Json parse_written_json(std::string_view text) {
     const auto* wrong = dynamic_cast<const Json::parse_error*>(&error);
     if (wrong != nullptr && ends_with_comma(text, wrong->byte))
       throw ConfigError(fmt::format(
-          "not JSON: in line {} a comma stands before \"{}\"; leave the "
-          "comma out",
+          "not JSON: line {} has a comma before \"{}\"; leave the comma out",
           1 + std::ranges::count(text.substr(0, wrong->byte), '\n'), text[wrong->byte - 1]));
     const std::string_view message = error.what();
     const auto place = message.find("at line");

@@ -104,12 +104,12 @@ LinearAttentionSpec read_linear_attention(ConfigReader& r) {
 std::span<const Key> expert_keys() {
   static constexpr Key keys[] = {
       {"count", size, required, "routed experts of a layer"},
-      {"per_token", size, required, "of them that a token chooses"},
-      {"width", size, required, "of an expert's FFN"},
-      {"hidden", size_or_none, "0", "of what experts see, where it is not the model's; 0: it is"},
-      {"shared_width", size_or_none, "0", "of all shared experts together"},
+      {"per_token", size, required, "experts that a token chooses"},
+      {"width", size, required, "width of an expert's FFN"},
+      {"hidden", size_or_none, "0", "size of the input of experts; 0: the model's hidden size"},
+      {"shared_width", size_or_none, "0", "width of all shared experts together"},
       {"groups", size, "1", "groups that experts are chosen by"},
-      {"groups_per_token", size, "1", "of them that a token chooses from"}};
+      {"groups_per_token", size, "1", "groups that a token chooses from"}};
   return keys;
 }
 
@@ -134,7 +134,7 @@ std::span<const Key> layer_keys() {
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
       {"indexer", form::flag, "true",
-       "sparse attention: it has an indexer, else it takes the choice of the layer before"}};
+       "sparse attention: own indexer, else the previous layer's choice"}};
   return keys;
 }
 
@@ -158,7 +158,7 @@ LayerSpec read_layer(ConfigReader& r) {
 std::span<const Key> block_keys() {
   static constexpr Form layer = form::object(layer_keys);
   static constexpr Key keys[] = {
-      {"repeat", form::integer(1, 10'000), required, "times that the pattern stands there"},
+      {"repeat", form::integer(1, 10'000), required, "how often the pattern is repeated"},
       {"pattern", form::list(layer), required, "layers"}};
   return keys;
 }
@@ -177,7 +177,7 @@ std::span<const Key> published_keys() {
       {"total", form::number(positive_count), required, "parameters"},
       {"active", form::number(positive_count), required, "parameters that a token uses"},
       {"active_counts", form::choice(active_counts_names), required,
-       "what they count beside layers"}};
+       "what the authors count besides layers"}};
   return keys;
 }
 
@@ -962,7 +962,7 @@ void read_laguna(ConfigReader& r, MoeModel& m) {
     int& kind = layer.window > 0 ? local_heads : whole_heads;
     if (kind != 0 && kind != here)
       node.fail(
-          fmt::format("layers that differ beside their window are not modelled; {} is "
+          fmt::format("layers that differ in more than their window are not modelled; {} is "
                       "expected",
                       kind));
     kind = here;
@@ -1121,7 +1121,8 @@ int hf_max_positions(ConfigReader& r) {
   int longest = optional(r, key, 0);
   for (const char* const where : {"rope_scaling", "rope_parameters"}) {
     if (!present(r, where)) continue;
-    const Json& scaling = r.child(where).json();
+    const ConfigNode node = r.child(where);
+    const Json& scaling = node.json();
     const auto number = [&](const char* name) {
       const auto found = scaling.find(name);
       return found != scaling.end() && found->is_number() ? found->get<double>() : 0;
@@ -1240,7 +1241,7 @@ ConfigNode language_part(ConfigNode node) {
 std::span<const Key> model_keys() {
   static constexpr Form block = form::object(block_keys);
   static constexpr Key keys[] = {
-      {"name", form::text, required, "of the model, in reports"},
+      {"name", form::text, required, "the model's name in reports"},
       {"source", form::text, required, "where these numbers come from"},
       {"huggingface", form::list(form::text), "[]", "ids that the model is also found by"},
       {"hidden", size, required, "hidden size"},
@@ -1248,19 +1249,20 @@ std::span<const Key> model_keys() {
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
       {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
       {"local_attention", form::object(attention_keys), otherwise("the same"),
-       "of layers with a window, where it differs"},
+       "attention of layers with a window, where it differs"},
       {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
        "gated delta net or state space layer, of layers with \"linear\""},
-      {"experts", form::object(expert_keys), otherwise("a dense model"), "of layers with \"moe\""},
+      {"experts", form::object(expert_keys), otherwise("a dense model"),
+       "experts of layers with \"moe\""},
       {"gating_preset", form::text, otherwise("that of other families"),
-       "whose statistics synthetic routing has (moesim list presets)"},
+       "preset whose statistics synthetic routing has (moesim list presets)"},
       {"max_positions", size_or_none, "0", "tokens that a sequence may have; 0: unlimited"},
-      {"dense_width", size_or_none, "0", "of the FFN of dense layers"},
+      {"dense_width", size_or_none, "0", "width of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},
       {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
       {"precision", form::object(precision_keys), otherwise("not said"),
-       "of the weights as they are published"},
+       "precision of the weights as published"},
       {"checkpoints", form::object(checkpoint_keys), otherwise("none is known"),
        "HuggingFace ids of weights, by the precision of experts"}};
   return keys;

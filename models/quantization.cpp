@@ -341,7 +341,7 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
   if (const std::string named = format_named(model.name); !named.empty()) {
     stored.doubt = fmt::format(
         "bf16 is taken, because {} has no \"quantization_config\"; the model's name says {}: put "
-        "hf_quant_config.json beside the file, or give \"precision\"",
+        "hf_quant_config.json next to the file, or give \"precision\"",
         file, named);
   }
   return stored;

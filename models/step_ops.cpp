@@ -387,13 +387,13 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   });
 }
 
-void require_expert_kernel(const ConfigNode& node, const MoeModel& model, const ParallelPlan& plan,
-                           const PrecisionPlan& precision) {
+std::string expert_slice_doubt(const MoeModel& model, const ParallelPlan& plan,
+                               const PrecisionPlan& precision) {
   constexpr int block = 128;
   const auto goes = [&](int parts) { return model.expert_width % (parts * block) == 0; };
   if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
       goes(plan.moe_tp())) {
-    return;
+    return {};
   }
   std::vector<std::string> widths;
   for (int parts = 1; parts <= plan.stage_gpus(); ++parts) {
@@ -402,10 +402,11 @@ void require_expert_kernel(const ConfigNode& node, const MoeModel& model, const 
           fmt::format("{} (ep {})", model.expert_width / parts, plan.stage_gpus() / parts));
     }
   }
-  node.fail(fmt::format(
-      "dp * tp / ep = {} cuts experts into slices of {}, and no kernel takes fp8_block that is not "
-      "whole blocks of {}; slices that go: {}",
-      plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", ")));
+  return fmt::format(
+      "\"parallel\": dp * tp / ep = {} cuts experts into slices of {}; some versions of engines "
+      "take "
+      "whole blocks of {} alone; such slices: {}",
+      plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", "));
 }
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const LayerSpec& layer) {

@@ -39,10 +39,11 @@ struct ParallelPlan {
   /// The stage that holds a layer: contiguous layers, as many to each as can be.
   int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
-/// Throws ConfigError where no kernel takes an expert's slice: one of fp8 in blocks that is not
-/// whole blocks of 128 (vLLM 0.11, vllm/model_executor/layers/quantization/fp8.py, refuses it).
-void require_expert_kernel(const ConfigNode& parallel, const MoeModel&, const ParallelPlan&,
-                           const PrecisionPlan&);
+/// A warning where not every kernel takes an expert's slice, else empty: one of fp8 in blocks that
+/// is not whole blocks of 128. vLLM 0.11 refuses it
+/// (vllm/model_executor/layers/quantization/fp8.py); measured runs of vLLM 0.18 cut MiniMax-M2.5's
+/// experts into slices of 192.
+std::string expert_slice_doubt(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
 /// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp

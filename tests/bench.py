@@ -80,7 +80,7 @@ def main():
         check({"median_ttft_ms", "p99_tpot_ms", "mean_itl_ms", "output_throughput"} <= rows.keys(), f"vllm: {done.stderr}")
         check(all(abs(row["error_pct"] + 100 / 11) < 1e-6 for row in rows.values()), f"vllm: errors are not -9.09 %: {rows}")
         text = run("validate", "--bench", file, "--config", config).stdout
-        check("simulated: 4 in flight, 16 requests of 64 and 8 tokens" in text, f"the load is not said: {text}")
+        check("simulated: 4 in flight, 16 requests, each of 64 and 8 tokens" in text, f"the load is not said: {text}")
 
         file = work / "sglang.jsonl"
         file.write_text("".join(json.dumps(sglang(m, load, 1.1)) + "\n" for m, load in zip(metrics, LOADS)))

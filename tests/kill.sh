@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does a sweep of 1,000 points that is killed twenty times end with the bytes of an undisturbed one?
+# Does a sweep of 1,000 points that is killed up to twenty times end with the bytes of an undisturbed one?
 #   tests/kill.sh MOESIM
 set -euo pipefail
 moesim=$(realpath "$1")
@@ -33,7 +33,8 @@ while ((kills < 20)); do
   fi
   pause=$((RANDOM % (took / 40 + 1)))
   sleep "$(printf '%d.%03d' $((pause / 1000)) $((pause % 1000)))"
-  kill -KILL "$process" || fail "the sweep was done after $kills kills"
+  # A machine that has become faster meanwhile may be done.
+  kill -KILL "$process" 2>/dev/null || { ((kills >= 8)) || fail "the sweep was done after $kills kills"; kills=20; }
   wait "$process" 2>/dev/null || true
   process=''
   kills=$((kills + 1))
@@ -41,7 +42,7 @@ while ((kills < 20)); do
   moments+=" $finished"
 done
 echo "points done at each kill:$moments"
-((finished > 0 && finished < 1000)) || fail "no kill fell between the first and the last point"
+tr ' ' '\n' <<<"$moments" | grep -qE '^[1-9][0-9]{0,2}$' || fail "no kill fell between the first and the last point"
 "$moesim" sweep sweep.json -o killed.sqlite >/dev/null 2>resumed || fail "the sweep cannot go on"
 grep -q "$finished of 1000 points were done before" resumed || fail "a finished point was run again"
 (($(count '') == 1000)) || fail "not 1,000 rows"

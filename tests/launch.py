@@ -108,7 +108,7 @@ def try_name(number, name, programs, top):
     placement = f"{name}.json"
     (work / placement).write_text(json.dumps({"physical_to_logical_map": [list(range(8))] * 2}))
     cases = {"name": (tiny({**ZOO, "name": name}), name), "path": (tiny(path), arrives),
-             "placement": (tiny({**ZOO, "name": "m"}, placement={"type": "from_file", "file": placement}), placement)}
+             "placement": (tiny({**ZOO, "name": "m"}, placement={"type": "from_file", "file": placement, "gpus": 4}), placement)}
     for kind, (experiment, wanted) in cases.items():
         for engine in ENGINES:
             config.write_text(json.dumps(experiment))
@@ -118,7 +118,8 @@ def try_name(number, name, programs, top):
             judge(f"run {kind} {name!r} {engine}", name, done, engine, programs, work / f"{kind}-{engine}", [wanted])
     # A store, which may be somebody else's, and a search.
     config.write_text(json.dumps(tiny(path, slo={"ttft": "1 s", "tpot": "1 s"}, instances=2)))
-    sweep = {"base": "config.json", "set": {"/workload/arrivals": {"type": "poisson", "rate": "1 /s"}},
+    # Long enough to be in a steady state.
+    sweep = {"base": "config.json", "set": {"/workload/arrivals": {"type": "poisson", "rate": "1 /s"}, "/workload/requests": 400},
              "axes": {"/scheduling/max_num_seqs": [4, 8], "/workload/arrivals/rate": ["10 /s"]}}
     (work / "sweep.json").write_text(json.dumps(sweep))
     filled = run("sweep", "sweep.json", "-o", "s.sqlite", "-j", "1", cwd=work)

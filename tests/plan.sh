@@ -54,11 +54,14 @@ grep -Eq '^1: .*; (capacity|TPOT|TTFT) binds; ' vllm || fail "it does not say wh
 grep -Eq '^experts active in a layer of a decode step of 1: [0-9.]+ of 128 \(uniform routing: ' vllm || fail "it does not count experts"
 tr -s '\n ' ' ' <vllm | grep -q 'by the statistics of Qwen3 (gating preset qwen3)\. ' || fail "it does not say whose routing it takes"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"
-grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && grep -q 'vllm bench serve .*--random-input-len 200' vllm || fail "no command of vLLM"
-grep -q 'sglang.launch_server .*--tp-size' sglang || fail "no command of SGLang"
-grep -q '^trtllm-serve .*--tp_size' trtllm || fail "no command of TensorRT-LLM"
+joined() { sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' "$1"; }  # commands go on behind a backslash
+grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && joined vllm | grep -q 'vllm bench serve .*--random-input-len 200' || fail "no command of vLLM"
+joined sglang | grep -q 'sglang.launch_server .*--tp-size' || fail "no command of SGLang"
+joined trtllm | grep -q '^trtllm-serve .*--tp_size' || fail "no command of TensorRT-LLM"
 # What cannot be met, and what makes no sense.
-code=0; "$moesim" "${ask[@]/30 ms/1 us}" -o hopeless >text 2>log || code=$?
+hopeless=("${ask[@]/30 ms/1 us}")
+hopeless[-1]=hopeless  # the name of its files
+code=0; "$moesim" "${hopeless[@]}" >text 2>log || code=$?
 ((code == 3)) && grep -q 'no deployment meets the SLO for 90 % .* the nearest, at ' log || fail "a hopeless SLO: exit $code: $(tail -n 1 log)"
 grep -Eq '^least TPOT possible: [0-9.]+ ms \(' text || fail "it does not say what is possible"
 # A question without an answer blocks no other, and files are named by the question.

@@ -127,7 +127,7 @@ grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"
 # Stores that somebody edited.
 cp six.sqlite edited.sqlite
 sqlite3 edited.sqlite "UPDATE meta SET sweep = '{\"axes\": \"x\"}'"
-refuses "a sweep without axes" 'edited.sqlite: holds a sweep whose "axes" are none' pareto edited.sqlite
+refuses "a sweep without axes" 'edited.sqlite: holds a sweep whose "axes" are not settings by JSON pointer' pareto edited.sqlite
 sqlite3 edited.sqlite "DELETE FROM points" "UPDATE meta SET sweep = '{}'"
 refuses "a store without points" 'no finished point \(no points\)' pareto edited.sqlite
 version=$(sqlite3 six.sqlite "SELECT moesim FROM meta")
@@ -136,7 +136,7 @@ version=$(sqlite3 six.sqlite "SELECT moesim FROM meta")
 grep -q 'results may differ' err && fail "the same moesim is said to be another"
 sqlite3 six.sqlite "UPDATE meta SET moesim = '0.0.1 (0)'"
 "$moesim" sweep six.json -o six.sqlite >/dev/null 2>err || fail "a sweep that another version did"
-grep -q 'done by moesim 0.0.1 (0), this is .*: results may differ' err || fail "another version: $(cat err)"
+grep -q 'points are of moesim 0.0.1 (0), this is .*: results may differ' err || fail "another version: $(cat err)"
 # As moesim wrote it before it noted versions.
 sqlite3 six.sqlite "ALTER TABLE meta DROP COLUMN moesim"
 "$moesim" sweep six.json -o six.sqlite >/dev/null 2>err || fail "a store without versions: $(cat err)"

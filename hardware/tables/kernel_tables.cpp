@@ -453,8 +453,8 @@ std::string facts_of(const GpuSpec& gpu) {
       gpu.smem_per_sm.value(), gpu.smem_bandwidth.value(), gpu.scale_up_bandwidth.value());
   for (const auto& [precision, peak] : gpu.dense_peak)
     facts += fmt::format(" {} {}", static_cast<int>(precision), peak.value());
-  for (const Profile& profile : gpu.profiles) facts += " " + profile.folder.string();
-  return gpu.sibling ? facts + " beside " + facts_of(*gpu.sibling) : facts;
+  for (const Profile& profile : gpu.profiles) facts += fmt::format(" {}", profile.folder.string());
+  return gpu.sibling ? fmt::format("{} and {}", facts, facts_of(*gpu.sibling)) : facts;
 }
 
 // Tables are read and interpolated once for all experiments of a process that are under way.

@@ -128,10 +128,10 @@ void limit_choices(const CapacityRule& rule, LayerChoices& choices,
 }
 
 std::span<const Key> capacity_keys() {
-  static constexpr Key keys[] = {
-      {"factor", form::number(1e-3, 1e6), required, "of the mean that an expert computes"},
-      {"scope", form::choice(capacity_scope_names), "global",
-       "tokens that share an expert's room"}};
+  static constexpr Key keys[] = {{"factor", form::number(1e-3, 1e6), required,
+                                  "most tokens of an expert, over the mean of all experts"},
+                                 {"scope", form::choice(capacity_scope_names), "global",
+                                  "tokens that share an expert's room"}};
   return keys;
 }
 

@@ -18,9 +18,9 @@ std::span<const Key> center_keys() {
 }
 
 std::span<const Key> slope_keys() {
-  static constexpr Key keys[] = {{"concurrency", slope, "0", "of the logarithm"},
-                                 {"prompt", slope, "0", "likewise"},
-                                 {"output", slope, "0", "likewise"}};
+  static constexpr Key keys[] = {{"concurrency", slope, "0", "exponent of the requests in flight"},
+                                 {"prompt", slope, "0", "exponent of the prompt's tokens"},
+                                 {"output", slope, "0", "exponent of the output's tokens"}};
   return keys;
 }
 
@@ -29,7 +29,7 @@ std::span<const Key> fit_keys() {
       {"factor", positive, required, "measured over predicted, at the center"},
       {"center", form::object(center_keys), required, "geometric mean of the runs"},
       {"slope", form::object(slope_keys), "{}", "exponents of the load over the center's"},
-      {"runs", form::integer(positive_count), required, "that were fitted"},
+      {"runs", form::integer(positive_count), required, "number of runs that were fitted"},
       {"leave_one_out", form::number(non_negative), required, "median error of runs left out"}};
   return keys;
 }
@@ -73,10 +73,11 @@ double AnchorFit::at(const ServingLoad& load) const {
 }
 
 std::span<const Key> anchor_keys() {
-  static constexpr Key keys[] = {
-      {"deployment", form::text, required, "what was measured"},
-      {"tpot", form::object(fit_keys), otherwise("as predicted"), "of the time per output token"},
-      {"ttft", form::object(fit_keys), otherwise("as predicted"), "of the time to first token"}};
+  static constexpr Key keys[] = {{"deployment", form::text, required, "what was measured"},
+                                 {"tpot", form::object(fit_keys), otherwise("as predicted"),
+                                  "correction of the time per output token"},
+                                 {"ttft", form::object(fit_keys), otherwise("as predicted"),
+                                  "correction of the time to first token"}};
   return keys;
 }
 

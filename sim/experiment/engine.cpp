@@ -90,14 +90,14 @@ std::int64_t work_out(const ConfigNode& rule, const Situation& now) {
 
 std::span<const Key> condition_keys() {
   static constexpr Key keys[] = {
-      {"versions", texts, any_at_all, "that begin so"},
-      {"gpus", texts, any_at_all, "whose names begin so"},
-      {"models", texts, any_at_all, "whose names begin so"},
+      {"versions", texts, any_at_all, "versions that begin with one of these"},
+      {"gpus", texts, any_at_all, "GPUs whose names begin with one of these"},
+      {"models", texts, any_at_all, "models whose names begin with one of these"},
       {"experts", texts, any_at_all, "precisions of the experts"},
-      {"recipe", form::text, any_at_all, "whose launch scripts"},
+      {"recipe", form::text, any_at_all, "recipe whose launch scripts set this"},
       {"from", form::text, any_at_all, "first date of the recipe"},
-      {"before", form::text, any_at_all, "first date that is not"},
-      {"attention_dp", form::flag, any_at_all, "more than one attention rank, or one"},
+      {"before", form::text, any_at_all, "first date after the recipe"},
+      {"attention_dp", form::flag, any_at_all, "true: several attention ranks; false: one"},
       {"tp_at_least", amount, "0", "GPUs of an attention rank"},
       {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
       {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
@@ -156,9 +156,10 @@ void set_values(const ConfigNode& values, const Situation& now, Json& preset) {
 std::span<const Key> preset_keys() {
   static constexpr Form setting = form::object(setting_keys);
   static constexpr Key keys[] = {
-      {"name", form::text, required, "of the engine"},
+      {"name", form::text, required, "the engine's name"},
       {"source", form::text, required, "what its settings were read from"},
-      {"settings", form::list(setting), required, "in order: what comes later holds"}};
+      {"settings", form::list(setting), required,
+       "settings in order; a later setting replaces an earlier one"}};
   return keys;
 }
 
@@ -197,9 +198,9 @@ std::span<const Key> engine_keys() {
   static constexpr Form fusion = form::choice(fusions);
   static constexpr Key keys[] = {
       {"name", form::choice(engines), required, "hardware/engines/*.json"},
-      {"version", form::text, otherwise("the newest"), "of its release"},
-      {"recipe", form::choice(recipes), "none", "whose launch scripts it was set up by"},
-      {"date", form::text, otherwise("the latest"), "of the recipe, as 2026-04-21"},
+      {"version", form::text, otherwise("the newest"), "version of the release"},
+      {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
+      {"date", form::text, otherwise("the latest"), "date of the recipe, e.g. 2026-04-21"},
       {"expert_kernel", form::text, otherwise("the fastest"),
        "part of its name in tables of expert layers"},
       {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};

@@ -45,7 +45,9 @@ void check_pair(const ConfigNode& pools, const PoolSpec& prefill, const PoolSpec
         "\"decode_only\" computes no prompts; use \"chunked_prefill\" or \"prefill_first\"");
   }
   if (prefill.precision.kv_cache != decode.precision.kv_cache) {
-    pools.fail("the pools store the KV cache in different precisions; it travels as it is");
+    pools.fail(
+        "the pools store the KV cache in different precisions, and a transfer does not convert it; "
+        "give both pools one \"kv_cache\" precision");
   }
 }
 

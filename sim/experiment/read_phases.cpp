@@ -30,8 +30,8 @@ MixedRule read_mixed(const ConfigNode& node) {
 std::span<const Key> dispatch_keys() {
   static constexpr Form dispatch = form::policy("dispatch");
   static constexpr Key keys[] = {
-      {"prefill", dispatch, required, "of steps with prompt tokens"},
-      {"decode", dispatch, required, "of steps without"},
+      {"prefill", dispatch, required, "rule of steps with prompt tokens"},
+      {"decode", dispatch, required, "rule of steps without prompt tokens"},
       {"mixed", dispatch, otherwise("prefill's"), "where token_routing/mixed is a policy"}};
   return keys;
 }
@@ -40,9 +40,10 @@ std::span<const Key> token_routing_keys() {
   static constexpr Form router = form::policy("token_routing");
   static constexpr Form few = form::object(decode_if_few_keys).or_a(router);
   static constexpr Key keys[] = {
-      {"prefill", router, required, "of steps with prompt tokens"},
-      {"decode", router, required, "of steps without"},
-      {"mixed", form::choice(phase_names).or_a(few), "prefill", "of steps with both: whose rule"}};
+      {"prefill", router, required, "rule of steps with prompt tokens"},
+      {"decode", router, required, "rule of steps without prompt tokens"},
+      {"mixed", form::choice(phase_names).or_a(few), "prefill",
+       "which rule holds for steps with both"}};
   return keys;
 }
 

@@ -21,7 +21,7 @@ std::span<const Key> load_keys() {
   static constexpr Key keys[] = {
       {"from", form::choice(load_source_names), "trace", "what the placement has seen"},
       {"disjoint", form::flag, "false",
-       "the fit sees half of the requests of every workload; the other half runs"},
+       "the fit sees one half of each workload's requests; the rest runs"},
       {"workloads", form::list(form::text), otherwise("all"),
        "tags of the requests that the fit sees"}};
   return keys;
@@ -87,7 +87,7 @@ std::span<const Key> placement_keys() {
   static constexpr Key keys[] = {
       {"replication", form::number(non_negative), "1", "expert slots over experts, 1 to the GPUs"},
       {"strict", form::flag, "false", "refuse a replication that does not fill GPUs evenly"},
-      {"load", form::object(load_keys), "{}", "the load that it goes by"}};
+      {"load", form::object(load_keys), "{}", "load that the placement is fitted to"}};
   return keys;
 }
 

@@ -16,7 +16,7 @@ namespace moesim {
 std::span<const Key> kv_cache_keys() {
   static constexpr Key keys[] = {
       {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
-      {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "of HBM that is used at all"},
+      {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), otherwise("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
@@ -26,7 +26,7 @@ std::span<const Key> kv_cache_keys() {
 std::span<const Key> expert_buffers_keys() {
   static constexpr Key keys[] = {{"tokens_per_rank", form::integer(1, 1 << 24),
                                   otherwise("max_num_batched_tokens"),
-                                  "of a step, for which dispatch buffers have room"}};
+                                  "tokens of a step for which dispatch buffers have room"}};
   return keys;
 }
 
@@ -52,14 +52,15 @@ std::span<const Key> draft_keys() {
 std::span<const Key> speculative_keys() {
   static constexpr Key keys[] = {
       {"num_speculative_tokens", form::integer(0, 64), required, "drafts of a sequence and step"},
-      {"acceptance_rate", form::number(0, 1), required, "of a draft when those before it hold"},
+      {"acceptance_rate", form::number(0, 1), required,
+       "chance that a draft token is accepted if those before it are"},
       {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
   return keys;
 }
 
 std::span<const Key> api_server_keys() {
   static constexpr Key keys[] = {
-      {"latency", form::time, "0 us", "of a request on its way to the engine"},
+      {"latency", form::time, "0 us", "latency of a request on its way to the engine"},
       {"latency_per_launch", form::time, "0 us",
        "added to it for each kernel launched by a step without a graph"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
@@ -84,15 +85,15 @@ std::span<const Key> cuda_graph_keys() {
 
 std::span<const Key> slo_keys() {
   static constexpr Standard any = otherwise("no limit");
-  static constexpr Key keys[] = {{"ttft", form::time, any, "from arrival to the first token"},
+  static constexpr Key keys[] = {{"ttft", form::time, any, "time from arrival to the first token"},
                                  {"tpot", form::time, any, "per output token after the first"},
-                                 {"e2el", form::time, any, "from arrival to the last token"}};
+                                 {"e2el", form::time, any, "time from arrival to the last token"}};
   return keys;
 }
 
 std::span<const Key> measurement_keys() {
   static constexpr Key keys[] = {
-      {"warmup", form::number(0, 0.9), "0", "of the requests, before measuring starts"},
+      {"warmup", form::number(0, 0.9), "0", "share of the requests before the measurement starts"},
       {"hot_rank_threshold", form::number(1, 1e9), "2", "max/mean above which a step is counted"},
       {"expert_counts", form::flag, "true", "the report has tokens per layer and expert"}};
   return keys;

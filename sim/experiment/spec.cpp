@@ -57,10 +57,10 @@ std::span<const Key> workload_keys() {
   static constexpr Form gating = form::policy("gating");
   static constexpr Key keys[] = {
       {"arrivals", form::policy("arrivals"), required, "when requests come"},
-      {"lengths", form::policy("lengths"), otherwise("the arrivals'"), "of prompts and outputs"},
-      {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "how many there are"},
-      {"gating", gating, otherwise("nothing: for dense models alone"),
-       "which experts tokens choose"},
+      {"lengths", form::policy("lengths"), otherwise("the arrivals'"),
+       "lengths of prompts and outputs"},
+      {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "number of requests"},
+      {"gating", gating, otherwise("none, for dense models alone"), "which experts tokens choose"},
       {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
       {"timeout", form::time, otherwise("no limit"),
@@ -73,8 +73,9 @@ std::span<const Key> workload_keys() {
 
 std::span<const Key> background_keys() {
   static constexpr Form share = form::number(0, 0.99);
-  static constexpr Key keys[] = {{"nvlink", share, "0", "of NVLink that other tenants take"},
-                                 {"network", share, "0", "of the network"}};
+  static constexpr Key keys[] = {
+      {"nvlink", share, "0", "share of NVLink that other tenants take"},
+      {"network", share, "0", "share of the network that other tenants take"}};
   return keys;
 }
 
@@ -91,11 +92,11 @@ std::span<const Key> experiment_keys() {
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
       {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
-       "a preset for what is not said"},
+       "engine whose defaults fill what is left out"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), otherwise("1"), "equal EP groups behind one router"},
       {"precision", form::object(precision_keys), otherwise("as the model's files say"),
-       "of weights, KV cache, activations"},
+       "precision of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
       {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
       {"dispatch", form::object(dispatch_keys), required, "how tokens reach experts and return"},
@@ -110,9 +111,9 @@ std::span<const Key> experiment_keys() {
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
       {"speculative", form::object(speculative_keys), otherwise("none"), "drafts"},
       {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
-      {"api_server", form::object(api_server_keys), "{}", "between clients and the engine"},
+      {"api_server", form::object(api_server_keys), "{}", "time between clients and the engine"},
       {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
-      {"background", form::object(background_keys), "{}", "what other tenants take of the links"},
+      {"background", form::object(background_keys), "{}", "load of other tenants on the links"},
       {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
       {"fidelity", form::choice(fidelity_names), "exact",
        "route every token, or draw from samples"},
@@ -125,12 +126,12 @@ std::span<const Key> experiment_keys() {
        "a file or folder of HuggingFace's, or a name of list models"},
       {"workload", form::object(workload_keys), required, "requests"},
       {"max_model_len", form::integer(1, 1e9), otherwise("the model's max_positions"),
-       "tokens that a request may have, prompt and output; longer ones are rejected"},
+       "prompt and output tokens of a request; longer requests are rejected"},
       {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
       {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
-      {"seed", form::integer(0, 9e15), "1", "of everything random"},
+      {"seed", form::integer(0, 9e15), "1", "seed of all random streams"},
       {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
   return keys;
 }
@@ -207,10 +208,11 @@ int read_instances(const ConfigNode& node, const PoolSpec& e) {
                           e.cluster.gpus() / gpus));
   }
   if (instances > 1 && gpus % domain != 0 && domain % gpus != 0) {
-    node.fail(fmt::format(
-        "instances of {} GPUs would not all lie in NVLink domains of {} in the same way; use a "
-        "divisor or a multiple of the domain",
-        gpus, domain));
+    node.fail(
+        fmt::format("instances of {} GPUs do not divide NVLink domains of {} evenly; use a divisor "
+                    "or a multiple "
+                    "of the domain",
+                    gpus, domain));
   }
   return instances;
 }
@@ -248,8 +250,8 @@ void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode place =
       workload.json().contains("lengths") ? workload.child("lengths") : workload;
   place.fail(fmt::format(
-      "a prompt and its output have up to {} tokens, but {} takes {}; shorten them, or give "
-      "\"max_model_len\": {}, as engines are told together with a scaling of the rotary embedding",
+      "a prompt and its output have up to {} tokens, but {} takes {}; shorten the lengths, or give "
+      "\"max_model_len\": {} (engines then also need a scaling of the rotary embedding)",
       longest, spec.max_model_len == own ? spec.model.name : "\"max_model_len\"",
       spec.max_model_len, longest));
 }
@@ -385,7 +387,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
-    require_expert_kernel(reader.child("parallel"), spec.model, spec.parallel, spec.precision);
+    if (std::string doubt = expert_slice_doubt(spec.model, spec.parallel, spec.precision);
+        !doubt.empty())
+      spec.remarks.push_back(std::move(doubt));
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));

@@ -97,7 +97,7 @@ void check_rest(const std::vector<Outage>& outages, const Outage& now, const Con
 std::span<const Key> outage_keys() {
   static constexpr Form index = form::integer(0, 1 << 20);
   static constexpr Key keys[] = {
-      {"at", form::time, required, "when it stops, from the start of the run"},
+      {"at", form::time, required, "when the GPU stops, from the start of the run"},
       {"instance", index, otherwise("the first"), "EP group; without gpu or node: all of it"},
       {"node", index, otherwise("a GPU"), "a host with all its GPUs; or ..."},
       {"gpu", index, otherwise("a node"), "... a GPU, with those that share its tokens"},
@@ -107,12 +107,12 @@ std::span<const Key> outage_keys() {
 
 std::span<const Key> failures_keys() {
   static constexpr Form outage = form::object(outage_keys);
-  static constexpr Key keys[] = {
-      {"events", form::list(outage), "[]", "what stops"},
-      {"detection", form::time, "0 s", "until the others know"},
-      {"reload_bandwidth", form::bytes_per_second, "25 GB/s", "of lost experts, from storage"},
-      {"placement", form::policy("placement"), otherwise("as it was"),
-       "of the experts on the GPUs that are left"}};
+  static constexpr Key keys[] = {{"events", form::list(outage), "[]", "what stops"},
+                                 {"detection", form::time, "0 s", "until the others know"},
+                                 {"reload_bandwidth", form::bytes_per_second, "25 GB/s",
+                                  "bandwidth from storage for lost experts"},
+                                 {"placement", form::policy("placement"), otherwise("as it was"),
+                                  "placement of the experts on the remaining GPUs"}};
   return keys;
 }
 
@@ -146,7 +146,7 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
     const ConfigNode placement = reader.child("placement");
     plan.placer = placers.make(placement);
     if (!plan.placer->goes_by_load_alone()) {
-      placement.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
+      placement.fail("does not use the observed tokens per expert; use e.g. \"eplb\"");
     }
   });
   return plan;

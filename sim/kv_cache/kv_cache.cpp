@@ -18,6 +18,9 @@ BlockHash chain(BlockHash parent, std::uint64_t what) {
 // The beginning of a chain that only this request's tokens hash to.
 std::uint64_t own(std::uint32_t request) { return (std::uint64_t{1} << 63) | request; }
 
+// A group's names, which are no prompt's: the ids of recorded prompts are small numbers, too.
+std::uint64_t of_group(std::size_t group) { return (std::uint64_t{1} << 62) | group; }
+
 }  // namespace
 
 std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request,
@@ -47,7 +50,7 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
 }
 
 BlockHash KvCache::name_in(std::size_t group, BlockHash hash) {
-  return group == 0 ? hash : chain(hash, group);
+  return group == 0 ? hash : chain(hash, of_group(group));
 }
 
 CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {

@@ -159,7 +159,7 @@ std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t bloc
                                             : std::ranges::find_if_not(needed, has);
       if (missed == needed.end()) continue;
       blocks = static_cast<std::int64_t>(first) + (missed - needed.begin());
-      cut = layout_.groups.size() > 1;
+      cut = layout_.groups.size() > 1 || group.window > 0;
     }
   }
   return blocks;

@@ -16,7 +16,7 @@ std::unique_ptr<Placer> read_placer(ConfigReader& options, const RebalancingCont
   const ConfigNode node = options.child("placement");
   std::unique_ptr<Placer> placer = context.placers.make(node);
   if (!placer->goes_by_load_alone()) {
-    node.fail("does not go by the tokens per expert that are seen; use e.g. \"eplb\"");
+    node.fail("does not use the observed tokens per expert; use e.g. \"eplb\"");
   }
   return placer;
 }

@@ -11,12 +11,13 @@ inline constexpr std::array<Key, 7> periodic_keys{
      {"first_after", form::integer(positive_count), otherwise("a quarter of it"),
       "steps before the first"},
      {"window_size", form::integer(1, 1e6), "1000", "steps whose load counts"},
-     {"placement", form::policy("placement"), "eplb", "any that goes by load, on the same slots"},
+     {"placement", form::policy("placement"), "eplb",
+      "any placement that uses loads, on the same slots"},
      {"utilization_threshold", form::number(0, 1), "1",
       "nothing moves while mean over fullest rank is above (SGLang)"},
      {"min_gain", form::number(0, 1), "0",
       "share by which a layer's fullest rank must get lighter"},
-     {"planning", form::time, "0 s", "to compute the maps; engines give no figures"}}};
+     {"planning", form::time, "0 s", "time to compute the maps; engines publish no figures"}}};
 
 /// A new placement of all layers every so many steps, from the load of the last ones: the EPLB of
 /// [vLLM] and [SGLang]. Dummy tokens are not in the window, steps of dummies advance

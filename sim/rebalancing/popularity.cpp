@@ -33,7 +33,7 @@ std::span<const Key> popularity_keys() {
   static constexpr std::array<std::string_view, 2> by{"rank", "request"};
   static constexpr Key keys[] = {
       {"by", form::choice(by), "rank", "whose choices are remembered"},
-      {"decay", form::number(0.001, 1), "0.99", "of what was seen, per step; or ..."},
+      {"decay", form::number(0.001, 1), "0.99", "decay of earlier steps, per step; or ..."},
       {"window_size", form::integer(0, 1e6), "0", "... steps with equal weight; 0: decay"}};
   return keys;
 }

@@ -33,10 +33,10 @@ const Registry<RebalancerFactory, const RebalancingContext&>& rebalancers() {
 namespace {
 
 std::span<const Key> movement_keys() {
-  static constexpr Key keys[] = {
-      {"sources", form::choice(source_rule_names), "sglang", "whose rule says which copy is sent"},
-      {"link_share", form::number(0.01, 0.99), "0.5",
-       "share of the links that weights take while steps run"}};
+  static constexpr Key keys[] = {{"sources", form::choice(source_rule_names), "sglang",
+                                  "engine whose rule says which copy is sent"},
+                                 {"link_share", form::number(0.01, 0.99), "0.5",
+                                  "share of the links that weights take while steps run"}};
   return keys;
 }
 

@@ -18,7 +18,7 @@ const std::vector<Field<ReportContext>>& fields_of(const ReportContext*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("moesim", &S::moesim, "version of the simulator")
-          .add("seed", &S::seed, "of every random stream")
+          .add("seed", &S::seed, "seed of every random stream")
           .add("config", &S::config,
                "the experiment with every key, defaults included: runs again");
   return rows;
@@ -28,7 +28,7 @@ const std::vector<Field<AnchorStats>>& fields_of(const AnchorStats*) {
   using S = AnchorStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("deployment", &S::deployment, "whose measured runs correct this one")
+          .add("deployment", &S::deployment, "deployment whose measured runs correct this run")
           .add("runs", &S::runs, "measured runs of the fit")
           .add("leave_one_out_error", &S::leave_one_out_error,
                "median |predicted / measured - 1| of runs left out of the fit")
@@ -83,11 +83,12 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
     table.add("completed", &S::completed, "requests of the whole run that finished", "", more)
         .add("rejected", &S::rejected, "requests that no rank can ever hold", "", less)
         .add_if_any("timed_out", &S::timed_out, "requests whose client gave up waiting", "", less)
-        .add_if_any("cancelled", &S::cancelled, "requests whose client left by itself", "", less)
-        .add_if_any("timeout_share", &S::timeout_share, "of those measured, that timed out",
+        .add_if_any("cancelled", &S::cancelled, "requests whose client left before the end", "",
+                    less)
+        .add_if_any("timeout_share", &S::timeout_share, "measured requests that timed out",
                     "share of requests", less)
-        .add_if_any("cancelled_share", &S::cancelled_share,
-                    "of those measured, that were cancelled", "share of requests", less)
+        .add_if_any("cancelled_share", &S::cancelled_share, "measured requests that were cancelled",
+                    "share of requests", less)
         .add("measured_requests", &S::measured_requests, "requests that arrived while measured")
         .add("completed_while_measured", &S::completed_while_measured,
              "requests that finished while measured")
@@ -130,14 +131,13 @@ const std::vector<Field<AttainmentAlong>>& fields_of(const AttainmentAlong*) {
   using S = AttainmentAlong;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("first_half", &S::first_half,
-               "of the requests that arrived first, those that met every objective",
+          .add("first_half", &S::first_half, "early requests that met every objective",
                "share of requests")
           .add("second_half", &S::second_half,
-               "the same of the requests that arrived last: less where a backlog grows",
+               "late requests that met every objective: fewer if a backlog grows",
                "share of requests")
-          .add("standard_error", &S::standard_error,
-               "of slo_attainment, by ten stretches of the run", "share of requests");
+          .add("standard_error", &S::standard_error, "slo_attainment in ten stretches of the run",
+               "share of requests");
   return rows;
 }
 
@@ -145,8 +145,9 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
   using S = MeasurementStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("window", &S::window, "what was measured: steady, after_warm_up or whole")
-          .add("state", &S::state, "what rates are worth: stable, unsteady, overloaded, too_short")
+          .add("window", &S::window, "measured part of the run: steady, after_warm_up or whole")
+          .add("state", &S::state,
+               "is the run in a steady state? stable, unsteady, overloaded or too_short")
           .add("begin_s", &S::begin_s, "when measuring began", "s")
           .add("end_s", &S::end_s, "when it ended", "s")
           .add("offered_request_rate", &S::offered_request_rate,
@@ -162,7 +163,8 @@ const std::vector<Field<StepKindStats>>& fields_of(const StepKindStats*) {
       FieldTable<S>()
           .add("steps", &S::steps, "steps that held prefill, decode or both (mixed)")
           .add("seconds", &S::seconds, "their sum", "s")
-          .add("share_of_time", &S::share_of_time, "of all steps' time", "share of time")
+          .add("share_of_time", &S::share_of_time, "share of the time of all steps",
+               "share of time")
           .add("mean_ms", &S::mean_ms, "a step", "ms", less)
           .add("mean_prefill_tokens", &S::mean_prefill_tokens, "prompt tokens in a step", "tokens")
           .add("mean_decode_tokens", &S::mean_decode_tokens, "decode tokens in a step", "tokens",
@@ -332,7 +334,7 @@ const std::vector<Field<ExpertTransferStats>>& fields_of(const ExpertTransferSta
           .add("host_bytes", &S::host_bytes, "fetched from DRAM", "B", less)
           .add("nvme_bytes", &S::nvme_bytes, "fetched from NVMe", "B", less)
           .add("stall_seconds", &S::stall_seconds,
-               "by which layers took longer than with every expert in HBM", "s", less)
+               "extra time of MoE layers compared with all experts in HBM", "s", less)
           .add("host_source", &S::host_source, "where the host link's figures come from");
   return rows;
 }
@@ -362,7 +364,7 @@ const std::vector<Field<TrafficStats>>& fields_of(const TrafficStats*) {
   using S = TrafficStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("seconds", &S::seconds, "that links were busy", "s", less)
+          .add("seconds", &S::seconds, "time that links were busy", "s", less)
           .add("hidden_seconds", &S::hidden_seconds, "seconds hidden behind computation", "s")
           .add("share_of_busy_time", &S::share_of_busy_time, "seconds over all steps' time",
                "share of time", less)
@@ -399,7 +401,7 @@ const std::vector<Field<PartStats>>& fields_of(const PartStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("seconds", &S::seconds, "on the critical path of steps", "s", less)
-          .add("share", &S::share, "of all steps' time", "share of time")
+          .add("share", &S::share, "share of the time of all steps", "share of time")
           .add_if_any("bound_by", &S::bound_by, "seconds by the resource that bounds them", "s")
           .each("RESOURCE");
   return rows;
@@ -438,7 +440,8 @@ const std::vector<Field<RoutingChargeStats>>& fields_of(const RoutingChargeStats
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("fixed_us", &S::fixed_us, "GPU time of the policy in a layer", "us")
-          .add("per_128_active_us", &S::per_128_active_us, "and for each 128 active experts", "us");
+          .add("per_128_active_us", &S::per_128_active_us,
+               "further time for each 128 active experts", "us");
   return rows;
 }
 
@@ -448,7 +451,7 @@ const std::vector<Field<ChargeStats>>& fields_of(const ChargeStats*) {
       FieldTable<S>()
           .add("source", &S::source, "where the charges come from")
           .add("top_k_of_all_tokens_us", &S::top_k_of_all_tokens_us,
-               "of the gate, when hidden states are gathered before it", "us")
+               "time of the gate when hidden states are gathered first", "us")
           .add("host_overhead_us", &S::host_overhead_us, "once per step", "us")
           .add_if_any("token_routing", &S::token_routing, "")
           .each("POLICY");
@@ -500,9 +503,9 @@ const std::vector<Field<SampledStats>>& fields_of(const SampledStats*) {
           .add("spot_checks", &S::spot_checks, "steps of the run that were also priced exactly")
           .add("step_time_error", &S::step_time_error,
                "time of steps, sampled / exact - 1, as the run's steps are mixed", "relative")
-          .add("standard_error", &S::standard_error, "of step_time_error, by how the checks differ",
-               "relative")
-          .add("worst_step_error", &S::worst_step_error, "the same of the worst checked step",
+          .add("standard_error", &S::standard_error,
+               "standard error of step_time_error, from the differences of checks", "relative")
+          .add("worst_step_error", &S::worst_step_error, "error of the worst checked step",
                "relative");
   return rows;
 }
@@ -518,7 +521,8 @@ const std::vector<Field<SpeculationStats>>& fields_of(const SpeculationStats*) {
           .add("mean_acceptance_length", &S::mean_acceptance_length,
                "tokens that a verification yields, its own included", "tokens", more)
           .add("draft_seconds", &S::draft_seconds, "steps spent on drafting", "s", less)
-          .add("draft_share", &S::draft_share, "of all steps' time", "share of time", less);
+          .add("draft_share", &S::draft_share, "share of the time of all steps", "share of time",
+               less);
   return rows;
 }
 
@@ -526,7 +530,7 @@ const std::vector<Field<CoverageStats>>& fields_of(const CoverageStats*) {
   using S = CoverageStats;
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
-          .add("tokens", &S::tokens, "whose experts came from rows of a trace", "tokens")
+          .add("tokens", &S::tokens, "tokens whose experts came from rows of a trace", "tokens")
           .add("recorded", &S::recorded, "rows of the bound recording, of the right phase",
                "share of tokens", more)
           .add("borrowed", &S::borrowed, "rows of the recording's other phase", "share of tokens",
@@ -613,10 +617,10 @@ const std::vector<Field<OutageRecord>>& fields_of(const OutageRecord*) {
               "at_s", [](const S& s) { return to_seconds(s.at).count(); }, "when it stopped", "s")
           .add(
               "step_lost_seconds", [](const S& s) { return s.step_lost.count(); },
-              "of the step in flight, which yields nothing", "s", less)
+              "time lost with the aborted step", "s", less)
           .add("requests_moved", &S::requests, "to other ranks", "", less)
-          .add("kv_tokens_lost", &S::tokens_lost, "of their KV cache: computed again", "tokens",
-               less)
+          .add("kv_tokens_lost", &S::tokens_lost, "KV cache tokens that are computed again",
+               "tokens", less)
           .add("experts_lost", &S::experts_lost, "(layer, expert) pairs of which no copy was left",
                "", less)
           .add(
@@ -667,8 +671,8 @@ const std::vector<Field<TimeBucket>>& fields_of(const TimeBucket*) {
           .add("imbalance", &S::imbalance, "tokens of the busiest EP rank over the mean",
                "max/mean", less)
           .add("balancedness", &S::balancedness, "the inverse", "mean/max", more)
-          .add("rebalancing_seconds", &S::rebalancing_seconds, "that rebalancing took of steps",
-               "s", less)
+          .add("rebalancing_seconds", &S::rebalancing_seconds,
+               "time that rebalancing took from steps", "s", less)
           .add("concurrency", &S::concurrency, "requests in a step, weighted with its time")
           .add("kv_utilization", &S::kv_utilization, "blocks held, over steps' time", "share");
   return rows;
@@ -745,8 +749,8 @@ const std::vector<Field<KvTransferStats>>& fields_of(const KvTransferStats*) {
           .add("level", &S::level, "nvlink or network")
           .add("transfers", &S::transfers, "KV caches sent")
           .add("bytes", &S::bytes, "their sum", "B")
-          .add("mean_ms", &S::mean_ms, "of a KV cache on its link", "ms", less)
-          .add("mean_wait_ms", &S::mean_wait_ms, "for a link that was taken", "ms", less)
+          .add("mean_ms", &S::mean_ms, "mean time of a KV cache on its link", "ms", less)
+          .add("mean_wait_ms", &S::mean_wait_ms, "mean wait for a busy link", "ms", less)
           .add("mean_exposed_ms", &S::mean_exposed_ms,
                "from the first token to the KV cache's arrival, waiting included", "ms", less);
   return rows;
@@ -770,7 +774,7 @@ const std::vector<Field<Report>>& fields_of(const Report*) {
           .add_if_any("anchored", &S::anchored, "corrections by measured runs, where there are any")
           .add("metrics", &S::metrics,
                "throughput and latency over all GPUs, as `vllm bench serve` names them")
-          .add("measurement", &S::measurement, "which part of the run was measured")
+          .add("measurement", &S::measurement, "measured part of the run")
           .merge(&S::pool)
           .add_if_any("pools", &S::pools, "prefill and decode apart, where they are")
           .add_if_any("instances", &S::instances, "an EP group, where one pool has several");

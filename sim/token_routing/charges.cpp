@@ -40,14 +40,14 @@ std::span<const Key> charge_keys() {
 }
 
 std::span<const Key> routing_charges_keys() {
-  static constexpr Key keys[] = {
-      {"source", form::text, required, "where these numbers come from"},
-      {"top_k_of_all_tokens", form::time, "3 us", "when every rank chooses for all tokens"},
-      {.name = "*",
-       .form = form::object(charge_keys),
-       .standard = otherwise("as measured, or no time"),
-       .meaning = "a policy's own GPU time, in the place of what was measured",
-       .registry = "token_routing"}};
+  static constexpr Key keys[] = {{"source", form::text, required, "where these numbers come from"},
+                                 {"top_k_of_all_tokens", form::time, "3 us",
+                                  "time of top-k when every rank chooses for all tokens"},
+                                 {.name = "*",
+                                  .form = form::object(charge_keys),
+                                  .standard = otherwise("as measured, or no time"),
+                                  .meaning = "a policy's own GPU time; replaces the measured time",
+                                  .registry = "token_routing"}};
   return keys;
 }
 
@@ -88,9 +88,9 @@ std::span<const Key> charges_keys() {
   static constexpr Key keys[] = {
       {"token_routing", form::choice(routing_charge_names).or_a(values), "measured",
        "policies' own GPU time"},
-      {"host_overhead", form::time, "0 us", "of the host, per step"},
+      {"host_overhead", form::time, "0 us", "time of the host per step"},
       {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
-      {"per_sequence", form::time, "0 us", "of the host, per sequence of the fullest rank"},
+      {"per_sequence", form::time, "0 us", "time of the host per sequence of the fullest rank"},
       {"eager_layer", form::time, "0 us", "least time of a layer where no graph is launched"}};
   return keys;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "hardware/rng.hpp"
 #include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/step_time_estimate.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim::test_laws {
@@ -116,21 +118,20 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
       {"seed", seed}};
 }
 
+Experiment load(const Json& json) {
+  TraceLibrary traces;
+  return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "laws.json"), traces);
+}
+
 // One whose policies go together.
 Json random_experiment(std::uint64_t seed) {
   for (int attempt = 0;; ++attempt) {
     Json drawn = drawn_experiment(seed, fmt::format("test/experiment/{}", attempt));
-    const std::string refused = test::config_error(
-        [&] { read_spec(ConfigNode(drawn, test::source_dir() / "tests" / "laws.json")); });
+    const std::string refused = test::config_error([&] { load(drawn); });
     if (refused.empty()) return drawn;
     INFO(refused);
     REQUIRE(attempt < 200);
   }
-}
-
-Experiment load(const Json& json) {
-  TraceLibrary traces;
-  return load_experiment(ConfigNode(json, test::source_dir() / "tests" / "laws.json"), traces);
 }
 
 std::string document(const Experiment& experiment) { return run(experiment).document().dump(); }
@@ -209,7 +210,9 @@ TEST_CASE("tokens routed are tokens times k, and KV blocks are conserved, in eve
     RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
                    e.decode().seed);
     Requests requests;
-    Instance instance(e.decode(), rows, requests);
+    std::optional<StepPrice> price;
+    if (e.decode().scheduler->needs_price()) price = price_steps(e.decode());
+    Instance instance(e.decode(), rows, requests, 0, nullptr, price ? &*price : nullptr);
     Rng rng(seed, "test/submit");
     for (std::uint32_t id = 0; id < 30; ++id) {
       RequestRecord& r = requests.add();

@@ -56,7 +56,7 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
   CHECK_THAT(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}}, {{"gpu", 0}, {"at", "2 s"}}})),
              Catch::Contains("down already"));
   CHECK_THAT(refused({{"events", Json::array()}, {"placement", "linear"}}),
-             Catch::Contains("does not go by"));
+             Catch::Contains("does not use the observed"));
   CHECK_THAT(refused({{"events", Json::array()}, {"reload_bandwidth", "0 GB/s"}}),
              Catch::Contains("/failures/reload_bandwidth: must be more than zero"));
 }

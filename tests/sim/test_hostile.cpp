@@ -189,7 +189,7 @@ TEST_CASE("a placement with impossible counts is refused") {
   CHECK_THAT(error(R"({"num_gpus": 1, "experts_on_gpu": [[[-1]]]})"), Contains("-1 is out of"));
   CHECK_THAT(error(R"({"num_gpus": 1, "experts_on_gpu": [[[1152921504606846976]]]})"),
              Contains("is out of range"));
-  CHECK_THAT(error(npy_of_shape("(2, 4)")), Contains("give \"gpus\" beside the file"));
+  CHECK_THAT(error(npy_of_shape("(2, 4)")), Contains("give \"gpus\" next to the file"));
   std::string wide = npy_of_shape("(1, 1, 65544)");
   wide.append(65536, '\1');
   CHECK_THAT(error(wide), Contains("has 65544 experts; at most 65536"));

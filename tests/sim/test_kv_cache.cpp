@@ -301,9 +301,9 @@ TEST_CASE("a hit on sliding layers needs the window before its end") {
 
 TEST_CASE("what a plan finds and takes on paper is what the cache then does, over windows too") {
   const auto shape = GENERATE(KvLayout{16, Bytes(1), {{1, 0}}}, chunks, sliding,
-                               KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
-                               KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
-                               KvLayout{16, Bytes(1), {{1, 17}}});
+                              KvLayout{16, Bytes(1), {{1, 0}, {1, 64, true}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), {{1, 0}, {1, 33}, {1, 64, true}}},
+                              KvLayout{16, Bytes(1), {{1, 17}}});
   const auto seed = GENERATE(1U, 2U, 3U);
   Rng rng(seed, "test/kv_plan");
   KvCache cache(shape, 150, true);
@@ -492,7 +492,8 @@ std::string refused(const Json& json) {
   });
 }
 
-// Five requests as Mooncake writes them; the last three begin like the first.
+// Requests as Mooncake writes them; the third to the fifth begin like the first. With the last,
+// like none, measuring ends.
 std::int64_t conversation_hits(const char* model) {
   const test::TemporaryFile file("conversations.jsonl", R"(
 {"timestamp": 0, "input_length": 1200, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -500,6 +501,7 @@ std::int64_t conversation_hits(const char* model) {
 {"timestamp": 9000, "input_length": 1300, "output_length": 4, "hash_ids": [0, 1, 5]}
 {"timestamp": 15000, "input_length": 1700, "output_length": 2, "hash_ids": [0, 1, 5, 6]}
 {"timestamp": 20000, "input_length": 512, "output_length": 6, "hash_ids": [0]}
+{"timestamp": 25000, "input_length": 64, "output_length": 6, "hash_ids": [7]}
 )");
   Json json =
       mooncake({{"model", std::string("../models/zoo/") + model + ".json"},
@@ -508,7 +510,7 @@ std::int64_t conversation_hits(const char* model) {
   json["workload"]["gating"] = {
       {"type", "uniform"}, {"requests", 16}, {"prompt_rows", 16}, {"decode_rows", 16}};
   json["workload"]["arrivals"]["file"] = file.path().string();
-  json["workload"]["requests"] = 5;
+  json["workload"]["requests"] = 6;
   TraceLibrary traces;
   const ConfigNode node(json, test::source_dir() / "configs/inline.json");
   return test::serve(load_experiment(node, traces))

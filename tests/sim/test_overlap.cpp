@@ -71,8 +71,9 @@ TEST_CASE("a low-latency exchange hides only while it is in flight") {
   REQUIRE(split.two_batches);
   // 16 ranks send 256 tokens of 8 experts in two halves, in each of 58 layers: DeepEP's kernels of
   // dispatch take 60 us for 128 tokens, those of combine 50.
-  CHECK(split.dispatch.time - split.dispatch.hidden >= 2 * 58 * Seconds(60e-6) * (1 - 1e-9));
-  CHECK(split.combine.time - split.combine.hidden >= 2 * 58 * Seconds(50e-6) * (1 - 1e-9));
+  // What is hidden is hidden of either in proportion.
+  const auto exposed = [](const Traffic& traffic) { return traffic.time - traffic.hidden; };
+  CHECK(exposed(split.dispatch) + exposed(split.combine) >= 2 * 58 * Seconds(110e-6) * (1 - 1e-9));
   CHECK(split.combine.hidden.count() > 0);
 }
 

@@ -380,8 +380,8 @@ TEST_CASE("coactivation brings experts together that tokens pick together") {
   CHECK(config_error([&] {
           placer("coactivation")->place({4, 2, 2}, load, 0);
         }) ==
-        "coactivation needs to know which experts tokens pick together, which a load does not say; "
-        "give it a routing trace");
+        "coactivation needs the experts that tokens choose together; a load does not hold these; "
+        "give a routing trace");
 }
 
 TEST_CASE("coactivation keeps loads within its slack, or within those it started from") {
@@ -562,8 +562,8 @@ TEST_CASE("joint puts experts apart that batches activate together") {
   CHECK(config_error([&] {
           placer("joint")->place({4, 2, 2}, load, 0);
         }) ==
-        "joint needs to know which experts batches activate, which a load does not say; give it a "
-        "routing trace");
+        "joint needs the experts that batches activate; a load does not hold these; give a routing "
+        "trace");
 }
 
 TEST_CASE("joint never activates more than experts / GPUs, at any batch and any replication") {

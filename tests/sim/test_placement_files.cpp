@@ -124,7 +124,7 @@ TEST_CASE("a placement file says where it is wrong") {
              EndsWith("/num_gpus: the file is for 1 GPUs; expected 2"));
   CHECK_THAT(
       refused_file(R"({"physical_to_logical_map":[[0]]})"),
-      EndsWith("does not say on how many GPUs its slots stand (\"num_gpus\"); give \"gpus\" beside "
+      EndsWith("does not say how many GPUs its slots fill (\"num_gpus\"); give \"gpus\" next to "
                "the file"));
   CHECK_THAT(
       refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0]],"experts_on_gpu":[[[0]]]})"),
@@ -162,7 +162,7 @@ TEST_CASE("a TensorRT-LLM file says where it is wrong") {
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {first: [0, 1]}\n", two),
              EndsWith("\"first\" is no layer; expected each layer's number once"));
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1]}\n"),
-             Contains("does not say on how many GPUs its slots stand (\"ep_size\")"));
+             Contains("does not say how many GPUs its slots fill (\"ep_size\")"));
   CHECK_THAT(refused_file("num_slots: 2\nslots: 3\ninitial_global_assignments: {0: [0, 1]}\n", two),
              Contains("unknown key \"slots\""));
 }
@@ -175,11 +175,11 @@ TEST_CASE("an expert_map.json says where it is wrong") {
   };
   CHECK(read_text(file(1, 0, 1, 0, "[1, 0]")) == ExpertPlacement{LayerPlacement(2, {{1, 0}})});
   CHECK_THAT(refused_file(file(2, 0, 1, 0, "[0]")),
-             EndsWith("/layer_list: has 1 entries; expected 2 as is said beside it"));
+             EndsWith("/layer_list: has 1 entries; its neighbour key says 2"));
   CHECK_THAT(refused_file(file(1, 3, 1, 0, "[0]")),
              EndsWith("/layer_list/0/layer_id: is 3; expected 0, in order from 0"));
   CHECK_THAT(refused_file(file(1, 0, 2, 0, "[0]")),
-             EndsWith("/layer_list/0/device_list: has 1 entries; expected 2 as is said beside it"));
+             EndsWith("/layer_list/0/device_list: has 1 entries; its neighbour key says 2"));
   CHECK_THAT(refused_file(file(1, 0, 1, 7, "[0]")),
              EndsWith("/layer_list/0/device_list/0/device_id: is 7; expected 0, in order from 0"));
   CHECK_THAT(refused_file(file(1, 0, 1, 0, "[1]")),
@@ -204,7 +204,7 @@ TEST_CASE("a placement of 0 and 1 says where it is wrong") {
              EndsWith("or vLLM's [layers, slots]; found f4 [1, 1, 2]"));
   const std::vector<std::uint8_t> flat{1, 1};
   CHECK_THAT(refused_file(npy_bytes<std::uint8_t>(std::array<std::int64_t, 2>{1, 2}, flat)),
-             EndsWith("give \"gpus\" beside the file"));
+             EndsWith("give \"gpus\" next to the file"));
 }
 
 TEST_CASE("a placement file without end is refused before it fills memory") {
@@ -288,7 +288,7 @@ TEST_CASE("a file with rows for dense layers is taken by the model's MoE layers,
              EndsWith(": 3 layers by its \"first_layer\"; expected 2, the model's MoE layers"));
   problem.model_layers = 5;
   CHECK_THAT(error(""), EndsWith(": 4 layers; expected 2, the model's MoE layers, or 5 with dense "
-                                 "ones, or \"first_layer\" beside the file"));
+                                 "ones, or give \"first_layer\" next to the file"));
   problem.moe_layers = {0, 1, 2, 3};
   problem.model_layers = 4;
   CHECK(place_unseen(*placer(""), problem, 4) == rows);
@@ -345,10 +345,9 @@ TEST_CASE("vLLM's map of slots is read where it is said on how many GPUs they st
   const TemporaryFile file(
       "vllm.npy", npy_bytes<std::int64_t>(std::array{std::int64_t{2}, std::int64_t{4}}, slots));
   CHECK(read_placement(file.path(), {2, 0}) == equal_placement());
-  CHECK_THAT(
-      config_error([&] { read_placement(file.path()); }),
-      EndsWith("vllm.npy:/: does not say on how many GPUs its slots stand ([layers, slots], as "
-               "vLLM has them); give \"gpus\" beside the file"));
+  CHECK_THAT(config_error([&] { read_placement(file.path()); }),
+             EndsWith("vllm.npy:/: does not say how many GPUs its slots fill ([layers, slots], as "
+                      "vLLM has them); give \"gpus\" next to the file"));
   CHECK_THAT(config_error([&] {
                read_placement(file.path(), {3, 0});
              }),

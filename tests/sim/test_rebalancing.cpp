@@ -349,7 +349,7 @@ TEST_CASE("rebalancing options that make no sense are refused") {
     return config_error([&] { load_tiny({{"rebalancing", policy}}); });
   };
   CHECK_THAT(refused({{"type", "eplb_periodic"}, {"placement", "linear"}}),
-             Catch::Contains("does not go by the tokens per expert"));
+             Catch::Contains("does not use the observed tokens per expert"));
   CHECK_THAT(refused({{"type", "eplb_periodic"}, {"interval", 3}}), Catch::Contains("interval"));
   CHECK_THAT(refused({{"type", "migrate"}, {"interval", "0 s"}}),
              Catch::Contains("more than zero"));

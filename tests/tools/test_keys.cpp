@@ -373,7 +373,7 @@ TEST_CASE("the text names every key and fits the terminal") {
     }
   }
   CHECK_THAT(keys_text(policies, "even"),
-             Contains("(no keys of its own; beside it: moesim keys token_routing)"));
+             Contains("(no keys of its own; for the keys around it: moesim keys token_routing)"));
   CHECK_THAT(config_error([&] { keys_text(policies, "metr"); }),
              Contains("did you mean \"metro\"?"));
 }

@@ -287,8 +287,8 @@ TEST_CASE("a fleet's commands are as many as can be read") {
   large["cluster"]["nodes"] = 20;
   large["cluster"]["gpu"] = "h200";
   const std::string text = launch("vllm", large);
-  CHECK_THAT(text, Contains("# and 84 servers alike"));
-  CHECK(std::count(text.begin(), text.end(), '\n') < 60);
+  CHECK_THAT(text, Contains("# and 84 more servers of this kind"));
+  CHECK(std::count(text.begin(), text.end(), '\n') < 80);
 }
 
 TEST_CASE(
@@ -334,7 +334,7 @@ TEST_CASE("vLLM hands KV caches of a pipeline over by the connector that takes i
 TEST_CASE("weights are those of HuggingFace in the precision of the experiment, else it is said") {
   CHECK_THAT(launch("vllm", base), Contains("vllm serve zai-org/GLM-4.5-Air-FP8 "));
   CHECK_THAT(launch("vllm", with({{"precision", {{"experts", "nvfp4"}, {"attention", "bf16"}}}})),
-             Contains("put a name or path of nvfp4 weights in the place of zai-org/GLM-4.5-Air"));
+             Contains("use a name or path of nvfp4 weights instead of zai-org/GLM-4.5-Air"));
   const std::filesystem::path there = test::source_dir() / "configs" / "plan.json";
   CHECK_THAT(launch("sglang", with({{"model", "../models/zoo/glm_4_5_air.json"}}), there),
              Contains("--model-path zai-org/GLM-4.5-Air-FP8 ") &&

@@ -127,7 +127,7 @@ TEST_CASE("what is wrong with a sweep file is said in a line") {
              Contains("set twice"));
   CHECK_THAT(error(R"({"base": {}, "zip": {"/a": [1], "/b": [1, 2]}})"), Contains("equally many"));
   CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "blocks": []})"),
-             Contains("put it into each block"));
+             Contains("move it into each block"));
   CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/a": 1}]})"),
              Contains("leaves no point"));
   CHECK_THAT(error(R"({"base": {}, "axes": {"/a": [1]}, "skip": [{"/b": 1}]})"),

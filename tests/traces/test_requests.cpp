@@ -240,7 +240,7 @@ TEST_CASE("every known file family is recognised from its first line") {
       R"({"timestamp": 1850, "input_length": 322, "output_length": 490, "hash_ids": [0]})");
   const TemporaryFile vidur(
       "requests.txt",
-      "arrived_at,num_prefill_tokens,num_decode_tokens,session_id\n0.5,374,44,1\n2.25,396,109,2\n");
+      "arrived_at,num_prefill_tokens,num_decode_tokens\n0.5,374,44\n2.25,396,109\n");
   const TemporaryFile splitwise(
       "requests.txt",
       "request_id,request_type,application_id,arrival_timestamp,batch_size,prompt_size,token_size\n"

@@ -142,9 +142,9 @@ std::string best_text(const BestChoice& choice) {
   }
   text += fmt::format(
       "*: best {} at otherwise equal settings. Columns from \"x first\" on are ratios to the first "
-      "row:\nof {}, sequences in a decode step, time of a decode and of a prefill step, median "
-      "TPOT, KV cache.\npreempted: how often a sequence gave up its KV cache, to compute it "
-      "again.\n",
+      "row.\nThe ratios are of {}, sequences in a decode step, time of a decode and of a prefill "
+      "step, median\nTPOT, and KV cache. preempted: how often a sequence lost its KV cache and was "
+      "computed again.\n",
       axis, metric);
   return text;
 }

@@ -297,10 +297,11 @@ std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& 
     text += fmt::format("{}\n{}\n", study.cases[group].first, table.text());
   }
   return text +
-         "x: tokens * k / experts; %: of the fastest against no replication and against the "
-         "fastest metro, in\nstep time, with the 95 % interval over paired batches, in activated "
-         "slots of the busiest GPU, in KV\ncache; as fast, most KV: within the interval of the "
-         "fastest\n";
+         "x: tokens * k / experts. %: the fastest compared with no replication and with the "
+         "fastest "
+         "metro.\nCompared are step time (with the 95 % interval over paired batches), activated "
+         "slots of the\nbusiest GPU, and KV cache. As fast, most KV: within the interval of the "
+         "fastest.\n";
 }
 
 std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {

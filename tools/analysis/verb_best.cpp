@@ -35,10 +35,11 @@ Action setup_best(CLI::App& command) {
     bool lower = false, json = false;
   };
   const auto options = std::make_shared<BestOptions>();
-  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command.add_option("--over", options->over, "pointer to the axis, e.g. /placement/replication")
       ->required();
-  command.add_option("--metric", options->metric, "to maximise; a pointer into the report")
+  command
+      .add_option("--metric", options->metric, "quantity to maximise: a pointer into the report")
       ->capture_default_str();
   command.add_flag("--lower", options->lower, "minimise the metric instead");
   add_launch_option(command, options->launch);

@@ -47,12 +47,13 @@ int run(const CompareOptions& options) {
 }
 
 constexpr std::string_view compare_footer =
-    R"(Pointers lead into the config (a leading /context/config may stay). Points are paired that have the
-one and the other setting and are equal in everything else, seeds included. A text matches a policy
-by its type, its other options must then be equal; an object compares whole policies.
+    R"(Pointers lead into the config (a leading /context/config is accepted). Two points are a pair if one
+has the baseline's setting and the other the candidate's. All else must be equal, seeds included. A
+text matches a policy by its type; its other options must then be equal. An object compares whole
+policies.
 
-Where a token routing needs another dispatch than the baseline's (metro needs to see the whole
-group's choices), either sweep both under one dispatch, or name what differs on both sides:
+Some token routings need another dispatch than the baseline's: metro needs the choices of the whole
+group. Then sweep both under one dispatch, or name on both sides what differs:
   --baseline  /token_routing/decode=even  --baseline  /dispatch/decode=all_to_all
   --candidate /token_routing/decode=metro --candidate /dispatch/decode=ids_all_gather)";
 
@@ -60,7 +61,7 @@ group's choices), either sweep both under one dispatch, or name what differs on 
 
 Action setup_compare(CLI::App& command) {
   const auto options = std::make_shared<CompareOptions>();
-  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
       ->required()
       ->allow_extra_args(false);

@@ -52,34 +52,35 @@ int run(const ParetoOptions& options) {
 
 constexpr std::string_view pareto_footer =
     R"(Pointers lead into the report (/metrics/.., /context/config/..) or the config
-(/token_routing/decode). With --baseline and --candidate a table says what the one frontier has over
-the other at equal x, for each group of --by: "step" takes the best evaluated point that meets x,
-"interpolated" the straight line between two. A terminal gets a plot in letters, too.)";
+(/token_routing/decode). With --baseline and --candidate a table has the candidate's gain over the
+baseline at equal x, for each group of --by. "step" takes the best evaluated point that meets x,
+"interpolated" the straight line between two points. A terminal also gets a plot in letters.)";
 
 }  // namespace
 
 Action setup_pareto(CLI::App& command) {
   const auto options = std::make_shared<ParetoOptions>();
-  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
-  command.add_option("--x", options->axes.x, "to minimise; a pointer into the report")
+  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
+  command.add_option("--x", options->axes.x, "quantity to minimise: a pointer into the report")
       ->capture_default_str();
-  command.add_option("--y", options->axes.y, "to maximise; a pointer into the report")
+  command.add_option("--y", options->axes.y, "quantity to maximise: a pointer into the report")
       ->capture_default_str();
-  command.add_flag("--least-y", options->axes.least_y, "minimise y, too, e.g. a cost");
+  command.add_flag("--least-y", options->axes.least_y, "minimise y too, e.g. a cost");
   command.add_option("--by", options->axes.by, "a frontier for each value of this; repeatable")
       ->allow_extra_args(false);
   command.add_option("--csv", options->csv, "write all finished points, with column on_frontier");
-  command.add_option("--plot", options->plot, "draw them: .svg, .png or .pdf (gnuplot)");
+  command.add_option("--plot", options->plot, "draw the frontiers: .svg, .png or .pdf (gnuplot)");
   CLI::Option* baseline =
       command.add_option("--baseline", options->baseline, "/pointer=value; repeatable")
           ->allow_extra_args(false);
-  CLI::Option* candidate = command
-                               .add_option("--candidate", options->candidate,
-                                           "/pointer=value; its gain over the baseline; repeatable")
-                               ->allow_extra_args(false)
-                               ->needs(baseline);
+  CLI::Option* candidate =
+      command
+          .add_option("--candidate", options->candidate,
+                      "/pointer=value; the table shows its gain over the baseline; repeatable")
+          ->allow_extra_args(false)
+          ->needs(baseline);
   baseline->needs(candidate);
-  command.add_option("--at", options->at, "values of x to give the gain at: 10,20,50")
+  command.add_option("--at", options->at, "values of x at which to print the gain, e.g. 10,20,50")
       ->delimiter(',')
       ->needs(baseline);
   command.footer(std::string(pareto_footer));

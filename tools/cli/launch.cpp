@@ -133,10 +133,9 @@ struct Weights {
 Weights weights_of(const PoolSpec& pool) {
   const ConfigNode model = pool.node.child("model");
   const auto in_place_of = [&](const std::string& name, const char* why) {
-    return Weights{name, fmt::format("weights: {}; put a name or path of {} weights in the place "
-                                     "of {}",
-                                     why, precision_names[std::size_t(pool.precision.experts)],
-                                     shell_word(name))};
+    return Weights{
+        name, fmt::format("weights: {}; use a name or path of {} weights instead of {}", why,
+                          precision_names[std::size_t(pool.precision.experts)], shell_word(name))};
   };
   if (!model.json().is_string()) return in_place_of(pool.model.name, "the model is no file");
   const std::filesystem::path file = named_file(model, Shipped::model);
@@ -195,7 +194,7 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   if (placement == "eplb" && spreads_experts(pool) && redundant_experts(pool) == 0)
     notes.push_back(
         "/placement: \"eplb\"; without copies of experts no balancer is turned on, and "
-        "experts stand in their order");
+        "experts keep their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
 }
@@ -634,7 +633,7 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   }
   if (layout.left_out > 0)
     text += fmt::format(
-        "# and {} servers alike, each on the next GPUs and the next hundred of "
+        "# and {} more servers of this kind, each on the next GPUs and the next hundred of "
         "ports\n",
         layout.left_out);
   if (layout.servers.size() > 1) {

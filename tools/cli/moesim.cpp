@@ -21,30 +21,32 @@ std::span<const Verb> verbs() {
   static constexpr std::array table{
       Verb{"run", "simulate one experiment", setup_run},
       Verb{"plan", "the best deployment of a model on some GPUs under an SLO", setup_plan},
-      Verb{"sweep", "simulate many, on all cores, into a SQLite store; resumes", setup_sweep},
-      Verb{"merge", "the shards of a sweep into one store", setup_merge},
+      Verb{"sweep", "simulate many experiments, on all cores, into a SQLite store; resumes",
+           setup_sweep},
+      Verb{"merge", "merge the shards of a sweep into one store", setup_merge},
       Verb{"pareto", "the frontier of a store: throughput against latency", setup_pareto},
       Verb{"compare", "ratios between two settings on otherwise equal points", setup_compare},
       Verb{"report", "one HTML page of a store that opens offline", setup_report},
       Verb{"best", "the best value of one axis, and what each value gains and costs", setup_best},
-      Verb{"tune", "the best point of a sweep under an SLO, without running all", setup_tune},
-      Verb{"replay", "what policies do to a recorded routing trace, without an event loop",
+      Verb{"tune", "the best point of a sweep under an SLO, without running all points",
+           setup_tune},
+      Verb{"replay", "score policies on a recorded routing trace, without an event loop",
            setup_replay},
       Verb{"place", "make an expert placement from observed loads", setup_place},
       Verb{"route", "one token-routing decision, explained", setup_route},
       Verb{"explain", "one forward step, operation by operation", setup_explain},
-      Verb{"what-if", "an experiment as it is beside a changed one, and which operations tell why",
+      Verb{"what-if", "an experiment compared with a changed one, and the operations that tell why",
            setup_what_if},
       Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
-      Verb{"list", "what can be chosen, with a line on each", setup_list},
+      Verb{"list", "policies, models, GPUs and clusters to choose from", setup_list},
       Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",
            setup_keys},
       Verb{"check", "read an experiment and everything it names, and say what is wrong",
            setup_check},
-      Verb{"validate", "predicted beside measured, with the error of every category",
+      Verb{"validate", "predictions compared with measurements, with the error of every category",
            setup_validate},
       Verb{"calibrate", "fit a GPU's constants to measured points", setup_calibrate},
-      Verb{"reproduce", "published figures beside simulated ones, with the verdict",
+      Verb{"reproduce", "published figures compared with simulated ones, with the verdict",
            setup_reproduce},
       Verb{"study", "a map of regimes: which policy at how many copies serves a batch best",
            setup_study}};
@@ -105,7 +107,7 @@ int main_with_errors(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     const std::string verb = argc > 1 && argv[1][0] != '-' ? fmt::format(" {}", argv[1]) : "";
-    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", one_line(error.what()), verb);
+    fmt::print(stderr, "moesim: {} (see moesim{} --help)\n", visible(one_line(error.what())), verb);
     return 2;
   }
   return action();
@@ -132,13 +134,13 @@ int main(int argc, char** argv) {
     }
     return code;
   } catch (const moesim::ConfigError& error) {
-    fmt::print(stderr, "moesim: {}\n", moesim::one_line(error.what()));
+    fmt::print(stderr, "moesim: {}\n", moesim::visible(moesim::one_line(error.what())));
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "moesim: not enough memory for an input or a run of this size\n");
     return 1;
   } catch (const std::exception& error) {
-    fmt::print(stderr, "moesim: internal error: {}\n", error.what());
+    fmt::print(stderr, "moesim: internal error: {}\n", moesim::visible(error.what()));
     return 1;
   }
 }

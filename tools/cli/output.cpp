@@ -73,7 +73,7 @@ void require_writable(const std::filesystem::path& file) {
   const auto status = std::filesystem::status(file, error);
   if (error && error != std::errc::no_such_file_or_directory) cannot_write(file, error.message());
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    cannot_write(file, "it is not a regular file");
+    cannot_write(file, "not a regular file");
   }
   const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
   if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
@@ -86,7 +86,7 @@ void require_stem(const std::filesystem::path& name) {
     throw ConfigError(fmt::format("{}: is a folder; name the files in it, e.g. {}", name.string(),
                                   (name / "plan").string()));
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
-    cannot_write(name, "it is not a regular file");
+    cannot_write(name, "not a regular file");
 }
 
 std::string wrapped(std::string_view text, std::size_t columns, std::size_t indent) {

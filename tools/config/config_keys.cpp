@@ -103,7 +103,8 @@ std::string policies_named(const PolicyRows& policies, std::string_view name) {
     if (row == rows.end()) continue;
     const std::string options =
         row->keys().empty()
-            ? fmt::format("    (no keys of its own; beside it: moesim keys {})\n", registry)
+            ? fmt::format("    (no keys of its own; for the keys around it: moesim keys {})\n",
+                          registry)
             : "";
     text += fmt::format("a policy of {}\n{}{}\n", registry, policy_text(*row), options);
   }

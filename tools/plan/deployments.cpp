@@ -407,7 +407,7 @@ std::string routing_text(const Json& deployment) {
   const ParallelPlan plan = plan_of(decode_group(deployment));
   if (plan.dp == 1 || plan.ep == 1) return "even";
   const bool deep = decode_group(deployment).at("dispatch").at("decode") == "low_latency";
-  return deep ? "even, DeepEP" : "even, gather";
+  return deep ? "even+DeepEP" : "even+gather";
 }
 
 }  // namespace moesim

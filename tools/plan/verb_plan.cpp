@@ -198,8 +198,8 @@ std::string rate_or_dash(const std::vector<std::optional<double>>& rates, std::s
 }
 
 std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked) {
-  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met by", "+5 %", "uniform",
-               "p90 TTFT ms", "p90 TPOT ms", "$/M out"});
+  Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
+               "p90 TTFT ms", "p90 TPOT ms", "$/M"});
   std::string names;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
@@ -226,10 +226,11 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 // What ranks the rows, and what their columns say.
 std::string legend() {
   return wrapped(
-             "Ranked by req/s: the heaviest load that lasts, in a steady state; of the best of "
-             "each "
-             "kind under three seeds of arrivals and routing, of the others under one. met by: "
-             "requests within the limits, under the worst seed. +5 %: met by, under 5 % more load. "
+             "Ranked by req/s: the heaviest load that lasts in a steady state. The best of each "
+             "kind "
+             "ran under three seeds of arrivals and routing, the others under one. met: "
+             "requests within the limits, under the worst seed. +5 %: met under 5 % more load. "
+             "$/M: a million output tokens. "
              "In brackets: what is left to the limit.") +
          "\n";
 }
@@ -240,7 +241,7 @@ std::string kinds_text(const Plan& plan) {
     const auto run = std::ranges::find_if(
         plan.best, [&](const SloRun& each) { return is_apart(each.config) == apart; });
     return run == plan.best.end()
-               ? std::string("none that fits keeps the limits")
+               ? std::string("none that fits meets the limits")
                : fmt::format("{} req/s ({})", run->rate.substr(0, run->rate.find(' ')),
                              run - plan.best.begin() + 1);
   };
@@ -380,9 +381,10 @@ std::string question_text(const PlanOptions& options, const PlanQuestion& questi
     if (!limit.empty())
       limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
   }
-  return fmt::format("{} on {}, {} tokens in, {} out;{} for {} of the requests\n\n",
-                     asked.search.model.name, asked.cluster, question.prompt, question.output,
-                     limits, percent(options.attainment));
+  return wrapped(fmt::format("{} on {}, {} tokens in, {} out;{} for {} of the requests",
+                             asked.search.model.name, asked.cluster, question.prompt,
+                             question.output, limits, percent(options.attainment))) +
+         "\n\n";
 }
 
 int say(const PlanOptions& options, const PlanQuestion& question, const Asked& asked,
@@ -415,9 +417,10 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
     print(to_json(plan).dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
+    print(trust_line(first.report, first.config));
+    // Last, so that the commands can be copied to the end.
     if (!options.launch.empty())
       print("\n" + launch_text(options.launch, read_spec({first.config, asked.output + ".json"})));
-    print(trust_line(first.report, first.config));
   }
   return met ? 0 : exit_limit_not_met;
 }
@@ -450,7 +453,7 @@ std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const int gpus = asked[i].search.cluster.gpus();
     if (plans[i].best.empty()) {
-      table.add({std::to_string(gpus), "-", "-", "-", "none keeps the limits"});
+      table.add({std::to_string(gpus), "-", "-", "-", "none meets the limits"});
       continue;
     }
     const SloRun& best = plans[i].best.front();
@@ -473,7 +476,7 @@ int run(const PlanOptions& options) {
     if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
     if (plan.stopped) {
       spdlog::warn(
-          "stopped after {} runs, which {}.sqlite keeps; the same command goes on from there",
+          "stopped after {} runs, which {}.sqlite keeps; the same command continues from there",
           plan.runs, one.output);
       return exit_interrupted;
     }
@@ -485,14 +488,15 @@ int run(const PlanOptions& options) {
 }
 
 constexpr std::string_view plan_footer =
-    R"(Every TP x DP x EP x PP x instances that fills the GPUs, and pools for prefill and decode, is looked
-at: memory and the time of its steps rule many out; the others are simulated under the rate that
-would make them the best. Of the best, copies of experts, token routing, chunk and limits on
-sequences are varied. Five are then simulated from a warm start over more than twenty lifetimes of a
-request, under three seeds: the answer is the heaviest load that lasts. Limits are met by
---attainment of the requests. Written are NAME.json, the best deployment as an experiment,
-NAME.sqlite, every run, and NAME.html, a page of them; NAME is -o or says the question. The same
-command goes on where it was stopped. Exit 3 if nothing meets the limits, with the nearest miss.)";
+    R"(The search covers every TP x DP x EP x PP x instances that fills the GPUs, and pools for prefill and
+decode. Memory and step-time bounds exclude many deployments. The rest are simulated at the lowest
+rate at which they could still win. Then copies of experts, token routing, chunk and limits on
+sequences of the best are varied. Five deployments are simulated from a warm start over more than
+twenty lifetimes of a request, under three seeds. The answer is the heaviest load that lasts.
+--attainment is the share of requests that must meet the limits.
+Three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite (every run) and
+NAME.html (a page of the runs). NAME is -o, or follows from the question. The same command continues
+a stopped search. Exit 3 if no deployment meets the limits, with the nearest miss.)";
 
 }  // namespace
 
@@ -503,11 +507,12 @@ Action setup_plan(CLI::App& command) {
   command.add_option("--gpu", options->gpu, "a name of moesim list gpus");
   command
       .add_option("--gpus", options->gpus,
-                  "how many of them; several numbers: each, and how it scales")
+                  "number of GPUs; several numbers: a plan for each, and how it scales")
       ->delimiter(',')
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_option("--cluster", options->cluster, "instead: a file, or a name of list clusters");
+  command.add_option("--cluster", options->cluster,
+                     "instead of --gpu and --gpus: a file, or a name of moesim list clusters");
   command.add_option("--isl", options->prompt, "tokens of a prompt; 4k: 4096")
       ->capture_default_str();
   command.add_option("--osl", options->generated, "tokens of an output")->capture_default_str();
@@ -520,10 +525,14 @@ Action setup_plan(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--trace", question.trace,
                      "a routing trace of the model (default: synthetic gating)");
-  command.add_option("--drafts", options->drafts, "speculative tokens of a sequence and step")
+  command
+      .add_option("--drafts", options->drafts,
+                  "speculative tokens of a sequence and step; 0: no speculation")
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
-  command.add_option("--acceptance", options->acceptance, "the share of drafts that hold")
+  command
+      .add_option("--acceptance", options->acceptance,
+                  "the share of draft tokens that are accepted")
       ->check(CLI::Range(0., 1.))
       ->capture_default_str();
   command.add_option("--anchor", options->anchor, "measured runs, as `calibrate --serving` writes");
@@ -531,11 +540,13 @@ Action setup_plan(CLI::App& command) {
       .add_option("--price", options->price,
                   "dollars per GPU and hour (default: that of the GPU's file)")
       ->check(CLI::Range(0., 1e6));
-  command.add_option("--seed", question.seed, "of arrivals and synthetic routing")
+  command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
       ->capture_default_str();
   std::vector<std::string> engines = names_of_engines();
   engines.emplace_back("none");
-  command.add_option("--engine", question.engine, "whose defaults and kernels are taken, or none")
+  command
+      .add_option("--engine", question.engine,
+                  "engine whose defaults and measured kernels are used, or none")
       ->check(CLI::IsMember(engines))
       ->capture_default_str();
   command.add_option("-o,--output", options->output,

@@ -170,12 +170,12 @@ Action setup_place(CLI::App& command) {
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);
-  command.add_option("--nodes", options->nodes, "nodes the GPUs stand in (default: 1)")
+  command.add_option("--nodes", options->nodes, "nodes that hold the GPUs (default: 1)")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", options->groups, "expert groups (default: 1)")
       ->check(CLI::Range(1, 1 << 16));
   command
-      .add_option("--format", options->format, "of the placement that is written (default: sglang)")
+      .add_option("--format", options->format, "format of the written placement (default: sglang)")
       ->check(CLI::IsMember(
           std::vector<std::string>(placement_format_names.begin(), placement_format_names.end())));
   command

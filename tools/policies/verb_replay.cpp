@@ -56,15 +56,18 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
     table.add(cells);
   }
   return table.text() +
-         "slots: with tokens, and tokens: on the busiest GPU, mean over layers and batches; +-: 95 "
-         "% "
-         "interval\nover batches; prefill: tokens of the fullest over the mean GPU when copies "
-         "share "
-         "evenly; bound:\nceil(active experts / GPUs), below which no placement or routing goes; "
-         "time: of the slowest GPU,\nmax(weight time * slots, token time * tokens); /: slots over "
-         "those of the bound, of the\nbest routing, of the even split; "
-         "worse: layers of batches where a routing\nactivates more than the even split; each: "
-         "tokens per request\n";
+         "slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: "
+         "95 % "
+         "interval\nover batches. tokens: tokens on the busiest GPU. prefill: tokens of the "
+         "fullest "
+         "GPU over the mean GPU\nwhen copies share evenly. bound: ceil(active experts / GPUs), a "
+         "limit for any placement and routing.\ntime: max(weight time * slots, token time * "
+         "tokens) "
+         "of the slowest GPU. Columns with / are slots over\nthose of the bound, of the best "
+         "routing, "
+         "of the even split. worse: layers of batches where a routing\nactivates more slots than "
+         "the "
+         "even split. each: tokens per request.\n";
 }
 
 // A line per row under the names of its JSON.
@@ -103,7 +106,7 @@ Action setup_replay(CLI::App& command) {
       ->delimiter(',');
   command
       .add_option("--routing", options->routings,
-                  "the same for routing policies (even,metro,optimal)")
+                  "routing policies, written likewise (even,metro,optimal)")
       ->delimiter(',');
   command.add_option("--batch", config.batches, "tokens per batch (32)")
       ->delimiter(',')
@@ -126,7 +129,7 @@ Action setup_replay(CLI::App& command) {
       ->delimiter(',');
   command.add_option("--batches", config.sampled_batches, "sampled batches (200)")
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", config.nodes, "nodes the GPUs stand in (1)")
+  command.add_option("--nodes", config.nodes, "nodes that hold the GPUs (1)")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", config.groups, "expert groups (1)")->check(CLI::Range(1, 1 << 16));
   command
@@ -138,10 +141,11 @@ Action setup_replay(CLI::App& command) {
                   "time to compute one token, in the same unit (1/206: bf16 on an H200)")
       ->check(CLI::NonNegativeNumber);
   command.add_option("--capacity", options->capacity,
-                     "what an expert takes: drop:factor=1.25 (dropless)");
-  command.add_option("--expert-memory", options->expert_memory,
-                     "what HBM holds: lru:slots_per_layer=4; batches follow each other as drawn");
-  command.add_option("--seed", config.seed, "of the sampled batches (1)");
+                     "capacity of an expert, e.g. drop:factor=1.25 (dropless)");
+  command.add_option(
+      "--expert-memory", options->expert_memory,
+      "which experts HBM holds, e.g. lru:slots_per_layer=4; batches follow each other as drawn");
+  command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
   command

@@ -207,7 +207,7 @@ Action setup_trace(CLI::App& command) {
   const auto info = std::make_shared<InfoOptions>();
   CLI::App* look = command.add_subcommand("info", "skew, distinct experts, overlaps of a trace");
   look->add_option("DIR", info->directory, "routing trace, a directory")->required();
-  look->add_option("--seed", info->seed, "of the sampled batches (default: 1)");
+  look->add_option("--seed", info->seed, "seed of the sampled batches (default: 1)");
   look->add_flag("--json", info->json, "print JSON instead of tables");
   look->callback([info, chosen] {
     *chosen = [info] {

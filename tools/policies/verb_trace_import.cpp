@@ -108,7 +108,7 @@ void add_trace_import(CLI::App& trace, const std::shared_ptr<Action>& chosen) {
   read->add_option("--model", command->model, model_option)->required();
   read->add_option("--placement", command->placement,
                    "placement file: the recording's ids are its slots");
-  read->add_option("--gpus", command->gpus, "GPUs that the placement's slots stand on")
+  read->add_option("--gpus", command->gpus, "GPUs that hold the placement's slots")
       ->check(at_least_one());
   read->add_option("--requests", command->requests,
                    "JSON lines, one for each request: prompt_tokens, workload, file");

@@ -119,7 +119,7 @@ function frontier(points, x, y) {
 }
 
 // Why a point's rates are not those of a steady state.
-const states = { overloaded: 'overloaded: the wait for a first token grows and grows', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
+const states = { overloaded: 'overloaded: the wait for a first token grows without end', unsteady: 'no steady state: use more requests', too_short: 'run too short: rates are of the whole run with its ramps' };
 const unsteady = p => states[p.state] ?? null;
 
 // Whether a point keeps the limits on TTFT and TPOT that are set; a point without such a latency keeps it.

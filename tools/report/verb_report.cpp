@@ -31,14 +31,16 @@ int run(const ReportOptions& options) {
 
 Action setup_report(CLI::App& command) {
   const auto options = std::make_shared<ReportOptions>();
-  command.add_option("STORE", options->store, "what `moesim sweep` wrote")->required();
+  command.add_option("STORE", options->store, "store that `moesim sweep` wrote")->required();
   command.add_option("-o,--output", options->output, "the page, HTML")->required();
-  command.add_option("--x", options->page.axes.x, "shown first across; a pointer into the report")
+  command
+      .add_option("--x", options->page.axes.x,
+                  "first x axis of the chart: a pointer into the report")
       ->capture_default_str();
   options->page.axes.y.clear();
   command.add_option(
       "--y", options->page.axes.y,
-      "shown first upwards; a pointer into the report (default: goodput where points "
+      "first y axis of the chart: a pointer into the report (default: goodput where points "
       "have an SLO, else output throughput per GPU)");
   command
       .add_option("--by", options->page.axes.by,
@@ -48,7 +50,7 @@ Action setup_report(CLI::App& command) {
   command.add_option("--base", options->page.base,
                      "the experiment as the page's commands name it (default: as the sweep does)");
   command.footer(
-      "One HTML file that needs no other and no network. Pointers as in `moesim pareto`.");
+      "The page is one HTML file and needs no network. Pointers are as in `moesim pareto`.");
   return [options] { return run(*options); };
 }
 

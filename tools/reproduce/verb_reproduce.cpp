@@ -59,9 +59,9 @@ std::string counts_text(const std::vector<Reproduction>& figures) {
   return wrapped(
       fmt::format(
           "{} rows within band ({}), {} sign only, {} not reproduced; {} more have nothing "
-          "published to compare with. Of the {} rows of figures that their source simulated, "
-          "{} are within band on a data-sheet roofline, {} of them in two-sided bands or "
-          "exact: what such a roofline leaves out and calibrated kernels have is why.",
+          "published to compare with. Sources simulated the figures of {} rows. Of these, {} are "
+          "within band on a data-sheet roofline, {} of them in two-sided bands or exact. Reason: "
+          "a data-sheet roofline leaves out what calibrated kernels have.",
           verdicts[0], kinds, verdicts[1], verdicts[2], verdicts[3],
           data_sheet[0] + data_sheet[1] + data_sheet[2], data_sheet[0], informative),
       100, 0);
@@ -71,7 +71,8 @@ std::string counts_text(const std::vector<Reproduction>& figures) {
 std::string results(const std::vector<Reproduction>& figures) {
   std::string sections;
   for (const Reproduction& figure : figures) sections += "\n" + markdown(figure);
-  return "# Published beside simulated\n\nWritten by `moesim reproduce --all`. No constant and no "
+  return "# Published figures compared with simulated ones\n\nWritten by `moesim reproduce --all`. "
+         "No constant and no "
          "preset is tuned to a row; README.md says\nhow bands are chosen.\n\n" +
          counts_text(figures) + "\n" + sections;
 }
@@ -85,8 +86,9 @@ bool verdicts_hold(const Reproduction& figure) {
 
 Action setup_reproduce(CLI::App& command) {
   const auto options = std::make_shared<ReproduceOptions>();
-  command.add_option("NAME", options->names, "figures: files of the folder, without .json");
-  command.add_flag("--all", options->all, "all of them, and write RESULTS.md into the folder");
+  command.add_option("NAME", options->names,
+                     "names of figures: files of the folder, without .json");
+  command.add_flag("--all", options->all, "all figures, and write RESULTS.md into the folder");
   command.add_option("--folder", options->folder, "(default: configs/reproduce)");
   return [options] {
     if (options->all == !options->names.empty()) {

@@ -265,9 +265,10 @@ std::string held_up_text(const std::optional<HeldUp>& held) {
   if (!held) return "";
   return "\n" +
          wrapped(fmt::format(
-             "EP rank {} is last with its experts most often, in {} of {} MoE layers; the longest "
-             "wait is in layer {}, {:.3f} ms in the mean, for EP rank {}: {:.0f} experts activated "
-             "by {:.0f} tokens, the mean rank {:.1f} by {:.1f}",
+             "straggler: EP rank {} is the last with its experts in {} of {} MoE layers. The "
+             "longest "
+             "wait is in layer {}: {:.3f} ms in the mean, for EP rank {}. That rank activates "
+             "{:.0f} experts with {:.0f} tokens; the mean rank {:.1f} with {:.1f}",
              held->rank, held->last_in, held->layers, held->layer, held->wait_ms, held->layer_rank,
              held->activated, held->tokens, held->mean_activated, held->mean_tokens)) +
          "\n";
@@ -427,11 +428,13 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
   }
   const TypicalTime typical = typical_ms(step);
   const std::string others =
-      step.totals.size() == 1 ? ""
-                              : fmt::format("{} steps alike take {:.3f} +- {:.3f} ms in the mean\n",
-                                            step.totals.size(), typical.mean, typical.margin);
+      step.totals.size() == 1
+          ? ""
+          : fmt::format("{} similar steps take {:.3f} +- {:.3f} ms in the mean\n",
+                        step.totals.size(), typical.mean, typical.margin);
   return fmt::format(
-      "one {} step{}{}, on the slowest rank at each barrier: {:.3f} ms\n{}"
+      "one {} step{}{}: {:.3f} ms\n"
+      "times are those of the slowest rank at each barrier\n{}"
       "{}all GPUs do {:.1f} flop/B; {} balances at {:.0f} flop/B in bf16, {:.0f} for the "
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
@@ -472,7 +475,8 @@ Action setup_explain(CLI::App& command) {
   CLI::Option* const prompts =
       command
           .add_option("--prompts", options->prompts,
-                      "several prompts of each rank, as 7168,1000@29000: 1000 tokens behind 29000")
+                      "several prompts of each rank, e.g. 7168,1000@29000: 1000 tokens after a "
+                      "prefix of 29000")
           ->delimiter(',')
           ->check(refuse_prompt)
           ->excludes(tokens);
@@ -483,7 +487,7 @@ Action setup_explain(CLI::App& command) {
       ->excludes(kind, sequences, context, tokens, prompts);
   command
       .add_option("--samples", options->samples,
-                  "steps alike to price for the mean and its interval (default: 16)")
+                  "similar steps to price for the mean and its interval (default: 16)")
       ->check(CLI::Range(1, 1 << 16));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {
@@ -492,7 +496,8 @@ Action setup_explain(CLI::App& command) {
     const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
     const Deployment& e = experiment.decode();
     if (!options->prompts.empty() && options->kind == "decode")
-      throw ConfigError("--prompts: a decode step has none; expected --step prefill or mixed");
+      throw ConfigError(
+          "--prompts: a decode step has no prompts; give --step prefill or --step mixed");
     OrderedJson all = OrderedJson::array();
     std::string text;
     for (const StepContent& content : steps_of(*options, config, traces, e)) {

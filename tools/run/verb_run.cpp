@@ -105,7 +105,7 @@ std::string groups_of(const Report& report) {
   add("decode", report.pools->decode.instances);
   const KvTransferStats& kv = report.pools->kv_transfer;
   return fmt::format(
-      "what stands above this line is of the decode pool, but for throughput and latency\n\n{}"
+      "above this line: throughput and latency of both pools, all else of the decode pool\n\n{}"
       "KV caches sent over {}: {}, {:.1f} GB; {} ms each, {} of them after the first token\n",
       table.text(), kv.level, kv.transfers, kv.bytes / 1e9, number(kv.mean_ms, 2),
       number(kv.mean_exposed_ms, 2));
@@ -126,16 +126,17 @@ std::string state_of(const MeasurementStats& measurement) {
                   number(measurement.served_request_rate, 2));
   const std::string& state = measurement.state;
   if (state == "stable") text += "STABLE";
-  if (state == "overloaded") text += "OVERLOADED, the wait for a first token grows and grows";
+  if (state == "overloaded")
+    text += "OVERLOADED: the wait for a first token grows without end. Lower the load.";
   if (state == "unsteady") {
     text +=
-        "NO STEADY STATE, fewer requests leave than arrive between warm-up and last arrival; use "
-        "more requests";
+        "NO STEADY STATE: fewer requests leave than arrive between warm-up and last arrival. Raise "
+        "/workload/requests.";
   }
   if (state == "too_short") {
     text +=
-        "RUN TOO SHORT, after the warm-up not every group takes several steps; rates are of the "
-        "whole run with its ramps; use more requests";
+        "RUN TOO SHORT: some groups ran fewer than four steps after the warm-up. Rates include "
+        "ramp-up and ramp-down. Raise /workload/requests.";
   }
   return wrapped(text) + "\n";
 }
@@ -183,9 +184,9 @@ std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
   const ParallelPlan& plan = e.parallel;
   const auto rank = at(gpu % plan.stage_gpus() / plan.moe_tp());
   const auto layers = static_cast<int>(e.model.layers.size());
-  constexpr double alike = 1.01;
+  constexpr double similar = 1.01;
   const auto busiest = [&](auto&& totals_of) {
-    double worst = alike;
+    double worst = similar;
     const ExpertLayerStats* found = nullptr;
     for (const ExpertLayerStats& layer : usual->second.layers) {
       const double ratio = above_mean(totals_of(layer), rank);
@@ -208,8 +209,8 @@ std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
   if (const ExpertLayerStats* layer = busiest(activated)) {
     const auto its = static_cast<double>(activated(*layer)[rank]);
     return fmt::format(
-        "; most in layer {}, where its EP rank {} activates {:.1f} experts in a {} step for {:.0f} "
-        "tokens, the mean rank {:.1f}",
+        ". Its EP load is highest in layer {}: rank {} activates {:.1f} experts in a {} step for "
+        "{:.0f} tokens, the mean rank {:.1f}",
         layer->layer, rank, its / steps, usual->first,
         static_cast<double>(tokens(*layer)[rank]) / steps,
         its / above_mean(activated(*layer), rank) / steps);
@@ -217,17 +218,17 @@ std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
   if (const ExpertLayerStats* layer = busiest(tokens)) {
     const auto its = static_cast<double>(tokens(*layer)[rank]);
     return fmt::format(
-        "; most in layer {}, where its EP rank {} computes {:.0f} tokens in a {} step, the mean "
-        "rank "
-        "{:.0f}, and activates no more experts",
+        ". Its EP load is highest in layer {}: rank {} computes {:.0f} tokens in a {} step, the "
+        "mean "
+        "rank {:.0f}, and activates no more experts",
         layer->layer, rank, its / steps, usual->first,
         its / above_mean(tokens(*layer), rank) / steps);
   }
-  return fmt::format("; not by its experts: EP rank {} has no more to do than the others", rank);
+  return fmt::format(". Its expert load is average (EP rank {}), so the cause is elsewhere", rank);
 }
 
 // The GPU for which the others wait most, the one that waits least itself, and why.
-std::string holds_up(const PoolStats& pool, const Deployment& e) {
+std::string straggler_of(const PoolStats& pool, const Deployment& e) {
   const BreakdownStats& breakdown = pool.breakdown;
   const std::vector<double>& idle = breakdown.barrier_idle_seconds_per_gpu;
   if (idle.size() < 2 || breakdown.busy_seconds <= 0) return "";
@@ -237,10 +238,11 @@ std::string holds_up(const PoolStats& pool, const Deployment& e) {
   constexpr double worth_saying = .005;  // of the time
   if (mean - *last < worth_saying * breakdown.busy_seconds) return "";
   const auto gpu = static_cast<int>(last - idle.begin());
-  return wrapped(fmt::format("GPU {} holds the others up most: it waits {:.1f} % of the time at "
-                             "barriers, they {:.1f} %{}",
-                             gpu, 100 * *last / breakdown.busy_seconds,
-                             100 * mean / breakdown.busy_seconds, busiest_layer(pool, e, gpu))) +
+  return wrapped(
+             fmt::format("straggler: GPU {} (waits {:.1f} % of the time at barriers; mean of all "
+                         "GPUs {:.1f} %){}",
+                         gpu, 100 * *last / breakdown.busy_seconds,
+                         100 * mean / breakdown.busy_seconds, busiest_layer(pool, e, gpu))) +
          "\n";
 }
 
@@ -307,7 +309,7 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
         sampled.samples, sampled.spot_checks, 100 * sampled.step_time_error,
         100 * sampled.standard_error, 100 * sampled.worst_step_error);
   }
-  text += holds_up(pool, e);
+  text += straggler_of(pool, e);
   if (const auto& memory = pool.expert_memory.transfers) {
     text +=
         fmt::format("experts: {} of runs found them in HBM; layers waited {} s for the others\n",
@@ -510,7 +512,7 @@ Action setup_run(CLI::App& command) {
                      "write steps, GPU lanes and requests as a trace that Perfetto opens, JSON");
   command
       .add_option("--timeline-layers", options->unfolded_step,
-                  "the step, a line of --steps, whose MoE layers stand in it one by one")
+                  "a step (line of --steps) whose MoE layers the timeline shows one by one")
       ->check(at_least_one());
   return [options] { return run_experiment(*options); };
 }

@@ -184,15 +184,15 @@ Action setup_what_if(CLI::App& command) {
   options->experiment.add_to(command);
   command
       .add_option("--redundant", options->redundant,
-                  "so many redundant experts, over all GPUs of a group that decodes")
+                  "number of redundant experts, over all GPUs of a decoding group")
       ->check(CLI::Range(0, 1 << 16));
   command.add_option("--ep", options->ep, "expert parallelism of the groups that decode")
       ->check(CLI::IsMember({"on", "off"}));
   command.add_flag("--metro", options->metro, "METRO routes the decodes' tokens");
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
-      "Runs CONFIG as it is and changed, under the same seed, and prints both beside each other, "
-      "with the operations that make a step longer or shorter:\n"
+      "Runs CONFIG as it is and changed, under the same seed. Prints both in two columns, with "
+      "the operations that make a step longer or shorter.\n"
       "  moesim what-if plan.json --redundant 32\n"
       "  moesim what-if plan.json --ep off\n"
       "  moesim what-if plan.json --redundant 32 --metro\n"

@@ -66,7 +66,8 @@ std::vector<Axis> axes_of(const Json& sweep) {
       const Json& values = block.at(key);
       for (const auto& item : values.items()) {
         if (!values.is_object() || !item.key().starts_with('/'))
-          throw ConfigError(fmt::format("holds a sweep whose \"{}\" are none", key));
+          throw ConfigError(
+              fmt::format("holds a sweep whose \"{}\" are not settings by JSON pointer", key));
         pointers.insert(item.key());
       }
     }

@@ -537,7 +537,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     if (reader.optional("blocks")) {
       for (const char* key : {"axes", "zip", "set"}) {
         if (reader.optional(key))
-          file.fail(fmt::format("\"{}\" stands beside \"blocks\"; put it into each block", key));
+          file.fail(fmt::format("\"{}\" is given with \"blocks\"; move it into each block", key));
       }
       for (const ConfigNode& block : reader.child("blocks").list())
         read_object(block, block_keys, add_block);

@@ -26,13 +26,14 @@ int run(const MergeOptions& options) {
 
 Action setup_merge(CLI::App& command) {
   const auto options = std::make_shared<MergeOptions>();
-  command.add_option("STORE", options->stores, "what `moesim sweep --shard I/N` wrote")->required();
-  command.add_option("-o,--output", options->output, "the store of all, new or to be added to")
+  command.add_option("STORE", options->stores, "stores that `moesim sweep --shard I/N` wrote")
+      ->required();
+  command.add_option("-o,--output", options->output, "store of all shards; new, or one to add to")
       ->required();
   command.footer(
-      "Merging again changes nothing. Stores of different sweeps or schemas are refused, and "
-      "stores\n"
-      "that hold different results of one point; the output is then left as it was.");
+      "Merging again changes nothing. Stores of different sweeps or schemas are refused. Stores "
+      "that\n"
+      "hold different results of one point are refused too. The output is then left unchanged.");
   return [options] { return run(*options); };
 }
 

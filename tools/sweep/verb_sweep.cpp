@@ -89,7 +89,7 @@ int run_here(const SweepArguments& options, Sweep sweep, const PointRunner& runn
   progress.finish();
   if (outcome.resumed > 0 && outcome.written_by != how.version) {
     spdlog::warn(
-        "they were done by moesim {}, this is {}: results may differ; to run all again, name "
+        "earlier points are of moesim {}, this is {}: results may differ; to run all again, name "
         "another file with -o",
         outcome.written_by.empty() ? "of a version that was not noted" : outcome.written_by,
         how.version);
@@ -125,14 +125,14 @@ constexpr std::string_view sweep_footer = R"(CONFIG is a JSON file:
    "set":  {"/slo": {"tpot": "50 ms"}},
    "seeds": [1, 2, 3],
    "skip": [{"/placement/replication": 1, "/token_routing/decode": "metro"}]}
-Every combination of the axes is run with each row of the zip and each seed; what is set is set in
-all. "blocks": [{"axes", "zip", "set"}, ..] holds several such grids. A point that matches a whole
-skip rule is left out. Values may be objects. Paths in values are relative to the folder of the
+Every combination of the axes is run with each row of the zip and each seed. Values of "set" hold for
+all points. "blocks": [{"axes", "zip", "set"}, ..] holds several such grids. A point that matches a
+whole skip rule is left out. Values may be objects. Paths in values are relative to the folder of the
 base.
 
-The same command goes on where it was stopped or killed: points that are done are not run again.
-Ctrl-C waits for the points in flight, a second one does not. Under slurm -j is the number of cores
-of each task, and requeued tasks go on likewise.
+The same command continues a stopped or killed sweep: points that are done are not run again.
+Ctrl-C waits for the points in flight, a second Ctrl-C does not. Under slurm, -j is the number of
+cores of each task, and requeued tasks continue in the same way.
 Exit: 0 done (points that cannot be run are listed), 1 a point failed, 2 bad input, 130 Ctrl-C.)";
 
 }  // namespace

@@ -194,7 +194,7 @@ int say_missed(const SloResult& result, const TuneOptions& options, const Sweep&
 
 int say_stopped(const SloResult& result, const TuneOptions& options) {
   const std::string kept = options.store.empty() ? "nothing is kept without --store"
-                                                 : "the same command goes on from there";
+                                                 : "the same command continues from there";
   const std::string best = result.found.empty()
                                ? "none met the SLO so far"
                                : fmt::format("best so far {} requests/s",
@@ -248,13 +248,15 @@ int run(const TuneOptions& options) {
 }
 
 constexpr std::string_view tune_footer =
-    R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". Found is the
-point of that grid with the most requests/s that meet the SLO in a steady state, without running
-all: what cannot be better by the time of its steps alone is not run, and a combination that misses
-the SLO under one load is not run under heavier ones, unless a run shows that heavier ones can meet
-it. The last lines say how many points that leaves out; --sure runs them. Loads beyond the grid are
-tried where its heaviest is met, or none is. With --store every run is kept; the same command goes on where it was
-stopped, and `moesim report` draws it. Exit 3 if no point meets the SLO, with the nearest miss.)";
+    R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". The answer is
+the point of the grid with the most requests/s that meet the SLO in a steady state. Not all points
+are run. A point whose step time alone shows that it cannot win is left out. A combination that
+misses the SLO under one load is not run under heavier loads, unless a run shows that heavier loads
+can meet the SLO.
+The last lines say how many points were left out; --sure runs these points. Loads beyond the grid are
+tried if the heaviest load of the grid meets the SLO, or if none does. With --store every run is
+kept, the same command continues a stopped search, and `moesim report` draws the runs. Exit 3 if no
+point meets the SLO, with the nearest miss.)";
 
 }  // namespace
 

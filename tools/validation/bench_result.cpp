@@ -195,8 +195,8 @@ BenchComparison compare_with_bench(const BenchRun& run, const OrderedJson& metri
   BenchComparison comparison{run.where, {}, run.remarks};
   comparison.remarks.insert(
       comparison.remarks.begin(),
-      fmt::format("simulated: {}, {} requests of {:.0f} and {:.0f} tokens, all alike",
-                  load_text(run), run.requests, run.prompt, run.output));
+      fmt::format("simulated: {}, {} requests, each of {:.0f} and {:.0f} tokens", load_text(run),
+                  run.requests, run.prompt, run.output));
   for (const auto& item : metrics.items()) {
     const auto measured = run.figures.find(item.key());
     if (measured != run.figures.end() && measured->second > 0 && item.value().is_number())

@@ -343,8 +343,9 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
                                   tables.string(), fmt::join(names, ".csv, ")));
   }
   if (std::ranges::all_of(results, [](const CalibratedTable& t) { return t.kept == 0; }))
-    throw ConfigError(
-        fmt::format("{}: no table is of this GPU: its peak allows none of them", tables.string()));
+    throw ConfigError(fmt::format(
+        "{}: all times are faster than this GPU's peak allows; give the GPU of the tables",
+        tables.string()));
   write_file((profiles / "errors.csv").string(), errors_text(results));
   write_file((profiles / "left_out.csv").string(), left_out_text(results));
   return results;

@@ -358,12 +358,13 @@ Action setup_calibrate(CLI::App& command) {
       ->check(CLI::IsMember(std::vector<std::string>(engines.begin(), engines.end())));
   command.add_option("--gpu", options->gpu, "GPU file, or its name in hardware/gpus without .json");
   command.add_option("--profiles", options->profiles,
-                     "folder for the tables (default: NAME-profiles beside the output)");
+                     "folder for the tables (default: NAME-profiles next to the output)");
   command
       .add_option("-o,--output", options->output,
                   "the GPU file with fitted constants, or the corrections")
       ->required();
-  command.add_option("--source", options->source, "what the points are, for the file (their path)");
+  command.add_option("--source", options->source,
+                     "source of the points, for the file (default: their path)");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
   return [options] {
     require_writable(options->output);

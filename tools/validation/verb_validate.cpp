@@ -227,7 +227,7 @@ Action setup_validate(CLI::App& command) {
   CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
-      "an experiment, JSON: its figures with sampled beside those with exact MoE layers");
+      "an experiment, JSON: compares figures of sampled and of exact MoE layers");
   csv_file->excludes(fidelity);
   CLI::Option* bench = command.add_option("--bench", options->bench,
                                           "what vllm bench serve --save-result, SGLang's "
@@ -238,8 +238,10 @@ Action setup_validate(CLI::App& command) {
                                            "workload is replaced by the benchmark's");
   bench->needs(config)->excludes(csv_file)->excludes(fidelity);
   config->needs(bench);
-  command.add_option("--csv", options->csv, "every point with its prediction, to this file");
-  command.add_option("--category", options->only, "only these, comma-separated")->delimiter(',');
+  command.add_option("--csv", options->csv,
+                     "write every point with its prediction to this file, CSV");
+  command.add_option("--category", options->only, "only these categories, comma-separated")
+      ->delimiter(',');
   command.add_option("--gpu", options->gpus,
                      "NAME=FILE: points of the GPU of this name are predicted with this file");
   command.add_option("--root", options->root, "folder that holds hardware/ and models/");
@@ -247,7 +249,7 @@ Action setup_validate(CLI::App& command) {
                      "corrections that calibrate --serving wrote, for their deployment");
   command
       .add_option("--anchors", options->anchors,
-                  "correct each deployment by so many of its runs, and report on the others")
+                  "number of runs that correct each deployment; the report is on the other runs")
       ->check(CLI::Range(1, 1000));
   command.add_flag("--json", options->json, "print JSON instead of a table");
   return [options] {

@@ -37,10 +37,10 @@ std::span<const Key> popularity_gating_keys() {
       row_keys[2],
       row_keys[3],
       {"popularity_sigma", sigma, "0.5",
-       "of an expert's log-weight in a layer, median over layers"},
+       "spread of an expert's log-weight in a layer, median over layers"},
       {"popularity_spread", sigma, "0.15", "log-normal spread of that sigma between layers"},
       {"spikes", form::integer(0, 1000), "0", "experts of a layer that are raised"},
-      {"spike_height", form::number(0, 10), "1", "by how much, in log-weight"}};
+      {"spike_height", form::number(0, 10), "1", "height of the spike, in log-weight"}};
   return keys;
 }
 

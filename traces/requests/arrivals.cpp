@@ -24,9 +24,9 @@ std::span<const Key> closed_loop_keys() {
 }
 
 std::span<const Key> span_keys() {
-  static constexpr Key keys[] = {
-      {"rate", form::per_second, required, "requests per second"},
-      {"until", form::time, otherwise("the end: of the last one"), "from the start of the run"}};
+  static constexpr Key keys[] = {{"rate", form::per_second, required, "requests per second"},
+                                 {"until", form::time, otherwise("the end: of the last one"),
+                                  "end of arrivals, from the start of the run"}};
   return keys;
 }
 
@@ -43,7 +43,8 @@ std::span<const Key> rated_keys() {
 std::span<const Key> gamma_keys() {
   static constexpr Key keys[] = {
       rate_key,
-      {"cv", form::number(1e-3, 100), otherwise("burstiness"), "of the gaps; or ..."},
+      {"cv", form::number(1e-3, 100), otherwise("burstiness"),
+       "coefficient of variation of the gaps; or ..."},
       {"burstiness", form::number(1e-4, 1e6), otherwise("cv"), "... 1/cv^2, as vLLM's bench"}};
   return keys;
 }

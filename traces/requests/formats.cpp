@@ -260,7 +260,7 @@ RowReader recognise_format(std::string_view first_line) {
     if (has(session))
       throw ConfigError(fmt::format(
           "has a column \"{}\", and sessions are not read yet; without the column each line is a "
-          "request by itself, and Mooncake's hash_ids say which prompts begin alike",
+          "request by itself, and Mooncake's hash_ids say which prompts share a prefix",
           session));
   for (const Format& format : formats) {
     if (format.encoding != encoding) continue;

@@ -72,7 +72,7 @@ class Uniform final : public Lengths {
 std::span<const Key> lognormal_tokens_keys() {
   static constexpr Key keys[] = {
       {"median", form::number(token_range), required, "tokens"},
-      {"sigma", form::number(0, 10), required, "of the logarithm"},
+      {"sigma", form::number(0, 10), required, "standard deviation of the logarithm"},
       {"max", form::number(token_range), "1e9", "tokens to which draws are clipped"}};
   return keys;
 }

@@ -34,8 +34,8 @@ Patience PatienceRule::draw(Rng& rng) const {
 
 std::span<const Key> cancellation_keys() {
   static constexpr Key keys[] = {
-      {"share", form::number(0, 1), required, "of the clients that leave before the end"},
-      {"mean_after", form::time, required, "from arrival to leaving, exponential"}};
+      {"share", form::number(0, 1), required, "share of the clients that leave before the end"},
+      {"mean_after", form::time, required, "mean time from arrival to leaving, exponential"}};
   return keys;
 }
 

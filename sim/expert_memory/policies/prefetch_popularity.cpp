@@ -58,7 +58,7 @@ class Popularity final : public Prefetch {
 
 std::span<const Key> popularity_prefetch_keys() {
   static constexpr Key keys[] = {
-      {"weight", form::number(1e-6, 1), "0.1", "of the newest step in the average"}};
+      {"weight", form::number(1e-6, 1), "0.1", "weight of the newest step in the average"}};
   return keys;
 }
 

@@ -133,8 +133,8 @@ class CoactivationPlacer final : public Placer {
     require_sound(problem, seen.load);
     if (seen.coactivation.empty()) {
       throw ConfigError(
-          "coactivation needs to know which experts tokens pick together, which a load does not "
-          "say; give it a routing trace");
+          "coactivation needs the experts that tokens choose together; a load does not hold these; "
+          "give a routing trace");
     }
     check(seen.coactivation.size() == seen.load.size() * seen.load.size(),
           "co-activation counts of another number of experts");

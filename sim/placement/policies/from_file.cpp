@@ -97,11 +97,11 @@ class FromFile final : public Placer {
 
 std::span<const Key> from_file_placement_keys() {
   static constexpr Key keys[] = {
-      {"file", form::file, required, "in any format that `place` writes"},
+      {"file", form::file, required, "placement file, in any format that `place` writes"},
       {"gpus", form::integer(1, 1 << 20), otherwise("the file's"),
-       "where the file does not say it"},
+       "number of GPUs, if the file does not say"},
       {"first_layer", form::integer(0, 1 << 20), otherwise("by the model's layers"),
-       "row of the file that is the first MoE layer's"}};
+       "row of the file that holds the first MoE layer"}};
   return keys;
 }
 

@@ -280,8 +280,9 @@ class Joint final : public Placer {
     require_sound(problem, seen.load);
     if (seen.batches.empty()) {
       throw ConfigError(
-          "joint needs to know which experts batches activate, which a load does not say; give it "
-          "a routing trace");
+          "joint needs the experts that batches activate; a load does not hold these; give a "
+          "routing "
+          "trace");
     }
     Layout start = Start(problem, seen.load).take();
     if (holds_everything(start, problem)) return filled_up(std::move(start), problem);
@@ -322,10 +323,10 @@ std::span<const Key> joint_placement_keys() {
       {"batches", form::integer(1, 1e5), "256", "sampled of each size"},
       {"moves", form::integer(0, 1e9), "6000", "tried in each layer"},
       {"token_weight", form::number(non_negative), "4",
-       "of tokens beyond the slack on the fullest GPU, against activations"},
+       "weight of the fullest GPU's tokens beyond the slack"},
       {"load_slack", form::number(non_negative), "0.02",
        "above the mean that a GPU's tokens may be for nothing"},
-      {"seed", form::integer(non_negative), "1", "of batches and moves"}};
+      {"seed", form::integer(non_negative), "1", "seed of batches and moves"}};
   return keys;
 }
 

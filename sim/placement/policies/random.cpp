@@ -47,7 +47,7 @@ class Random final : public Placer {
 }  // namespace
 
 std::span<const Key> random_placement_keys() {
-  static constexpr Key keys[] = {{"seed", form::integer(non_negative), "1", "of the order"}};
+  static constexpr Key keys[] = {{"seed", form::integer(non_negative), "1", "seed of the order"}};
   return keys;
 }
 

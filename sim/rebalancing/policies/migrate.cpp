@@ -176,8 +176,8 @@ std::span<const Key> migrate_keys() {
   static constexpr Standard interval = otherwise("interval");
   static constexpr Key keys[] = {
       {"interval", form::time, "60 s", "between decisions"},
-      {"horizon", form::time, interval, "for which what a move saves is counted"},
-      {"cooldown", form::time, interval, "for which an expert that moved is left alone"},
+      {"horizon", form::time, interval, "steps over which the saving of a move counts"},
+      {"cooldown", form::time, interval, "steps for which an expert stays after a move"},
       {"mismatch", form::number(0, 1), "0.1",
        "share of a rank's demand whose experts must be elsewhere"},
       {"visible_share", form::number(0, 1), "1",
@@ -186,7 +186,7 @@ std::span<const Key> migrate_keys() {
       {"max_actions", form::integer(positive_count), "4", "moves at a time"},
       {"replicate_candidates", form::integer(0, 1e6), "5", "experts tried as copies, per rank"},
       {"free_slots", form::integer(0, 1e6), "2", "slots kept free, per GPU and layer"},
-      {"max_copies", form::integer(positive_count), "3", "of one expert"},
+      {"max_copies", form::integer(positive_count), "3", "most copies of one expert"},
       {"popularity", form::object(popularity_keys), "{}", "how demand is remembered"}};
   return keys;
 }

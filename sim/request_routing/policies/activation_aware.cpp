@@ -53,7 +53,7 @@ class ActivationAware final : public OneByOneRouter {
 std::span<const Key> activation_aware_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
-      {"weight", form::number(non_negative), "1", "of reading experts over reading KV"},
+      {"weight", form::number(non_negative), "1", "weight of reading experts over reading KV"},
       experts_from_key};
   return keys;
 }

@@ -71,9 +71,10 @@ std::span<const Key> bfio_router_keys() {
   static constexpr Key keys[] = {
       {"horizon", form::integer(0, 1e6), "72", "steps ahead that are looked at"},
       {"step_seconds_per_token", form::time, "0.10052 us",
-       "of a step, per token that a rank holds"},
-      {"alpha", form::number(non_negative), "1", "of a token that fits under the most loaded rank"},
-      {"beta", form::number(non_negative), "43", "of a token above it"},
+       "time of a step per token that a rank holds"},
+      {"alpha", form::number(non_negative), "1",
+       "cost of a token that fits under the most loaded rank"},
+      {"beta", form::number(non_negative), "43", "cost of a token above the most loaded rank"},
       {"decay", form::number(0, 1), "0.86", "weight of a step over that before it"},
       OutputPrediction::error_key,
       pool_keys[0],

@@ -116,7 +116,8 @@ std::span<const Key> brh_router_keys() {
       {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
       {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},
       {"beta", form::number(non_negative), otherwise("the ranks of a group"), "weight of overflow"},
-      {"predictor", form::choice(predictor_names), "predicted_length", "of how long requests run"},
+      {"predictor", form::choice(predictor_names), "predicted_length",
+       "predictor of how long requests run"},
       OutputPrediction::error_key,
       pool_keys[0],
       pool_keys[1]};

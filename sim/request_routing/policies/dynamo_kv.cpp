@@ -60,11 +60,11 @@ class DynamoKv final : public OneByOneRouter {
 }  // namespace
 
 std::span<const Key> dynamo_kv_router_keys() {
-  static constexpr Key keys[] = {
-      admission_key,
-      {"overlap_weight", form::number(non_negative), "1", "of prefill blocks over decode blocks"},
-      {"temperature", form::number(non_negative), "0",
-       "of the draw by softmax, 0 takes the least"}};
+  static constexpr Key keys[] = {admission_key,
+                                 {"overlap_weight", form::number(non_negative), "1",
+                                  "weight of prefill blocks over decode blocks"},
+                                 {"temperature", form::number(non_negative), "0",
+                                  "temperature of the draw by softmax; 0: the least cost"}};
   return keys;
 }
 

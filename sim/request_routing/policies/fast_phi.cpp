@@ -66,8 +66,8 @@ std::span<const Key> fast_phi_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
       {"quantiles", form::list(quantile), "[0.25, 0.5, 0.75, 0.95]",
-       "of outputs seen: steps ahead that are looked at"},
-      {"points", form::list(step), otherwise("by quantiles"), "or these steps, ascending"},
+       "quantiles of seen output lengths: how many steps ahead to look"},
+      {"points", form::list(step), otherwise("by quantiles"), "or fixed steps ahead, ascending"},
       {"drift", form::number(non_negative), "0", "weight of the change of imbalance, for ties"}};
   return keys;
 }

@@ -111,7 +111,7 @@ std::span<const Key> joint_router_keys() {
   static constexpr Form weight = form::number(non_negative);
   static constexpr Key keys[] = {
       {"scale", form::choice(scale_names), "seconds",
-       "of the sum: seconds, or the article's own formula"},
+       "scale of the sum: seconds, or the article's own formula"},
       {"kv", weight, otherwise("1"), "weight of the prefill that is not cached"},
       {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
       {"load", weight, otherwise("1; seed 0.3"), "weight of load"},

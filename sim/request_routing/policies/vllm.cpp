@@ -55,7 +55,7 @@ std::span<const Key> vllm_router_keys() {
       admission_key,
       {"interval", form::time, "100 ms", "between publications of the ranks' counts"},
       {"clients", form::integer(1, 1e6), "1", "front ends"},
-      {"client", form::integer(0, 1e6), "0", "which of them this is"}};
+      {"client", form::integer(0, 1e6), "0", "number of this client"}};
   return keys;
 }
 

@@ -288,8 +288,9 @@ std::span<const Key> hybrid_routing_keys() {
   static constexpr Form number = form::number(non_negative);
   static constexpr Standard simulated = otherwise("of the GPU and model");
   static constexpr Key keys[] = {
-      {"weight_time", form::time.or_a(number), simulated, "to read one slot's weights"},
-      {"token_time", form::time.or_a(number), simulated, "to compute one token; both or neither"}};
+      {"weight_time", form::time.or_a(number), simulated, "time to read one slot's weights"},
+      {"token_time", form::time.or_a(number), simulated,
+       "time to compute one token; give both times or neither"}};
   return keys;
 }
 

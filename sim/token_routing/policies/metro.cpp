@@ -141,7 +141,7 @@ class Metro final : public TokenRouter {
 std::span<const Key> metro_routing_keys() {
   static constexpr Key keys[] = {
       {"order", form::choice(order_names), "id", "in which active experts are placed"},
-      {"seed", form::integer(0, 9e15), "0", "of the order \"random\""}};
+      {"seed", form::integer(0, 9e15), "0", "seed of the order \"random\""}};
   return keys;
 }
 

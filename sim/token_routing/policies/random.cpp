@@ -25,7 +25,7 @@ class Random final : public RowRouter {
 }  // namespace
 
 std::span<const Key> random_routing_keys() {
-  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "0", "of the draws"}};
+  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "0", "seed of the draws"}};
   return keys;
 }
 

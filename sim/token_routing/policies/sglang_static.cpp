@@ -69,7 +69,7 @@ class SglangStatic final : public RowRouter {
 }  // namespace
 
 std::span<const Key> sglang_static_routing_keys() {
-  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "42", "of the fair shares"}};
+  static constexpr Key keys[] = {{"seed", form::integer(0, 9e15), "42", "seed of the fair shares"}};
   return keys;
 }
 
