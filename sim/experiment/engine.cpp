@@ -17,7 +17,9 @@ namespace moesim {
 
 namespace {
 
-constexpr std::array<std::string_view, 3> engines{"vllm", "sglang", "trtllm"};
+// The names with a preset, and the name of an experiment that goes by data sheets.
+constexpr std::array<std::string_view, 4> choices{"vllm", "sglang", "trtllm", "none"};
+constexpr std::span<const std::string_view> engines(choices.data(), choices.size() - 1);
 constexpr std::array<std::string_view, 3> fusions{"norm", "rope", "quantise"};
 constexpr std::array<std::string_view, 3> recipes{"none", "inferencex", "srt_slurm"};
 
@@ -197,7 +199,8 @@ void fill(Json& config, const Json& preset) {
 std::span<const Key> engine_keys() {
   static constexpr Form fusion = form::choice(fusions);
   static constexpr Key keys[] = {
-      {"name", form::choice(engines), required, "hardware/engines/*.json"},
+      {"name", form::choice(choices), required,
+       "hardware/engines/*.json; none: no preset and no measured kernels"},
       {"version", form::text, otherwise("the newest"), "version of the release"},
       {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
       {"date", form::text, otherwise("the latest"), "date of the recipe, e.g. 2026-04-21"},
@@ -210,13 +213,16 @@ std::span<const Key> engine_keys() {
 Engine read_engine(const ConfigNode& node) {
   return read_object(node, engine_keys, [](ConfigReader& r) {
     Engine engine;
-    engine.name = std::string(engines[r.choice("name")]);
+    engine.name = std::string(choices[r.choice("name")]);
     if (r.optional("version")) engine.version = r.text("version");
     if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
     if (r.optional("expert_kernel")) engine.expert_kernel = r.text("expert_kernel");
     for (const ConfigNode& operation : r.child("fused").list())
       engine.fused.emplace_back(fusions[operation.choice()]);
+    const Engine bare{.name = "none"};
+    if (engine.name == bare.name && engine != bare)
+      r.node().fail("\"none\" is no engine: remove the other keys");
     return engine;
   });
 }
@@ -238,6 +244,7 @@ std::string_view engine_preset(std::string_view name) {
 ConfigNode with_preset(const ConfigNode& experiment) {
   if (!experiment.json().is_object() || !experiment.json().contains("engine")) return experiment;
   const Situation now = look_at(experiment);
+  if (engine_preset(now.engine.name).empty()) return experiment;
   const ConfigNode preset(Json::parse(engine_preset(now.engine.name)),
                           fmt::format("hardware/engines/{}.json", now.engine.name));
   Json config = experiment.json();

@@ -12,7 +12,7 @@ namespace moesim {
 
 /// The engine that an experiment runs: "engine": {"name": "vllm", "version": "0.19.0"}.
 struct Engine {
-  std::string name;     ///< of a preset: vllm, sglang, trtllm
+  std::string name;     ///< vllm, sglang, trtllm; none: neither preset nor measured kernels
   std::string version;  ///< as its release is called; empty: the newest
   std::string recipe;   ///< the author of the launch scripts that set it up; empty: none
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
@@ -20,6 +20,8 @@ struct Engine {
   std::string expert_kernel;
   /// Small operations that it computes inside its larger ones: norm, rope, quantise.
   std::vector<std::string> fused;
+
+  bool operator==(const Engine&) const = default;
 };
 /// Throws ConfigError.
 Engine read_engine(const ConfigNode&);

@@ -91,7 +91,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
-      {"engine", form::object(engine_keys), otherwise("none: every key is one's own"),
+      {"engine", form::object(engine_keys), otherwise("no preset; measured kernels of any engine"),
        "engine whose defaults fill what is left out"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
       {"instances", form::integer(1, 1 << 16), otherwise("1"), "equal EP groups behind one router"},
@@ -178,11 +178,16 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
   return plan;
 }
 
-// A cluster with the kernels of the engine that runs on it.
+// A cluster with the kernels of the engine that runs on it; without one with the newest engine's
+// that has the kernel.
 ClusterSpec read_cluster_for(const ConfigNode& node, const std::optional<Engine>& engine) {
   ClusterSpec cluster = read_cluster(named_or_inline(node, Shipped::cluster));
-  if (!engine) return cluster;
   KernelChoice kernels{{"engines", "any"}};
+  if (!engine) {
+    cluster.gpu = with_engine(std::move(cluster.gpu), {}, kernels);
+    return cluster;
+  }
+  if (engine->name == "none") return cluster;
   if (!engine->expert_kernel.empty()) kernels["experts"] = engine->expert_kernel;
   if (!engine->fused.empty()) kernels["fused"] = fmt::format("{}", fmt::join(engine->fused, " "));
   cluster.gpu = with_engine(std::move(cluster.gpu), {engine->name, engine->version}, kernels);
@@ -380,7 +385,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
     spec.binding = read_binding(workload.child("binding"), spec.workload.requests);
     workload.finish();
-    if (engine) {
+    if (engine && engine->name != "none") {
       spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;
     }
     spec.seed = static_cast<std::uint64_t>(reader.integer("seed"));

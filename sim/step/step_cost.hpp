@@ -76,6 +76,8 @@ struct LayerOutcome {
   CapacityTally capacity;
   /// Tokens of every slot, kept only where experts stand in memories below HBM.
   std::vector<std::int32_t> tokens_of_slot;
+  /// Tokens of the group that every rank holds; 0: only those of its own experts.
+  std::int64_t tokens_held = 0;
 };
 
 /// Tokens of the busiest and of the mean EP rank, summed over layers.

@@ -189,7 +189,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
   const bool held = plan_.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
-  const std::int64_t tokens_held = held ? s.rows.tokens() : 0;
+  const std::int64_t tokens_held = outcome.tokens_held = held ? s.rows.tokens() : 0;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
@@ -217,7 +217,8 @@ void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement&
     return time;
   };
   const auto gemm = [&](std::span<const std::int32_t> tokens) {
-    return experts_.cost(experts_.rows(tokens)).time;
+    const auto held = static_cast<double>(result.layers[at(moe_layer)].tokens_held);
+    return experts_.cost(experts_.rows(tokens), held).time;
   };
   const Seconds in_hbm = longest();
   for (int rank = 0; rank < plan_.ep; ++rank) {

@@ -107,7 +107,7 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
   config["scheduling"] = {{"type", prompts_first ? "prefill_first" : "chunked_prefill"},
                           {"max_num_batched_tokens", 8192},
                           {"max_num_seqs", 512}};
-  if (question.engine != "none") config["engine"] = {{"name", question.engine}};
+  config["engine"] = {{"name", question.engine}};
   if (model.experts > 0) {
     config["placement"] = {
         {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
