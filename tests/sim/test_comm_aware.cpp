@@ -98,8 +98,8 @@ TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
   // By rooflines a step of fewer tokens takes less time; rows of tables are not strictly monotone.
   const Json bare{{"name", "none"}};
   const auto slow = run(load_tiny({{"engine", bare}}));
-  const StepPrice model = price_steps(
-      load_tiny({{"engine", bare}, {"scheduling", {{"type", "comm_aware"}}}}).decode());
+  const StepPrice model =
+      price_steps(load_tiny({{"engine", bare}, {"scheduling", {{"type", "comm_aware"}}}}).decode());
   CHECK(model.time(4, 100) > model.time(1, 100));
   const std::string target = fmt::format("{} s", model.time(3, 150).count());
   for (const char* router : {"round_robin", "joint"}) {

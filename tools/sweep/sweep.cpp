@@ -442,12 +442,14 @@ class FileFingerprints {
   }
 
   std::uint64_t of_text(const std::string& text, const std::filesystem::path& folder) {
+    const auto [known, is_new] = of_texts_.try_emplace((folder / text).string(), 0);
+    if (!is_new) return known->second;
     std::uint64_t print = of_path(folder / text);
     for (const Shipped which : {Shipped::gpu, Shipped::cluster, Shipped::model}) {
       if (print != 0) break;
       if (const auto file = shipped_file(which, text)) print = of_path(*file);
     }
-    return print;
+    return of_texts_[(folder / text).string()] = print;
   }
 
   std::uint64_t of_path(const std::filesystem::path& path) {
@@ -480,7 +482,8 @@ class FileFingerprints {
     return print;
   }
 
-  std::map<std::string, std::uint64_t> known_;
+  // By path, and by what a config says: a name of the zoo is looked for in many files.
+  std::map<std::string, std::uint64_t> known_, of_texts_;
 };
 
 }  // namespace
