@@ -53,14 +53,9 @@ TEST_CASE("a step's time stands on its grounds to the last nanosecond, as its ro
 }
 
 TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it") {
-  const auto by_data_sheet = [](const ConfigNode& config) {
-    Json json = config.json();
-    json["engine"] = {{"name", "none"}};
-    return explain_step(experiment({json, source_dir() / "tests/tiny.json"}), StepKind::decode, 8,
-                        1024, 64);
-  };
-  const ExplainedStep calibrated = by_data_sheet(tiny());
-  const ExplainedStep unmeasured = by_data_sheet(tiny("mi300x"));
+  const ExplainedStep calibrated = explain_step(experiment(tiny()), StepKind::decode, 8, 1024, 64);
+  const ExplainedStep unmeasured =
+      explain_step(experiment(tiny("mi300x")), StepKind::decode, 8, 1024, 64);
   CHECK(seconds(calibrated, Evidence::calibrated) > seconds(calibrated, Evidence::unmeasured));
   for (const ExplainedOperation& op : unmeasured.operations) {
     const bool charge = op.name == "token_routing" || op.name == "host_overhead";
@@ -69,7 +64,10 @@ TEST_CASE("a GPU that nobody measured rests on nothing that was calibrated on it
 }
 
 TEST_CASE("without an engine kernels are measured where the GPU has tables") {
-  const ExplainedStep step = explain_step(experiment(tiny()), StepKind::decode, 8, 1024, 64);
+  Json json = tiny().json();
+  json.erase("engine");
+  const ExplainedStep step = explain_step(experiment({json, source_dir() / "tests/tiny.json"}),
+                                          StepKind::decode, 8, 1024, 64);
   const auto evidence_of = [&](std::string_view name) {
     return std::ranges::find(step.operations, name, &ExplainedOperation::name)->evidence;
   };
