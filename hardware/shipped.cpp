@@ -5,7 +5,10 @@
 #include <array>
 #include <cctype>
 #include <cstdlib>
+#include <functional>
 #include <iterator>
+#include <map>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -92,19 +95,33 @@ std::vector<std::string> shipped_names(Shipped which) {
 
 namespace {
 
-// The file that lists the name under "huggingface", of ids that are no form of its own name.
-std::optional<std::filesystem::path> file_with_id(Shipped which, std::string_view name) {
-  for (const std::string& shipped : shipped_names(which)) {
-    const std::filesystem::path file = data_folder() / kind(which).folder / (shipped + ".json");
+using FilesById = std::map<std::string, std::filesystem::path, std::less<>>;
+
+// The models that list an id under "huggingface" that is no form of their own name.
+FilesById read_ids(const std::filesystem::path& data) {
+  FilesById files;
+  for (const std::string& shipped : shipped_names(Shipped::model)) {
+    const std::filesystem::path file = data / kind(Shipped::model).folder / (shipped + ".json");
     const Json json = ConfigNode::from_file(file).json();
     const auto ids = json.find("huggingface");
     if (ids == json.end() || !ids->is_array()) continue;
-    const bool listed = std::ranges::any_of(*ids, [&](const Json& id) {
-      return id.is_string() && short_name(id.get<std::string>()) == short_name(name);
-    });
-    if (listed) return file;
+    for (const Json& id : *ids)
+      if (id.is_string()) files.emplace(short_name(id.get<std::string>()), file);
   }
-  return std::nullopt;
+  return files;
+}
+
+// Read once: every text of a sweep that may be a name is looked for here.
+std::optional<std::filesystem::path> model_with_id(std::string_view name) {
+  static std::mutex reading;
+  static std::map<std::filesystem::path, FilesById> of_folder;
+  const std::filesystem::path data = data_folder();
+  const std::lock_guard lock(reading);
+  auto found = of_folder.find(data);
+  if (found == of_folder.end()) found = of_folder.emplace(data, read_ids(data)).first;
+  const auto file = found->second.find(short_name(name));
+  if (file == found->second.end()) return std::nullopt;
+  return file->second;
 }
 
 }  // namespace
@@ -113,7 +130,7 @@ std::optional<std::filesystem::path> shipped_file(Shipped which, std::string_vie
   std::filesystem::path file = data_folder() / kind(which).folder / (short_name(name) + ".json");
   std::error_code none;
   if (std::filesystem::is_regular_file(file, none)) return file;
-  return which == Shipped::model ? file_with_id(which, name) : std::nullopt;
+  return which == Shipped::model ? model_with_id(name) : std::nullopt;
 }
 
 std::filesystem::path named_file(const ConfigNode& node, Shipped which) {

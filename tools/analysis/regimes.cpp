@@ -97,12 +97,12 @@ Json point_config(const RegimeStudy& study, const RegimeStudy::Settings& of_case
 // Calls with (case, policy, point) in the order of points_of().
 template <class Call>
 void for_each_point(const RegimeStudy& study, Call&& call) {
+  PointMaker points(study.base_file.parent_path());
   for (std::size_t group = 0; group < study.cases.size(); ++group) {
     for (const auto& [name, settings] : study.policies) {
       for (const double replication : ratios_of(study, settings)) {
         call(group, name,
-             point_of(point_config(study, study.cases[group].second, settings, replication),
-                      study.base_file.parent_path()));
+             points.of(point_config(study, study.cases[group].second, settings, replication)));
       }
     }
   }

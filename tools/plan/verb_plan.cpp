@@ -362,7 +362,7 @@ void write_config(const Asked& asked, const SloRun& run) {
 
 void write_page(const Asked& asked, const SloRun& answer, const std::string& answer_text) {
   PageOptions page;
-  page.chosen = point_of(answer.config, asked.search.folder).config_hash;
+  page.chosen = PointMaker(asked.search.folder).of(answer.config).config_hash;
   page.base = asked.output + ".json";
   page.preface = answer_text;
   write_file(asked.output + ".html", store_page(asked.output + ".sqlite", page).html);

@@ -103,7 +103,11 @@ std::string rate_text(double rate) { return fmt::format("{} /s", rate); }
 class Runs {
  public:
   Runs(const SloSearch& search, TraceLibrary& traces, Remarks& remarks, const SloHooks& hooks)
-      : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
+      : search_(search),
+        points_(search.base_file.parent_path()),
+        traces_(traces),
+        remarks_(remarks),
+        hooks_(hooks) {
     if (!search.store.empty()) open_store();
   }
   void climb(const RateLadder& ladder) { ladder_ = &ladder; }
@@ -117,7 +121,7 @@ class Runs {
     if (hooks_.stop()) return std::nullopt;
     std::vector<SweepPoint> configs;
     for (const TunePoint point : points) {
-      configs.push_back(point_of(config_of(point), search_.base_file.parent_path()));
+      configs.push_back(points_.of(config_of(point)));
     }
     std::vector<StoreRow> rows(points.size());
     tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t i) {
@@ -230,6 +234,7 @@ class Runs {
   }
 
   const SloSearch& search_;
+  PointMaker points_;
   TraceLibrary& traces_;
   Remarks& remarks_;
   const SloHooks& hooks_;

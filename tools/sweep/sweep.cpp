@@ -554,8 +554,16 @@ Sweep expand_sweep(const ConfigNode& file) {
   });
 }
 
-SweepPoint point_of(Json config, const std::filesystem::path& folder) {
-  const std::uint64_t inputs = FileFingerprints().of(config, folder);
+struct PointMaker::Files {
+  FileFingerprints prints;
+};
+
+PointMaker::PointMaker(std::filesystem::path folder)
+    : folder_(std::move(folder)), files_(std::make_unique<Files>()) {}
+PointMaker::~PointMaker() = default;
+
+SweepPoint PointMaker::of(Json config) {
+  const std::uint64_t inputs = files_->prints.of(config, folder_);
   return sweep_point(std::move(config), inputs);
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,8 +42,19 @@ struct Sweep {
 /// Throws ConfigError if it is none, an axis is empty or set twice, a pointer leads nowhere, a skip
 /// rule names what no point has, or no point is left.
 Sweep expand_sweep(const ConfigNode& file);
-/// A point of a config that no sweep file lists; names in it are relative to the folder.
-SweepPoint point_of(Json config, const std::filesystem::path& folder);
+/// Makes points of configs that no sweep file lists. Files that several of them name are read once.
+class PointMaker {
+ public:
+  /// Names in configs are relative to the folder.
+  explicit PointMaker(std::filesystem::path folder);
+  ~PointMaker();
+  SweepPoint of(Json config);
+
+ private:
+  struct Files;
+  std::filesystem::path folder_;
+  std::unique_ptr<Files> files_;
+};
 /// The keys of a sweep file, as expand_sweep() reads them.
 std::span<const Key> sweep_keys();
 
