@@ -436,8 +436,8 @@ ConfigNode ConfigReader::value(std::string_view key, const Key* row, Json fallba
 
 ConfigNode ConfigReader::child(std::string_view key) {
   const Key* const found = row(key);
-  if (found != nullptr && found->standard.kind == Standard::Kind::literal) {
-    return value(key, found, json_or_text(found->standard.text));
+  if (found != nullptr && found->by_default.kind == KeyDefault::Kind::literal) {
+    return value(key, found, json_or_text(found->by_default.text));
   }
   known_.emplace(key);
   if (!has(key)) node_.fail(fmt::format("\"{}\" is missing", key));
@@ -446,7 +446,7 @@ ConfigNode ConfigReader::child(std::string_view key) {
 
 ConfigNode ConfigReader::child_or(std::string_view key, Json fallback) {
   const Key* const found = row(key);
-  check(found == nullptr || found->standard.kind == Standard::Kind::words,
+  check(found == nullptr || found->by_default.kind == KeyDefault::Kind::words,
         "a key has two defaults: one in code, one in the table of keys");
   return value(key, found, std::move(fallback));
 }

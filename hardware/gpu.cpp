@@ -43,7 +43,7 @@ void read_named_rows(const ConfigNode& node, KeyTable keys, KeyTable row_keys,
 }
 
 std::span<const Key> peak_keys() {
-  static constexpr Standard absent = otherwise("not multiplied in it");
+  static constexpr KeyDefault absent = unset("not multiplied in it");
   static constexpr Key keys[] = {
       {"bf16", form::flops_per_second, required, "dense peak of the data sheet"},
       {"fp8", form::flops_per_second, absent, "the same"},
@@ -64,7 +64,7 @@ std::map<Precision, FlopsPerSecond> read_peaks(const ConfigNode& node) {
 }
 
 std::span<const Key> peak_share_keys() {
-  static constexpr Key keys[] = {{"*", share, otherwise("that of the nearest precision"),
+  static constexpr Key keys[] = {{"*", share, unset("that of the nearest precision"),
                                   "share of the peak, by the precision of the weights",
                                   precision_names}};
   return keys;
@@ -95,8 +95,8 @@ std::span<const Key> calibration_keys() {
       {"points", form::integer(positive_count), required, "measurements fitted on"},
       {"median_error", bound, required, "median of |predicted / measured - 1| over the points"},
       {"bytes", form::list(bound), required, "[smallest, largest]: HBM, or the busiest rank's"},
-      {"flops", form::list(bound), otherwise("[0, 0]"), "[smallest, largest]"},
-      {"precisions", form::list(precision), otherwise("none"), "precisions of the weights"}};
+      {"flops", form::list(bound), unset("[0, 0]"), "[smallest, largest]"},
+      {"precisions", form::list(precision), unset("none"), "precisions of the weights"}};
   return keys;
 }
 
@@ -130,9 +130,8 @@ std::span<const Key> precision_constant_keys() {
 }
 
 std::span<const Key> by_precision_keys() {
-  static constexpr Key keys[] = {{"*", form::object(precision_constant_keys),
-                                  otherwise("the family's"), "constants of one precision",
-                                  precision_names}};
+  static constexpr Key keys[] = {{"*", form::object(precision_constant_keys), unset("the family's"),
+                                  "constants of one precision", precision_names}};
   return keys;
 }
 
@@ -161,7 +160,7 @@ std::span<const Key> kernel_keys() {
       {"held_copies", passes, "0", "passes over all rows that the GPU holds"},
       {"by_precision", form::object(by_precision_keys), "{}", "constants of single precisions"},
       {"source", form::text, required, "where these numbers come from"},
-      {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
+      {"calibration", form::object(calibration_keys), unset("not a fit"), "what they fit"}};
   return keys;
 }
 
@@ -186,7 +185,7 @@ std::span<const Key> collective_keys() {
       {"bandwidth_share", share, required, "share of NVLink that large messages reach"},
       {"ramp", form::time, required, "filling the pipeline of chunks"},
       {"source", form::text, required, "where these numbers come from"},
-      {"calibration", form::object(calibration_keys), otherwise("not a fit"), "what they fit"}};
+      {"calibration", form::object(calibration_keys), unset("not a fit"), "what they fit"}};
   return keys;
 }
 
@@ -212,21 +211,20 @@ Price read_price(const ConfigNode& node) {
   });
 }
 
-constexpr Key as_key{"as", form::file, otherwise("no GPU"),
+constexpr Key as_key{"as", form::file, unset("no GPU"),
                      "GPU file whose constants hold for those left out"};
 
 std::span<const Key> kernel_table_keys() {
   static constexpr Key keys[] = {as_key,
-                                 {"*", form::object(kernel_keys), otherwise("the family's default"),
+                                 {"*", form::object(kernel_keys), unset("the family's default"),
                                   "constants of one kernel family", kernel_family_names}};
   return keys;
 }
 
 std::span<const Key> collective_table_keys() {
-  static constexpr Key keys[] = {
-      as_key,
-      {"*", form::object(collective_keys), otherwise("the family's default"),
-       "constants of one collective", collective_names}};
+  static constexpr Key keys[] = {as_key,
+                                 {"*", form::object(collective_keys), unset("the family's default"),
+                                  "constants of one collective", collective_names}};
   return keys;
 }
 
@@ -404,11 +402,11 @@ std::span<const Key> gpu_keys() {
       {"dense_peak", form::object(peak_keys), required, "tensor-core peaks by precision"},
       {"kernels", form::object(kernel_table_keys), "{}", "constants of kernel families"},
       {"collectives", form::object(collective_table_keys), "{}", "constants of collectives"},
-      {"profiles", form::file, otherwise("none"),
+      {"profiles", form::file, unset("none"),
        "folder of measured kernel times, <engine>-<version>/<table>.csv"},
-      {"sibling", form::file, otherwise("none"),
+      {"sibling", form::file, unset("none"),
        "GPU file whose tables, scaled by data sheets, replace missing tables"},
-      {"price", form::object(price_keys), otherwise("no cost in reports"), "price of an hour"}};
+      {"price", form::object(price_keys), unset("no cost in reports"), "price of an hour"}};
   return keys;
 }
 

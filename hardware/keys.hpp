@@ -66,25 +66,25 @@ struct Form {
 };
 
 /// What holds when a key is left out.
-struct Standard {
+struct KeyDefault {
   enum class Kind { required, literal, words };
   Kind kind = Kind::required;
   std::string_view text{};
 
-  constexpr Standard(Kind k, std::string_view t) : kind(k), text(t) {}
+  constexpr KeyDefault(Kind k, std::string_view t) : kind(k), text(t) {}
   /// A value as it would be written: "16", "none", "50 ms", "{}".
-  constexpr Standard(const char* literal) : Standard(Kind::literal, literal) {}
+  constexpr KeyDefault(const char* literal) : KeyDefault(Kind::literal, literal) {}
 };
-inline constexpr Standard required{Standard::Kind::required, ""};
+inline constexpr KeyDefault required{KeyDefault::Kind::required, ""};
 /// What holds instead, in words: it depends on something else, or is nothing at all.
-constexpr Standard otherwise(std::string_view words) { return {Standard::Kind::words, words}; }
+constexpr KeyDefault unset(std::string_view words) { return {KeyDefault::Kind::words, words}; }
 
 /// One key of an object, or, under the name "*", every key that is one of `names` or a row of the
 /// table `registry`, or, under the name "/*", every JSON pointer.
 struct Key {
   std::string_view name;
   Form form;
-  Standard standard;
+  KeyDefault by_default;
   std::string_view meaning;  ///< one line
   std::span<const std::string_view> names{};
   std::string_view registry{};

@@ -4,7 +4,7 @@
 namespace moesim {
 
 std::span<const Key> checkpoint_keys() {
-  static constexpr Standard unknown = otherwise("none is known");
+  static constexpr KeyDefault unknown = unset("none is known");
   static constexpr Key keys[] = {
       {"bf16", form::text, unknown, "experts in bf16"},
       {"fp8", form::text, unknown, "experts in FP8, a scale for each tensor or channel"},

@@ -29,9 +29,9 @@ constexpr Form size = form::integer(at_least_one);
 constexpr Form size_or_none = form::integer(whole);
 
 std::span<const Key> attention_keys() {
-  static constexpr Standard gqa = otherwise("MLA, with kv_lora");
-  static constexpr Standard as_keys = otherwise("GQA's head_dim; MLA needs it");
-  static constexpr Standard mla = otherwise("GQA, without kv_lora");
+  static constexpr KeyDefault gqa = unset("MLA, with kv_lora");
+  static constexpr KeyDefault as_keys = unset("GQA's head_dim; MLA needs it");
+  static constexpr KeyDefault mla = unset("GQA, without kv_lora");
   static constexpr Key keys[] = {
       {"query_heads", size, required, "query heads"},
       {"kv_heads", size, gqa, "GQA: key and value heads"},
@@ -127,7 +127,7 @@ enum class Ffn { dense, moe, none };
 constexpr std::array<std::string_view, 3> ffn_names{"dense", "moe", "none"};
 
 std::span<const Key> layer_keys() {
-  static constexpr Standard all = otherwise("every token before");
+  static constexpr KeyDefault all = unset("every token before");
   static constexpr Key keys[] = {
       {"ffn", form::choice(ffn_names), required, "what follows attention"},
       {"linear", form::flag, "false", "linear attention in the place of attention"},
@@ -1248,22 +1248,22 @@ std::span<const Key> model_keys() {
       {"vocabulary", size, required, "tokens that it knows"},
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
       {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
-      {"local_attention", form::object(attention_keys), otherwise("the same"),
+      {"local_attention", form::object(attention_keys), unset("the same"),
        "attention of layers with a window, where it differs"},
-      {"linear_attention", form::object(linear_attention_keys), otherwise("no linear layers"),
+      {"linear_attention", form::object(linear_attention_keys), unset("no linear layers"),
        "gated delta net or state space layer, of layers with \"linear\""},
-      {"experts", form::object(expert_keys), otherwise("a dense model"),
+      {"experts", form::object(expert_keys), unset("a dense model"),
        "experts of layers with \"moe\""},
-      {"gating_preset", form::text, otherwise("that of other families"),
+      {"gating_preset", form::text, unset("that of other families"),
        "preset whose statistics synthetic routing has (moesim list presets)"},
       {"max_positions", size_or_none, "0", "tokens that a sequence may have; 0: unlimited"},
       {"dense_width", size_or_none, "0", "width of the FFN of dense layers"},
       {"dense_residual", form::flag, "false", "MoE layers have the dense FFN too (Arctic)"},
       {"layers", form::list(block), required, "blocks of layers, in order"},
-      {"published", form::object(published_keys), otherwise("not compared"), "the authors' counts"},
-      {"precision", form::object(precision_keys), otherwise("not said"),
+      {"published", form::object(published_keys), unset("not compared"), "the authors' counts"},
+      {"precision", form::object(precision_keys), unset("not said"),
        "precision of the weights as published"},
-      {"checkpoints", form::object(checkpoint_keys), otherwise("none is known"),
+      {"checkpoints", form::object(checkpoint_keys), unset("none is known"),
        "HuggingFace ids of weights, by the precision of experts"}};
   return keys;
 }

@@ -339,7 +339,7 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
   if (quantisation) return Quantisation(*quantisation, model, naming_of(config, model)).read();
   StoredPrecision stored{{}, file};
   if (const std::string named = format_named(model.name); !named.empty()) {
-    stored.doubt = fmt::format(
+    stored.warning = fmt::format(
         "bf16 is taken, because {} has no \"quantization_config\"; the model's name says {}: put "
         "hf_quant_config.json next to the file, or give \"precision\"",
         file, named);

@@ -13,7 +13,7 @@ struct StoredPrecision {
   PrecisionPlan plan;
   std::string said_by;     ///< what says so, for messages: "config.json: quantization_config (fp8)"
   bool quantised = false;  ///< its weights exist in these precisions alone
-  std::string doubt{};     ///< why it may be another; empty: nothing speaks against it
+  std::string warning{};   ///< why it may be another; empty: nothing speaks against it
 };
 
 /// Reads them from "quantization_config" of a HuggingFace config.json, or hf_quant_config.json

@@ -297,12 +297,12 @@ constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 std::span<const Key> precision_keys() {
   static constexpr Form precision = form::choice(precision_names);
-  static constexpr Standard stored = otherwise("as the model's files say");
-  static constexpr Standard stored_or_bf16 = otherwise("as the model's files say, or bf16");
+  static constexpr KeyDefault stored = unset("as the model's files say");
+  static constexpr KeyDefault stored_or_bf16 = unset("as the model's files say, or bf16");
   static constexpr Key keys[] = {
       {"experts", precision, stored, "weights of routed experts"},
       {"attention", precision, stored, "weights of attention"},
-      {"ffn", precision, otherwise("as the model's files say; attention's where they say another"),
+      {"ffn", precision, unset("as the model's files say; attention's where they say another"),
        "weights of dense FFNs and shared experts"},
       {"kv_cache", precision, stored_or_bf16, "the KV cache"},
       {"activations", precision, stored_or_bf16, "what weights are multiplied with"},
@@ -341,7 +341,7 @@ std::span<const Key> parallel_keys() {
   static constexpr Key keys[] = {
       {"dp", size, "1", "attention ranks, each with requests of its own"},
       {"tp", size, "1", "GPUs that share an attention rank"},
-      {"ep", size, otherwise("dp * tp; 1 if dense"), "GPUs that experts are spread over"},
+      {"ep", size, unset("dp * tp; 1 if dense"), "GPUs that experts are spread over"},
       {"pp", size, "1", "pipeline stages, each of dp * tp GPUs"}};
   return keys;
 }
@@ -387,8 +387,8 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   });
 }
 
-std::string expert_slice_doubt(const MoeModel& model, const ParallelPlan& plan,
-                               const PrecisionPlan& precision) {
+std::string expert_slice_warning(const MoeModel& model, const ParallelPlan& plan,
+                                 const PrecisionPlan& precision) {
   constexpr int block = 128;
   const auto goes = [&](int parts) { return model.expert_width % (parts * block) == 0; };
   if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||

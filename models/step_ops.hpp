@@ -43,7 +43,7 @@ struct ParallelPlan {
 /// is not whole blocks of 128. vLLM 0.11 refuses it
 /// (vllm/model_executor/layers/quantization/fp8.py); measured runs of vLLM 0.18 cut MiniMax-M2.5's
 /// experts into slices of 192.
-std::string expert_slice_doubt(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
+std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
 /// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
 /// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp

@@ -43,7 +43,7 @@ constexpr double near_shape = 0.49;
 // A kernel is left out where it was measured so much farther away than another ...
 constexpr double much_farther = 2;
 // ... and until then it is taken for slower, by this for each octave, than what is guessed of it.
-constexpr double doubt = 0.1;
+constexpr double distance_penalty = 0.1;
 
 // FFNs without a gate are other layers, of other models.
 bool is_other_layer(std::string_view kernel) { return kernel.find("nongated") != kernel.npos; }
@@ -67,7 +67,7 @@ Scattered::Guess fastest(std::vector<Scattered::Guess> kernels) {
   const double nearest = std::ranges::min(kernels, {}, &Scattered::Guess::nearest).nearest;
   std::erase_if(kernels, [&](const auto& guess) { return guess.nearest > nearest + much_farther; });
   return std::ranges::min(kernels, {}, [](const Scattered::Guess& guess) {
-    return guess.value + doubt * guess.nearest;
+    return guess.value + distance_penalty * guess.nearest;
   });
 }
 

@@ -74,9 +74,9 @@ double AnchorFit::at(const ServingLoad& load) const {
 
 std::span<const Key> anchor_keys() {
   static constexpr Key keys[] = {{"deployment", form::text, required, "what was measured"},
-                                 {"tpot", form::object(fit_keys), otherwise("as predicted"),
+                                 {"tpot", form::object(fit_keys), unset("as predicted"),
                                   "correction of the time per output token"},
-                                 {"ttft", form::object(fit_keys), otherwise("as predicted"),
+                                 {"ttft", form::object(fit_keys), unset("as predicted"),
                                   "correction of the time to first token"}};
   return keys;
 }

@@ -64,7 +64,7 @@ Situation look_at(const ConfigNode& experiment) {
 
 constexpr Form texts = form::list(form::text);
 constexpr Form amount = form::number(-1e9, 1e9);
-constexpr Standard any_at_all = otherwise("any");
+constexpr KeyDefault any_at_all = unset("any");
 
 std::span<const Key> rule_keys() {
   static constexpr Key keys[] = {
@@ -201,10 +201,10 @@ std::span<const Key> engine_keys() {
   static constexpr Key keys[] = {
       {"name", form::choice(choices), required,
        "hardware/engines/*.json; none: no preset and no measured kernels"},
-      {"version", form::text, otherwise("the newest"), "version of the release"},
+      {"version", form::text, unset("the newest"), "version of the release"},
       {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
-      {"date", form::text, otherwise("the latest"), "date of the recipe, e.g. 2026-04-21"},
-      {"expert_kernel", form::text, otherwise("the fastest"),
+      {"date", form::text, unset("the latest"), "date of the recipe, e.g. 2026-04-21"},
+      {"expert_kernel", form::text, unset("the fastest"),
        "part of its name in tables of expert layers"},
       {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};
   return keys;

@@ -96,8 +96,7 @@ std::span<const Key> pools_keys() {
 
 std::span<const Key> kv_transfer_keys() {
   static constexpr Key keys[] = {
-      {"level", form::choice(levels), otherwise("nvlink, if it joins all"),
-       "the links that are used"},
+      {"level", form::choice(levels), unset("nvlink, if it joins all"), "the links that are used"},
       {"overlap", form::flag, "true", "a layer's KV leaves while the next is computed"}};
   return keys;
 }

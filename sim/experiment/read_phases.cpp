@@ -32,7 +32,7 @@ std::span<const Key> dispatch_keys() {
   static constexpr Key keys[] = {
       {"prefill", dispatch, required, "rule of steps with prompt tokens"},
       {"decode", dispatch, required, "rule of steps without prompt tokens"},
-      {"mixed", dispatch, otherwise("prefill's"), "where token_routing/mixed is a policy"}};
+      {"mixed", dispatch, unset("prefill's"), "where token_routing/mixed is a policy"}};
   return keys;
 }
 

@@ -22,7 +22,7 @@ std::span<const Key> load_keys() {
       {"from", form::choice(load_source_names), "trace", "what the placement has seen"},
       {"disjoint", form::flag, "false",
        "the fit sees one half of each workload's requests; the rest runs"},
-      {"workloads", form::list(form::text), otherwise("all"),
+      {"workloads", form::list(form::text), unset("all"),
        "tags of the requests that the fit sees"}};
   return keys;
 }

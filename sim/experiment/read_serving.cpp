@@ -17,7 +17,7 @@ std::span<const Key> kv_cache_keys() {
   static constexpr Key keys[] = {
       {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
-      {"free_gpu_memory_fraction", form::number(0.01, 1), otherwise("not used"),
+      {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
   return keys;
@@ -25,7 +25,7 @@ std::span<const Key> kv_cache_keys() {
 
 std::span<const Key> expert_buffers_keys() {
   static constexpr Key keys[] = {{"tokens_per_rank", form::integer(1, 1 << 24),
-                                  otherwise("max_num_batched_tokens"),
+                                  unset("max_num_batched_tokens"),
                                   "tokens of a step for which dispatch buffers have room"}};
   return keys;
 }
@@ -43,7 +43,7 @@ std::span<const Key> draft_keys() {
   static constexpr Key keys[] = {
       {"type", form::choice(draft_names), required,
        "a layer of the model drafts, or it takes a time"},
-      {"per_token", form::time, otherwise("mtp: priced"), "time: of a pass, for one draft"}};
+      {"per_token", form::time, unset("mtp: priced"), "time: of a pass, for one draft"}};
   return keys;
 }
 
@@ -84,7 +84,7 @@ std::span<const Key> cuda_graph_keys() {
 }
 
 std::span<const Key> slo_keys() {
-  static constexpr Standard any = otherwise("no limit");
+  static constexpr KeyDefault any = unset("no limit");
   static constexpr Key keys[] = {{"ttft", form::time, any, "time from arrival to the first token"},
                                  {"tpot", form::time, any, "per output token after the first"},
                                  {"e2el", form::time, any, "time from arrival to the last token"}};

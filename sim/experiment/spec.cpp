@@ -30,7 +30,7 @@ std::span<const Key> binding_keys() {
   static constexpr Form tags = form::list(form::text);
   static constexpr Key keys[] = {
       {"type", form::choice(binding_names), required, "the order of recordings"},
-      {"phases", form::list(tags), otherwise("random: none"),
+      {"phases", form::list(tags), unset("random: none"),
        "by_workload: tags of each of equally long phases"}};
   return keys;
 }
@@ -57,17 +57,15 @@ std::span<const Key> workload_keys() {
   static constexpr Form gating = form::policy("gating");
   static constexpr Key keys[] = {
       {"arrivals", form::policy("arrivals"), required, "when requests come"},
-      {"lengths", form::policy("lengths"), otherwise("the arrivals'"),
+      {"lengths", form::policy("lengths"), unset("the arrivals'"),
        "lengths of prompts and outputs"},
-      {"requests", form::integer(1, 1e9), otherwise("all of the trace"), "number of requests"},
-      {"gating", gating, otherwise("none, for dense models alone"), "which experts tokens choose"},
-      {"prefill_gating", gating, otherwise("gating"), "which experts prompt tokens choose"},
+      {"requests", form::integer(1, 1e9), unset("all of the trace"), "number of requests"},
+      {"gating", gating, unset("none, for dense models alone"), "which experts tokens choose"},
+      {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
-      {"timeout", form::time, otherwise("no limit"),
-       "clients leave: from arrival to the last token"},
-      {"ttft_timeout", form::time, otherwise("no limit"), "clients leave: to the first token"},
-      {"cancellation", form::object(cancellation_keys), otherwise("none"),
-       "clients that just leave"}};
+      {"timeout", form::time, unset("no limit"), "clients leave: from arrival to the last token"},
+      {"ttft_timeout", form::time, unset("no limit"), "clients leave: to the first token"},
+      {"cancellation", form::object(cancellation_keys), unset("none"), "clients that just leave"}};
   return keys;
 }
 
@@ -91,11 +89,11 @@ std::span<const Key> experiment_keys() {
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
-      {"engine", form::object(engine_keys), otherwise("no preset; measured kernels of any engine"),
+      {"engine", form::object(engine_keys), unset("no preset; measured kernels of any engine"),
        "engine whose defaults fill what is left out"},
       {"parallel", form::object(parallel_keys), required, "GPUs of an EP group"},
-      {"instances", form::integer(1, 1 << 16), otherwise("1"), "equal EP groups behind one router"},
-      {"precision", form::object(precision_keys), otherwise("as the model's files say"),
+      {"instances", form::integer(1, 1 << 16), unset("1"), "equal EP groups behind one router"},
+      {"precision", form::object(precision_keys), unset("as the model's files say"),
        "precision of weights, KV cache, activations"},
       {"scheduling", form::policy("scheduling"), required, "what a step computes"},
       {"token_routing", form::object(token_routing_keys), required, "which replica serves a token"},
@@ -109,30 +107,30 @@ std::span<const Key> experiment_keys() {
        "which experts HBM holds"},
       {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
-      {"speculative", form::object(speculative_keys), otherwise("none"), "drafts"},
+      {"speculative", form::object(speculative_keys), unset("none"), "drafts"},
       {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
       {"api_server", form::object(api_server_keys), "{}", "time between clients and the engine"},
-      {"cuda_graph", form::object(cuda_graph_keys), otherwise("no padding"), "captured batches"},
+      {"cuda_graph", form::object(cuda_graph_keys), unset("no padding"), "captured batches"},
       {"background", form::object(background_keys), "{}", "load of other tenants on the links"},
       {"failures", form::object(failures_keys).or_a(outages), "[]", "GPUs that stop"},
       {"fidelity", form::choice(fidelity_names), "exact",
        "route every token, or draw from samples"},
 
-      {"anchor", form::file.or_a(inline_anchor), otherwise("none"),
+      {"anchor", form::file.or_a(inline_anchor), unset("none"),
        "what calibrate --serving wrote of measured runs"},
 
       {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
       {"model", form::file.or_a(inline_model), required,
        "a file or folder of HuggingFace's, or a name of list models"},
       {"workload", form::object(workload_keys), required, "requests"},
-      {"max_model_len", form::integer(1, 1e9), otherwise("the model's max_positions"),
+      {"max_model_len", form::integer(1, 1e9), unset("the model's max_positions"),
        "prompt and output tokens of a request; longer requests are rejected"},
-      {"pools", form::object(pools_keys), otherwise("one for both"), "prefill and decode apart"},
+      {"pools", form::object(pools_keys), unset("one for both"), "prefill and decode apart"},
       {"kv_transfer", form::object(kv_transfer_keys), "{}", "between pools"},
       {"slo", form::object(slo_keys), "{}", "objectives that goodput counts"},
       {"measurement", form::object(measurement_keys), "{}", "what the report is of"},
       {"seed", form::integer(0, 9e15), "1", "seed of all random streams"},
-      {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+      {"$schema", form::text, unset("none"), "where an editor finds the schema; not read"}};
   return keys;
 }
 
@@ -172,8 +170,8 @@ PrecisionPlan read_precision(ConfigReader& reader, const ConfigNode& model, cons
         fmt::format("\"precision\" says {}; the model's weights are stored as {} ({})",
                     precision_text(plan), precision_text(stored->plan), stored->said_by));
   }
-  if (stored && !stored->doubt.empty() && !given) {
-    remarks.push_back("\"precision\": " + stored->doubt);
+  if (stored && !stored->warning.empty() && !given) {
+    remarks.push_back("\"precision\": " + stored->warning);
   }
   return plan;
 }
@@ -392,9 +390,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);
-    if (std::string doubt = expert_slice_doubt(spec.model, spec.parallel, spec.precision);
-        !doubt.empty())
-      spec.remarks.push_back(std::move(doubt));
+    if (std::string warning = expert_slice_warning(spec.model, spec.parallel, spec.precision);
+        !warning.empty())
+      spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));

@@ -53,14 +53,14 @@ std::span<const Key> nvme_keys() {
 }  // namespace
 
 std::span<const Key> expert_memory_keys() {
-  static constexpr Standard resident = otherwise("resident: every expert");
+  static constexpr KeyDefault resident = unset("resident: every expert");
   static constexpr Key keys[] = {
       {"slots_per_gpu", slots, resident, "experts that HBM holds, all layers together; or ..."},
       {"slots_per_layer", slots, resident, "... in each layer"},
       {"host", form::object(host_keys), resident, "the link to the host's memory"},
       {"prefetch", form::policy("prefetch"), "none", "what is fetched before it is needed"},
       {"lookahead", form::integer(1, 1 << 16), "1", "layers ahead that are prefetched"},
-      {"nvme", form::object(nvme_keys), otherwise("none"), "what the host's memory cannot hold"}};
+      {"nvme", form::object(nvme_keys), unset("none"), "what the host's memory cannot hold"}};
   return keys;
 }
 

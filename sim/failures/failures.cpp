@@ -98,10 +98,10 @@ std::span<const Key> outage_keys() {
   static constexpr Form index = form::integer(0, 1 << 20);
   static constexpr Key keys[] = {
       {"at", form::time, required, "when the GPU stops, from the start of the run"},
-      {"instance", index, otherwise("the first"), "EP group; without gpu or node: all of it"},
-      {"node", index, otherwise("a GPU"), "a host with all its GPUs; or ..."},
-      {"gpu", index, otherwise("a node"), "... a GPU, with those that share its tokens"},
-      {"recovers_after", form::time, otherwise("never"), "until it is there again"}};
+      {"instance", index, unset("the first"), "EP group; without gpu or node: all of it"},
+      {"node", index, unset("a GPU"), "a host with all its GPUs; or ..."},
+      {"gpu", index, unset("a node"), "... a GPU, with those that share its tokens"},
+      {"recovers_after", form::time, unset("never"), "until it is there again"}};
   return keys;
 }
 
@@ -111,7 +111,7 @@ std::span<const Key> failures_keys() {
                                  {"detection", form::time, "0 s", "until the others know"},
                                  {"reload_bandwidth", form::bytes_per_second, "25 GB/s",
                                   "bandwidth from storage for lost experts"},
-                                 {"placement", form::policy("placement"), otherwise("as it was"),
+                                 {"placement", form::policy("placement"), unset("as it was"),
                                   "placement of the experts on the remaining GPUs"}};
   return keys;
 }

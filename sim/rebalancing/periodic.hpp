@@ -8,7 +8,7 @@ namespace moesim {
 
 inline constexpr std::array<Key, 7> periodic_keys{
     {{"step_interval", form::integer(positive_count), "3000", "steps between placements"},
-     {"first_after", form::integer(positive_count), otherwise("a quarter of it"),
+     {"first_after", form::integer(positive_count), unset("a quarter of it"),
       "steps before the first"},
      {"window_size", form::integer(1, 1e6), "1000", "steps whose load counts"},
      {"placement", form::policy("placement"), "eplb",

@@ -164,8 +164,8 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
       totals.parts[part][resource] += cost.parts[part][resource];
       kind.parts[part] += cost.parts[part][resource];
     }
-    for (std::size_t ground = 0; ground < totals.grounds[part].size(); ++ground) {
-      totals.grounds[part][ground] += cost.grounds[part][ground];
+    for (std::size_t ground = 0; ground < totals.by_evidence[part].size(); ++ground) {
+      totals.by_evidence[part][ground] += cost.by_evidence[part][ground];
     }
   }
   totals.dispatch += cost.dispatch;

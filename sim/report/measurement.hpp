@@ -87,7 +87,7 @@ struct Totals {
   std::array<std::int64_t, 3> steps_by_rule{};  ///< the rule they ran under
   std::array<double, 3> seconds_by_rule{};
   Breakdown parts{};
-  Grounds grounds{};
+  SecondsByEvidence by_evidence{};
   Traffic dispatch, combine, all_reduce;
   CountHistogram dispatch_ns, combine_ns;  ///< per MoE layer
   std::vector<double> idle;                ///< seconds per GPU

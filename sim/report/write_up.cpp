@@ -367,7 +367,8 @@ BreakdownStats breakdown_of(const Totals& totals) {
     for (std::size_t r = 0; r < row.size(); ++r) {
       if (row[r] > 0) entry.bound_by.emplace_back(resource_names[r], row[r]);
     }
-    for (std::size_t g = 0; g < evidence_names.size(); ++g) by_ground[g] += totals.grounds[part][g];
+    for (std::size_t g = 0; g < evidence_names.size(); ++g)
+      by_ground[g] += totals.by_evidence[part][g];
   }
   for (std::size_t r = 0; r < resource_names.size(); ++r) {
     double seconds = 0;

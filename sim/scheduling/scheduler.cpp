@@ -83,8 +83,8 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& lef
 
 void plan_first_come(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
   plan.clear();
-  const auto everybody = [](const Sequence&) { return true; };
-  Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, everybody, plan);
+  const auto any_sequence = [](const Sequence&) { return true; };
+  Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, any_sequence, plan);
   if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);
 }
 

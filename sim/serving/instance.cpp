@@ -425,7 +425,8 @@ std::optional<Seconds> Instance::begin_step(Time now) {
 }
 
 // A rank stops: what ran and waited on it has lost its KV cache.
-void Instance::lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests) {
+void Instance::drop_requests_of(Rank& rank, OutageRecord& record,
+                                std::vector<std::uint32_t>& requests) {
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
     write_back(rank, i);
     requests.push_back(rank.running[i].request);
@@ -452,7 +453,7 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   drop_abandoned();
   Stopped stopped;
   for (const int rank : outage.dp_ranks) {
-    lose(ranks_[static_cast<std::size_t>(rank)], record, stopped.requests);
+    drop_requests_of(ranks_[static_cast<std::size_t>(rank)], record, stopped.requests);
   }
   std::sort(stopped.requests.begin(), stopped.requests.end());
   for (const std::uint32_t id : stopped.requests) {

@@ -140,7 +140,7 @@ class Instance {
   bool emit(Rank& rank, std::size_t place, Time now);
   void write_back(const Rank& rank, std::size_t place);
   void drop_abandoned();
-  void lose(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
+  void drop_requests_of(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
 
   const Deployment& deployment_;
   StepSampler* sampler_;    // none: every token is routed

@@ -114,7 +114,7 @@ class Simulation {
       std::visit([this](const auto& what) { handle(what); }, event->what);
       // All that happens at one moment has happened before a step begins: requests and KV caches
       // that come together join the same step.
-      if (!queue_.more_now()) go_on();
+      if (!queue_.more_now()) serve_pending();
     }
     std::vector<PoolRun> runs;
     for (const auto& pool : pools_) {
@@ -380,7 +380,7 @@ class Simulation {
   }
 
   // Requests that wait may find a rank, and groups that have work begin a step.
-  void go_on() {
+  void serve_pending() {
     for (const auto& pool : pools_) {
       if (!std::exchange(pool->changed, false)) continue;
       pool->frontend.place(queue_.now());

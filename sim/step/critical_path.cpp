@@ -81,7 +81,7 @@ void CriticalPath::barrier() {
   pending_.clear();
 }
 
-void CriticalPath::everybody(std::string_view name, Part part, const Cost& cost) {
+void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost) {
   charge(cost_, part, cost);
   explainer_.add(name, part, cost);
   spend(false, cost.time);

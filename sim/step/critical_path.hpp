@@ -48,7 +48,7 @@ class CriticalPath {
   /// All ranks wait for the slowest.
   void barrier();
   /// Something that every GPU computes for the same time.
-  void everybody(std::string_view name, Part part, const Cost& cost);
+  void every_rank(std::string_view name, Part part, const Cost& cost);
   /// A transfer that all ranks wait for. One that is still under way ends before it.
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
                   Traffic& traffic, double copies = 1, Occupancy holds = {});

@@ -118,9 +118,9 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
       seconds += other.parts[part][resource];
       if (link) seconds *= exposed;
     }
-    for (std::size_t ground = 0; ground < sum.grounds[part].size(); ++ground) {
-      double& seconds = sum.grounds[part][ground];
-      seconds += other.grounds[part][ground];
+    for (std::size_t ground = 0; ground < sum.by_evidence[part].size(); ++ground) {
+      double& seconds = sum.by_evidence[part][ground];
+      seconds += other.by_evidence[part][ground];
       if (link) seconds *= exposed;
     }
   }
@@ -181,7 +181,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
 
   const double mean = 1.0 / plan.pp;
   step.parts = {};
-  step.grounds = {};
+  step.by_evidence = {};
   Seconds charged{};
   auto& pipeline = step.parts[row_of(Part::pipeline)];
   for (std::size_t m = 0; m < micro_batches.size(); ++m) {
@@ -195,7 +195,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   const double waiting = std::max(0.0, (step.total - charged).count());
   pipeline[static_cast<std::size_t>(Resource::latency)] += waiting;
   // There is no measurement of a pipeline of these stages.
-  step.grounds[row_of(Part::pipeline)][static_cast<std::size_t>(Evidence::extrapolated)] +=
+  step.by_evidence[row_of(Part::pipeline)][static_cast<std::size_t>(Evidence::extrapolated)] +=
       std::accumulate(pipeline.begin(), pipeline.end(), 0.0);
 
   const int stage_gpus = plan.stage_gpus();

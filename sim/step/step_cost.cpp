@@ -48,7 +48,7 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 
 void add_times(StepCost& sum, const StepCost& more, double scale) {
   add_scaled(sum.parts, more.parts, scale);
-  add_scaled(sum.grounds, more.grounds, scale);
+  add_scaled(sum.by_evidence, more.by_evidence, scale);
 }
 
 void add_traffic(StepCost& sum, const StepCost& more) {
@@ -70,7 +70,7 @@ void scale_times(StepCost& step, double factor) {
       for (double& seconds : row) seconds *= factor;
   };
   scale_rows(step.parts);
-  scale_rows(step.grounds);
+  scale_rows(step.by_evidence);
   for (Traffic* traffic : {&step.dispatch, &step.combine, &step.all_reduce}) {
     traffic->time *= factor;
     traffic->hidden *= factor;

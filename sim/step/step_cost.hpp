@@ -21,7 +21,7 @@ namespace moesim {
 using Breakdown = std::array<std::array<double, resource_names.size()>, part_names.size()>;
 
 /// Seconds of the critical path by part and by what their prediction rests on.
-using Grounds = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
+using SecondsByEvidence = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
 
 /// What one rank computes in a step. An idle rank runs one dummy token.
 struct RankStep {
@@ -105,7 +105,7 @@ struct ExplainedOperation {
 struct StepCost {
   Seconds total{};
   Breakdown parts{};
-  Grounds grounds{};
+  SecondsByEvidence by_evidence{};
   Traffic dispatch, combine, all_reduce;
   /// Seconds that every GPU waited at barriers, [gpus].
   std::vector<double> idle;
@@ -148,7 +148,7 @@ inline TokenBalance StepCost::token_balance() const {
 inline void charge(StepCost& step, Part part, const Cost& cost) {
   const auto row = static_cast<std::size_t>(part);
   step.parts[row][static_cast<std::size_t>(cost.bound)] += cost.time.count();
-  step.grounds[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
+  step.by_evidence[row][static_cast<std::size_t>(cost.evidence)] += cost.time.count();
 }
 
 /// Adds `scale` times the parts and grounds of a step or micro-batch to a sum.

@@ -429,7 +429,7 @@ void StepModel::sum_up(StepSample& sample) const {
   sample.sum.idle.assign(at(plan_.gpus()), 0.0);
   CriticalPath path(plan_, sample.sum, Explainer(nullptr));
   for (const LayerOutcome& layer : sample.layers) {
-    path.everybody("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
+    path.every_rank("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
     path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, sample.sum.dispatch);
     path.experts(layer.experts);
     path.collective("combine", Part::combine, layer.exchange.combine, sample.sum.combine);
@@ -485,7 +485,7 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
   std::size_t sequences = 0;
   for (const RankStep& rank : batch.ranks) sequences = std::max(sequences, rank.sequences.size());
   const auto charge = [&](std::string_view name, Seconds time) {
-    path.everybody(name, Part::other, {time, Resource::launch, {}});
+    path.every_rank(name, Part::other, {time, Resource::launch, {}});
   };
   charge("kernel_gaps", charges_.per_layer * layers);
   const Seconds launches = charges_.eager_layer * layers;
@@ -503,7 +503,7 @@ void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
   result.total = start.total;
   result.two_batches = false;
   result.parts = start.parts;
-  result.grounds = start.grounds;
+  result.by_evidence = start.by_evidence;
   result.dispatch = start.dispatch;
   result.combine = start.combine;
   result.all_reduce = {};
@@ -577,7 +577,8 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
         continue;
       }
       const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
-      path.everybody("token_routing", Part::token_routing, {outcome.routing, Resource::launch, {}});
+      path.every_rank("token_routing", Part::token_routing,
+                      {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
         path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch,
                             1, outcome.exchange.dispatch_holds);

@@ -45,7 +45,7 @@ std::span<const Key> routing_charges_keys() {
                                   "time of top-k when every rank chooses for all tokens"},
                                  {.name = "*",
                                   .form = form::object(charge_keys),
-                                  .standard = otherwise("as measured, or no time"),
+                                  .by_default = unset("as measured, or no time"),
                                   .meaning = "a policy's own GPU time; replaces the measured time",
                                   .registry = "token_routing"}};
   return keys;

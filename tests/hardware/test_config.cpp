@@ -181,10 +181,10 @@ std::span<const Key> bicycle_keys() {
   static constexpr std::array<std::string_view, 2> colours{"red", "blue"};
   static constexpr Form wheel = form::object(wheel_keys);
   static constexpr Key keys[] = {
-      {"wheel", wheel, otherwise("none"), "one of them"},
+      {"wheel", wheel, unset("none"), "one of them"},
       {"speed", form::time, "16 us", "per revolution"},
       {"bells", form::number(0, 2), "1", "on the bar"},
-      {"riders", form::integer(1, 4), otherwise("as many as bells"), "at once"},
+      {"riders", form::integer(1, 4), unset("as many as bells"), "at once"},
       {"colour", form::choice(colours), "blue", "of the frame"},
       {"spares", form::list(wheel), "[]", "carried along"}};
   return keys;

@@ -52,7 +52,7 @@ std::vector<std::string> names_in(const Table& table, std::vector<std::string_vi
   std::vector<std::string> names;
   for (const auto& row : table.entries()) {
     const bool asks = std::ranges::any_of(row.keys(), [&](const Key& key) {
-      return key.standard.kind == Standard::Kind::required &&
+      return key.by_default.kind == KeyDefault::Kind::required &&
              std::ranges::find(given, key.name) == given.end();
     });
     if (!asks) names.emplace_back(row.name);
@@ -356,7 +356,10 @@ Experiment at_half_speed(Experiment e) {
                                &gpu.scale_up_bandwidth, &gpu.host_bandwidth, &network.bandwidth})
     *rate = *rate * 0.5;
   for (auto& [precision, peak] : gpu.dense_peak) peak = peak * 0.5;
-  for (auto& [family, kernel] : gpu.kernels) kernel.launch *= 2;
+  for (auto& [family, kernel] : gpu.kernels) {
+    kernel.launch *= 2;
+    for (auto& [precision, own] : kernel.by_precision) own.launch *= 2;
+  }
   for (CollectiveConstants& collective : gpu.collectives)
     for (Seconds* time : {&collective.launch, &collective.per_gpu, &collective.ramp}) *time *= 2;
   network.latency *= 2;
@@ -369,6 +372,8 @@ TEST_CASE("in a world at half the speed everything takes twice as long, and noth
     CAPTURE(seed);
     Json json = random_experiment(seed);
     json["charges"] = {{"token_routing", "none"}};
+    // A table knows no other clock.
+    json["engine"] = {{"name", "none"}};
     // Times are rounded to picoseconds, which may turn the order of what happens at one moment; a
     // closed loop has no moments but the ends of steps.
     json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 8}};

@@ -157,13 +157,13 @@ TEST_CASE("a dense model's FFNs are as its file says, and its experts of nothing
 }
 
 TEST_CASE("a name that says four or eight bits where no file does is doubted") {
-  const auto doubt = [](const char* name) {
-    return stored_in(config(qwen({{"_name_or_path", name}}).dump()))->doubt;
+  const auto warning_of = [](const char* name) {
+    return stored_in(config(qwen({{"_name_or_path", name}}).dump()))->warning;
   };
-  CHECK(doubt("Qwen/Qwen3-30B-A3B").empty());
-  CHECK_THAT(doubt("nvidia/Qwen3-30B-A3B-NVFP4"),
+  CHECK(warning_of("Qwen/Qwen3-30B-A3B").empty());
+  CHECK_THAT(warning_of("nvidia/Qwen3-30B-A3B-NVFP4"),
              Contains("has no \"quantization_config\"; the model's name says NVFP4"));
-  CHECK_THAT(doubt("Qwen/Qwen3-30B-A3B-FP8"), Contains("says FP8"));
+  CHECK_THAT(warning_of("Qwen/Qwen3-30B-A3B-FP8"), Contains("says FP8"));
   Json json = tiny_experiment({{"model", nullptr}, {"precision", nullptr}});
   json["model"] = qwen({{"_name_or_path", "Qwen/Qwen3-30B-A3B-FP8"}});
   REQUIRE(remarks_of(load(json)).size() == 1);
@@ -513,10 +513,10 @@ TEST_CASE("forty config.json of this year are read, or refused for what is not m
       CHECK(precision_text(stored_as->plan) == known->second);
     }
     // Two say NVFP4 in their names alone: their hf_quant_config.json is not there.
-    const bool in_doubt =
+    const bool warned =
         name == "nvidia--GLM-5-NVFP4" || name == "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4";
-    CHECK(stored_as->doubt.empty() == !in_doubt);
-    if (in_doubt) CHECK_THAT(stored_as->doubt, Contains("the model's name says NVFP4"));
+    CHECK(stored_as->warning.empty() == !warned);
+    if (warned) CHECK_THAT(stored_as->warning, Contains("the model's name says NVFP4"));
   }
   CHECK(files == 40);
   CHECK(read == 38);

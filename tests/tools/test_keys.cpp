@@ -306,7 +306,7 @@ TEST_CASE("every key has a line of prose, and every default is a value of its ow
       CAPTURE(key.name);
       CHECK(key.meaning.size() >= 5);
       CHECK(key.meaning.size() <= 70);
-      CHECK((key.standard.kind != Standard::Kind::words || !key.standard.text.empty()));
+      CHECK((key.by_default.kind != KeyDefault::Kind::words || !key.by_default.text.empty()));
       ++keys;
     }
   });
@@ -330,8 +330,9 @@ TEST_CASE("every policy can be written as the schema says") {
   for (const auto& [registry, rows] : policies) {
     for (const PolicyRow& row : rows) {
       CAPTURE(registry, row.name);
-      const bool bare = std::ranges::none_of(
-          row.keys(), [](const Key& key) { return key.standard.kind == Standard::Kind::required; });
+      const bool bare = std::ranges::none_of(row.keys(), [](const Key& key) {
+        return key.by_default.kind == KeyDefault::Kind::required;
+      });
       CHECK(valid(Json(row.name), schema()["$defs"][std::string(registry)]) == bare);
       CHECK_FALSE(valid(Json{{"type", row.name}, {"no_such_option", 1}},
                         schema()["$defs"][std::string(registry)]));

@@ -30,7 +30,7 @@ Experiment experiment(const ConfigNode& config) {
 
 double seconds(const ExplainedStep& step, Evidence evidence) {
   double sum = 0;
-  for (const auto& part : step.cost.grounds) sum += part[static_cast<std::size_t>(evidence)];
+  for (const auto& part : step.cost.by_evidence) sum += part[static_cast<std::size_t>(evidence)];
   return sum;
 }
 

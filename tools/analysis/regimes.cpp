@@ -19,12 +19,12 @@ namespace moesim {
 namespace {
 
 std::span<const Key> settings_keys() {
-  static constexpr Key keys[] = {{"/*", form::any, otherwise("the base's"), "its value"}};
+  static constexpr Key keys[] = {{"/*", form::any, unset("the base's"), "its value"}};
   return keys;
 }
 
 std::span<const Key> named_keys() {
-  static constexpr Key keys[] = {{"*", form::object(settings_keys), otherwise("none"),
+  static constexpr Key keys[] = {{"*", form::object(settings_keys), unset("none"),
                                   "what is set under this name, by JSON pointer"}};
   return keys;
 }

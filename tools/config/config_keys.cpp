@@ -48,11 +48,11 @@ std::string form_text(const Form& form) {
 
 namespace {
 
-std::string standard_text(const Standard& standard) {
-  switch (standard.kind) {
-    case Standard::Kind::required: return "required";
-    case Standard::Kind::literal: return fmt::format("default {}", standard.text);
-    case Standard::Kind::words: return fmt::format("else {}", standard.text);
+std::string default_text(const KeyDefault& value) {
+  switch (value.kind) {
+    case KeyDefault::Kind::required: return "required";
+    case KeyDefault::Kind::literal: return fmt::format("default {}", value.text);
+    case KeyDefault::Kind::words: return fmt::format("else {}", value.text);
   }
   return "";
 }
@@ -68,7 +68,7 @@ std::string tree(std::span<const Key> keys, std::size_t depth, std::vector<KeyTa
     if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
     if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
     text += wrapped(fmt::format("{:{}}{:<{}} {}; {}: {}", "", 2 * depth, name, 30 - 2 * depth,
-                                form_text(key.form), standard_text(key.standard), meaning),
+                                form_text(key.form), default_text(key.by_default), meaning),
                     100, 33) +
             '\n';
     for (const Form* form = &key.form; form != nullptr; form = form->or_else) {

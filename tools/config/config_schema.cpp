@@ -13,7 +13,7 @@ namespace moesim {
 
 namespace {
 
-bool is_required(const Key& key) { return key.standard.kind == Standard::Kind::required; }
+bool is_required(const Key& key) { return key.by_default.kind == KeyDefault::Kind::required; }
 
 OrderedJson number_schema(std::string_view type, Range range) {
   OrderedJson schema{{"type", type}};
@@ -79,11 +79,11 @@ class Schema {
   OrderedJson property(const Key& key) const {
     OrderedJson schema = of(key.form);
     schema["description"] = key.meaning;
-    if (key.standard.kind == Standard::Kind::words) {
-      schema["description"] = fmt::format("{} (left out: {})", key.meaning, key.standard.text);
+    if (key.by_default.kind == KeyDefault::Kind::words) {
+      schema["description"] = fmt::format("{} (left out: {})", key.meaning, key.by_default.text);
     }
-    if (key.standard.kind == Standard::Kind::literal) {
-      schema["default"] = OrderedJson(json_or_text(key.standard.text));
+    if (key.by_default.kind == KeyDefault::Kind::literal) {
+      schema["default"] = OrderedJson(json_or_text(key.by_default.text));
     }
     return schema;
   }

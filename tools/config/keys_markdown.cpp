@@ -42,10 +42,10 @@ std::string name_of(const Key& key) {
   return std::string(key.name);
 }
 
-std::string default_cell(const Standard& standard) {
-  if (standard.kind == Standard::Kind::required) return "*required*";
-  return standard.kind == Standard::Kind::literal ? fmt::format("`{}`", cell(standard.text, "|"))
-                                                  : cell(standard.text);
+std::string default_cell(const KeyDefault& value) {
+  if (value.kind == KeyDefault::Kind::required) return "*required*";
+  return value.kind == KeyDefault::Kind::literal ? fmt::format("`{}`", cell(value.text, "|"))
+                                                 : cell(value.text);
 }
 
 // The row of one key. The names that may stand for NAME are said with the meaning.
@@ -54,7 +54,7 @@ std::string row_of(const Key& key, const std::string& pointer) {
   if (!key.names.empty()) meaning += fmt::format("; NAME: {}", fmt::join(key.names, " | "));
   if (!key.registry.empty()) meaning += fmt::format("; POLICY: of {}", key.registry);
   return fmt::format("| `{}` | {} | {} | {} |\n", pointer, cell(form_text(key.form)),
-                     default_cell(key.standard), cell(meaning));
+                     default_cell(key.by_default), cell(meaning));
 }
 
 // A row for every key and for the keys below it, of each table once.

@@ -75,7 +75,7 @@ class Search {
            [&](const Json& d) { return with_prefill_layouts(d, search_.model, search_.cluster); });
     refine("limits on sequences", [&](const Json& d) { return with_sequences(d, room(d)); });
     confirm();
-    doubt();
+    try_uniform_routing();
     if (!leaders_.empty()) nearest_.clear();
     plan_.best = std::move(leaders_);
     plan_.nearest = std::move(nearest_);
@@ -91,7 +91,7 @@ class Search {
                   .places = std::move(places),
                   .ladder = ladder_,
                   .attainment = search_.attainment,
-                  .doubting = false,
+                  .recheck = false,
                   .proof = Proof::attained,
                   .mixed_steps = true,
                   .spot_checks = false,
@@ -357,7 +357,7 @@ class Search {
   }
 
   // How much of the answer hangs on which experts synthetic tokens pick.
-  void doubt() {
+  void try_uniform_routing() {
     plan_.uniform.resize(leaders_.size());
     if (leaders_.empty() || plan_.stopped || search_.model.moe_layers() == 0) return;
     if (search_.base.at("workload").at("gating").at("type") != "topical") return;

@@ -144,7 +144,7 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
       named_or_inline(ConfigNode(question.cluster, here, "/cluster"), Shipped::cluster);
   MoeModel read = read_model(model);
   const auto stored = read_stored_precision(model, read);
-  if (stored && !stored->doubt.empty()) spdlog::warn("\"precision\": {}", stored->doubt);
+  if (stored && !stored->warning.empty()) spdlog::warn("\"precision\": {}", stored->warning);
   Json base = base_deployment(question, read, stored);
   if (options.drafts > 0) {
     base["speculative"] = {{"num_speculative_tokens", options.drafts},

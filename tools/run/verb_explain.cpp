@@ -199,7 +199,7 @@ double balance(const GpuSpec& gpu, Precision weights, Precision activations) {
 /// Share of the step's time by what its prediction rests on.
 std::array<double, evidence_names.size()> shares(const StepCost& cost) {
   std::array<double, evidence_names.size()> shares{};
-  for (const auto& part : cost.grounds)
+  for (const auto& part : cost.by_evidence)
     for (std::size_t g = 0; g < shares.size(); ++g) shares[g] += part[g] / cost.total.count();
   return shares;
 }

@@ -299,7 +299,7 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                         .ladder = ladder,
                         .run = std::ref(runs),
                         .sure = search.sure,
-                        .doubting = search.doubting,
+                        .recheck = search.recheck,
                         .start = search.start < 0 ? begin : search.start,
                         .to_beat = search.to_beat,
                         .runners_up = search.runners_up});

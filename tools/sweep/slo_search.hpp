@@ -38,7 +38,7 @@ struct SloSearch {
   double attainment = .9;  ///< share of the requests that must meet the SLO
   bool sure = false;
   /// Whether points of a place above its first miss are run, to see that they miss too.
-  bool doubting = true;
+  bool recheck = true;
   Proof proof = Proof::steady;
   /// Whether the steps of a steady state bound a place too: tighter, and true to some ten per cent.
   bool mixed_steps = false;

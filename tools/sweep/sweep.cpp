@@ -48,7 +48,7 @@ void check_pointer(const std::string& pointer, const ConfigNode& node) {
       fmt::format("\"{}\" is not a JSON pointer such as \"/placement/replication\"", pointer));
 }
 
-constexpr Standard as_in_base = otherwise("as in the base");
+constexpr KeyDefault as_in_base = unset("as in the base");
 
 std::span<const Key> column_keys() {
   static constexpr Form values = form::list(form::any);
@@ -62,7 +62,7 @@ std::span<const Key> setting_keys() {
 }
 
 std::span<const Key> couple_keys() {
-  static constexpr Key keys[] = {{"/*", form::any, otherwise("nothing"),
+  static constexpr Key keys[] = {{"/*", form::any, unset("nothing"),
                                   "by its value, the settings {\"/pointer\": value} to make too"}};
   return keys;
 }
@@ -70,9 +70,9 @@ std::span<const Key> couple_keys() {
 std::span<const Key> block_keys() {
   static constexpr Form columns = form::object(column_keys), settings = form::object(setting_keys);
   static constexpr Key keys[] = {
-      {"axes", columns, otherwise("none"), "every combination of these values"},
-      {"zip", columns, otherwise("none"), "... with each row of these lists of one length"},
-      {"set", settings, otherwise("none"), "... and this in all of them"}};
+      {"axes", columns, unset("none"), "every combination of these values"},
+      {"zip", columns, unset("none"), "... with each row of these lists of one length"},
+      {"set", settings, unset("none"), "... and this in all of them"}};
   return keys;
 }
 
@@ -496,12 +496,12 @@ std::span<const Key> sweep_keys() {
   static const std::vector<Key> keys = [] {
     std::vector<Key> all{
         {"base", experiment, required, "an experiment, or the file of one"},
-        {"blocks", blocks, otherwise("none"), "instead of these, several such objects in turn"},
-        {"couple", form::object(couple_keys), otherwise("none"),
+        {"blocks", blocks, unset("none"), "instead of these, several such objects in turn"},
+        {"couple", form::object(couple_keys), unset("none"),
          "settings that go with values of a key, e.g. a routing's own dispatch"},
-        {"seeds", seeds, otherwise("the base's"), "every point with each of them"},
-        {"skip", rules, otherwise("none"), "points to leave out: all of a rule holds"},
-        {"$schema", form::text, otherwise("none"), "where an editor finds the schema; not read"}};
+        {"seeds", seeds, unset("the base's"), "every point with each of them"},
+        {"skip", rules, unset("none"), "points to leave out: all of a rule holds"},
+        {"$schema", form::text, unset("none"), "where an editor finds the schema; not read"}};
     all.insert(all.begin() + 1, block_keys().begin(), block_keys().end());
     return all;
   }();

@@ -77,10 +77,10 @@ class Search {
  private:
   void search() {
     challenge_all();
-    if (!best_ && problem_.doubting) try_heaviest();
+    if (!best_ && problem_.recheck) try_heaviest();
     if (!best_ && problem_.to_beat == 0) try_lighter();
-    if (best_ && problem_.doubting) doubt(best_->point.place);
-    if (problem_.sure || (contradicted_ && problem_.doubting)) try_rest();
+    if (best_ && problem_.recheck) recheck_above(best_->point.place);
+    if (problem_.sure || (contradicted_ && problem_.recheck)) try_rest();
     find_runners_up();
   }
 
@@ -255,7 +255,7 @@ class Search {
   }
 
   // Tries a few heavier loads than the best place's first miss: do they really miss?
-  void doubt(std::size_t place) {
+  void recheck_above(std::size_t place) {
     std::vector<TunePoint> above;
     for (int rung = 0; rung < problem_.ladder.size(); ++rung) {
       const TunePoint point{place, rung};

@@ -71,7 +71,7 @@ struct TuneProblem {
   bool sure = false;
   /// Whether runs are spent on finding out that heavier loads than a place's first miss can meet
   /// the SLO after all; else they are taken to miss, whatever runs show.
-  bool doubting = true;
+  bool recheck = true;
   /// A load to begin with, in requests/s; 0: the ladder's lightest.
   double start = 0;
   /// Requests/s that are had elsewhere: no place is looked at under less load than beats them.

@@ -74,7 +74,7 @@ std::span<const Key> recorded_gating_keys() {
   static constexpr Key keys[] = {
       {"trace", form::file, required, "the directory"},
       {"adapt", form::flag, "false", "replay a trace of another number of layers"},
-      {"workloads", form::list(form::text), otherwise("all"), "tags of the requests to keep"},
+      {"workloads", form::list(form::text), unset("all"), "tags of the requests to keep"},
       {"skip_repetition", form::flag, "false", "leave degenerate loops out"}};
   return keys;
 }

@@ -52,7 +52,7 @@ std::span<const Key> topical_gating_keys() {
     std::ranges::transform(gating_presets, all.begin(), &GatingPreset::name);
     return all;
   }();
-  static constexpr Standard fitted = otherwise("the preset's");
+  static constexpr KeyDefault fitted = unset("the preset's");
   static constexpr Key keys[] = {
       row_keys[0],
       row_keys[1],

@@ -16,8 +16,8 @@ constexpr Seconds last_arrival{5.184e6};
 std::span<const Key> closed_loop_keys() {
   static constexpr Form count = form::integer(positive_count);
   static constexpr Key keys[] = {
-      {"concurrency", count, otherwise("by rank"), "requests in flight over all ranks; or ..."},
-      {"concurrency_per_rank", count, otherwise("in all"), "... of each attention rank"},
+      {"concurrency", count, unset("by rank"), "requests in flight over all ranks; or ..."},
+      {"concurrency_per_rank", count, unset("in all"), "... of each attention rank"},
       {"staggered", form::flag, "false",
        "first outputs are cut short, evenly: clients out of step"}};
   return keys;
@@ -25,7 +25,7 @@ std::span<const Key> closed_loop_keys() {
 
 std::span<const Key> span_keys() {
   static constexpr Key keys[] = {{"rate", form::per_second, required, "requests per second"},
-                                 {"until", form::time, otherwise("the end: of the last one"),
+                                 {"until", form::time, unset("the end: of the last one"),
                                   "end of arrivals, from the start of the run"}};
   return keys;
 }
@@ -43,9 +43,9 @@ std::span<const Key> rated_keys() {
 std::span<const Key> gamma_keys() {
   static constexpr Key keys[] = {
       rate_key,
-      {"cv", form::number(1e-3, 100), otherwise("burstiness"),
+      {"cv", form::number(1e-3, 100), unset("burstiness"),
        "coefficient of variation of the gaps; or ..."},
-      {"burstiness", form::number(1e-4, 1e6), otherwise("cv"), "... 1/cv^2, as vLLM's bench"}};
+      {"burstiness", form::number(1e-4, 1e6), unset("cv"), "... 1/cv^2, as vLLM's bench"}};
   return keys;
 }
 

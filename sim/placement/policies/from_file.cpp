@@ -98,9 +98,9 @@ class FromFile final : public Placer {
 std::span<const Key> from_file_placement_keys() {
   static constexpr Key keys[] = {
       {"file", form::file, required, "placement file, in any format that `place` writes"},
-      {"gpus", form::integer(1, 1 << 20), otherwise("the file's"),
+      {"gpus", form::integer(1, 1 << 20), unset("the file's"),
        "number of GPUs, if the file does not say"},
-      {"first_layer", form::integer(0, 1 << 20), otherwise("by the model's layers"),
+      {"first_layer", form::integer(0, 1 << 20), unset("by the model's layers"),
        "row of the file that holds the first MoE layer"}};
   return keys;
 }

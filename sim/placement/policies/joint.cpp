@@ -318,7 +318,7 @@ class Joint final : public Placer {
 std::span<const Key> joint_placement_keys() {
   static constexpr Form tokens = form::integer(1, 1e6);
   static constexpr Key keys[] = {
-      {"batch", form::list(tokens), otherwise("1, 2 and 4 per expert"),
+      {"batch", form::list(tokens), unset("1, 2 and 4 per expert"),
        "tokens of the decode batches that it is fitted on"},
       {"batches", form::integer(1, 1e5), "256", "sampled of each size"},
       {"moves", form::integer(0, 1e9), "6000", "tried in each layer"},

@@ -173,7 +173,7 @@ class Migrate final : public Rebalancer {
 }  // namespace
 
 std::span<const Key> migrate_keys() {
-  static constexpr Standard interval = otherwise("interval");
+  static constexpr KeyDefault interval = unset("interval");
   static constexpr Key keys[] = {
       {"interval", form::time, "60 s", "between decisions"},
       {"horizon", form::time, interval, "steps over which the saving of a move counts"},

@@ -112,10 +112,10 @@ std::span<const Key> brh_router_keys() {
   static constexpr Key keys[] = {
       admission_key,
       pool_form_key,
-      {"points", form::list(step), otherwise("0 to horizon"), "steps ahead that are looked at"},
+      {"points", form::list(step), unset("0 to horizon"), "steps ahead that are looked at"},
       {"horizon", form::integer(0, 1e6), "80", "the furthest of them"},
       {"gamma", form::number(0, 1), "0.9", "weight of a step over that before it"},
-      {"beta", form::number(non_negative), otherwise("the ranks of a group"), "weight of overflow"},
+      {"beta", form::number(non_negative), unset("the ranks of a group"), "weight of overflow"},
       {"predictor", form::choice(predictor_names), "predicted_length",
        "predictor of how long requests run"},
       OutputPrediction::error_key,

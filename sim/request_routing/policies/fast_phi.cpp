@@ -67,7 +67,7 @@ std::span<const Key> fast_phi_router_keys() {
       admission_key,
       {"quantiles", form::list(quantile), "[0.25, 0.5, 0.75, 0.95]",
        "quantiles of seen output lengths: how many steps ahead to look"},
-      {"points", form::list(step), otherwise("by quantiles"), "or fixed steps ahead, ascending"},
+      {"points", form::list(step), unset("by quantiles"), "or fixed steps ahead, ascending"},
       {"drift", form::number(non_negative), "0", "weight of the change of imbalance, for ties"}};
   return keys;
 }

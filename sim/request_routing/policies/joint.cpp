@@ -112,9 +112,9 @@ std::span<const Key> joint_router_keys() {
   static constexpr Key keys[] = {
       {"scale", form::choice(scale_names), "seconds",
        "scale of the sum: seconds, or the article's own formula"},
-      {"kv", weight, otherwise("1"), "weight of the prefill that is not cached"},
-      {"expert", weight, otherwise("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
-      {"load", weight, otherwise("1; seed 0.3"), "weight of load"},
+      {"kv", weight, unset("1"), "weight of the prefill that is not cached"},
+      {"expert", weight, unset("1; seed 0.5"), "weight of tokens sent to other ranks' experts"},
+      {"load", weight, unset("1; seed 0.3"), "weight of load"},
       {"expected_output", form::number(1, 1e9), "256", "tokens, until outputs were seen"},
       experts_from_key,
       {"batch", form::integer(positive_count), "64", "requests decided together at most"}};

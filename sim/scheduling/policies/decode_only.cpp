@@ -24,7 +24,7 @@ std::span<const Key> decode_only_keys() {
   static constexpr Form count = form::integer(1, 1 << 24);
   static constexpr Key keys[] = {
       {"max_num_seqs", count, required, "sequences that run on a rank"},
-      {"max_num_batched_tokens", count, otherwise("max_num_seqs"), "tokens of a rank in a step"},
+      {"max_num_batched_tokens", count, unset("max_num_seqs"), "tokens of a rank in a step"},
       reserve_full_prompt_key};
   return keys;
 }

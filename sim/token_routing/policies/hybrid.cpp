@@ -286,7 +286,7 @@ std::optional<RooflineTime> read_times(ConfigReader& options) {
 
 std::span<const Key> hybrid_routing_keys() {
   static constexpr Form number = form::number(non_negative);
-  static constexpr Standard simulated = otherwise("of the GPU and model");
+  static constexpr KeyDefault simulated = unset("of the GPU and model");
   static constexpr Key keys[] = {
       {"weight_time", form::time.or_a(number), simulated, "time to read one slot's weights"},
       {"token_time", form::time.or_a(number), simulated,
