@@ -95,18 +95,15 @@ TEST_CASE("a target beyond reach of any step is chunked prefill") {
 }
 
 TEST_CASE("a tight target makes steps shorter, and everybody finishes") {
-  // By rooflines a step of fewer tokens takes less time; rows of tables are not strictly monotone.
-  const Json bare{{"name", "none"}};
-  const auto slow = run(load_tiny({{"engine", bare}}));
+  const auto slow = run(load_tiny(Json::object()));
   const StepPrice model =
-      price_steps(load_tiny({{"engine", bare}, {"scheduling", {{"type", "comm_aware"}}}}).decode());
+      price_steps(load_tiny({{"scheduling", {{"type", "comm_aware"}}}}).decode());
   CHECK(model.time(4, 100) > model.time(1, 100));
   const std::string target = fmt::format("{} s", model.time(3, 150).count());
   for (const char* router : {"round_robin", "joint"}) {
     for (const char* limit : {target.c_str(), "1 us"}) {
       CAPTURE(router, limit);
-      Experiment e = load_tiny({{"engine", bare},
-                                {"scheduling", {{"type", "comm_aware"}, {"target", limit}}},
+      Experiment e = load_tiny({{"scheduling", {{"type", "comm_aware"}, {"target", limit}}},
                                 {"request_routing", router}});
       e.decode().memory.kv_blocks = 12;
       const Report report = run(e);

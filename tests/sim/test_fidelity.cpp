@@ -51,7 +51,7 @@ TEST_CASE("micro-batches of a pipeline are sampled each, and give the means of e
   const auto staged = [](const char* fidelity) {
     Json changes = poisson(fidelity);
     changes["parallel"] = {{"dp", 2}, {"tp", 1}, {"ep", 2}, {"pp", 2}};
-    changes["workload"]["arrivals"]["rate"] = "1000 /s";
+    changes["workload"]["arrivals"]["rate"] = "1500 /s";
     return run(load_tiny(changes));
   };
   // Some ten tokens to a rank's micro-batch: fewer samples' worth than a whole step.
