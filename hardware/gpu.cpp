@@ -121,11 +121,12 @@ constexpr Form overlap_form = form::number(1, 64);
 constexpr Form passes = form::number(0, 100);
 
 std::span<const Key> precision_constant_keys() {
-  static constexpr Key keys[] = {{"launch", form::time, required, "as the family's"},
-                                 {"bandwidth_share", share, required, "the same"},
-                                 {"overlap", overlap_form, "16", "the same"},
-                                 {"copies", passes, "0", "the same"},
-                                 {"held_copies", passes, "0", "the same"}};
+  static constexpr Key keys[] = {
+      {"launch", form::time, required, "launch and drain of its kernels"},
+      {"bandwidth_share", share, required, "share of the HBM bandwidth"},
+      {"overlap", overlap_form, "16", "overlap of loads and arithmetic"},
+      {"copies", passes, "0", "passes over the rows of an expert layer"},
+      {"held_copies", passes, "0", "passes over all rows that the GPU holds"}};
   return keys;
 }
 
@@ -212,7 +213,7 @@ Price read_price(const ConfigNode& node) {
 }
 
 constexpr Key as_key{"as", form::file, unset("no GPU"),
-                     "GPU file whose constants hold for those left out"};
+                     "GPU whose constants apply to families that this file leaves out"};
 
 std::span<const Key> kernel_table_keys() {
   static constexpr Key keys[] = {as_key,
@@ -424,7 +425,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others);
 std::shared_ptr<const GpuSpec> read_other(const ConfigNode& node) {
   const auto file = named_file(node, Shipped::gpu);
   if (std::filesystem::exists(file) && std::filesystem::equivalent(file, node.file()))
-    node.fail("a GPU cannot be its own sibling");
+    node.fail("the GPU file names itself; name another GPU");
   return std::make_shared<const GpuSpec>(read_gpu(ConfigNode::from_file(file), Others::left_out));
 }
 

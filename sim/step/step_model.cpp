@@ -189,7 +189,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   // Tables were measured with all tokens of the group at hand. A roofline knows of exchanges that
   // bring a GPU no others than its own experts'.
   const bool held = plan_.dp == 1 || outcome.exchange.gathered || fabric_.cluster().gpu.tables;
-  const std::int64_t tokens_held = outcome.tokens_held = held ? s.rows.tokens() : 0;
+  outcome.tokens_held = held ? s.rows.tokens() : 0;
   outcome.experts.resize(at(plan_.ep));
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
@@ -197,8 +197,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     const auto slots = std::span<const std::int32_t>(routed.tokens_of_slot())
                            .subspan(first, at(placement.first_slot(rank + 1)) - first);
     const GroupedRows rows = experts.rows(slots);
-    outcome.experts[at(rank)] = costs.of(rows, tokens_held, [&](const GroupedRows& r) {
-      return experts.cost(r, static_cast<double>(tokens_held));
+    outcome.experts[at(rank)] = costs.of(rows, outcome.tokens_held, [&](const GroupedRows& r) {
+      return experts.cost(r, static_cast<double>(outcome.tokens_held));
     });
     outcome.useful_rows += rows.tokens;
     outcome.padded_rows += rows.padded;

@@ -449,7 +449,7 @@ class FileFingerprints {
       if (print != 0) break;
       if (const auto file = shipped_file(which, text)) print = of_path(*file);
     }
-    return of_texts_[(folder / text).string()] = print;
+    return known->second = print;
   }
 
   std::uint64_t of_path(const std::filesystem::path& path) {

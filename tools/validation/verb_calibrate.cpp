@@ -281,9 +281,12 @@ int calibrate_families(const CalibrateOptions& options) {
     return 0;
   }
   const auto found = gpus.find(options.gpu);
-  if (found == gpus.end())
-    throw ConfigError(
-        fmt::format("calibrate: {} is no GPU with tables in hardware/gpus", options.gpu));
+  if (found == gpus.end()) {
+    std::vector<std::string> names;
+    for (const auto& [name, gpu] : gpus) names.push_back(name);
+    throw ConfigError(fmt::format("calibrate: no tables were measured on \"{}\"; choose one of: {}",
+                                  options.gpu, fmt::join(names, ", ")));
+  }
   MeasuredGpu& gpu = found->second;
   const std::vector<FamilyErrors> before = family_errors(gpu.calls, gpu.gpu);
   std::vector<const MeasuredGpu*> sibling, others;
@@ -320,7 +323,7 @@ int calibrate_families(const CalibrateOptions& options) {
   }
   print(table.text() +
         "median / p90 of |predicted / measured - 1|. Shapes left out: a fifth at a time. As the "
-        "sibling, the others: with constants fitted on theirs alone\n");
+        "sibling, as the others: constants are fitted on their tables alone\n");
   return 0;
 }
 
@@ -345,8 +348,8 @@ Action setup_calibrate(CLI::App& command) {
                                            "--bench: the deployment, an experiment, JSON");
   CLI::Option* families = command.add_flag(
       "--families", options->families,
-      "fits the constants of kernel families on the tables of hardware/profiles: of --gpu GPU, "
-      "without it those of hardware/families.json on all GPUs");
+      "fits the constants of kernel families on measured tables: with --gpu those of that GPU, "
+      "without --gpu those of hardware/families.json on all GPUs");
   families->excludes(of_points)->excludes(serving)->excludes(tables)->excludes(bench);
   of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
