@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -195,10 +196,8 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   group.prefix_hit += step.prefix_hit;
   group.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;
   group.kv_blocks_peak = std::max(group.kv_blocks_peak, step.kv_blocks_used);
-  if (cost.sample != nullptr) {
-    SampleUses& uses = kind.experts.samples[cost.sample->number];
-    uses.sample = cost.sample;
-    ++uses.steps;
+  if (!cost.samples.empty()) {
+    ++kind.experts.steps_by_samples[cost.samples];
   } else {
     add_layers(kind.experts, totals, cost.layers, record.tokens_of_expert, 1, now);
   }
@@ -286,9 +285,15 @@ Totals Measurement::finish(Time now, Window window) {
   last.end_gap = gaps_.size();
   Totals totals = window == Window::steady ? *before_drain_ : last;
   for (StepTotals& kind : totals.by_kind) {
-    for (const auto& [number, uses] : kind.experts.samples) {
-      add_layers(kind.experts, totals, uses.sample->layers, uses.sample->tokens_of_expert,
-                 uses.steps, std::nullopt);
+    for (const auto& [samples, steps] : kind.experts.steps_by_samples) {
+      StepCost cost;
+      cost.samples = samples;
+      std::vector<std::int32_t> tokens_of_expert = samples.front()->tokens_of_expert;
+      for (const StepSample* sample : std::span(samples).subspan(1)) {
+        std::ranges::transform(tokens_of_expert, sample->tokens_of_expert, tokens_of_expert.begin(),
+                               std::plus());
+      }
+      add_layers(kind.experts, totals, cost.moe_layers(), tokens_of_expert, steps, std::nullopt);
     }
   }
   return totals;

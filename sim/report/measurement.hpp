@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <map>
@@ -15,10 +16,12 @@
 
 namespace moesim {
 
-/// How many steps took their MoE layers from a sample.
-struct SampleUses {
-  const StepSample* sample = nullptr;
-  std::int64_t steps = 0;
+/// The order of first use: the same in every run.
+struct BySampleNumber {
+  bool operator()(const std::vector<const StepSample*>& a,
+                  const std::vector<const StepSample*>& b) const {
+    return std::ranges::lexicographical_compare(a, b, {}, &StepSample::number, &StepSample::number);
+  }
 };
 
 /// What the expert layers did in steps of one kind.
@@ -38,7 +41,8 @@ struct ExpertTotals {
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio
   std::vector<Layer> layers;
-  std::map<std::size_t, SampleUses> samples;  ///< by number; layers come from them at the end
+  /// Steps by the samples that they took their layers from; what these did is counted at the end.
+  std::map<std::vector<const StepSample*>, std::int64_t, BySampleNumber> steps_by_samples;
 };
 
 /// A layer of a step whose busiest rank held more tokens than the threshold allows.

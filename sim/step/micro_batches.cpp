@@ -13,32 +13,10 @@ namespace {
 
 std::size_t row_of(Part part) { return static_cast<std::size_t>(part); }
 
-void add(CollectiveCost& sum, const CollectiveCost& other) {
-  sum.time += other.time;
-  sum.nvlink += other.nvlink;
-  sum.network += other.network;
-}
-
-// An expert that both micro-batches activate is read twice, hence counted twice.
-void add(LayerOutcome& sum, const LayerOutcome& other) {
-  sum.load.max_activated = sum.load.max_tokens = 0;
-  for (std::size_t rank = 0; rank < sum.load.tokens.size(); ++rank) {
-    sum.load.activated[rank] += other.load.activated[rank];
-    sum.load.tokens[rank] += other.load.tokens[rank];
-    sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
-    sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
-    sum.experts[rank].time += other.experts[rank].time;
-  }
-  sum.active_experts += other.active_experts;
-  sum.routing += other.routing;
-  add(sum.exchange.dispatch, other.exchange.dispatch);
-  add(sum.exchange.combine, other.exchange.combine);
-  sum.useful_rows += other.useful_rows;
-  sum.padded_rows += other.padded_rows;
-}
-
-void add_layers(StepCost& sum, const StepCost& other) {
-  for (std::size_t l = 0; l < sum.layers.size(); ++l) add(sum.layers[l], other.layers[l]);
+void add_micro_batch(StepCost& sum, const StepCost& other) {
+  add_work(sum, other);
+  add_layers(sum.layers, other.layers);
+  sum.samples.insert(sum.samples.end(), other.samples.begin(), other.samples.end());
 }
 
 std::int32_t share(std::int32_t all, std::int32_t tokens, std::int32_t of) {
@@ -129,8 +107,7 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
     traffic += other.*kind;
     traffic.hidden += (traffic.time - traffic.hidden) * (1 - exposed);
   }
-  add_work(sum, other);
-  add_layers(sum, other);
+  add_micro_batch(sum, other);
   sum.total = Seconds(total);
   sum.two_batches = true;
 }
@@ -170,8 +147,7 @@ StepCost join_pipeline(std::span<const StepCost> micro_batches,
   StepCost step = micro_batches.front();
   step.total = pipeline_period(stages, ways);
   for (const StepCost& other : micro_batches.subspan(1)) {
-    add_work(step, other);
-    add_layers(step, other);
+    add_micro_batch(step, other);
     add_traffic(step, other);
   }
   for (auto kind : {&StepCost::dispatch, &StepCost::combine, &StepCost::all_reduce}) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/step/step_cost.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 namespace moesim {
@@ -14,7 +15,60 @@ void add_scaled(Table& sum, const Table& more, double scale) {
   }
 }
 
+void add(CollectiveCost& sum, const CollectiveCost& other) {
+  sum.time += other.time;
+  sum.nvlink += other.nvlink;
+  sum.network += other.network;
+}
+
+void add(LayerOutcome& sum, const LayerOutcome& other) {
+  sum.load.max_activated = sum.load.max_tokens = 0;
+  for (std::size_t rank = 0; rank < sum.load.tokens.size(); ++rank) {
+    sum.load.activated[rank] += other.load.activated[rank];
+    sum.load.tokens[rank] += other.load.tokens[rank];
+    sum.load.max_activated = std::max(sum.load.max_activated, sum.load.activated[rank]);
+    sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
+    sum.experts[rank].time += other.experts[rank].time;
+  }
+  sum.active_experts += other.active_experts;
+  sum.routing += other.routing;
+  add(sum.exchange.dispatch, other.exchange.dispatch);
+  add(sum.exchange.combine, other.exchange.combine);
+  sum.useful_rows += other.useful_rows;
+  sum.padded_rows += other.padded_rows;
+}
+
 }  // namespace
+
+void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> more) {
+  for (std::size_t l = 0; l < sum.size(); ++l) add(sum[l], more[l]);
+}
+
+std::vector<LayerOutcome> StepCost::moe_layers() const {
+  if (samples.empty()) return layers;
+  std::vector<LayerOutcome> sum = samples.front()->layers;
+  for (const StepSample* sample : std::span(samples).subspan(1)) add_layers(sum, sample->layers);
+  return sum;
+}
+
+TokenBalance StepCost::token_balance() const {
+  if (samples.empty()) return moesim::token_balance(layers);
+  if (samples.size() == 1) return samples.front()->balance;
+  TokenBalance sum;
+  for (std::size_t l = 0; l < samples.front()->layers.size(); ++l) {
+    const std::size_t ranks = samples.front()->layers[l].load.tokens.size();
+    std::int64_t most = 0, all = 0;
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      std::int64_t tokens = 0;
+      for (const StepSample* sample : samples) tokens += sample->layers[l].load.tokens[rank];
+      most = std::max(most, tokens);
+      all += tokens;
+    }
+    sum.max_tokens += double(most);
+    if (ranks > 0) sum.mean_tokens += double(all) / double(ranks);
+  }
+  return sum;
+}
 
 void add_sequence(StepBatch& batch, const RowSource& rows, const Binding& binding, Phase phase,
                   SequenceWork work, std::int64_t first_row) {

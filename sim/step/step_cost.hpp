@@ -111,10 +111,12 @@ struct StepCost {
   std::vector<double> idle;
   /// Work of all GPUs.
   double flops = 0, hbm_bytes = 0;
-  /// MoE layers; the sums over micro-batches where there are several.
+  /// MoE layers; the sums over micro-batches where there are several. Nothing where samples stand
+  /// for them.
   std::vector<LayerOutcome> layers;
-  /// The sample whose layers stand for the step's own; null where the step was priced exactly.
-  const StepSample* sample = nullptr;
+  /// The samples whose layers stand for the step's own, one for each micro-batch; none where the
+  /// step was priced exactly.
+  std::vector<const StepSample*> samples;
   /// The stretches that `total` consists of, in order.
   std::vector<Segment> segments;
   /// The part of `total` that each pipeline stage takes; the rest is the host's.
@@ -122,9 +124,14 @@ struct StepCost {
   bool two_batches = false;
   ExpertMemoryTally expert_memory;
 
-  const std::vector<LayerOutcome>& moe_layers() const;
+  /// `layers`, or the sums over those of the samples.
+  std::vector<LayerOutcome> moe_layers() const;
   TokenBalance token_balance() const;
 };
+
+/// Adds what the tokens of another micro-batch did in the same layers. An expert that both activate
+/// is read twice, hence counted twice.
+void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> more);
 
 /// The MoE layers of a step that was priced exactly, for steps that are not.
 struct StepSample {
@@ -136,13 +143,6 @@ struct StepSample {
   StepCost sum{};
   TokenBalance balance{};
 };
-
-inline const std::vector<LayerOutcome>& StepCost::moe_layers() const {
-  return sample ? sample->layers : layers;
-}
-inline TokenBalance StepCost::token_balance() const {
-  return sample ? sample->balance : moesim::token_balance(layers);
-}
 
 /// Counts a cost that nothing hides as time of a part, by what bound it and what it rests on.
 inline void charge(StepCost& step, Part part, const Cost& cost) {

@@ -277,14 +277,16 @@ StepCost StepModel::price_pipeline(const StepBatch& batch, PricePart&& price) {
   std::vector<StepCost> costs;
   std::vector<std::vector<CollectiveCost>> hops;
   std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
-  std::vector<std::int32_t> tokens(of_part.size());
+  std::vector<std::int32_t> tokens;
   for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
     if (std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; })) {
       continue;
     }
     price(part, costs.size(), costs.emplace_back());
-    tokens.resize(of_part.size());
-    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+    if (costs.back().samples.empty()) {
+      tokens.resize(of_part.size());
+      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+    }
     auto& hops_of_part = hops.emplace_back();
     for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
   }
@@ -307,7 +309,7 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
         batch,
         [&](const StepBatch& half, bool first, StepCost& cost) {
           price_layers_of(half, rule, placements, rows, steps_ + (first ? 0 : 1), cost);
-          add_up(half, &placements, cost, explain, first);
+          add_up(half, &placements, cost, explain, first ? Pass::first_part : Pass::later_part);
         },
         result);
   } else {
@@ -326,7 +328,8 @@ void StepModel::price_two_batches(const StepBatch& batch, PricePart&& price, Ste
   const std::vector<StepBatch> two = micro_batches(batch, 2);
   price(two[0], true, result);
   std::vector<std::int32_t>& tokens = scratch_->rows.tokens_of_expert();
-  const std::vector<std::int32_t> of_first = tokens;
+  const std::vector<std::int32_t> of_first =
+      result.samples.empty() ? tokens : std::vector<std::int32_t>();
   price(two[1], false, scratch_->second_half);
   for (std::size_t i = 0; i < of_first.size(); ++i) tokens[i] += of_first[i];
   join_interleaved(result, scratch_->second_half);
@@ -364,7 +367,7 @@ void StepModel::price_layers_of(const StepBatch& batch, const PhaseRule& rule,
     const int priced = standing_for(layer, priced_);
     if (priced != layer) result.layers[at(layer)] = result.layers[at(priced)];
   }
-  result.sample = nullptr;
+  result.samples.clear();
 }
 
 void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
@@ -438,23 +441,24 @@ void StepModel::sum_up(StepSample& sample) const {
 }
 
 void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result) {
-  // Micro-batches are of different samples: their layers are copied to be added.
-  const auto price_part = [&](const StepBatch& part, bool first, StepCost& cost) {
-    const StepSample& sample = draw(part);
-    cost.sample = nullptr;
-    cost.layers = sample.layers;
-    scratch_->rows.tokens_of_expert() = sample.tokens_of_expert;
-    add_up(part, nullptr, cost, nullptr, first);
+  const auto price_pass = [&](const StepBatch& part, Pass pass, StepCost& cost) {
+    cost.layers.clear();
+    cost.samples.assign(1, &draw(part));
+    add_up(part, nullptr, cost, nullptr, pass);
   };
   if (plan_.pp > 1) {
     result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
-      price_part(part, true, cost);
+      price_pass(part, Pass::first_part, cost);
     });
   } else if (splits(batch)) {
-    price_two_batches(batch, price_part, result);
+    price_two_batches(
+        batch,
+        [&](const StepBatch& half, bool first, StepCost& cost) {
+          price_pass(half, first ? Pass::first_part : Pass::later_part, cost);
+        },
+        result);
   } else {
-    result.sample = &draw(batch);
-    add_up(batch, nullptr, result, nullptr);
+    price_pass(batch, Pass::step, result);
   }
 }
 
@@ -516,7 +520,7 @@ void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
 
 // The step's time from what its MoE layers took and what every rank computes by itself.
 void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements, StepCost& result,
-                       std::vector<ExplainedOperation>* explain, bool begins) {
+                       std::vector<ExplainedOperation>* explain, Pass pass) {
   RankPrices& ranks = scratch_->ranks;
   ranks.price(batch);
   std::int32_t most_tokens = 0;
@@ -527,9 +531,10 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   }
 
   // A sample's MoE layers are added up already, if nothing runs beside them.
-  const bool summed =
-      result.sample != nullptr && !overlap_.shared_expert && !overlap_.combine_attention;
-  start_sum(summed ? &result.sample->sum : nullptr, result);
+  const StepSample* const sample = result.samples.empty() ? nullptr : result.samples.front();
+  const bool summed = sample != nullptr && pass == Pass::step && !overlap_.shared_expert &&
+                      !overlap_.combine_attention;
+  start_sum(summed ? &sample->sum : nullptr, result);
   CriticalPath path(plan_, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
   // time.
@@ -576,7 +581,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
         rejoin();
         continue;
       }
-      const LayerOutcome& outcome = result.moe_layers()[at(moe_layer)];
+      const LayerOutcome& outcome = (sample ? sample->layers : result.layers)[at(moe_layer)];
       path.every_rank("token_routing", Part::token_routing,
                       {outcome.routing, Resource::launch, {}});
       if (overlap_.shared_expert) {
@@ -616,7 +621,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
                     groups);
   }
   path.end_stage();
-  charge_host(batch, layers, begins, path, result);
+  charge_host(batch, layers, pass != Pass::later_part, path, result);
 
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;

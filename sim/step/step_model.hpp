@@ -98,8 +98,10 @@ class StepModel {
   static int standing_for(int layer, LayerRange priced);
   void sum_up(StepSample&) const;
   void start_sum(const StepCost* moe_layers, StepCost& result) const;
+  // What add_up() is given: a step, or a micro-batch of one.
+  enum class Pass { step, first_part, later_part };
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
-              std::vector<ExplainedOperation>* explain, bool begins = true);
+              std::vector<ExplainedOperation>* explain, Pass = Pass::step);
   bool splits(const StepBatch&) const;
   void charge_host(const StepBatch&, int layers, bool begins, CriticalPath&,
                    const StepCost& result) const;

@@ -43,7 +43,7 @@ using Layers = std::span<const std::size_t>;  // MoE layers of a step
 std::string expert_args(const StepCost& cost, std::size_t rank, Layers layers) {
   double activated = 0, tokens = 0;
   for (const std::size_t layer : layers) {
-    const LayerLoad& load = cost.moe_layers()[layer].load;
+    const LayerLoad& load = cost.layers[layer].load;
     activated += load.activated[rank] / static_cast<double>(layers.size());
     tokens += load.tokens[rank] / static_cast<double>(layers.size());
   }
@@ -69,7 +69,7 @@ double share_of(Layers layers, Layers all, Time&& time_of) {
 // exposed; what this GPU waited there is its own work short of that. A pipeline's are the mean
 // stage's; of its GPUs without MoE layers what the others do for experts is "pipeline".
 std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
-  const auto& outcomes = cost.moe_layers();
+  const auto& outcomes = cost.layers;
   const auto slowest = [&](std::size_t layer) {
     return std::ranges::max(outcomes[layer].experts, {}, &Cost::time).time.count();
   };
@@ -207,10 +207,12 @@ void Timeline::step_ended(const StepRecord& record, Time now) {
                    step.dummy_ranks, step.preemptions));
   write(of_group("KV blocks", group), 'C', steps,
         fmt::format(R"("ts":{},"args":{{"used":{}}})", us(step.start), step.kv_blocks_used));
+  StepCost cost = record.cost;
+  cost.layers = cost.moe_layers();
   for (const Gpu& gpu : gpus_[group]) {
-    add_lane(gpu, unfold, step.start, now, record.cost, first_gpu_[group]);
+    add_lane(gpu, unfold, step.start, now, cost, first_gpu_[group]);
   }
-  add_alarm(step.start, record.cost, group);
+  add_alarm(step.start, cost, group);
 }
 
 void Timeline::add_lane(const Gpu& gpu, bool unfold, Time start, Time now, const StepCost& cost,
@@ -245,8 +247,8 @@ void Timeline::add_lane(const Gpu& gpu, bool unfold, Time start, Time now, const
 void Timeline::add_alarm(Time start, const StepCost& cost, std::size_t group) {
   std::size_t worst = 0, hot_layers = 0;
   double highest = 0;
-  for (std::size_t l = 0; l < cost.moe_layers().size(); ++l) {
-    const LayerLoad& load = cost.moe_layers()[l].load;
+  for (std::size_t l = 0; l < cost.layers.size(); ++l) {
+    const LayerLoad& load = cost.layers[l].load;
     const double tokens = std::accumulate(load.tokens.begin(), load.tokens.end(), 0.0);
     const double ratio = load.max_tokens * double(load.tokens.size()) / tokens;
     if (ratio > experiment_.decode().hot_rank_threshold) ++hot_layers;
@@ -255,7 +257,7 @@ void Timeline::add_alarm(Time start, const StepCost& cost, std::size_t group) {
     worst = l;
   }
   if (hot_layers == 0) return;
-  const auto& tokens = cost.moe_layers()[worst].load.tokens;
+  const auto& tokens = cost.layers[worst].load.tokens;
   const auto rank = static_cast<std::size_t>(std::ranges::max_element(tokens) - tokens.begin());
   const auto hot = std::ranges::find_if(gpus_[group], [&](const Gpu& gpu) {
     return gpu.rank == rank && std::ranges::find(gpu.layers, worst) != gpu.layers.end();
