@@ -23,10 +23,11 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
   // Most engines permute, activate and sum the copies of all tokens, whichever experts they chose.
   const double copies = loads_us(c.tokens * c.top_k * (2 * c.hidden + 4 * c.width) * 2, gpu);
   // Half an octave of a model's width and number of experts counts as a whole one of what a step
-  // varies. Triton's layers change their tiles where tokens outnumber experts.
+  // varies. Triton's layers change their tiles where tokens outnumber the experts that the rank
+  // holds (vLLM's get_default_config): rows on the other side are half an octave farther.
   return {
       .at = {log_of(c.active), log_of(c.rows / c.active), log_of(c.tokens), log_of(c.hidden) / 2,
-             log_of(c.width), log_of(c.experts), log_of(c.top_k), c.tokens > c.experts ? 1.0 : 0.0},
+             log_of(c.width), log_of(c.experts), log_of(c.top_k), c.tokens > c.held ? 0.5 : 0.0},
       .rough_us = launch_us + loads + arithmetic / 0.5 + 0.3 * copies,
       .least_us = arithmetic};
 }
@@ -59,6 +60,7 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::st
                 .width = row.number("width") / row.number("tp", 1),
                 .top_k = row.number("top_k"),
                 .experts = row.number("experts"),
+                .held = row.number("experts") / row.number("ep", 1),
                 .tokens = row.number("tokens")};
   // What an imported table says of its draws; what a source's own says only by name.
   if (row.text("rows").empty()) {
@@ -169,8 +171,9 @@ std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const 
 std::shared_ptr<ExpertTables> ExpertTables::of_group(const KernelTables& tables,
                                                      const ExpertsCall& shape,
                                                      std::string_view group) {
-  const std::string name = fmt::format("experts {} by {}: {} {} {} {}", shape.precision, group,
-                                       shape.hidden, shape.width, shape.top_k, shape.experts);
+  const std::string name =
+      fmt::format("experts {} by {}: {} {} {} {} {}", shape.precision, group, shape.hidden,
+                  shape.width, shape.top_k, shape.experts, shape.held);
   auto curve =
       tables.remembered<ExpertCurve>(name, [&] { return make_curve(tables, shape, group); });
   if (!curve) return nullptr;
@@ -250,7 +253,8 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
                                 .hidden = shape.hidden,
                                 .width = shape.width,
                                 .top_k = shape.top_k,
-                                .experts = shape.experts},
+                                .experts = shape.experts,
+                                .held = shape.held > 0 ? shape.held : shape.experts},
                                shape.weights, shape.activations);
   }
 }

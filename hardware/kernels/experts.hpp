@@ -15,6 +15,7 @@ namespace moesim {
 struct ExpertsCall {
   std::string_view precision;  ///< a format of the tables (table_names())
   double hidden = 0, width = 0, top_k = 0, experts = 0;
+  double held = 0;  ///< of the experts, by the rank
   double tokens = 0, rows = 0, active = 0;
 };
 const MeasuredKernel& experts_table();
@@ -59,6 +60,7 @@ struct GroupedGemmShape {
   KernelFamily kernel = KernelFamily::grouped_gemm;
   double experts = 0;  ///< of the layer, on all GPUs; 0: unknown, and no table is asked
   double top_k = 0;    ///< experts of a token
+  double held = 0;     ///< of the experts, by one GPU, redundant copies not counted; 0: all
 };
 
 /// Bytes that a pass over one row of a layer's copies moves: a token and its two intermediate

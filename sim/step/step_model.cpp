@@ -80,7 +80,8 @@ GroupedGemmShape shape_of_experts(const MoeModel& model, const ParallelPlan& pla
           .activations = precision.activations,
           .kernel = kernel,
           .experts = static_cast<double>(model.experts),
-          .top_k = static_cast<double>(model.experts_per_token)};
+          .top_k = static_cast<double>(model.experts_per_token),
+          .held = static_cast<double>(model.experts) / plan.ep};
 }
 
 // DeepGEMM's masked layout multiplies in fp8 with scales of blocks; engines run it behind DeepEP's

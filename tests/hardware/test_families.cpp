@@ -31,7 +31,8 @@ Cost deepseek_experts(const GpuSpec& gpu, std::int32_t rows, double tokens) {
                              .weights = Precision::fp8_block,
                              .activations = Precision::fp8_block,
                              .experts = 256,
-                             .top_k = 8},
+                             .top_k = 8,
+                             .held = 8},
                             gpu);
   return experts.cost(experts.rows(std::vector<std::int32_t>(8, rows)), tokens);
 }

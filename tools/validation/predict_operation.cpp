@@ -454,7 +454,8 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
                                                     .hidden = shape.hidden,
                                                     .width = shape.width / std::max(1, point.tp),
                                                     .top_k = double(shape.per_token),
-                                                    .experts = double(shape.experts)});
+                                                    .experts = double(shape.experts),
+                                                    .held = shape.experts / ranks});
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
   BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts,
