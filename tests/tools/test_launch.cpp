@@ -13,18 +13,15 @@ namespace {
 
 using Words = std::set<std::string>;
 
-// What the engines' parsers know of what is printed, and where it was seen.
-// vLLM: vllm/engine/arg_utils.py (99d7eb5) and vllm bench serve; the names of --all2all-backend and
-// the key of --eplb-config in vllm/config/parallel.py (00193b8, newer); --nnodes with --headless
-// in its documentation. SGLang: python/sglang/srt/server_args.py (excerpts of 0.5) and
-// bench_serving.py;
-// --chunked-prefill-size and --max-running-requests are divided by the attention ranks there, and
-// --init-expert-location is a .json with physical_to_logical_map (srt/eplb/expert_location.py).
-// sglang_router.launch_router has --pd-disaggregation, --prefill URL PORT and --decode URL;
-// vllm-project/router (src/main.rs) calls the first --vllm-pd-disaggregation.
-// TensorRT-LLM: tensorrt_llm/commands/serve.py (00209af, after 1.2: --config is another name of
-// --extra_llm_api_options; 0.18.2 has --tp_size, --kv_cache_free_gpu_memory_fraction too) and
-// serve/scripts/benchmark_serving.py. Several nodes: its documentation of trtllm-serve, by srun.
+// What the engines' parsers know of what is printed, and where it was seen, November 2026.
+// vLLM: vllm/engine/arg_utils.py (09155ae), vllm/config/parallel.py (00193b8), benchmarks/serve.py
+// (009e6d4), fused_moe/all2all_utils.py (02bd2a4); vllm-project/router, src/main.rs (03e9af5).
+// SGLang: srt/arg_groups (fields/parallel 0481724, schedule 144437f, disagg f489bf9) and its hooks:
+// --chunked-prefill-size and --max-running-requests are divided by the attention ranks;
+// --init-expert-location is a .json with physical_to_logical_map (srt/eplb/expert_location.py);
+// sglang_router's router_args.py (05e589a). TensorRT-LLM: commands/serve.py (0ad591f) and
+// llmapi/llm_args.py (0004396), after 1.3; serve/scripts/benchmark_serving.py (0228a71). Several
+// nodes: its documentation of trtllm-serve, by srun.
 const std::map<std::string, Words> flags_of{{"vllm",
                                              {"--port",
                                               "--host",
@@ -115,7 +112,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                             {"trtllm",
                                              {"--port",
                                               "--host",
-                                              "--backend",
+                                              "--backend",  // of the benchmark
                                               "--tp_size",
                                               "--ep_size",
                                               "--pp_size",
@@ -139,8 +136,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--ntasks-per-node",
                                               "--mpi=pmix"}}};
 
-// Keys of llm_args.py in the options that trtllm-serve reads. From 1.3.0rc16 on max_draft_len is
-// preferred to speculative_config's num_nextn_predict_layers, which 1.0 to 1.2 need.
+// Keys of llm_args.py in the options that trtllm-serve reads.
 const Words trtllm_options{
     "enable_attention_dp", "enable_chunked_prefill",   "kv_cache_config",          "moe_config",
     "speculative_config",  "cache_transceiver_config", "disable_overlap_scheduler"};
@@ -326,7 +322,8 @@ TEST_CASE("vLLM hands KV caches of a pipeline over by the connector that takes i
   const Json two_stages{{"dp", 1}, {"tp", 2}, {"ep", 2}, {"pp", 2}};
   pools["pools"]["prefill"]["parallel"] = two_stages;
   CHECK_THAT(launch("vllm", pools),
-             Contains("NixlPushConnector (after June 2026)") && !Contains("\"NixlConnector\""));
+             Contains("NixlPushConnector (after July 2026)") && !Contains("\"NixlConnector\"") &&
+                 !Contains("vllm-router --policy") && Contains("disagg_proxy_pushconnector"));
   pools["pools"]["decode"]["parallel"] = two_stages;
   CHECK_THAT(launch("vllm", pools), Contains("not in these commands: /pools/decode/parallel/pp"));
 }
@@ -353,6 +350,40 @@ TEST_CASE("no balancer is turned on without copies, nor for MXFP4 on vLLM") {
             {"precision", {{"experts", "mxfp4"}, {"attention", "bf16"}, {"kv_cache", "bf16"}}}}));
   CHECK(flags_in(mxfp4).count("--enable-eplb") == 0);
   CHECK_THAT(mxfp4, Contains("vLLM has no EPLB for experts in MXFP4"));
+}
+
+TEST_CASE("TensorRT-LLM balances experts on kernels that it still has") {
+  const auto backend = [](const char* precision, const char* cluster) {
+    return launch("trtllm", with({{"cluster", cluster}, {"precision", {{"experts", precision}}}}));
+  };
+  CHECK_THAT(backend("fp8_block", "h200x16"), Contains("moe_config: {backend: CUTLASS, load_bal"));
+  CHECK_THAT(backend("fp8_block", "b200_nvl16"),
+             Contains("moe_config: {backend: DEEPGEMM, load_bal"));
+  CHECK_THAT(backend("nvfp4", "b200_nvl16"), Contains("moe_config: {backend: CUTEDSL, load_bal"));
+}
+
+// DeepEP's kernels assert that a rank brings no more rows than their buffers hold.
+TEST_CASE("low-latency kernels get buffers for the rows of a decode step, or are not asked") {
+  const auto direct = [](int sequences) {
+    return with({{"dispatch", {{"prefill", "low_latency"}, {"decode", "low_latency"}}},
+                 {"scheduling", {{"max_num_seqs", sequences}, {"max_num_batched_tokens", 4096}}}});
+  };
+  CHECK_THAT(launch("vllm", direct(64)), Contains("deepep_low_latency") &&
+                                             Contains("--max-num-batched-tokens 256") &&
+                                             Contains("/scheduling/max_num_batched_tokens: 4096"));
+  CHECK_THAT(launch("vllm", direct(512)), Contains("--max-num-batched-tokens 512"));
+  CHECK_THAT(launch("vllm", direct(1024)), Contains("deepep_high_throughput") &&
+                                               Contains("--max-num-batched-tokens 4096") &&
+                                               Contains("/dispatch/decode: \"low_latency\""));
+  // SGLang's own buffers hold 128 rows. One server for both phases has the mode that takes prompts.
+  CHECK_THAT(launch("sglang", direct(64)), Contains("--deepep-mode auto") && !Contains("MAX_DISP"));
+  CHECK_THAT(launch("sglang", direct(256)),
+             Contains("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=256 python3"));
+  CHECK_THAT(launch("sglang", direct(2048)),
+             Contains("TOKENS_PER_RANK=1024 NVSHMEM_QP_DEPTH=2050 ") &&
+                 Contains("/scheduling/max_num_seqs: 2048"));
+  CHECK(flags_in(launch("sglang", direct(64))).count("--enable-eplb") == 0);
+  CHECK_THAT(launch("sglang", direct(64)), Contains("SGLang's EPLB does not go with"));
 }
 
 TEST_CASE("a share of memory is told to the engine whose meaning it has") {

@@ -233,14 +233,22 @@ std::string devices_of(const Server& server) {
   return fmt::format("CUDA_VISIBLE_DEVICES={} ", fmt::join(gpus, ","));
 }
 
+// Rows that a decode step of a rank brings to its experts at most, drafts too.
+std::int64_t most_decode_rows(const PoolSpec& pool) {
+  return std::int64_t{pool.scheduler->max_num_seqs()} * (1 + pool.speculation.tokens);
+}
+// DeepEP's low-latency kernels count to 1,024 rows of a rank (csrc/kernels/internode_ll.cu).
+constexpr std::int64_t low_latency_rows = 1023;
+
 // Whether each node has attention ranks of its own, which vLLM then counts by node.
 bool ranks_by_node(const Server& s) {
   const ParallelPlan& plan = s.pool.parallel;
   return s.nodes() > 1 && plan.dp > 1 && plan.pp == 1 && s.per_node() % plan.tp == 0;
 }
 
-void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep, Command& command,
-                  Notes& notes) {
+// `most_tokens` of a step: those that the chosen exchange takes.
+void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep,
+                  std::int64_t& most_tokens, Command& command, Notes& notes) {
   if (!spreads_experts(pool)) return;
   command.add("--enable-expert-parallel");
   const ParallelPlan& plan = pool.parallel;
@@ -252,9 +260,17 @@ void vllm_experts(const PoolSpec& pool, const std::string& role, bool& deep, Com
   if (plan.dp > 1) {
     const std::string prefill = dispatch_of(pool, "prefill"), decode = dispatch_of(pool, "decode");
     const std::string& chosen = role == "prefill" ? prefill : decode;
+    const bool direct = chosen == "low_latency" && most_decode_rows(pool) <= low_latency_rows;
     deep = chosen == "low_latency" || chosen == "all_to_all";
-    if (chosen == "low_latency") command.add("--all2all-backend", "deepep_low_latency");
-    if (chosen == "all_to_all") command.add("--all2all-backend", "deepep_high_throughput");
+    if (deep)
+      command.add("--all2all-backend", direct ? "deepep_low_latency" : "deepep_high_throughput");
+    if (direct) most_tokens = std::clamp<std::int64_t>(most_decode_rows(pool), 256, most_tokens);
+    if (chosen == "low_latency" && !direct)
+      notes.push_back(
+          fmt::format("/dispatch/{}: \"low_latency\"; DeepEP's kernels take at most {} rows of a "
+                      "rank, {} sequences bring {}",
+                      role == "prefill" ? role : "decode", low_latency_rows,
+                      pool.scheduler->max_num_seqs(), most_decode_rows(pool)));
     if (role.empty() && prefill != decode)
       notes.push_back(
           fmt::format("/dispatch/prefill: {}; vLLM has one backend for both phases, "
@@ -279,8 +295,9 @@ std::string vllm(const Server& server, const std::string& weights, Notes& notes)
   const ParallelPlan& plan = pool.parallel;
   std::string variables = devices_of(server);
   if (!server.role.empty())
-    variables += fmt::format("VLLM_NIXL_SIDE_CHANNEL_HOST={} VLLM_NIXL_SIDE_CHANNEL_PORT={} ",
-                             server.host(), server.port() + 1000);
+    variables +=
+        fmt::format("VLLM_NIXL_SIDE_CHANNEL_HOST={} VLLM_NIXL_SIDE_CHANNEL_PORT={} ",
+                    server.nodes() > 1 ? "$(hostname -i)" : server.host(), server.port() + 1000);
   Command command(variables + "vllm serve " + weights);
   command.add("--port", server.port());
   if (plan.tp > 1) command.add("--tensor-parallel-size", plan.tp);
@@ -295,9 +312,16 @@ std::string vllm(const Server& server, const std::string& weights, Notes& notes)
                             server.host()));
   }
   bool deep = false;
-  vllm_experts(pool, server.role, deep, command, notes);
+  const std::int64_t asked_tokens = pool.scheduler->max_num_batched_tokens();
+  std::int64_t most_tokens = asked_tokens;
+  vllm_experts(pool, server.role, deep, most_tokens, command, notes);
   command.add("--max-num-seqs", pool.scheduler->max_num_seqs());
-  command.add("--max-num-batched-tokens", pool.scheduler->max_num_batched_tokens());
+  command.add("--max-num-batched-tokens", most_tokens);
+  // vLLM allocates DeepEP's low-latency buffers for as many tokens (all2all_utils.py).
+  if (most_tokens < asked_tokens)
+    notes.push_back(fmt::format(
+        "/scheduling/max_num_batched_tokens: {}; DeepEP's low-latency buffers hold {} here",
+        asked_tokens, most_tokens));
   if (type_at(pool, "/scheduling", "") == "prefill_first")
     notes.push_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
   if (const Length length = lengths_of(pool); length.known())
@@ -315,33 +339,48 @@ std::string vllm(const Server& server, const std::string& weights, Notes& notes)
   if (two_batches(pool, deep, notes)) command.add("--enable-dbo");
   if (!server.role.empty()) {
     // NixlConnector knows no pipeline stages; the one that pushes takes them from prefill workers
-    // (vLLM's pull request 45880, merged in June 2026; issue 52913).
+    // (vLLM's pull request 45880, merged in July 2026; issue 52913).
     command.add("--kv-transfer-config",
                 fmt::format("'{{\"kv_connector\":\"{}\",\"kv_role\":\"kv_both\"}}'",
                             server.from_pipelines ? "NixlPushConnector" : "NixlConnector"));
     if (server.from_pipelines)
-      notes.push_back("/pools/prefill/parallel/pp before NixlPushConnector (after June 2026)");
+      notes.push_back("/pools/prefill/parallel/pp before NixlPushConnector (after July 2026)");
     if (server.role == "decode" && plan.pp > 1)
       notes.push_back("/pools/decode/parallel/pp: no NIXL connector hands KV caches to stages");
   }
   return command.text();
 }
 
-void sglang_experts(const PoolSpec& pool, const std::string& role, bool& deep, Command& command,
-                    Notes& notes) {
-  if (!spreads_experts(pool)) return;
-  command.add("--ep-size", pool.parallel.ep);
+// DeepEP's mode, empty without DeepEP. Where one server does both, its prefill steps bring more
+// rows than the low-latency kernels take.
+std::string_view deepep_mode(const PoolSpec& pool, std::string_view role) {
   const bool direct = dispatch_of(pool, "decode") == "low_latency";
   const bool whole = dispatch_of(pool, "prefill") == "all_to_all";
-  deep = pool.parallel.dp > 1 && (direct || whole);
-  if (deep) {
-    const char* const mode = role == "prefill"  ? "normal"
-                             : role == "decode" ? "low_latency"
-                             : direct && whole  ? "auto"
-                             : direct           ? "low_latency"
-                                                : "normal";
-    command.add(fmt::format("--moe-a2a-backend deepep --deepep-mode {}", mode));
-  }
+  if (!spreads_experts(pool) || pool.parallel.dp == 1 || !(direct || whole)) return "";
+  if (role == "prefill" || (role.empty() && !direct)) return "normal";
+  return role == "decode" ? "low_latency" : "auto";
+}
+
+// What SGLang allocates for the low-latency kernels where its 128 rows of a rank are not enough.
+std::string deepep_variables(const PoolSpec& pool, std::string_view mode, Notes& notes) {
+  constexpr std::int64_t usual_rows = 128, usual_depth = 1024;
+  if (mode.empty() || mode == "normal" || most_decode_rows(pool) <= usual_rows) return "";
+  const std::int64_t rows = std::min(most_decode_rows(pool), low_latency_rows + 1);
+  if (rows < most_decode_rows(pool))
+    notes.push_back(
+        fmt::format("/scheduling/max_num_seqs: {}; DeepEP's low-latency kernels take "
+                    "at most {} rows of a rank",
+                    pool.scheduler->max_num_seqs(), rows));
+  // DeepEP keeps two requests of a row in flight (deep_ep/buffer.py).
+  const std::int64_t depth = 2 * (rows + 1);
+  return fmt::format("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={} {}", rows,
+                     depth > usual_depth ? fmt::format("NVSHMEM_QP_DEPTH={} ", depth) : "");
+}
+
+void sglang_experts(const PoolSpec& pool, std::string_view mode, Command& command, Notes& notes) {
+  if (!spreads_experts(pool)) return;
+  command.add("--ep-size", pool.parallel.ep);
+  if (!mode.empty()) command.add(fmt::format("--moe-a2a-backend deepep --deepep-mode {}", mode));
   const int redundant = redundant_experts(pool);
   if (redundant > 0)
     command.add(fmt::format(
@@ -350,6 +389,11 @@ void sglang_experts(const PoolSpec& pool, const std::string& role, bool& deep, C
   if (const std::filesystem::path file = placement_file(pool); !file.empty()) {
     command.add("--init-expert-location", shell_path(file.string()));
     if (file.extension() != ".json") notes.push_back(other_form(file, "sglang"));
+  } else if (redundant > 0 && mode == "auto") {
+    // Its recorder knows one mode alone (srt/eplb/expert_distribution.py).
+    notes.push_back(
+        "/placement: SGLang's EPLB does not go with DeepEP's mode auto; experts keep "
+        "their order");
   } else if (redundant > 0) {
     command.add("--enable-eplb");
     note_balancer(pool, "every 1,000 steps", notes);
@@ -359,7 +403,9 @@ void sglang_experts(const PoolSpec& pool, const std::string& role, bool& deep, C
 std::string sglang(const Server& server, const std::string& weights, Notes& notes) {
   const PoolSpec& pool = server.pool;
   const ParallelPlan& plan = pool.parallel;
-  Command command(devices_of(server) + "python3 -m sglang.launch_server --model-path " + weights);
+  const std::string_view mode = deepep_mode(pool, server.role);
+  Command command(devices_of(server) + deepep_variables(pool, mode, notes) +
+                  "python3 -m sglang.launch_server --model-path " + weights);
   command.add(fmt::format("--host 0.0.0.0 --port {}", server.port()));
   // Its tensor-parallel size is that of the experts; attention ranks divide it.
   command.add("--tp-size", plan.stage_gpus());
@@ -368,8 +414,7 @@ std::string sglang(const Server& server, const std::string& weights, Notes& note
   if (server.nodes() > 1)
     command.add(fmt::format("--nnodes {} --node-rank $RANK --dist-init-addr {}:{}", server.nodes(),
                             server.host(), server.port() + 50));
-  bool deep = false;
-  sglang_experts(pool, server.role, deep, command, notes);
+  sglang_experts(pool, mode, command, notes);
   // Both are of all attention ranks together.
   command.add("--max-running-requests", std::int64_t{pool.scheduler->max_num_seqs()} * plan.dp);
   command.add("--chunked-prefill-size",
@@ -391,7 +436,7 @@ std::string sglang(const Server& server, const std::string& weights, Notes& note
         fmt::format("--speculative-algorithm EAGLE --speculative-num-steps {} "
                     "--speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
                     drafts, drafts + 1));
-  if (two_batches(pool, deep, notes)) command.add("--enable-two-batch-overlap");
+  if (two_batches(pool, !mode.empty(), notes)) command.add("--enable-two-batch-overlap");
   if (!server.role.empty()) {
     command.add(fmt::format("--disaggregation-mode {} --disaggregation-transfer-backend nixl",
                             server.role));
@@ -399,6 +444,15 @@ std::string sglang(const Server& server, const std::string& weights, Notes& note
       command.add("--disaggregation-bootstrap-port", server.port() + 90);
   }
   return command.text();
+}
+
+// The expert kernels of TensorRT-LLM that its load balancer runs on. WIDEEP, an older name for
+// them, is gone (pull request 17797, August 2026).
+std::string_view balanced_backend(const PoolSpec& pool) {
+  const bool blackwell = pool.cluster.gpu.dense_peak.contains(Precision::nvfp4);
+  if (blackwell && pool.precision.experts == Precision::fp8_block) return "DEEPGEMM";
+  if (blackwell && pool.precision.experts == Precision::nvfp4) return "CUTEDSL";
+  return "CUTLASS";
 }
 
 // The options of TensorRT-LLM that have no flag: keys of llm_args.py.
@@ -412,22 +466,20 @@ std::string trtllm_options(const Server& server, Notes& notes) {
   const int redundant = redundant_experts(pool);
   const std::filesystem::path file = placement_file(pool);
   if (spreads_experts(pool) && !file.empty()) {
-    options += fmt::format("moe_config: {{backend: WIDEEP, load_balancer: {}}}\n",
-                           yaml_text(file.string()));
+    options += fmt::format("moe_config: {{backend: {}, load_balancer: {}}}\n",
+                           balanced_backend(pool), yaml_text(file.string()));
     if (file.extension() != ".yaml" && file.extension() != ".yml")
       notes.push_back(other_form(file, "trtllm"));
   } else if (spreads_experts(pool) && redundant > 0) {
     options += fmt::format(
-        "moe_config: {{backend: WIDEEP, load_balancer: {{num_slots: {}, "
+        "moe_config: {{backend: {}, load_balancer: {{num_slots: {}, "
         "layer_updates_per_iter: 1}}}}\n",
-        pool.model.experts + redundant);
+        balanced_backend(pool), pool.model.experts + redundant);
     note_balancer(pool, "of one layer in each step", notes);
   }
   if (pool.speculation.has_module())
-    options += fmt::format(
-        "speculative_config: {{decoding_type: MTP, num_nextn_predict_layers: "
-        "{}}}\n",
-        pool.speculation.tokens);
+    options += fmt::format("speculative_config: {{decoding_type: MTP, max_draft_len: {}}}\n",
+                           pool.speculation.tokens);
   if (!server.role.empty()) options += "cache_transceiver_config: {backend: DEFAULT}\n";
   if (server.role == "prefill") options += "disable_overlap_scheduler: true\n";
   return options;
@@ -453,7 +505,7 @@ std::string trtllm(const Server& server, const std::string& weights, Notes& note
         "trtllm-llmapi-launch ",
         server.nodes(), server.gpus(), std::min(server.per_node(), server.gpus()));
   Command command(program + "trtllm-serve " + weights);
-  command.add(fmt::format("--host 0.0.0.0 --port {} --backend pytorch", server.port()));
+  command.add(fmt::format("--host 0.0.0.0 --port {}", server.port()));
   command.add("--tp_size", plan.stage_gpus());
   if (spreads_experts(pool)) command.add("--ep_size", plan.ep);
   if (plan.pp > 1) command.add("--pp_size", plan.pp);
@@ -498,6 +550,12 @@ std::string http_router(const std::string& engine, const Layout& layout, Notes& 
     command.add("--worker-urls");
     for (const Server& server : layout.servers) command.add(server.url());
   } else {
+    if (!sglang && layout.servers.back().from_pipelines) {
+      notes.push_back(
+          "the router: vllm-router does not know NixlPushConnector; start vLLM's "
+          "disagg_proxy_pushconnector_demo.py before the servers");
+      return "";
+    }
     command.add(sglang ? "--pd-disaggregation" : "--vllm-pd-disaggregation");
     for (const Server* server : of_role(layout, "prefill")) {
       const std::string bootstrap = sglang ? fmt::format(" {}", server->port() + 90) : "";
@@ -529,7 +587,7 @@ std::string trtllm_router(const Layout& layout, Notes& notes) {
     for (const Server* server : servers)
       text += fmt::format("    - \"{}:{}\"\n", server->host(), server->port());
   }
-  return text + "YAML\ntrtllm-serve disaggregated -c disaggregated.yaml\n";
+  return text + "YAML\ntrtllm-serve disaggregated -c disaggregated.yaml -t 3600 -r 3600\n";
 }
 
 // ---- the load ----
