@@ -191,6 +191,19 @@ TEST_CASE("Triton's other tiles above 128 tokens show on A100, where they were m
   CHECK_THAT(us(256), WithinRel(1146.9, 0.06));
 }
 
+TEST_CASE("a rank of eight changes its tiles above its own 16 experts, not above the layer's 128") {
+  const GpuSpec a100 = with_engine(gpu("a100_80g"), {"vllm", "0.14.0"});
+  const GroupedGemm experts({.hidden = 2048, .width = 768, .experts = 128, .top_k = 8, .held = 16},
+                            a100);
+  const auto us = [&](std::int64_t rows, std::int64_t active, double tokens) {
+    return experts.cost(rows_of(rows, active), tokens).time.count() * 1e6;
+  };
+  // With copies a rank activates more experts than any row of eight ranks has: 64, 96 and 128
+  // tokens in the EP group. From 128 on the tiles were taken for those of few tokens.
+  CHECK(us(110, 22, 96) > .95 * us(75, 20, 64));
+  CHECK(us(147, 23, 128) > us(75, 20, 64));
+}
+
 TEST_CASE("a GPU without tables takes its sibling's shares, scaled by its own data sheet") {
   const GpuSpec h100 = with_engine(gpu("h100"), {"vllm", ""});
   const GpuSpec h20 = with_engine(gpu("h20"), {"vllm", ""});
