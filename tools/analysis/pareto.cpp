@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
@@ -135,6 +137,36 @@ std::vector<bool> frontier(std::span<const std::pair<double, double>> points) {
   return best;
 }
 
+namespace {
+
+// "Median TPOT, ms" where the catalogue knows the key.
+std::string label_of(const std::string& pointer, const std::string& name) {
+  const auto row = std::ranges::find(metric_catalogue, pointer, &Metric::pointer);
+  if (row == metric_catalogue.end()) return name;
+  const std::string_view unit = row->key().unit;
+  return fmt::format("{}{}{}", row->label, unit.empty() ? "" : ", ", unit);
+}
+
+// The name of a file without its folder and ending; that of the folder for HuggingFace's
+// config.json. Empty for what a config says in place.
+std::string file_title(const Json* file) {
+  if (file == nullptr || !file->is_string()) return "";
+  const std::filesystem::path path(file->get<std::string>());
+  return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
+}
+
+std::string title_of(const std::vector<const StoredPoint*>& done) {
+  std::set<std::string> titles;
+  for (const StoredPoint* point : done) {
+    const std::string model = file_title(find_value(point->config, "/model"));
+    const std::string cluster = file_title(find_value(point->config, "/cluster"));
+    titles.insert(model.empty() || cluster.empty() ? "" : fmt::format("{} on {}", model, cluster));
+  }
+  return titles.size() == 1 ? *titles.begin() : "";
+}
+
+}  // namespace
+
 Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
   std::vector<const StoredPoint*> done;
   for (const StoredPoint& point : sweep.points) {
@@ -165,6 +197,9 @@ Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
                 {first_setting, names.end() - 2},
                 names[names.size() - 2],
                 names.back(),
+                label_of(axes.x, names[names.size() - 2]),
+                label_of(axes.y, names.back()),
+                title_of(done),
                 axes.least_y,
                 {}};
   for (const StoredPoint* point : done) {

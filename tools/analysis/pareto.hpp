@@ -37,6 +37,8 @@ struct ParetoPoint {
 struct Pareto {
   std::vector<std::string> group_names, setting_names;
   std::string x_name, y_name;
+  std::string x_label, y_label;  ///< in words with the unit, for a plot; a name where it has none
+  std::string title;  ///< "Qwen3-30B-A3B on 8 x A100": what all points share; may be empty
   bool least_y = false;
   std::vector<ParetoPoint> points;
 };

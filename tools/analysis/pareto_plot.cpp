@@ -23,6 +23,12 @@ struct Series {
   bool dominated = false;
 };
 
+// "max_num_seqs" as "max num seqs".
+std::string words(std::string name) {
+  std::ranges::replace(name, '_', ' ');
+  return name;
+}
+
 void add_series(std::vector<Series>& all, Series series, std::span<const ParetoPoint> points) {
   for (const ParetoPoint& point : points) {
     if (point.x && point.y && point.on_frontier != series.dominated)
@@ -32,13 +38,26 @@ void add_series(std::vector<Series>& all, Series series, std::span<const ParetoP
   if (!series.places.empty()) all.push_back(std::move(series));
 }
 
+// "replication 1.5, metro": a value that could be of any axis has its name before it.
+std::string legend_of(const Pareto& pareto, const ParetoPoint& point) {
+  std::string text;
+  for (std::size_t i = 0; i < point.group.size(); ++i) {
+    const Json& value = point.group[i];
+    const std::string shown = value.is_null() ? "-" : setting_text(value);
+    const bool bare = value.is_null() || value.is_number() || value.is_boolean();
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ",
+                        bare ? words(pareto.group_names[i]) + " " : "", shown);
+  }
+  return text.empty() ? "all points" : text;
+}
+
 // Dominated points come first, so that frontiers lie on top.
 std::vector<Series> series_of(const Pareto& pareto) {
   std::vector<Series> all;
   add_series(all, {"dominated", "", 0, true}, pareto.points);
   std::size_t group = 0;
   for (const auto& points : groups_of(pareto))
-    add_series(all, {group_text(pareto, points.front()), "", group++}, points);
+    add_series(all, {legend_of(pareto, points.front()), "", group++}, points);
   return all;
 }
 
@@ -61,13 +80,13 @@ Drawing drawing_of(const Pareto& pareto, std::string_view settings, Style&& styl
   }
   drawing.script = fmt::format(
       "{}set xlabel ARG2 noenhanced\nset ylabel ARG3 noenhanced\nset key noenhanced\n"
-      "set xrange [0:*]\nset yrange [0:*]\n{}\n",
+      "set offsets graph 0.03, graph 0.03, graph 0.05, 0\nset yrange [0:*]\n{}\n",
       settings, plot);
   return drawing;
 }
 
 std::string draw(const Drawing& drawing, const Pareto& pareto) {
-  return run_gnuplot(drawing.script, drawing.data, {pareto.x_name, pareto.y_name});
+  return run_gnuplot(drawing.script, drawing.data, {pareto.x_label, pareto.y_label, pareto.title});
 }
 
 }  // namespace
@@ -77,7 +96,7 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
   require_writable(file);
   const std::string settings = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
-      "set key below Left reverse\n",
+      "set key below Left reverse\nset bmargin 8\nset title ARG4 noenhanced\n",
       terminal);
   const Drawing drawing = drawing_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";
@@ -110,7 +129,7 @@ std::string plot_text(const Pareto& pareto) {
     if (!line.empty()) text += line + '\n';
     begin = end + 1;
   }
-  return text.empty() ? "" : fmt::format("{}\n{}\n", pareto.y_name, text);
+  return text.empty() ? "" : fmt::format("{}\n{}\n", pareto.y_label, text);
 }
 
 }  // namespace moesim

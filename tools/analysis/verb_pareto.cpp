@@ -36,7 +36,7 @@ int run(const ParetoOptions& options) {
   ParetoAxes axes = options.axes;
   add_compared(axes, baseline);
   std::vector<std::string> pointers = axes.by;
-  pointers.insert(pointers.end(), {axes.x, axes.y});
+  pointers.insert(pointers.end(), {axes.x, axes.y, "/model", "/cluster"});
   for (const Setting& setting : candidate) pointers.push_back(setting.pointer);
   const StoredSweep sweep = read_comparable(Store::open(options.store), pointers);
   const Pareto result = pareto(sweep, axes);
