@@ -54,13 +54,18 @@ std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
 
 }  // namespace
 
+double experts_held(const TableRow& row) {
+  return row.text("held").empty() ? row.number("experts") / row.number("ep", 1)
+                                  : row.number("held");
+}
+
 ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::string_view format) {
   ExpertsCall c{.precision = format,
                 .hidden = row.number("hidden"),
                 .width = row.number("width") / row.number("tp", 1),
                 .top_k = row.number("top_k"),
                 .experts = row.number("experts"),
-                .held = row.number("experts") / row.number("ep", 1),
+                .held = experts_held(row),
                 .tokens = row.number("tokens")};
   // What an imported table says of its draws; what a source's own says only by name.
   if (row.text("rows").empty()) {

@@ -23,6 +23,9 @@ const MeasuredKernel& experts_table();
 /// column or no layer is like that.
 ExpertsCall experts_of(const TableRow&, const EngineVersion&, std::string_view format);
 
+/// Experts of the rank that a row timed. Throws ConfigError as above.
+double experts_held(const TableRow&);
+
 /// What was made of the tables for one shape of expert layer; shared by all who ask for it.
 struct ExpertCurve;
 

@@ -26,6 +26,7 @@ struct MeasuredRow {
   std::vector<Sample> samples;
   std::string model;  // of experts
   double order = 0;   // where it stands in a fixed shuffle
+  double held = 0;    // experts of the rank that was timed
 };
 
 struct Table {
@@ -96,6 +97,7 @@ Table read(const std::filesystem::path& file, const MeasuredKernel& kernel, cons
                      {},
                      shuffle.uniform()};
     if (experts) {
+      read.held = experts_held(row);
       read.model = fmt::format("{} {} {} {}", row.text("hidden"), row.text("width"),
                                row.text("top_k"), row.text("experts"));
     }
@@ -156,17 +158,22 @@ struct Columns {
 };
 
 /// Of expert tables the load of the measured rank stands for how it was drawn: a slice's width for
-/// `width` and `tp`, rows and active experts for `ep` and `distribution`.
+/// `width` and `tp`, the experts that it held, its rows and its active experts for `ep` and
+/// `distribution`.
 Columns columns_of(const MeasuredKernel& kernel, const Table& table) {
   const bool experts = kernel.name == "experts";
-  constexpr std::array<std::string_view, 5> drawn{"tp", "ep", "distribution", "rows", "active"};
+  constexpr std::array<std::string_view, 6> drawn{"tp",   "ep",   "distribution",
+                                                  "held", "rows", "active"};
   Columns columns;
   for (const std::string& column : table.columns) {
     if (experts && std::ranges::find(drawn, column) != drawn.end()) continue;
     const bool of_point = column == kernel.along || column.ends_with("us");
     (of_point ? columns.point : columns.plain).push_back(column);
   }
-  if (experts) columns.point.insert(columns.point.end(), {"rows", "active"});
+  if (experts) {
+    columns.plain.emplace_back("held");
+    columns.point.insert(columns.point.end(), {"rows", "active"});
+  }
   return columns;
 }
 
@@ -181,6 +188,7 @@ std::string field_of(const MeasuredKernel& kernel, const Table& table, const Mea
     if (column == "rows") return three(std::exp2(at[0] + at[1]));
     if (column == "active") return three(std::exp2(at[0]));
     if (column == "width") return fmt::format("{:.6g}", std::exp2(at[4]));
+    if (column == "held") return fmt::format("{:g}", row.held);
   }
   const auto index = std::ranges::find(table.columns, column) - table.columns.begin();
   const std::string& field = row.fields[static_cast<std::size_t>(index)];
