@@ -28,7 +28,7 @@ constexpr double short_stays = 3;
 // warm and is measured over more than twenty stays. Where few requests are in flight, chance needs
 // more.
 constexpr double long_stays = 25, warm_up = .18;
-constexpr double enough_requests = 2000, longest_times = 4;
+constexpr double enough_requests = 1000, longest_times = 4;
 // Seeds of the arrivals and the routing under which a deployment must bear its load.
 constexpr std::size_t draws = 3;
 // How much more than its bound a shape may bear before the bound rules it out: load comes in waves,
