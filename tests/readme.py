@@ -4,7 +4,7 @@
   tests/readme.py MOESIM
 
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
-../shared beside it; each must end with 0. A line that needs ../shared is refused in one line that names it, and only the
+../shared beside it; each must end with 0. A line that stands on several pages runs once. A line that needs ../shared is refused in one line that names it, and only the
 READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
 import os, pathlib, re, shutil, stat, subprocess, sys, tempfile, time
@@ -61,6 +61,7 @@ def main():
         (programs / "sbatch").write_text(SBATCH)
         (programs / "sbatch").chmod(0o755)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "MOESIM_DATA": str(here)}
+        done_before, wrote = set(), {}  # commands that ended with 0; who wrote a file last
         for name in pages():
             text = (root / name).read_text()
             for problem in missing_programs(name, text):
@@ -70,6 +71,10 @@ def main():
                 if any(file in command for file in absent):
                     print(f"{name}: left out, for want of {' '.join(absent)}: {command}")
                     continue
+                outputs = re.findall(r"(?<=-o )\S+", command)
+                if command in done_before and all(wrote.get(file) == command for file in outputs):
+                    print(f"{name}: as on a page above: {command}")
+                    continue
                 began = time.monotonic()
                 done = subprocess.run(["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True)
                 ran += 1
@@ -77,7 +82,7 @@ def main():
                 lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("info: ")]
                 if name in RECORDED and done.returncode != 0 and "shared" in done.stderr:
                     print(f"{name}: needs ../shared: {command}")
-                    absent.update(re.findall(r"(?<=-o )\S+", command))
+                    absent.update(outputs)
                     if done.returncode != 2 or len(lines) != 1:
                         fail(name, f"{command}\n  exit {done.returncode}: {done.stderr.strip()}")
                 elif done.returncode == 2 and len(lines) == 1 and "built without Apache ECharts" in lines[0]:
@@ -85,6 +90,8 @@ def main():
                 elif done.returncode != 0:
                     fail(name, f"{command}\n  exit {done.returncode}: {lines[-1] if lines else 'not a word'}")
                 else:
+                    done_before.add(command)
+                    wrote.update((file, command) for file in outputs)
                     print(f"{name}: {time.monotonic() - began:.1f} s: {command}")
     print(f"{ran} command lines, {failures} failures")
     return 1 if failures or ran < 20 else 0

@@ -528,7 +528,11 @@ TEST_CASE("prompts find over windows and chunks what they find without") {
 }
 
 TEST_CASE("prefix caching is refused where layers keep a state") {
+  const test::TemporaryFile file(
+      "one.jsonl", R"({"timestamp": 0, "input_length": 512, "output_length": 5, "hash_ids": [0]})");
   Json json = mooncake({{"model", "../models/zoo/qwen3_next_80b_a3b.json"}});
+  json["workload"]["arrivals"]["file"] = file.path().string();
+  json["workload"]["requests"] = 1;
   CHECK_THAT(refused(json), Catch::Contains("prefix_caching: is not modelled for the states"));
 }
 
