@@ -71,7 +71,7 @@ try {
   const tip = tooltip_in(page, '#frontier-chart', 'Median TPOT');
   await tip.waitFor({ state: 'visible', timeout: 60000 });
   const text = await tip.innerText();
-  for (const part of ['replication', '1.5', 'decode', 'metro', 'concurrency_per_rank', 'max_num_seqs']) assert.ok(text.includes(part), `${part} in ${text}`);
+  for (const part of ['replication', '1.5', 'decode', 'metro', 'concurrency per rank', 'max num seqs']) assert.ok(text.includes(part), `${part} in ${text}`);
 
   // Clicking it shows all of it: command and resolved config.
   await page.mouse.click(point.x, point.y);

@@ -23,10 +23,13 @@ struct Series {
   bool dominated = false;
 };
 
-// "max_num_seqs" as "max num seqs".
-std::string words(std::string name) {
-  std::ranges::replace(name, '_', ' ');
-  return name;
+// "token_routing/decode" as "decode token routing", as on the page.
+std::string words(const std::string& name) {
+  const std::size_t slash = name.find('/');
+  std::string text =
+      slash == name.npos ? name : name.substr(slash + 1) + " " + name.substr(0, slash);
+  std::ranges::replace(text, '_', ' ');
+  return text;
 }
 
 void add_series(std::vector<Series>& all, Series series, std::span<const ParetoPoint> points) {
@@ -96,7 +99,7 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
   require_writable(file);
   const std::string settings = fmt::format(
       "set terminal {}\nset grid linecolor '#CCCCCC'\nset border 3\nset tics nomirror\n"
-      "set key below Left reverse\nset bmargin 8\nset title ARG4 noenhanced\n",
+      "set key below Left reverse height 2\nset title ARG4 noenhanced\n",
       terminal);
   const Drawing drawing = drawing_of(pareto, settings, [](const Series& series) -> std::string {
     if (series.dominated) return "with points pt 7 ps 0.8 lc rgb '#B0B0B0'";

@@ -2,6 +2,10 @@
 'use strict';
 
 const data = JSON.parse(document.getElementById('data').textContent);
+// "token_routing/decode" as "decode token routing".
+const words = name => name.split('/').reverse().join(' ').replaceAll('_', ' ');
+data.by = data.by.map(words);
+data.settings = data.settings.map(words);
 for (const p of data.points) if (!p.parts) Object.assign(p, { parts: {}, instances: [], patch: null });
 const by_id = id => document.getElementById(id);
 const coarse_pointer = matchMedia('(pointer: coarse)').matches;
@@ -644,9 +648,24 @@ function show_header() {
   by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +
     (data.settings.length ? `; along each curve: ${data.settings.join(', ')}` : '') + ` · ${data.store}`;
   by_id('trust').textContent = data.trust;
+  by_id('trust-box').hidden = !data.trust;
   by_id('answer').hidden = !data.preface;
   by_id('preface').textContent = data.preface;
   by_id('made-by').textContent = `Made by moesim ${data.moesim || ''}. Charts by Apache ECharts. This file is complete: it loads nothing from anywhere.`;
+}
+
+// What the chart shows, in a sentence: whose points no other beats, and the most that they reach.
+function show_result() {
+  const best = frontier(data.points.filter(keeps_limits), state.x, state.y);
+  by_id('result').hidden = !best.length || !!data.preface;
+  if (!best.length) return;
+  const x = data.metrics[state.x], y = data.metrics[state.y];
+  const of_group = data.groups.map((_, g) => best.filter(p => p.group === g).length);
+  const leader = of_group.indexOf(Math.max(...of_group));
+  const top = best.reduce((a, b) => ((y.less ? b.metrics[state.y] < a.metrics[state.y] : b.metrics[state.y] > a.metrics[state.y]) ? b : a));
+  const reached = `${y.label} reaches ${number(top.metrics[state.y])}${y.unit ? ` ${y.unit}` : ''} at a ${x.label} of ${number(top.metrics[state.x])}${x.unit ? ` ${x.unit}` : ''}.`;
+  by_id('result').textContent = data.groups.length < 2 ? reached
+    : `${group_label(leader)} is ahead: ${of_group[leader]} of the ${best.length} points that no other beats. ${reached}`;
 }
 
 function draw_all() {
@@ -669,6 +688,7 @@ function setup_limits() {
 }
 
 function limits_changed() {
+  show_result();
   show_best();
   show_points();
   draw_frontier();
@@ -676,6 +696,7 @@ function limits_changed() {
 }
 
 function axes_changed() {
+  show_result();
   zoom = null;
   reset_limit();
   show_best();
@@ -687,6 +708,7 @@ function axes_changed() {
 function start() {
   show_header();
   setup_limits();
+  show_result();
   const metrics = data.metrics.map((m, i) => [String(i), with_unit(m)]);
   fill_select('x-metric', metrics, String(state.x), v => { state.x = Number(v); axes_changed(); });
   fill_select('y-metric', metrics, String(state.y), v => { state.y = Number(v); axes_changed(); });
