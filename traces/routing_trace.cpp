@@ -51,7 +51,7 @@ TraceMeta read_meta(const std::filesystem::path& file) {
   for (const ConfigNode& phase : reader.child("phases").list()) {
     meta.phases.push_back(phase.text());
     if (std::find(phase_names.begin(), phase_names.end(), meta.phases.back()) == phase_names.end())
-      phase.fail(fmt::format("\"{}\" is no phase; one of: prefill, decode", meta.phases.back()));
+      phase.fail(fmt::format("\"{}\" is not a phase; one of: prefill, decode", meta.phases.back()));
   }
   meta.source = reader.text_or("source", "");
   meta.license = reader.text_or("license", "");

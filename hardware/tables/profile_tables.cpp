@@ -40,7 +40,7 @@ std::vector<Sample> samples_of(const MeasuredKernel& kernel, const TableRow& row
   for (const Sample& sample : samples) {
     if (is_usable(sample)) continue;
     throw ConfigError(
-        fmt::format("{}: {} us for sizes that are no kernel's; expected all of them above 0",
+        fmt::format("{}: {} us for sizes that are not a kernel's; expected all of them above 0",
                     row.place(), sample.us));
   }
   return samples;

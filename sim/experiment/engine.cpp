@@ -222,7 +222,7 @@ Engine read_engine(const ConfigNode& node) {
       engine.fused.emplace_back(fusions[operation.choice()]);
     const Engine bare{.name = "none"};
     if (engine.name == bare.name && engine != bare)
-      r.node().fail("\"none\" is no engine: remove the other keys");
+      r.node().fail("\"none\" is not an engine: remove the other keys");
     return engine;
   });
 }

@@ -105,6 +105,16 @@ void CriticalPath::start_transfer(std::string_view name, Part part,
                  (collective.nvlink + collective.network).value() * copies);
 }
 
+void CriticalPath::add_sum(const StepCost& sum) {
+  add_times(cost_, sum);
+  add_traffic(cost_, sum);
+  for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu)
+    cost_.idle[first_gpu_ + gpu] += sum.idle[gpu];
+  cost_.flops += sum.flops;
+  cost_.hbm_bytes += sum.hbm_bytes;
+  spend(false, sum.total);
+}
+
 void CriticalPath::experts(const std::vector<Cost>& ranks) {
   const Cost& slowest = *std::max_element(
       ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });

@@ -55,6 +55,8 @@ class CriticalPath {
   /// A transfer beside what is computed up to the next barrier, which it then must have reached.
   void start_transfer(std::string_view name, Part part, const CollectiveCost& collective,
                       Traffic& traffic, double copies = 1, Occupancy holds = {});
+  /// Something that was added up before, of the stage's GPUs.
+  void add_sum(const StepCost&);
   /// Expert ranks work beside each other and wait for the slowest.
   void experts(const std::vector<Cost>& ranks);
   /// What was added since the last call is one stage of the pipeline; the next GPUs go on.

@@ -139,8 +139,9 @@ struct StepSample {
   std::size_t number = 0;
   std::vector<LayerOutcome> layers;
   std::vector<std::int32_t> tokens_of_expert;  ///< [MoE layers, experts]
-  /// What `layers` take one after the other, where nothing runs beside them.
-  StepCost sum{};
+  /// What the layers of each pipeline stage take one after the other, where nothing runs beside
+  /// them; idle times are of the stage's GPUs.
+  std::vector<StepCost> stages;
   TokenBalance balance{};
 };
 

@@ -430,13 +430,25 @@ StepSample StepModel::sample(const StepBatch& batch, const PhaseRule& rule,
 
 // What the layers of a sample take if each waits for the one before.
 void StepModel::sum_up(StepSample& sample) const {
-  sample.sum.idle.assign(at(plan_.gpus()), 0.0);
-  CriticalPath path(plan_, sample.sum, Explainer(nullptr));
-  for (const LayerOutcome& layer : sample.layers) {
+  const auto layers = static_cast<int>(model_.layers.size());
+  sample.stages.resize(at(plan_.pp));
+  std::vector<CriticalPath> paths;
+  paths.reserve(sample.stages.size());
+  for (StepCost& stage : sample.stages) {
+    stage.idle.assign(at(plan_.stage_gpus()), 0.0);
+    paths.emplace_back(plan_, stage, Explainer(nullptr));
+  }
+  std::size_t moe_layer = 0;
+  for (int l = 0; l < layers; ++l) {
+    if (!model_.layers[at(l)].moe) continue;
+    const LayerOutcome& layer = sample.layers[moe_layer++];
+    const auto number = at(plan_.stage_of(l, layers));
+    StepCost& stage = sample.stages[number];
+    CriticalPath& path = paths[number];
     path.every_rank("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
-    path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, sample.sum.dispatch);
+    path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch);
     path.experts(layer.experts);
-    path.collective("combine", Part::combine, layer.exchange.combine, sample.sum.combine);
+    path.collective("combine", Part::combine, layer.exchange.combine, stage.combine);
   }
   sample.balance = token_balance(sample.layers);
 }
@@ -501,22 +513,16 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
                               charges_.per_sequence * static_cast<double>(sequences));
 }
 
-// Begins a sum with nothing, or with what the MoE layers took.
-void StepModel::start_sum(const StepCost* moe_layers, StepCost& result) const {
-  static const StepCost nothing;
-  const StepCost& start = moe_layers != nullptr ? *moe_layers : nothing;
-  result.total = start.total;
+// Begins a sum with nothing.
+void StepModel::start_sum(StepCost& result) const {
+  result.total = {};
   result.two_batches = false;
-  result.parts = start.parts;
-  result.by_evidence = start.by_evidence;
-  result.dispatch = start.dispatch;
-  result.combine = start.combine;
-  result.all_reduce = {};
+  result.parts = {};
+  result.by_evidence = {};
+  result.dispatch = result.combine = result.all_reduce = {};
   result.expert_memory = {};
-  result.idle = start.idle;
-  result.idle.resize(at(plan_.gpus()));
-  result.flops = start.flops;
-  result.hbm_bytes = start.hbm_bytes;
+  result.idle.assign(at(plan_.gpus()), 0.0);
+  result.flops = result.hbm_bytes = 0;
 }
 
 // The step's time from what its MoE layers took and what every rank computes by itself.
@@ -533,9 +539,9 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
 
   // A sample's MoE layers are added up already, if nothing runs beside them.
   const StepSample* const sample = result.samples.empty() ? nullptr : result.samples.front();
-  const bool summed = sample != nullptr && pass == Pass::step && !overlap_.shared_expert &&
-                      !overlap_.combine_attention;
-  start_sum(summed ? &sample->sum : nullptr, result);
+  const bool summed = sample != nullptr && (pass == Pass::step || plan_.pp > 1) &&
+                      !overlap_.shared_expert && !overlap_.combine_attention;
+  start_sum(result);
   CriticalPath path(plan_, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
   // time.
@@ -562,9 +568,10 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const int layers = ranks.layers();
   for (int layer = 0; layer < layers; ++layer) {
     const RankPrices::LayerCosts& costs = ranks.layer(layer);
-    if (layer > 0 && plan_.stage_of(layer, layers) != plan_.stage_of(layer - 1, layers)) {
-      path.end_stage();
-    }
+    const int stage = plan_.stage_of(layer, layers);
+    const bool begins_stage = layer == 0 || stage != plan_.stage_of(layer - 1, layers);
+    if (begins_stage && layer > 0) path.end_stage();
+    if (begins_stage && summed) path.add_sum(sample->stages[at(stage)]);
     path.add(costs.before_attention);
     if (sums_squares)
       path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);

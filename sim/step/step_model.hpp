@@ -97,7 +97,7 @@ class StepModel {
                     std::uint64_t step, LayerRange, std::vector<LayerOutcome>&);
   static int standing_for(int layer, LayerRange priced);
   void sum_up(StepSample&) const;
-  void start_sum(const StepCost* moe_layers, StepCost& result) const;
+  void start_sum(StepCost& result) const;
   // What add_up() is given: a step, or a micro-batch of one.
   enum class Pass { step, first_part, later_part };
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,

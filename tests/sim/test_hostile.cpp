@@ -53,7 +53,7 @@ TEST_CASE("JSON nested a million deep is refused, not followed") {
                                   std::string(1'000'000, '{'), "{\"a\": " + nested(70) + "}"}) {
     const auto file = here.write("deep.json", text);
     CHECK_THAT(refusal([&] { ConfigNode::from_file(file); }), Contains("nested deeper than 64"));
-    CHECK_THAT(refusal([&] { read_request_trace(file); }), Contains("is no request trace"));
+    CHECK_THAT(refusal([&] { read_request_trace(file); }), Contains("is not a request trace"));
     CHECK_THAT(refusal([&] { read_placement(file); }), Contains("deep.json"));
   }
   // Brackets in texts open nothing, an escaped quote does not end one.

@@ -129,7 +129,7 @@ TEST_CASE("a placement file says where it is wrong") {
   CHECK_THAT(
       refused_file(R"({"num_gpus":1,"physical_to_logical_map":[[0]],"experts_on_gpu":[[[0]]]})"),
       EndsWith("has both physical_to_logical_map and experts_on_gpu; expected one"));
-  CHECK_THAT(refused_file(R"({"num_gpus":1})"), Contains("is no placement; expected"));
+  CHECK_THAT(refused_file(R"({"num_gpus":1})"), Contains("is not a placement; expected"));
   CHECK_THAT(refused_file(" "), EndsWith("is empty"));
 }
 
@@ -160,7 +160,7 @@ TEST_CASE("a TensorRT-LLM file says where it is wrong") {
       EndsWith("/initial_global_assignments/1: expert 1 has no slot; "
                "/initial_global_assignments/0 has expert 1"));
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {first: [0, 1]}\n", two),
-             EndsWith("\"first\" is no layer; expected each layer's number once"));
+             EndsWith("\"first\" is not a layer; expected each layer's number once"));
   CHECK_THAT(refused_file("num_slots: 2\ninitial_global_assignments: {0: [0, 1]}\n"),
              Contains("does not say how many GPUs its slots fill (\"ep_size\")"));
   CHECK_THAT(refused_file("num_slots: 2\nslots: 3\ninitial_global_assignments: {0: [0, 1]}\n", two),

@@ -338,7 +338,7 @@ TEST_CASE("a malformed row is refused with its line number") {
              Contains(":1: \"hash_ids\" are not 2 ids"));
   const TemporaryFile other("requests.txt", "a,b,c\n1,2,3\n");
   CHECK_THAT(config_error([&] { read_request_trace(other.path()); }),
-             Contains(":1: is no request trace"));
+             Contains(":1: is not a request trace"));
   const TemporaryFile bare("requests.txt", "prompt_tokens,output_tokens\n");
   CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
 }

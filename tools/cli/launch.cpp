@@ -137,7 +137,7 @@ Weights weights_of(const PoolSpec& pool) {
         name, fmt::format("weights: {}; use a name or path of {} weights instead of {}", why,
                           precision_names[std::size_t(pool.precision.experts)], shell_word(name))};
   };
-  if (!model.json().is_string()) return in_place_of(pool.model.name, "the model is no file");
+  if (!model.json().is_string()) return in_place_of(pool.model.name, "the model is not a file");
   const std::filesystem::path file = named_file(model, Shipped::model);
   if (file.filename() == "config.json")
     return {file.has_parent_path() ? file.parent_path().string() : ".", ""};

@@ -12,7 +12,7 @@ inline auto at_least_one() {
     long long number = 0;
     const char* const end = text.data() + text.size();
     const auto [last, error] = std::from_chars(text.data(), end, number);
-    if (error != std::errc() || last != end) return "\"" + text + "\" is no whole number";
+    if (error != std::errc() || last != end) return "\"" + text + "\" is not a whole number";
     return number < 1 ? text + " is too few; at least 1 is expected" : "";
   };
 }

@@ -22,7 +22,7 @@ Action setup_check(CLI::App& command) {
     const ParameterCount parameters = count_parameters(e.model);
     const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
     print(
-        fmt::format("{}: good\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+        fmt::format("{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
                     "precision: {} ({})\n"
                     "{} slots per layer ({:.4g}x)\n"
                     "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"

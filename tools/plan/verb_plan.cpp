@@ -61,7 +61,7 @@ int tokens(const std::string& option, const std::string& text) {
   }
   if (!(value >= 1 && value <= most) || value != std::floor(value)) {
     throw ConfigError(
-        fmt::format("{}: {} is no number of tokens; expected 1 to {}, or e.g. 4k for 4096", option,
+        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096", option,
                     text, most));
   }
   return static_cast<int>(value);
@@ -78,7 +78,7 @@ std::string duration(const std::string& option, std::string text) {
     throw ConfigError(fmt::format("{}: {}", option, error.what()));
   }
   if (seconds <= 0)
-    throw ConfigError(fmt::format("{}: {} is no limit; expected more", option, text));
+    throw ConfigError(fmt::format("{}: {} is out of range; expected more than 0", option, text));
   return text;
 }
 
@@ -122,7 +122,9 @@ PlanQuestion read_question(const PlanOptions& options) {
   if (!question.ttft.empty()) question.ttft = duration("--ttft", question.ttft);
   if (!question.tpot.empty()) question.tpot = duration("--tpot", question.tpot);
   if (question.ttft.empty() && question.tpot.empty())
-    throw ConfigError("--ttft, --tpot: without a limit every deployment is good; give one of them");
+    throw ConfigError(
+        "--ttft, --tpot: both are missing. Give one or both: plan ranks deployments by the rate "
+        "within these limits");
   if (options.gpu.empty() && options.cluster.empty())
     throw ConfigError("needs --gpu NAME --gpus N, or --cluster (moesim list gpus, clusters)");
   if (!options.gpu.empty() && !options.cluster.empty())

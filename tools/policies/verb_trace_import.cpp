@@ -89,7 +89,7 @@ void run_import(const ImportCommand& command) {
     write_counts(imported.counts, command.output);
     print(fmt::format(
         "{}/expert_counts.npy: tokens of each expert in {} steps and {} layers, for place --load; "
-        "counts alone are no routing that run or replay could take\n",
+        "counts alone are not routing that run or replay could take\n",
         command.output, imported.counts.extent(0), imported.counts.extent(1)));
   }
   for (const std::string& remark : imported.remarks) print(remark + "\n");

@@ -20,7 +20,7 @@ double look_up(const ConfigNode& node, const Measured& measured) {
   const auto colon = place.find(':');
   const auto found = measured.find(place.substr(0, colon));
   if (colon == std::string::npos || found == measured.end()) {
-    node.fail(fmt::format("\"{}\" is no name:/pointer into \"measured\"", place));
+    node.fail(fmt::format("\"{}\" is not a name:/pointer into \"measured\"", place));
   }
   const Json* value = find_value(found->second, place.substr(colon + 1));
   if (value == nullptr || !value->is_number()) {

@@ -122,7 +122,7 @@ BenchRun of_genai_perf(const std::string& where, const Json& result) {
 }
 
 BenchRun run_of(const std::string& where, const Json& result) {
-  if (!result.is_object()) refuse(where, "is no result of a benchmark: no JSON object");
+  if (!result.is_object()) refuse(where, "is not a benchmark result: not a JSON object");
   const bool nested = result.contains("time_to_first_token") || result.contains("request_latency");
   BenchRun run = nested ? of_genai_perf(where, result) : of_bench_serve(where, result);
   if (run.figures.empty())

@@ -18,7 +18,7 @@ namespace {
 void append_best(const std::string& place, std::span<const double> logits, int k,
                  std::vector<double>& out) {
   if (std::any_of(logits.begin(), logits.end(), [](double x) { return std::isnan(x); }))
-    refuse(place, "has a logit that is no number");
+    refuse(place, "has a logit that is not a number");
   std::vector<std::size_t> order(logits.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::partial_sort(order.begin(), order.begin() + k, order.end(),
@@ -87,7 +87,7 @@ std::vector<Array> from_torch(const std::filesystem::path& path) {
   std::vector<Array> layers;
   for (const PyValue& item : (*list)->items) {
     const auto* tensor = std::get_if<const PyTensor*>(&item);
-    if (tensor == nullptr) file.refuse("has a layer that is no tensor");
+    if (tensor == nullptr) file.refuse("has a layer that is not a tensor");
     layers.push_back(file.read(**tensor));
   }
   return layers;

@@ -74,9 +74,9 @@ class ChoiceLog {
       for (const Json& id : ids) choice.push_back(id.is_number() ? id.get<double>() : -2);
     constexpr std::int64_t last_token = std::int64_t{1} << 53;
     if (token < 0 || token > last_token)
-      refuse(place, fmt::format("token_idx is no number from 0 to {}", last_token));
+      refuse(place, fmt::format("token_idx is not a number from 0 to {}", last_token));
     if (std::find(choice.begin(), choice.end(), -2) != choice.end() || choice.empty())
-      refuse(place, "has a choice that is no list of experts of a token");
+      refuse(place, "has a choice that is not a list of experts of a token");
     if (!layer.emplace(token, std::move(choice)).second)
       refuse(place, fmt::format("token {} of its request for the second time", token));
   }

@@ -204,13 +204,13 @@ class PickleMachine {
   void push_storage() {
     const Item tuple = pop();
     const std::span<const Item> said = tuple_of(tuple);
-    if (said.size() != 5) refuse_pickle("its pickle refers to what is no storage");
+    if (said.size() != 5) refuse_pickle("its pickle refers to what is not a storage");
     const auto* type = std::get_if<const Part*>(&said[1]);
     const PyValue key = plain(said[2]), elements = plain(said[4]);
     const auto* name = std::get_if<std::string_view>(&key);
     const auto* count = std::get_if<std::int64_t>(&elements);
     if (type == nullptr || name == nullptr || count == nullptr || *count < 0)
-      refuse_pickle("its pickle refers to what is no storage");
+      refuse_pickle("its pickle refers to what is not a storage");
     push_part({.name = (*type)->name, .storage = *name, .elements = *count});
   }
 
@@ -345,7 +345,7 @@ class PickleMachine {
     const auto* module = std::get_if<std::string_view>(&names[0]);
     const auto* name = std::get_if<std::string_view>(&names[1]);
     if (module == nullptr || name == nullptr)
-      refuse_pickle("its pickle asks for a name that is no text");
+      refuse_pickle("its pickle asks for a name that is not text");
     push_name(*module, *name);
   }
 

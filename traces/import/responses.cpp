@@ -55,7 +55,7 @@ Array bare_ids(const std::string& place, std::string_view bytes, const TraceBuil
     if (bytes.size() % 4 == 0 && std::ssize(values) % (layers * k) == 0)
       return {{std::ssize(values) / (layers * k), layers, k}, std::move(values)};
   refuse(place,
-         fmt::format("{} bytes are no int32 of {} or {} layers and {} experts per token",
+         fmt::format("{} bytes are not int32 of {} or {} layers and {} experts per token",
                      bytes.size(), builder.model().layers.size(), builder.moe_layers().size(), k));
 }
 
@@ -65,7 +65,7 @@ Array listed_ids(const std::string& place, const Json& rows) {
   const auto visit = [&](const auto& self, const Json& json, std::size_t depth) -> void {
     if (!json.is_array()) {
       if (!json.is_number() || depth != ids.shape.size())
-        refuse(place, "its routed experts are no list [token][layer] of lists of ids");
+        refuse(place, "its routed experts are not a list [token][layer] of lists of ids");
       ids.values.push_back(json.get<double>());
       return;
     }
@@ -115,7 +115,7 @@ std::string from_base64(const std::string& place, std::string_view text) {
   while (text.ends_with('=')) text.remove_suffix(1);
   for (const char c : text) {
     const int digit = base64_digit(c);
-    if (digit < 0) refuse(place, "its routed experts are no base64");
+    if (digit < 0) refuse(place, "its routed experts are not base64");
     held = (held << 6 | static_cast<unsigned>(digit)) & 0xffff;
     bits += 6;
     if (bits < 8) continue;

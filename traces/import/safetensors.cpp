@@ -41,7 +41,7 @@ Safetensors::Safetensors(const std::filesystem::path& file) : file_(file) {
   std::uint64_t length = 0;
   if (text.size() >= sizeof length) std::memcpy(&length, text.data(), sizeof length);
   if (text.size() < sizeof length || length > text.size() - sizeof length || length == 0)
-    throw ConfigError(file.string() + ": is no .safetensors file, or ends inside its header");
+    throw ConfigError(file.string() + ": is not a .safetensors file, or ends inside its header");
   elements_ = text.substr(sizeof length + length);
   Json header;
   try {

@@ -53,12 +53,12 @@ class Dump {
 
   const PyList& list(const PyValue* value, std::string_view name) const {
     const auto* found = value == nullptr ? nullptr : std::get_if<const PyList*>(value);
-    if (found == nullptr) file_.refuse(fmt::format("\"{}\" is no list", name));
+    if (found == nullptr) file_.refuse(fmt::format("\"{}\" is not a list", name));
     return **found;
   }
   const PyDict& dictionary(const PyValue& value) const {
     const auto* found = std::get_if<const PyDict*>(&value);
-    if (found == nullptr) file_.refuse("has a record that is no dictionary");
+    if (found == nullptr) file_.refuse("has a record that is not a dictionary");
     return **found;
   }
   Array tensor(const PyValue& value) {
@@ -71,7 +71,7 @@ class Dump {
     for (const PyValue& item : list(record.find(name), name).items) {
       const auto* number = std::get_if<std::int64_t>(&item);
       if (number == nullptr || *number < 0)
-        file_.refuse(fmt::format("\"{}\" holds what is no whole number", name));
+        file_.refuse(fmt::format("\"{}\" holds what is not a whole number", name));
       numbers.push_back(*number);
     }
     return numbers;

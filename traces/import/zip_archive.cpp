@@ -24,7 +24,7 @@ ZipArchive::ZipArchive(const std::filesystem::path& file) : file_(file) {
   handle_.reset(unzOpen64(file.c_str()), [](void* handle) {
     if (handle != nullptr) unzClose(handle);
   });
-  if (handle_ == nullptr) refuse("is no zip file, or ends before its directory");
+  if (handle_ == nullptr) refuse("is not a zip file, or ends before its directory");
   list_members(mapped.bytes().size());
 }
 

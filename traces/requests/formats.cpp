@@ -104,7 +104,7 @@ nanoseconds parse_timestamp(std::string_view text) {
   const nanoseconds time = parse_seconds(text);
   if (std::chrono::duration_cast<std::chrono::seconds>(time) > latest || time < -latest)
     throw ConfigError(fmt::format(
-        "\"{}\" is no time in seconds of this millennium; a timestamp in ms is divided by 1000",
+        "\"{}\" is not a time in seconds of this millennium; a timestamp in ms is divided by 1000",
         text));
   return time;
 }
@@ -267,7 +267,7 @@ RowReader recognise_format(std::string_view first_line) {
     if (!has(format.time) || !has(format.prompt_tokens) || !has(format.output_tokens)) continue;
     return encoding == Encoding::csv ? csv_reader(format, first_line) : json_reader(format);
   }
-  throw ConfigError(fmt::format("is no request trace; known: CSV of {}; JSON lines of {}",
+  throw ConfigError(fmt::format("is not a request trace; known: CSV of {}; JSON lines of {}",
                                 known_formats(Encoding::csv), known_formats(Encoding::json_lines)));
 }
 

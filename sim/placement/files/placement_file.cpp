@@ -157,7 +157,7 @@ std::map<int, ConfigNode> by_layer(const ConfigNode& node) {
       const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), layer);
       const bool number = error == std::errc() && end == key.data() + key.size() && layer >= 0;
       if (!number || !layers.emplace(layer, reader.child(key)).second) {
-        node.fail(fmt::format("\"{}\" is no layer; expected each layer's number once", key));
+        node.fail(fmt::format("\"{}\" is not a layer; expected each layer's number once", key));
       }
     }
     if (layers.empty()) node.fail("has no layers");
@@ -490,7 +490,7 @@ ExpertPlacement read_placement(const ConfigNode& node, PlacementContext context)
       return read_sglang(reader, context);
     }
     node.fail(
-        "is no placement; expected physical_to_logical_map, experts_on_gpu (SGLang), "
+        "is not a placement; expected physical_to_logical_map, experts_on_gpu (SGLang), "
         "initial_global_assignments (TensorRT-LLM) or layer_list (vllm-ascend)");
   });
 }
