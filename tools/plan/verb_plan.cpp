@@ -61,8 +61,8 @@ int tokens(const std::string& option, const std::string& text) {
   }
   if (!(value >= 1 && value <= most) || value != std::floor(value)) {
     throw ConfigError(
-        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096", option,
-                    text, most));
+        fmt::format("{}: {} is not a number of tokens; expected 1 to {}, or e.g. 4k for 4096",
+                    option, text, most));
   }
   return static_cast<int>(value);
 }
