@@ -56,7 +56,8 @@ std::optional<StepContent::Prompt> prompt_of(std::string_view text) {
 
 std::string refuse_prompt(const std::string& text) {
   if (prompt_of(text)) return "";
-  return fmt::format("\"{}\" is not a prompt; expected tokens, or tokens@prefix, as 1000@29000", text);
+  return fmt::format("\"{}\" is not a prompt; expected tokens, or tokens@prefix, as 1000@29000",
+                     text);
 }
 
 std::span<const Key> prompt_keys() {
