@@ -114,7 +114,7 @@ def main():
 
         for what, content, words in (("of something else", '{"mean_latency": 3}', "vllm bench serve"),
                                      ("without lengths", '{"median_tpot_ms": 3}', "cannot be simulated"),
-                                     ("no object", "[1]", "no JSON object")):
+                                     ("no object", "[1]", "not a JSON object")):
             file = work / "other.json"
             file.write_text(content)
             done = run("validate", "--bench", file, "--config", config)

@@ -79,7 +79,7 @@ refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --t
 refuses 'a node holds 8 h100; use' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
 refuses 'tpot: 0 ms is out of range' plan --model qwen3_30b_a3b --gpu h100 --gpus 8 --tpot 0ms
 refuses 'did you mean "a100_40g" or "a100_80g"' plan --model qwen3_30b_a3b --gpu a100 --gpus 8 --tpot 50ms
-refuses 'give one of them' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
+refuses 'Give one or both' plan --model qwen3_30b_a3b --gpu h100 --gpus 8
 refuses 'needs --gpu' plan --model qwen3_30b_a3b --tpot 50ms
 refuses 'does not fit' plan --model deepseek_v3 --gpu h100 --gpus 2 --tpot 50ms -o small
 refuses 'is not a number of tokens' plan --model qwen3_30b_a3b --gpu h100 --tpot 50ms --isl 4q
