@@ -19,9 +19,9 @@ struct EventSeen {
   std::optional<int> instance{};  ///< the EP group
 };
 
-/// Watches a run as it happens, e.g. to write a timeline. What it does changes nothing; what it is
-/// shown is valid during the call only. A new kind of happening is one more function here, which
-/// does nothing unless overridden.
+/// Watches a run as it happens, e.g. to write a timeline. What it does changes nothing, but for an
+/// exception: that ends the run without a report. What it is shown is valid during the call only. A
+/// new kind of happening is one more function here, which does nothing unless overridden.
 class RunObserver {
  public:
   virtual ~RunObserver() = default;
@@ -30,6 +30,8 @@ class RunObserver {
   virtual void event(const EventSeen&) {}
   /// A step ended. It lasted from its start to `now`.
   virtual void step_ended(const StepRecord&, Time /*now*/) {}
+  /// A request got its first token in the step that ended just before.
+  virtual void first_token(std::uint32_t /*id*/, const RequestRecord&) {}
   /// A request finished, was rejected or abandoned.
   virtual void request_left(std::uint32_t /*id*/, const RequestRecord&) {}
 };

@@ -137,6 +137,9 @@ const std::vector<Field<AttainmentAlong>>& fields_of(const AttainmentAlong*) {
                "late requests that met every objective: fewer if a backlog grows",
                "share of requests")
           .add("standard_error", &S::standard_error, "slo_attainment in ten stretches of the run",
+               "share of requests")
+          .add("whole_run", &S::whole_run,
+               "requests of the whole run that met every objective, warm-up and end included",
                "share of requests");
   return rows;
 }

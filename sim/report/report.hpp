@@ -56,6 +56,7 @@ struct Metrics {
 struct AttainmentAlong {
   double first_half = 0, second_half = 0;
   double standard_error = 0;
+  double whole_run = 0;
 };
 
 struct MeasurementStats {

@@ -7,6 +7,7 @@
 
 #include "hardware/at.hpp"
 #include "sim/experiment/pools.hpp"
+#include "sim/report/objectives.hpp"
 #include "traces/requests/arrivals.hpp"
 
 namespace moesim {
@@ -15,38 +16,7 @@ namespace {
 
 constexpr std::string_view version = MOESIM_VERSION;
 
-double ms(Duration duration) { return to_seconds(duration).count() * 1e3; }
 double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
-
-struct Latency {
-  double ttft;  // ms, as are the others
-  std::optional<double> tpot;
-  double e2el;
-};
-
-// TTFT = first token - arrival, corrected by measured runs where there are any; TPOT = (e2el -
-// ttft)/(output - 1) for outputs of two tokens and more.
-Latency latency_of(const RequestLife& request, double anchored_ttft) {
-  const double ttft = ms(request.first_token - request.arrival);
-  const double e2el = ms(request.last_token - request.arrival);
-  Latency latency{ttft * anchored_ttft, std::nullopt, e2el + ttft * (anchored_ttft - 1)};
-  if (request.output_tokens > 1) latency.tpot = (e2el - ttft) / (request.output_tokens - 1);
-  return latency;
-}
-
-// Which objectives a request met; one that the config does not set is met.
-struct Met {
-  bool ttft, tpot, e2el;
-  bool all() const { return ttft && tpot && e2el; }
-};
-
-Met objectives_met(const Latency& latency, const Slo& slo) {
-  const auto within = [](double value, const std::optional<Seconds>& limit) {
-    return !limit || value <= limit->count() * 1e3;
-  };
-  return {within(latency.ttft, slo.ttft), within(latency.tpot.value_or(0), slo.tpot),
-          within(latency.e2el, slo.e2el)};
-}
 
 // Requests of the whole run, and of those that arrived while it was measured.
 struct RequestCounts {
@@ -605,8 +575,10 @@ std::optional<AttainmentAlong> attainment_along(const Deployment& e, const Measu
     const std::size_t from = i * met.size() / stretches, to = (i + 1) * met.size() / stretches;
     squares += std::pow(share(met.subspan(from, to - from)) - mean, 2);
   }
+  constexpr Measured whole{Time::min(), Time::max()};
   return AttainmentAlong{share(met.first(met.size() / 2)), share(met.subspan(met.size() / 2)),
-                         std::sqrt(squares / double(stretches * (stretches - 1)))};
+                         std::sqrt(squares / double(stretches * (stretches - 1))),
+                         share(met_in_order(e, whole, requests))};
 }
 
 // Which part of the run was measured, and whether it is a steady state. Whose clients wait for each

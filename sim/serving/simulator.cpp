@@ -265,6 +265,10 @@ class Simulation {
     pool.measurement.step_ended(record, requests_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
     for (const EmittedToken& token : record.tokens) {
+      if (token.first) {
+        for (RunObserver* observer : observers_)
+          observer->first_token(token.request, requests_[token.request]);
+      }
       if (!token.last) {
         if (pool.deployment.prefill_only) send_kv(token.request);
         continue;

@@ -73,7 +73,7 @@ Answer answer(const World& world, bool sure, std::size_t most_runs = 1'000'000) 
   std::size_t runs = 0;
   std::vector<TunePoint> seen;
   TuneProblem problem{.bounds = world.bounds, .ladder = ladder, .run = {}, .sure = sure};
-  problem.run = [&](std::span<const TunePoint> points) -> std::optional<std::vector<Trial>> {
+  problem.run = [&](std::span<const TunePoint> points, bool) -> std::optional<std::vector<Trial>> {
     if (runs >= most_runs) return std::nullopt;
     std::vector<Trial> trials;
     for (const TunePoint point : points) {
@@ -211,7 +211,7 @@ std::vector<SloRun> confirmed(const SloSearch& search, double load) {
 }  // namespace
 
 TEST_CASE("long runs go up from their loads to the heaviest that meets the SLO, and down to it") {
-  const SloSearch search = search_of({deployment_under_slo("2 ms", 1000)}, Proof::attained);
+  const SloSearch search = search_of({deployment_under_slo("2 ms", 300)}, Proof::attained);
   const auto from_below = confirmed(search, 500);
   REQUIRE(from_below.size() == 1);
   CHECK(from_below.front().trial.meets);
@@ -240,7 +240,7 @@ TEST_CASE("an overloaded run meets no SLO, however patient the limits are") {
 }
 
 TEST_CASE("a load is borne only if every draw bears it") {
-  const Json first = deployment_under_slo("2 ms", 1000);
+  const Json first = deployment_under_slo("2 ms", 300);
   std::vector<Json> draws;
   double least = 1e18;
   for (int seed = 1; seed <= 2; ++seed) {

@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
@@ -124,6 +125,11 @@ int main(int argc, char** argv) {
   auto format = std::make_unique<spdlog::pattern_formatter>();
   format->add_flag<moesim::VisiblePayload>('*').set_pattern("%^%l%$: %*");
   spdlog::set_formatter(std::move(format));
+  // Buffers of steps come and go by the thousand: the heap keeps them, the kernel does not clear
+  // their pages anew each time.
+  constexpr int kept_by_heap = 256 << 20;
+  mallopt(M_MMAP_THRESHOLD, kept_by_heap);
+  mallopt(M_TRIM_THRESHOLD, kept_by_heap);
   // A file that outgrows its limit is then an error of writing, which is said, not a sudden end.
   std::signal(SIGXFSZ, SIG_IGN);
   try {

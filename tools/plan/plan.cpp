@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -36,6 +38,9 @@ constexpr std::size_t draws = 3;
 constexpr double bound_margin = 1.3;
 // The best of the other kind, together or apart, is varied too where it comes so near.
 constexpr double near_best = .75;
+// Of groups that do both only plain shapes are looked at where none bears so much of what pools do;
+// and what bears less than so much of the best is not asked to bear it under every draw.
+constexpr double worth_a_search = .5;
 constexpr const char* arrivals_rate = "/workload/arrivals/rate";
 
 double seconds_of(const Json& config, const char* key, double otherwise) {
@@ -68,12 +73,16 @@ class Search {
 
   Plan run() {
     look_at_shapes();
-    refine("copies and routing", [&](const Json& d) { return with_copies(d, search_.model); });
-    refine("chunks", with_chunks);
+    refine("copies and routing",
+           [&](const Json& d, const SloRun&) { return with_copies(d, search_.model); });
+    refine("chunks", [](const Json& d, const SloRun&) { return with_chunks(d); });
     // What a chunk is good for depends on the depth of the pipeline and on how many ranks wait.
-    refine("layouts of prefill",
-           [&](const Json& d) { return with_prefill_layouts(d, search_.model, search_.cluster); });
-    refine("limits on sequences", [&](const Json& d) { return with_sequences(d, room(d)); });
+    refine("layouts of prefill", [&](const Json& d, const SloRun&) {
+      return with_prefill_layouts(d, search_.model, search_.cluster);
+    });
+    refine("limits on sequences", [&](const Json& d, const SloRun& run) {
+      return with_sequences(d, std::min(room(d), in_flight(run)));
+    });
     confirm();
     try_uniform_routing();
     if (!leaders_.empty()) nearest_.clear();
@@ -95,6 +104,7 @@ class Search {
                   .proof = Proof::attained,
                   .mixed_steps = true,
                   .spot_checks = false,
+                  .give_up = true,
                   .store = search_.store,
                   .start = -1};
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
@@ -141,7 +151,8 @@ class Search {
       return is_apart(run.config) != is_apart(leaders_.front().config);
     });
     if (other != leaders_.end() && other - leaders_.begin() > last)
-      std::iter_swap(other, leaders_.begin() + last);
+      std::rotate(leaders_.begin() + last, other, other + 1);
+    std::move(leaders_.begin() + last + 1, leaders_.end(), std::back_inserter(reserve_));
     leaders_.resize(kept);
   }
 
@@ -192,17 +203,37 @@ class Search {
       join(std::move(result.found));
     }
     if (plan_.stopped) return;
-    SloSearch slo = search_over(std::move(together), short_stays);
-    slo.bounds = bounds;
-    slo.bound_margin = bound_margin;
     // Whatever their bounds say, the plain shapes are run.
-    for (std::size_t i = 0; i < slo.places.size(); ++i) {
-      auto& bound = slo.bounds[i];
-      if (bound && bound->goodput > 0 && is_plain(slo.places[i])) bound->goodput = best_bound;
+    std::vector<std::optional<TuneBound>> lifted = bounds;
+    std::vector<std::size_t> all, plain;
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      all.push_back(i);
+      if (!is_plain(together[i])) continue;
+      plain.push_back(i);
+      if (lifted[i] && lifted[i]->goodput > 0) lifted[i]->goodput = best_bound;
     }
+    const double to_beat = leaders_.empty() ? 0 : worth_a_search * leaders_.front().trial.goodput;
+    if (!look_at(together, lifted, all, to_beat) && to_beat > 0 && !plan_.stopped)
+      look_at(together, lifted, plain, 0);
+  }
+
+  // Looks among some of the shapes that prefill and decode in one group for what beats that many
+  // requests/s. Whether any does.
+  bool look_at(const std::vector<Json>& together,
+               const std::vector<std::optional<TuneBound>>& bounds,
+               const std::vector<std::size_t>& some, double to_beat) {
+    std::vector<Json> places;
+    for (const std::size_t i : some) places.push_back(together[i]);
+    SloSearch slo = search_over(std::move(places), short_stays);
+    for (const std::size_t i : some) slo.bounds.push_back(bounds[i]);
+    slo.bound_margin = bound_margin;
+    slo.to_beat = to_beat;
+    slo.near_misses = leaders_.empty();
     SloResult result = search_slo(slo, traces_, remarks_, begin("prefill and decode together"));
     count(result);
+    const bool found = !result.found.empty();
     join(std::move(result.found));
+    return found;
   }
 
   // The shapes whose requests get their tokens soonest when they are alone.
@@ -242,7 +273,7 @@ class Search {
         if (is_apart(leader.config) != kind || leader.per_second() < near_best * best) continue;
         to_beat = std::max(to_beat, leader.trial.goodput);
         if (chosen++ == (kind == apart ? varied : 1)) break;
-        for (Json& place : vary(without_load(leader.config)))
+        for (Json& place : vary(without_load(leader.config), leader))
           places.push_back(sampled(std::move(place)));
       }
       if (places.empty() || plan_.stopped) continue;
@@ -250,10 +281,19 @@ class Search {
       slo.bound_margin = bound_margin;
       slo.to_beat = to_beat;
       slo.runners_up = 0;
+      slo.near_misses = false;
       SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
       count(result);
       join(std::move(result.found));
     }
+  }
+
+  // Sequences on a rank that decodes, in the mean of a run.
+  static std::int64_t in_flight(const SloRun& run) {
+    const Json& group = moesim::decode_group(run.config);
+    const int ranks = group.at("instances").get<int>() * group.at("parallel").at("dp").get<int>();
+    const double stay = run.report.at("metrics").value("mean_e2el_ms", 0.0) / 1e3;
+    return static_cast<std::int64_t>(std::ceil(run.per_second() * stay / ranks));
   }
 
   // Sequences of the question's length that a rank's KV cache holds.
@@ -318,33 +358,59 @@ class Search {
 
   void confirm() {
     if (leaders_.empty() || plan_.stopped) return;
+    nearest_.clear();
+    std::vector<SloRun> lasting = long_runs_of(leaders_);
+    if (plan_.stopped) return;
+    // Short runs are forgotten: a long one says more.
+    const std::vector<SloRun> short_runs = std::exchange(leaders_, {});
+    join(std::move(lasting));
+    for (const bool apart : {false, true}) {
+      const auto of_kind = [&](const SloRun& run) { return is_apart(run.config) == apart; };
+      // Where long runs refute all of a kind, what came behind them in short runs is asked.
+      if (std::ranges::any_of(short_runs, of_kind) && std::ranges::none_of(leaders_, of_kind))
+        join(long_runs_of(best_in_reserve(apart)));
+      confirm_best(apart);
+    }
+  }
+
+  // Shapes of a kind that were left out of the leaders, each once, the best first.
+  std::vector<SloRun> best_in_reserve(bool apart) {
+    std::erase_if(reserve_, [&](const SloRun& run) { return is_apart(run.config) != apart; });
+    std::ranges::stable_sort(reserve_, std::greater{}, &SloRun::per_second);
+    std::set<std::string> seen;
+    std::vector<SloRun> best;
+    for (const SloRun& run : reserve_) {
+      if (best.size() < varied && seen.insert(shape_text(run.config)).second) best.push_back(run);
+    }
+    return best;
+  }
+
+  // What deployments bear in long runs, those that bear anything.
+  std::vector<SloRun> long_runs_of(const std::vector<SloRun>& short_runs) {
+    if (short_runs.empty() || plan_.stopped) return {};
     std::vector<Json> places;
     std::vector<double> loads;
-    for (const SloRun& leader : leaders_) {
+    for (const SloRun& leader : short_runs) {
       const Json deployment = without_load(leader.config);
       Json& place = places.emplace_back(exact_is_quick(leader) ? deployment : sampled(deployment));
       vary_routing(place, leader);
       // What a short run bears is a little more than what lasts.
       loads.push_back(.97 * leader.per_second());
     }
-    // Short runs are forgotten: a long one says more.
     const SloSearch slo = long_runs(std::move(places), 1);
     SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("long runs"));
     count(result);
-    if (plan_.stopped) return;
-    leaders_.clear();
-    nearest_ = result.nearest;
-    join(std::move(result.found));
-    for (const bool apart : {false, true}) confirm_best(apart);
+    return std::move(result.found);
   }
 
-  // The best of a kind bears its load under every draw. Others bear no more than under one, so that
-  // they need not be asked unless that is more.
+  // The best of a kind bears its load under every draw, if it is worth it. Others bear no more than
+  // under one, so that they need not be asked unless that is more.
   void confirm_best(bool apart) {
     while (!plan_.stopped) {
       const auto best = std::ranges::find_if(
           leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
       if (best == leaders_.end() || best->draws == draws) return;
+      if (best->per_second() < worth_a_search * leaders_.front().per_second()) return;
       const std::array load{best->per_second()};
       const SloSearch slo = long_runs({best->config}, draws);
       SloResult result = confirm_slo(slo, load, traces_, remarks_, begin("other seeds"));
@@ -398,6 +464,7 @@ class Search {
   const PlanHooks& hooks_;
   std::optional<RateLadder> ladder_;
   std::vector<SloRun> leaders_, nearest_;
+  std::vector<SloRun> reserve_;  // short runs of what leaders left no room for
   Plan plan_;
 };
 

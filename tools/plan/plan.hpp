@@ -25,7 +25,8 @@ struct PlanSearch {
 /// What was found.
 struct Plan {
   /// One of each shape, most requests/s first, at most five; of each kind, together and apart, the
-  /// best is among them, and bears its load under every draw. The others ran under one.
+  /// best is among them. It bears its load under every draw, unless that is less than half of
+  /// what the best of all bears. The others ran under one.
   std::vector<SloRun> best;
   std::vector<SloRun> nearest;  ///< where none meets the SLO: the run that missed by least
   /// What each of the best bears where every expert is as likely as any other, requests/s. Nothing

@@ -228,9 +228,9 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 // What ranks the rows, and what their columns say.
 std::string legend() {
   return wrapped(
-             "Ranked by req/s: the heaviest load that lasts in a steady state. The best of each "
-             "kind "
-             "ran under three seeds of arrivals and routing, the others under one. met: "
+             "Ranked by req/s: the heaviest load that lasts in a steady state. The best ran under "
+             "three seeds of arrivals and routing, and so did the best of the other kind unless it "
+             "sustains less than half. The others ran under one. met: "
              "requests within the limits, under the worst seed. +5 %: met under 5 % more load. "
              "$/M: a million output tokens. "
              "In brackets: what is left to the limit.") +

@@ -2,6 +2,7 @@
 #include "tools/sweep/slo_search.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -13,6 +14,7 @@
 #include <tbb/task_arena.h>
 
 #include "sim/report/metric_catalogue.hpp"
+#include "sim/report/slo_watch.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/slo_bound.hpp"
@@ -32,10 +34,14 @@ constexpr Limit limits[] = {{"TPOT", &metric("p90_tpot_ms"), "tpot"},
                             {"TTFT", &metric("p90_ttft_ms"), "ttft"},
                             {"E2E", &metric("p90_e2el_ms"), "e2el"}};
 
-std::optional<double> number_of(const Json& report, const Metric& metric) {
-  const Json* value = find_value(report, std::string(metric.pointer));
+std::optional<double> number_at(const Json& report, const std::string& pointer) {
+  const Json* value = find_value(report, pointer);
   if (value == nullptr || !value->is_number()) return std::nullopt;
   return value->get<double>();
+}
+
+std::optional<double> number_of(const Json& report, const Metric& metric) {
+  return number_at(report, std::string(metric.pointer));
 }
 
 std::optional<double> limit_ms(const Json& config, std::string_view key) {
@@ -51,7 +57,11 @@ std::string state_in(const Json& report) {
 
 bool shows(const Json& report, Proof proof, double attainment) {
   const std::string state = state_in(report);
-  if (proof == Proof::attained) return state != "overloaded";
+  if (proof == Proof::attained) {
+    // What is measured of an unsteady run may be its end alone, when few are left.
+    const auto whole = number_at(report, "/measurement/attainment/whole_run");
+    return state != "overloaded" && (state == "stable" || !whole || *whole >= attainment);
+  }
   if (state != "stable") return false;
   if (proof == Proof::steady) return true;
   const Json* along = find_value(report, "/measurement/attainment");
@@ -90,9 +100,9 @@ std::string lack_of(const Json& report) {
   std::string name;
   double least = 2;
   for (const Limit& limit : limits) {
-    const Json* met = find_value(report, fmt::format("/metrics/attainment/{}", limit.key));
-    if (met == nullptr || !met->is_number() || met->get<double>() >= least) continue;
-    least = met->get<double>();
+    const auto met = number_at(report, fmt::format("/metrics/attainment/{}", limit.key));
+    if (!met || *met >= least) continue;
+    least = *met;
     name = limit.name;
   }
   return name;
@@ -117,20 +127,23 @@ class Runs {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
   }
 
-  std::optional<std::vector<Trial>> operator()(std::span<const TunePoint> points) {
+  // Runs points. Where only `whether` they meet the SLO is asked, those that miss may be given up.
+  std::optional<std::vector<Trial>> operator()(std::span<const TunePoint> points, bool whether) {
     if (hooks_.stop()) return std::nullopt;
     std::vector<SweepPoint> configs;
     for (const TunePoint point : points) {
       configs.push_back(points_.of(config_of(point)));
     }
-    std::vector<StoreRow> rows(points.size());
+    std::vector<Outcome> outcomes(points.size());
     tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t i) {
-      tbb::this_task_arena::isolate([&] { rows[i] = run(configs[i]); });
+      tbb::this_task_arena::isolate(
+          [&] { outcomes[i] = run(configs[i], whether && search_.give_up); });
     });
-    if (store_) record(configs, rows);
+    if (store_) record(configs, outcomes);
     std::vector<Trial> trials;
-    for (std::size_t i = 0; i < points.size(); ++i) trials.push_back(note(points[i], rows[i]));
-    hooks_.ran(runs_.size());
+    for (std::size_t i = 0; i < points.size(); ++i) trials.push_back(note(points[i], outcomes[i]));
+    done_ += points.size();
+    hooks_.ran(done_);
     return trials;
   }
 
@@ -150,6 +163,11 @@ class Runs {
   }
 
  private:
+  struct Outcome {
+    StoreRow row;
+    std::optional<SloMissed> missed{};  // the run was given up: the row says nothing
+  };
+
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
     const double rate = ladder_->rate(point.rung);
@@ -158,26 +176,43 @@ class Runs {
   }
 
   // A run of the store, or one now.
-  StoreRow run(const SweepPoint& point) {
+  Outcome run(const SweepPoint& point, bool give_up) {
     if (const auto known = known_.find(point.config_hash); known != known_.end()) {
-      return known->second;
+      return {known->second};
     }
-    StoreRow row{point.config_hash, point.config.dump(), PointStatus::done, "", ""};
+    Outcome outcome{{point.config_hash, point.config.dump(), PointStatus::done, "", ""}};
     try {
       Experiment experiment = load(point.config);
       for (Deployment& pool : experiment.pools) pool.spot_checks = search_.spot_checks;
-      row.report = moesim::run(experiment).document().dump();
+      outcome.row.report = report_of(experiment, give_up);
     } catch (const ConfigError& error) {
-      row.status = PointStatus::infeasible;
-      row.error = error.what();
+      outcome.row.status = PointStatus::infeasible;
+      outcome.row.error = error.what();
+    } catch (const SloMissed& missed) {
+      outcome.missed = missed;
     }
-    return row;
+    return outcome;
   }
 
-  Trial note(TunePoint point, StoreRow& row) {
+  std::string report_of(const Experiment& experiment, bool give_up) const {
+    if (!give_up) return moesim::run(experiment).document().dump();
+    SloWatch watch(experiment, search_.attainment);
+    const std::array<RunObserver*, 1> observers{&watch};
+    return moesim::run(experiment, {}, observers).document().dump();
+  }
+
+  Trial note(TunePoint point, Outcome& outcome) {
+    const double rate = ladder_->rate(point.rung);
+    if (outcome.missed) {
+      const double attained = outcome.missed->attained;
+      return {.goodput = rate * attained,
+              .attainment = attained,
+              .excess = 2 - attained,
+              .given_up = true};
+    }
+    StoreRow& row = outcome.row;
     const Json report = row.report.empty() ? Json() : Json::parse(row.report);
-    const Trial trial =
-        trial_of(search_.places[point.place], report, ladder_->rate(point.rung), search_);
+    const Trial trial = trial_of(search_.places[point.place], report, rate, search_);
     // The best run keeps its whole report, the many others only what is printed.
     if (trial.meets && trial.goodput > best_goodput_) {
       best_goodput_ = trial.goodput;
@@ -225,9 +260,11 @@ class Runs {
     store_.emplace(Store::open_for(search_.store, search_.document, points));
   }
 
-  void record(const std::vector<SweepPoint>& points, const std::vector<StoreRow>& rows) {
+  void record(const std::vector<SweepPoint>& points, const std::vector<Outcome>& outcomes) {
     std::vector<StoreRow> fresh;
-    for (const StoreRow& row : rows) {
+    for (const Outcome& outcome : outcomes) {
+      if (outcome.missed) continue;
+      const StoreRow& row = outcome.row;
       known_.contains(row.config_hash) ? void(++resumed_) : fresh.push_back(row);
     }
     if (!fresh.empty()) store_->record(fresh, points);
@@ -242,7 +279,7 @@ class Runs {
   std::optional<Store> store_;
   std::map<std::string, StoreRow> known_;  // done before
   std::map<TunePoint, StoreRow> runs_;
-  std::size_t resumed_ = 0;
+  std::size_t done_ = 0, resumed_ = 0;
   double best_goodput_ = 0;
   std::string best_report_;
 };
@@ -302,6 +339,7 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
                         .recheck = search.recheck,
                         .start = search.start < 0 ? begin : search.start,
                         .to_beat = search.to_beat,
+                        .near_misses = search.near_misses,
                         .runners_up = search.runners_up});
   result.search.stopped |= hooks.stop();
   runs.write_into(result);
@@ -357,7 +395,7 @@ class Confirmation {
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
       if (brackets_[i].met()) result_.found.push_back(found(i, *brackets_[i].met()));
     }
-    if (result_.found.empty()) result_.nearest = nearest();
+    if (result_.found.empty() && !trials_.empty()) result_.nearest = nearest();
     result_.runs = trials_.size();
     return result_;
   }
@@ -366,12 +404,13 @@ class Confirmation {
   std::optional<Heavier> heavier(std::size_t i) const {
     const int rung = *brackets_[i].met() + rungs_per_5_percent;
     const auto trial = trials_.find({i * draws_, rung});
-    if (trial == trials_.end()) return std::nullopt;
-    // The least of the draws that were run.
+    if (trial == trials_.end() || trial->second.given_up) return std::nullopt;
+    // The least of the draws that were run to their end.
     auto least = trial;
     for (std::size_t draw = 1; draw < draws_; ++draw) {
       const auto other = trials_.find({i * draws_ + draw, rung});
-      if (other != trials_.end() && other->second.attainment < least->second.attainment)
+      if (other != trials_.end() && !other->second.given_up &&
+          other->second.attainment < least->second.attainment)
         least = other;
     }
     const RateLadder& ladder = runs_.ladder();
@@ -400,7 +439,7 @@ class Confirmation {
       if (!brackets_[i].open() || !bears(i, from)) continue;
       for (std::size_t draw = from; draw < to; ++draw) points.push_back(point(i, draw));
     }
-    ask(std::move(points));
+    ask(std::move(points), true);
   }
 
   void ask_heavier() {
@@ -409,16 +448,21 @@ class Confirmation {
       if (brackets_[i].met())
         points.push_back({i * draws_, *brackets_[i].met() + rungs_per_5_percent});
     }
-    ask(std::move(points));
+    ask(std::move(points), false);
   }
 
-  void ask(std::vector<TunePoint> points) {
-    std::erase_if(points, [&](TunePoint point) { return trials_.contains(point); });
+  // Runs what was not run yet: to its end, unless only `whether` it meets the SLO is asked.
+  void ask(std::vector<TunePoint> points, bool whether) {
+    std::erase_if(points, [&](TunePoint point) {
+      const auto trial = trials_.find(point);
+      return trial != trials_.end() && (whether || !trial->second.given_up);
+    });
     if (points.empty() || result_.stopped) return;
-    const auto trials = runs_(points);
+    const auto trials = runs_(points, whether);
     result_.stopped = !trials;
     if (!trials) return;
-    for (std::size_t p = 0; p < points.size(); ++p) trials_.emplace(points[p], trials->at(p));
+    for (std::size_t p = 0; p < points.size(); ++p)
+      trials_.insert_or_assign(points[p], trials->at(p));
   }
 
   TuneResult::Found found(std::size_t i, int rung) const {
@@ -431,12 +475,13 @@ class Confirmation {
     return run;
   }
 
-  std::optional<TuneResult::Found> nearest() const {
-    std::optional<TuneResult::Found> least;
-    for (const auto& [point, trial] : trials_) {
-      if (!least || trial.excess < least->trial.excess) least = {point, trial};
-    }
-    return least;
+  // The run that missed by least, to its end.
+  std::optional<TuneResult::Found> nearest() {
+    const auto excess = [](const auto& run) { return run.second.excess; };
+    const TunePoint least = std::ranges::min_element(trials_, {}, excess)->first;
+    ask({least}, false);
+    const Trial& trial = trials_.at(least);
+    return trial.given_up ? std::nullopt : std::optional(TuneResult::Found{least, trial});
   }
 
   std::size_t draws_;

@@ -42,10 +42,14 @@ struct SloSearch {
   Proof proof = Proof::steady;
   /// Whether the steps of a steady state bound a place too: tighter, and true to some ten per cent.
   bool mixed_steps = false;
-  double bound_margin = 1;        ///< by how much more than its bound a place is taken to bear
-  bool spot_checks = true;        ///< of sampled runs
+  double bound_margin = 1;  ///< by how much more than its bound a place is taken to bear
+  bool spot_checks = true;  ///< of sampled runs
+  /// Whether a run ends as soon as it cannot meet the SLO any more, where that is all that is
+  /// asked. Such runs are not kept in the store.
+  bool give_up = false;
   std::size_t draws = 1;          ///< of confirm_slo(): so many neighbours are one deployment
   double to_beat = 0;             ///< requests/s that are had elsewhere
+  bool near_misses = true;        ///< see TuneProblem
   std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
   double start = 0;               ///< a load to begin with; below 0: by the best bound

@@ -98,7 +98,8 @@ class Search {
   void try_points(std::vector<TunePoint> points) {
     std::erase_if(points, [&](TunePoint point) { return tried(point) != nullptr; });
     if (points.empty()) return;
-    const auto trials = problem_.run(points);
+    // While nothing meets the SLO, how near each run comes is of interest.
+    const auto trials = problem_.run(points, best_goodput() > 0 || !problem_.near_misses);
     if (!trials) throw Stopped();
     for (std::size_t i = 0; i < points.size(); ++i) note(points[i], trials->at(i));
   }
@@ -345,6 +346,7 @@ class Search {
       return a.trial.goodput > b.trial.goodput;
     });
     for (const auto& [point, trial] : trials_) {
+      if (trial.given_up) continue;
       if (!result_.nearest || nearer(trial, result_.nearest->trial)) {
         result_.nearest = {point, trial};
       }

@@ -49,6 +49,9 @@ struct Trial {
   double attainment = 0;  ///< share of the requests that did
   double excess = 0;      ///< the worst of latency over its limit, 1 where it is met exactly
   bool meets = false;     ///< whether enough requests met it
+  /// Whether the run was ended because it could not meet the SLO any more. Its attainment is that
+  /// of the requests until then, its excess 1 + the share of them that missed.
+  bool given_up = false;
 };
 
 /// What a place cannot exceed, by the time of its steps alone.
@@ -65,8 +68,9 @@ struct TuneProblem {
   /// What each place may reach at most; nothing where it cannot be run.
   std::vector<std::optional<TuneBound>> bounds;
   RateLadder ladder;
-  /// Runs some points, each asked for once, and answers in their order. Nothing: stopped.
-  std::function<std::optional<std::vector<Trial>>(std::span<const TunePoint>)> run;
+  /// Runs some points, each asked for once, and answers in their order. Nothing: stopped. Runs may
+  /// be given up where no more than `whether` they meet the SLO is asked.
+  std::function<std::optional<std::vector<Trial>>(std::span<const TunePoint>, bool whether)> run;
   /// Whether every point of the ladder that could still be better is run in the end.
   bool sure = false;
   /// Whether runs are spent on finding out that heavier loads than a place's first miss can meet
@@ -76,6 +80,8 @@ struct TuneProblem {
   double start = 0;
   /// Requests/s that are had elsewhere: no place is looked at under less load than beats them.
   double to_beat = 0;
+  /// Whether it is told how near runs come to the SLO where none meets it.
+  bool near_misses = true;
   /// How many places are ranked below the best one.
   std::size_t runners_up = 4;
 };
@@ -85,8 +91,9 @@ struct TuneResult {
     TunePoint point;
     Trial trial;
   };
-  std::vector<Found> found;      ///< the best point of each place that met the SLO, best first
-  std::optional<Found> nearest;  ///< where none did: the run that missed by least
+  std::vector<Found> found;  ///< the best point of each place that met the SLO, best first
+  /// Where none did: of the runs that were not given up the one that missed by least.
+  std::optional<Found> nearest;
   std::size_t runs = 0;
   std::size_t ruled_out = 0;  ///< places that cannot be better by their bound alone
   /// Points within the ladder that were not run and are not ruled out by bound or load: they are
