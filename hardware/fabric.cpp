@@ -6,16 +6,12 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
-#include <numbers>
 #include <numeric>
 
 #include <fmt/format.h>
 
 #include "hardware/at.hpp"
-#include "hardware/kernels/collectives.hpp"
-#include "hardware/kernels/deep_ep.hpp"
 #include "hardware/shipped.hpp"
-#include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
 
@@ -92,70 +88,6 @@ Seconds transfer_time(double bytes, BytesPerSecond rate, Seconds ramp) {
   return full_rate + Seconds(std::sqrt(ramp.count() * full_rate.count()));
 }
 
-// A measured time in the place of what the constants give, but no less than the links allow. Links
-// differ more between siblings than kernels do: constants fitted on this GPU go before times that
-// are carried over.
-void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
-  const bool fitted = cost.evidence == Evidence::calibrated;
-  if (fitted && measured.evidence == Evidence::carried_over) return;
-  cost.time = std::max(measured.time, least);
-  cost.evidence = measured.evidence;
-  if (least * 2 < cost.time) cost.bound = Resource::latency;
-}
-
-// A collective of NCCL or the engine as tables time it, inside one NVLink domain.
-void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const CollectiveCall& call) {
-  const GpuSpec& gpu = cluster.gpu;
-  if (!gpu.tables || call.gpus > cluster.scale_up_domain || cost.time <= Seconds{}) return;
-  const auto measured = gpu.tables->time(ask(call, gpu));
-  // A switch may add up on the way: then an all-reduce sends each byte once.
-  const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
-  if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
-}
-
-// The mean of `ranks` equal Poisson counts whose greatest is about `greatest`: the greatest of
-// normal variables is so many deviations above their mean.
-double mean_below(double greatest, double ranks) {
-  const double a = std::sqrt(2 * std::log(ranks));
-  const double deviations =
-      a - (std::log(std::log(ranks)) + std::log(4 * std::numbers::pi)) / (2 * a);
-  const double root = std::sqrt(deviations * deviations + 4 * greatest) - deviations;
-  return root * root / 4;
-}
-
-// DeepEP's time for so many tokens of evenly chosen experts as keep the slower of the busiest
-// ranks' links as long: the other link may have a busier rank that delays no other rank.
-std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
-                                       int domains, double nvlink_bytes, double network_bytes) {
-  constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
-  ExchangeCall call{.low_latency = tokens.low_latency,
-                    .combine = tokens.combine,
-                    .nodes = static_cast<double>(domains),
-                    .hidden = tokens.hidden,
-                    .top_k = tokens.top_k,
-                    .experts = tokens.experts,
-                    .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
-  const ExchangeVolume one = volume_of(call);
-  // Rows were measured with experts drawn at random: their busiest rank has more than the mean,
-  // too, and in steps of few tokens by much.
-  const auto mean = [&](double bytes) {
-    return tokens.low_latency ? mean_below(bytes / tokens.bytes, gpus) * tokens.bytes : bytes;
-  };
-  const auto busy = [&](double nvlink, double network) {
-    return std::max(nvlink / gpu.scale_up_bandwidth.value(), network / measured_nic);
-  };
-  call.tokens_per_rank =
-      std::max(1.0, busy(mean(nvlink_bytes), mean(network_bytes)) / busy(one.nvlink, one.network));
-  auto time = gpu.tables->time(ask(call, gpu));
-  if (!time) return time;
-  // More GPUs behind one switch than a node had were not measured.
-  const double per_node = static_cast<double>(gpus) / domains;
-  if (per_node > measured_gpus_per_node) time->evidence = Evidence::extrapolated;
-  if (per_node < measured_gpus_per_node && time->evidence == Evidence::measured)
-    time->evidence = Evidence::interpolated;
-  return time;
-}
-
 }  // namespace
 
 std::span<const Key> cluster_keys() {
@@ -193,10 +125,10 @@ ClusterSpec read_cluster(const ConfigNode& node) {
 
 Fabric::Fabric(ClusterSpec cluster) : cluster_(std::move(cluster)) {}
 
-CollectiveCost Fabric::cost(Collective kind, int gpus, int network_passes,
+CollectiveCost Fabric::cost(const Kernel& kernel, int gpus, int network_passes,
                             const Volume& volume) const {
   if (volume.nvlink_all + volume.network_all <= 0) return {};
-  const CollectiveConstants& constants = cluster_.gpu.collective(kind);
+  const CollectiveConstants& constants = cluster_.gpu.collective(kernel);
   const LinkSpec& net = cluster_.network;
   const int domains = domain_of(gpus - 1) + 1;
   const int neighbours = std::min(gpus, cluster_.scale_up_domain) - 1;
@@ -241,58 +173,12 @@ Fabric::Volume Fabric::gather_volume(std::span<const double> contribution) const
   return volume;
 }
 
-CollectiveCost Fabric::all_gather(std::span<const double> contribution) const {
-  const int gpus = static_cast<int>(contribution.size());
-  check(gpus <= cluster_.gpus(), "an all-gather is wider than the cluster");
-  if (gpus <= 1) return {};
-  CollectiveCost gathered = cost(Collective::all_gather, gpus, 1, gather_volume(contribution));
-  const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
-  take_measured(gathered, cluster_, {false, "all_gather", double(gpus), total});
-  return gathered;
-}
-
-CollectiveCost Fabric::send(int from, int to, Bytes bytes) const {
-  check(std::max(from, to) < cluster_.gpus(), "a send goes beyond the cluster");
-  const bool near = domain_of(from) == domain_of(to);
-  Volume volume;
-  (near ? volume.nvlink_rank : volume.network_rank) =
-      bytes.value() * (near ? 1 : cluster_.oversubscription);
-  (near ? volume.nvlink_all : volume.network_all) = bytes.value();
-  CollectiveCost sent = cost(Collective::all_gather, 2, 0, volume);
-  if (!near) sent.time += cluster_.network.latency + cluster_.network.latency_per_doubling;
-  return sent;
-}
-
-CollectiveCost Fabric::reduce_scatter(std::span<const double> contribution) const {
-  const int gpus = static_cast<int>(contribution.size());
-  check(gpus <= cluster_.gpus(), "a reduce-scatter is wider than the cluster");
-  if (gpus <= 1) return {};
-  CollectiveCost sums = cost(Collective::reduce_scatter, gpus, 1, gather_volume(contribution));
-  const double total = std::accumulate(contribution.begin(), contribution.end(), 0.0);
-  take_measured(sums, cluster_, {false, "reduce_scatter", double(gpus), total});
-  return sums;
-}
-
-CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, Collective kind) const {
-  check(gpus <= cluster_.gpus(), "an all-reduce is wider than the cluster");
-  if (gpus <= 1) return {};
-  const std::vector<double> slices(static_cast<std::size_t>(gpus), bytes.value() / gpus);
-  Volume volume = gather_volume(slices);
-  for (double* bytes_moved :
-       {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {
-    *bytes_moved *= 2;
-  }
-  CollectiveCost sum = cost(kind, gpus, 2, volume);
-  const bool engine = kind == Collective::one_shot_all_reduce;
-  take_measured(sum, cluster_, {engine, "all_reduce", double(gpus), bytes.value()});
-  return sum;
-}
-
-CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
-  const CollectiveCost ring = all_reduce(gpus, bytes, Collective::all_reduce);
-  if (gpus > cluster_.scale_up_domain) return ring;
-  const CollectiveCost one_shot = all_reduce(gpus, bytes, Collective::one_shot_all_reduce);
-  return one_shot.time < ring.time ? one_shot : ring;
+TrafficMatrix even_traffic(int gpus, double to_each) {
+  TrafficMatrix traffic(gpus);
+  for (int from = 0; from < gpus; ++from)
+    for (int to = 0; to < gpus; ++to)
+      if (to != from) traffic.at(from, to) = to_each;
+  return traffic;
 }
 
 Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double bytes) const {
@@ -335,35 +221,6 @@ Fabric::Volume Fabric::exchange_volume(const TrafficMatrix& messages, double byt
     volume.network_rank = std::max(volume.network_rank, uplink);
   }
   return volume;
-}
-
-CollectiveCost Fabric::all_to_all(const TrafficMatrix& messages, Collective kind,
-                                  double bytes) const {
-  const int gpus = messages.gpus();
-  check(gpus <= cluster_.gpus(), "an all-to-all is wider than the cluster");
-  if (gpus <= 1) return {};
-  return cost(kind, gpus, 1, exchange_volume(messages, bytes));
-}
-
-CollectiveCost Fabric::exchange(const TokenExchange& tokens) const {
-  const int gpus = tokens.copies.gpus();
-  check(gpus <= cluster_.gpus(), "an exchange is wider than the cluster");
-  if (gpus <= 1) return {};
-  const Collective back = Collective::low_latency_combine;
-  const Collective out = Collective::low_latency_all_to_all;
-  const Collective kind =
-      tokens.low_latency ? (tokens.combine ? back : out) : Collective::all_to_all;
-  const Volume volume = exchange_volume(tokens.copies, tokens.bytes);
-  CollectiveCost exchange = cost(kind, gpus, 1, volume);
-  const GpuSpec& gpu = cluster_.gpu;
-  if (!gpu.tables || tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
-  const int domains = domain_of(gpus - 1) + 1;
-  const bool like_measured = std::abs(cluster_.network.bandwidth.value() / measured_nic - 1) < 0.2;
-  if (domains > 1 && !like_measured) return exchange;
-  const auto measured =
-      exchange_time(gpu, tokens, gpus, domains, volume.nvlink_rank, volume.network_rank);
-  if (measured) take(exchange, *measured, Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth);
-  return exchange;
 }
 
 }  // namespace moesim

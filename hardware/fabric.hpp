@@ -36,6 +36,9 @@ class TrafficMatrix {
   std::vector<double> bytes_;
 };
 
+/// Every GPU sends `to_each` bytes to every other.
+TrafficMatrix even_traffic(int gpus, double to_each);
+
 /// What one collective took. Bytes are summed over all GPUs, by link level, each byte once per link
 /// it crosses.
 struct CollectiveCost {
@@ -89,7 +92,12 @@ struct TokenExchange {
   double hidden = 0, top_k = 0, experts = 0;
 };
 
-/// Times collectives between the first n GPUs of a cluster.
+/// NCCL's; and the engines' own all-reduce for small sums inside an NVLink domain.
+extern const Kernel all_reduce_kernel, all_gather_kernel, reduce_scatter_kernel, all_to_all_kernel;
+extern const Kernel one_shot_all_reduce_kernel;
+
+/// Times collectives between the first n GPUs of a cluster. Each is defined beside its row, in
+/// hardware/kernels.
 ///
 ///   time = alpha(op, n, domains) + max over levels of (x + sqrt(ramp x))
 ///   x    = max over ranks of max(sent, received) / (share bandwidth of the level)
@@ -107,15 +115,15 @@ class Fabric {
   /// Every GPU holds `bytes` and ends with the sum: a reduce-scatter and an all-gather,
   /// hierarchical across domains (a GPU's NIC carries its share of its domain's sum).
   CollectiveCost all_reduce(int gpus, Bytes bytes) const;
-  /// An all-reduce by one algorithm: Collective::all_reduce (NCCL) or one_shot_all_reduce.
-  CollectiveCost all_reduce(int gpus, Bytes bytes, Collective kind) const;
+  /// An all-reduce by one algorithm: all_reduce_kernel (NCCL) or one_shot_all_reduce_kernel.
+  CollectiveCost all_reduce(int gpus, Bytes bytes, const Kernel&) const;
   /// GPU i contributes contribution[i]; every GPU ends with all.
   CollectiveCost all_gather(std::span<const double> contribution) const;
   /// The reverse of all_gather: GPU i ends with contribution[i] bytes, summed over all.
   CollectiveCost reduce_scatter(std::span<const double> contribution) const;
   /// Messages as the matrix says, of `bytes` each: whether a token travels once per expert, GPU or
-  /// node is the caller's. `kind` chooses the constants.
-  CollectiveCost all_to_all(const TrafficMatrix& messages, Collective kind = Collective::all_to_all,
+  /// node is the caller's. The kernel chooses the constants.
+  CollectiveCost all_to_all(const TrafficMatrix& messages, const Kernel& kernel = all_to_all_kernel,
                             double bytes = 1) const;
   /// Tokens on their way to experts or back: from DeepEP's tables where the GPU has them, else as
   /// an all-to-all of the copies.
@@ -134,7 +142,7 @@ class Fabric {
   };
   Volume gather_volume(std::span<const double> contribution) const;
   Volume exchange_volume(const TrafficMatrix& messages, double bytes) const;
-  CollectiveCost cost(Collective, int gpus, int network_passes, const Volume&) const;
+  CollectiveCost cost(const Kernel&, int gpus, int network_passes, const Volume&) const;
 
   ClusterSpec cluster_;
 };

@@ -24,20 +24,8 @@ inline constexpr std::array<std::string_view, 6> precision_names{"bf16",  "fp8",
 /// Stored bytes of one element, scales included: 2, 1, 1 + 4/16384, 0.53125, 0.5625, 0.515625.
 double bytes_per_element(Precision);
 
-/// Kernels that share their constants. `grouped_gemm` is the fused MoE layer of the engines;
-/// `masked_grouped_gemm` is DeepGEMM's layout for low-latency dispatch.
-enum class KernelFamily {
-  grouped_gemm,
-  masked_grouped_gemm,
-  gemm,
-  attention_decode,
-  attention_prefill,
-  mla_decode,
-  memory
-};
-inline constexpr std::array<std::string_view, 7> kernel_family_names{
-    "grouped_gemm",      "masked_grouped_gemm", "gemm",  "attention_decode",
-    "attention_prefill", "mla_decode",          "memory"};
+/// A row of hardware/kernels/kernel.hpp.
+struct Kernel;
 
 /// Smallest and largest, both included.
 struct Interval {
@@ -74,10 +62,10 @@ struct Reach {
 
 /// Shares of the data-sheet peak by the precision of the weights. What is not listed multiplies at
 /// the share of the nearest that is: fp8 and fp8_block for each other, else bf16. A GPU file's
-/// shares stand beside the family's default ones.
+/// shares stand beside the kernel's default ones.
 using PeakShares = std::map<Precision, double>;
 
-/// What the kernels of one precision have of their own in a family.
+/// What one precision has of its own among the constants of a kernel.
 struct PrecisionConstants {
   Seconds launch;
   double bandwidth_share;
@@ -85,7 +73,7 @@ struct PrecisionConstants {
   double copies = 0, held_copies = 0;
 };
 
-/// The few constants of a kernel family on one GPU:
+/// The few constants of a kernel on one GPU, where its law is a roofline:
 ///   time = launch + max((x^overlap + y^overlap)^(1/overlap), L2, shared memory) + z
 ///   x = bytes/(bandwidth_share*HBM), y = flops/(peak_share*peak), z = copied bytes/HBM
 /// Fused expert layers copy what they compute on, see GroupedGemm.
@@ -101,38 +89,18 @@ struct KernelConstants {
   double held_copies = 0;  ///< of all rows that it holds, whichever GPU's experts they chose
   std::map<Precision, PrecisionConstants> by_precision{};  ///< where kernels differ
   std::string source;                                      ///< where the numbers come from
-  /// Nothing where the numbers are not a fit: a data sheet's, or of a family on other GPUs.
+  /// Nothing where the numbers are not a fit: a data sheet's, or of other GPUs.
   std::optional<Calibration> calibration{};
 
   double peak_share_of(Precision weights) const;
-  /// Of the precision, of its nearest (as peak_share has it), or else of the family.
+  /// Of the precision, of its nearest (as peak_share has it), or else of the kernel.
   PrecisionConstants of(Precision weights) const;
   Reach reach(Precision weights) const;
 };
 
-/// What GPUs do together. `low_latency_all_to_all` sends one message per token and expert (small
-/// batches), and `low_latency_combine` brings the results back; `one_shot_all_reduce` is the
-/// engines' own kernel for small sums inside an NVLink domain, which Fabric::all_reduce takes where
-/// it is faster than the ring.
-enum class Collective {
-  all_reduce,
-  all_gather,
-  reduce_scatter,
-  all_to_all,
-  low_latency_all_to_all,
-  low_latency_combine,
-  one_shot_all_reduce
-};
-inline constexpr std::array<std::string_view, 7> collective_names{"all_reduce",
-                                                                  "all_gather",
-                                                                  "reduce_scatter",
-                                                                  "all_to_all",
-                                                                  "low_latency_all_to_all",
-                                                                  "low_latency_combine",
-                                                                  "one_shot_all_reduce"};
-
-/// The few constants of a collective over NVLink: alpha = launch + per_gpu (n - 1), and a transfer
-/// that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x = ramp.
+/// The few constants of a kernel between GPUs, over NVLink: alpha = launch + per_gpu (n - 1), and a
+/// transfer that takes x at the full rate takes x + sqrt(ramp x): half the rate is reached at x =
+/// ramp.
 struct CollectiveConstants {
   Seconds launch;          ///< floor with one peer removed: what n = 1 would cost
   Seconds per_gpu;         ///< what each further GPU of the domain adds
@@ -151,10 +119,11 @@ struct Price {
   std::string source;
 };
 
-/// Constants for a GPU on which a family was never measured, to go with its data sheet: what the
-/// family reaches on the GPUs where it was (hardware/families.json). Their source says so.
-KernelConstants family_default(KernelFamily);
-CollectiveConstants family_default(Collective);
+/// Constants for a GPU on which a kernel was never measured, to go with its data sheet: what the
+/// kernel reaches on the GPUs where it was (hardware/families.json). Their source says so. The
+/// kernel has constants of its own, of this law.
+KernelConstants default_constants(const Kernel&);
+CollectiveConstants default_link_constants(const Kernel&);
 
 /// Where tables of kernel times stand that were measured with one version of an engine or library.
 struct Profile {
@@ -179,8 +148,8 @@ struct GpuSpec {
   BytesPerSecond host_bandwidth;      ///< PCIe or C2C, one direction
   std::map<Precision, FlopsPerSecond>
       dense_peak;  ///< by the precision of the multiplication: bf16, fp8, nvfp4
-  std::map<KernelFamily, KernelConstants> kernels;
-  std::array<CollectiveConstants, collective_names.size()> collectives;  ///< by Collective
+  std::map<const Kernel*, KernelConstants> kernels;          ///< of each with its own
+  std::map<const Kernel*, CollectiveConstants> collectives;  ///< the same
   std::optional<Price> price{};
   std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
   std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
@@ -191,12 +160,13 @@ struct GpuSpec {
   /// a native multiplication (int4, mxfp4 before Blackwell) are widened to the activations'
   /// precision.
   FlopsPerSecond peak(Precision weights, Precision activations) const;
-  const KernelConstants& kernel(KernelFamily) const;
-  const CollectiveConstants& collective(Collective) const;
+  /// The constants that price a kernel, by its law.
+  const KernelConstants& kernel(const Kernel&) const;
+  const CollectiveConstants& collective(const Kernel&) const;
 };
 
-/// Kernel families and collectives that the file leaves out are those of the GPU that it names as
-/// the like of it, else the family's default. Throws ConfigError if a fact is missing or
+/// Constants that the file leaves out are those of the GPU that it names as the like of it, else
+/// the kernel's default. Throws ConfigError if a fact is missing or
 /// impossible.
 GpuSpec read_gpu(const ConfigNode&);
 std::span<const Key> gpu_keys();

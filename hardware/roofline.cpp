@@ -18,18 +18,18 @@ Seconds overlapped(Seconds x, Seconds y, double p) {
 
 }  // namespace
 
-Roofline::Roofline(Operands operands, KernelFamily family, const GpuSpec& gpu)
+Roofline::Roofline(Operands operands, const Kernel& kernel, const GpuSpec& gpu)
     : l2_(gpu.l2_bandwidth),
       smem_(gpu.smem_bandwidth),
       copies_(gpu.hbm_bandwidth),
       peak_(gpu.peak(operands.weights, operands.activations)) {
-  const KernelConstants& kernel = gpu.kernel(family);
-  const PrecisionConstants constants = kernel.of(operands.weights);
+  const KernelConstants& of_kernel = gpu.kernel(kernel);
+  const PrecisionConstants constants = of_kernel.of(operands.weights);
   launch_ = constants.launch;
   overlap_ = constants.overlap;
   hbm_ = gpu.hbm_bandwidth * constants.bandwidth_share;
-  reached_ = peak_ * kernel.peak_share_of(operands.weights);
-  reach_ = kernel.reach(operands.weights);
+  reached_ = peak_ * of_kernel.peak_share_of(operands.weights);
+  reach_ = of_kernel.reach(operands.weights);
 }
 
 Cost Roofline::cost(const Work& work) const {
@@ -56,12 +56,8 @@ Cost Roofline::cost(const Work& work) const {
   return cost;
 }
 
-Cost roofline(const Work& work, Operands operands, KernelFamily family, const GpuSpec& gpu) {
-  return Roofline(operands, family, gpu).cost(work);
-}
-
-Cost memory_op(Bytes moved, const GpuSpec& gpu) {
-  return roofline({.hbm = moved}, {}, KernelFamily::memory, gpu);
+Cost roofline(const Work& work, Operands operands, const Kernel& kernel, const GpuSpec& gpu) {
+  return Roofline(operands, kernel, gpu).cost(work);
 }
 
 }  // namespace moesim

@@ -38,11 +38,11 @@ struct Operands {
   Precision activations = Precision::bf16;
 };
 
-/// What KernelConstants says of one kernel family with one kind of operands on one GPU, looked up
+/// What KernelConstants says of one kernel with one kind of operands on one GPU, looked up
 /// once.
 class Roofline {
  public:
-  Roofline(Operands, KernelFamily, const GpuSpec&);
+  Roofline(Operands, const Kernel&, const GpuSpec&);
   /// No work at all costs nothing.
   Cost cost(const Work&) const;
 
@@ -54,9 +54,6 @@ class Roofline {
   Reach reach_;
 };
 /// What one piece of work costs, by a Roofline made for it alone.
-Cost roofline(const Work&, Operands, KernelFamily, const GpuSpec&);
-
-/// An operation that only moves memory: norms, permutes, top-k, quantisation.
-Cost memory_op(Bytes moved, const GpuSpec&);
+Cost roofline(const Work&, Operands, const Kernel&, const GpuSpec&);
 
 }  // namespace moesim

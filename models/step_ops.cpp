@@ -116,8 +116,8 @@ class OperationList {
     if (queries > 0) append(name, moesim::absorption(keys, queries, shape, gpu_));
   }
   // An operation by a kernel that no table knows.
-  void kernel(std::string_view name, KernelFamily family, double flops, double bytes) {
-    append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, family, gpu_));
+  void kernel(std::string_view name, const Kernel& kernel, double flops, double bytes) {
+    append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, kernel, gpu_));
   }
 
  private:
@@ -212,7 +212,7 @@ AttentionLoad prefill_load(const AttentionWork& work) {
 // DeepSeek-V3.2 (DeepSeek_V3_2.pdf, section 2): every token before is scored, in fp8, by index
 // heads that every GPU has all of, and the best are picked from the fp32 scores.
 void index_tokens(const AttentionSpec& a, const AttentionWork& work, OperationList& ops) {
-  ops.kernel("index_scores", KernelFamily::attention_prefill,
+  ops.kernel("index_scores", attention_prefill_kernel,
              2.0 * a.index_heads * a.index_dim * work.indexed_pairs,
              work.indexed_keys * index_key_bytes(a));
   ops.memory("index_top_k", work.indexed_pairs * 2 * fp32_bytes);
@@ -572,8 +572,8 @@ void linear_attention_core_operations(const ModelShard& shard, const AttentionWo
   const double flops = a.delta           ? scanned + 2 * chunk * (3 * key + 2 * value)
                        : a.step_rank > 0 ? scanned
                                          : 4 * key * value + 2 * chunk * (key + value);
-  ops.kernel("linear_prefill", KernelFamily::attention_prefill,
-             work.prefill_tokens * slice.heads * flops, work.prefill_tokens * passed);
+  ops.kernel("linear_prefill", attention_prefill_kernel, work.prefill_tokens * slice.heads * flops,
+             work.prefill_tokens * passed);
 }
 
 void linear_attention_output_operations(const ModelShard& shard, double tokens,

@@ -78,17 +78,57 @@ AttentionCall attention_of(const TableRow& row, bool decode) {
   return c;
 }
 
-const MeasuredKernel& attention_decode_table() {
-  static const MeasuredKernel table{"attention_decode",     6, {2, 3, 4, 5}, {0, 1}, "ctx",
-                                    attention_samples<true>};
-  return table;
+namespace {
+
+template <bool decode>
+std::optional<RooflineCall> attention_call(const TableRow& row, const GpuSpec&,
+                                           const EngineVersion&) {
+  if (!multiplies_bf16(row)) return std::nullopt;
+  const AttentionCall c = attention_of(row, decode);
+  // Some kernels read what the window hides.
+  if (c.window > 0) return std::nullopt;
+  const double bytes = c.batch * (c.context * 2 * c.kv_heads * c.head_dim * c.kv_bytes +
+                                  c.queries * 2 * c.q_heads * c.head_dim * 2);
+  return untiled(
+      !decode, fmt::format("{} {} {}", c.q_heads, c.kv_heads, c.head_dim),
+      {.flops = Flops(4 * c.q_heads * c.head_dim * c.batch * c.pairs), .hbm = Bytes(bytes)});
 }
 
-const MeasuredKernel& attention_prefill_table() {
-  static const MeasuredKernel table{"attention_prefill",     6, {2, 3, 4, 5}, {0, 1}, "isl",
-                                    attention_samples<false>};
-  return table;
-}
+constexpr std::array<TableAxis, 8> attention_axes{
+    {{"sequences x KV heads"},
+     {"context"},
+     {"query heads of a KV head", TableAxis::by_shape},
+     {"KV heads", TableAxis::by_shape},
+     {"head dimension", TableAxis::by_shape},
+     {"window", TableAxis::by_shape}}};
+constexpr MeasuredTable attention_decode_table{.name = "attention_decode",
+                                               .axes = attention_axes,
+                                               .along = "ctx",
+                                               .samples = attention_samples<true>};
+constexpr MeasuredTable attention_prefill_table{.name = "attention_prefill",
+                                                .axes = attention_axes,
+                                                .along = "isl",
+                                                .samples = attention_samples<false>};
+
+}  // namespace
+
+constinit const Kernel attention_decode_kernel{
+    .name = "attention_decode",
+    .summary = "few queries of each sequence against its KV cache, keys and values by KV head",
+    .law = Law::roofline,
+    .table = &attention_decode_table,
+    .points = {"attn_decode"},
+    .roofline_call = attention_call<true>,
+};
+
+constinit const Kernel attention_prefill_kernel{
+    .name = "attention_prefill",
+    .summary = "prompts against their own and cached tokens, keys and values by KV head",
+    .law = Law::roofline,
+    .table = &attention_prefill_table,
+    .points = {"attn_prefill"},
+    .roofline_call = attention_call<false>,
+};
 
 double causal_pairs(double queries, double context, double window) {
   const double pairs = queries * (context - queries) + queries * (queries + 1) / 2;
@@ -101,14 +141,13 @@ Question ask(const AttentionCall& call, const GpuSpec& gpu) {
   for (const std::string_view multiplied : {"bfloat16", "fp8"})
     groups.push_back(group_of(cache, multiplied, call.window > 0));
   if (is_from_hbm(call, gpu)) put_from_hbm_first(groups);
-  return {call.decode ? attention_decode_table() : attention_prefill_table(), std::move(groups),
+  return {call.decode ? attention_decode_table : attention_prefill_table, std::move(groups),
           locate(call, gpu)};
 }
 
 Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {
-  const auto family =
-      shape.decode ? KernelFamily::attention_decode : KernelFamily::attention_prefill;
-  const Cost cost = roofline(load.work, {}, family, gpu);
+  const Kernel& kernel = shape.decode ? attention_decode_kernel : attention_prefill_kernel;
+  const Cost cost = roofline(load.work, {}, kernel, gpu);
   if (!gpu.tables || load.sequences <= 0) return cost;
   AttentionCall call = call_of(shape, load);
   auto measured = gpu.tables->time(ask(call, gpu));

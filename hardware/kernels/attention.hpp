@@ -3,10 +3,13 @@
 
 #include <optional>
 
-#include "hardware/roofline.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
+
+extern const Kernel attention_decode_kernel, attention_prefill_kernel;
+extern const Kernel mla_decode_kernel, mla_prefill_kernel;
+extern const Kernel mla_decode_module_kernel, mla_prefill_module_kernel, mla_bmm_kernel;
 
 /// What one call of an attention kernel works on, summed over its sequences.
 struct AttentionLoad {
@@ -84,13 +87,5 @@ struct AbsorptionCall {
   double queries = 0, heads = 0, kv_lora = 0, head_dim = 0;  ///< qk_nope of keys, v_dim of values
 };
 Question ask(const AbsorptionCall&, const GpuSpec&);
-
-const MeasuredKernel& attention_decode_table();
-const MeasuredKernel& attention_prefill_table();
-const MeasuredKernel& mla_decode_table();
-const MeasuredKernel& mla_prefill_table();
-const MeasuredKernel& mla_decode_module_table();
-const MeasuredKernel& mla_prefill_module_table();
-const MeasuredKernel& mla_bmm_table();
 
 }  // namespace moesim

@@ -43,4 +43,15 @@ double attention_least_us(double cached_bytes, double flops, double kv_bytes, co
   return std::max(flops_us(flops, narrowest, gpu), hbm_us(not_in_l2, gpu));
 }
 
+bool multiplies_bf16(const TableRow& row) {
+  return table_name(row.text("precision")) == "bfloat16";
+}
+
+RooflineCall untiled(bool prefill, std::string shape, const Work& work) {
+  return {.operands = {},
+          .prefill = prefill,
+          .shape = std::move(shape),
+          .work = {work, work.flops.value()}};
+}
+
 }  // namespace moesim

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "hardware/gpu.hpp"
+#include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
 
@@ -32,5 +32,11 @@ double attention_rough_us(double bytes, double flops, const GpuSpec&);
 /// The least time: kernels may multiply a cache of eight bits as such, and what a call before this
 /// one read may be in the L2 still, as much as goes into it.
 double attention_least_us(double cached_bytes, double flops, double kv_bytes, const GpuSpec&);
+
+/// Whether a row multiplies in bf16: caches of eight bits that are multiplied as such are faster
+/// than the rooflines assume.
+bool multiplies_bf16(const TableRow&);
+/// A call of such work for the roofline, which knows no tiles of attention kernels.
+RooflineCall untiled(bool prefill, std::string shape, const Work&);
 
 }  // namespace moesim

@@ -5,41 +5,50 @@
 
 namespace moesim {
 
-namespace {
-
-Located locate(const CollectiveCall& c, const GpuSpec& gpu) {
-  constexpr double engine_launch_us = 3, library_launch_us = 8;
+Located place_of(const CollectiveCall& c, double launch_us, const GpuSpec& gpu) {
   const double passes = c.op == "all_reduce" ? 2 : 1;
   const double moved = passes * c.bytes * (c.gpus - 1) / c.gpus;
-  const double launch = c.engine ? engine_launch_us : library_launch_us;
   return {.at = {log_of(c.bytes), 8 * log_of(c.gpus)},
-          .rough_us = launch + link_us(moved, gpu) / 0.75};
+          .rough_us = launch_us + link_us(moved, gpu) / 0.75};
 }
 
-template <bool by_engine>
-std::vector<Sample> collective_samples(const TableRow& row, const GpuSpec& gpu,
-                                       const EngineVersion&) {
-  const std::string op(by_engine ? "all_reduce" : row.text("op"));
-  const CollectiveCall call{by_engine, op, row.number("gpus"), row.number("bytes")};
-  return {sample(op, row, locate(call, gpu))};
+namespace {
+
+constexpr double nccl_launch_us = 8;
+
+std::vector<Sample> nccl_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
+  const std::string op(row.text("op"));
+  const CollectiveCall call{op, row.number("gpus"), row.number("bytes")};
+  return {sample(op, row, place_of(call, nccl_launch_us, gpu))};
 }
 
 }  // namespace
 
-const MeasuredKernel& all_reduce_table() {
-  static const MeasuredKernel table{"all_reduce", 2, {1}, {0}, "bytes", collective_samples<true>};
-  return table;
+constinit const MeasuredTable nccl_table{.name = "collectives",
+                                         .axes = {{{"bytes"}, {"GPUs", TableAxis::by_shape}}},
+                                         .along = "bytes",
+                                         .samples = nccl_samples};
+
+Question ask_nccl(const CollectiveCall& call, const GpuSpec& gpu) {
+  return {nccl_table, {std::string(call.op)}, place_of(call, nccl_launch_us, gpu)};
 }
 
-const MeasuredKernel& collectives_table() {
-  static const MeasuredKernel table{"collectives", 2, {1}, {0}, "bytes", collective_samples<false>};
-  return table;
+void take(CollectiveCost& cost, const TableTime& measured, Seconds least) {
+  const bool fitted = cost.evidence == Evidence::calibrated;
+  if (fitted && measured.evidence == Evidence::carried_over) return;
+  cost.time = std::max(measured.time, least);
+  cost.evidence = measured.evidence;
+  if (least * 2 < cost.time) cost.bound = Resource::latency;
 }
 
-Question ask(const CollectiveCall& call, const GpuSpec& gpu) {
-  return {call.engine ? all_reduce_table() : collectives_table(),
-          {std::string(call.op)},
-          locate(call, gpu)};
+void take_measured(CollectiveCost& cost, const ClusterSpec& cluster, const CollectiveCall& call,
+                   Question (*ask)(const CollectiveCall&, const GpuSpec&)) {
+  const GpuSpec& gpu = cluster.gpu;
+  if (!gpu.tables || call.gpus > cluster.scale_up_domain || cost.time <= Seconds{}) return;
+  const auto measured = gpu.tables->time(ask(call, gpu));
+  // A switch may add up on the way: then an all-reduce sends each byte once.
+  const Bytes moved(call.bytes * (call.gpus - 1) / call.gpus);
+  if (measured) take(cost, *measured, moved / gpu.scale_up_bandwidth);
 }
 
 }  // namespace moesim

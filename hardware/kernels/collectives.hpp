@@ -1,18 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/fabric.hpp"
+#include "hardware/kernels/kernel.hpp"
+#include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
 
+// What the kernels between GPUs have in common.
+
 /// A collective of `gpus` in one NVLink domain; bytes as nccl-tests counts them.
 struct CollectiveCall {
-  bool engine = false;  ///< the engine's own all-reduce
   std::string_view op;  ///< all_reduce, all_gather, reduce_scatter, alltoall
   double gpus = 0, bytes = 0;
 };
-const MeasuredKernel& all_reduce_table();   ///< engines' own
-const MeasuredKernel& collectives_table();  ///< NCCL's
-Question ask(const CollectiveCall&, const GpuSpec&);
+
+/// Where such a call stands in a table, with a launch of so many microseconds.
+Located place_of(const CollectiveCall&, double launch_us, const GpuSpec&);
+
+/// NCCL's collectives, all in one table.
+extern const MeasuredTable nccl_table;
+Question ask_nccl(const CollectiveCall&, const GpuSpec&);
+
+/// A measured time in the place of what the constants give, but no less than the links allow. Links
+/// differ more between siblings than kernels do: constants fitted on this GPU go before times that
+/// are carried over.
+void take(CollectiveCost&, const TableTime& measured, Seconds least);
+
+/// The same with the answer of a table, inside one NVLink domain.
+void take_measured(CollectiveCost&, const ClusterSpec&, const CollectiveCall&,
+                   Question (*ask)(const CollectiveCall&, const GpuSpec&));
 
 }  // namespace moesim

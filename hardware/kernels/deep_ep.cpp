@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
+#include "hardware/kernels/collectives.hpp"
 #include "hardware/kernels/rough.hpp"
 
 namespace moesim {
@@ -65,22 +67,121 @@ ExchangeVolume volume_of(const ExchangeCall& c) {
   return {token * ranks * peers / measured_gpus_per_node, token * nodes * (c.nodes - 1) / c.nodes};
 }
 
-const MeasuredKernel& low_latency_table() {
-  static const MeasuredKernel table{
-      "low_latency", 6, {1, 2, 3, 4, 5}, {0}, "tokens_per_rank", exchange_samples<true>};
-  return table;
-}
+namespace {
 
-const MeasuredKernel& normal_table() {
-  static const MeasuredKernel table{
-      "normal", 6, {1, 2, 3, 4, 5}, {0}, "tokens_per_rank", exchange_samples<false>};
-  return table;
-}
+constexpr std::array<TableAxis, 8> exchange_axes{{{"tokens of a rank"},
+                                                  {"hidden", TableAxis::by_shape},
+                                                  {"top_k", TableAxis::by_shape},
+                                                  {"experts", TableAxis::by_shape},
+                                                  {"nodes", TableAxis::by_shape},
+                                                  {"SMs", TableAxis::by_shape}}};
+constexpr MeasuredTable low_latency_table{.name = "low_latency",
+                                          .axes = exchange_axes,
+                                          .along = "tokens_per_rank",
+                                          .samples = exchange_samples<true>};
+constexpr MeasuredTable normal_table{.name = "normal",
+                                     .axes = exchange_axes,
+                                     .along = "tokens_per_rank",
+                                     .samples = exchange_samples<false>};
+
+}  // namespace
+
+constinit const Kernel low_latency_all_to_all_kernel{
+    .name = "low_latency_all_to_all",
+    .summary = "tokens to experts, one message for each expert: tokens, hidden, top_k, experts",
+    .law = Law::links,
+    .table = &low_latency_table,
+    .points = {"moe_a2a"},
+};
+
+constinit const Kernel low_latency_combine_kernel{
+    .name = "low_latency_combine",
+    .summary = "the same tokens on their way back",
+    .law = Law::links,
+    .table = &low_latency_table,
+    .points = {"moe_a2a", "combine"},
+};
+
+constinit const Kernel normal_all_to_all_kernel{
+    .name = "normal_all_to_all",
+    .summary = "tokens to experts or back, one message for each node and GPU",
+    .law = Law::links,
+    .constants_of = &all_to_all_kernel,
+    .table = &normal_table,
+    .points = {"moe_a2a", "normal"},
+};
 
 Question ask(const ExchangeCall& call, const GpuSpec& gpu) {
-  return {call.low_latency ? low_latency_table() : normal_table(),
+  return {call.low_latency ? low_latency_table : normal_table,
           {call.combine ? "combine" : "dispatch"},
           locate(call, gpu)};
+}
+
+namespace {
+
+// The mean of `ranks` equal Poisson counts whose greatest is about `greatest`: the greatest of
+// normal variables is so many deviations above their mean.
+double mean_below(double greatest, double ranks) {
+  const double a = std::sqrt(2 * std::log(ranks));
+  const double deviations =
+      a - (std::log(std::log(ranks)) + std::log(4 * std::numbers::pi)) / (2 * a);
+  const double root = std::sqrt(deviations * deviations + 4 * greatest) - deviations;
+  return root * root / 4;
+}
+
+// DeepEP's time for so many tokens of evenly chosen experts as keep the slower of the busiest
+// ranks' links as long: the other link may have a busier rank that delays no other rank.
+std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
+                                       int domains, double nvlink_bytes, double network_bytes) {
+  constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
+  ExchangeCall call{.low_latency = tokens.low_latency,
+                    .combine = tokens.combine,
+                    .nodes = static_cast<double>(domains),
+                    .hidden = tokens.hidden,
+                    .top_k = tokens.top_k,
+                    .experts = tokens.experts,
+                    .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
+  const ExchangeVolume one = volume_of(call);
+  // Rows were measured with experts drawn at random: their busiest rank has more than the mean,
+  // too, and in steps of few tokens by much.
+  const auto mean = [&](double bytes) {
+    return tokens.low_latency ? mean_below(bytes / tokens.bytes, gpus) * tokens.bytes : bytes;
+  };
+  const auto busy = [&](double nvlink, double network) {
+    return std::max(nvlink / gpu.scale_up_bandwidth.value(), network / measured_nic);
+  };
+  call.tokens_per_rank =
+      std::max(1.0, busy(mean(nvlink_bytes), mean(network_bytes)) / busy(one.nvlink, one.network));
+  auto time = gpu.tables->time(ask(call, gpu));
+  if (!time) return time;
+  // More GPUs behind one switch than a node had were not measured.
+  const double per_node = static_cast<double>(gpus) / domains;
+  if (per_node > measured_gpus_per_node) time->evidence = Evidence::extrapolated;
+  if (per_node < measured_gpus_per_node && time->evidence == Evidence::measured)
+    time->evidence = Evidence::interpolated;
+  return time;
+}
+
+}  // namespace
+
+CollectiveCost Fabric::exchange(const TokenExchange& tokens) const {
+  const int gpus = tokens.copies.gpus();
+  check(gpus <= cluster_.gpus(), "an exchange is wider than the cluster");
+  if (gpus <= 1) return {};
+  const Kernel& low_latency =
+      tokens.combine ? low_latency_combine_kernel : low_latency_all_to_all_kernel;
+  const Kernel& kernel = tokens.low_latency ? low_latency : normal_all_to_all_kernel;
+  const Volume volume = exchange_volume(tokens.copies, tokens.bytes);
+  CollectiveCost exchange = cost(kernel, gpus, 1, volume);
+  const GpuSpec& gpu = cluster_.gpu;
+  if (!gpu.tables || tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
+  const int domains = domain_of(gpus - 1) + 1;
+  const bool like_measured = std::abs(cluster_.network.bandwidth.value() / measured_nic - 1) < 0.2;
+  if (domains > 1 && !like_measured) return exchange;
+  const auto measured =
+      exchange_time(gpu, tokens, gpus, domains, volume.nvlink_rank, volume.network_rank);
+  if (measured) take(exchange, *measured, Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth);
+  return exchange;
 }
 
 }  // namespace moesim

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
+
+/// DeepEP's kernels for small batches, one message per token and expert, out and back; its normal
+/// ones both ways. Their price is Fabric::exchange.
+extern const Kernel low_latency_all_to_all_kernel, low_latency_combine_kernel;
+extern const Kernel normal_all_to_all_kernel;
 
 /// DeepEP's dispatch (fp8) or combine (bf16) over nodes of eight GPUs.
 struct ExchangeCall {
@@ -11,8 +16,6 @@ struct ExchangeCall {
   double nodes = 1, hidden = 0, tokens_per_rank = 0, top_k = 0, experts = 0;
   double sms = 0;  ///< that the kernels may use; 0: low latency
 };
-const MeasuredKernel& low_latency_table();
-const MeasuredKernel& normal_table();
 Question ask(const ExchangeCall&, const GpuSpec&);
 
 /// What a rank sends for one token of its own, and passes on of others', where tokens choose evenly

@@ -52,7 +52,87 @@ std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
   return {sample(precision, row, locate(experts_of(row, engine, precision), gpu))};
 }
 
+// The load of the measured rank stands for how it was drawn: a slice's width for `width` and `tp`,
+// the experts that it held, its rows and its active experts for `ep` and `distribution`.
+std::vector<KeptColumn> kept_columns(const TableRow& row, const Sample& sample) {
+  const Coordinates& at = sample.place.at;
+  // Three digits, in full: 1020, not 1.02e+03.
+  const auto three = [](double x) {
+    return fmt::format("{:g}", std::stod(fmt::format("{:.3g}", x)));
+  };
+  return {{"width", KeptColumn::of_line, fmt::format("{:.6g}", std::exp2(at[4]))},
+          {"tp", KeptColumn::left_out},
+          {"ep", KeptColumn::left_out},
+          {"distribution", KeptColumn::left_out},
+          {"held", KeptColumn::of_line, fmt::format("{:g}", experts_held(row))},
+          {"rows", KeptColumn::of_point, three(std::exp2(at[0] + at[1]))},
+          {"active", KeptColumn::of_point, three(std::exp2(at[0]))}};
+}
+
+// The rows that `active` experts share evenly.
+GroupedRows even_rows(double rows, double active, int tile_m) {
+  const std::int64_t n = std::max(std::int64_t{1}, std::int64_t{std::llround(active)});
+  const std::int64_t all = std::max(n, std::int64_t{std::llround(rows)});
+  GroupedRows sums;
+  for (std::int64_t i = 0; i < n; ++i) add_slot(sums, (i + 1) * all / n - i * all / n, tile_m);
+  return sums;
+}
+
+// FFNs without a gate are other layers, of other models.
+constexpr std::string_view without_gate = "nongated";
+
+std::optional<RooflineCall> expert_call(const TableRow& row, const GpuSpec& gpu,
+                                        const EngineVersion& engine) {
+  const std::string format(table_name(row.text("precision")));
+  const auto operands = operands_of(format);
+  if (!operands || row.text("kernel").find(without_gate) != std::string::npos) return std::nullopt;
+  const ExpertsCall c = experts_of(row, engine, format);
+  const GroupedGemmShape shape{.hidden = c.hidden,
+                               .width = c.width,
+                               .weights = operands->weights,
+                               .activations = operands->activations};
+  const Tile tile = tile_of(grouped_gemm_kernel, gpu);
+  const double copied = row_bytes(c.hidden, c.width);
+  return RooflineCall{.operands = *operands,
+                      .prefill = c.tokens > most_decode_rows,
+                      .shape = fmt::format("{} {} {}", c.hidden, c.top_k, c.experts),
+                      .work = expert_work(shape, even_rows(c.rows, c.active, tile.m), tile, 0),
+                      .copied = copied * c.rows,
+                      .held_copied = copied * std::max(c.rows, c.tokens * c.top_k)};
+}
+
+constexpr MeasuredTable experts_table{.name = "experts",
+                                      .axes = {{{"active experts"},
+                                                {"rows of an active expert"},
+                                                {"tokens"},
+                                                {"hidden", TableAxis::by_shape},
+                                                {"width", TableAxis::by_shape},
+                                                {"experts", TableAxis::by_shape},
+                                                {"top_k", TableAxis::by_shape},
+                                                {"tokens > experts held", TableAxis::derived}}},
+                                      .along = "tokens",
+                                      .samples = expert_samples,
+                                      .other_layer = without_gate,
+                                      .model = {"hidden", "width", "top_k", "experts"},
+                                      .kept = kept_columns};
+
 }  // namespace
+
+constinit const Kernel grouped_gemm_kernel{
+    .name = "grouped_gemm",
+    .summary = "the fused expert layer of one rank: tokens, rows and active experts of one shape",
+    .law = Law::roofline,
+    .table = &experts_table,
+    .points = {"moe_kernel"},
+    .roofline_call = expert_call,
+};
+
+constinit const Kernel masked_grouped_gemm_kernel{
+    .name = "masked_grouped_gemm",
+    .summary = "the same in DeepGEMM's layout for low-latency dispatch",
+    .law = Law::roofline,
+    .points = {"moe_kernel", "masked"},
+};
 
 double experts_held(const TableRow& row) {
   return row.text("held").empty() ? row.number("experts") / row.number("ep", 1)
@@ -80,12 +160,6 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::st
     c.active = row.number("active");
   }
   return c;
-}
-
-const MeasuredKernel& experts_table() {
-  static const MeasuredKernel table{"experts", 8,        {3, 4, 5, 6},
-                                    {0, 1, 2}, "tokens", expert_samples};
-  return table;
 }
 
 // --- curves --------------------------------------------------------------------------------------
@@ -140,7 +214,7 @@ std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const 
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
   const auto found = std::make_shared<const Candidates>(
-      tables.candidates(experts_table(), {std::string(group)}, locate(any, tables.gpu()).at));
+      tables.candidates(experts_table, {std::string(group)}, locate(any, tables.gpu()).at));
   if (found->empty()) return nullptr;
   auto made = std::make_shared<ExpertCurve>();
   made->precision = call.precision;
@@ -197,7 +271,7 @@ std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
   ExpertsCall call = shape;
   call.precision = names.front();
   for (const std::string_view name : names)
-    if (tables.has_wanted(experts_table(), name)) return of_group(tables, call, name);
+    if (tables.has_wanted(experts_table, name)) return of_group(tables, call, name);
   std::shared_ptr<const ExpertTables> own;
   for (const std::string_view name : names) {
     ExpertsCall as_stored = shape;
@@ -208,7 +282,7 @@ std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
   // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
   // another format only, it takes the share of the data sheet's time that it takes there; but no
   // longer than kernels of this format, beside which engines choose it.
-  if (!tables.has_wanted(experts_table(), "nvfp4")) return own;
+  if (!tables.has_wanted(experts_table, "nvfp4")) return own;
   const auto borrowed = of_group(tables, call, "nvfp4");
   if (!borrowed) return own;
   borrowed->own_format_ = own;
@@ -230,20 +304,28 @@ TableTime ExpertTables::own_time(double tokens, double rows, double active) cons
                             std::log2(std::max(1.0, active))});
   const Evidence evidence =
       KernelTables::evidence_of(curve_->of_sibling, std::max(log_time.nearest, off_the_grid));
-  return tables_.scaled_time(experts_table(), {Seconds(std::exp(log_time.value) * 1e-6), evidence});
+  return tables_.scaled_time(experts_table, {Seconds(std::exp(log_time.value) * 1e-6), evidence});
 }
 
 // --- prices --------------------------------------------------------------------------------------
 
+namespace {
+
+const Kernel& kernel_of(const GroupedGemmShape& shape) {
+  return shape.masked ? masked_grouped_gemm_kernel : grouped_gemm_kernel;
+}
+
+}  // namespace
+
 GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
     : shape_(shape),
-      tile_m_(gpu.kernel(shape.kernel).tile_m),
-      tile_n_(gpu.kernel(shape.kernel).tile_n),
-      sms_(shape.kernel == KernelFamily::grouped_gemm ? 0 : gpu.sms),
+      tile_m_(tile_of(kernel_of(shape), gpu).m),
+      tile_n_(tile_of(kernel_of(shape), gpu).n),
+      sms_(shape.masked ? gpu.sms : 0),
       hbm_(gpu.hbm_bandwidth),
       peak_(gpu.peak(shape.weights, shape.activations)),
-      roofline_({shape.weights, shape.activations}, shape.kernel, gpu) {
-  const PrecisionConstants constants = gpu.kernel(shape.kernel).of(shape.weights);
+      roofline_({shape.weights, shape.activations}, kernel_of(shape), gpu) {
+  const PrecisionConstants constants = gpu.kernel(kernel_of(shape)).of(shape.weights);
   const double row = row_bytes(shape.hidden, shape.width);
   copied_row_ = constants.copies * row;
   copied_held_row_ = constants.held_copies * row;
@@ -251,8 +333,7 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
     padded_.push_back(
         static_cast<std::int32_t>(grouped_rows(std::span(&tokens, 1), tile_m_).padded));
   }
-  const bool fused = shape.kernel == KernelFamily::grouped_gemm && shape.experts > 0;
-  if (gpu.tables && fused) {
+  if (gpu.tables && !shape.masked && shape.experts > 0) {
     tables_ = ExpertTables::of(*gpu.tables,
                                {.precision = {},
                                 .hidden = shape.hidden,
@@ -308,8 +389,7 @@ Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
                 flops / peak_);
 }
 
-// --- what a row's draw gave its rank
-// --------------------------------------------------------------
+// --- what a row's draw gave its rank ------------------------------------------------------------
 
 namespace {
 

@@ -4,11 +4,14 @@
 #include <memory>
 #include <vector>
 
-#include "hardware/kernels/tiles.hpp"
+#include "hardware/kernels/kernel.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 
 namespace moesim {
+
+/// The fused expert layer of the engines; DeepGEMM's layout for low-latency dispatch.
+extern const Kernel grouped_gemm_kernel, masked_grouped_gemm_kernel;
 
 /// The fused expert layer of one rank: `tokens` enter its EP group, `rows` of their copies fall to
 /// the rank's `active` experts, whose slice is `width` wide.
@@ -18,7 +21,6 @@ struct ExpertsCall {
   double held = 0;  ///< of the experts, by the rank
   double tokens = 0, rows = 0, active = 0;
 };
-const MeasuredKernel& experts_table();
 /// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
 /// column or no layer is like that.
 ExpertsCall experts_of(const TableRow&, const EngineVersion&, std::string_view format);
@@ -60,10 +62,10 @@ struct GroupedGemmShape {
   double width = 0;   ///< m, this GPU's slice of the expert's intermediate width
   Precision weights = Precision::bf16;
   Precision activations = Precision::bf16;
-  KernelFamily kernel = KernelFamily::grouped_gemm;
-  double experts = 0;  ///< of the layer, on all GPUs; 0: unknown, and no table is asked
-  double top_k = 0;    ///< experts of a token
-  double held = 0;     ///< of the experts, by one GPU, redundant copies not counted; 0: all
+  bool masked = false;  ///< by masked_grouped_gemm, else by grouped_gemm
+  double experts = 0;   ///< of the layer, on all GPUs; 0: unknown, and no table is asked
+  double top_k = 0;     ///< experts of a token
+  double held = 0;      ///< of the experts, by one GPU, redundant copies not counted; 0: all
 };
 
 /// Bytes that a pass over one row of a layer's copies moves: a token and its two intermediate

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "hardware/kernels/rough.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 
@@ -33,15 +35,37 @@ std::vector<Sample> gemm_samples(const TableRow& row, const GpuSpec& gpu, const 
   return {sample(precision, row, locate(call, gpu))};
 }
 
-}  // namespace
-
-const MeasuredKernel& gemm_table() {
-  static const MeasuredKernel table{"gemm", 3, {1, 2}, {0}, "m", gemm_samples};
-  return table;
+std::optional<RooflineCall> gemm_call(const TableRow& row, const GpuSpec& gpu,
+                                      const EngineVersion&) {
+  const auto operands = operands_of(table_name(row.text("precision")));
+  if (!operands) return std::nullopt;
+  const double m = row.number("m");
+  return RooflineCall{.operands = *operands,
+                      .prefill = m > most_decode_rows,
+                      .shape = fmt::format("{} {}", row.text("n"), row.text("k")),
+                      .work = gemm_work(m, row.number("n"), row.number("k"), *operands,
+                                        tile_of(gemm_kernel, gpu), gpu.sms)};
 }
 
+constexpr MeasuredTable gemm_table{
+    .name = "gemm",
+    .axes = {{{"m"}, {"n", TableAxis::by_shape}, {"k", TableAxis::by_shape}}},
+    .along = "m",
+    .samples = gemm_samples};
+
+}  // namespace
+
+constinit const Kernel gemm_kernel{
+    .name = "gemm",
+    .summary = "[m, k] x [k, n] in one format",
+    .law = Law::roofline,
+    .table = &gemm_table,
+    .points = {"gemm"},
+    .roofline_call = gemm_call,
+};
+
 Question ask(const GemmCall& call, const GpuSpec& gpu) {
-  return {gemm_table(), {std::string(call.precision)}, locate(call, gpu)};
+  return {gemm_table, {std::string(call.precision)}, locate(call, gpu)};
 }
 
 TiledWork gemm_work(double m, double n, double k, Operands operands, Tile tile, int sms) {
@@ -58,9 +82,8 @@ TiledWork gemm_work(double m, double n, double k, Operands operands, Tile tile, 
 Cost gemm(double m, double n, double k, Precision weights, Precision activations,
           const GpuSpec& gpu) {
   if (m <= 0 || n <= 0 || k <= 0) return {};
-  const KernelConstants& kernel = gpu.kernel(KernelFamily::gemm);
   const TiledWork total =
-      gemm_work(m, n, k, {weights, activations}, {kernel.tile_m, kernel.tile_n}, gpu.sms);
+      gemm_work(m, n, k, {weights, activations}, tile_of(gemm_kernel, gpu), gpu.sms);
   if (gpu.tables) {
     for (const std::string_view name : table_names(weights, activations)) {
       const auto measured = gpu.tables->time(ask(GemmCall{name, m, n, k}, gpu));
@@ -72,7 +95,7 @@ Cost gemm(double m, double n, double k, Precision weights, Precision activations
                     Bytes(loaded(name, m, n, k)) / gpu.hbm_bandwidth, Flops(2 * m * n * k) / peak);
     }
   }
-  return tiled_cost(total, Roofline({weights, activations}, KernelFamily::gemm, gpu));
+  return tiled_cost(total, Roofline({weights, activations}, gemm_kernel, gpu));
 }
 
 }  // namespace moesim

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/kernels/tiles.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
+
+extern const Kernel gemm_kernel;
 
 /// [m, k] x [k, n] in a format of the tables (table_names()).
 struct GemmCall {
   std::string_view precision;
   double m = 0, n = 0, k = 0;
 };
-const MeasuredKernel& gemm_table();
 Question ask(const GemmCall&, const GpuSpec&);
 
 /// What [m, k] x [k, n] asks of a GPU of so many SMs.

@@ -5,6 +5,7 @@
 
 #include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/cached_context.hpp"
+#include "hardware/kernels/gemm.hpp"
 #include "hardware/kernels/rough.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 
@@ -138,28 +139,81 @@ LatentAttentionCall latent_attention_of(const TableRow& row, bool decode) {
   return c;
 }
 
-const MeasuredKernel& mla_decode_table() {
-  static const MeasuredKernel table{"mla_decode", 4, {2, 3}, {0, 1}, "step", latent_samples<true>};
-  return table;
+namespace {
+
+template <bool decode>
+std::optional<RooflineCall> latent_call(const TableRow& row, const GpuSpec&, const EngineVersion&) {
+  if (!multiplies_bf16(row)) return std::nullopt;
+  const LatentAttentionCall c = latent_attention_of(row, decode);
+  const double latent = c.kv_lora + c.qk_rope;
+  const double per_head = decode ? latent + c.kv_lora : c.qk_nope + c.qk_rope + c.v_dim;
+  const double cached = decode ? latent * c.kv_bytes : c.heads * per_head * 2;
+  return untiled(
+      !decode, fmt::format("latent {}", c.heads),
+      {.flops = Flops(2 * c.heads * per_head * c.batch * c.pairs),
+       .hbm = Bytes(c.batch * (c.context * cached + c.queries * c.heads * per_head * 2))});
 }
-const MeasuredKernel& mla_prefill_table() {
-  static const MeasuredKernel table{"mla_prefill", 4, {2}, {0, 1, 3}, "isl", latent_samples<false>};
-  return table;
-}
-const MeasuredKernel& mla_decode_module_table() {
-  static const MeasuredKernel table{"mla_decode_module", 4, {2, 3}, {0, 1}, "step",
-                                    latent_samples<true>};
-  return table;
-}
-const MeasuredKernel& mla_prefill_module_table() {
-  static const MeasuredKernel table{"mla_prefill_module", 4, {2}, {0, 1, 3}, "isl",
-                                    latent_samples<false>};
-  return table;
-}
-const MeasuredKernel& mla_bmm_table() {
-  static const MeasuredKernel table{"mla_bmm", 2, {1}, {0}, "tokens", absorption_samples};
-  return table;
-}
+
+constexpr std::array<TableAxis, 8> decode_axes{
+    {{"sequences"}, {"context"}, {"heads", TableAxis::by_shape}, {"queries", TableAxis::by_shape}}};
+constexpr std::array<TableAxis, 8> prefill_axes{
+    {{"sequences"}, {"length"}, {"heads", TableAxis::by_shape}, {"context"}}};
+constexpr MeasuredTable mla_decode_table{
+    .name = "mla_decode", .axes = decode_axes, .along = "step", .samples = latent_samples<true>};
+constexpr MeasuredTable mla_prefill_table{
+    .name = "mla_prefill", .axes = prefill_axes, .along = "isl", .samples = latent_samples<false>};
+constexpr MeasuredTable mla_decode_module_table{.name = "mla_decode_module",
+                                                .axes = decode_axes,
+                                                .along = "step",
+                                                .samples = latent_samples<true>};
+constexpr MeasuredTable mla_prefill_module_table{.name = "mla_prefill_module",
+                                                 .axes = prefill_axes,
+                                                 .along = "isl",
+                                                 .samples = latent_samples<false>};
+constexpr MeasuredTable mla_bmm_table{.name = "mla_bmm",
+                                      .axes = {{{"queries"}, {"heads", TableAxis::by_shape}}},
+                                      .along = "tokens",
+                                      .samples = absorption_samples};
+
+}  // namespace
+
+constinit const Kernel mla_decode_kernel{
+    .name = "mla_decode",
+    .summary = "few queries of each sequence against its cached latents, absorbed form",
+    .law = Law::roofline,
+    .table = &mla_decode_table,
+    .points = {"attn_decode", "MLA"},
+    .roofline_call = latent_call<true>,
+};
+
+constinit const Kernel mla_prefill_kernel{
+    .name = "mla_prefill",
+    .summary = "prompts of latent attention, expanded to keys and values of every head",
+    .law = Law::roofline,
+    .constants_of = &attention_prefill_kernel,
+    .table = &mla_prefill_table,
+    .roofline_call = latent_call<false>,
+};
+
+constinit const Kernel mla_decode_module_kernel{
+    .name = "mla_decode_module",
+    .summary = "mla_decode with the projections before and after",
+    .table = &mla_decode_module_table,
+};
+
+constinit const Kernel mla_prefill_module_kernel{
+    .name = "mla_prefill_module",
+    .summary = "mla_prefill with the projections before and after",
+    .table = &mla_prefill_module_table,
+};
+
+constinit const Kernel mla_bmm_kernel{
+    .name = "mla_bmm",
+    .summary = "products that absorb the latent's projections, batched over heads",
+    .law = Law::roofline,
+    .constants_of = &gemm_kernel,
+    .table = &mla_bmm_table,
+};
 
 Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
   const bool fp8 = call.kv_bytes < 2;
@@ -168,21 +222,20 @@ Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
     for (const std::string_view multiplied : {"bfloat16", "fp8"})
       groups.push_back(group_of(cache, multiplied, call.block));
   if (is_from_hbm(call, gpu)) put_from_hbm_first(groups);
-  const MeasuredKernel& core = call.decode ? mla_decode_table() : mla_prefill_table();
-  const MeasuredKernel& block =
-      call.decode ? mla_decode_module_table() : mla_prefill_module_table();
+  const MeasuredTable& core = call.decode ? mla_decode_table : mla_prefill_table;
+  const MeasuredTable& block = call.decode ? mla_decode_module_table : mla_prefill_module_table;
   return {call.block.empty() ? core : block, std::move(groups), locate(call, gpu)};
 }
 
 Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
   const std::string_view op = call.keys ? keys_op : values_op;
-  return {mla_bmm_table(), {fmt::format("{} bfloat16", op)}, locate(call, gpu)};
+  return {mla_bmm_table, {fmt::format("{} bfloat16", op)}, locate(call, gpu)};
 }
 
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
                       const GpuSpec& gpu) {
-  const auto family = shape.decode ? KernelFamily::mla_decode : KernelFamily::attention_prefill;
-  const Cost cost = roofline(load.work, {}, family, gpu);
+  const Kernel& kernel = shape.decode ? mla_decode_kernel : mla_prefill_kernel;
+  const Cost cost = roofline(load.work, {}, kernel, gpu);
   if (!gpu.tables || load.sequences <= 0) return cost;
   const auto measured = gpu.tables->time(ask(call_of(shape, load), gpu));
   if (!measured) return cost;
@@ -197,7 +250,7 @@ Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, co
   const double weights = shape.heads * shape.kv_lora * head_dim;
   const double rows = queries * shape.heads * (shape.kv_lora + head_dim);
   const Work work{.flops = Flops(2 * queries * weights), .hbm = Bytes(2 * (weights + rows))};
-  const Cost cost = roofline(work, {}, KernelFamily::gemm, gpu);
+  const Cost cost = roofline(work, {}, mla_bmm_kernel, gpu);
   if (!gpu.tables) return cost;
   const auto measured = gpu.tables->time(
       ask(AbsorptionCall{keys, queries, shape.heads, shape.kv_lora, head_dim}, gpu));

@@ -19,15 +19,23 @@ std::vector<Sample> quantise_samples(const TableRow& row, const GpuSpec& gpu,
                  locate(QuantiseCall{row.number("m"), row.number("k")}, gpu))};
 }
 
+constexpr MeasuredTable quantise_table{.name = "quantize",
+                                       .axes = {{{"m"}, {"k", TableAxis::by_shape}}},
+                                       .along = "m",
+                                       .samples = quantise_samples};
+
 }  // namespace
 
-const MeasuredKernel& quantise_table() {
-  static const MeasuredKernel table{"quantize", 2, {1}, {0}, "m", quantise_samples};
-  return table;
-}
+constinit const Kernel quantise_kernel{
+    .name = "quantize",
+    .summary = "[m, k] activations to fp8 or narrower, with their scales",
+    .law = Law::roofline,
+    .constants_of = &memory_kernel,
+    .table = &quantise_table,
+};
 
 Question ask(const QuantiseCall& call, const GpuSpec& gpu) {
-  return {quantise_table(), {"fp8"}, locate(call, gpu)};
+  return {quantise_table, {"fp8"}, locate(call, gpu)};
 }
 
 Cost quantise(double m, double k, Precision precision, const GpuSpec& gpu) {

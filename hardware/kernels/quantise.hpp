@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "hardware/roofline.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/kernels/memory.hpp"
 
 namespace moesim {
+
+extern const Kernel quantise_kernel;
 
 /// Computing the scales of [m, k] activations and writing them in fp8 or narrower.
 Cost quantise(double m, double k, Precision, const GpuSpec&);
@@ -12,7 +13,6 @@ Cost quantise(double m, double k, Precision, const GpuSpec&);
 struct QuantiseCall {
   double m = 0, k = 0;
 };
-const MeasuredKernel& quantise_table();
 Question ask(const QuantiseCall&, const GpuSpec&);
 
 }  // namespace moesim

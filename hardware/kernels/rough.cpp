@@ -2,6 +2,7 @@
 #include "hardware/kernels/rough.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 namespace moesim {
@@ -26,34 +27,51 @@ Format format_of(std::string_view name) {
   return found == std::end(rows) ? Format{1, 1, Precision::fp8} : found->format;
 }
 
-std::vector<std::string_view> table_names(Precision weights, Precision activations) {
-  switch (weights) {
-    case Precision::bf16: return {"bfloat16"};
-    case Precision::fp8: return {"fp8", "fp8_static", "fp8_block"};
-    case Precision::fp8_block: return {"fp8_block", "fp8", "fp8_static"};
-    case Precision::nvfp4: return {"nvfp4"};
-    case Precision::mxfp4:
-      if (activations != Precision::bf16) return {"w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "nvfp4"};
-      return {"w4a16_mxfp4"};
-    case Precision::int4: return {"int4_wo"};
+namespace {
+
+using enum Precision;
+
+/// The formats that may multiply such operands, the most fitting first.
+struct Formats {
+  Operands operands;
+  std::array<std::string_view, 3> names;
+};
+constexpr Formats all_formats[] = {{{bf16, bf16}, {"bfloat16"}},
+                                   {{fp8, fp8}, {"fp8", "fp8_static", "fp8_block"}},
+                                   {{fp8_block, fp8_block}, {"fp8_block", "fp8", "fp8_static"}},
+                                   {{nvfp4, nvfp4}, {"nvfp4"}},
+                                   {{mxfp4, fp8}, {"w4a8_mxfp4_mxfp8", "w4a16_mxfp4", "nvfp4"}},
+                                   {{mxfp4, bf16}, {"w4a16_mxfp4"}},
+                                   {{int4, bf16}, {"int4_wo"}}};
+
+std::span<const std::string_view> names_of(const Formats& formats) {
+  const auto end = std::ranges::find(formats.names, std::string_view());
+  return {formats.names.begin(), end};
+}
+
+}  // namespace
+
+std::span<const std::string_view> table_names(Precision weights, Precision activations) {
+  const Formats* found = nullptr;
+  for (const Formats& row : all_formats) {
+    if (row.operands.weights != weights) continue;
+    const bool fits = (row.operands.activations == bf16) == (activations == bf16);
+    if (found == nullptr || fits) found = &row;
   }
-  return {};
+  return names_of(*found);
 }
 
 std::optional<Operands> operands_of(std::string_view format) {
-  struct Row {
-    std::string_view name;
-    Operands operands;
-  };
-  using enum Precision;
-  static constexpr Row rows[] = {
-      {"bfloat16", {bf16, bf16}},         {"fp8", {fp8, fp8}},
-      {"fp8_static", {fp8, fp8}},         {"fp8_block", {fp8_block, fp8_block}},
-      {"nvfp4", {nvfp4, nvfp4}},          {"w4a16_mxfp4", {mxfp4, bf16}},
-      {"w4a8_mxfp4_mxfp8", {mxfp4, fp8}}, {"int4_wo", {int4, bf16}}};
-  const auto found = std::ranges::find(rows, format, &Row::name);
-  if (found == std::end(rows)) return std::nullopt;
-  return found->operands;
+  // Those of which it is the most fitting.
+  std::optional<Operands> found;
+  std::ptrdiff_t least = std::ssize(all_formats->names);
+  for (const Formats& row : all_formats) {
+    const std::ptrdiff_t place = std::ranges::find(row.names, format) - row.names.begin();
+    if (place >= least || format.empty()) continue;
+    least = place;
+    found = row.operands;
+  }
+  return found;
 }
 
 std::string_view table_name(std::string_view precision) {

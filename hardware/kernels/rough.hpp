@@ -3,12 +3,11 @@
 
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "hardware/roofline.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/kernels/kernel.hpp"
 
 namespace moesim {
 
@@ -22,7 +21,7 @@ struct Format {
 Format format_of(std::string_view name);
 
 /// The formats that may multiply such weights and activations, the most fitting first.
-std::vector<std::string_view> table_names(Precision weights, Precision activations);
+std::span<const std::string_view> table_names(Precision weights, Precision activations);
 /// What a format multiplies; nothing of formats that no roofline knows (8-bit integers, w4afp8).
 std::optional<Operands> operands_of(std::string_view format);
 /// The format's name where a row or a points file spells a precision otherwise ("bf16", "fp4").
@@ -46,6 +45,14 @@ inline double link_us(double bytes, const GpuSpec& gpu) {
   return bytes / gpu.scale_up_bandwidth.value() * 1e6;
 }
 
+// What table rows say.
+
+/// Rows of a layer or a product that decode steps have at most.
+inline constexpr double most_decode_rows = 512;
+/// The tiles of a kernel whose law is a roofline.
+inline Tile tile_of(const Kernel& kernel, const GpuSpec& gpu) {
+  return {gpu.kernel(kernel).tile_m, gpu.kernel(kernel).tile_n};
+}
 /// The column "kernel" of a row; "default" where it is empty.
 std::string_view kernel_of(const TableRow&);
 /// The sample of a row that holds one time, in its column "us".

@@ -45,9 +45,6 @@ constexpr double much_farther = 2;
 // ... and until then it is taken for slower, by this for each octave, than what is guessed of it.
 constexpr double distance_penalty = 0.1;
 
-// FFNs without a gate are other layers, of other models.
-bool is_other_layer(std::string_view kernel) { return kernel.find("nongated") != kernel.npos; }
-
 /// What errors.csv beside a GPU's profiles says, by table.
 std::map<std::string, double, std::less<>> errors_beside(const GpuSpec& gpu, Evidence evidence) {
   std::map<std::string, double, std::less<>> errors;
@@ -74,14 +71,14 @@ Scattered::Guess fastest(std::vector<Scattered::Guess> kernels) {
 /// How the shares of a version of which few points were measured differ from those of another.
 std::shared_ptr<const Scattered> change_between(const std::map<std::string, Scattered>& few,
                                                 const std::map<std::string, Scattered>& full,
-                                                int axes) {
-  auto change = std::make_shared<Scattered>(axes);
+                                                const MeasuredTable& table) {
+  auto change = std::make_shared<Scattered>(table.axis_count());
   for (const auto& [name, shares] : few) {
     for (std::size_t i = 0; i < shares.size(); ++i) {
       const Coordinates place = shares.place(i);
       std::vector<Scattered::Guess> guesses;
       for (const auto& [other, known] : full)
-        if (full.size() == 1 || !is_other_layer(other)) guesses.push_back(known.at(place));
+        if (full.size() == 1 || !table.is_other_layer(other)) guesses.push_back(known.at(place));
       change->add(place, shares.value(i) - fastest(std::move(guesses)).value);
     }
   }
@@ -129,18 +126,18 @@ struct KernelTables::State {
   State(const GpuSpec&, const EngineVersion&, KernelChoice);
   using Versions = std::vector<const ProfileTables*>;
 
-  Candidates find(const MeasuredKernel&, const std::vector<std::string>& groups,
+  Candidates find(const MeasuredTable&, const std::vector<std::string>& groups,
                   const Coordinates& shape) const;
-  std::vector<Candidates::Kernel> kernels_of(const MeasuredKernel&, const std::string& engine,
+  std::vector<Candidates::Kernel> kernels_of(const MeasuredTable&, const std::string& engine,
                                              bool sibling, std::size_t group,
                                              const std::vector<std::string>& groups,
                                              const Coordinates& shape, bool has_wanted) const;
-  Versions versions_of(std::string_view engine, const MeasuredKernel&, bool sibling) const;
-  std::shared_ptr<const Scattered> change(const MeasuredKernel&,
+  Versions versions_of(std::string_view engine, const MeasuredTable&, bool sibling) const;
+  std::shared_ptr<const Scattered> change(const MeasuredTable&,
                                           const std::vector<std::string>& groups,
                                           const ProfileTables& from, bool sibling) const;
-  std::string wanted_kernel(const MeasuredKernel&) const;
-  bool has_kernel(const MeasuredKernel&, std::string_view group, const std::string& part) const;
+  std::string wanted_kernel(const MeasuredTable&) const;
+  bool has_kernel(const MeasuredTable&, std::string_view group, const std::string& part) const;
   const Curve& curve(const Question&) const;
 
   struct Source {
@@ -187,24 +184,25 @@ struct Answering {
 /// Of the versions, which are sorted by nearness, the first that has about the shape, else the one
 /// whose shapes are the nearest. A version with a tenth of the points of a farther one is no full
 /// one.
-Answering answering(const MeasuredKernel& kernel, std::string_view group, const Coordinates& shape,
+Answering answering(const MeasuredTable& table, std::string_view group, const Coordinates& shape,
                     std::span<const ProfileTables* const> versions) {
   constexpr std::size_t times = 10;
+  const std::vector<int> fixed = table.axes_that_vary(TableAxis::by_shape);
   Answering found;
   double least = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < versions.size() && least > near_shape; ++i) {
-    const std::size_t points = versions[i]->points(kernel, group);
+    const std::size_t points = versions[i]->points(table, group);
     if (points == 0) continue;
     const bool is_few = std::ranges::any_of(versions.subspan(i + 1), [&](const auto* farther) {
-      return farther->points(kernel, group) >= times * points;
+      return farther->points(table, group) >= times * points;
     });
     if (is_few) {
       if (!found.few && !found.full) found.few = versions[i];
       continue;
     }
     double apart = std::numeric_limits<double>::infinity();
-    for (const auto& [name, shares] : versions[i]->of(kernel).find(group)->second)
-      apart = std::min(apart, shares.apart(shape, kernel.shape));
+    for (const auto& [name, shares] : versions[i]->of(table).find(group)->second)
+      apart = std::min(apart, shares.apart(shape, fixed));
     if (found.full && apart > least - near_shape) continue;
     found.full = versions[i];
     least = apart;
@@ -215,33 +213,34 @@ Answering answering(const MeasuredKernel& kernel, std::string_view group, const 
 }  // namespace
 
 std::vector<Candidates::Kernel> KernelTables::State::kernels_of(
-    const MeasuredKernel& kernel, const std::string& engine, bool sibling, std::size_t group,
+    const MeasuredTable& table, const std::string& engine, bool sibling, std::size_t group,
     const std::vector<std::string>& groups, const Coordinates& shape, bool has_wanted) const {
   // A shape's own points and those of the shapes around it.
   constexpr std::size_t most = 2500;
+  const std::vector<int> fixed = table.axes_that_vary(TableAxis::by_shape);
   std::vector<Candidates::Kernel> found;
   const Answering versions =
-      answering(kernel, groups[group], shape, versions_of(engine, kernel, sibling));
+      answering(table, groups[group], shape, versions_of(engine, table, sibling));
   if (!versions.full) return found;
-  const auto& kernels = versions.full->of(kernel).find(groups[group])->second;
-  const auto changed = change(kernel, groups, *versions.full, sibling);
-  const std::string wanted = wanted_kernel(kernel);
+  const auto& kernels = versions.full->of(table).find(groups[group])->second;
+  const auto changed = change(table, groups, *versions.full, sibling);
+  const std::string wanted = wanted_kernel(table);
   for (const auto& [name, shares] : kernels) {
     if (has_wanted && name.find(wanted) == std::string::npos) continue;
-    const double apart = shares.apart(shape, kernel.shape);
-    if (is_other_layer(name) && kernels.size() > 1 && apart > 1e-6) continue;
-    found.push_back({shares.around(shape, kernel.shape, most), apart, changed});
+    const double apart = shares.apart(shape, fixed);
+    if (table.is_other_layer(name) && kernels.size() > 1 && apart > 1e-6) continue;
+    found.push_back({shares.around(shape, fixed, most), apart, changed});
   }
   return found;
 }
 
-Candidates KernelTables::State::find(const MeasuredKernel& kernel,
+Candidates KernelTables::State::find(const MeasuredTable& table,
                                      const std::vector<std::string>& groups,
                                      const Coordinates& shape) const {
-  const std::string wanted = wanted_kernel(kernel);
+  const std::string wanted = wanted_kernel(table);
   const bool any_engine = choice.contains("engines");
   const bool has_wanted = std::ranges::any_of(
-      groups, [&](const std::string& group) { return has_kernel(kernel, group, wanted); });
+      groups, [&](const std::string& group) { return has_kernel(table, group, wanted); });
   Candidates found;
   for (std::size_t group = 0; group < groups.size(); ++group) {
     // The asked engine here and on the sibling, then others here and there. The same engine on a
@@ -256,7 +255,7 @@ Candidates KernelTables::State::find(const MeasuredKernel& kernel,
           engines.push_back(name);
       }
       const auto from = [&, sibling = sibling](const std::string& engine) {
-        return kernels_of(kernel, engine, sibling, group, groups, shape, has_wanted);
+        return kernels_of(table, engine, sibling, group, groups, shape, has_wanted);
       };
       std::vector<Candidates::Kernel> own_kernels = from(asked);
       if (own && own_kernels.empty()) continue;
@@ -277,12 +276,12 @@ Candidates KernelTables::State::find(const MeasuredKernel& kernel,
 }
 
 KernelTables::State::Versions KernelTables::State::versions_of(std::string_view engine,
-                                                               const MeasuredKernel& kernel,
+                                                               const MeasuredTable& table,
                                                                bool sibling) const {
   Versions versions;
   for (const Source& source : sources) {
     if (source.sibling == sibling && source.tables->engine().name == engine &&
-        source.tables->has(kernel))
+        source.tables->has(table))
       versions.push_back(source.tables.get());
   }
   return versions;
@@ -290,20 +289,20 @@ KernelTables::State::Versions KernelTables::State::versions_of(std::string_view 
 
 // How the version that was asked for differs from this one, by few points of the former: of any of
 // the groups, the foremost first, as measured here or between the same two versions on the sibling.
-std::shared_ptr<const Scattered> KernelTables::State::change(const MeasuredKernel& kernel,
+std::shared_ptr<const Scattered> KernelTables::State::change(const MeasuredTable& table,
                                                              const std::vector<std::string>& groups,
                                                              const ProfileTables& from,
                                                              bool sibling) const {
   if (from.engine().name != asked) return nullptr;
   for (const bool there : {sibling, true}) {
-    const Versions versions = versions_of(asked, kernel, there);
+    const Versions versions = versions_of(asked, table, there);
     if (versions.size() < 2 || versions.front()->engine().version == from.engine().version)
       continue;
     for (const std::string& group : groups) {
       const ProfileTables* few = nullptr;
       const ProfileTables* full = nullptr;
       for (const ProfileTables* version : versions) {
-        const std::size_t points = version->points(kernel, group);
+        const std::size_t points = version->points(table, group);
         if (points == 0) continue;
         if (version->engine().version == from.engine().version) {
           full = version;
@@ -311,23 +310,23 @@ std::shared_ptr<const Scattered> KernelTables::State::change(const MeasuredKerne
         }
         if (!few) few = version;
       }
-      if (!few || !full || few->points(kernel, group) * 10 > full->points(kernel, group)) continue;
-      return change_between(few->of(kernel).find(group)->second,
-                            full->of(kernel).find(group)->second, kernel.axes);
+      if (!few || !full || few->points(table, group) * 10 > full->points(table, group)) continue;
+      return change_between(few->of(table).find(group)->second, full->of(table).find(group)->second,
+                            table);
     }
   }
   return nullptr;
 }
 
-std::string KernelTables::State::wanted_kernel(const MeasuredKernel& kernel) const {
-  const auto wanted = choice.find(kernel.name);
+std::string KernelTables::State::wanted_kernel(const MeasuredTable& table) const {
+  const auto wanted = choice.find(table.name);
   return wanted == choice.end() ? std::string() : wanted->second;
 }
 
-bool KernelTables::State::has_kernel(const MeasuredKernel& kernel, std::string_view group,
+bool KernelTables::State::has_kernel(const MeasuredTable& table, std::string_view group,
                                      const std::string& part) const {
   return !part.empty() && std::ranges::any_of(sources, [&](const Source& source) {
-    const KernelMaps& maps = source.tables->of(kernel);
+    const KernelMaps& maps = source.tables->of(table);
     const auto kernels = maps.find(group);
     return kernels != maps.end() && std::ranges::any_of(kernels->second, [&](const auto& entry) {
              return entry.first.find(part) != std::string::npos;
@@ -336,22 +335,22 @@ bool KernelTables::State::has_kernel(const MeasuredKernel& kernel, std::string_v
 }
 
 const Curve& KernelTables::State::curve(const Question& question) const {
-  const MeasuredKernel& kernel = question.kernel;
+  const MeasuredTable& table = question.table;
   Coordinates shape{};
-  for (const int axis : kernel.shape)
-    shape[static_cast<std::size_t>(axis)] = question.place.at[static_cast<std::size_t>(axis)];
-  const std::pair name(std::string(kernel.name) + " " + question.groups.front(), shape);
+  for (std::size_t axis = 0; axis < table.axes.size(); ++axis)
+    if (table.axes[axis].varies == TableAxis::by_shape) shape[axis] = question.place.at[axis];
+  const std::pair name(std::string(table.name) + " " + question.groups.front(), shape);
   {
     const std::shared_lock lock(mutex);
     const auto known = curves.find(name);
     if (known != curves.end()) return *known->second;
   }
-  const auto found = std::make_shared<const Candidates>(find(kernel, question.groups, shape));
+  const auto found = std::make_shared<const Candidates>(find(table, question.groups, shape));
   auto made_curve = std::make_unique<Curve>();
   if (!found->empty()) {
     made_curve->of_sibling = found->of_sibling();
     std::array<std::vector<double>, 3> nodes;
-    const std::vector<int> axes(kernel.load.begin(), kernel.load.end());
+    const std::vector<int> axes = table.axes_that_vary(TableAxis::with_load);
     for (std::size_t i = 0; i < axes.size(); ++i) nodes[i] = found->ticks(axes[i]);
     made_curve->grid.emplace(std::move(nodes), [found, shape, axes](const LazyGrid::Place& place) {
       Coordinates at = shape;
@@ -377,8 +376,8 @@ Evidence KernelTables::evidence_of(bool of_sibling, double nearest) {
   return nearest <= far_away ? Evidence::interpolated : Evidence::extrapolated;
 }
 
-TableTime KernelTables::scaled_time(const MeasuredKernel& kernel, TableTime time) const {
-  if (const auto factors = factors_.find(kernel.name); factors != factors_.end())
+TableTime KernelTables::scaled_time(const MeasuredTable& table, TableTime time) const {
+  if (const auto factors = factors_.find(table.name); factors != factors_.end())
     time.time *= factors->second[static_cast<std::size_t>(time.evidence)];
   return time;
 }
@@ -387,23 +386,24 @@ std::optional<TableTime> KernelTables::time(const Question& question) const {
   const Curve& shape = state_->curve(question);
   if (!shape.grid) return std::nullopt;
   const Located& place = question.place;
+  const auto& axes = question.table.axes;
   LazyGrid::Place at{};
-  for (std::size_t i = 0; i < question.kernel.load.size(); ++i)
-    at[i] = place.at[static_cast<std::size_t>(question.kernel.load[i])];
+  for (std::size_t axis = 0, i = 0; axis < axes.size() && !axes[axis].name.empty(); ++axis)
+    if (axes[axis].varies == TableAxis::with_load) at[i++] = place.at[axis];
   const Scattered::Guess share = shape.grid->at(at);
   const double us = std::max(place.rough_us * std::exp(share.value), place.least_us);
   const bool carried = shape.of_sibling || place.other_dimensions;
-  return scaled_time(question.kernel, {Seconds(us * 1e-6), evidence_of(carried, share.nearest)});
+  return scaled_time(question.table, {Seconds(us * 1e-6), evidence_of(carried, share.nearest)});
 }
 
-Candidates KernelTables::candidates(const MeasuredKernel& kernel,
+Candidates KernelTables::candidates(const MeasuredTable& table,
                                     const std::vector<std::string>& groups,
                                     const Coordinates& shape) const {
-  return state_->find(kernel, groups, shape);
+  return state_->find(table, groups, shape);
 }
 
-bool KernelTables::has_wanted(const MeasuredKernel& kernel, std::string_view group) const {
-  return state_->has_kernel(kernel, group, state_->wanted_kernel(kernel));
+bool KernelTables::has_wanted(const MeasuredTable& table, std::string_view group) const {
+  return state_->has_kernel(table, group, state_->wanted_kernel(table));
 }
 
 std::shared_ptr<const void> KernelTables::remember(
@@ -423,7 +423,7 @@ bool KernelTables::fuses(std::string_view operation) const {
   return fused != state_->choice.end() && fused->second.find(operation) != std::string::npos;
 }
 
-double KernelTables::error(const MeasuredKernel& kernel, Evidence evidence) const {
+double KernelTables::error(const MeasuredTable& table, Evidence evidence) const {
   // The same run twice differs by 0.8 % (measured set); a table without errors.csv is as good as
   // those that ship, and a sibling as bad as a family's constants on another GPU.
   constexpr double of_measured = 0.01, of_interpolated = 0.05, of_others = 0.15;
@@ -432,7 +432,7 @@ double KernelTables::error(const MeasuredKernel& kernel, Evidence evidence) cons
   const auto& errors = carried ? state_->carried_errors : state_->errors;
   const double otherwise = evidence == Evidence::interpolated ? of_interpolated : of_others;
   if (!carried && evidence != Evidence::interpolated) return otherwise;
-  const auto found = errors.find(kernel.name);
+  const auto found = errors.find(table.name);
   return found == errors.end() ? otherwise : found->second;
 }
 

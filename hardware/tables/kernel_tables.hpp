@@ -12,7 +12,7 @@
 
 #include "hardware/gpu.hpp"
 #include "hardware/roofline.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/tables/measured_table.hpp"
 
 namespace moesim {
 
@@ -44,7 +44,7 @@ struct TableTime {
   Evidence evidence = Evidence::interpolated;
 };
 
-/// What times of tables are multiplied by, by the kernel's name and evidence; 1 unless said.
+/// What times of tables are multiplied by, by the table's name and evidence; 1 unless said.
 using TableFactors = std::map<std::string_view, std::array<double, evidence_names.size()>>;
 
 /// The kernels that one question may be answered by.
@@ -82,14 +82,14 @@ class KernelTables {
   std::optional<TableTime> time(const Question&) const;
 
   /// What may answer for a shape, for kernels that make more of it than time() does.
-  Candidates candidates(const MeasuredKernel&, const std::vector<std::string>& groups,
+  Candidates candidates(const MeasuredTable&, const std::vector<std::string>& groups,
                         const Coordinates& shape) const;
   /// The evidence of an answer `nearest` away from the nearest measured point.
   static Evidence evidence_of(bool of_sibling, double nearest);
   /// A time of such evidence with the factor of its kernel.
-  TableTime scaled_time(const MeasuredKernel&, TableTime) const;
+  TableTime scaled_time(const MeasuredTable&, TableTime) const;
   /// Whether any table has a kernel of this group that KernelChoice asks for.
-  bool has_wanted(const MeasuredKernel&, std::string_view group) const;
+  bool has_wanted(const MeasuredTable&, std::string_view group) const;
 
   /// What `make` made under this name, for all who ask for it.
   template <class Made, class Make>
@@ -105,7 +105,7 @@ class KernelTables {
 
   /// The median error of such an answer, |predicted / measured - 1|: as errors.csv beside the GPU's
   /// profiles tells it, of what is carried over the one beside the sibling's.
-  double error(const MeasuredKernel&, Evidence) const;
+  double error(const MeasuredTable&, Evidence) const;
 
   /// The GPU that is priced, without tables.
   const GpuSpec& gpu() const;

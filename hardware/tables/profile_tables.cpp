@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/tables/profile_tables.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -8,6 +9,18 @@
 namespace moesim {
 
 double Sample::value() const { return std::log(us / place.rough_us); }
+
+std::vector<int> MeasuredTable::axes_that_vary(TableAxis::Varies varies) const {
+  std::vector<int> some;
+  for (int axis = 0; axis < axis_count(); ++axis)
+    if (axes[static_cast<std::size_t>(axis)].varies == varies) some.push_back(axis);
+  return some;
+}
+
+int MeasuredTable::axis_count() const {
+  return static_cast<int>(std::ranges::find(axes, std::string_view(), &TableAxis::name) -
+                          axes.begin());
+}
 
 namespace {
 
@@ -34,9 +47,9 @@ std::string rates_of(const GpuSpec& gpu) {
 
 }  // namespace
 
-std::vector<Sample> samples_of(const MeasuredKernel& kernel, const TableRow& row,
+std::vector<Sample> samples_of(const MeasuredTable& table, const TableRow& row,
                                const GpuSpec& measured_on, const EngineVersion& engine) {
-  std::vector<Sample> samples = kernel.samples(row, measured_on, engine);
+  std::vector<Sample> samples = table.samples(row, measured_on, engine);
   for (const Sample& sample : samples) {
     if (is_usable(sample)) continue;
     throw ConfigError(
@@ -58,25 +71,25 @@ ProfileTables::ProfileTables(Profile profile, std::shared_ptr<const GpuSpec> mea
   }
 }
 
-const KernelMaps& ProfileTables::of(const MeasuredKernel& kernel) const {
+const KernelMaps& ProfileTables::of(const MeasuredTable& table) const {
   static const KernelMaps nothing;
-  const auto found = tables_.find(kernel.name);
+  const auto found = tables_.find(table.name);
   if (found == tables_.end()) return nothing;
-  Table& table = *found->second;
-  std::call_once(table.once, [&] {
-    read_table(table.file, [&](const TableRow& row) {
-      for (const Sample& sample : samples_of(kernel, row, *measured_on_, profile_.engine)) {
-        table.maps[sample.group]
-            .try_emplace(sample.kernel, kernel.axes)
+  Table& read = *found->second;
+  std::call_once(read.once, [&] {
+    read_table(read.file, [&](const TableRow& row) {
+      for (const Sample& sample : samples_of(table, row, *measured_on_, profile_.engine)) {
+        read.maps[sample.group]
+            .try_emplace(sample.kernel, table.axis_count())
             .first->second.add(sample.place.at, sample.value());
       }
     });
   });
-  return table.maps;
+  return read.maps;
 }
 
-std::size_t ProfileTables::points(const MeasuredKernel& kernel, std::string_view group) const {
-  const KernelMaps& maps = of(kernel);
+std::size_t ProfileTables::points(const MeasuredTable& table, std::string_view group) const {
+  const KernelMaps& maps = of(table);
   std::size_t sum = 0;
   if (const auto kernels = maps.find(group); kernels != maps.end())
     for (const auto& [name, shares] : kernels->second) sum += shares.size();

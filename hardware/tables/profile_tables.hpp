@@ -7,11 +7,11 @@
 #include <mutex>
 #include <string>
 
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/tables/measured_table.hpp"
 
 namespace moesim {
 
-/// The samples of one kernel row in one profile: a map of every kernel, by group and name.
+/// The samples of one table in one profile: a map of every kernel, by group and name.
 using KernelMaps = std::map<std::string, std::map<std::string, Scattered>, std::less<>>;
 
 /// The tables of one profile, on the GPU that they were measured on. A table is read when it is
@@ -20,11 +20,11 @@ class ProfileTables {
  public:
   ProfileTables(Profile profile, std::shared_ptr<const GpuSpec> measured_on);
   const EngineVersion& engine() const { return profile_.engine; }
-  bool has(const MeasuredKernel& kernel) const { return tables_.contains(kernel.name); }
+  bool has(const MeasuredTable& table) const { return tables_.contains(table.name); }
   /// Empty where the profile has no such table. Throws ConfigError if the table is malformed.
-  const KernelMaps& of(const MeasuredKernel&) const;
+  const KernelMaps& of(const MeasuredTable&) const;
   /// How many samples of a group the profile has.
-  std::size_t points(const MeasuredKernel&, std::string_view group) const;
+  std::size_t points(const MeasuredTable&, std::string_view group) const;
 
  private:
   struct Table {

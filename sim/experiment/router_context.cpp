@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/experiment/router_context.hpp"
 
+#include "hardware/kernels/experts.hpp"
+
 namespace moesim {
 
 RouterContext router_context(const Deployment& e) {
@@ -14,7 +16,7 @@ RouterContext router_context(const Deployment& e) {
   context.block_tokens = e.kv_layout.block_tokens;
   // Two flops for each active weight, at the rate of the grouped GEMM. With loads alike a rank's
   // GPUs do as much for others' tokens as others do for its own.
-  const KernelConstants& gemm = gpu.kernel(KernelFamily::grouped_gemm);
+  const KernelConstants& gemm = gpu.kernel(grouped_gemm_kernel);
   const Flops token(2 * count_parameters(e.model).active);
   const FlopsPerSecond peak = gpu.peak(e.precision.experts, e.precision.activations);
   context.prefill_token_s = (token / (peak * gemm.peak_share_of(e.precision.experts))).count() / tp;

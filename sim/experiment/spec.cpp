@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "hardware/choice.hpp"
+#include "hardware/kernels/experts.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/quantization.hpp"
@@ -430,7 +431,7 @@ StepKind rule_kind(const MixedRule& mixed, StepKind kind, std::int64_t prefill_t
 
 RooflineTime expert_time(const PoolSpec& e) {
   const GpuSpec& gpu = e.cluster.gpu;
-  const KernelConstants& kernel = gpu.kernel(KernelFamily::grouped_gemm);
+  const KernelConstants& kernel = gpu.kernel(grouped_gemm_kernel);
   const Flops token(2 * expert_parameters(e.model) / e.parallel.moe_tp());
   const Bytes weights = expert_bytes(e.model, e.parallel, e.precision);
   const double bandwidth_share = kernel.of(e.precision.experts).bandwidth_share;

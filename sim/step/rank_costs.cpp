@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "hardware/kernels/experts.hpp"
+
 namespace moesim {
 
 namespace {
@@ -64,7 +66,7 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
     // Not again where the layer's own time holds it, as tables and fits of them do; DeepEP reads
     // and writes tokens in place.
     const bool counted =
-        gpu_.tables || gpu_.kernel(KernelFamily::grouped_gemm).of(precision_.experts).copies > 0;
+        gpu_.tables || gpu_.kernel(grouped_gemm_kernel).of(precision_.experts).copies > 0;
     if (plan_.dp > 1 && !counted) {
       const double selections = tokens * model_.experts_per_token / plan_.tp;
       permute_operations(shard, selections, "pack", before);

@@ -73,12 +73,12 @@ struct StepModel::Scratch {
 namespace {
 
 GroupedGemmShape shape_of_experts(const MoeModel& model, const ParallelPlan& plan,
-                                  const PrecisionPlan& precision, KernelFamily kernel) {
+                                  const PrecisionPlan& precision, bool masked) {
   return {.hidden = static_cast<double>(model.expert_input()),
           .width = static_cast<double>(model.expert_width) / plan.moe_tp(),
           .weights = precision.experts,
           .activations = precision.activations,
-          .kernel = kernel,
+          .masked = masked,
           .experts = static_cast<double>(model.experts),
           .top_k = static_cast<double>(model.experts_per_token),
           .held = static_cast<double>(model.experts) / plan.ep};
@@ -91,8 +91,7 @@ std::optional<GroupedGemm> masked_experts(const ClusterSpec& cluster, const MoeM
                                           const PrecisionPlan& precision) {
   if (precision.experts != Precision::fp8_block || precision.activations != Precision::fp8_block)
     return std::nullopt;
-  return GroupedGemm(shape_of_experts(model, plan, precision, KernelFamily::masked_grouped_gemm),
-                     cluster.gpu);
+  return GroupedGemm(shape_of_experts(model, plan, precision, /*masked=*/true), cluster.gpu);
 }
 
 }  // namespace
@@ -101,7 +100,7 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
                      std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
     : fabric_(cluster),
-      experts_(shape_of_experts(model, plan, precision, KernelFamily::grouped_gemm), cluster.gpu),
+      experts_(shape_of_experts(model, plan, precision, /*masked=*/false), cluster.gpu),
       masked_experts_(masked_experts(cluster, model, plan, precision)),
       model_(model),
       plan_(plan),

@@ -2,10 +2,13 @@
 // What does a kernel cost without tables, and do the constants stand in data?
 #include <fstream>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include "hardware/gpu.hpp"
+#include "hardware/kernels/attention.hpp"
 #include "hardware/kernels/experts.hpp"
+#include "hardware/kernels/gemm.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "tests/support.hpp"
@@ -42,7 +45,7 @@ Cost deepseek_experts(const GpuSpec& gpu, std::int32_t rows, double tokens) {
 TEST_CASE("a fused layer copies the rows that it computes and those that its GPU holds") {
   GpuSpec gpu = gpu_named("h100");
   gpu.hbm_bandwidth = BytesPerSecond(1e12);
-  KernelConstants& kernel = gpu.kernels[KernelFamily::grouped_gemm];
+  KernelConstants& kernel = gpu.kernels[&grouped_gemm_kernel];
   kernel.by_precision.clear();
   const GroupedGemmShape shape{.hidden = 1000, .width = 500, .experts = 64, .top_k = 4};
   const auto time = [&](double copies, double held, double tokens) {
@@ -73,18 +76,55 @@ TEST_CASE("a precision's own constants go before its family's") {
 
 TEST_CASE("a GPU that is like another takes its constants and says whose they are") {
   const GpuSpec h20 = gpu_named("h20"), h100 = gpu_named("h100");
-  const KernelConstants& kernel = h20.kernel(KernelFamily::grouped_gemm);
-  CHECK(kernel.launch == h100.kernel(KernelFamily::grouped_gemm).launch);
-  CHECK(kernel.peak_share == h100.kernel(KernelFamily::grouped_gemm).peak_share);
+  const KernelConstants& kernel = h20.kernel(grouped_gemm_kernel);
+  CHECK(kernel.launch == h100.kernel(grouped_gemm_kernel).launch);
+  CHECK(kernel.peak_share == h100.kernel(grouped_gemm_kernel).peak_share);
   CHECK_THAT(kernel.source, Contains("as H100") && Contains("not measured on this GPU"));
   CHECK_FALSE(kernel.calibration);
 }
 
-TEST_CASE("every family has constants in the data that is built in") {
-  for (std::size_t i = 0; i < kernel_family_names.size(); ++i)
-    CHECK(family_default(static_cast<KernelFamily>(i)).bandwidth_share > 0);
-  for (std::size_t i = 0; i < collective_names.size(); ++i)
-    CHECK(family_default(static_cast<Collective>(i)).bandwidth_share > 0);
+TEST_CASE("every kernel has constants in the data that is built in") {
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->has_own(Law::roofline)) CHECK(default_constants(*kernel).bandwidth_share > 0);
+    if (kernel->has_own(Law::links)) CHECK(default_link_constants(*kernel).bandwidth_share > 0);
+  }
+}
+
+TEST_CASE(
+    "rows of kernels name each kernel once, and what a row leaves out can be told elsewhere") {
+  std::set<std::string_view> names, tables;
+  for (const Kernel* kernel : kernels()) {
+    INFO(kernel->name);
+    CHECK(names.insert(kernel->name).second);
+    CHECK_FALSE(kernel->summary.empty());
+    CHECK((kernel->law != Law::none || kernel->table != nullptr));
+    CHECK(kernel->constants().has_own(kernel->law));
+    CHECK((kernel->roofline_call == nullptr || kernel->table != nullptr));
+  }
+  for (const MeasuredTable* table : measured_tables()) {
+    INFO(table->name);
+    CHECK(tables.insert(table->name).second);
+    const std::size_t loads = table->axes_that_vary(TableAxis::with_load).size();
+    CHECK((loads >= 1 && loads <= 3));
+  }
+}
+
+TEST_CASE("a measured point is of the kernel that its category and its words name") {
+  const auto name = [](const char* category, const char* operation) {
+    const Kernel* const kernel = kernel_timed_by(category, operation);
+    return kernel == nullptr ? std::string_view("-") : kernel->name;
+  };
+  CHECK(name("moe_kernel", "DeepGEMM masked") == "masked_grouped_gemm");
+  CHECK(name("moe_kernel", "fused_moe") == "grouped_gemm");
+  CHECK(name("attn_decode", "MLA heads=16") == "mla_decode");
+  CHECK(name("attn_decode", "GQA") == "attention_decode");
+  CHECK(name("moe_a2a", "DeepEP normal combine") == "normal_all_to_all");
+  CHECK(name("moe_a2a", "DeepEP combine") == "low_latency_combine");
+  CHECK(name("moe_a2a", "DeepEP dispatch") == "low_latency_all_to_all");
+  CHECK(name("collective", "custom all_reduce") == "one_shot_all_reduce");
+  CHECK(name("collective", "all_reduce") == "all_reduce");
+  CHECK(name("collective", "broadcast") == "-");
+  CHECK(name("e2e", "gemm") == "-");
 }
 
 TEST_CASE("constants of a GPU with tables are fitted on them, and say how well") {
@@ -92,13 +132,12 @@ TEST_CASE("constants of a GPU with tables are fitted on them, and say how well")
     const GpuSpec gpu = gpu_named(name);
     if (gpu.profiles.empty()) continue;
     INFO(name);
-    for (const KernelFamily family :
-         {KernelFamily::grouped_gemm, KernelFamily::gemm, KernelFamily::attention_decode,
-          KernelFamily::attention_prefill}) {
-      const KernelConstants& kernel = gpu.kernel(family);
-      REQUIRE(kernel.calibration);
-      CHECK(kernel.calibration->points >= 500);
-      CHECK(kernel.calibration->median_error < 0.4);
+    for (const Kernel* kernel : {&grouped_gemm_kernel, &gemm_kernel, &attention_decode_kernel,
+                                 &attention_prefill_kernel}) {
+      const KernelConstants& constants = gpu.kernel(*kernel);
+      REQUIRE(constants.calibration);
+      CHECK(constants.calibration->points >= 500);
+      CHECK(constants.calibration->median_error < 0.4);
     }
   }
 }
@@ -116,7 +155,7 @@ TEST_CASE("no number of a GPU or a model stands in code") {
     std::string file, text, reason;
   };
   const std::vector<Exception> exceptions{
-      {"hardware/gpu.cpp", "an 80 GB H100 has 81559 MiB", "an example in a key's text"},
+      {"hardware/gpu_file.cpp", "an 80 GB H100 has 81559 MiB", "an example in a key's text"},
       {"sim/expert_memory/expert_memory.cpp", "mixtral-offloading", "a paper's name"},
       {"sim/placement/placement.cpp", "DeepSeek's EPLB", "an algorithm's name"},
       {"sim/token_routing/token_routing.cpp", "8 A100, 128 experts", "where a charge is from"},

@@ -6,8 +6,10 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/gpu.hpp"
+#include "hardware/kernels/deep_ep.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/memory.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/roofline.hpp"
 #include "tests/support.hpp"
@@ -48,19 +50,21 @@ GpuSpec round_gpu() {
   gpu.smem_bandwidth = BytesPerSecond(1e15);
   gpu.scale_up_bandwidth = BytesPerSecond(100e9);
   gpu.dense_peak = {{Precision::bf16, FlopsPerSecond(100e12)}};
-  for (std::size_t i = 0; i < kernel_family_names.size(); ++i) {
-    gpu.kernels[static_cast<KernelFamily>(i)] = {.launch = Seconds(10e-6),
-                                                 .bandwidth_share = 0.5,
-                                                 .peak_share = {{Precision::bf16, 0.25}},
-                                                 .tile_m = 64,
-                                                 .tile_n = 128,
-                                                 .source = "test"};
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->has_own(Law::roofline))
+      gpu.kernels[kernel] = {.launch = Seconds(10e-6),
+                             .bandwidth_share = 0.5,
+                             .peak_share = {{Precision::bf16, 0.25}},
+                             .tile_m = 64,
+                             .tile_n = 128,
+                             .source = "test"};
+    if (kernel->has_own(Law::links))
+      gpu.collectives[kernel] = {.launch = Seconds(5e-6),
+                                 .per_gpu = Seconds(1e-6),
+                                 .bandwidth_share = 0.5,
+                                 .ramp = Seconds(0),
+                                 .source = "test"};
   }
-  gpu.collectives.fill({.launch = Seconds(5e-6),
-                        .per_gpu = Seconds(1e-6),
-                        .bandwidth_share = 0.5,
-                        .ramp = Seconds(0),
-                        .source = "test"});
   return gpu;
 }
 
@@ -113,8 +117,8 @@ TEST_CASE("every shipped GPU loads, and each of its numbers has a source") {
     INFO(file);
     const GpuSpec gpu = read_gpu(ConfigNode::from_file(file));
     CHECK_FALSE(gpu.source.empty());
-    for (const auto& [family, kernel] : gpu.kernels) CHECK_FALSE(kernel.source.empty());
-    for (const auto& collective : gpu.collectives) CHECK_FALSE(collective.source.empty());
+    for (const auto& [kernel, constants] : gpu.kernels) CHECK_FALSE(constants.source.empty());
+    for (const auto& [kernel, constants] : gpu.collectives) CHECK_FALSE(constants.source.empty());
     CHECK(gpu.l2_bandwidth > gpu.hbm_bandwidth);
     const bool bounded = gpu.l2_bandwidth.value() < 1e15;  // a data-sheet roofline has no L2
     CHECK((!bounded || gpu.smem_bandwidth > gpu.l2_bandwidth));
@@ -170,8 +174,8 @@ TEST_CASE(
   sheet.erase("kernels");
   sheet.erase("collectives");
   const GpuSpec gpu = read_gpu(ConfigNode(sheet, file));
-  CHECK_THAT(gpu.kernel(KernelFamily::gemm).source, Contains("not measured on this GPU"));
-  CHECK_THAT(gpu.collective(Collective::all_gather).source, Contains("not measured on this GPU"));
+  CHECK_THAT(gpu.kernel(gemm_kernel).source, Contains("not measured on this GPU"));
+  CHECK_THAT(gpu.collective(all_gather_kernel).source, Contains("not measured on this GPU"));
   CHECK(gemm(64, 4096, 4096, Precision::bf16, Precision::bf16, gpu).evidence ==
         Evidence::unmeasured);
 }
@@ -191,9 +195,8 @@ TEST_CASE("loads hide behind arithmetic as far as the family's overlap says") {
   GpuSpec gpu = round_gpu();
   // 50 MB at half of 1 TB/s: 100 us. 2.5 GFLOP at a quarter of 100 TFLOP/s: 100 us. Launch 10 us.
   const auto time = [&](double overlap) {
-    gpu.kernels[KernelFamily::gemm].overlap = overlap;
-    return us(
-        roofline({.flops = Flops(2.5e9), .hbm = Bytes(50e6)}, {}, KernelFamily::gemm, gpu).time);
+    gpu.kernels[&gemm_kernel].overlap = overlap;
+    return us(roofline({.flops = Flops(2.5e9), .hbm = Bytes(50e6)}, {}, gemm_kernel, gpu).time);
   };
   CHECK_THAT(time(1), WithinRel(210.0, 1e-9));                      // one after the other
   CHECK_THAT(time(2), WithinRel(10 + 100 * std::sqrt(2.0), 1e-9));  // in quadrature
@@ -219,7 +222,7 @@ TEST_CASE("no prediction is faster than its bytes and flops at the data sheet's 
       for (auto& tokens : slots) tokens = static_cast<std::int32_t>(size(4096)) - 1;
       const GroupedGemm experts({64 * size(128), 64 * size(64), precision, precision}, gpu);
       const GroupedRows rows = experts.rows(slots);
-      CHECK(rows == grouped_rows(slots, gpu.kernel(KernelFamily::grouped_gemm).tile_m));
+      CHECK(rows == grouped_rows(slots, gpu.kernel(grouped_gemm_kernel).tile_m));
       bounded(experts.cost(rows), precision, precision);
       bounded(memory_op(Bytes(size(1e9)), gpu), Precision::bf16, Precision::bf16);
     }
@@ -284,7 +287,7 @@ TEST_CASE("stored elements count their scales") {
 
 TEST_CASE("the roofline is the launch and the slowest resource") {
   GpuSpec gpu = round_gpu();
-  const auto cost = [&](Work work) { return roofline(work, {}, KernelFamily::gemm, gpu); };
+  const auto cost = [&](Work work) { return roofline(work, {}, gemm_kernel, gpu); };
   // 50 MB at half of 1 TB/s: 100 us. 1 GFLOP at a quarter of 100 TFLOP/s: 40 us.
   const Cost memory_bound = cost({.flops = Flops(1e9), .hbm = Bytes(50e6)});
   CHECK_THAT(us(memory_bound.time), WithinRel(110.0, 1e-9));
@@ -301,7 +304,7 @@ TEST_CASE("the roofline is the launch and the slowest resource") {
 
 TEST_CASE("no work takes no time") {
   const GpuSpec gpu = gpu_named("h100");
-  CHECK(roofline({}, {}, KernelFamily::memory, gpu).time.count() == 0);
+  CHECK(roofline({}, {}, memory_kernel, gpu).time.count() == 0);
   CHECK(expert_ffn({}, gpu).time.count() == 0);
   CHECK(expert_ffn({0, 0, 0}, gpu).time.count() == 0);
   CHECK(gemm(0, 4096, 4096, Precision::bf16, Precision::bf16, gpu).time.count() == 0);
@@ -571,7 +574,7 @@ TEST_CASE("DeepEP's low-latency dispatch on H800 is met within 12 %") {
   const Fabric fabric(cluster);
   const auto dispatch = [&](int gpus) {
     const TrafficMatrix traffic = uniform_traffic(gpus, 128.0 * 8 * 7392 / gpus);
-    return us(fabric.all_to_all(traffic, Collective::low_latency_all_to_all).time);
+    return us(fabric.all_to_all(traffic, low_latency_all_to_all_kernel).time);
   };
   CHECK_THAT(dispatch(8), WithinRel(77.0, 0.12));
   CHECK_THAT(dispatch(16), WithinRel(118.0, 0.12));

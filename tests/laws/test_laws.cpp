@@ -360,7 +360,7 @@ Experiment at_half_speed(Experiment e) {
     kernel.launch *= 2;
     for (auto& [precision, own] : kernel.by_precision) own.launch *= 2;
   }
-  for (CollectiveConstants& collective : gpu.collectives)
+  for (auto& [kernel, collective] : gpu.collectives)
     for (Seconds* time : {&collective.launch, &collective.per_gpu, &collective.ramp}) *time *= 2;
   network.latency *= 2;
   network.latency_per_doubling *= 2;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "hardware/kernels/kernel.hpp"
 #include "hardware/rng.hpp"
 #include "models/launches.hpp"
 #include "models/memory.hpp"
@@ -41,10 +42,9 @@ GpuSpec plain_gpu() {
   gpu.smem_bandwidth = BytesPerSecond(1e18);
   gpu.dense_peak = {{Precision::bf16, FlopsPerSecond(1e12)},
                     {Precision::fp8, FlopsPerSecond(2e12)}};
-  for (const KernelFamily family :
-       {KernelFamily::grouped_gemm, KernelFamily::gemm, KernelFamily::attention_decode,
-        KernelFamily::attention_prefill, KernelFamily::mla_decode, KernelFamily::memory}) {
-    gpu.kernels[family] = {.launch = Seconds(0),
+  for (const Kernel* kernel : kernels()) {
+    if (!kernel->has_own(Law::roofline)) continue;
+    gpu.kernels[kernel] = {.launch = Seconds(0),
                            .bandwidth_share = 1,
                            .peak_share = {{Precision::bf16, 1.0}},
                            .source = ""};

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernels/deep_ep.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -566,7 +567,7 @@ TEST_CASE("low latency sends a message per selection, with its own kernel's cons
   CHECK(exchange.dispatch.network.value() == 4 * 7168);
   CHECK(exchange.combine.network.value() == 4 * 7168 * 2);
   const CollectiveCost expected =
-      fabric.all_to_all(selections, Collective::low_latency_all_to_all, 7168);
+      fabric.all_to_all(selections, low_latency_all_to_all_kernel, 7168);
   CHECK(exchange.dispatch.time == expected.time);
   CHECK_FALSE(dispatch->gives_global_counts());
 }

@@ -10,8 +10,8 @@
 #include "hardware/kernels/cached_context.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/kernel.hpp"
 #include "hardware/kernels/quantise.hpp"
-#include "hardware/kernels/rows.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "tests/support.hpp"
@@ -114,9 +114,8 @@ TEST_CASE("no table makes experts, attention or links faster than the data sheet
     const double peak = spec.peak(Precision::bf16, Precision::bf16).value();
     for (int i = 0; i < 30; ++i) {
       const double hidden = 512 * octaves(4), width = 128 * octaves(4);
-      const GroupedGemm experts(
-          {hidden, width, Precision::bf16, Precision::bf16, KernelFamily::grouped_gemm, 128, 8},
-          spec);
+      const GroupedGemm experts({hidden, width, Precision::bf16, Precision::bf16, false, 128, 8},
+                                spec);
       const double tokens = octaves(12), active = std::min(octaves(7), tokens * 8);
       const double layer =
           experts.cost(rows_of(std::llround(tokens * 8), std::llround(active)), tokens)
@@ -149,8 +148,8 @@ TEST_CASE("equal tokens never take less time on more active experts, with tables
   for (const char* engine : {"vllm", "sglang", "trtllm"}) {
     for (const char* name : {"a100_80g", "h200", "b200"}) {
       const GpuSpec spec = with_engine(gpu(name), {engine, ""});
-      const GroupedGemm experts(
-          {7168, 2048, Precision::bf16, Precision::bf16, KernelFamily::grouped_gemm, 256, 8}, spec);
+      const GroupedGemm experts({7168, 2048, Precision::bf16, Precision::bf16, false, 256, 8},
+                                spec);
       for (const std::int64_t tokens : {40, 300, 5000}) {
         double before = 0;
         for (std::int64_t active = 1; active <= 40; ++active) {
@@ -170,8 +169,7 @@ TEST_CASE("few experts with many rows are not taken for what the table never tim
   // 16,384 rows on 8 and on 32 of Qwen3-30B-A3B's experts: 578 and 603 us on an RTX PRO 6000 with
   // vLLM 0.19 (casys-kaist/LLMServingSim@5daddb2); no table has a row near one or two experts.
   const GpuSpec rtx = with_engine(gpu("rtx_pro_6000"), {"vllm", "0.19.0"});
-  const GroupedGemm experts(
-      {2048, 768, Precision::bf16, Precision::bf16, KernelFamily::grouped_gemm, 128, 8}, rtx);
+  const GroupedGemm experts({2048, 768, Precision::bf16, Precision::bf16, false, 128, 8}, rtx);
   for (const std::int64_t active : {8, 32}) {
     const double us = experts.cost(rows_of(16384, active), 2048).time.count() * 1e6;
     CHECK(us > 300);
@@ -181,8 +179,7 @@ TEST_CASE("few experts with many rows are not taken for what the table never tim
 
 TEST_CASE("Triton's other tiles above 128 tokens show on A100, where they were measured") {
   const GpuSpec a100 = with_engine(gpu("a100_80g"), {"sglang", "0.5.10"});
-  const GroupedGemm experts(
-      {2048, 768, Precision::bf16, Precision::bf16, KernelFamily::grouped_gemm, 128, 8}, a100);
+  const GroupedGemm experts({2048, 768, Precision::bf16, Precision::bf16, false, 128, 8}, a100);
   const auto us = [&](double tokens) {
     return experts.cost(rows_of(std::llround(8 * tokens), 128), tokens).time.count() * 1e6;
   };
@@ -469,12 +466,12 @@ TEST_CASE("no row of the shipped tables is faster than HBM and tensor cores allo
     const GpuSpec spec = gpu(name);
     std::size_t rows = 0, fast = 0;
     for (const Profile& profile : spec.profiles) {
-      for (const MeasuredKernel* kernel : measured_kernels()) {
+      for (const MeasuredTable* table : measured_tables()) {
         for (const char* ending : {".csv", ".csv.gz"}) {
-          const auto file = profile.folder / (std::string(kernel->name) + ending);
+          const auto file = profile.folder / (std::string(table->name) + ending);
           if (!std::filesystem::exists(file)) continue;
           read_table(file, [&](const TableRow& row) {
-            for (const Sample& sample : samples_of(*kernel, row, spec, profile.engine)) {
+            for (const Sample& sample : samples_of(*table, row, spec, profile.engine)) {
               ++rows;
               // Times are kept to four digits, loads of experts to three.
               fast += sample.us < sample.place.least_us * (1 - 6e-3) ? 1 : 0;
@@ -594,10 +591,10 @@ TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
 TEST_CASE("a sibling's error is stated wider than a table's own, and draws follow it") {
   const GpuSpec own = with_engine(gpu("h100"), {"vllm", ""});
   const GpuSpec carried = with_engine(gpu("h20"), {"vllm", ""});
-  for (const MeasuredKernel* kernel : measured_kernels()) {
-    CAPTURE(kernel->name);
-    CHECK(carried.tables->error(*kernel, Evidence::carried_over) >=
-          own.tables->error(*kernel, Evidence::measured));
+  for (const MeasuredTable* table : measured_tables()) {
+    CAPTURE(table->name);
+    CHECK(carried.tables->error(*table, Evidence::carried_over) >=
+          own.tables->error(*table, Evidence::measured));
   }
   TableFactors twice;
   twice["gemm"].fill(2);

@@ -4,6 +4,7 @@
 
 #include <tbb/global_control.h>
 
+#include "hardware/kernels/gemm.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tools/run/intervals.hpp"
@@ -128,7 +129,7 @@ TEST_CASE("constants are drawn again within physics, another draw gives others")
     }
   }
   const auto launch = [&](int draw) {
-    return resampled(base, draw).pools.front().cluster.gpu.kernel(KernelFamily::gemm).launch;
+    return resampled(base, draw).pools.front().cluster.gpu.kernel(gemm_kernel).launch;
   };
   CHECK(launch(1) == launch(1));
   CHECK(launch(1) != launch(2));

@@ -10,6 +10,7 @@
 #include <tbb/parallel_for.h>
 
 #include "hardware/at.hpp"
+#include "hardware/kernels/deep_ep.hpp"
 #include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "sim/dispatch/token_traffic.hpp"
@@ -330,13 +331,13 @@ Json measure_exchange(const ConfigNode& node, TraceLibrary&) {
       CopyCounter().count(placement, of_slot, active, ids, source,
                           {rule, fabric.cluster().scale_up_domain}, copies);
       const double remote = off_diagonal(copies);
-      const auto us = [&](Collective kind) {
-        return fabric.all_to_all(copies, kind, bytes_per_copy).time.count() * 1e6;
+      const auto us = [&](const Kernel& kernel) {
+        return fabric.all_to_all(copies, kernel, bytes_per_copy).time.count() * 1e6;
       };
       answer[name] = {{"copies_per_token", remote / tokens},
                       {"bytes", remote * bytes_per_copy},
-                      {"us", us(Collective::all_to_all)},
-                      {"low_latency_us", us(Collective::low_latency_all_to_all)}};
+                      {"us", us(all_to_all_kernel)},
+                      {"low_latency_us", us(low_latency_all_to_all_kernel)}};
     }
     return answer;
   });

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
-#include "hardware/kernels/rows.hpp"
+#include "hardware/kernels/kernel.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "sim/report/metric_catalogue.hpp"
 #include "sim/report/statistics.hpp"
@@ -36,11 +36,11 @@ double slowdown(const std::optional<Calibration>& calibration, Rng& rng) {
 void resample_tables(GpuSpec& gpu, std::uint64_t seed, int draw) {
   if (!gpu.tables) return;
   TableFactors factors;
-  for (const MeasuredKernel* kernel : measured_kernels()) {
-    const double z = Rng(seed, fmt::format("interval {} table {}", draw, kernel->name)).normal();
-    auto& of_kernel = factors[kernel->name];
+  for (const MeasuredTable* table : measured_tables()) {
+    const double z = Rng(seed, fmt::format("interval {} table {}", draw, table->name)).normal();
+    auto& of_table = factors[table->name];
     for (std::size_t e = 0; e < evidence_names.size(); ++e)
-      of_kernel[e] = slowdown(gpu.tables->error(*kernel, static_cast<Evidence>(e)), z);
+      of_table[e] = slowdown(gpu.tables->error(*table, static_cast<Evidence>(e)), z);
   }
   gpu.tables = scaled(*gpu.tables, factors);
 }
@@ -49,24 +49,23 @@ void resample_constants(GpuSpec& gpu, std::uint64_t seed, int draw) {
   const auto stream = [&](std::string_view name) {
     return Rng(seed, fmt::format("interval {} {}", draw, name));
   };
-  for (auto& [family, kernel] : gpu.kernels) {
-    Rng rng = stream(kernel_family_names[static_cast<std::size_t>(family)]);
-    const double factor = slowdown(kernel.calibration, rng);
-    kernel.launch *= factor;
-    kernel.bandwidth_share = std::min(1.0, kernel.bandwidth_share / factor);
-    kernel.copies *= factor;
-    kernel.held_copies *= factor;
-    for (auto& [precision, share] : kernel.peak_share) share = std::min(1.0, share / factor);
-    for (auto& [precision, own] : kernel.by_precision) {
+  for (auto& [kernel, constants] : gpu.kernels) {
+    Rng rng = stream(kernel->name);
+    const double factor = slowdown(constants.calibration, rng);
+    constants.launch *= factor;
+    constants.bandwidth_share = std::min(1.0, constants.bandwidth_share / factor);
+    constants.copies *= factor;
+    constants.held_copies *= factor;
+    for (auto& [precision, share] : constants.peak_share) share = std::min(1.0, share / factor);
+    for (auto& [precision, own] : constants.by_precision) {
       own.launch *= factor;
       own.bandwidth_share = std::min(1.0, own.bandwidth_share / factor);
       own.copies *= factor;
       own.held_copies *= factor;
     }
   }
-  for (std::size_t i = 0; i < gpu.collectives.size(); ++i) {
-    Rng rng = stream(collective_names[i]);
-    CollectiveConstants& collective = gpu.collectives[i];
+  for (auto& [kernel, collective] : gpu.collectives) {
+    Rng rng = stream(kernel->name);
     const double factor = slowdown(collective.calibration, rng);
     collective.launch *= factor;
     collective.per_gpu *= factor;

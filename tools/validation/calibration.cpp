@@ -170,14 +170,14 @@ GpuSpec fitted(const Family& family, std::span<const Unknown> unknowns, Make mak
       unknowns, [&](std::span<const double> x) { return family.residuals(with(x)); }));
 }
 
-GpuSpec fit_kernel(const Family& family, KernelFamily kind) {
+GpuSpec fit_kernel(const Family& family, const Kernel& kernel) {
   const std::set<Precision> precisions = family.precisions();
   // Loads and arithmetic that did not overlap at all would hide an expert's padding in f; kernels
   // are pipelined, so that far down the bound does not go.
   std::vector<Unknown> unknowns{{10, 0.5, 100}, {0.8, 0.3, 0.98}, {2, 1.5, 16}};
   for (std::size_t i = 0; i < precisions.size(); ++i) unknowns.push_back({0.5, 0.05, 0.98});
   return fitted(family, unknowns, [&](std::span<const double> x, GpuSpec& gpu) {
-    KernelConstants& constants = gpu.kernels[kind];
+    KernelConstants& constants = gpu.kernels[&kernel];
     constants.launch = Seconds(x[0] * 1e-6);
     constants.bandwidth_share = x[1];
     constants.overlap = x[2];
@@ -188,13 +188,13 @@ GpuSpec fit_kernel(const Family& family, KernelFamily kind) {
   });
 }
 
-GpuSpec fit_collective(const Family& family, Collective kind) {
+GpuSpec fit_collective(const Family& family, const Kernel& kernel) {
   // On one number of GPUs the launch cannot be told from what each GPU adds.
   const double most_per_gpu = family.sizes().size() > 1 ? 10 : 0.001;
   const std::vector<Unknown> unknowns{
       {8, 0.5, 100}, {most_per_gpu / 20, 5e-5, most_per_gpu}, {0.7, 0.05, 0.98}, {5, 0.001, 200}};
   return fitted(family, unknowns, [&](std::span<const double> x, GpuSpec& gpu) {
-    CollectiveConstants& constants = gpu.collectives[at(kind)];
+    CollectiveConstants& constants = gpu.collectives[&kernel];
     constants.launch = Seconds(x[0] * 1e-6);
     constants.per_gpu = Seconds(x[1] * 1e-6);
     constants.bandwidth_share = x[2];
@@ -228,38 +228,39 @@ std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
                                        const OperationPredictor& predictor, GpuSpec& gpu,
                                        std::string_view source) {
   constexpr std::size_t fewest = 4;
-  std::map<Constants, std::vector<const MeasuredPoint*>> measured;
+  std::map<const Kernel*, std::vector<const MeasuredPoint*>> measured;
   for (const MeasuredPoint& point : points) {
-    const Constants of = constants_of(point);
+    const Kernel* const kernel = kernel_timed_by(point.category, point.operation);
     // Crossing nodes is the network's matter, not the GPU's.
     const bool one_domain = point.nodes <= 1 || point.interconnect.starts_with("NVL72");
-    if (gpu_file(point.gpu) != gpu_name || of.index() == 0 || !one_domain) continue;
+    if (gpu_file(point.gpu) != gpu_name || kernel == nullptr || !one_domain) continue;
     if (std::holds_alternative<Prediction>(predictor.predict(point, gpu)))
-      measured[of].push_back(&point);
+      measured[&kernel->constants()].push_back(&point);
   }
   std::vector<FittedConstants> all;
-  for (const auto& [of, family_points] : measured) {
-    if (family_points.size() < fewest) continue;
-    const Family family(family_points, predictor, gpu);
-    if (const auto* kind = std::get_if<KernelFamily>(&of)) {
-      GpuSpec best = fit_kernel(family, *kind);
-      KernelConstants& constants = best.kernels[*kind];
+  for (const Kernel* kernel : kernels()) {
+    const auto found = measured.find(kernel);
+    if (found == measured.end() || found->second.size() < fewest) continue;
+    const Family family(found->second, predictor, gpu);
+    const auto take = [&](const GpuSpec& best, auto& constants) {
+      constants.source = described(*constants.calibration, source);
+      all.push_back({kernel, constants.calibration->points, constants.calibration->median_error,
+                     nearest_rank(family.errors(best), 0.9)});
+    };
+    if (kernel->law == Law::roofline) {
+      const GpuSpec best = fit_kernel(family, *kernel);
+      KernelConstants constants = best.kernel(*kernel);
       constants.calibration = family.calibration(best);
       for (const Precision precision : family.precisions())
         constants.calibration->precisions.push_back(precision);
-      constants.source = described(*constants.calibration, source);
-      all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     nearest_rank(family.errors(best), 0.9)});
-      gpu.kernels[*kind] = constants;
+      take(best, constants);
+      gpu.kernels[kernel] = std::move(constants);
     } else {
-      const auto index = static_cast<std::size_t>(std::get<Collective>(of));
-      GpuSpec best = fit_collective(family, std::get<Collective>(of));
-      CollectiveConstants& constants = best.collectives[index];
+      const GpuSpec best = fit_collective(family, *kernel);
+      CollectiveConstants constants = best.collective(*kernel);
       constants.calibration = family.calibration(best);
-      constants.source = described(*constants.calibration, source);
-      all.push_back({of, constants.calibration->points, constants.calibration->median_error,
-                     nearest_rank(family.errors(best), 0.9)});
-      gpu.collectives[index] = constants;
+      take(best, constants);
+      gpu.collectives[kernel] = std::move(constants);
     }
   }
   return all;

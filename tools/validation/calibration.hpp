@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "hardware/gpu.hpp"
+#include "hardware/kernels/kernel.hpp"
 #include "tools/validation/measured_points.hpp"
 #include "tools/validation/predict_operation.hpp"
 
@@ -24,17 +25,16 @@ std::vector<double> fit_least_squares(
     const std::function<std::vector<double>(std::span<const double>)>& residuals,
     double huber = 0.1);
 
-/// One family or collective, fitted.
+/// The constants of one kernel, fitted.
 struct FittedConstants {
-  Constants of;
+  const Kernel* of = nullptr;
   int points = 0;
   double median_error = 0, p90_error = 0;
 };
 
-/// Fits the constants of every kernel family and collective of `gpu` that `points` measured on a
-/// GPU of this file name, at least four times, and writes them into `gpu` with the number of
-/// points, the median error and the range. Residuals are log(predicted / measured). Families
-/// without points stay as they are.
+/// Fits the constants of every kernel of `gpu` that `points` measured on a GPU of this file name,
+/// at least four times, and writes them into `gpu` with the number of points, the median error and
+/// the range. Residuals are log(predicted / measured). Kernels without points stay as they are.
 std::vector<FittedConstants> calibrate(std::span<const MeasuredPoint> points,
                                        const std::string& gpu_file, const OperationPredictor&,
                                        GpuSpec& gpu, std::string_view source);

@@ -11,10 +11,6 @@
 
 #include <fmt/format.h>
 
-#include "hardware/kernels/attention.hpp"
-#include "hardware/kernels/experts.hpp"
-#include "hardware/kernels/gemm.hpp"
-#include "hardware/kernels/rough.hpp"
 #include "hardware/tables/table_file.hpp"
 #include "sim/report/statistics.hpp"
 #include "tools/validation/calibration.hpp"
@@ -23,126 +19,12 @@ namespace moesim {
 
 namespace {
 
-// Rows of a layer or a product that decode steps have at most.
-constexpr double most_decode_tokens = 512;
-
-Tile tile_of(const GpuSpec& gpu, KernelFamily family) {
-  const KernelConstants& kernel = gpu.kernel(family);
-  return {kernel.tile_m, kernel.tile_n};
-}
-
-// The rows that `active` experts share evenly.
-GroupedRows even_rows(double rows, double active, int tile_m) {
-  const std::int64_t n = std::max(std::int64_t{1}, std::int64_t{std::llround(active)});
-  const std::int64_t all = std::max(n, std::int64_t{std::llround(rows)});
-  GroupedRows sums;
-  for (std::int64_t i = 0; i < n; ++i) add_slot(sums, (i + 1) * all / n - i * all / n, tile_m);
-  return sums;
-}
-
-// A kernel of FFNs without a gate is of another layer.
-bool is_gated(const TableRow& row) {
-  return row.text("kernel").find("nongated") == std::string::npos;
-}
-
-std::optional<FamilyCall> expert_call(const TableRow& row, const GpuSpec& gpu,
-                                      const EngineVersion& engine) {
-  const std::string format(table_name(row.text("precision")));
-  const auto operands = operands_of(format);
-  if (!operands || !is_gated(row)) return std::nullopt;
-  const ExpertsCall c = experts_of(row, engine, format);
-  const GroupedGemmShape shape{.hidden = c.hidden,
-                               .width = c.width,
-                               .weights = operands->weights,
-                               .activations = operands->activations};
-  const Tile tile = tile_of(gpu, shape.kernel);
-  const double copied = row_bytes(c.hidden, c.width);
-  return FamilyCall{.family = shape.kernel,
-                    .operands = *operands,
-                    .prefill = c.tokens > most_decode_tokens,
-                    .shape = fmt::format("{} {} {}", c.hidden, c.top_k, c.experts),
-                    .work = expert_work(shape, even_rows(c.rows, c.active, tile.m), tile, 0),
-                    .copied = copied * c.rows,
-                    .held_copied = copied * std::max(c.rows, c.tokens * c.top_k),
-                    .us = row.number("us")};
-}
-
-std::optional<FamilyCall> gemm_call(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
-  const auto operands = operands_of(table_name(row.text("precision")));
-  if (!operands) return std::nullopt;
-  const double m = row.number("m");
-  return FamilyCall{.family = KernelFamily::gemm,
-                    .operands = *operands,
-                    .prefill = m > most_decode_tokens,
-                    .shape = fmt::format("{} {}", row.text("n"), row.text("k")),
-                    .work = gemm_work(m, row.number("n"), row.number("k"), *operands,
-                                      tile_of(gpu, KernelFamily::gemm), gpu.sms),
-                    .us = row.number("us")};
-}
-
-// Caches of eight bits that are multiplied as such are faster than the rooflines assume.
-bool multiplies_bf16(const TableRow& row) {
-  return table_name(row.text("precision")) == "bfloat16";
-}
-
-FamilyCall untiled(KernelFamily family, bool prefill, Work work, const TableRow& row) {
-  return {.family = family,
-          .operands = {},
-          .prefill = prefill,
-          .shape = {},
-          .work = {work, work.flops.value()},
-          .us = row.number("us")};
-}
-
-template <bool prefill>
-std::optional<FamilyCall> attention_call(const TableRow& row, const GpuSpec&,
-                                         const EngineVersion&) {
-  if (!multiplies_bf16(row)) return std::nullopt;
-  const AttentionCall c = attention_of(row, !prefill);
-  // Some kernels read what the window hides.
-  if (c.window > 0) return std::nullopt;
-  const double bytes = c.batch * (c.context * 2 * c.kv_heads * c.head_dim * c.kv_bytes +
-                                  c.queries * 2 * c.q_heads * c.head_dim * 2);
-  FamilyCall call = untiled(
-      prefill ? KernelFamily::attention_prefill : KernelFamily::attention_decode, prefill,
-      {.flops = Flops(4 * c.q_heads * c.head_dim * c.batch * c.pairs), .hbm = Bytes(bytes)}, row);
-  call.shape = fmt::format("{} {} {}", c.q_heads, c.kv_heads, c.head_dim);
-  return call;
-}
-
-template <bool prefill>
-std::optional<FamilyCall> latent_call(const TableRow& row, const GpuSpec&, const EngineVersion&) {
-  if (!multiplies_bf16(row)) return std::nullopt;
-  const LatentAttentionCall c = latent_attention_of(row, !prefill);
-  const double latent = c.kv_lora + c.qk_rope;
-  const double per_head = prefill ? c.qk_nope + c.qk_rope + c.v_dim : latent + c.kv_lora;
-  const double cached = prefill ? c.heads * per_head * 2 : latent * c.kv_bytes;
-  FamilyCall call =
-      untiled(prefill ? KernelFamily::attention_prefill : KernelFamily::mla_decode, prefill,
-              {.flops = Flops(2 * c.heads * per_head * c.batch * c.pairs),
-               .hbm = Bytes(c.batch * (c.context * cached + c.queries * c.heads * per_head * 2))},
-              row);
-  call.shape = fmt::format("latent {}", c.heads);
-  return call;
-}
-
-struct FamilyTable {
-  std::string_view name;
-  std::optional<FamilyCall> (*call)(const TableRow&, const GpuSpec&, const EngineVersion&);
-};
-constexpr FamilyTable family_tables[] = {{"experts", expert_call},
-                                         {"gemm", gemm_call},
-                                         {"attention_decode", attention_call<false>},
-                                         {"attention_prefill", attention_call<true>},
-                                         {"mla_decode", latent_call<false>},
-                                         {"mla_prefill", latent_call<true>}};
-
 // Calls alike: the same work of the same shape.
-using Alike = std::tuple<KernelFamily, Precision, Precision, std::string, double, double>;
+using Alike = std::tuple<std::string_view, Precision, Precision, std::string, double, double>;
 Alike alike(const FamilyCall& c) {
   // Draws of experts differ in the last digits.
   const auto about = [](double x) { return std::round(std::log2(x) * 8); };
-  return {c.family,
+  return {c.kernel->name,
           c.operands.weights,
           c.operands.activations,
           c.shape,
@@ -154,15 +36,15 @@ Alike alike(const FamilyCall& c) {
 
 double ratio_of(const FamilyCall& call, const GpuSpec& gpu) {
   TiledWork work = call.work;
-  const PrecisionConstants c = gpu.kernel(call.family).of(call.operands.weights);
+  const PrecisionConstants c = gpu.kernel(*call.kernel).of(call.operands.weights);
   work.work.copied = Bytes(c.copies * call.copied + c.held_copies * call.held_copied);
-  const Roofline roofline(call.operands, call.family, gpu);
+  const Roofline roofline(call.operands, *call.kernel, gpu);
   return tiled_cost(work, roofline).time.count() * 1e6 / call.us;
 }
 
 namespace {
 
-/// Calls of one precision in one family on all GPUs, and the fit of their constants.
+/// Calls of one precision by one kernel on all GPUs, and the fit of their constants.
 class PrecisionFit {
  public:
   void add(const FamilyCall& call, std::size_t gpu) { calls_.push_back({&call, gpu, 0}); }
@@ -171,21 +53,21 @@ class PrecisionFit {
   /// The constants with the precision's own; false where none fit: calls of kernels that have
   /// nothing in common.
   bool fit(std::span<const MeasuredGpu* const> gpus, KernelConstants& constants) {
-    const KernelFamily family = calls_.front().call->family;
+    const Kernel* const kernel = calls_.front().call->kernel;
     const Precision precision = calls_.front().call->operands.weights;
     weigh(gpus);
     std::vector<GpuSpec> made;
     for (const MeasuredGpu* gpu : gpus) {
       made.push_back(gpu->gpu);
-      made.back().kernels = {{family, gpu->gpu.kernel(family)}};
+      made.back().kernels = {{kernel, gpu->gpu.kernel(*kernel)}};
     }
     std::vector<Unknown> unknowns{{10, 0.5, 200}, {0.8, 0.05, 0.98}, {2, 1, 16}, {0.5, 0.01, 0.98}};
     const bool copies = calls_.front().call->copied > 0;
     if (copies) unknowns.insert(unknowns.end(), {{1, 0.01, 10}, {0.5, 0.01, 10}});
-    const auto take = [&](std::span<const double> x, KernelConstants& kernel) {
-      kernel.by_precision[precision] = {Seconds(x[0] * 1e-6), x[1], x[2], copies ? x[4] : 0,
-                                        copies ? x[5] : 0};
-      kernel.peak_share[precision] = x[3];
+    const auto take = [&](std::span<const double> x, KernelConstants& made_of) {
+      made_of.by_precision[precision] = {Seconds(x[0] * 1e-6), x[1], x[2], copies ? x[4] : 0,
+                                         copies ? x[5] : 0};
+      made_of.peak_share[precision] = x[3];
     };
     const auto residuals = [&](std::span<const double> x) {
       for (GpuSpec& gpu : made) take(x, gpu.kernels.begin()->second);
@@ -234,13 +116,13 @@ class PrecisionFit {
 
 double three_digits(double x) { return std::stod(fmt::format("{:.3g}", x)); }
 
-Calibration calibration_of(KernelFamily family, const MeasuredGpu& gpu) {
+Calibration calibration_of(const Kernel* kernel, const MeasuredGpu& gpu) {
   Calibration c;
   c.bytes.min = c.flops.min = std::numeric_limits<double>::infinity();
   std::vector<double> errors;
   std::set<Precision> precisions;
   for (const FamilyCall& call : gpu.calls) {
-    if (call.family != family) continue;
+    if (call.kernel != kernel) continue;
     const double bytes = call.work.work.hbm.value(), flops = call.work.work.flops.value();
     errors.push_back(std::abs(ratio_of(call, gpu.gpu) - 1));
     precisions.insert(call.operands.weights);
@@ -260,16 +142,20 @@ Calibration calibration_of(KernelFamily family, const MeasuredGpu& gpu) {
 std::vector<FamilyCall> family_calls(const GpuSpec& gpu) {
   std::map<Alike, FamilyCall> fastest;
   for (const Profile& profile : gpu.profiles) {
-    for (const FamilyTable& table : family_tables) {
+    for (const Kernel* kernel : kernels()) {
+      if (kernel->roofline_call == nullptr) continue;
       for (const char* ending : {".csv.gz", ".csv"}) {
-        const auto file = profile.folder / fmt::format("{}{}", table.name, ending);
+        const auto file = profile.folder / fmt::format("{}{}", kernel->table->name, ending);
         if (!std::filesystem::exists(file)) continue;
         read_table(file, [&](const TableRow& row) {
-          auto call = table.call(row, gpu, profile.engine);
-          if (!call || call->us <= 0 || call->work.work.flops <= Flops{}) return;
-          call->us = std::max(call->us, (call->work.work.hbm / gpu.hbm_bandwidth).count() * 1e6);
-          const auto [found, first] = fastest.try_emplace(alike(*call), *call);
-          if (!first && call->us < found->second.us) found->second = std::move(*call);
+          auto known = kernel->roofline_call(row, gpu, profile.engine);
+          const double us = row.number("us");
+          if (!known || us <= 0 || known->work.work.flops <= Flops{}) return;
+          const Seconds least = known->work.work.hbm / gpu.hbm_bandwidth;
+          FamilyCall call{std::move(*known), &kernel->constants(),
+                          std::max(us, least.count() * 1e6)};
+          const auto [found, first] = fastest.try_emplace(alike(call), call);
+          if (!first && call.us < found->second.us) found->second = std::move(call);
         });
       }
     }
@@ -280,31 +166,31 @@ std::vector<FamilyCall> family_calls(const GpuSpec& gpu) {
   return calls;
 }
 
-std::vector<FamilyErrors> family_errors(std::span<const FamilyCall> calls, const GpuSpec& gpu) {
-  std::map<std::tuple<KernelFamily, Precision, bool>, std::vector<double>> kinds;
+ErrorsByKind errors_by_kind(std::span<const FamilyCall> calls, const GpuSpec& gpu) {
+  ErrorsByKind all;
   for (const FamilyCall& call : calls)
-    kinds[{call.family, call.operands.weights, call.prefill}].push_back(ratio_of(call, gpu) - 1);
-  std::vector<FamilyErrors> all;
-  for (auto& [kind, errors] : kinds) {
-    const auto [family, precision, prefill] = kind;
-    FamilyErrors of{family, precision, prefill, errors.size(), 0, 0, median(errors)};
-    for (double& error : errors) error = std::abs(error);
-    of.median = median(errors);
-    of.p90 = nearest_rank(std::move(errors), 0.9);
-    all.push_back(of);
-  }
+    all[{call.kernel->name, call.operands.weights, call.prefill}].push_back(ratio_of(call, gpu) -
+                                                                            1);
   return all;
 }
 
-std::map<KernelFamily, KernelConstants> fit_families(std::span<const MeasuredGpu* const> gpus) {
-  std::map<KernelFamily, std::map<Precision, PrecisionFit>> fits;
+ErrorSum sum_of(std::vector<double> errors) {
+  ErrorSum sum{.calls = errors.size(), .bias = median(errors)};
+  for (double& error : errors) error = std::abs(error);
+  sum.median = median(errors);
+  sum.p90 = nearest_rank(std::move(errors), 0.9);
+  return sum;
+}
+
+FittedKernels fit_families(std::span<const MeasuredGpu* const> gpus) {
+  std::map<const Kernel*, std::map<Precision, PrecisionFit>> fits;
   for (std::size_t i = 0; i < gpus.size(); ++i)
     for (const FamilyCall& call : gpus[i]->calls)
-      fits[call.family][call.operands.weights].add(call, i);
-  std::map<KernelFamily, KernelConstants> all;
-  for (auto& [family, precisions] : fits) {
-    KernelConstants& constants = all[family];
-    const KernelConstants& before = gpus.front()->gpu.kernel(family);
+      fits[call.kernel][call.operands.weights].add(call, i);
+  FittedKernels all;
+  for (auto& [kernel, precisions] : fits) {
+    KernelConstants& constants = all[kernel];
+    const KernelConstants& before = gpus.front()->gpu.kernel(*kernel);
     constants.tile_m = before.tile_m;
     constants.tile_n = before.tile_n;
     const PrecisionFit* most = nullptr;
@@ -323,43 +209,48 @@ std::map<KernelFamily, KernelConstants> fit_families(std::span<const MeasuredGpu
     constants.copies = usual.copies;
     constants.held_copies = usual.held_copies;
     if (constants.by_precision.size() == 1) constants.by_precision.clear();
-    if (most == nullptr) all.erase(family);
+    if (most == nullptr) all.erase(kernel);
   }
   return all;
 }
 
-void take_families(const std::map<KernelFamily, KernelConstants>& fitted, MeasuredGpu& gpu,
-                   std::string_view source) {
-  for (const auto& [family, constants] : fitted) {
-    gpu.gpu.kernels[family] = constants;
-    const Calibration c = calibration_of(family, gpu);
-    gpu.gpu.kernels[family].calibration = c;
-    gpu.gpu.kernels[family].source = fmt::format("fitted on {} calls, median error {:.1f} %: {}",
-                                                 c.points, c.median_error * 100, source);
+void take_families(const FittedKernels& fitted, MeasuredGpu& gpu, std::string_view source) {
+  for (const auto& [kernel, constants] : fitted) {
+    KernelConstants& own = gpu.gpu.kernels[kernel] = constants;
+    const Calibration c = calibration_of(kernel, gpu);
+    own.calibration = c;
+    own.source = fmt::format("fitted on {} calls, median error {:.1f} %: {}", c.points,
+                             c.median_error * 100, source);
   }
 }
 
-FamilyErrorsLeftOut errors_of_shapes_left_out(const MeasuredGpu& gpu) {
+ErrorsByKind errors_by_fit(const FittedKernels& fitted, std::span<const FamilyCall> calls,
+                           GpuSpec gpu) {
+  for (const auto& [kernel, constants] : fitted) gpu.kernels[kernel] = constants;
+  std::vector<FamilyCall> known;
+  for (const FamilyCall& call : calls)
+    if (gpu.kernel(*call.kernel).peak_share.contains(call.operands.weights)) known.push_back(call);
+  return errors_by_kind(known, gpu);
+}
+
+ErrorsByKind errors_of_shapes_left_out(const MeasuredGpu& gpu) {
   constexpr std::size_t parts = 5;
-  std::map<std::pair<KernelFamily, std::string>, std::size_t> shapes;
-  for (const FamilyCall& call : gpu.calls) shapes.try_emplace({call.family, call.shape}, 0);
+  std::map<std::pair<std::string_view, std::string>, std::size_t> shapes;
+  for (const FamilyCall& call : gpu.calls) shapes.try_emplace({call.kernel->name, call.shape}, 0);
   std::size_t next = 0;
   for (auto& [shape, part] : shapes) part = next++ % parts;
   // The calls of each part with the constants that the others give: as if each were of a GPU.
-  FamilyErrorsLeftOut all;
+  ErrorsByKind all;
   for (std::size_t part = 0; part < parts; ++part) {
     MeasuredGpu others{gpu.gpu, {}};
-    MeasuredGpu left_out{gpu.gpu, {}};
+    std::vector<FamilyCall> left_out;
     for (const FamilyCall& call : gpu.calls) {
-      const bool out = shapes.at({call.family, call.shape}) == part;
-      (out ? left_out : others).calls.push_back(call);
+      const bool out = shapes.at({call.kernel->name, call.shape}) == part;
+      (out ? left_out : others.calls).push_back(call);
     }
     const MeasuredGpu* const fitted_on[] = {&others};
-    for (const auto& [family, constants] : fit_families(fitted_on))
-      left_out.gpu.kernels[family] = constants;
-    for (const FamilyCall& call : left_out.calls)
-      all[{call.family, call.operands.weights, call.prefill}].push_back(
-          std::abs(ratio_of(call, left_out.gpu) - 1));
+    for (const auto& [kind, errors] : errors_by_fit(fit_families(fitted_on), left_out, gpu.gpu))
+      all[kind].insert(all[kind].end(), errors.begin(), errors.end());
   }
   return all;
 }

@@ -11,7 +11,6 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/kernels/attention.hpp"
-#include "hardware/kernels/collectives.hpp"
 #include "hardware/kernels/deep_ep.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
@@ -314,14 +313,6 @@ Prediction in_us(const CollectiveCost& cost, int gpus) {
           cost.evidence};
 }
 
-TrafficMatrix uniform_traffic(int gpus, double to_each) {
-  TrafficMatrix traffic(gpus);
-  for (int from = 0; from < gpus; ++from)
-    for (int to = 0; to < gpus; ++to)
-      if (to != from) traffic.at(from, to) = to_each;
-  return traffic;
-}
-
 /// Expected bytes when a token travels once per domain (to the GPU of the same index there) and
 /// from there once per GPU, its k experts drawn evenly.
 TrafficMatrix hierarchical_traffic(int gpus, int domain, double tokens, int k, double token_bytes) {
@@ -387,29 +378,6 @@ std::filesystem::path gpu_path(const std::string& name, const std::filesystem::p
     return std::filesystem::absolute(found->second);
   const std::string file = gpu_file(name);
   return file.empty() ? std::filesystem::path() : root / "hardware/gpus" / (file + ".json");
-}
-
-Constants constants_of(const MeasuredPoint& point) {
-  const std::string& c = point.category;
-  const std::string& op = point.operation;
-  if (c == "moe_kernel")
-    return is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm;
-  if (c == "gemm") return KernelFamily::gemm;
-  if (c == "attn_prefill") return KernelFamily::attention_prefill;
-  if (c == "attn_decode")
-    return contains(op, "MLA") ? KernelFamily::mla_decode : KernelFamily::attention_decode;
-  if (c == "moe_a2a") {
-    if (contains(op, "normal")) return Collective::all_to_all;
-    return contains(op, "combine") ? Collective::low_latency_combine
-                                   : Collective::low_latency_all_to_all;
-  }
-  if (c != "collective") return std::monostate{};
-  if (contains(op, "custom")) return Collective::one_shot_all_reduce;
-  if (contains(op, "all_reduce")) return Collective::all_reduce;
-  if (contains(op, "all_gather")) return Collective::all_gather;
-  if (contains(op, "reduce_scatter")) return Collective::reduce_scatter;
-  if (contains(op, "alltoall")) return Collective::all_to_all;
-  return std::monostate{};
 }
 
 const GpuSpec& OperationPredictor::gpu(const std::string& file) {
@@ -497,8 +465,8 @@ std::optional<Prediction> exchange_table(const MeasuredPoint& point, const GpuSp
   const auto measured = gpu.tables->time(ask(call, gpu));
   if (!measured) return std::nullopt;
   // As Fabric::exchange does.
-  const auto kind = std::get<Collective>(constants_of(point));
-  if (measured->evidence == Evidence::carried_over && gpu.collective(kind).calibration)
+  const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
+  if (measured->evidence == Evidence::carried_over && gpu.collective(kernel).calibration)
     return std::nullopt;
   const double bytes = point.batch * volume_of(call).nvlink;
   return Prediction{measured->time.count() * microseconds,
@@ -520,13 +488,13 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
     if (const auto prediction = expert_table(point, *shape, gpu)) return *prediction;
   }
   if (!stored) return Skipped{"no model of its precision"};
-  const GroupedGemmShape gemm{
-      .hidden = shape->hidden,
-      .width = shape->width / std::max(1, point.tp),
-      .weights = stored->weights,
-      .activations = stored->activations,
-      .kernel = is_masked(point) ? KernelFamily::masked_grouped_gemm : KernelFamily::grouped_gemm};
-  const int tile = gpu.kernel(gemm.kernel).tile_m;
+  const GroupedGemmShape gemm{.hidden = shape->hidden,
+                              .width = shape->width / std::max(1, point.tp),
+                              .weights = stored->weights,
+                              .activations = stored->activations,
+                              .masked = is_masked(point)};
+  const int tile =
+      gpu.kernel(gemm.masked ? masked_grouped_gemm_kernel : grouped_gemm_kernel).tile_m;
   const auto price = [&](std::span<const std::int32_t> tokens) {
     return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
   };
@@ -558,27 +526,10 @@ Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSp
   const LinkSpec network =
       read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
   const Fabric fabric(cluster_of(point, gpu, network));
-  const auto kind = std::get<Collective>(constants_of(point));
+  const Kernel* const kernel = kernel_timed_by(point.category, point.operation);
+  if (kernel == nullptr) return Skipped{"no model of this collective"};
   const double n = point.gpus;
-  const std::vector<double> shares(static_cast<std::size_t>(point.gpus), point.bytes / n);
-  CollectiveCost cost;
-  switch (kind) {
-    case Collective::all_gather: cost = fabric.all_gather(shares); break;
-    case Collective::reduce_scatter: cost = fabric.reduce_scatter(shares); break;
-    case Collective::all_to_all:
-      if (gpu.tables) {
-        const auto measured =
-            gpu.tables->time(ask(CollectiveCall{false, "alltoall", n, point.bytes}, gpu));
-        if (measured) {
-          cost.time = measured->time;
-          cost.evidence = measured->evidence;
-          break;
-        }
-      }
-      cost = fabric.all_to_all(uniform_traffic(point.gpus, point.bytes / n));
-      break;
-    default: cost = fabric.all_reduce(point.gpus, Bytes(point.bytes), kind);
-  }
+  const CollectiveCost cost = kernel->collective(fabric, point.gpus, Bytes(point.bytes));
   Prediction prediction = in_us(cost, point.gpus);
   // nccl-tests: what one GPU's link carries, 2 (n - 1)/n of the message in an all-reduce.
   if (point.metric == "busbw")
@@ -601,16 +552,16 @@ Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const G
   // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
   const bool bf16 = contains(point.operation, "combine") || contains(point.operation, "bf16");
   const double token_bytes = bf16 ? 2 * hidden : hidden + hidden / 128 * 4;
-  const auto kind = std::get<Collective>(constants_of(point));
+  const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
   const auto traffic = [&] {
-    if (kind == Collective::all_to_all)
+    if (&kernel == &normal_all_to_all_kernel)
       return hierarchical_traffic(gpus, cluster.scale_up_domain, point.batch, top_k, token_bytes);
     // One message per token and expert; NVLinkOneSided sends one per token and GPU, and its
     // benchmark spreads a token's experts over as many GPUs as it can.
     const int messages = contains(point.operation, "OneSided") ? std::min(top_k, gpus) : top_k;
-    return uniform_traffic(gpus, point.batch * messages * token_bytes / gpus);
+    return even_traffic(gpus, point.batch * messages * token_bytes / gpus);
   };
-  return in_us(Fabric(cluster).all_to_all(traffic(), kind), gpus);
+  return in_us(Fabric(cluster).all_to_all(traffic(), kernel), gpus);
 }
 
 }  // namespace moesim

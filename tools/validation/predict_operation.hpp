@@ -41,10 +41,6 @@ using GpuFiles = std::map<std::string, std::filesystem::path>;
 std::filesystem::path gpu_path(const std::string& name, const std::filesystem::path& root,
                                const GpuFiles&);
 
-/// Which constants a point says something about: a kernel family, a collective, or neither.
-using Constants = std::variant<std::monostate, KernelFamily, Collective>;
-Constants constants_of(const MeasuredPoint&);
-
 /// Predicts points of single operations (every category but e2e and prefill). `root` is the folder
 /// that holds hardware/ and models/. Reads files once; give each thread its own.
 class OperationPredictor {

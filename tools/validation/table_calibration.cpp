@@ -11,7 +11,7 @@
 #include <zlib.h>
 
 #include "hardware/at.hpp"
-#include "hardware/kernels/rows.hpp"
+#include "hardware/kernels/kernel.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "tools/cli/output.hpp"
@@ -24,12 +24,12 @@ namespace {
 struct MeasuredRow {
   std::vector<std::string> fields;
   std::vector<Sample> samples;
-  std::string model;  // of experts
-  double order = 0;   // where it stands in a fixed shuffle
-  double held = 0;    // experts of the rank that was timed
+  std::string model;             // where the table names models
+  double order = 0;              // where it stands in a fixed shuffle
+  std::vector<KeptColumn> kept;  // instead of the fields of these names, or beside the fields
 };
 
-struct Table {
+struct ImportedTable {
   std::vector<std::string> columns;
   std::vector<MeasuredRow> rows;
   std::map<std::string, CalibratedTable::Kind> kinds;  // by the group of a row's first sample
@@ -65,64 +65,69 @@ double host_bound_below(std::vector<const MeasuredRow*> rows) {
 }
 
 /// Leaves out what nothing can be predicted by, see calibrate_tables().
-void sift(Table& table) {
+void sift(ImportedTable& imported) {
   std::size_t doubtful = 0;
-  for (const auto& [name, kind] : table.kinds) doubtful += kind.is_credible() ? 0 : kind.rows;
-  if (2 * doubtful > table.rows.size()) return table.rows.clear();
-  std::erase_if(table.rows, [&](const MeasuredRow& row) {
-    return !is_possible(row) || !table.kinds.at(kind_of(row)).is_credible();
+  for (const auto& [name, kind] : imported.kinds) doubtful += kind.is_credible() ? 0 : kind.rows;
+  if (2 * doubtful > imported.rows.size()) return imported.rows.clear();
+  std::erase_if(imported.rows, [&](const MeasuredRow& row) {
+    return !is_possible(row) || !imported.kinds.at(kind_of(row)).is_credible();
   });
   std::map<std::pair<std::string, std::string>, std::vector<const MeasuredRow*>> kernels;
-  for (const MeasuredRow& row : table.rows)
+  for (const MeasuredRow& row : imported.rows)
     kernels[{kind_of(row), row.samples.front().kernel}].push_back(&row);
   std::map<std::pair<std::string, std::string>, double> limits;
   for (auto& [name, rows] : kernels) limits[name] = host_bound_below(std::move(rows));
-  std::erase_if(table.rows, [&](const MeasuredRow& row) {
+  std::erase_if(imported.rows, [&](const MeasuredRow& row) {
     const Sample& first = row.samples.front();
     const bool bound = first.us < limits.at({kind_of(row), first.kernel});
-    if (bound) ++table.kinds.at(kind_of(row)).host_bound;
+    if (bound) ++imported.kinds.at(kind_of(row)).host_bound;
     return bound;
   });
 }
 
-Table read(const std::filesystem::path& file, const MeasuredKernel& kernel, const GpuSpec& gpu) {
-  Table table;
+std::string model_of(const MeasuredTable& table, const TableRow& row) {
+  std::string model;
+  for (const std::string_view column : table.model)
+    if (!column.empty()) model += fmt::format("{} ", row.text(column));
+  return model;
+}
+
+ImportedTable read(const std::filesystem::path& file, const MeasuredTable& table,
+                   const GpuSpec& gpu) {
+  ImportedTable imported;
   Rng shuffle(1, "rows of tables");
   const EngineVersion engine = engine_named(file.parent_path().filename().string());
-  const bool experts = kernel.name == "experts";
   read_table(file, [&](const TableRow& row) {
-    table.columns = row.columns();
+    imported.columns = row.columns();
     MeasuredRow read{{row.fields.begin(), row.fields.end()},
-                     samples_of(kernel, row, gpu, engine),
-                     {},
-                     shuffle.uniform()};
-    if (experts) {
-      read.held = experts_held(row);
-      read.model = fmt::format("{} {} {} {}", row.text("hidden"), row.text("width"),
-                               row.text("top_k"), row.text("experts"));
-    }
-    CalibratedTable::Kind& kind = table.kinds[kind_of(read)];
+                     samples_of(table, row, gpu, engine),
+                     model_of(table, row),
+                     shuffle.uniform(),
+                     {}};
+    if (table.kept != nullptr) read.kept = table.kept(row, read.samples.front());
+    CalibratedTable::Kind& kind = imported.kinds[kind_of(read)];
     ++kind.rows;
     if (!is_possible(read)) ++kind.impossible;
-    table.rows.push_back(std::move(read));
+    imported.rows.push_back(std::move(read));
   });
-  return table;
+  return imported;
 }
 
 /// Predicts rows from others.
 class Predictor {
  public:
-  Predictor(const MeasuredKernel& kernel, const Table& table, const std::vector<std::size_t>& rows)
-      : table_(table) {
+  Predictor(const MeasuredTable& table, const ImportedTable& imported,
+            const std::vector<std::size_t>& rows)
+      : imported_(imported) {
     for (const std::size_t row : rows)
-      for (const Sample& sample : table_.rows[row].samples)
-        maps_.try_emplace({sample.group, sample.kernel}, kernel.axes)
+      for (const Sample& sample : imported_.rows[row].samples)
+        maps_.try_emplace({sample.group, sample.kernel}, table.axis_count())
             .first->second.add(sample.place.at, sample.value());
   }
   /// |predicted / measured - 1|, the worst of the row; nothing where no row is of its kind.
   std::optional<double> error(std::size_t row) const {
     double worst = 0;
-    for (const Sample& sample : table_.rows[row].samples) {
+    for (const Sample& sample : imported_.rows[row].samples) {
       const auto map = maps_.find({sample.group, sample.kernel});
       if (map == maps_.end()) return std::nullopt;
       const double guess = map->second.at(sample.place.at).value;
@@ -132,7 +137,7 @@ class Predictor {
   }
 
  private:
-  const Table& table_;
+  const ImportedTable& imported_;
   std::map<std::pair<std::string, std::string>, Scattered> maps_;
 };
 
@@ -157,53 +162,47 @@ struct Columns {
   std::vector<std::string> plain, point;
 };
 
-/// Of expert tables the load of the measured rank stands for how it was drawn: a slice's width for
-/// `width` and `tp`, the experts that it held, its rows and its active experts for `ep` and
-/// `distribution`.
-Columns columns_of(const MeasuredKernel& kernel, const Table& table) {
-  const bool experts = kernel.name == "experts";
-  constexpr std::array<std::string_view, 6> drawn{"tp",   "ep",   "distribution",
-                                                  "held", "rows", "active"};
+const KeptColumn* kept_column(const MeasuredRow& row, std::string_view name) {
+  const auto kept = std::ranges::find(row.kept, name, &KeptColumn::name);
+  return kept == row.kept.end() ? nullptr : &*kept;
+}
+
+/// The source's columns, those that a row keeps otherwise in their places or behind the others.
+Columns columns_of(const MeasuredTable& table, const ImportedTable& imported) {
+  const MeasuredRow& any = imported.rows.front();
   Columns columns;
-  for (const std::string& column : table.columns) {
-    if (experts && std::ranges::find(drawn, column) != drawn.end()) continue;
-    const bool of_point = column == kernel.along || column.ends_with("us");
+  for (const std::string& column : imported.columns) {
+    const KeptColumn* kept = kept_column(any, column);
+    const bool of_point = kept != nullptr ? kept->place == KeptColumn::of_point
+                                          : column == table.along || column.ends_with("us");
+    if (kept != nullptr && kept->place == KeptColumn::left_out) continue;
     (of_point ? columns.point : columns.plain).push_back(column);
   }
-  if (experts) {
-    columns.plain.emplace_back("held");
-    columns.point.insert(columns.point.end(), {"rows", "active"});
+  for (const KeptColumn& kept : any.kept) {
+    const bool is_new = std::ranges::find(imported.columns, kept.name) == imported.columns.end();
+    if (!is_new || kept.place == KeptColumn::left_out) continue;
+    (kept.place == KeptColumn::of_point ? columns.point : columns.plain).emplace_back(kept.name);
   }
   return columns;
 }
 
-std::string field_of(const MeasuredKernel& kernel, const Table& table, const MeasuredRow& row,
+std::string field_of(const ImportedTable& imported, const MeasuredRow& row,
                      const std::string& column) {
-  const Coordinates& at = row.samples.front().place.at;
-  if (kernel.name == "experts") {
-    // Three digits, in full: 1020, not 1.02e+03.
-    const auto three = [](double x) {
-      return fmt::format("{:g}", std::stod(fmt::format("{:.3g}", x)));
-    };
-    if (column == "rows") return three(std::exp2(at[0] + at[1]));
-    if (column == "active") return three(std::exp2(at[0]));
-    if (column == "width") return fmt::format("{:.6g}", std::exp2(at[4]));
-    if (column == "held") return fmt::format("{:g}", row.held);
-  }
-  const auto index = std::ranges::find(table.columns, column) - table.columns.begin();
+  if (const KeptColumn* kept = kept_column(row, column)) return kept->value;
+  const auto index = std::ranges::find(imported.columns, column) - imported.columns.begin();
   const std::string& field = row.fields[static_cast<std::size_t>(index)];
   return column.ends_with("us") ? fmt::format("{:.4g}", std::stod(field)) : field;
 }
 
-std::string text_of(const MeasuredKernel& kernel, const Table& table) {
-  const Columns columns = columns_of(kernel, table);
+std::string text_of(const MeasuredTable& table, const ImportedTable& imported) {
+  const Columns columns = columns_of(table, imported);
   const auto fields = [&](const MeasuredRow& row, const std::vector<std::string>& names) {
     std::vector<std::string> values;
-    for (const std::string& name : names) values.push_back(field_of(kernel, table, row, name));
+    for (const std::string& name : names) values.push_back(field_of(imported, row, name));
     return values;
   };
   std::map<std::string, std::string> series;
-  for (const MeasuredRow& row : table.rows) {
+  for (const MeasuredRow& row : imported.rows) {
     std::string line = fmt::format("{}", fmt::join(fields(row, columns.plain), ","));
     if (!line.empty()) line += ",";
     std::string& points = series[line];
@@ -227,7 +226,7 @@ void write_compressed(const std::filesystem::path& file, const std::string& text
 }
 
 // |predicted / measured - 1| of rows, from the tables of the GPU's sibling.
-std::vector<double> errors_of_sibling(const MeasuredKernel& kernel, const Table& table,
+std::vector<double> errors_of_sibling(const MeasuredTable& table, const ImportedTable& imported,
                                       const std::vector<std::size_t>& rows,
                                       const EngineVersion& engine, GpuSpec gpu) {
   constexpr std::size_t most = 250;
@@ -236,8 +235,8 @@ std::vector<double> errors_of_sibling(const MeasuredKernel& kernel, const Table&
   gpu.profiles.clear();
   const KernelTables tables(gpu, engine, {});
   for (std::size_t i = 0; i < rows.size(); i += rows.size() / most + 1) {
-    for (const Sample& sample : table.rows[rows[i]].samples) {
-      const auto found = tables.candidates(kernel, {sample.group}, sample.place.at);
+    for (const Sample& sample : imported.rows[rows[i]].samples) {
+      const auto found = tables.candidates(table, {sample.group}, sample.place.at);
       if (found.empty()) continue;
       errors.push_back(std::abs(std::exp(found.at(sample.place.at).value - sample.value()) - 1));
     }
@@ -245,26 +244,26 @@ std::vector<double> errors_of_sibling(const MeasuredKernel& kernel, const Table&
   return errors;
 }
 
-void measure_errors(const MeasuredKernel& kernel, const Table& table, const GpuSpec& gpu,
+void measure_errors(const MeasuredTable& table, const ImportedTable& imported, const GpuSpec& gpu,
                     CalibratedTable& result) {
   constexpr std::size_t most = 2000;
   std::vector<std::size_t> all, tenth, rest;
-  for (std::size_t row = 0; row < table.rows.size(); ++row) {
+  for (std::size_t row = 0; row < imported.rows.size(); ++row) {
     all.push_back(row);
-    (table.rows[row].order < 0.1 ? tenth : rest).push_back(row);
+    (imported.rows[row].order < 0.1 ? tenth : rest).push_back(row);
   }
-  result.points = summed_up(errors_of({kernel, table, rest}, tenth, most));
+  result.points = summed_up(errors_of({table, imported, rest}, tenth, most));
   result.carried_over =
-      summed_up(errors_of_sibling(kernel, table, tenth, engine_named(result.profile), gpu));
+      summed_up(errors_of_sibling(table, imported, tenth, engine_named(result.profile), gpu));
   std::map<std::string, std::vector<std::size_t>> models;
-  for (const std::size_t row : all) models[table.rows[row].model].push_back(row);
+  for (const std::size_t row : all) models[imported.rows[row].model].push_back(row);
   if (models.size() < 2) return;
   std::vector<double> errors;
   for (const auto& [model, of_model] : models) {
     std::vector<std::size_t> others;
     for (const std::size_t row : all)
-      if (table.rows[row].model != model) others.push_back(row);
-    const auto missed = errors_of({kernel, table, others}, of_model, most / models.size());
+      if (imported.rows[row].model != model) others.push_back(row);
+    const auto missed = errors_of({table, imported, others}, of_model, most / models.size());
     errors.insert(errors.end(), missed.begin(), missed.end());
   }
   result.models = summed_up(std::move(errors));
@@ -278,17 +277,17 @@ std::string errors_text(const std::vector<CalibratedTable>& tables) {
        {std::pair<Evidence, Errors CalibratedTable::*>{Evidence::interpolated,
                                                        &CalibratedTable::points},
         {Evidence::carried_over, &CalibratedTable::carried_over}}) {
-    for (const MeasuredKernel* kernel : measured_kernels()) {
+    for (const MeasuredTable* measured : measured_tables()) {
       double sum = 0;
       std::size_t points = 0;
       for (const CalibratedTable& table : tables) {
-        if (table.kernel != kernel) continue;
+        if (table.table != measured) continue;
         const Errors& of_table = table.*errors;
         sum += of_table.median * static_cast<double>(of_table.points);
         points += of_table.points;
       }
       if (points == 0) continue;
-      text += fmt::format("{},{},{:.3f},{}\n", kernel->name, evidence_names[at(evidence)],
+      text += fmt::format("{},{},{:.3f},{}\n", measured->name, evidence_names[at(evidence)],
                           sum / static_cast<double>(points), points);
     }
   }
@@ -303,7 +302,7 @@ std::string left_out_text(const std::vector<CalibratedTable>& tables) {
       if (kind.impossible + kind.host_bound == 0) continue;
       const bool none = table.kept == 0 || !kind.is_credible();
       text +=
-          fmt::format("{},{},{},{},{},{},{}\n", table.profile, table.kernel->name, name, kind.rows,
+          fmt::format("{},{},{},{},{},{},{}\n", table.profile, table.table->name, name, kind.rows,
                       kind.impossible, kind.host_bound, none ? "none" : "the others");
     }
   }
@@ -322,31 +321,31 @@ std::vector<CalibratedTable> calibrate_tables(const std::filesystem::path& table
   std::ranges::sort(folders);
   std::vector<CalibratedTable> results;
   for (const auto& folder : folders) {
-    for (const MeasuredKernel* kernel : measured_kernels()) {
-      const std::string name = std::string(kernel->name) + ".csv";
+    for (const MeasuredTable* table : measured_tables()) {
+      const std::string name = std::string(table->name) + ".csv";
       if (!std::filesystem::exists(folder / name)) continue;
-      Table table = read(folder / name, *kernel, measured_on);
-      if (table.rows.empty()) continue;
+      ImportedTable imported = read(folder / name, *table, measured_on);
+      if (imported.rows.empty()) continue;
       CalibratedTable result;
       result.profile = folder.filename().string();
-      result.kernel = kernel;
-      result.rows = table.rows.size();
-      sift(table);
-      result.kept = table.rows.size();
-      result.kinds = table.kinds;
+      result.table = table;
+      result.rows = imported.rows.size();
+      sift(imported);
+      result.kept = imported.rows.size();
+      result.kinds = imported.kinds;
       const auto file = profiles / folder.filename() / (name + ".gz");
       std::filesystem::remove(file);
-      if (!table.rows.empty()) {
-        measure_errors(*kernel, table, measured_on, result);
+      if (!imported.rows.empty()) {
+        measure_errors(*table, imported, measured_on, result);
         std::filesystem::create_directories(file.parent_path());
-        write_compressed(file, text_of(*kernel, table));
+        write_compressed(file, text_of(*table, imported));
       }
       results.push_back(std::move(result));
     }
   }
   if (results.empty()) {
     std::vector<std::string> names;
-    for (const MeasuredKernel* kernel : measured_kernels()) names.emplace_back(kernel->name);
+    for (const MeasuredTable* table : measured_tables()) names.emplace_back(table->name);
     throw ConfigError(fmt::format("{}: no folder <engine>-<version> with tables ({}.csv) in it",
                                   tables.string(), fmt::join(names, ".csv, ")));
   }

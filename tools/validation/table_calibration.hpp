@@ -7,14 +7,14 @@
 #include <vector>
 
 #include "hardware/gpu.hpp"
-#include "hardware/tables/measured_kernel.hpp"
+#include "hardware/tables/measured_table.hpp"
 
 namespace moesim {
 
 /// What became of one table, and how well points that were left out are predicted.
 struct CalibratedTable {
   std::string profile;  ///< <engine>-<version>
-  const MeasuredKernel* kernel = nullptr;
+  const MeasuredTable* table = nullptr;
   std::size_t rows = 0, kept = 0;
   /// Rows of one kind (a group of samples), and what is wrong with how many of them.
   struct Kind {
@@ -30,7 +30,7 @@ struct CalibratedTable {
     double median = 0, p90 = 0;  ///< |predicted / measured - 1|
   };
   Errors points;        ///< every tenth row, from all others
-  Errors models;        ///< experts: rows of each model, from the other models'
+  Errors models;        ///< where a table names models: rows of each, from the others'
   Errors carried_over;  ///< every tenth row, from the same engine's on the GPU's sibling
 };
 

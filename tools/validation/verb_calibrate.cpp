@@ -33,12 +33,6 @@ struct CalibrateOptions {
   bool families = false;
 };
 
-std::string_view name_of(const Constants& of) {
-  if (const auto* family = std::get_if<KernelFamily>(&of))
-    return kernel_family_names[static_cast<std::size_t>(*family)];
-  return collective_names[static_cast<std::size_t>(std::get<Collective>(of))];
-}
-
 /// A GPU file as people edit it: one line for each fact, family and collective.
 std::string file_text(const OrderedJson& gpu) {
   std::vector<std::string> lines;
@@ -210,7 +204,7 @@ int calibrate_from_tables(const CalibrateOptions& options) {
   Table table({"profile", "table", "rows", "kept", "a tenth left out", "model left out",
                "from the sibling"});
   for (const CalibratedTable& t : tables) {
-    table.add({t.profile, std::string(t.kernel->name), fmt::format("{}", t.rows),
+    table.add({t.profile, std::string(t.table->name), fmt::format("{}", t.rows),
                t.kept == 0 ? "none" : fmt::format("{}", t.kept), in_percent(t.points),
                in_percent(t.models), in_percent(t.carried_over)});
   }
@@ -222,9 +216,8 @@ int calibrate_from_tables(const CalibrateOptions& options) {
 
 // ---- constants of kernel families
 
-std::string in_percent(const std::vector<double>& errors) {
-  if (errors.empty()) return "-";
-  return fmt::format("{:.1f} / {:.1f} %", median(errors) * 100, nearest_rank(errors, 0.9) * 100);
+std::string in_percent(const ErrorSum& errors) {
+  return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
 }
 
 /// The shipped GPUs with tables, by file name.
@@ -240,34 +233,25 @@ std::map<std::string, MeasuredGpu> measured_gpus(const std::filesystem::path& ro
   return all;
 }
 
-/// By kind the errors of a GPU's calls with the constants of others.
-FamilyErrorsLeftOut errors_by_others(const MeasuredGpu& gpu,
-                                     const std::vector<const MeasuredGpu*>& others) {
-  FamilyErrorsLeftOut all;
-  if (others.empty()) return all;
-  MeasuredGpu priced{gpu.gpu, {}};
-  for (const auto& [family, constants] : fit_families(others))
-    priced.gpu.kernels[family] = constants;
-  for (const FamilyCall& call : gpu.calls) {
-    const KernelConstants& constants = priced.gpu.kernel(call.family);
-    if (!constants.peak_share.contains(call.operands.weights)) continue;
-    all[{call.family, call.operands.weights, call.prefill}].push_back(
-        std::abs(ratio_of(call, priced.gpu) - 1));
-  }
-  return all;
+/// The errors of a GPU's calls with the constants of others.
+ErrorsByKind errors_by_others(const MeasuredGpu& gpu,
+                              const std::vector<const MeasuredGpu*>& others) {
+  if (others.empty()) return {};
+  return errors_by_fit(fit_families(others), gpu.calls, gpu.gpu);
 }
 
 void write_constants(const std::filesystem::path& from, const std::string& output,
-                     const std::map<KernelFamily, KernelConstants>& constants) {
+                     const FittedKernels& constants) {
   std::ifstream in(from);
   OrderedJson file = OrderedJson::parse(in);
-  for (const auto& [family, kernel] : constants)
-    file["kernels"][std::string(kernel_family_names[at(family)])] = to_json(kernel);
+  for (const Kernel* kernel : kernels())
+    if (const auto fitted = constants.find(kernel); fitted != constants.end())
+      file["kernels"][std::string(kernel->name)] = to_json(fitted->second);
   write_file(output, file_text(file));
 }
 
-/// The constants of one GPU's kernel families, fitted on its tables; without a GPU the families'
-/// own, fitted on those of all.
+/// The constants of one GPU's kernels, fitted on its tables; without a GPU the kernels' default
+/// ones, fitted on those of all.
 int calibrate_families(const CalibrateOptions& options) {
   std::map<std::string, MeasuredGpu> gpus = measured_gpus(options.root);
   const std::string source = "the tables of hardware/profiles";
@@ -288,7 +272,7 @@ int calibrate_families(const CalibrateOptions& options) {
                                   options.gpu, fmt::join(names, ", ")));
   }
   MeasuredGpu& gpu = found->second;
-  const std::vector<FamilyErrors> before = family_errors(gpu.calls, gpu.gpu);
+  const ErrorsByKind before = errors_by_kind(gpu.calls, gpu.gpu);
   std::vector<const MeasuredGpu*> sibling, others;
   for (const auto& [name, other] : gpus) {
     if (name == options.gpu) continue;
@@ -296,30 +280,26 @@ int calibrate_families(const CalibrateOptions& options) {
     (is_sibling ? sibling : others).push_back(&other);
   }
   const auto by_sibling = errors_by_others(gpu, sibling), by_others = errors_by_others(gpu, others);
-  auto shapes = errors_of_shapes_left_out(gpu);
+  const auto shapes = errors_of_shapes_left_out(gpu);
   const MeasuredGpu* const own[] = {&gpu};
   const auto fitted = fit_families(own);
   take_families(fitted, gpu, source);
-  std::map<KernelFamily, KernelConstants> constants;
-  for (const auto& [family, kernel] : fitted) constants[family] = gpu.gpu.kernel(family);
+  FittedKernels constants;
+  for (const auto& [kernel, values] : fitted) constants[kernel] = gpu.gpu.kernel(*kernel);
   write_constants(gpu_path(options), options.output, constants);
   Table table({"family", "precision", "step", "calls", "before", "fitted", "bias",
                "shapes left out", "as the sibling", "as the others"});
-  const std::vector<FamilyErrors> after = family_errors(gpu.calls, gpu.gpu);
-  for (std::size_t i = 0; i < after.size(); ++i) {
-    const FamilyErrors& e = after[i];
-    const std::tuple kind{e.family, e.precision, e.prefill};
-    const auto of = [&](const FamilyErrorsLeftOut& errors) {
-      const auto row = errors.find(kind);
-      return row == errors.end() ? "-" : in_percent(row->second);
+  for (const auto& [kind, errors] : errors_by_kind(gpu.calls, gpu.gpu)) {
+    const auto& [kernel, precision, prefill] = kind;
+    const auto of = [&, &kind = kind](const ErrorsByKind& other) {
+      const auto row = other.find(kind);
+      return row == other.end() ? "-" : in_percent(sum_of(row->second));
     };
-    const auto both = [](const FamilyErrors& errors) {
-      return fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100);
-    };
-    table.add({std::string(kernel_family_names[at(e.family)]),
-               std::string(precision_names[at(e.precision)]), e.prefill ? "prefill" : "decode",
-               fmt::format("{}", e.calls), both(before[i]), both(e),
-               fmt::format("{:+.1f} %", e.bias * 100), of(shapes), of(by_sibling), of(by_others)});
+    const ErrorSum sum = sum_of(errors);
+    table.add({std::string(kernel), std::string(precision_names[at(precision)]),
+               prefill ? "prefill" : "decode", fmt::format("{}", sum.calls), of(before),
+               in_percent(sum), fmt::format("{:+.1f} %", sum.bias * 100), of(shapes),
+               of(by_sibling), of(by_others)});
   }
   print(table.text() +
         "median / p90 of |predicted / measured - 1|. Shapes left out: a fifth at a time. As the "
@@ -396,11 +376,11 @@ Action setup_calibrate(CLI::App& command) {
     OrderedJson file = OrderedJson::parse(in);
     Table table({"constants", "points", "median error", "p90 error"});
     for (const FittedConstants& family : fitted) {
-      const std::string name(name_of(family.of));
-      if (const auto* kernel = std::get_if<KernelFamily>(&family.of)) {
-        file["kernels"][name] = to_json(gpu.kernel(*kernel));
+      const std::string name(family.of->name);
+      if (family.of->law == Law::roofline) {
+        file["kernels"][name] = to_json(gpu.kernel(*family.of));
       } else {
-        file["collectives"][name] = to_json(gpu.collective(std::get<Collective>(family.of)));
+        file["collectives"][name] = to_json(gpu.collective(*family.of));
       }
       table.add({name, fmt::format("{}", family.points),
                  fmt::format("{:.1f} %", family.median_error * 100),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,27 +33,57 @@ struct Sample {
   double value() const;  ///< log(us / rough)
 };
 
-/// What tables know of a kernel: a row of measured_kernels() (hardware/kernels/rows.hpp).
-struct MeasuredKernel {
-  std::string_view name;   ///< and of the files that hold its rows, <name>.csv.gz
-  int axes;                ///< coordinates of a call, at most eight
-  std::vector<int> shape;  ///< axes that a model and a layout fix ...
-  std::vector<int> load;   ///< ... and those that vary from step to step, at most three
+/// A coordinate of a call.
+struct TableAxis {
+  enum Varies {
+    with_load,  ///< from step to step; at most three axes of a table
+    by_shape,   ///< with the model and its layout
+    derived     ///< with other axes
+  };
+  std::string_view name{};  ///< empty: the table has no such axis
+  Varies varies = with_load;
+};
+
+/// A column as profiles keep it, where a profile does not keep the source's own.
+struct KeptColumn {
+  enum Place { of_line, of_point, left_out };
+  std::string_view name;
+  Place place;
+  std::string value{};
+};
+
+/// A file of measured calls, <name>.csv or <name>.csv.gz in a profile.
+struct MeasuredTable {
+  std::string_view name;
+  std::array<TableAxis, std::tuple_size_v<Coordinates>> axes;
   std::string_view along;  ///< the column along which a file's lines are series
   /// The samples of one row (DeepEP's rows hold two), measured with this engine on this GPU.
   /// Throws ConfigError if the row lacks a column.
   std::vector<Sample> (*samples)(const TableRow&, const GpuSpec& measured_on, const EngineVersion&);
+  /// Part of the names of kernels that compute another layer: they answer for shapes of their own.
+  std::string_view other_layer{};
+  /// Columns that tell models apart; none: errors of models left out are not measured.
+  std::array<std::string_view, 4> model{};
+  /// What a profile keeps of a row instead of the source's columns; null: all columns as they are.
+  std::vector<KeptColumn> (*kept)(const TableRow&, const Sample&) = nullptr;
+
+  /// Indices of the axes, ascending.
+  std::vector<int> axes_that_vary(TableAxis::Varies) const;
+  int axis_count() const;
+  bool is_other_layer(std::string_view kernel) const {
+    return !other_layer.empty() && kernel.find(other_layer) != kernel.npos;
+  }
 };
 
 /// A call, as tables are asked for its time.
 struct Question {
-  const MeasuredKernel& kernel;
+  const MeasuredTable& table;
   std::vector<std::string> groups;  ///< that may answer, the most fitting first
   Located place;
 };
 
 /// The samples of a row. Throws ConfigError if the row lacks a column or is no kernel's.
-std::vector<Sample> samples_of(const MeasuredKernel&, const TableRow&, const GpuSpec& measured_on,
+std::vector<Sample> samples_of(const MeasuredTable&, const TableRow&, const GpuSpec& measured_on,
                                const EngineVersion&);
 
 }  // namespace moesim

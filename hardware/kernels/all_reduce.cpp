@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernels/collectives.hpp"
+#include "hardware/kernels/rough.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr std::string_view summed = "all_reduce";
+constexpr double engine_launch_us = 3;
+
+std::vector<Sample> one_shot_samples(const TableRow& row, const GpuSpec& gpu,
+                                     const EngineVersion&) {
+  const CollectiveCall call{summed, row.number("gpus"), row.number("bytes")};
+  return {sample(std::string(summed), row, place_of(call, engine_launch_us, gpu))};
+}
+
+constexpr MeasuredTable one_shot_table{.name = "all_reduce",
+                                       .axes = {{{"bytes"}, {"GPUs", TableAxis::by_shape}}},
+                                       .along = "bytes",
+                                       .samples = one_shot_samples};
+
+Question ask_one_shot(const CollectiveCall& call, const GpuSpec& gpu) {
+  return {one_shot_table, {std::string(summed)}, place_of(call, engine_launch_us, gpu)};
+}
+
+CollectiveCost by_ring(const Fabric& fabric, int gpus, Bytes bytes) {
+  return fabric.all_reduce(gpus, bytes, all_reduce_kernel);
+}
+
+CollectiveCost by_one_shot(const Fabric& fabric, int gpus, Bytes bytes) {
+  return fabric.all_reduce(gpus, bytes, one_shot_all_reduce_kernel);
+}
+
+}  // namespace
+
+constinit const Kernel one_shot_all_reduce_kernel{
+    .name = "one_shot_all_reduce",
+    .summary = "the engine's own sum of `bytes` over the GPUs of one NVLink domain",
+    .law = Law::links,
+    .table = &one_shot_table,
+    .points = {"collective", "custom"},
+    .collective = by_one_shot,
+};
+
+constinit const Kernel all_reduce_kernel{
+    .name = "all_reduce",
+    .summary = "NCCL's sum of `bytes` over all GPUs, left on each",
+    .law = Law::links,
+    .table = &nccl_table,
+    .points = {"collective", "all_reduce"},
+    .collective = by_ring,
+};
+
+CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes, const Kernel& kernel) const {
+  check(gpus <= cluster_.gpus(), "an all-reduce is wider than the cluster");
+  if (gpus <= 1) return {};
+  const std::vector<double> slices(static_cast<std::size_t>(gpus), bytes.value() / gpus);
+  Volume volume = gather_volume(slices);
+  for (double* bytes_moved :
+       {&volume.nvlink_rank, &volume.network_rank, &volume.nvlink_all, &volume.network_all}) {
+    *bytes_moved *= 2;
+  }
+  CollectiveCost sum = cost(kernel, gpus, 2, volume);
+  take_measured(sum, cluster_, {summed, double(gpus), bytes.value()},
+                &kernel == &one_shot_all_reduce_kernel ? ask_one_shot : ask_nccl);
+  return sum;
+}
+
+CollectiveCost Fabric::all_reduce(int gpus, Bytes bytes) const {
+  const CollectiveCost ring = all_reduce(gpus, bytes, all_reduce_kernel);
+  if (gpus > cluster_.scale_up_domain) return ring;
+  const CollectiveCost one_shot = all_reduce(gpus, bytes, one_shot_all_reduce_kernel);
+  return one_shot.time < ring.time ? one_shot : ring;
+}
+
+}  // namespace moesim
