@@ -6,10 +6,14 @@
 
 #include <fmt/format.h>
 
-#include "hardware/engines/presets.hpp"
 #include "hardware/shipped.hpp"
 
 namespace moesim {
+
+// hardware/families.json, built in.
+namespace embedded {
+std::string_view families();
+}
 
 namespace {
 
@@ -344,7 +348,7 @@ std::span<const Key> family_keys() {
 }
 
 Families read_families() {
-  const ConfigNode node(Json::parse(presets::families()), "hardware/families.json");
+  const ConfigNode node(Json::parse(embedded::families()), "hardware/families.json");
   return read_object(node, family_keys, [](ConfigReader& reader) {
     Families all;
     reader.text("source");
