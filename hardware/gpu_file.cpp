@@ -4,12 +4,16 @@
 
 #include <fmt/format.h>
 
-#include "hardware/engines/presets.hpp"
 #include "hardware/gpu.hpp"
 #include "hardware/kernels/kernel.hpp"
 #include "hardware/shipped.hpp"
 
 namespace moesim {
+
+// hardware/families.json, built in.
+namespace embedded {
+std::string_view families();
+}
 
 namespace {
 
@@ -271,7 +275,7 @@ std::span<const Key> family_keys() {
 
 /// hardware/families.json, which is built in: a GPU's data sheet needs no file beside it.
 GpuSpec read_families() {
-  const ConfigNode node(Json::parse(presets::families()), "hardware/families.json");
+  const ConfigNode node(Json::parse(embedded::families()), "hardware/families.json");
   return read_object(node, family_keys, [](ConfigReader& reader) {
     GpuSpec all;
     reader.text("source");

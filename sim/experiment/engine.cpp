@@ -7,19 +7,26 @@
 
 #include <fmt/format.h>
 
-#include "hardware/engines/presets.hpp"
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/moe_model.hpp"
 #include "models/quantization.hpp"
+#include "sim/engines/serving_engine.hpp"
 
 namespace moesim {
 
 namespace {
 
-// The names with a preset, and the name of an experiment that goes by data sheets.
-constexpr std::array<std::string_view, 4> choices{"vllm", "sglang", "trtllm", "none"};
-constexpr std::span<const std::string_view> engines(choices.data(), choices.size() - 1);
+// The engines, and the name of an experiment that goes by data sheets.
+std::span<const std::string_view> choices() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all(engine_names().begin(), engine_names().end());
+    all.emplace_back("none");
+    return all;
+  }();
+  return names;
+}
+
 constexpr std::array<std::string_view, 3> fusions{"norm", "rope", "quantise"};
 constexpr std::array<std::string_view, 3> recipes{"none", "inferencex", "srt_slurm"};
 
@@ -198,9 +205,9 @@ void fill(Json& config, const Json& preset) {
 
 std::span<const Key> engine_keys() {
   static constexpr Form fusion = form::choice(fusions);
-  static constexpr Key keys[] = {
-      {"name", form::choice(choices), required,
-       "hardware/engines/*.json; none: no preset and no measured kernels"},
+  static const Key keys[] = {
+      {"name", form::choice(choices()), required,
+       "sim/engines/*/preset.json; none: no preset and no measured kernels"},
       {"version", form::text, unset("the newest"), "version of the release"},
       {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
       {"date", form::text, unset("the latest"), "date of the recipe, e.g. 2026-04-21"},
@@ -213,7 +220,7 @@ std::span<const Key> engine_keys() {
 Engine read_engine(const ConfigNode& node) {
   return read_object(node, engine_keys, [](ConfigReader& r) {
     Engine engine;
-    engine.name = std::string(choices[r.choice("name")]);
+    engine.name = std::string(choices()[r.choice("name")]);
     if (r.optional("version")) engine.version = r.text("version");
     if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
@@ -233,20 +240,13 @@ Fusions fusions_of(const Engine& engine) {
   });
 }
 
-std::span<const std::string_view> engine_names() { return engines; }
-
-std::string_view engine_preset(std::string_view name) {
-  if (name == "vllm") return presets::vllm();
-  if (name == "sglang") return presets::sglang();
-  return name == "trtllm" ? presets::trtllm() : std::string_view();
-}
-
 ConfigNode with_preset(const ConfigNode& experiment) {
   if (!experiment.json().is_object() || !experiment.json().contains("engine")) return experiment;
   const Situation now = look_at(experiment);
-  if (engine_preset(now.engine.name).empty()) return experiment;
-  const ConfigNode preset(Json::parse(engine_preset(now.engine.name)),
-                          fmt::format("hardware/engines/{}.json", now.engine.name));
+  const ServingEngine* engine = find_engine(now.engine.name);
+  if (engine == nullptr) return experiment;
+  const ConfigNode preset(Json::parse(engine->preset),
+                          fmt::format("sim/engines/{}/preset.json", engine->name));
   Json config = experiment.json();
   fill(config, settings_of(preset, now));
   return {std::move(config), experiment.file(), experiment.pointer()};

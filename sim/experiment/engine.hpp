@@ -12,7 +12,7 @@ namespace moesim {
 
 /// The engine that an experiment runs: "engine": {"name": "vllm", "version": "0.19.0"}.
 struct Engine {
-  std::string name;     ///< vllm, sglang, trtllm; none: neither preset nor measured kernels
+  std::string name;     ///< a row of serving_engines(); none: neither preset nor measured kernels
   std::string version;  ///< as its release is called; empty: the newest
   std::string recipe;   ///< the author of the launch scripts that set it up; empty: none
   std::string date;     ///< of that recipe, 2026-04-21; empty: its latest
@@ -28,16 +28,10 @@ Engine read_engine(const ConfigNode&);
 Fusions fusions_of(const Engine&);
 std::span<const Key> engine_keys();
 
-/// An experiment that names an engine, with all that its preset (hardware/engines/*.json) sets
+/// An experiment that names an engine, with all that its preset (sim/engines/*/preset.json) sets
 /// where the experiment itself says nothing. Objects are filled key by key; of a policy only if its
 /// "type" is the preset's. Rules such as "twice the longest prompt" are worked out from the
 /// experiment's workload. An experiment without "engine" is answered as it is. Throws ConfigError.
 ConfigNode with_preset(const ConfigNode& experiment);
-
-/// Names of the engines that have a preset, and stand once, here.
-std::span<const std::string_view> engine_names();
-
-/// The text of a preset, built in; empty for an unknown name.
-std::string_view engine_preset(std::string_view name);
 
 }  // namespace moesim

@@ -10,6 +10,7 @@
 #include "hardware/find_value.hpp"
 #include "hardware/shipped.hpp"
 #include "models/launches.hpp"
+#include "sim/engines/serving_engine.hpp"
 
 namespace moesim {
 
@@ -35,9 +36,15 @@ namespace {
 enum class Draft { mtp, time };
 constexpr std::array<std::string_view, 2> draft_names{"mtp", "time"};
 
-enum class GraphSizes { powers_of_two, vllm, sglang, trtllm };
-constexpr std::array<std::string_view, 4> graph_size_names{"powers_of_two", "vllm", "sglang",
-                                                           "trtllm"};
+// Powers of two, or as an engine captures graphs.
+std::span<const std::string_view> graph_size_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all{"powers_of_two"};
+    all.insert(all.end(), engine_names().begin(), engine_names().end());
+    return all;
+  }();
+  return names;
+}
 
 std::span<const Key> draft_keys() {
   static constexpr Key keys[] = {
@@ -77,9 +84,9 @@ std::span<const Key> api_server_keys() {
 std::span<const Key> cuda_graph_keys() {
   static constexpr Form size = form::integer(1, 1 << 20);
   static constexpr Form list = form::list(size);
-  static constexpr Key keys[] = {{"sizes", form::choice(graph_size_names).or_a(list), required,
-                                  "decode batches that have a graph"},
-                                 {"max", size, "512", "the largest"}};
+  static const Key keys[] = {{"sizes", form::choice(graph_size_names()).or_a(list), required,
+                              "decode batches that have a graph"},
+                             {"max", size, "512", "the largest"}};
   return keys;
 }
 
@@ -153,16 +160,6 @@ ApiServer read_api_server(const ConfigNode& node, double launches) {
   });
 }
 
-// Sizes that engines capture, from the smallest on: vLLM 0.11 (vllm/config/compilation.py), SGLang
-// 0.5.9 (python/sglang/srt/server_args.py), TensorRT-LLM 1.0 (tensorrt_llm/llmapi/llm_args.py).
-std::int32_t next_size(GraphSizes rule, std::int32_t size) {
-  if (rule == GraphSizes::powers_of_two || size < 4) return 2 * size;
-  if (rule == GraphSizes::trtllm && size >= 128) return 2 * size;
-  const bool sglang = rule == GraphSizes::sglang;
-  if (size < 256) return sglang && size < 16 ? size + 4 : size / 8 * 8 + 8;
-  return sglang && size >= 512 ? size + 32 : size + 16;
-}
-
 // Batches larger than any run without padding.
 std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
   return read_object(node, cuda_graph_keys, [](ConfigReader& reader) {
@@ -175,13 +172,14 @@ std::vector<std::int32_t> read_graph_sizes(const ConfigNode& node) {
       std::sort(sizes.begin(), sizes.end());
       return sizes;
     }
-    const auto rule = choice<GraphSizes>(reader, "sizes", graph_size_names);
+    const ServingEngine* engine = find_engine(graph_size_names()[reader.choice("sizes")]);
     const auto largest = static_cast<std::int32_t>(reader.integer("max"));
-    for (std::int32_t size = 1; size <= largest; size = next_size(rule, size)) {
+    for (std::int32_t size = 1; size <= largest;
+         size = engine == nullptr ? 2 * size : engine->next_graph_size(size)) {
       sizes.push_back(size);
     }
     // Engines capture the limit itself too.
-    if (rule != GraphSizes::powers_of_two && sizes.back() < largest) sizes.push_back(largest);
+    if (engine != nullptr && sizes.back() < largest) sizes.push_back(largest);
     return sizes;
   });
 }

@@ -274,6 +274,20 @@ void remark_on_charges(PoolSpec& spec) {
   }
 }
 
+// Once each has been made: then there is such a policy.
+PolicyNames read_names(ConfigReader& reader) {
+  const auto name_of = [](const ConfigNode& node) {
+    return node.as_policy().json().at("type").get<std::string>();
+  };
+  const ConfigNode dispatch = reader.child("dispatch");
+  return {.scheduling = name_of(reader.child("scheduling")),
+          .placement = name_of(reader.child("placement")),
+          .capacity = name_of(reader.child("capacity")),
+          .expert_memory = name_of(reader.child("expert_memory")),
+          .prefill_dispatch = name_of(dispatch.child("prefill")),
+          .decode_dispatch = name_of(dispatch.child("decode"))};
+}
+
 void read_policies(ConfigReader& reader, PoolSpec& spec) {
   const Policies& policies = *spec.policies;
   spec.scheduler = policies.scheduling.make(reader.child("scheduling"));
@@ -284,6 +298,7 @@ void read_policies(ConfigReader& reader, PoolSpec& spec) {
   spec.capacity = policies.capacity.make(reader.child("capacity"));
   spec.expert_memory =
       read_expert_memory(reader.child("expert_memory"), policies.expert_memory, policies.prefetch);
+  spec.names = read_names(reader);
   ConfigReader rebalancing(spec.rebalancing.node(), rebalancing_keys);
   spec.movement = read_movement(rebalancing);
   spec.failures = read_failures(reader.child("failures"), policies.placement, spec.cluster,
@@ -388,6 +403,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
       spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;
     }
     spec.seed = static_cast<std::uint64_t>(reader.integer("seed"));
+    if (reader.child("model").json().is_string()) spec.model_file = model.file();
     spec.precision = read_precision(reader, model, spec.model, spec.remarks);
     read_max_model_len(reader, spec);
     read_plan(reader, spec);

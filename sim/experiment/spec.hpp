@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,6 +55,12 @@ struct KvCacheSpec {
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
 };
 
+/// What a config calls the policies that do not know their names.
+struct PolicyNames {
+  std::string scheduling{}, placement{}, capacity{}, expert_memory{};
+  std::string prefill_dispatch{}, decode_dispatch{};
+};
+
 /// Speculative decoding: every sequence that decodes has `tokens` drafts verified with its last
 /// token, and emits those up to the first that is rejected and one more.
 struct SpeculationPlan {
@@ -98,6 +105,7 @@ struct PoolSpec {
   std::string engine{};   ///< name and version of the preset, or empty
   ClusterSpec cluster{};  ///< with the engine's kernels, less what other tenants take of the links
   MoeModel model{};
+  std::filesystem::path model_file{};  ///< of the model; empty where the config holds it
   PrecisionPlan precision{};
   ParallelPlan parallel{};    ///< of one EP group
   int instances = 1;          ///< EP groups alike behind one router, each with its own clock
@@ -112,6 +120,7 @@ struct PoolSpec {
 
   // What decides.
   std::shared_ptr<const Policies> policies{};  ///< what was chosen from
+  PolicyNames names{};
   std::shared_ptr<const Scheduler> scheduler{};
   PlacementSpec placed{};
   PlacementProblem placement_problem{};

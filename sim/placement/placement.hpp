@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <span>
 #include <string>
@@ -90,6 +91,8 @@ class Placer {
   virtual bool uses_load() const = 0;
   /// Whether it needs LayerStatistics::coactivation too.
   virtual bool uses_coactivation() const { return false; }
+  /// The file that says the placement; empty: none does.
+  virtual std::filesystem::path file() const { return {}; }
   /// One line on how a placement was taken that its user may not expect, or nothing.
   virtual std::string remark(const PlacementProblem&) const { return {}; }
 

@@ -7,6 +7,7 @@
 #include "hardware/kernels/experts.hpp"
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/launches.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/anchor.hpp"
 #include "sim/experiment/engine.hpp"
 #include "tests/temporary.hpp"
@@ -169,17 +170,17 @@ TEST_CASE("times of tables hold what was measured with them") {
 }
 
 TEST_CASE("presets are well formed, and every setting names its source") {
-  for (const char* name : {"vllm", "sglang", "trtllm"}) {
-    CAPTURE(name);
-    const Json preset = Json::parse(engine_preset(name));
-    CHECK(preset["name"] == name);
+  for (const ServingEngine& engine : serving_engines()) {
+    CAPTURE(engine.name);
+    const Json preset = Json::parse(engine.preset);
+    CHECK(preset["name"] == engine.name);
     for (const Json& setting : preset["settings"]) {
       CAPTURE(setting.dump());
       CHECK_FALSE(setting.at("source").get<std::string>().empty());
       CHECK_FALSE(setting.at("set").empty());
     }
   }
-  CHECK(engine_preset("nobody's").empty());
+  CHECK(find_engine("nobody's") == nullptr);
 }
 
 TEST_CASE("an unknown engine is refused with the names there are") {

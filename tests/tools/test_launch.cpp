@@ -4,9 +4,9 @@
 #include <set>
 #include <sstream>
 
+#include "hardware/quoting.hpp"
 #include "tests/support.hpp"
 #include "tools/cli/launch.hpp"
-#include "tools/cli/quoting.hpp"
 
 namespace moesim::test_launch {
 namespace {
@@ -205,6 +205,17 @@ TEST_CASE("commands hold the flags that their engines have, and every one of the
     for (const Json& deployment : deployments())
       printed.merge(flags_in(launch(engine, deployment)));
     CHECK(printed == known);
+  }
+}
+
+TEST_CASE("every flag of every engine says where it was seen") {
+  for (const ServingEngine& engine : serving_engines()) {
+    for (const Flag& flag : engine.launch.flags) {
+      CAPTURE(engine.name, flag.name);
+      CHECK(flag.name.starts_with("--"));
+      CHECK_FALSE(flag.seen.empty());
+    }
+    CHECK(flags_of.count(std::string(engine.name)) == 1);
   }
 }
 

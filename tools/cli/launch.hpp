@@ -2,32 +2,31 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include "sim/experiment/engine.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/spec.hpp"
 
 namespace moesim {
 
-/// The commands that start a deployment on an engine ("vllm", "sglang", "trtllm"), what joins its
+/// The commands that start a deployment on an engine (a row of serving_engines()), what joins its
 /// servers, and the experiment's load on it; then a comment for each thing the experiment has and
 /// the commands have not. Names and paths are quoted for the shell. Throws ConfigError for a name
 /// with hidden characters.
 std::string launch_text(const std::string& engine, const ExperimentSpec&);
 
-/// engine_names(), as an option's check takes them.
-inline std::vector<std::string> names_of_engines() {
-  return {engine_names().begin(), engine_names().end()};
-}
-
 /// The option --launch.
 inline void add_launch_option(CLI::App& command, std::string& engine) {
+  const std::vector<std::string> names(engine_names().begin(), engine_names().end());
+  const std::string texts = fmt::format("{}", fmt::join(names, ", "));
   command
-      .add_option(
-          "--launch", engine,
-          "print an engine's own commands for it, and its benchmark's: vllm, sglang, trtllm")
-      ->check(CLI::IsMember(names_of_engines()));
+      .add_option("--launch", engine,
+                  "print an engine's own commands for it, and its benchmark's: " + texts)
+      ->check(CLI::IsMember(names));
 }
 
 }  // namespace moesim

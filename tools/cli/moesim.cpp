@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "hardware/parse_json.hpp"
-#include "tools/cli/quoting.hpp"
+#include "hardware/quoting.hpp"
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {

@@ -13,7 +13,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "tools/cli/quoting.hpp"
+#include "hardware/quoting.hpp"
 
 namespace moesim {
 

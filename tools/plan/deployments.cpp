@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim {
@@ -103,7 +104,8 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
         {"requests", 1000}}},
       {"measurement", {{"warmup", .1}, {"expert_counts", false}}},
       {"seed", question.seed}};
-  const bool prompts_first = question.engine == "sglang";
+  const ServingEngine* engine = find_engine(question.engine);
+  const bool prompts_first = engine != nullptr && engine->prompts_first;
   config["scheduling"] = {{"type", prompts_first ? "prefill_first" : "chunked_prefill"},
                           {"max_num_batched_tokens", 8192},
                           {"max_num_seqs", 512}};

@@ -99,7 +99,7 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
     std::erase(limit, ' ');
     if (!limit.empty()) name += "-" + limit;
   }
-  if (question.engine != "vllm") name += "-" + question.engine;
+  if (question.engine != PlanQuestion().engine) name += "-" + question.engine;
   for (const std::string& file : {question.trace, options.anchor})
     if (!file.empty()) name += "-" + stem(file);
   if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
@@ -404,7 +404,7 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
     if (page)
       write_page(asked, first,
                  fmt::format("{}\nmoesim run {}.json --launch {}\n", text, asked.output,
-                             question.engine == "none" ? "vllm" : question.engine));
+                             question.engine == "none" ? PlanQuestion().engine : question.engine));
   } catch (const ConfigError& error) {
     spdlog::warn("no page: {}", error.what());
     page = false;
@@ -544,7 +544,7 @@ Action setup_plan(CLI::App& command) {
       ->check(CLI::Range(0., 1e6));
   command.add_option("--seed", question.seed, "seed of arrivals and synthetic routing")
       ->capture_default_str();
-  std::vector<std::string> engines = names_of_engines();
+  std::vector<std::string> engines(engine_names().begin(), engine_names().end());
   engines.emplace_back("none");
   command
       .add_option("--engine", question.engine,

@@ -9,10 +9,10 @@
 
 #include <fmt/format.h>
 
+#include "hardware/quoting.hpp"
 #include "sim/experiment/experiment.hpp"
 #include "tools/analysis/comparable.hpp"
 #include "tools/analysis/compare.hpp"
-#include "tools/cli/quoting.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/report/assets.hpp"
 #include "tools/sweep/sweep.hpp"

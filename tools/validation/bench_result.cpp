@@ -9,6 +9,7 @@
 
 #include "hardware/find_value.hpp"
 #include "hardware/parse_json.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "traces/mapped_file.hpp"
 
 namespace moesim {
@@ -30,15 +31,14 @@ std::optional<double> first_of(const Json& json, std::initializer_list<const cha
   throw ConfigError(fmt::format("{}: {}", where, what));
 }
 
-// ---- vllm bench serve, and SGLang's bench_serving, which began as a copy of it ----
+// ---- vllm bench serve, and other engines' benchmarks, which began as copies of it ----
 
-// Names of SGLang's that are not vLLM's.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> other_names{
-    {{"total_throughput", "total_token_throughput"},
-     {"mean_e2e_latency_ms", "mean_e2el_ms"},
-     {"median_e2e_latency_ms", "median_e2el_ms"},
-     {"p90_e2e_latency_ms", "p90_e2el_ms"},
-     {"p99_e2e_latency_ms", "p99_e2el_ms"}}};
+std::string_view name_of_figure(std::string_view name) {
+  for (const ServingEngine& engine : serving_engines())
+    for (const auto& [theirs, ours] : engine.bench_names)
+      if (name == theirs) return ours;
+  return name;
+}
 
 void remark_failures(const Json& result, BenchRun& run) {
   const auto sent = number(result, "/num_prompts"), failed = number(result, "/failed");
@@ -56,9 +56,7 @@ BenchRun of_bench_serve(const std::string& where, const Json& result) {
   BenchRun run{where, {}};
   for (const auto& item : result.items()) {
     if (!item.value().is_number()) continue;
-    std::string name = item.key();
-    for (const auto& [theirs, ours] : other_names)
-      if (name == theirs) name = ours;
+    const std::string name(name_of_figure(item.key()));
     if (name.ends_with("_ms") || name.ends_with("_throughput"))
       run.figures[name] = item.value().get<double>();
   }

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "models/launches.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/engine.hpp"
 #include "sim/report/statistics.hpp"
 #include "tools/validation/calibration.hpp"
@@ -163,7 +164,7 @@ std::vector<EngineRun> runs_of_engine(const std::vector<MeasuredPoint>& points,
   for (const MeasuredPoint& point : points)
     if (point.category == "e2e" && point.concurrency > 0 && engine_of(point).name == engine)
       wanted.push_back(point);
-  const EngineConstants known = constants_of(OrderedJson::parse(engine_preset(engine)));
+  const EngineConstants known = constants_of(OrderedJson::parse(find_engine(engine)->preset));
   const Json without_front{
       {"api_server", {{"latency_per_launch", "0 us"}, {"admission_steps", 0}}}};
   std::map<std::string, EngineRun> runs;

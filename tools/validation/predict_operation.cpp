@@ -20,6 +20,7 @@
 #include "hardware/tables/kernel_tables.hpp"
 #include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
+#include "sim/engines/serving_engine.hpp"
 
 namespace moesim {
 
@@ -114,14 +115,21 @@ bool is_fitted(Evidence evidence) {
 struct EngineName {
   std::string_view written, engine;
 };
-constexpr EngineName engine_spellings[] = {{"vllm", "vllm"},     {"vLLM", "vllm"},
-                                           {"sglang", "sglang"}, {"SGLang", "sglang"},
-                                           {"trtllm", "trtllm"}, {"TensorRT-LLM", "trtllm"}};
+const std::vector<EngineName>& engine_spellings() {
+  static const std::vector<EngineName> all = [] {
+    std::vector<EngineName> names;
+    for (const ServingEngine& engine : serving_engines())
+      for (const std::string_view written : {engine.name, engine.title})
+        names.push_back({written, engine.name});
+    return names;
+  }();
+  return all;
+}
 
 /// The engine's name and version where a source gives them: "gemm/sglang-0.5.10",
 /// "online serving vllm 0.19.0", "comm/sglang/0.5.6.post2".
 std::optional<EngineVersion> engine_in(std::string_view text) {
-  for (const auto& [written, engine] : engine_spellings) {
+  for (const auto& [written, engine] : engine_spellings()) {
     for (std::size_t at = text.find(written); at != text.npos; at = text.find(written, at + 1)) {
       const std::string_view rest = text.substr(std::min(text.size(), at + written.size() + 1));
       const std::size_t end = rest.find_first_not_of("0123456789abcdefghijklmnopqrstuvwxyz.");
@@ -137,7 +145,7 @@ EngineVersion timed_engine(const MeasuredPoint& point) {
   for (const std::string& text : {point.operation, point.source, point.notes})
     if (const auto engine = engine_in(text)) return *engine;
   for (const std::string& text : {point.operation, point.source, point.notes})
-    for (const auto& [written, engine] : engine_spellings)
+    for (const auto& [written, engine] : engine_spellings())
       if (contains(text, written)) return {std::string(engine), ""};
   return {};
 }

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/engines/serving_engine.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/step_model.hpp"
 #include "tools/validation/serving_deployment.hpp"
@@ -56,13 +57,13 @@ int simulated_waves(const MeasuredPoint& point, int waves) {
 
 /// The requests of a closed loop: the benchmark's own distribution of lengths. Clients whose
 /// requests are all of one length get out of step as prompts and outputs share steps; where all
-/// prompts go first, as in SGLang, those that began together end together.
+/// prompts go first, those that began together end together.
 Json online_workload(const MeasuredPoint& point, const ServingClient& client, int waves) {
   const int concurrency = at_least_one(point.concurrency);
   return {{"arrivals",
            {{"type", "closed_loop"},
             {"concurrency", concurrency},
-            {"staggered", !client.recipe && engine_of(point).name != "sglang"}}},
+            {"staggered", !client.recipe && !find_engine(engine_of(point).name)->prompts_first}}},
           {"lengths",
            {{"type", client.recipe ? "uniform" : "fixed"},
             {"prompt", at_least_one(point.prompt)},

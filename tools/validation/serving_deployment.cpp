@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "sim/experiment/engine.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim {
@@ -26,31 +26,18 @@ bool is_dense(const MeasuredPoint& point) {
 }
 
 /// Versions behind "version unknown", by the images that InferenceX's configs named on the day.
-std::string version_on(std::string_view engine, std::string_view date) {
+std::string version_on(const ServingEngine& engine, std::string_view date) {
   if (date.empty()) return "";
-  // Nightly builds of 2026 count as the release that followed.
-  if (engine == "vllm") {
-    if (date >= "2026-02-01") return "0.19.0";
-    return date < "2025-11-30" ? "0.10.2" : "0.11.2";
-  }
-  if (engine == "sglang") {
-    if (date >= "2026-01-15") return date < "2026-03-15" ? "0.5.8" : "0.5.10";
-    return date < "2025-11-10" ? "0.5.3" : "0.5.5";
-  }
-  return "1.1.0";
+  for (const ImageVersion& image : engine.images)
+    if (date >= image.from) return std::string(image.version);
+  return "";
 }
 
-/// TensorRT-LLM's version in an image that carries Dynamo's (docs.nvidia.com/dynamo, support
-/// matrix, backend dependencies); any other version as it is.
-std::string within_dynamo(const std::string& version) {
-  struct Release {
-    std::string_view dynamo, trtllm;
-  };
-  static constexpr std::array<Release, 4> releases{
-      {{"0.6.", "1.1.0rc5"}, {"0.7.", "1.2.0rc3"}, {"0.8.", "1.2.0rc6"}, {"0.9.", "1.3.0rc1"}}};
-  const auto release = std::ranges::find_if(
-      releases, [&](const Release& row) { return version.starts_with(row.dynamo); });
-  return release == releases.end() ? version : std::string(release->trtllm);
+/// The engine's version in an image that names its product's; any other version as it is.
+std::string within_product(const ServingEngine& engine, const std::string& version) {
+  for (const CarriedVersion& row : engine.carried)
+    if (version.starts_with(row.product)) return std::string(row.version);
+  return version;
 }
 
 /// Whether a model's gating is balanced by a bias (sigmoid scores) or, of Qwen3.5, not published.
@@ -252,17 +239,16 @@ double tokens_of_prefill(const MeasuredPoint& point) {
 
 EngineVersion engine_of(const MeasuredPoint& point) {
   // The engine that its authors call a reproduction of DeepSeek's.
-  if (point.operation.starts_with("DeepSeek ")) return {"sglang", version_on("sglang", "")};
+  if (point.operation.starts_with("DeepSeek ")) return {"sglang", ""};
   const std::string operation = lower(point.operation);
-  for (const std::string_view name : engine_names()) {
-    const std::size_t place = operation.find(name);
+  for (const ServingEngine& engine : serving_engines()) {
+    const std::size_t place = operation.find(engine.name);
     if (place == std::string::npos) continue;
-    const std::size_t begin = std::min(operation.size(), place + name.size() + 1);
+    const std::size_t begin = std::min(operation.size(), place + engine.name.size() + 1);
     std::string version = operation.substr(begin, operation.find_first_of(", ", begin) - begin);
     const bool number = !version.empty() && std::isdigit(static_cast<unsigned char>(version[0]));
-    if (name == "trtllm") version = within_dynamo(version);
-    if (!number) version = version_on(name, client_of(point).date);
-    return {std::string(name), version};
+    version = number ? within_product(engine, version) : version_on(engine, client_of(point).date);
+    return {std::string(engine.name), version};
   }
   return {"trtllm", ""};
 }

@@ -8,7 +8,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/shipped.hpp"
-#include "sim/experiment/engine.hpp"
+#include "sim/engines/serving_engine.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/serving/simulator.hpp"
@@ -144,7 +144,7 @@ int calibrate_engine(const CalibrateOptions& options) {
   const std::string name = options.source.empty() ? options.serving : options.source;
   write_file(options.output,
              preset_text(with_constants(
-                 OrderedJson::parse(engine_preset(options.engine)), fitted,
+                 OrderedJson::parse(find_engine(options.engine)->preset), fitted,
                  fmt::format("fitted on {} runs of {}; median error (and bias) on GPUs and models "
                              "left out: TPOT {:.1f} % ({:+.1f}), TTFT {:.1f} % ({:+.1f})",
                              runs.size(), name, errors.tpot * 100, errors.tpot_bias * 100,

@@ -83,8 +83,10 @@ class ClosedLoop final : public Arrivals {
     staggered_ = options.flag("staggered");
   }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
-    const std::int64_t clients = concurrency_ * (per_rank_ ? start.dp_ranks : 1);
-    return std::make_unique<Source>(start, clients, staggered_);
+    return std::make_unique<Source>(start, in_flight(start.dp_ranks), staggered_);
+  }
+  std::int64_t in_flight(int dp_ranks) const override {
+    return concurrency_ * (per_rank_ ? dp_ranks : 1);
   }
   bool closed() const override { return true; }
 
@@ -125,6 +127,7 @@ class RateSchedule {
   /// "5 /s", or [{"rate": "5 /s", "until": "60 s"}, .., {"rate": "2 /s"}], times from the start.
   explicit RateSchedule(const ConfigNode& node) {
     if (!node.json().is_array()) {
+      only_ = node.quantity<PerSecond>().value();
       spans_.push_back({Time::max(), mean_gap(node)});
     } else {
       for (const ConfigNode& span : node.list()) read_span(span);
@@ -134,6 +137,9 @@ class RateSchedule {
     if (!std::isfinite(spans_.back().mean_gap))
       node.fail(spans_.size() == 1 ? "must be above zero" : "must end with a rate above zero");
   }
+
+  /// Requests per second where there is one rate, else 0.
+  double only_rate() const { return only_; }
 
   /// When a stretch of `gaps` mean gaps ends that began at `now`. A gap that spans a change of rate
   /// passes at each rate for as long as that holds: with exponential gaps a Poisson process of
@@ -180,6 +186,7 @@ class RateSchedule {
   }
 
   std::vector<Span> spans_;  ///< in order; the last one has no end
+  double only_ = 0;          ///< requests per second
 };
 
 /// Requests a random gap apart, the first one gap after the start. Shape draws a gap of mean 1.
@@ -190,6 +197,7 @@ class Rated final : public Arrivals {
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
     return std::make_unique<Source>(start, shape_, rate_);
   }
+  double rate() const override { return rate_.only_rate(); }
 
  private:
   class Source final : public Numbered {

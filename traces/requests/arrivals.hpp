@@ -26,6 +26,10 @@ class Arrivals {
   virtual std::shared_ptr<const Lengths> own_lengths() const { return nullptr; }
   /// How many requests there are to send; 0 when there is no end to them.
   virtual std::int64_t available() const { return 0; }
+  /// Requests per second, where the config says one rate; 0: several rates, a trace, a closed loop.
+  virtual double rate() const { return 0; }
+  /// Requests in flight of a closed loop over so many attention ranks; 0: of no closed loop.
+  virtual std::int64_t in_flight(int /*dp_ranks*/) const { return 0; }
   /// Whether a request waits for another to leave, so that never more is asked for than is served.
   virtual bool closed() const { return false; }
 };

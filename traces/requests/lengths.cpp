@@ -22,16 +22,12 @@ std::int32_t read_tokens(ConfigReader& options, std::string_view key) {
   return static_cast<std::int32_t>(options.integer(key));
 }
 
-std::int64_t tokens_of(const Request& request) {
-  return std::int64_t{request.prompt_tokens} + request.output_tokens;
-}
-
 class Fixed final : public Lengths {
  public:
   explicit Fixed(ConfigReader& options)
       : request_{read_tokens(options, "prompt"), read_tokens(options, "output")} {}
   Request request(std::int64_t, Rng&) const override { return request_; }
-  std::int64_t longest() const override { return tokens_of(request_); }
+  Request longest() const override { return request_; }
 
  private:
   Request request_;
@@ -56,7 +52,7 @@ class Uniform final : public Lengths {
     const std::int32_t prompt = draw(longest_.prompt_tokens, rng);
     return {prompt, draw(longest_.output_tokens, rng)};
   }
-  std::int64_t longest() const override { return tokens_of(longest_); }
+  Request longest() const override { return longest_; }
 
  private:
   std::int32_t draw(std::int32_t longest, Rng& rng) const {

@@ -15,9 +15,9 @@ class Lengths {
   virtual ~Lengths() = default;
   /// The lengths of the index-th request sent, from 0.
   virtual Request request(std::int64_t index, Rng& rng) const = 0;
-  /// Tokens of the longest prompt and the longest output together, where the config says them; 0:
-  /// lengths are drawn without a bound or recorded.
-  virtual std::int64_t longest() const { return 0; }
+  /// The longest prompt and the longest output, where the config says them; 0 tokens: lengths are
+  /// drawn without a bound or recorded.
+  virtual Request longest() const { return {}; }
 };
 
 /// The table: fixed, uniform, lognormal, trace.

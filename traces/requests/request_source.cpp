@@ -31,7 +31,10 @@ RequestWorkload read_workload(ConfigReader& workload) {
   return read;
 }
 
-std::int64_t RequestWorkload::longest() const { return lengths->longest(); }
+std::int64_t RequestWorkload::longest() const {
+  const Request request = lengths->longest();
+  return std::int64_t{request.prompt_tokens} + request.output_tokens;
+}
 
 std::unique_ptr<RequestSource> RequestWorkload::make(std::uint64_t seed, int dp_ranks) const {
   return arrivals->start({lengths, requests, seed, dp_ranks});

@@ -53,7 +53,7 @@ struct RequestWorkload {
   std::int64_t requests = 0;  ///< how many are sent
   PatienceRule patience{};
 
-  /// Lengths::longest() of these requests.
+  /// Tokens of the longest prompt and the longest output together; 0: unbounded or recorded.
   std::int64_t longest() const;
   /// The same seed gives the same requests. `dp_ranks` is what "concurrency_per_rank" counts.
   std::unique_ptr<RequestSource> make(std::uint64_t seed, int dp_ranks) const;

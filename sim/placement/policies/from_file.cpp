@@ -30,6 +30,7 @@ class FromFile final : public Placer {
     }
   }
 
+  std::filesystem::path file() const override { return file_; }
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int layer) const override {
     require_sound(problem, seen.load);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/cli/quoting.hpp"
+#include "hardware/quoting.hpp"
 
 #include <fmt/format.h>
 

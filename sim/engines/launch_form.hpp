@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "sim/engines/server.hpp"
+
+namespace moesim {
+
+/// What stands behind a flag; nothing: the flag is left out; empty: it stands alone.
+using FlagValue = std::optional<std::string>;
+
+/// A row of an engine's table of flags, in the order of its command.
+struct Flag {
+  std::string_view name;              ///< "--port"
+  FlagValue (*value)(const Server&);  ///< may go on with flags that belong to this one
+  std::string_view seen;              ///< the file of the engine that has it, its version and date
+};
+
+/// A value as it is written.
+template <class T>
+FlagValue value_of(const T& value) {
+  return fmt::format("{}", value);
+}
+template <class T>
+FlagValue value_if(bool wanted, const T& value) {
+  return wanted ? value_of(value) : std::nullopt;
+}
+/// A number that engines take for 1 where it is left out.
+inline FlagValue unless_one(int value) { return value_if(value > 1, value); }
+/// A flag without a value.
+inline FlagValue alone_if(bool wanted) { return value_if(wanted, ""); }
+
+/// A command, broken into lines behind its program.
+class Command {
+ public:
+  explicit Command(std::string program) : text_(std::move(program)), column_(text_.size()) {}
+  /// Words that stay on one line.
+  void add(std::string_view words);
+  template <class T>
+  void add(std::string_view flag, const T& value) {
+    add(fmt::format("{} {}", flag, value));
+  }
+  void add(std::span<const Flag>, const Server&);
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::size_t column_;
+};
+
+/// How an engine's own benchmark is told of a load. All are copies of vLLM's.
+struct BenchCommand {
+  std::string_view program;       ///< up to the weights
+  std::string_view random_ids{};  ///< prompts are random tokens; empty: by default
+  int fixed_lengths = 0;          ///< the --random-range-ratio at which all lengths are the same
+  std::string_view to_the_end{};  ///< outputs are as long as asked for; empty: by default
+};
+
+/// A file that a server's command reads.
+struct OptionsFile {
+  std::string name, text;
+};
+
+/// How an engine is told of an experiment.
+struct LaunchForm {
+  /// Environment and program, up to the weights.
+  std::string (*program)(const Server&) = nullptr;
+  std::span<const Flag> flags{};
+  /// What the flags do not say of a server.
+  Notes (*notes)(const Server&) = nullptr;
+  /// The command on each node, where one does not hold the server; none: the command is the same.
+  std::string (*on_nodes)(const Server&, const std::string& command) = nullptr;
+  OptionsFile (*options)(const Server&) = nullptr;  ///< none: flags say all
+  /// What joins several servers; empty with a note where nothing does.
+  std::string (*router)(const Fleet&, Notes&) = nullptr;
+  BenchCommand benchmark{};
+};
+
+/// A router of requests that is a program of its own, as vLLM's and SGLang's.
+struct HttpRouter {
+  std::string_view program;
+  std::string_view apart;        ///< the flag of workers that prefill or decode
+  int bootstrap_port_above = 0;  ///< a prefill worker's own port; 0: it has none
+};
+std::string http_router(const HttpRouter&, const Fleet&, Notes&);
+
+/// "\"name\"", as notes quote what an experiment says.
+std::string quoted_name(std::string_view);
+/// That the experiment's placement file has not the form that the engine of that name reads.
+std::string other_form(const std::filesystem::path& file, std::string_view engine);
+/// That an engine moves experts by what it sees, while the experiment's placement stands still.
+void note_balancer(const Server&, std::string_view how_often, Notes&);
+/// That two batches do not overlap: vLLM and SGLang refuse to start so without DeepEP.
+void note_two_batches(const Server&, bool deep_ep, Notes&);
+
+}  // namespace moesim

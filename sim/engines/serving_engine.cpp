@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/engines/serving_engine.hpp"
+
+#include <algorithm>
+
+namespace moesim {
+
+// One for each row, in NAME/NAME.cpp.
+ServingEngine vllm_engine();
+ServingEngine sglang_engine();
+ServingEngine trtllm_engine();
+
+std::span<const ServingEngine> serving_engines() {
+  static const ServingEngine rows[] = {vllm_engine(), sglang_engine(), trtllm_engine()};
+  return rows;
+}
+
+const ServingEngine* find_engine(std::string_view name) {
+  const auto rows = serving_engines();
+  const auto row = std::ranges::find(rows, name, &ServingEngine::name);
+  return row == rows.end() ? nullptr : &*row;
+}
+
+std::span<const std::string_view> engine_names() {
+  static const std::vector<std::string_view> names = [] {
+    std::vector<std::string_view> all;
+    for (const ServingEngine& engine : serving_engines()) all.push_back(engine.name);
+    return all;
+  }();
+  return names;
+}
+
+}  // namespace moesim

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "sim/engines/launch_form.hpp"
+
+namespace moesim {
+
+/// A figure of an engine's benchmark under another name than `vllm bench serve` gives it.
+struct BenchName {
+  std::string_view theirs, ours;
+};
+
+/// What an unknown version was: that of the images which a benchmark's authors ran from a date on.
+struct ImageVersion {
+  std::string_view from;  ///< 2026-02-01; empty: always
+  std::string_view version;
+};
+
+/// An engine's version within a product that carries it.
+struct CarriedVersion {
+  std::string_view product;  ///< how that product's version begins
+  std::string_view version;
+};
+
+/// All that moesim knows of a serving engine: the folder NAME/ of this one, and a row of
+/// serving_engines().
+struct ServingEngine {
+  std::string_view name;    ///< in experiments, tables of kernels and files: trtllm
+  std::string_view title;   ///< in texts of people: TensorRT-LLM
+  std::string_view preset;  ///< the text of NAME/preset.json
+  /// The next larger batch that a CUDA graph is captured for; sizes begin with 1. The limit itself
+  /// is captured too.
+  std::int32_t (*next_graph_size)(std::int32_t size);
+  /// Whether a step computes prompts or decodes, and prompts go first.
+  bool prompts_first = false;
+  LaunchForm launch{};
+  std::span<const BenchName> bench_names{};
+  std::span<const ImageVersion> images{};     ///< of InferenceX, the latest first
+  std::span<const CarriedVersion> carried{};  ///< by NVIDIA Dynamo
+};
+
+/// The table, in the order of texts: vllm, sglang, trtllm.
+std::span<const ServingEngine> serving_engines();
+/// The row of a name, or nullptr.
+const ServingEngine* find_engine(std::string_view name);
+/// The names of the rows.
+std::span<const std::string_view> engine_names();
+
+}  // namespace moesim

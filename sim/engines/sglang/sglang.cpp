@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "hardware/quoting.hpp"
+#include "sim/engines/serving_engine.hpp"
+
+namespace moesim {
+
+namespace embedded {
+std::string_view sglang();
+}
+
+namespace {
+
+// DeepEP's mode, empty without DeepEP. Where one server does both, its prefill steps bring more
+// rows than the low-latency kernels take.
+std::string_view deepep_mode(const Server& s) {
+  const bool direct = s.decode_dispatch == "low_latency";
+  const bool whole = s.prefill_dispatch == "all_to_all";
+  if (!s.spreads_experts() || s.parallel.dp == 1 || !(direct || whole)) return "";
+  if (s.role == "prefill" || (s.role.empty() && !direct)) return "normal";
+  return s.role == "decode" ? "low_latency" : "auto";
+}
+
+// Rows of a rank that the low-latency kernels are given buffers for; 0: SGLang's 128 are enough.
+std::int64_t deepep_rows(const Server& s) {
+  constexpr std::int64_t usual_rows = 128;
+  const std::string_view mode = deepep_mode(s);
+  if (mode.empty() || mode == "normal" || s.most_decode_rows() <= usual_rows) return 0;
+  return std::min(s.most_decode_rows(), low_latency_rows + 1);
+}
+
+std::string program(const Server& s) {
+  std::string variables = s.devices();
+  if (const std::int64_t rows = deepep_rows(s); rows > 0) {
+    // DeepEP keeps two requests of a row in flight (deep_ep/buffer.py).
+    constexpr std::int64_t usual_depth = 1024;
+    const std::int64_t depth = 2 * (rows + 1);
+    variables += fmt::format("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={} {}", rows,
+                             depth > usual_depth ? fmt::format("NVSHMEM_QP_DEPTH={} ", depth) : "");
+  }
+  return variables + "python3 -m sglang.launch_server --model-path ";
+}
+
+std::string redundant_experts(const Server& s) {
+  return fmt::format("{} --ep-dispatch-algorithm {}", s.redundant_experts,
+                     s.decode_routing == "sglang_static" ? "static" : "dynamic");
+}
+
+bool starts_from_file(const Server& s) { return s.spreads_experts() && !s.placement_file.empty(); }
+
+bool has_copies(const Server& s) { return s.spreads_experts() && s.redundant_experts > 0; }
+
+// Its recorder of loads knows one mode alone (srt/eplb/expert_distribution.py).
+bool balances(const Server& s) {
+  return has_copies(s) && s.placement_file.empty() && deepep_mode(s) != "auto";
+}
+
+// SGLang's share is that of weights and KV cache alone; vLLM's is of all that the GPU holds.
+bool has_own_share(const Server& s) { return s.engine == "sglang"; }
+
+std::string drafts(const Server& s) {
+  return fmt::format(
+      "EAGLE --speculative-num-steps {} --speculative-eagle-topk 1 "
+      "--speculative-num-draft-tokens {}",
+      s.drafts, s.drafts + 1);
+}
+
+std::string nodes(const Server& s) {
+  return fmt::format("{} --node-rank $RANK --dist-init-addr {}:{}", s.nodes(), s.host(),
+                     s.port() + 50);
+}
+
+constexpr std::string_view parallel = "srt/arg_groups, fields/parallel@0481724, November 2026";
+constexpr std::string_view schedule = "srt/arg_groups, schedule@144437f, November 2026";
+constexpr std::string_view disagg = "srt/arg_groups, disagg@f489bf9, November 2026";
+
+constexpr Flag flags[] = {
+    {"--host 0.0.0.0 --port", [](const Server& s) { return value_of(s.port()); }, schedule},
+    // That of the experts; attention ranks divide it.
+    {"--tp-size", [](const Server& s) { return value_of(s.parallel.stage_gpus()); }, parallel},
+    {"--dp-size",
+     [](const Server& s) {
+       return value_if(s.parallel.dp > 1, fmt::format("{} --enable-dp-attention", s.parallel.dp));
+     },
+     parallel},
+    {"--pp-size", [](const Server& s) { return unless_one(s.parallel.pp); }, parallel},
+    {"--nnodes", [](const Server& s) { return value_if(s.nodes() > 1, nodes(s)); }, parallel},
+    {"--ep-size", [](const Server& s) { return value_if(s.spreads_experts(), s.parallel.ep); },
+     parallel},
+    {"--moe-a2a-backend deepep --deepep-mode",
+     [](const Server& s) { return value_if(!deepep_mode(s).empty(), deepep_mode(s)); }, parallel},
+    {"--ep-num-redundant-experts",
+     [](const Server& s) { return value_if(has_copies(s), redundant_experts(s)); }, parallel},
+    // A .json with physical_to_logical_map (srt/eplb/expert_location.py).
+    {"--init-expert-location",
+     [](const Server& s) -> FlagValue {
+       if (!starts_from_file(s)) return std::nullopt;
+       return shell_path(s.placement_file.string());
+     },
+     parallel},
+    {"--enable-eplb", [](const Server& s) { return alone_if(balances(s)); }, parallel},
+    // Both are of all attention ranks together, by which hooks of the arguments divide them.
+    {"--max-running-requests",
+     [](const Server& s) { return value_of(std::int64_t{s.max_num_seqs} * s.parallel.dp); },
+     schedule},
+    {"--chunked-prefill-size",
+     [](const Server& s) { return value_of(s.max_num_batched_tokens * s.parallel.dp); }, schedule},
+    {"--enable-mixed-chunk",
+     [](const Server& s) { return alone_if(s.scheduling == "chunked_prefill"); }, schedule},
+    {"--context-length",
+     [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, schedule},
+    {"--mem-fraction-static",
+     [](const Server& s) { return value_if(has_own_share(s), s.gpu_memory_utilization); },
+     schedule},
+    {"--kv-cache-dtype",
+     [](const Server& s) { return value_if(s.precision.kv_cache == Precision::fp8, "fp8_e4m3"); },
+     schedule},
+    {"--disable-radix-cache", [](const Server& s) { return alone_if(!s.prefix_caching); },
+     schedule},
+    {"--speculative-algorithm",
+     [](const Server& s) { return value_if(s.drafts_itself, drafts(s)); }, schedule},
+    {"--enable-two-batch-overlap",
+     [](const Server& s) { return alone_if(s.two_batches && !deepep_mode(s).empty()); }, parallel},
+    {"--disaggregation-mode",
+     [](const Server& s) {
+       return value_if(!s.role.empty(),
+                       fmt::format("{} --disaggregation-transfer-backend nixl", s.role));
+     },
+     disagg},
+    {"--disaggregation-bootstrap-port",
+     [](const Server& s) { return value_if(s.role == "prefill", s.port() + 90); }, disagg},
+};
+
+void note_placement(const Server& s, Notes& notes) {
+  if (starts_from_file(s)) {
+    if (s.placement_file.extension() != ".json")
+      notes.push_back(other_form(s.placement_file, "sglang"));
+  } else if (balances(s)) {
+    note_balancer(s, "every 1,000 steps", notes);
+  } else if (has_copies(s)) {
+    notes.push_back(
+        "/placement: SGLang's EPLB does not go with DeepEP's mode auto; experts keep "
+        "their order");
+  }
+}
+
+Notes notes_of(const Server& s) {
+  Notes notes;
+  if (const std::int64_t rows = deepep_rows(s); rows > 0 && rows < s.most_decode_rows())
+    notes.push_back(
+        fmt::format("/scheduling/max_num_seqs: {}; DeepEP's low-latency kernels take "
+                    "at most {} rows of a rank",
+                    s.max_num_seqs, rows));
+  note_placement(s, notes);
+  note_two_batches(s, !deepep_mode(s).empty(), notes);
+  if (!has_own_share(s))
+    notes.push_back(
+        "/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "
+        "weights and KV cache alone; SGLang chooses it");
+  return notes;
+}
+
+std::string on_nodes(const Server& s, const std::string& command) {
+  return fmt::format("RANK=0  # the place of this node among them, 0 to {}\n{}\n", s.nodes() - 1,
+                     command);
+}
+
+// sglang_router's router_args.py@05e589a.
+std::string router(const Fleet& fleet, Notes& notes) {
+  return http_router({.program = "python3 -m sglang_router.launch_router",
+                      .apart = "--pd-disaggregation",
+                      .bootstrap_port_above = 90},
+                     fleet, notes);
+}
+
+// Sizes of SGLang 0.5.9 (python/sglang/srt/server_args.py).
+std::int32_t next_graph_size(std::int32_t size) {
+  if (size < 4) return 2 * size;
+  if (size < 16) return size + 4;
+  if (size < 256) return size / 8 * 8 + 8;
+  return size < 512 ? size + 16 : size + 32;
+}
+
+// bench_serving began as a copy of vLLM's.
+constexpr BenchName bench_names[] = {{"total_throughput", "total_token_throughput"},
+                                     {"mean_e2e_latency_ms", "mean_e2el_ms"},
+                                     {"median_e2e_latency_ms", "median_e2el_ms"},
+                                     {"p90_e2e_latency_ms", "p90_e2el_ms"},
+                                     {"p99_e2e_latency_ms", "p99_e2el_ms"}};
+
+constexpr ImageVersion images[] = {
+    {"2026-03-15", "0.5.10"}, {"2026-01-15", "0.5.8"}, {"2025-11-10", "0.5.5"}, {"", "0.5.3"}};
+
+}  // namespace
+
+ServingEngine sglang_engine() {
+  return {.name = "sglang",
+          .title = "SGLang",
+          .preset = embedded::sglang(),
+          .next_graph_size = next_graph_size,
+          .prompts_first = true,
+          .launch = {.program = program,
+                     .flags = flags,
+                     .notes = notes_of,
+                     .on_nodes = on_nodes,
+                     .router = router,
+                     // It draws lengths from ratio x length on, the others within length x (1 +-
+                     // ratio).
+                     .benchmark = {.program =
+                                       "python3 -m sglang.bench_serving --backend sglang --model ",
+                                   .fixed_lengths = 1}},
+          .bench_names = bench_names,
+          .images = images};
+}
+
+}  // namespace moesim

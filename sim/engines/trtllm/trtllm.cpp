@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "hardware/quoting.hpp"
+#include "sim/engines/serving_engine.hpp"
+
+namespace moesim {
+
+namespace embedded {
+std::string_view trtllm();
+}
+
+namespace {
+
+// ---- keys of llmapi/llm_args.py@0004396 that have no flag ----
+
+std::string file_name(const Server& s) {
+  return s.role.empty() ? "options.yaml" : fmt::format("options-{}.yaml", s.role);
+}
+
+// The expert kernels that its load balancer runs on. WIDEEP, an older name for them, is gone (pull
+// request 17797, August 2026).
+std::string_view balanced_backend(const Server& s) {
+  if (s.has_nvfp4 && s.precision.experts == Precision::fp8_block) return "DEEPGEMM";
+  if (s.has_nvfp4 && s.precision.experts == Precision::nvfp4) return "CUTEDSL";
+  return "CUTLASS";
+}
+
+bool starts_from_file(const Server& s) { return s.spreads_experts() && !s.placement_file.empty(); }
+
+bool balances(const Server& s) {
+  return s.spreads_experts() && s.placement_file.empty() && s.redundant_experts > 0;
+}
+
+std::string load_balancer(const Server& s) {
+  if (starts_from_file(s)) return yaml_text(s.placement_file.string());
+  return fmt::format("{{num_slots: {}, layer_updates_per_iter: 1}}",
+                     s.experts + s.redundant_experts);
+}
+
+OptionsFile options(const Server& s) {
+  std::string text;
+  const auto add = [&](bool wanted, const char* key, const auto& value) {
+    if (wanted) text += fmt::format("{}: {}\n", key, value);
+  };
+  const bool fp8 = s.precision.kv_cache == Precision::fp8;
+  add(true, "enable_attention_dp", s.parallel.dp > 1);
+  add(true, "enable_chunked_prefill", s.scheduling == "chunked_prefill");
+  add(true, "kv_cache_config",
+      fmt::format("{{enable_block_reuse: {}{}}}", s.prefix_caching, fp8 ? ", dtype: fp8" : ""));
+  if (starts_from_file(s) || balances(s))
+    add(true, "moe_config",
+        fmt::format("{{backend: {}, load_balancer: {}}}", balanced_backend(s), load_balancer(s)));
+  add(s.drafts_itself, "speculative_config",
+      fmt::format("{{decoding_type: MTP, max_draft_len: {}}}", s.drafts));
+  add(!s.role.empty(), "cache_transceiver_config", "{backend: DEFAULT}");
+  add(s.role == "prefill", "disable_overlap_scheduler", "true");
+  return {file_name(s), text};
+}
+
+// ---- flags ----
+
+constexpr std::string_view serve = "tensorrt_llm/commands/serve.py@0ad591f, after 1.3";
+
+constexpr Flag flags[] = {
+    {"--host 0.0.0.0 --port", [](const Server& s) { return value_of(s.port()); }, serve},
+    {"--tp_size", [](const Server& s) { return value_of(s.parallel.stage_gpus()); }, serve},
+    {"--ep_size", [](const Server& s) { return value_if(s.spreads_experts(), s.parallel.ep); },
+     serve},
+    {"--pp_size", [](const Server& s) { return unless_one(s.parallel.pp); }, serve},
+    {"--max_batch_size", [](const Server& s) { return value_of(s.max_num_seqs); }, serve},
+    {"--max_num_tokens", [](const Server& s) { return value_of(s.max_num_batched_tokens); }, serve},
+    {"--max_seq_len",
+     [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, serve},
+    {"--kv_cache_free_gpu_memory_fraction",
+     [](const Server& s) -> FlagValue {
+       if (!s.free_gpu_memory_fraction) return std::nullopt;
+       return value_of(*s.free_gpu_memory_fraction);
+     },
+     serve},
+    {"--extra_llm_api_options", [](const Server& s) { return value_of(file_name(s)); }, serve},
+};
+
+// It has a process for each GPU; on several nodes MPI starts them (documentation of trtllm-serve).
+std::string program(const Server& s) {
+  std::string text = s.devices();
+  if (s.nodes() > 1)
+    text += fmt::format(
+        "srun --nodes {} --ntasks {} --ntasks-per-node {} --mpi=pmix \\\n    "
+        "trtllm-llmapi-launch ",
+        s.nodes(), s.gpus(), std::min(s.gpus_per_node, s.gpus()));
+  return text + "trtllm-serve ";
+}
+
+Notes notes_of(const Server& s) {
+  Notes notes;
+  const ParallelPlan& plan = s.parallel;
+  if (plan.dp > 1 && plan.tp > 1)
+    notes.push_back(
+        fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
+                    "or tensor parallel: data parallel over all is taken",
+                    plan.dp, plan.tp));
+  const auto form = s.placement_file.extension();
+  if (starts_from_file(s) && form != ".yaml" && form != ".yml")
+    notes.push_back(other_form(s.placement_file, "trtllm"));
+  if (balances(s)) note_balancer(s, "of one layer in each step", notes);
+  if (!s.free_gpu_memory_fraction)
+    notes.push_back(
+        "/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "
+        "that weights leave free; TensorRT-LLM takes its default");
+  return notes;
+}
+
+std::string router(const Fleet& fleet, Notes& notes) {
+  if (!fleet.apart()) {
+    notes.push_back(
+        "/instances: TensorRT-LLM has no router; put one on port 8000 that shares "
+        "requests of the OpenAI API among these servers");
+    return "";
+  }
+  std::string text =
+      "cat >disaggregated.yaml <<YAML\nhostname: 0.0.0.0\nport: 8000\n"
+      "backend: pytorch\n";
+  constexpr std::pair<const char*, const char*> roles[] = {{"prefill", "context"},
+                                                           {"decode", "generation"}};
+  for (const auto& [role, called] : roles) {
+    const auto servers = fleet.of_role(role);
+    text += fmt::format("{}_servers:\n  num_instances: {}\n  urls:\n", called, servers.size());
+    for (const Server* server : servers)
+      text += fmt::format("    - \"{}:{}\"\n", server->host(), server->port());
+  }
+  return text + "YAML\ntrtllm-serve disaggregated -c disaggregated.yaml -t 3600 -r 3600\n";
+}
+
+// ---- what else is known ----
+
+// Sizes of TensorRT-LLM 1.0 (tensorrt_llm/llmapi/llm_args.py).
+std::int32_t next_graph_size(std::int32_t size) {
+  return size < 4 || size >= 128 ? 2 * size : size / 8 * 8 + 8;
+}
+
+constexpr ImageVersion images[] = {{"", "1.1.0"}};
+
+// docs.nvidia.com/dynamo, support matrix, backend dependencies.
+constexpr CarriedVersion carried[] = {
+    {"0.6.", "1.1.0rc5"}, {"0.7.", "1.2.0rc3"}, {"0.8.", "1.2.0rc6"}, {"0.9.", "1.3.0rc1"}};
+
+}  // namespace
+
+ServingEngine trtllm_engine() {
+  return {
+      .name = "trtllm",
+      .title = "TensorRT-LLM",
+      .preset = embedded::trtllm(),
+      .next_graph_size = next_graph_size,
+      .launch = {.program = program,
+                 .flags = flags,
+                 .notes = notes_of,
+                 .options = options,
+                 .router = router,
+                 // serve/scripts/benchmark_serving.py@0228a71
+                 .benchmark = {.program = "python3 -m tensorrt_llm.serve.scripts.benchmark_serving "
+                                          "--backend openai --model ",
+                               .random_ids = "--random-ids",
+                               .to_the_end = "--ignore-eos"}},
+      .images = images,
+      .carried = carried};
+}
+
+}  // namespace moesim

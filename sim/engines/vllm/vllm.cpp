@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "sim/engines/serving_engine.hpp"
+
+namespace moesim {
+
+namespace embedded {
+std::string_view vllm();
+}
+
+namespace {
+
+// How tokens reach their experts. vLLM has one backend for both phases.
+struct Backend {
+  bool deep_ep = false;
+  bool low_latency = false;      // its kernels for few rows
+  std::int64_t most_tokens = 0;  // of a rank and step, that the backend takes
+};
+
+const std::string& dispatch_of(const Server& s) {
+  return s.role == "prefill" ? s.prefill_dispatch : s.decode_dispatch;
+}
+
+Backend backend_of(const Server& s) {
+  Backend backend{.most_tokens = s.max_num_batched_tokens};
+  if (!s.spreads_experts() || s.parallel.dp == 1) return backend;
+  const std::string& wanted = dispatch_of(s);
+  const std::int64_t rows = s.most_decode_rows();
+  backend.low_latency = wanted == "low_latency" && rows <= low_latency_rows;
+  backend.deep_ep = wanted == "low_latency" || wanted == "all_to_all";
+  if (backend.low_latency)
+    backend.most_tokens = std::min(std::max<std::int64_t>(rows, 256), backend.most_tokens);
+  return backend;
+}
+
+// Whether each node has attention ranks of its own, which vLLM then counts by node.
+bool ranks_by_node(const Server& s) {
+  const ParallelPlan& plan = s.parallel;
+  return s.nodes() > 1 && plan.dp > 1 && plan.pp == 1 && s.gpus_per_node % plan.tp == 0;
+}
+
+bool balances(const Server& s) {
+  return s.spreads_experts() && s.redundant_experts > 0 && s.precision.experts != Precision::mxfp4;
+}
+
+// An experiment without an engine means its share of memory as vLLM does.
+bool has_own_share(const Server& s) { return s.engine.empty() || s.engine == "vllm"; }
+
+// NixlConnector knows no pipeline stages; the one that pushes takes them from prefill workers
+// (vLLM's pull request 45880, merged in July 2026; issue 52913).
+std::string kv_transfer(const Server& s) {
+  return fmt::format(R"('{{"kv_connector":"{}","kv_role":"kv_both"}}')",
+                     s.from_pipelines ? "NixlPushConnector" : "NixlConnector");
+}
+
+constexpr std::string_view arguments = "vllm/engine/arg_utils.py@09155ae, November 2026";
+constexpr std::string_view parallel = "vllm/config/parallel.py@00193b8, November 2026";
+
+constexpr Flag flags[] = {
+    {"--port", [](const Server& s) { return value_of(s.port()); }, arguments},
+    {"--tensor-parallel-size", [](const Server& s) { return unless_one(s.parallel.tp); }, parallel},
+    {"--data-parallel-size", [](const Server& s) { return unless_one(s.parallel.dp); }, parallel},
+    {"--pipeline-parallel-size", [](const Server& s) { return unless_one(s.parallel.pp); },
+     parallel},
+    {"--data-parallel-size-local",
+     [](const Server& s) { return value_if(ranks_by_node(s), s.gpus_per_node / s.parallel.tp); },
+     parallel},
+    {"--data-parallel-address",
+     [](const Server& s) {
+       return value_if(ranks_by_node(s),
+                       fmt::format("{} --data-parallel-rpc-port {}", s.host(), s.port() + 50));
+     },
+     parallel},
+    {"--nnodes",
+     [](const Server& s) {
+       return value_if(s.nodes() > 1 && !ranks_by_node(s),
+                       fmt::format("{} --node-rank $RANK --master-addr {}", s.nodes(), s.host()));
+     },
+     parallel},
+    {"--enable-expert-parallel", [](const Server& s) { return alone_if(s.spreads_experts()); },
+     parallel},
+    {"--all2all-backend",
+     [](const Server& s) {
+       const Backend backend = backend_of(s);
+       return value_if(backend.deep_ep,
+                       backend.low_latency ? "deepep_low_latency" : "deepep_high_throughput");
+     },
+     parallel},
+    {"--enable-eplb",
+     [](const Server& s) {
+       return value_if(balances(s), fmt::format(R"(--eplb-config '{{"num_redundant_experts":{}}}')",
+                                                s.redundant_experts));
+     },
+     parallel},
+    {"--max-num-seqs", [](const Server& s) { return value_of(s.max_num_seqs); }, arguments},
+    {"--max-num-batched-tokens",
+     [](const Server& s) { return value_of(backend_of(s).most_tokens); }, arguments},
+    {"--max-model-len",
+     [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, arguments},
+    {"--gpu-memory-utilization",
+     [](const Server& s) { return value_if(has_own_share(s), s.gpu_memory_utilization); },
+     arguments},
+    {"--kv-cache-dtype",
+     [](const Server& s) { return value_if(s.precision.kv_cache == Precision::fp8, "fp8"); },
+     arguments},
+    {"--no-enable-prefix-caching", [](const Server& s) { return alone_if(!s.prefix_caching); },
+     arguments},
+    {"--speculative-config",
+     [](const Server& s) {
+       return value_if(
+           s.drafts_itself,
+           fmt::format(R"('{{"method":"mtp","num_speculative_tokens":{}}}')", s.drafts));
+     },
+     arguments},
+    {"--enable-dbo",
+     [](const Server& s) { return alone_if(s.two_batches && backend_of(s).deep_ep); }, parallel},
+    {"--kv-transfer-config",
+     [](const Server& s) { return value_if(!s.role.empty(), kv_transfer(s)); }, arguments},
+};
+
+std::string program(const Server& s) {
+  std::string variables = s.devices();
+  if (!s.role.empty())
+    variables += fmt::format("VLLM_NIXL_SIDE_CHANNEL_HOST={} VLLM_NIXL_SIDE_CHANNEL_PORT={} ",
+                             s.nodes() > 1 ? "$(hostname -i)" : s.host(), s.port() + 1000);
+  return variables + "vllm serve ";
+}
+
+void note_experts(const Server& s, Notes& notes) {
+  if (!s.spreads_experts()) return;
+  const ParallelPlan& plan = s.parallel;
+  if (plan.ep < plan.stage_gpus())
+    notes.push_back(
+        fmt::format("/parallel/ep: {} of {} GPUs; vLLM spreads experts over all of them", plan.ep,
+                    plan.stage_gpus()));
+  if (!s.placement_file.empty())
+    notes.push_back("/placement/file: vLLM makes its own placement from the load it sees");
+  if (balances(s))
+    note_balancer(s, "every 3,000 steps", notes);
+  else if (s.redundant_experts > 0)
+    notes.push_back("/placement/replication: vLLM has no EPLB for experts in MXFP4");
+}
+
+void note_backend(const Server& s, Notes& notes) {
+  const Backend backend = backend_of(s);
+  // vLLM allocates DeepEP's low-latency buffers for as many tokens (all2all_utils.py@02bd2a4).
+  if (backend.most_tokens < s.max_num_batched_tokens)
+    notes.push_back(fmt::format(
+        "/scheduling/max_num_batched_tokens: {}; DeepEP's low-latency buffers hold {} here",
+        s.max_num_batched_tokens, backend.most_tokens));
+  if (!s.spreads_experts() || s.parallel.dp == 1) return;
+  if (dispatch_of(s) == "low_latency" && !backend.low_latency)
+    notes.push_back(
+        fmt::format("/dispatch/{}: \"low_latency\"; DeepEP's kernels take at most {} rows of a "
+                    "rank, {} sequences bring {}",
+                    s.role == "prefill" ? s.role : "decode", low_latency_rows, s.max_num_seqs,
+                    s.most_decode_rows()));
+  if (s.role.empty() && s.prefill_dispatch != s.decode_dispatch)
+    notes.push_back(
+        fmt::format("/dispatch/prefill: {}; vLLM has one backend for both phases, "
+                    "that of decode is taken",
+                    quoted_name(s.prefill_dispatch)));
+}
+
+Notes notes_of(const Server& s) {
+  Notes notes;
+  note_experts(s, notes);
+  note_backend(s, notes);
+  note_two_batches(s, backend_of(s).deep_ep, notes);
+  if (s.scheduling == "prefill_first")
+    notes.push_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
+  if (!has_own_share(s))
+    notes.push_back("/kv_cache: the share of memory is another engine's; vLLM takes its default");
+  if (!s.role.empty() && s.from_pipelines)
+    notes.push_back("/pools/prefill/parallel/pp before NixlPushConnector (after July 2026)");
+  if (s.role == "decode" && s.parallel.pp > 1)
+    notes.push_back("/pools/decode/parallel/pp: no NIXL connector hands KV caches to stages");
+  return notes;
+}
+
+std::string on_nodes(const Server& s, const std::string& command) {
+  std::string headless = command + " \\\n    --headless";
+  if (ranks_by_node(s))
+    headless +=
+        fmt::format(" --data-parallel-start-rank $((RANK * {}))", s.gpus_per_node / s.parallel.tp);
+  return fmt::format("RANK=0\n{}\nRANK=1  # the place of each other node, 1 to {}\n{}\n", command,
+                     s.nodes() - 1, headless);
+}
+
+// vllm-project/router, src/main.rs@03e9af5.
+std::string router(const Fleet& fleet, Notes& notes) {
+  const std::string command =
+      http_router({.program = "vllm-router", .apart = "--vllm-pd-disaggregation"}, fleet, notes);
+  if (!fleet.apart() || !fleet.servers.back().from_pipelines) return command;
+  notes.push_back(
+      "the router: vllm-router does not know NixlPushConnector; start vLLM's "
+      "disagg_proxy_pushconnector_demo.py before the servers");
+  return "";
+}
+
+// Sizes of vLLM 0.11 (vllm/config/compilation.py).
+std::int32_t next_graph_size(std::int32_t size) {
+  if (size < 4) return 2 * size;
+  return size < 256 ? size / 8 * 8 + 8 : size + 16;
+}
+
+// Nightly builds of 2026 count as the release that followed.
+constexpr ImageVersion images[] = {
+    {"2026-02-01", "0.19.0"}, {"2025-11-30", "0.11.2"}, {"", "0.10.2"}};
+
+}  // namespace
+
+ServingEngine vllm_engine() {
+  return {.name = "vllm",
+          .title = "vLLM",
+          .preset = embedded::vllm(),
+          .next_graph_size = next_graph_size,
+          .launch = {.program = program,
+                     .flags = flags,
+                     .notes = notes_of,
+                     .on_nodes = on_nodes,
+                     .router = router,
+                     // benchmarks/serve.py@009e6d4
+                     .benchmark = {.program = "vllm bench serve --model ",
+                                   .to_the_end = "--ignore-eos"}},
+          .images = images};
+}
+
+}  // namespace moesim
