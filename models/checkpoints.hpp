@@ -4,7 +4,7 @@
 #include <map>
 #include <string>
 
-#include "models/step_ops.hpp"
+#include "models/deployment.hpp"
 
 namespace moesim {
 

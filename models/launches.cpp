@@ -7,11 +7,6 @@ namespace moesim {
 
 namespace {
 
-// Beside the products, whose inputs may be quantised.
-struct Launches {
-  double products = 0, others = 0;
-};
-
 // Kernels of a layer in a model that is served in one way.
 class LaunchCount {
  public:
@@ -21,8 +16,9 @@ class LaunchCount {
 
   double of(const LayerSpec& layer) const {
     const bool dense = layer.has_dense_ffn() || (layer.moe && model_.dense_residual);
-    return norms(layer) + mixer(layer) + (layer.moe ? experts() : 0) + (dense ? gated_ffn() : 0) +
-           exchanges(layer);
+    return norms(layer) +
+           with_quantisation(layer.mixer->launches(!fusions_.rope), precision_.attention) +
+           (layer.moe ? experts() : 0) + (dense ? gated_ffn() : 0) + exchanges(layer);
   }
 
  private:
@@ -38,35 +34,6 @@ class LaunchCount {
     const bool scales_known = activations == Precision::fp8 || activations == Precision::nvfp4;
     const bool alone = narrow && !(fusions_.quantise && scales_known);
     return launches.others + launches.products * (alone ? 2 : 1);
-  }
-
-  double mixer(const LayerSpec& layer) const {
-    if (layer.linear) return linear_mixer();
-    const AttentionSpec a = model_.attention_of(layer);
-    const double rope = fusions_.rope ? 0 : 1;
-    // Write into the KV cache, attention.
-    Launches launches{.products = 2, .others = rope + 2};
-    // Projections to and from two latents, each with a norm, and keys joined from two parts.
-    if (a.is_mla()) launches = {.products = 4, .others = rope + 2 + 2 + 1};
-    if (a.is_mla() && a.output_gate) launches = {launches.products + 1, launches.others + 1};
-    // Queries' and keys' squares, their sum over GPUs, the norm.
-    if (a.joint_qk_norm) launches.others += 3;
-    // Projections, norm, RoPE and quantisation of two, scores, the choice of the best.
-    if (a.has_indexer()) launches.others += 8;
-    return with_quantisation(launches, precision_.attention);
-  }
-
-  // The delta rule in chunks: cumulated gates, products of keys, their solution, what it weighs,
-  // states, outputs; before them convolution, gates and two norms, behind them a norm. Mamba-2's
-  // chunks: cumulated steps, states, their passing, products, scan.
-  double linear_mixer() const {
-    const LinearAttentionSpec& a = model_.linear;
-    const double low_ranks = (a.decay_rank > 0 ? 2 : 0) + (a.gate_rank > 0 ? 1 : 0);
-    if (a.delta) {
-      return with_quantisation({.products = 3 + low_ranks, .others = 6 + 4 + 1},
-                               precision_.attention);
-    }
-    return with_quantisation({.products = 2, .others = 5 + 1 + 1}, precision_.attention);
   }
 
   double gated_ffn() const {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string_view>
 
-#include "models/step_ops.hpp"
+#include "models/moe_model.hpp"
 
 namespace moesim {
 

@@ -15,23 +15,53 @@ namespace {
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// A layer's KV cache in those of a layer that sees everything, whole ones: engines give layers with
-// more to cache as many pages more (vLLM's unified page size).
-int kv_layers(const MoeModel& model, const LayerSpec& layer, const ParallelPlan& plan) {
-  if (layer.linear) return 0;
-  return static_cast<int>(std::ceil(kv_elements(model.attention_of(layer), plan.tp) /
-                                    kv_elements(model.attention, plan.tp)));
+Kept kept(const LayerSpec& layer, const ParallelPlan& plan, const PrecisionPlan& precision) {
+  return layer.mixer->kept(plan, precision);
+}
+
+// A layer whose KV cache others are counted in: the first that sees everything, else the first with
+// any.
+const LayerSpec& unit_layer(const MoeModel& model) {
+  const auto has_cache = [](const LayerSpec& layer) { return kept(layer, {}, {}).elements > 0; };
+  const auto sees_all = [&](const LayerSpec& layer) {
+    return has_cache(layer) && layer.mixer->sight().window == 0;
+  };
+  auto layer = std::ranges::find_if(model.layers, sees_all);
+  if (layer == model.layers.end()) layer = std::ranges::find_if(model.layers, has_cache);
+  return layer == model.layers.end() ? model.layers.front() : *layer;
+}
+
+// A layer's KV cache in those of the unit layer, whole ones: engines give layers with more to cache
+// as many pages more (vLLM's unified page size).
+int kv_layers(const LayerSpec& layer, const LayerSpec& unit, const ParallelPlan& plan) {
+  const double elements = kept(layer, plan, {}).elements;
+  if (elements == 0) return 0;
+  return static_cast<int>(std::ceil(elements / kept(unit, plan, {}).elements));
 }
 
 Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
-  return Bytes(kv_bytes(model.attention, precision.kv_cache, plan.tp));
+  return Bytes(kept(unit_layer(model), plan, precision).bytes);
+}
+
+// What layers keep beside the KV cache is alike in those that keep it: the largest, in as many
+// layers as a stage of the pipeline has at most.
+double beside_kv_cache(const MoeModel& model, const ParallelPlan& plan,
+                       const PrecisionPlan& precision, double Kept::*bytes) {
+  std::int64_t layers = 0;
+  double most = 0;
+  for (const LayerSpec& layer : model.layers) {
+    const double here = kept(layer, plan, precision).*bytes;
+    if (here > 0) ++layers;
+    most = std::max(most, here);
+  }
+  return most * static_cast<double>(ceil_div(layers, plan.pp));
 }
 
 // Of the index keys of one token, on a GPU of the stage with most indexers.
-Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan) {
-  const auto indexers = std::ranges::count_if(model.layers, &LayerSpec::indexer);
-  return Bytes(index_key_bytes(model.attention)) * static_cast<double>(ceil_div(indexers, plan.pp));
+Bytes index_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
+                            const PrecisionPlan& precision) {
+  return Bytes(beside_kv_cache(model, plan, precision, &Kept::index_bytes));
 }
 
 }  // namespace
@@ -67,9 +97,11 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
                    int block_tokens) {
   std::map<std::pair<int, bool>, int> layers_of_kind;
+  const LayerSpec& unit = unit_layer(model);
   for (const LayerSpec& layer : model.layers) {
-    if (const int layers = kv_layers(model, layer, plan); layers > 0)
-      layers_of_kind[{layer.window, layer.chunked}] += layers;
+    const Sight sight = layer.mixer->sight();
+    if (const int layers = kv_layers(layer, unit, plan); layers > 0)
+      layers_of_kind[{sight.window, sight.chunked}] += layers;
   }
   int fewest = std::numeric_limits<int>::max(), most = 0;
   for (const auto& [kind, layers] : layers_of_kind) {
@@ -88,12 +120,9 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   // Groups of blocks that are all as large share the index keys.
   layout.block = (kv_bytes_per_layer(model, plan, precision) *
                       static_cast<double>(ceil_div(group_layers, plan.pp)) +
-                  index_bytes_per_token(model, plan) / double(layout.groups.size())) *
+                  index_bytes_per_token(model, plan, precision) / double(layout.groups.size())) *
                  block_tokens;
-  const auto linear = static_cast<double>(ceil_div(model.linear_layers(), plan.pp));
-  const LinearState state = linear_state(model.linear, plan.tp);
-  const double bytes = linear * (state.recurrent * precision.state_bytes +
-                                 state.convolution * bytes_per_element(Precision::bf16));
+  const double bytes = beside_kv_cache(model, plan, precision, &Kept::state_bytes);
   layout.state_blocks = static_cast<std::int64_t>(std::ceil(bytes / layout.block.value()));
   return layout;
 }
@@ -101,10 +130,11 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
   std::int64_t layers = 0;
-  for (const LayerSpec& layer : model.layers) layers += kv_layers(model, layer, plan);
+  const LayerSpec& unit = unit_layer(model);
+  for (const LayerSpec& layer : model.layers) layers += kv_layers(layer, unit, plan);
   return kv_bytes_per_layer(model, plan, precision) *
              static_cast<double>(ceil_div(layers, plan.pp)) +
-         index_bytes_per_token(model, plan);
+         index_bytes_per_token(model, plan, precision);
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,
@@ -126,7 +156,7 @@ Bytes non_expert_bytes(const MoeModel& model, const ParallelPlan& plan,
   for (int l = 0; l < layers; ++l) {
     const LayerSpec& layer = model.layers[at(l)];
     Stage& stage = stages[at(plan.stage_of(l, layers))];
-    stage.attention += mixer_parameters(model, layer, plan.tp);
+    stage.attention += layer.mixer->parameters(model.hidden, plan);
     stage.kept += norm_parameters(model.hidden);
     if (layer.moe) {
       stage.ffn += ffn_parameters(model.hidden, model.shared_width) / plan.tp;

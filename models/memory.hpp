@@ -2,7 +2,6 @@
 #pragma once
 
 #include "models/moe_model.hpp"
-#include "models/step_ops.hpp"
 
 namespace moesim {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "models/step_ops.hpp"
+#include "models/moe_model.hpp"
 
 namespace moesim {
 

@@ -116,7 +116,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
     if (kv.optional("free_gpu_memory_fraction"))
       spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
     spec.prefix_caching = kv.flag("prefix_caching");
-    if (spec.prefix_caching && spec.model.linear_layers() > 0) {
+    if (spec.prefix_caching && spec.model.keeps_state()) {
       kv.child("prefix_caching")
           .fail(
               fmt::format("is not modelled for the states that linear layers of {} keep; leave it "

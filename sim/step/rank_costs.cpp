@@ -2,7 +2,7 @@
 #include "sim/step/rank_costs.hpp"
 
 #include <algorithm>
-#include <type_traits>
+#include <span>
 
 #include "hardware/kernels/experts.hpp"
 
@@ -29,21 +29,14 @@ void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
 RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, const GpuSpec& gpu)
     : model_(model), plan_(plan), precision_(precision), gpu_(gpu) {
-  const auto place_in = [](auto& classes, const LayerSpec& spec) {
-    using Kind = typename std::remove_reference_t<decltype(classes)>::value_type;
-    return static_cast<std::size_t>(std::ranges::find(classes, spec, &Kind::spec) -
-                                    classes.begin());
-  };
   for (const LayerSpec& layer : model_.layers) {
-    LayerSpec attention = layer;
-    attention.moe = attention.ffn = true;
-    const std::size_t with_attention = place_in(attentions_, attention);
-    if (with_attention == attentions_.size()) {
-      attentions_.push_back({attention, model_});
-      attentions_.back().model.attention = model_.attention_of(layer);
-    }
-    const std::size_t place = place_in(classes_, layer);
-    if (place == classes_.size()) classes_.push_back({layer, with_attention});
+    const auto same_mixer = std::ranges::find_if(
+        mixers_, [&](const MixerClass& kind) { return *kind.mixer == *layer.mixer; });
+    const auto mixer = static_cast<std::size_t>(same_mixer - mixers_.begin());
+    if (mixer == mixers_.size()) mixers_.push_back({layer.mixer});
+    const auto same = std::ranges::find(classes_, layer, &Class::spec);
+    const auto place = static_cast<std::size_t>(same - classes_.begin());
+    if (place == classes_.size()) classes_.push_back({layer, mixer});
     ++classes_[place].layers;
     class_of_layer_.push_back(place);
   }
@@ -51,16 +44,12 @@ RankPrices::RankPrices(const MoeModel& model, const ParallelPlan& plan,
 
 RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& layers) const {
   const LayerSpec& layer = layers.spec;
-  const ModelShard with_attention = shard_of(attentions_[layers.attention].model);
   TokenCosts price;
   std::vector<Operation>& before = price.before_dispatch.operations;
   std::vector<Operation>& after = price.after_combine.operations;
-  const auto input = layer.linear ? linear_attention_input_operations : attention_input_operations;
-  const auto output =
-      layer.linear ? linear_attention_output_operations : attention_output_operations;
-  input(with_attention, tokens, price.before_attention.operations);
-  output(with_attention, tokens, before);
-  const ModelShard shard = shard_of(model_);
+  const ModelShard shard = model_shard();
+  layer.mixer->input(shard.mixers(), tokens, price.before_attention.operations);
+  layer.mixer->output(shard.mixers(), tokens, before);
   if (layer.moe) {
     gate_operations(shard, tokens, before);
     // Not again where the layer's own time holds it, as tables and fits of them do; DeepEP reads
@@ -86,24 +75,23 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
   return price;
 }
 
-void RankPrices::price(const StepBatch& batch, AttentionClass& layers) const {
-  const ModelShard shard = shard_of(layers.model);
+void RankPrices::price(const StepBatch& batch, MixerClass& layers) const {
+  const MixerShard shard = model_shard().mixers();
   if (layers.absorption_of.size() > sizes_remembered) layers.absorption_of.clear();
   layers.absorption.clear();
   layers.attention.resize(batch.ranks.size());
   for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
-    const AttentionWork work = attention_work(batch.ranks[r].sequences, layers.spec);
+    const std::span<const SequenceWork> sequences = batch.ranks[r].sequences;
     RankCost& attention = layers.attention[r];
     attention.operations.clear();
-    const auto core =
-        layers.spec.linear ? linear_attention_core_operations : attention_core_operations;
-    core(shard, work, attention.operations);
+    layers.mixer->core(shard, sequences, attention.operations);
     attention.add_up();
-    if (layers.spec.linear || !shard.model.attention.is_mla()) continue;
+    if (!layers.mixer->absorbs()) continue;
+    const double queries = decode_queries(sequences);
     const auto [found, unseen] =
-        layers.absorption_of.try_emplace(static_cast<std::int64_t>(work.decode_sequences));
+        layers.absorption_of.try_emplace(static_cast<std::int64_t>(queries));
     if (unseen) {
-      attention_absorption_operations(shard, work.decode_sequences, found->second.operations);
+      layers.mixer->absorption(shard, queries, found->second.operations);
       found->second.add_up();
     }
     layers.absorption.push_back(&found->second);
@@ -117,8 +105,8 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
                          &costs.after_combine, &costs.shared_experts}) {
     all->clear();
   }
-  const AttentionClass& attention = attentions_[layers.attention];
-  costs.absorption = attention.absorption;
+  const MixerClass& mixer = mixers_[layers.mixer];
+  costs.absorption = mixer.absorption;
   for (std::size_t r = 0; r < batch.ranks.size(); ++r) {
     const RankStep& rank = batch.ranks[r];
     const std::int32_t tokens = rank.tokens + rank.padding;
@@ -126,7 +114,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
     if (unseen) found->second = price_tokens(tokens, layers);
     const TokenCosts& price = found->second;
     costs.before_attention.push_back(&price.before_attention);
-    costs.attention.push_back(&attention.attention[r]);
+    costs.attention.push_back(&mixer.attention[r]);
     costs.before_dispatch.push_back(&price.before_dispatch);
     costs.after_combine.push_back(&price.after_combine);
     costs.shared_experts.push_back(&price.shared_experts);
@@ -134,7 +122,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
 }
 
 void RankPrices::price(const StepBatch& batch) {
-  for (AttentionClass& layers : attentions_) price(batch, layers);
+  for (MixerClass& layers : mixers_) price(batch, layers);
   for (Class& layers : classes_) price(batch, layers);
   if (head_of_.size() > sizes_remembered) head_of_.clear();
   head_.clear();
@@ -143,7 +131,7 @@ void RankPrices::price(const StepBatch& batch) {
     const auto [found, unseen] = head_of_.try_emplace({tokens, rank.sampled});
     RankCost& head = found->second;
     if (unseen) {
-      head_operations(shard_of(model_), tokens, rank.sampled, head.operations);
+      head_operations(model_shard(), tokens, rank.sampled, head.operations);
       head.add_up();
     }
     head_.push_back(&head);

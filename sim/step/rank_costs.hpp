@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <unordered_map>
@@ -27,6 +28,10 @@ class RankPrices {
   void price(const StepBatch&);
   int layers() const { return static_cast<int>(class_of_layer_.size()); }
   bool is_moe(int layer) const { return class_of(layer).spec.moe; }
+  bool any_joint_norm() const {
+    return std::ranges::any_of(mixers_, [](const MixerClass& m) { return m.mixer->joint_norm(); });
+  }
+  const Mixer& mixer(int layer) const { return *class_of(layer).spec.mixer; }
   const LayerCosts& layer(int layer) const { return class_of(layer).costs; }
   /// Embedding, LM head, sampling.
   const RankCosts& head() const { return head_; }
@@ -41,10 +46,9 @@ class RankPrices {
   struct TokenCosts {
     RankCost before_attention, before_dispatch, after_combine, shared_experts;
   };
-  // Layers with the same attention, whatever follows it.
-  struct AttentionClass {
-    LayerSpec spec;
-    MoeModel model;  // with the attention of these layers
+  // Layers with the same mixer, whatever follows it.
+  struct MixerClass {
+    MixerPtr mixer;
     std::unordered_map<std::int64_t, RankCost> absorption_of{};  // by queries
     std::vector<const RankCost*> absorption{};                   // [ranks]
     std::vector<RankCost> attention{};                           // [ranks]
@@ -52,7 +56,7 @@ class RankPrices {
   // Layers of one kind, which cost alike.
   struct Class {
     LayerSpec spec;
-    std::size_t attention;  // which of the attention classes
+    std::size_t mixer;  // which of the mixer classes
     int layers = 0;
     std::unordered_map<std::int32_t, TokenCosts> of_tokens{};
     LayerCosts costs{};
@@ -61,16 +65,16 @@ class RankPrices {
   const Class& class_of(int layer) const {
     return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
   }
-  void price(const StepBatch&, AttentionClass&) const;
+  void price(const StepBatch&, MixerClass&) const;
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const Class&) const;
-  ModelShard shard_of(const MoeModel& model) const { return {model, plan_, precision_, gpu_}; }
+  ModelShard model_shard() const { return {model_, plan_, precision_, gpu_}; }
 
   MoeModel model_;
   ParallelPlan plan_;
   PrecisionPlan precision_;
   GpuSpec gpu_;
-  std::vector<AttentionClass> attentions_;
+  std::vector<MixerClass> mixers_;
   std::vector<Class> classes_;
   std::vector<std::size_t> class_of_layer_;
   std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // by tokens, sampled

@@ -549,8 +549,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const std::vector<double> slices(at(plan_.tp), activations / plan_.tp);
   const CollectiveCost all_gather = fabric_.all_gather(slices);
   // Norms of queries and of keys, in fp32.
-  const bool sums_squares =
-      model_.attention.joint_qk_norm && plan_.tp > 1 && fabric_.cluster().gpu.tables;
+  const bool sums_squares = ranks.any_joint_norm() && plan_.tp > 1 && fabric_.cluster().gpu.tables;
   const CollectiveCost squares =
       sums_squares ? fabric_.all_reduce(plan_.tp, Bytes(8.0 * most_tokens)) : CollectiveCost{};
   // What all groups move together, in multiples of what the largest does.
@@ -572,7 +571,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     if (begins_stage && layer > 0) path.end_stage();
     if (begins_stage && summed) path.add_sum(sample->stages[at(stage)]);
     path.add(costs.before_attention);
-    if (sums_squares)
+    if (sums_squares && ranks.mixer(layer).joint_norm())
       path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
     if (!costs.absorption.empty()) path.add(costs.absorption);
     path.add(costs.attention);

@@ -573,7 +573,8 @@ TEST_CASE("GLM-5.2 has an indexer in 21 of 78 layers, however its file says it")
              Catch::Matchers::Contains("/indexer_types/7: neither a full nor a shared indexer"));
   named.erase("indexer_types");
   std::string letters;
-  for (const LayerSpec& layer : by_frequency.layers) letters += layer.indexer ? 'F' : 'S';
+  for (const LayerSpec& layer : by_frequency.layers)
+    letters += layer.mixer->sight().indexed ? 'F' : 'S';
   named["index_topk_pattern"] = letters;
   CHECK(read_model(config(named.dump())).layers == by_frequency.layers);
   // No layer can take the choice of one before it that there is not.

@@ -12,6 +12,8 @@
 #include "hardware/rng.hpp"
 #include "models/launches.hpp"
 #include "models/memory.hpp"
+#include "models/mixers/grouped.hpp"
+#include "models/mixers/state_space.hpp"
 #include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
 #include "tests/support.hpp"
@@ -59,15 +61,40 @@ const Operation& find(const std::vector<Operation>& operations, std::string_view
   return *found;
 }
 
-std::vector<Operation> attention(const MoeModel& model, const ParallelPlan& plan,
-                                 std::vector<SequenceWork> sequences,
-                                 const PrecisionPlan& precision = {}) {
+// All operations of a mixer, those of a decode step's absorption before the core.
+std::vector<Operation> all_of(const Mixer& mixer, const MixerShard& shard,
+                              const std::vector<SequenceWork>& sequences) {
   double tokens = 0;
   for (const SequenceWork& sequence : sequences) tokens += sequence.new_tokens;
   std::vector<Operation> out;
-  attention_operations({model, plan, precision, plain_gpu()}, tokens,
-                       attention_work(sequences, model.layers.front()), out);
+  mixer.input(shard, tokens, out);
+  mixer.absorption(shard, decode_queries(sequences), out);
+  mixer.core(shard, sequences, out);
+  mixer.output(shard, tokens, out);
   return out;
+}
+
+std::vector<Operation> attention(const MoeModel& model, const ParallelPlan& plan,
+                                 const std::vector<SequenceWork>& sequences,
+                                 const PrecisionPlan& precision = {}, std::size_t layer = 0) {
+  return all_of(*model.layers.at(layer).mixer, {model.hidden, plan, precision, plain_gpu()},
+                sequences);
+}
+
+int window_of(const LayerSpec& layer) { return layer.mixer->sight().window; }
+Kept kept(const LayerSpec& layer, int tp = 1, Precision cache = Precision::bf16) {
+  return layer.mixer->kept({.tp = tp}, {.kv_cache = cache});
+}
+double parameters(const MoeModel& model, std::size_t layer) {
+  return model.layers.at(layer).mixer->parameters(model.hidden, {});
+}
+// Of the state in numbers of two bytes as the convolution's, and of none.
+double state_numbers(const MixerPtr& mixer, int tp = 1) {
+  return mixer->kept({.tp = tp}, {.state_bytes = 4}).state_bytes / 2 -
+         mixer->kept({.tp = tp}, {.state_bytes = 2}).state_bytes / 2;
+}
+double convolved_numbers(const MixerPtr& mixer, int tp = 1) {
+  return mixer->kept({.tp = tp}, {.state_bytes = 0}).state_bytes / 2;
 }
 
 // ---- the zoo ----
@@ -283,26 +310,26 @@ TEST_CASE("interleaved dense layers stand where the HuggingFace keys put them") 
     "attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0]})"));
   CHECK(moe_pattern(maverick) == std::vector<bool>{false, true, false, true});
   CHECK(maverick.dense_width == 16384);
-  CHECK(maverick.layers[2] == LayerSpec{.window = 8192, .chunked = true, .moe = false});
-  CHECK(maverick.layers[3] == LayerSpec{.window = 0, .chunked = false, .moe = true});
+  CHECK(maverick.layers[2].mixer->sight() == Sight{.window = 8192, .chunked = true});
+  CHECK(maverick.layers[3].mixer->sight() == Sight{});
 }
 
 TEST_CASE("windows follow layer_types, or the architecture's own rule without them") {
   Json json = qwen3_moe();
   json["sliding_window"] = 256;
   json["use_sliding_window"] = false;
-  CHECK(read_model(config(json.dump())).layers.back().window == 0);
+  CHECK(window_of(read_model(config(json.dump())).layers.back()) == 0);
   json["use_sliding_window"] = true;
   json["max_window_layers"] = 3;
-  CHECK(read_model(config(json.dump())).layers[2].window == 0);
-  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  CHECK(window_of(read_model(config(json.dump())).layers[2]) == 0);
+  CHECK(window_of(read_model(config(json.dump())).layers[3]) == 256);
   json["model_type"] = "qwen3";  // dense, by the same rule
-  CHECK(read_model(config(json.dump())).layers[2].window == 0);
-  CHECK(read_model(config(json.dump())).layers[3].window == 256);
+  CHECK(window_of(read_model(config(json.dump())).layers[2]) == 0);
+  CHECK(window_of(read_model(config(json.dump())).layers[3]) == 256);
   json["model_type"] = "qwen3_moe";
   json["layer_types"] = {"sliding_attention", "full_attention", "full_attention", "full_attention"};
-  CHECK(read_model(config(json.dump())).layers[0].window == 256);
-  CHECK(read_model(config(json.dump())).layers[3].window == 0);
+  CHECK(window_of(read_model(config(json.dump())).layers[0]) == 256);
+  CHECK(window_of(read_model(config(json.dump())).layers[3]) == 0);
   json["layer_types"][1] = "linear_attention";
   CHECK_THAT(config_error([&] { read_model(config(json.dump())); }),
              Catch::Matchers::Contains(
@@ -320,7 +347,7 @@ TEST_CASE("Llama 4 says layer by layer where its chunks are, or every how many l
   const auto chunked = [&] {
     std::vector<bool> layers;
     for (const LayerSpec& layer : read_model(config(json.dump())).layers)
-      layers.push_back(layer.chunked);
+      layers.push_back(layer.mixer->sight().chunked);
     return layers;
   };
   CHECK(chunked() == std::vector<bool>{true, false, true, true});
@@ -341,7 +368,7 @@ TEST_CASE("a dense model has no experts and reads like any other") {
     "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
     "tie_word_embeddings": false, "vocab_size": 128256})"));
   CHECK(llama.moe_layers() == 0);
-  CHECK(llama.attention.head_dim == 128);
+  CHECK(kept(llama.layers[0]).elements == 2 * 8 * 128);
   CHECK_THAT(count_parameters(llama).total, WithinRel(8.03e9, 0.001));
   // Mistral-7B-v0.1: 7.24 B, every layer looks back 4,096 tokens.
   const MoeModel mistral = read_model(config(R"({"architectures": ["MistralForCausalLM"],
@@ -350,7 +377,7 @@ TEST_CASE("a dense model has no experts and reads like any other") {
     "sliding_window": 4096, "tie_word_embeddings": false, "vocab_size": 32000})"));
   CHECK_THAT(count_parameters(mistral).total, WithinRel(7.24e9, 0.001));
   for (const LayerSpec& layer : mistral.layers)
-    CHECK(layer == LayerSpec{.window = 4096, .chunked = false, .moe = false});
+    CHECK(layer.mixer->sight() == Sight{.window = 4096});
   // Qwen3-8B: 8.19 B, a window that is not used.
   const MoeModel qwen = read_model(config(R"({"architectures": ["Qwen3ForCausalLM"],
     "head_dim": 128, "hidden_size": 4096, "intermediate_size": 12288, "max_window_layers": 36,
@@ -358,8 +385,7 @@ TEST_CASE("a dense model has no experts and reads like any other") {
     "num_key_value_heads": 8, "sliding_window": null, "tie_word_embeddings": false,
     "use_sliding_window": false, "vocab_size": 151936})"));
   CHECK_THAT(count_parameters(qwen).total, WithinRel(8.19e9, 0.001));
-  for (const LayerSpec& layer : qwen.layers)
-    CHECK(layer == LayerSpec{.window = 0, .chunked = false, .moe = false});
+  for (const LayerSpec& layer : qwen.layers) CHECK(layer.mixer->sight() == Sight{});
 }
 
 TEST_CASE("a config.json without a model type is known by its architecture") {
@@ -396,8 +422,6 @@ TEST_CASE("models with linear or sparse attention read from their config.json as
         ConfigNode::from_file(test::shared_dir() / "data/models" / folder / "config.json"));
   };
   const auto same = [](const MoeModel& a, const MoeModel& b) {
-    CHECK(a.attention == b.attention);
-    CHECK(a.linear == b.linear);
     CHECK(a.layers == b.layers);
     CHECK(count_parameters(a).total == count_parameters(b).total);
   };
@@ -407,7 +431,8 @@ TEST_CASE("models with linear or sparse attention read from their config.json as
   same(hf("moonshotai--Kimi-K2.5"), zoo("kimi_k2_5"));
   same(hf("meta-llama--Llama-4-Maverick-17B-128E-Instruct"), zoo("llama_4_maverick"));
   const MoeModel qwen = hf("Qwen--Qwen3.5-122B-A10B");
-  CHECK(qwen.linear_layers() == 36);
+  CHECK(std::ranges::count_if(
+            qwen.layers, [](const LayerSpec& layer) { return kept(layer).state_bytes > 0; }) == 36);
   CHECK_THAT(count_parameters(qwen).total, WithinRel(122e9, 0.01));
 }
 
@@ -491,39 +516,32 @@ TEST_CASE("layers with a window may have heads of their own, and cache by them")
     "local_attention": {"query_heads": 4, "kv_heads": 2, "head_dim": 6, "v_dim": 2},
     "experts": {"count": 4, "per_token": 2, "width": 5},
     "layers": [{"repeat": 2, "pattern": [{"ffn": "moe", "window": 16}, {"ffn": "moe"}]}]})"));
-  CHECK(mixer_parameters(model, model.layers[0]) == 384);
-  CHECK(mixer_parameters(model, model.layers[1]) == 320);
+  CHECK(parameters(model, 0) == 384);
+  CHECK(parameters(model, 1) == 320);
   CHECK(kv_bytes_per_token(model, {}, {}) == Bytes((2 * 8 + 2 * 16) * 2));
-  AttentionSpec unprojected = model.attention;
-  unprojected.values_are_keys = true;
-  CHECK(attention_parameters(unprojected, 8) == 320 - 8 * 2);
-  CHECK(kv_elements(unprojected, 1) == 8);
+  const MixerPtr unprojected = mixer(GroupedAttention{
+      .query_heads = 4, .kv_heads = 1, .head_dim = 6, .v_dim = 2, .values_are_keys = true});
+  CHECK(unprojected->parameters(8, {}) == 320 - 8 * 2);
+  CHECK(unprojected->kept({}, {}).elements == 8);
 }
 
 TEST_CASE("state space layers keep a state and have parameters as their papers say") {
   // Mamba-2, 4 heads of 8, 2 groups of 16: x, z, B, C, dt of 6: 6 * (2*32 + 2*32 + 2*4) +
   // convolution (2*32 + 32) * 4 + 2*4 + 8 + out 32 * 6.
-  LinearAttentionSpec mamba2{.key_heads = 2,
-                             .key_dim = 16,
-                             .value_heads = 4,
-                             .value_dim = 8,
-                             .convolution = 4,
-                             .delta = false};
-  CHECK(linear_attention_parameters(mamba2, 6) == 6 * 132 + 96 * 4 + 2 * 4 + 8 + 192);
-  CHECK(linear_state(mamba2, 1).recurrent == 4 * 8 * 16);
+  const MixerPtr mamba2 = mixer(StateSpace{
+      .heads = {
+          .key_heads = 2, .key_dim = 16, .value_heads = 4, .value_dim = 8, .convolution = 4}});
+  CHECK(mamba2->parameters(6, {}) == 6 * 132 + 96 * 4 + 2 * 4 + 8 + 192);
+  CHECK(state_numbers(mamba2) == 4 * 8 * 16);
   // Mamba, 12 channels, state 5, step of rank 3, hidden 6: 6 * 24 + 12 * (3 + 10) + 3 * 12 +
   // 12 * 5 + 12 * 4 + 12 * 6.
-  LinearAttentionSpec mamba{.key_heads = 1,
-                            .key_dim = 5,
-                            .value_heads = 12,
-                            .value_dim = 1,
-                            .convolution = 4,
-                            .delta = false,
-                            .step_rank = 3};
-  CHECK(linear_attention_parameters(mamba, 6) == 144 + 156 + 36 + 60 + 48 + 72);
-  CHECK(linear_state(mamba, 1).recurrent == 60);
-  CHECK(linear_state(mamba, 1).convolution == 36);
-  CHECK(linear_state(mamba, 3).recurrent == 20);
+  const MixerPtr mamba = mixer(StateSpace{
+      .heads = {.key_heads = 1, .key_dim = 5, .value_heads = 12, .value_dim = 1, .convolution = 4},
+      .step_rank = 3});
+  CHECK(mamba->parameters(6, {}) == 144 + 156 + 36 + 60 + 48 + 72);
+  CHECK(state_numbers(mamba) == 60);
+  CHECK(convolved_numbers(mamba) == 36);
+  CHECK(state_numbers(mamba, 3) == 20);
 }
 
 TEST_CASE("latent experts see a projection of the hidden state") {
@@ -542,9 +560,10 @@ TEST_CASE("latent experts see a projection of the hidden state") {
 TEST_CASE("a linear layer keeps a state of fixed size for each sequence, and no KV cache") {
   const MoeModel model = zoo("qwen3_5_397b_a17b");
   // 64 heads of 128 x 128, and three inputs of 12,288 channels.
-  CHECK(linear_state(model.linear, 1).recurrent == 1'048'576);
-  CHECK(linear_state(model.linear, 1).convolution == 3 * 12'288);
-  CHECK(linear_state(model.linear, 8).recurrent == 131'072);
+  const MixerPtr& linear = model.layers.front().mixer;
+  CHECK(state_numbers(linear) == 1'048'576);
+  CHECK(convolved_numbers(linear) == 3 * 12'288);
+  CHECK(state_numbers(linear, 8) == 131'072);
   // 15 layers of attention, 2 x 2 heads x 256.
   CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(15 * 1024 * 2));
   PrecisionPlan precision;
@@ -562,8 +581,7 @@ TEST_CASE("a linear layer's decode reads and writes its state, whatever came bef
   const auto core = [&](std::int32_t context) {
     const std::vector<SequenceWork> sequences(4, {1, context});
     std::vector<Operation> out;
-    linear_attention_core_operations({model, {}, {}, plain_gpu()},
-                                     attention_work(sequences, model.layers.front()), out);
+    model.layers.front().mixer->core({model.hidden, {}, {}, plain_gpu()}, sequences, out);
     return find(out, "linear_state").cost;
   };
   const double states = 4 * 2 * (524'288 * 4.0 + 3 * 8'192 * 2.0);
@@ -586,29 +604,22 @@ TEST_CASE("sparse attention scores every token and reads the best") {
   CHECK(scores.flops == Flops(2.0 * 64 * 128 * 8'192));
   // Keys of 128 numbers in fp8 and a scale in fp32, beside the latent.
   CHECK(scores.hbm == Bytes(8'192 * 132));
-  CHECK(index_key_bytes(model.attention) == 132);
-  CHECK(kv_bytes(model.attention, Precision::bf16, 8) == 576 * 2);
-  CHECK(kv_bytes(model.attention, Precision::fp8, 8) == 656);
+  CHECK(kept(model.layers[0]).index_bytes == 132);
+  CHECK(kept(model.layers[0], 8).bytes == 576 * 2);
+  CHECK(kept(model.layers[0], 8, Precision::fp8).bytes == 656);
 }
 
 TEST_CASE("a layer that shares an indexer attends to as few keys, and scores none") {
   Json json = ConfigNode::from_file(test::source_dir() / "models/zoo/deepseek_v3_2.json").json();
   json["layers"] = Json::parse(R"([{"repeat": 1, "pattern": [{"ffn": "dense"}]},
                                    {"repeat": 1, "pattern": [{"ffn": "moe", "indexer": false}]}])");
-  MoeModel model = read_model(config(json.dump()));
-  const double parameters = 1536.0 * 64 * 128 + 7168 * (128 + 64);
-  CHECK(mixer_parameters(model, model.layers[0]) - mixer_parameters(model, model.layers[1]) ==
-        parameters);
+  const MoeModel model = read_model(config(json.dump()));
+  const double indexer = 1536.0 * 64 * 128 + 7168 * (128 + 64);
+  CHECK(parameters(model, 0) - parameters(model, 1) == indexer);
   CHECK(kv_bytes_per_token(model, {}, {}) == Bytes(2 * 1152 + 132));
-  const std::vector<SequenceWork> sequences{{1, 8'191}};
-  const auto operations = [&](const LayerSpec& layer) {
-    model.attention = model.attention_of(layer);
-    std::vector<Operation> out;
-    attention_operations({model, {}, {}, plain_gpu()}, 1, attention_work(sequences, layer), out);
-    return out;
-  };
   const auto names_index = [](const Operation& op) { return op.name.starts_with("index_"); };
-  const auto whole = operations(model.layers[0]), shared = operations(model.layers[1]);
+  const auto whole = attention(model, {}, {{1, 8'191}}),
+             shared = attention(model, {}, {{1, 8'191}}, {}, 1);
   CHECK(std::ranges::count_if(whole, names_index) == 5);
   CHECK(std::ranges::none_of(shared, names_index));
   CHECK(find(shared, "attention_decode").cost.work.hbm ==
@@ -746,11 +757,11 @@ TEST_CASE("lightning attention is a state space layer without convolution") {
     "head_dim": 3, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 5,
     "attn_type_list": [0, 0, 0, 1]})");
   const MoeModel model = read_model(config(json.dump()));
-  CHECK(model.linear_layers() == 3);
-  CHECK_FALSE(model.layers[3].linear);
-  CHECK(mixer_parameters(model, model.layers[0]) == 5 * 8 * 6 + 8 * 2 + 3 * 6 + 2 * 2 + 3);
-  CHECK(linear_state(model.linear, 1).recurrent == 2 * 3 * 3);
-  CHECK(linear_state(model.linear, 1).convolution == 0);
+  CHECK(kept(model.layers[2]).state_bytes > 0);
+  CHECK(kept(model.layers[3]).state_bytes == 0);
+  CHECK(parameters(model, 0) == 5 * 8 * 6 + 8 * 2 + 3 * 6 + 2 * 2 + 3);
+  CHECK(state_numbers(model.layers[0].mixer) == 2 * 3 * 3);
+  CHECK(convolved_numbers(model.layers[0].mixer) == 0);
   // The same layers, as transformers writes them, and as Ring does.
   Json named = json;
   named.erase("attn_type_list");
@@ -762,7 +773,6 @@ TEST_CASE("lightning attention is a state space layer without convolution") {
     "head_dim": 3, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5,
     "intermediate_size": 5, "layer_group_size": 4})"));
   CHECK(ring.layers == model.layers);
-  CHECK(ring.linear == model.linear);
 }
 
 Json step() {
@@ -779,9 +789,11 @@ TEST_CASE("what a file says layer by layer is taken, and may go on with layers t
   Json json = step();
   const MoeModel model = read_model(config(json.dump()));
   CHECK(moe_pattern(model) == std::vector<bool>{false, true, true});
-  CHECK(model.layers[1].window == 7);
-  CHECK(model.attention_of(model.layers[0]).query_heads == 4);
-  CHECK(model.attention_of(model.layers[1]).query_heads == 6);
+  GroupedAttention heads{.query_heads = 4, .kv_heads = 2, .head_dim = 16};
+  CHECK(*model.layers[0].mixer == *mixer(heads));
+  heads.query_heads = 6;
+  heads.window = 7;
+  CHECK(*model.layers[1].mixer == *mixer(heads));
   const auto error_of = [&] { return config_error([&] { read_model(config(json.dump())); }); };
   json["moe_layers_enum"] = "1,2,3";
   CHECK_THAT(error_of(), Catch::Matchers::Contains("/moe_layers_enum: there is no layer 3 of 3"));
@@ -808,9 +820,11 @@ TEST_CASE("heads that differ with the window are read layer by layer") {
     "layer_types": ["full_attention", "sliding_attention"],
     "num_attention_heads_per_layer": [4, 6], "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 8, "gating": "per-element"})"));
-  CHECK(laguna.attention_of(laguna.layers[0]).query_heads == 4);
-  CHECK(laguna.attention_of(laguna.layers[1]).query_heads == 6);
-  CHECK(laguna.attention.output_gate);
+  GroupedAttention heads{.query_heads = 4, .kv_heads = 2, .head_dim = 16, .output_gate = true};
+  CHECK(*laguna.layers[0].mixer == *mixer(heads));
+  heads.query_heads = 6;
+  heads.window = 7;
+  CHECK(*laguna.layers[1].mixer == *mixer(heads));
   CHECK(moe_pattern(laguna) == std::vector<bool>{false, true});
 }
 
@@ -921,8 +935,10 @@ TEST_CASE(
     "the kind with fewest layers sets the size of a KV group, the last group of a kind is padded") {
   const auto groups = [](int full, int windowed) {
     MoeModel model = zoo("gpt_oss_20b");
-    model.layers.assign(static_cast<std::size_t>(full + windowed), LayerSpec{.moe = true});
-    for (int l = 0; l < windowed; ++l) model.layers[static_cast<std::size_t>(l)].window = 1024;
+    const Mixer& kind = *model.layers.front().mixer;
+    const LayerSpec slides{kind.in_layer({.window = 1024})}, whole{kind.in_layer({})};
+    model.layers.assign(static_cast<std::size_t>(windowed), slides);
+    model.layers.insert(model.layers.end(), static_cast<std::size_t>(full), whole);
     return kv_layout(model, {}, {}, 16);
   };
   // Gemma 3 27B: 52 sliding and 10 full layers are 6 + 1 groups of 10, and not 31 of 2.
@@ -982,15 +998,15 @@ struct BruteForce {
   double pairs = 0;
 };
 
-BruteForce brute_force(const SequenceWork& sequence, const LayerSpec& layer) {
+BruteForce brute_force(const SequenceWork& sequence, const Sight& sight) {
   BruteForce result;
   std::set<int> seen;
   for (int query = sequence.context_tokens; query < sequence.context_tokens + sequence.new_tokens;
        ++query) {
     for (int key = 0; key <= query; ++key) {
-      const bool visible = layer.window == 0 ? true
-                           : layer.chunked   ? key / layer.window == query / layer.window
-                                             : query - key < layer.window;
+      const bool visible = sight.window == 0 ? true
+                           : sight.chunked   ? key / sight.window == query / sight.window
+                                             : query - key < sight.window;
       if (!visible) continue;
       result.pairs += 1;
       seen.insert(key);
@@ -1001,16 +1017,16 @@ BruteForce brute_force(const SequenceWork& sequence, const LayerSpec& layer) {
 }
 
 TEST_CASE("query-key pairs equal a count by hand, for every window, chunk and context") {
-  for (const LayerSpec layer :
-       {LayerSpec{}, LayerSpec{.window = 1}, LayerSpec{.window = 7}, LayerSpec{.window = 16},
-        LayerSpec{.window = 1, .chunked = true}, LayerSpec{.window = 7, .chunked = true},
-        LayerSpec{.window = 16, .chunked = true}}) {
+  for (const Sight sight :
+       {Sight{}, Sight{.window = 1}, Sight{.window = 7}, Sight{.window = 16},
+        Sight{.window = 1, .chunked = true}, Sight{.window = 7, .chunked = true},
+        Sight{.window = 16, .chunked = true}}) {
     for (const std::int32_t context : {0, 1, 5, 6, 7, 8, 15, 16, 17, 33}) {
       for (const std::int32_t tokens : {1, 2, 3, 6, 7, 8, 20, 40}) {
-        CAPTURE(layer.window, layer.chunked, context, tokens);
+        CAPTURE(sight.window, sight.chunked, context, tokens);
         const SequenceWork sequence{tokens, context};
-        const AttentionWork work = attention_work(std::span(&sequence, 1), layer);
-        const BruteForce expected = brute_force(sequence, layer);
+        const AttentionWork work = attention_work(std::span(&sequence, 1), sight);
+        const BruteForce expected = brute_force(sequence, sight);
         CHECK(work.sequences == 1);
         if (tokens == 1) {
           CHECK(work.decode_sequences == 1);
@@ -1041,11 +1057,11 @@ TEST_CASE("a prompt in chunks has the pairs of the prompt at once, and a step su
 }
 
 TEST_CASE("a window saves nothing until the context outgrows it") {
-  const LayerSpec full;
-  const LayerSpec window{.window = 128};
-  const auto keys = [](std::int32_t context, const LayerSpec& layer) {
+  const Sight full;
+  const Sight window{.window = 128};
+  const auto keys = [](std::int32_t context, const Sight& sight) {
     const SequenceWork sequence{1, context};
-    return attention_work(std::span(&sequence, 1), layer).decode_kv_tokens;
+    return attention_work(std::span(&sequence, 1), sight).decode_kv_tokens;
   };
   CHECK(keys(127, window) == keys(127, full));
   CHECK(keys(128, window) == 128);
@@ -1123,20 +1139,15 @@ TEST_CASE("attention's projections read each attention parameter once") {
     for (const Operation& op : attention(model, {}, {{1, 0}}))
       if (op.name != "norm_rope" && op.name != "attention_decode")
         bytes += op.cost.work.hbm.value();
-    CHECK_THAT(bytes, WithinRel(2 * attention_parameters(model.attention, model.hidden), 0.01));
+    CHECK_THAT(bytes, WithinRel(2 * parameters(model, 0), 0.01));
   }
 }
 
 TEST_CASE("a windowed layer costs what a full one does below the window, and less beyond") {
-  MoeModel model = zoo("gpt_oss_20b");
-  const auto time = [&](int layer, std::int32_t context) {
-    const SequenceWork sequence{1, context};
-    std::vector<Operation> out;
-    attention_operations(
-        {model, {}, {}, plain_gpu()}, 1,
-        attention_work(std::span(&sequence, 1), model.layers.at(static_cast<std::size_t>(layer))),
-        out);
-    return find(out, "attention_decode").cost.time;
+  const MoeModel model = zoo("gpt_oss_20b");
+  const auto time = [&](std::size_t layer, std::int32_t context) {
+    const auto operations = attention(model, {}, {{1, context}}, {}, layer);
+    return find(operations, "attention_decode").cost.time;
   };
   CHECK(time(0, 100) == time(1, 100));
   CHECK(time(0, 1000) < time(1, 1000));
@@ -1186,7 +1197,11 @@ TEST_CASE("no tokens are no operations") {
   const PrecisionPlan precision;
   const GpuSpec gpu = plain_gpu();
   const ModelShard shard{model, plan, precision, gpu};
-  attention_operations(shard, 0, {}, out);
+  const Mixer& mixer = *model.layers.front().mixer;
+  mixer.input(shard.mixers(), 0, out);
+  mixer.absorption(shard.mixers(), 0, out);
+  mixer.core(shard.mixers(), {}, out);
+  mixer.output(shard.mixers(), 0, out);
   dense_ffn_operations(shard, 0, model.dense_width, Part::dense_ffn, out);
   dense_ffn_operations(shard, 8, 0, Part::shared_experts, out);
   gate_operations(shard, 0, out);

@@ -439,7 +439,7 @@ TEST_CASE("the config.json of a family without a file in the zoo has its publish
     const ParameterCount count = count_parameters(model);
     CHECK_THAT(count.total / 1e9, WithinRel(family.total, .01));
     CHECK_THAT(count.active / 1e9, WithinAbs(family.active, family.last_digit / 2 + .05));
-    CHECK(model.layers.front().window == 0);
+    CHECK(model.layers.front().mixer->sight().window == 0);
   }
 }
 
@@ -455,7 +455,8 @@ TEST_CASE("Ling and Step count their shared experts and dense layers as they wri
   CHECK(ling.dense_width == 9216);
   CHECK(ling.expert_groups == 8);
   CHECK(ling.groups_per_token == 4);
-  CHECK(ling.layers == std::vector<LayerSpec>{{.moe = false}, {}, {}});
+  CHECK_FALSE(ling.layers.front().moe);
+  CHECK(ling.moe_layers() == 2);
   const MoeModel step = read_model(config(R"({"model_type": "step3p7", "num_hidden_layers": 3,
     "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
     "vocab_size": 128896, "intermediate_size": 11264, "sliding_window": 512,
@@ -463,7 +464,10 @@ TEST_CASE("Ling and Step count their shared experts and dense layers as they wri
     "first_k_dense_replace": 1, "num_experts": 288, "num_experts_per_tok": 8,
     "moe_intermediate_size": 1280, "share_expert_dim": 1280})"));
   CHECK(step.shared_width == 1280);
-  CHECK(step.layers == std::vector<LayerSpec>{{.moe = false}, {.window = 512}, {}});
+  CHECK_FALSE(step.layers.front().moe);
+  CHECK(step.moe_layers() == 2);
+  CHECK(step.layers[1].mixer->sight() == Sight{.window = 512});
+  CHECK(step.layers[2].mixer->sight() == Sight{});
   CHECK_THAT(config_error([] {
                read_model(config(R"({"model_type": "hunyuan_v1_moe", "hidden_size": 64,
                  "vocab_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,

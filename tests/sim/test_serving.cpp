@@ -156,7 +156,7 @@ TEST_CASE("times of tables hold what was measured with them") {
                           .ffn = Precision::fp8_block};
   const auto has = [&](const GpuSpec& gpu, std::string_view name) {
     std::vector<Operation> ops;
-    attention_input_operations({model, {.tp = 4}, fp8, gpu}, 32, ops);
+    model.layers.front().mixer->input({model.hidden, {.tp = 4}, fp8, gpu}, 32, ops);
     gate_operations({model, {}, fp8, gpu}, 32, ops);
     return std::ranges::any_of(ops, [&](const Operation& op) { return op.name == name; });
   };
@@ -392,8 +392,9 @@ TEST_CASE("what an engine fuses costs no kernel of its own, and no faster produc
         .experts = precision, .attention = precision, .activations = precision, .ffn = precision};
     std::map<std::string, Cost, std::less<>> found;
     std::vector<Operation> ops;
-    attention_input_operations({model, {.tp = tp}, plan, gpu}, 32, ops);
-    attention_output_operations({model, {.tp = tp}, plan, gpu}, 32, ops);
+    const Mixer& mixer = *model.layers.front().mixer;
+    mixer.input({model.hidden, {.tp = tp}, plan, gpu}, 32, ops);
+    mixer.output({model.hidden, {.tp = tp}, plan, gpu}, 32, ops);
     for (const Operation& op : ops) found[std::string(op.name)] = op.cost;
     return found;
   };

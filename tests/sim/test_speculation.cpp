@@ -185,7 +185,7 @@ TEST_CASE("a step too small for its drafts is refused") {
 TEST_CASE("attention reads the keys once for all tokens that it verifies") {
   // Four queries at context 100 see 101 + 102 + 103 + 104 keys.
   const SequenceWork verification{4, 100, true};
-  const AttentionWork work = attention_work(std::span(&verification, 1), LayerSpec{});
+  const AttentionWork work = attention_work(std::span(&verification, 1), Sight{});
   CHECK(work.decode_sequences == 4);
   CHECK(work.decode_kv_tokens == 104);
   CHECK(work.decode_pairs == 410);

@@ -146,7 +146,7 @@ std::vector<ParallelPlan> layouts(int gpus, const MoeModel& model, int domain) {
     const int stage = gpus / pp;
     if (pp > deepest || (pp > 1 && domain % stage != 0 && stage % domain != 0)) continue;
     for (const int tp : divisors(stage)) {
-      if (tp > std::min(widest_tp, domain) || model.attention.query_heads % tp != 0) continue;
+      if (tp > std::min(widest_tp, domain) || !model.cut_fault(tp).empty()) continue;
       std::set<int> eps{1};
       if (model.experts >= stage) eps.insert(stage);
       for (const int ep : eps) plans.push_back({stage / tp, tp, ep, pp});

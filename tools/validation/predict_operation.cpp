@@ -18,6 +18,8 @@
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
 #include "hardware/tables/kernel_tables.hpp"
+#include "models/mixers/grouped.hpp"
+#include "models/mixers/latent.hpp"
 #include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
 #include "sim/engines/serving_engine.hpp"
@@ -204,21 +206,19 @@ bool has_mla(const MeasuredPoint& point) {
   return contains(point.operation, "MLA") || contains(point.operation, "mla");
 }
 
-MoeModel attention_model(const MeasuredPoint& point) {
-  MoeModel model;
-  model.hidden = 1;
-  AttentionSpec& a = model.attention;
-  a.query_heads = static_cast<int>(any_number(point.operation, {"q_heads", "heads", "q"}));
-  if (has_mla(point)) {
-    a.kv_lora = 512;
-    a.qk_nope = 128;
-    a.qk_rope = 64;
-    a.v_dim = 128;
-  } else {
-    a.kv_heads = static_cast<int>(any_number(point.operation, {"kv_heads", "kv"}));
-    a.head_dim = static_cast<int>(any_number(point.operation, {"head_dim", "hd"}));
-  }
-  return model;
+LatentAttention latent_of(const MeasuredPoint& point) {
+  return {.query_heads = static_cast<int>(any_number(point.operation, {"q_heads", "heads", "q"})),
+          .kv_lora = 512,
+          .qk_nope = 128,
+          .qk_rope = 64,
+          .v_dim = 128};
+}
+
+GroupedAttention grouped_of(const MeasuredPoint& point) {
+  return {.query_heads = static_cast<int>(any_number(point.operation, {"q_heads", "heads", "q"})),
+          .kv_heads = static_cast<int>(any_number(point.operation, {"kv_heads", "kv"})),
+          .head_dim = static_cast<int>(any_number(point.operation, {"head_dim", "hd"})),
+          .window = static_cast<int>(number_after(point.operation, "window"))};
 }
 
 /// A whole MLA block with its projections.
@@ -226,7 +226,7 @@ Predicted mla_module(const MeasuredPoint& point, const SequenceWork& sequence, d
                      const GpuSpec& gpu) {
   const auto weights = stored_as(point.precision);
   const double context = sequence.context_tokens + sequence.new_tokens;
-  const AttentionSpec a = attention_model(point).attention;
+  const LatentAttention a = latent_of(point);
   const LatentAttentionShape shape{.decode = point.category == "attn_decode",
                                    .heads = heads,
                                    .kv_lora = double(a.kv_lora),
@@ -247,10 +247,9 @@ Predicted mla_module(const MeasuredPoint& point, const SequenceWork& sequence, d
 }
 
 Predicted attention(const MeasuredPoint& point, const GpuSpec& gpu) {
-  const MoeModel model = attention_model(point);
   const bool mla = has_mla(point);
-  const bool known = model.attention.query_heads > 0 &&
-                     (mla || (model.attention.kv_heads > 0 && model.attention.head_dim > 0));
+  const GroupedAttention heads = grouped_of(point);
+  const bool known = heads.query_heads > 0 && (mla || (heads.kv_heads > 0 && heads.head_dim > 0));
   if (!known || (point.metric != "kernel_time" && point.metric != "latency"))
     return Skipped{"the row does not give the shape that was measured"};
   PrecisionPlan precision;
@@ -260,13 +259,12 @@ Predicted attention(const MeasuredPoint& point, const GpuSpec& gpu) {
   const SequenceWork sequence = decode ? SequenceWork{1, length - 1} : SequenceWork{length, 0};
   if (length < 1 || point.batch < 1) return Skipped{"the row gives no batch or no length"};
   if (mla && contains(point.operation, "module"))
-    return mla_module(point, sequence, model.attention.query_heads, gpu);
+    return mla_module(point, sequence, heads.query_heads, gpu);
   const std::vector<SequenceWork> sequences(static_cast<std::size_t>(point.batch), sequence);
-  const LayerSpec layer{.window = static_cast<int>(number_after(point.operation, "window"))};
-  const AttentionWork work = attention_work(sequences, layer);
+  const MixerPtr kind = mla ? mixer(latent_of(point)) : mixer(heads);
   const auto core = [&](const GpuSpec& spec) -> Cost {
     std::vector<Operation> operations;
-    attention_core_operations({model, {}, precision, spec}, work, operations);
+    kind->core({1, {}, precision, spec}, sequences, operations);
     const std::string_view name = decode ? "attention_decode" : "attention_prefill";
     for (const Operation& operation : operations)
       if (operation.name == name) return operation.cost;

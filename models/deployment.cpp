@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/deployment.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "hardware/choice.hpp"
+#include "models/moe_model.hpp"
+
+namespace moesim {
+
+namespace {
+
+enum class StatePrecision { fp32, bf16 };
+constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
+
+}  // namespace
+
+std::span<const Key> precision_keys() {
+  static constexpr Form precision = form::choice(precision_names);
+  static constexpr KeyDefault stored = unset("as the model's files say");
+  static constexpr KeyDefault stored_or_bf16 = unset("as the model's files say, or bf16");
+  static constexpr Key keys[] = {
+      {"experts", precision, stored, "weights of routed experts"},
+      {"attention", precision, stored, "weights of attention"},
+      {"ffn", precision, unset("as the model's files say; attention's where they say another"),
+       "weights of dense FFNs and shared experts"},
+      {"kv_cache", precision, stored_or_bf16, "the KV cache"},
+      {"activations", precision, stored_or_bf16, "what weights are multiplied with"},
+      {"state", form::choice(state_precisions), "fp32", "the state of linear attention"}};
+  return keys;
+}
+
+PrecisionPlan read_precision(const ConfigNode& node, const PrecisionPlan* stored) {
+  return read_object(node, precision_keys, [&](ConfigReader& r) {
+    const auto precision = [&](std::string_view key, Precision PrecisionPlan::*member) {
+      const Precision fallback = stored != nullptr ? stored->*member : Precision::bf16;
+      const auto name = precision_names[static_cast<std::size_t>(fallback)];
+      return static_cast<Precision>(r.child_or(key, std::string(name)).choice());
+    };
+    for (const char* key : {"experts", "attention"}) {
+      if (stored == nullptr && !r.has(key)) r.node().fail(fmt::format("\"{}\" is missing", key));
+    }
+    const Precision attention = precision("attention", &PrecisionPlan::attention);
+    // Whoever gives attention another precision than the files do means all other weights.
+    const bool as_stored = stored != nullptr && attention == stored->attention;
+    const Precision ffn = as_stored ? stored->ffn : attention;
+    const auto ffn_name = precision_names[static_cast<std::size_t>(ffn)];
+    const auto state = choice<StatePrecision>(r, "state", state_precisions);
+    return PrecisionPlan{
+        .experts = precision("experts", &PrecisionPlan::experts),
+        .attention = attention,
+        .kv_cache = precision("kv_cache", &PrecisionPlan::kv_cache),
+        .activations = precision("activations", &PrecisionPlan::activations),
+        .ffn = static_cast<Precision>(r.child_or("ffn", std::string(ffn_name)).choice()),
+        .state_bytes = state == StatePrecision::fp32 ? 4.0 : 2.0};
+  });
+}
+
+std::span<const Key> parallel_keys() {
+  static constexpr Form size = form::integer(1, 65'536);
+  static constexpr Key keys[] = {
+      {"dp", size, "1", "attention ranks, each with requests of its own"},
+      {"tp", size, "1", "GPUs that share an attention rank"},
+      {"ep", size, unset("dp * tp; 1 if dense"), "GPUs that experts are spread over"},
+      {"pp", size, "1", "pipeline stages, each of dp * tp GPUs"}};
+  return keys;
+}
+
+ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
+  const auto require = [&](bool holds, std::string_view message) {
+    if (!holds) node.fail(message);
+  };
+  return read_object(node, parallel_keys, [&](ConfigReader& r) {
+    ParallelPlan plan;
+    plan.dp = static_cast<int>(r.integer("dp"));
+    plan.tp = static_cast<int>(r.integer("tp"));
+    plan.pp = static_cast<int>(r.integer("pp"));
+    constexpr std::int64_t most_gpus = 1'000'000;               // of a cluster
+    const std::int64_t gpus = std::int64_t{plan.dp} * plan.tp;  // of two numbers below 2^17
+    require(gpus <= most_gpus && gpus * plan.pp <= most_gpus,
+            fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",
+                        plan.dp, plan.tp, plan.pp, most_gpus));
+    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
+    require(plan.pp <= std::ssize(model.layers),
+            fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
+    require(plan.stage_gpus() % plan.ep == 0,
+            fmt::format("ep {} does not divide dp * tp = {}", plan.ep, plan.stage_gpus()));
+    require(plan.ep <= std::max(1, model.experts),
+            fmt::format("ep {} is more than the model's {} experts", plan.ep, model.experts));
+    require(model.expert_width % plan.moe_tp() == 0,
+            fmt::format("dp * tp / ep = {} does not divide an expert's width of {}", plan.moe_tp(),
+                        model.expert_width));
+    const std::string cut_fault = model.cut_fault(plan.tp);
+    require(cut_fault.empty(), cut_fault);
+    return plan;
+  });
+}
+
+std::string expert_slice_warning(const MoeModel& model, const ParallelPlan& plan,
+                                 const PrecisionPlan& precision) {
+  constexpr int block = 128;
+  const auto goes = [&](int parts) { return model.expert_width % (parts * block) == 0; };
+  if (model.experts == 0 || precision.experts != Precision::fp8_block || plan.moe_tp() == 1 ||
+      goes(plan.moe_tp())) {
+    return {};
+  }
+  std::vector<std::string> widths;
+  for (int parts = 1; parts <= plan.stage_gpus(); ++parts) {
+    if (plan.stage_gpus() % parts == 0 && (parts == 1 || goes(parts))) {
+      widths.push_back(
+          fmt::format("{} (ep {})", model.expert_width / parts, plan.stage_gpus() / parts));
+    }
+  }
+  return fmt::format(
+      "\"parallel\": dp * tp / ep = {} cuts experts into slices of {}; some versions of engines "
+      "take "
+      "whole blocks of {} alone; such slices: {}",
+      plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", "));
+}
+
+}  // namespace moesim

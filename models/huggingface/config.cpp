@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <filesystem>
+
+#include <fmt/format.h>
+
+#include "hardware/at.hpp"
+#include "hardware/choice.hpp"
+#include "models/huggingface/family.hpp"
+#include "models/huggingface/layers.hpp"
+#include "models/language_part.hpp"
+#include "models/mixers/keys.hpp"
+
+// A config.json, as the classes in transformers read it.
+
+namespace moesim {
+
+namespace {
+
+void refuse_known(const ConfigNode& node, std::string_view name) {
+  for (const HfRefusal& refusal : hf_refusals())
+    if (name == refusal.model_type || name == refusal.architecture)
+      node.fail(std::string(refusal.why));
+}
+
+const HfFamily& family_of(ConfigReader& top, ConfigReader& text) {
+  std::string name;
+  if (present(text, "model_type")) {
+    name = text.text("model_type");
+    for (const HfFamily& family : hf_families())
+      if (family.model_type == name) return family;
+    refuse_known(text.node(), name);
+  }
+  if (present(top, "architectures")) {
+    for (const ConfigNode& architecture : top.child("architectures").list()) {
+      const std::string written = architecture.text();
+      for (const HfFamily& family : hf_families())
+        if (family.architecture == written) return family;
+      refuse_known(text.node(), written);
+      if (name.empty()) name = written;
+    }
+  }
+  std::vector<std::string_view> known;
+  for (const HfFamily& family : hf_families()) known.push_back(family.model_type);
+  text.node().fail(
+      fmt::format("unknown architecture \"{}\"; describe it in the zoo's format "
+                  "(models/README.md), or use one of: {}",
+                  name, join_names(known)));
+}
+
+// config.json seldom names its model: take the file's name, or its folder's.
+std::string hf_name(ConfigReader& r) {
+  if (present(r, "_name_or_path"))
+    if (std::string name = r.text("_name_or_path"); !name.empty()) return name;
+  const std::filesystem::path& file = r.node().file();
+  return file.stem() == "config" ? file.parent_path().filename().string() : file.stem().string();
+}
+
+// As vLLM derives it (vllm/config/model.py): a scaling of the rotary embedding lengthens it, where
+// the file does not count it in already.
+int hf_max_positions(ConfigReader& r) {
+  const char* const key = present(r, "max_seq_len") ? "max_seq_len" : "max_position_embeddings";
+  int longest = optional(r, key, 0);
+  for (const char* const where : {"rope_scaling", "rope_parameters"}) {
+    if (!present(r, where)) continue;
+    const ConfigNode node = r.child(where);
+    const Json& scaling = node.json();
+    const auto number = [&](const char* name) {
+      const auto found = scaling.find(name);
+      return found != scaling.end() && found->is_number() ? found->get<double>() : 0;
+    };
+    const double scaled = number("factor") * number("original_max_position_embeddings");
+    if (scaled < 1e9) longest = std::max(longest, static_cast<int>(scaled));
+  }
+  return longest;
+}
+
+void read_experts_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft) {
+  MoeModel& m = draft.model;
+  m.experts = read(r, layout.experts);
+  if (m.experts == 0) return;
+  m.experts_per_token = read(r, layout.per_token);
+  m.expert_width = read(r, layout.width);
+  m.expert_hidden = read(r, layout.expert_hidden);
+  HfNumber width = layout.shared_width;
+  if (width.usual == as_experts) width.usual = m.expert_width;
+  m.shared_width = read(r, layout.shared) * read(r, width);
+  if (!layout.groups.empty()) {
+    m.expert_groups = std::max(1, optional(r, layout.groups, 1));
+    m.groups_per_token = std::max(1, optional(r, "topk_group", 1));
+  }
+  const int first = read(r, layout.moe.first), step = std::max(1, read(r, layout.moe.step));
+  for_layers(draft, [&](int i, LayerDraft& layer) {
+    layer.moe = i >= first && (i + layout.moe.ahead) % step == 0;
+  });
+}
+
+void read_by(const HfLayout& layout, ConfigReader& r, ModelDraft& draft) {
+  if (layout.attention != nullptr) draft.attention = layout.attention(r, draft.model.hidden);
+  read_experts_by(layout, r, draft);
+  draft.model.dense_width = read(r, layout.dense_width);
+  if (layout.windows != nullptr) layout.windows(r, draft);
+  if (layout.exceptions != nullptr) layout.exceptions(r, draft);
+  if (draft.model.experts == 0)
+    for_layers(draft, [](int, LayerDraft& layer) { layer.moe = false; });
+}
+
+}  // namespace
+
+int read(ConfigReader& r, const HfNumber& number) {
+  using When = HfNumber::When;
+  switch (number.when) {
+    case When::always: break;
+    case When::needed:
+      return count(r, number.other.empty() || present(r, number.key) ? number.key : number.other);
+    case When::whole: return static_cast<int>(r.integer(number.key, whole));
+    case When::nullable: return nullable(r, number.key);
+    case When::usually: return optional(r, number.key, number.usual);
+  }
+  return number.usual;
+}
+
+ModelDraft read_hf_config(const ConfigNode& node) {
+  ConfigReader top(node);
+  ConfigReader r(language_part(node));
+  const HfFamily& family = family_of(top, r);
+  ModelDraft draft;
+  MoeModel& m = draft.model;
+  m.name = hf_name(top);
+  m.source = fmt::format("HuggingFace config.json ({})", family.model_type);
+  m.gating_preset = family.gating_preset;
+  // DBRX has names of its own.
+  m.hidden = count(r, present(r, "d_model") ? "d_model" : "hidden_size");
+  m.vocabulary = count(r, "vocab_size");
+  m.tied_embeddings = present(r, "tie_word_embeddings")     ? r.flag("tie_word_embeddings")
+                      : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
+                                                            : false;
+  const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
+  // The list of Nemotron's blocks counts where it is given.
+  if (!present(r, "layers_block_type")) draft.layers.resize(at(r.integer(layers, {1, 10'000})));
+  m.max_positions = hf_max_positions(r);
+  read_by(*family.layout, r, draft);
+  read_layer_types(r, draft);
+  read_mlp_types(r, draft);
+  // Many files give a width for dense layers that the model has none of.
+  if (draft.moe_layers() == static_cast<int>(draft.layers.size()) && !m.dense_residual)
+    m.dense_width = 0;
+  return draft;
+}
+
+bool is_hf_model(const ConfigNode& node) {
+  return node.json().is_object() && std::ranges::any_of(hf_model_marks, [&](std::string_view mark) {
+           return node.json().contains(mark);
+         });
+}
+
+ConfigNode language_part(ConfigNode node) {
+  for (const char* const part :
+       {"thinker_config", "text_config", "language_config", "llm_config"}) {
+    ConfigReader r(node);
+    if (present(r, part)) node = r.child(part);
+  }
+  return node;
+}
+
+}  // namespace moesim

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/mixers/grouped.hpp"
+
+#include <fmt/format.h>
+
+#include "models/mixers/keys.hpp"
+#include "models/mixers/shares.hpp"
+
+namespace moesim {
+
+namespace {
+
+class Grouped final : public Mixer {
+ public:
+  explicit Grouped(const GroupedAttention& a) : a_(a) {}
+  bool operator==(const Mixer& other) const override {
+    return same_value(*this, other, &Grouped::a_);
+  }
+
+  std::string fault() const override {
+    if (a_.kv_heads == 0 || a_.query_heads % a_.kv_heads != 0)
+      return fmt::format("{} query heads do not share {} KV heads evenly", a_.query_heads,
+                         a_.kv_heads);
+    if (a_.head_dim == 0) return "the attention's head dimension is 0";
+    return a_.indexer.fault();
+  }
+
+  std::string cut_fault(int tp) const override {
+    if (a_.query_heads % tp != 0)
+      return fmt::format("tp {} does not divide the model's {} query heads", tp, a_.query_heads);
+    if (a_.kv_heads % tp != 0 && tp % a_.kv_heads != 0) {
+      return fmt::format("tp {} neither divides the model's {} KV heads nor is a multiple of them",
+                         tp, a_.kv_heads);
+    }
+    return {};
+  }
+
+  MixerPtr in_layer(const Sight& sight) const override {
+    GroupedAttention here = a_;
+    here.window = sight.window;
+    here.chunked = sight.chunked;
+    here.indexer = a_.indexer.in_layer(sight);
+    return mixer(here);
+  }
+
+  Sight sight() const override {
+    return {a_.window, a_.chunked, a_.indexer.top, a_.indexer.scores()};
+  }
+
+  double parameters(int hidden, const ParallelPlan& plan) const override {
+    const double heads = static_cast<double>(a_.query_heads) / plan.tp;
+    const double queries = a_.output_gate ? 2 : 1;
+    return hidden * (heads * (queries * a_.head_dim + a_.value_dim()) +
+                     kv_heads(plan.tp) * (a_.head_dim + projected_values())) +
+           a_.indexer.parameters(hidden, hidden);
+  }
+
+  // A slice of the KV heads, at least one (replicated beyond).
+  Kept kept(const ParallelPlan& plan, const PrecisionPlan& precision) const override {
+    const double elements = static_cast<double>(kv_heads(plan.tp)) * (a_.head_dim + a_.value_dim());
+    return {.elements = elements,
+            .bytes = elements * bytes_per_element(precision.kv_cache),
+            .index_bytes = a_.indexer.key_bytes()};
+  }
+
+  void input(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
+    const auto& [hidden, plan, precision, gpu] = shard;
+    OperationList ops(Part::attention, precision, gpu, out);
+    const AttentionShape shape = shape_of(plan.tp);
+    const double query = shape.q_heads * a_.head_dim;
+    const double keys = shape.kv_heads * a_.head_dim;
+    const double rotated = (shape.q_heads + shape.kv_heads) * a_.head_dim;
+    before_projections(shard, tokens, rotated, ops);
+    if (!writes_kv_cache(shape, precision, gpu))
+      ops.memory("kv_cache_write", tokens * kept(plan, precision).bytes);
+    ops.memory("index_key_write", tokens * a_.indexer.key_bytes());
+    if (a_.joint_qk_norm && gpu.tables) {
+      // Squares are summed before, and the norm is taken after, the sums of all GPUs are known.
+      const double normed = (query + keys) * bf16_bytes;
+      ops.memory("qk_squares", tokens * normed);
+      ops.memory("qk_norm", tokens * 2 * normed);
+    }
+    const double gated = a_.output_gate ? 2 * query : query;
+    ops.gemm("qkv_proj", tokens,
+             gated + shape.kv_heads * (a_.head_dim + projected_values()) + a_.indexer.dim, hidden);
+    a_.indexer.project(hidden, hidden, tokens, ops);
+  }
+
+  // Scores and weighted values are 2 flops each per head dimension and pair; queries and outputs
+  // pass once, keys and values are read once per sequence.
+  void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
+            std::vector<Operation>& out) const override {
+    const auto& [hidden, plan, precision, gpu] = shard;
+    const AttentionWork work = attention_work(sequences, sight());
+    OperationList ops(Part::attention, precision, gpu, out);
+    AttentionShape shape = shape_of(plan.tp);
+    shape.window = work.window;
+    const double kv_bytes = kept(plan, precision).bytes;
+    const double query_and_output = shape.q_heads * (a_.head_dim + a_.value_dim());
+    a_.indexer.score(work, ops);
+    if (work.decode_sequences > 0) {
+      ops.attention(
+          "attention_decode", shape, decode_load(work), 2 * query_and_output * work.decode_pairs,
+          work.decode_kv_tokens * kv_bytes + work.decode_sequences * query_and_output * bf16_bytes);
+    }
+    shape.decode = false;
+    if (work.prefill_tokens > 0) {
+      ops.attention(
+          "attention_prefill", shape, prefill_load(work), 2 * query_and_output * work.prefill_pairs,
+          work.prefill_kv_tokens * kv_bytes + work.prefill_tokens * query_and_output * bf16_bytes);
+    }
+  }
+
+  void output(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
+    const double heads = static_cast<double>(a_.query_heads) / shard.plan.tp;
+    project_output(shard, tokens, heads * a_.value_dim(), a_.output_gate, out);
+  }
+
+  bool joint_norm() const override { return a_.joint_qk_norm; }
+
+  // Projections in and out; the write into the KV cache, attention; queries' and keys' squares,
+  // their sum over GPUs, the norm.
+  Launches launches(bool rope_apart) const override {
+    return {
+        .products = 2,
+        .others = (rope_apart ? 1 : 0) + 2 + (a_.joint_qk_norm ? 3 : 0) + a_.indexer.launches()};
+  }
+
+ private:
+  int kv_heads(int tp) const { return (a_.kv_heads + tp - 1) / tp; }
+  double projected_values() const { return a_.values_are_keys ? 0 : a_.value_dim(); }
+  AttentionShape shape_of(int tp) const {
+    return {.q_heads = double(a_.query_heads) / tp,
+            .kv_heads = double(kv_heads(tp)),
+            .key_dim = static_cast<double>(a_.head_dim),
+            .value_dim = static_cast<double>(a_.value_dim())};
+  }
+
+  // Whether the attention kernel's time holds the write into the KV cache: a table's does.
+  static bool writes_kv_cache(AttentionShape shape, const PrecisionPlan& precision,
+                              const GpuSpec& gpu) {
+    if (!gpu.tables) return false;
+    shape.kv_cache = precision.kv_cache;
+    return is_by_table(attention(shape, one_query, gpu), gpu);
+  }
+
+  GroupedAttention a_;
+};
+
+}  // namespace
+
+MixerPtr mixer(const GroupedAttention& attention) { return std::make_shared<Grouped>(attention); }
+
+GroupedAttention hf_grouped(ConfigReader& r, int hidden) {
+  GroupedAttention a;
+  a.query_heads = count(r, "num_attention_heads");
+  a.kv_heads = count(r, "num_key_value_heads");
+  a.head_dim = optional(r, "head_dim", hidden / a.query_heads);
+  return a;
+}
+
+std::span<const Key> grouped_keys() {
+  static constexpr KeyDefault gqa = unset("MLA, with kv_lora");
+  static constexpr Key keys[] = {
+      query_heads_key,
+      {"kv_heads", size, gqa, "GQA: key and value heads"},
+      {"head_dim", size, gqa, "GQA: dimension of a head"},
+      value_dim_key,
+      output_gate_key,
+      {"joint_qk_norm", form::flag, "false", "GQA: queries and keys are normed over all heads"},
+      {"values_are_keys", form::flag, "false", "GQA: values are not projected (Gemma 4)"}};
+  return keys;
+}
+
+MixerPtr read_grouped(ConfigReader& r) {
+  GroupedAttention a;
+  a.query_heads = count(r, "query_heads");
+  a.kv_heads = count(r, "kv_heads");
+  a.head_dim = count(r, "head_dim");
+  if (r.has("v_dim")) a.v_dim = count(r, "v_dim");
+  a.joint_qk_norm = r.flag("joint_qk_norm");
+  a.values_are_keys = r.flag("values_are_keys");
+  a.output_gate = r.flag("output_gate");
+  a.indexer = read_indexer(r);
+  return mixer(a);
+}
+
+}  // namespace moesim

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/mixers/shares.hpp"
+
+namespace moesim {
+
+AttentionLoad decode_load(const AttentionWork& work) {
+  return {.sequences = work.decode_batch,
+          .queries = work.decode_sequences,
+          .context = work.decode_context,
+          .pairs = work.decode_pairs};
+}
+
+AttentionLoad prefill_load(const AttentionWork& work) {
+  return {.sequences = work.prefill_batch,
+          .queries = work.prefill_tokens,
+          .context = work.prefill_context,
+          .pairs = work.prefill_pairs};
+}
+
+void before_projections(const MixerShard& shard, double tokens, double rotated,
+                        OperationList& ops) {
+  if (!norm_is_in_all_reduce(shard.plan, shard.gpu))
+    ops.memory("input_norm", tokens * norm_bytes(shard.hidden));
+  if (!fuses(shard.gpu, "rope")) ops.memory("rope", tokens * (2 * rotated * bf16_bytes));
+}
+
+void project_output(const MixerShard& shard, double tokens, double values, bool gated,
+                    std::vector<Operation>& out) {
+  const auto& [hidden, plan, precision, gpu] = shard;
+  OperationList ops(Part::attention, precision, gpu, out);
+  if (gated) ops.memory("output_gate", tokens * 3 * values * bf16_bytes);
+  ops.gemm("o_proj", tokens, hidden, values);
+  if (!norm_is_in_all_reduce(plan, gpu)) ops.memory("post_norm", tokens * norm_bytes(hidden));
+}
+
+}  // namespace moesim

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <typeinfo>
+
+#include "models/mixers/mixer.hpp"
+
+// What several kinds of attention share.
+
+namespace moesim {
+
+/// For Mixer::operator==: the other is of the same kind, and has the same facts.
+template <class Kind, class Facts>
+bool same_value(const Kind& mine, const Mixer& other, Facts Kind::*facts) {
+  return typeid(other) == typeid(Kind) && mine.*facts == static_cast<const Kind&>(other).*facts;
+}
+
+/// A load that shows whose kernel prices attention.
+inline constexpr AttentionLoad one_query{
+    .sequences = 1, .queries = 1, .context = 1024, .pairs = 1024};
+AttentionLoad decode_load(const AttentionWork&);
+AttentionLoad prefill_load(const AttentionWork&);
+
+/// The norm before attention, and RoPE in place on `rotated` numbers of a token's queries and keys;
+/// each a kernel unless the engine has it in another.
+void before_projections(const MixerShard&, double tokens, double rotated, OperationList&);
+/// The gate of `values` outputs of a token, if there is one, their projection to the hidden state
+/// and the norm behind it.
+void project_output(const MixerShard&, double tokens, double values, bool gated,
+                    std::vector<Operation>& out);
+
+}  // namespace moesim
