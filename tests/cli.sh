@@ -398,13 +398,19 @@ for number in signal.SIGINT, signal.SIGTERM:
     assert not glob.glob(f"{work}/i.*"), glob.glob(f"{work}/i.*")
 PY
 
-# Nothing half-written.
-refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/none/report.json"
-refuses "an unwritable timeline" 'cannot be written' run "$config" --timeline "$work/none/t.json"
-refuses "unwritable steps" 'cannot be written' run "$config" --steps "$work/none/s.csv"
+# Nothing half-written; missing folders appear with what they hold, and not before.
+refuses "an unwritable report" 'cannot be written' run "$config" -o "$work/text/report.json"
+refuses "an unwritable timeline" 'cannot be written' run "$config" --timeline "$work/text/none/t.json"
+refuses "unwritable steps" 'cannot be written' run "$config" --steps "$work/text/s.csv"
 refuses "a page of no store" 'there is no such store' report "$work/none.sqlite" -o "$work/page.html"
-refuses "an unwritable page" 'cannot be written' report "$work/none.sqlite" -o "$work/none/page.html"
+refuses "an unwritable page" 'cannot be written' report "$work/none.sqlite" -o "$work/text/page.html"
+refuses "a config with an error" 'unknown key' run "$config" --set /clustr=1 -o "$work/none/report.json" --steps "$work/none/s.csv"
+refuses "an unknown model" 'no_such_model' plan --model no_such_model --gpu h100 --ttft 1s -o "$work/none/plan"
+refuses "an experiment instead of a sweep" '.' sweep "$config" -o "$work/none/six.sqlite"
+refuses "a page of no store in a new folder" 'there is no such store' report "$work/none.sqlite" -o "$work/none/page.html"
 [[ -e $work/none ]] && fail "a folder appeared"
+run -o "$work/new/folder/report.json" --steps "$work/new/s.csv" >/dev/null 2>&1 || fail "no folder for a report"
+cmp "$work/a" "$work/new/folder/report.json" || fail "another report in a new folder"
 ls "$work"/*.tmp >/dev/null 2>&1 && fail "a temporary file stayed"
 
 if ((failures > 0)); then

@@ -54,7 +54,6 @@ def main():
         here = pathlib.Path(work) / "moesim"
         for folder in COPIED:
             shutil.copytree(root / folder, here / folder)
-        (here / "out").mkdir()
         programs = pathlib.Path(work) / "bin"
         programs.mkdir()
         (programs / "moesim").symlink_to(moesim)

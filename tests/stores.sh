@@ -65,7 +65,7 @@ refuses "a store cut short" 'cut.sqlite: is damaged or cut short' sweep six.json
 refuses "a store cut short, read" 'cut.sqlite: is damaged or cut short' pareto cut.sqlite
 unchanged cut.sqlite "a store cut short"
 refuses "no store" 'none.sqlite: there is no such store' pareto none.sqlite
-refuses "a store in no folder" 'cannot be opened or written' sweep six.json -o none/six.sqlite
+refuses "a store in a file" 'cannot be opened or written' sweep six.json -o other.sqlite/six.sqlite
 refuses "a store that is a folder" 'cannot be opened or written' sweep six.json -o "$work"
 
 python3 - <<'PY' &
@@ -181,7 +181,7 @@ PY
     [[ -s six.$ending ]] || fail "six.$ending is empty"
   done
   refuses "a plot of no kind" 'ends in .svg, .png or .pdf' pareto six.sqlite --plot six.jpg
-  refuses "a plot in no folder" 'cannot be written' pareto six.sqlite --plot none/six.svg
+  refuses "a plot in a file" 'cannot be written' pareto six.sqlite --plot six.json/six.svg
   if [[ -n $terminal ]]; then
     on_terminal pareto six.sqlite --by /workload/lengths/output >plot || fail "pareto on a terminal"
     grep -q 'output 2 *A' plot || fail "no plot on a terminal"

@@ -63,6 +63,21 @@ TEST_CASE("a signal takes along the files of a trace that is being written") {
   CHECK(files_in(folder.path()) == 0);
 }
 
+TEST_CASE("missing folders appear with a file, and go with a file that is given up") {
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder.path() / "new/er/file";
+  require_writable(file);
+  CHECK(files_in(folder.path()) == 0);
+  { OutputFile given_up(file); }
+  CHECK(files_in(folder.path()) == 0);
+  write_file(file, "whole");
+  CHECK(std::filesystem::exists(file));
+  { OutputFile given_up(folder.path() / "new/given_up"); }
+  CHECK(std::filesystem::exists(file));
+  CHECK_THROWS_AS(require_writable(file / "file"), ConfigError);
+  CHECK_THROWS_AS(write_file(file / "none" / "file", "whole"), ConfigError);
+}
+
 TEST_CASE("a file that was finished, or given up, is left alone by a later signal") {
   const TemporaryFolder folder;
   const std::string file = folder.path() / "kept";

@@ -31,6 +31,28 @@ std::filesystem::path through_link(const std::filesystem::path& file) {
   return error ? file : target;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& file) {
+  return file.has_parent_path() ? file.parent_path() : ".";
+}
+
+// The folders above a file that are missing, from the outermost on.
+std::vector<std::filesystem::path> missing_folders_of(const std::filesystem::path& file) {
+  std::vector<std::filesystem::path> missing;
+  std::error_code ignored;
+  for (std::filesystem::path folder = file.parent_path();
+       !folder.empty() && !std::filesystem::exists(folder, ignored); folder = folder.parent_path())
+    missing.push_back(folder);
+  std::ranges::reverse(missing);
+  return missing;
+}
+
+// Those that hold nothing.
+void remove_folders(const std::vector<std::filesystem::path>& folders) {
+  std::error_code ignored;
+  for (auto folder = folders.rbegin(); folder != folders.rend(); ++folder)
+    std::filesystem::remove(*folder, ignored);
+}
+
 // The names of files that are not whole yet, where a signal handler, which may neither lock nor
 // allocate, finds them. More than that many at once stay if a signal ends the program.
 std::array<std::atomic<const char*>, 16> unfinished{};
@@ -75,8 +97,25 @@ void require_writable(const std::filesystem::path& file) {
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     cannot_write(file, "not a regular file");
   }
-  const std::filesystem::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  const auto missing = missing_folders_of(file);
+  const std::filesystem::path folder = folder_of(missing.empty() ? file : missing.front());
+  if (!std::filesystem::is_directory(folder, error))
+    cannot_write(file, fmt::format("{} is not a folder", folder.string()));
   if (::access(folder.c_str(), W_OK | X_OK) != 0) cannot_write(file, std::strerror(errno));
+}
+
+std::vector<std::filesystem::path> create_folders_of(const std::filesystem::path& file) {
+  std::vector<std::filesystem::path> created;
+  for (const std::filesystem::path& folder : missing_folders_of(file)) {
+    std::error_code error;
+    if (std::filesystem::create_directory(folder, error)) {
+      created.push_back(folder);
+    } else if (error) {  // without an error another program has created the folder
+      remove_folders(created);
+      cannot_write(file, error.message());
+    }
+  }
+  return created;
 }
 
 void require_stem(const std::filesystem::path& name) {
@@ -114,6 +153,7 @@ std::string wrapped(std::string_view text, std::size_t columns, std::size_t inde
 
 OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
   require_writable(file);
+  created_ = create_folders_of(file);
   temporary_ = through_link(file);
   temporary_ += fmt::format(".{}.tmp", ::getpid());
   note_unfinished(temporary_.c_str());
@@ -122,7 +162,10 @@ OutputFile::OutputFile(const std::filesystem::path& file) : named_(file) {
 
 OutputFile::~OutputFile() {
   std::error_code error;
-  if (!temporary_.empty()) std::filesystem::remove(temporary_, error);
+  if (!temporary_.empty()) {
+    std::filesystem::remove(temporary_, error);
+    remove_folders(created_);
+  }
   forget_unfinished(temporary_.c_str());
 }
 

@@ -5,20 +5,25 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "hardware/config.hpp"
 
 namespace moesim {
 
-/// Writes a file whole or not at all: to a temporary name beside it, then renamed. Throws
-/// ConfigError if the folder is missing or not writable.
+/// Creates the folders above `file` that are missing, and answers them from the outermost on.
+/// Throws ConfigError if one cannot be created, and then leaves none.
+std::vector<std::filesystem::path> create_folders_of(const std::filesystem::path& file);
+
+/// Writes a file whole or not at all: to a temporary name beside it, then renamed. Missing folders
+/// are created. Throws ConfigError if the folder is not writable.
 void write_file(const std::filesystem::path& file, std::string_view content);
 
 /// A file that is written piece by piece and appears under its name, whole, at commit(). Without
-/// commit() nothing is left of it.
+/// commit() nothing is left of it, nor of the folders that were created for it.
 class OutputFile {
  public:
-  /// Throws ConfigError if the folder is missing or not writable.
+  /// Throws ConfigError if the folder is not writable.
   explicit OutputFile(const std::filesystem::path& file);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -30,6 +35,7 @@ class OutputFile {
 
  private:
   std::filesystem::path named_, temporary_;
+  std::vector<std::filesystem::path> created_;  // folders that go if this file never comes to be
   std::ofstream stream_;
 };
 
@@ -46,8 +52,8 @@ class RemovedWhenStopped {
   std::string file_;
 };
 
-/// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. An empty
-/// name is none.
+/// Throws ConfigError if write_file() to `file` could not succeed: asked before long work. Creates
+/// nothing. An empty name is none.
 void require_writable(const std::filesystem::path& file);
 
 /// Throws ConfigError if a name to which endings are added is a folder's or a device's:

@@ -58,7 +58,6 @@ void write_counts(const Array& counts, const std::filesystem::path& directory) {
   std::vector<std::int64_t> tokens(counts.values.size());
   std::transform(counts.values.begin(), counts.values.end(), tokens.begin(),
                  [](double value) { return static_cast<std::int64_t>(value); });
-  std::filesystem::create_directories(directory);
   write_file(directory / "expert_counts.npy",
              npy_bytes<std::int64_t>(counts.shape, std::span<const std::int64_t>(tokens)));
 }

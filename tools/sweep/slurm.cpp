@@ -67,8 +67,6 @@ SlurmJobs submit_to_slurm(const fs::path& program, const fs::path& config, const
   SlurmJobs jobs;
   jobs.folder = output;
   jobs.folder += ".slurm";
-  std::error_code ignored;  // write_file() says what is wrong with the folder
-  fs::create_directory(jobs.folder, ignored);
   const fs::path array = jobs.folder / "array.sh";
   const fs::path merge = jobs.folder / "merge.sh";
   write_file(array, array_script(program, fs::absolute(config), jobs.folder, options));

@@ -11,6 +11,7 @@
 #include "hardware/parse_json.hpp"
 #include "hardware/rng.hpp"
 #include "sim/report/metric_catalogue.hpp"
+#include "tools/cli/output.hpp"
 
 namespace moesim {
 
@@ -249,6 +250,7 @@ void Store::Close::operator()(sqlite3* database) const { sqlite3_close(database)
 
 Store::Store(const std::filesystem::path& file, bool create) : file_(file) {
   if (file.empty()) throw ConfigError("the store has no name; name a SQLite file");
+  if (create) create_folders_of(file);
   sqlite3* database = nullptr;
   // Absolute, because SQLite gives names such as ":memory:" a meaning. Writable also for readers:
   // what a killed sweep left half-written has to be rolled back.
