@@ -300,7 +300,7 @@ std::string ConfigNode::text() const {
   read_as({Form::Kind::text, Form::Kind::file, Form::Kind::choice, Form::Kind::policy});
   if (!value_.is_string()) fail(fmt::format("expected a text, found {}", kind_of(value_)));
   if (value_.get_ref<const std::string&>().find('\0') != std::string::npos)
-    fail(fmt::format("{} holds a NUL, which no name does", value_.dump()));
+    fail(fmt::format("{} has a NUL character; leave it out", value_.dump()));
   resolve(value_);
   return value_.get<std::string>();
 }

@@ -43,8 +43,7 @@ bool is_hidden(char32_t c) {
 void require_visible(const std::string& text) {
   if (has_hidden_characters(text))
     throw ConfigError(fmt::format(
-        "\"{}\" holds a character that a terminal obeys or hides; no command is printed for it: "
-        "rename it",
+        "\"{}\" has a control or hidden character, so no command with it is printed; rename it",
         visible(text)));
 }
 

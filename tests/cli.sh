@@ -140,8 +140,8 @@ assert [s["kind"] for s in steps] == ["prefill"] * 3 + ["decode"], steps
 assert alone["total_ms"] < behind["total_ms"] == prefix["total_ms"] and alone["total_ms"] < two["total_ms"], steps
 ' "$work/steps.out" "$work/prefix" || fail "explain: steps of a file"
 echo '[{"sequences": 0}]' >"$work/steps.json"
-"$moesim" explain "$config" --steps "$work/steps.json" 2>"$work/err" && fail "explain: a step of nothing passed"
-grep -q 'steps.json:/0: a step of nothing' "$work/err" || fail "explain: a step of nothing is not named: $(cat "$work/err")"
+"$moesim" explain "$config" --steps "$work/steps.json" 2>"$work/err" && fail "explain: an empty step passed"
+grep -q 'steps.json:/0: the step is empty' "$work/err" || fail "explain: an empty step is not named: $(cat "$work/err")"
 "$moesim" explain "$config" --step prefill --prompts 0 2>/dev/null
 [ $? -eq 2 ] || fail "explain --prompts 0: another exit code than 2"
 
@@ -370,7 +370,7 @@ address_space=4000000
 refuses "pairs of 65,536 experts" 'expected at most 4096' place --policy coactivation --trace "$work/many" --gpus 8
 
 # What is wrong is said where it stands.
-set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0000b" holds a NUL'
+set_refused '/cluster="a\u0000b"' "a name with a NUL" 'good.json:/cluster: "a.u0000b" has a NUL'
 set_refused $'/workload/gating/preset=\xff' "a value that is not UTF-8" '--set .*/workload/gating/preset=.*expected text in UTF-8'
 sed 's/"seed": 1/"seed": 1, "seed": 2/' "$config" >"$work/twice_config.json"
 refuses "a key twice" 'twice_config.json: "/seed" is there twice' check "$work/twice_config.json"

@@ -66,7 +66,7 @@ def judge(what, name, done, engine, programs, work, wanted):
     hidden = name in HIDDEN
     if hidden or done.returncode != 0:
         one_line = done.stderr.strip().splitlines()[-1:] or [""]
-        if not (hidden and done.returncode == 2 and "a terminal obeys or hides" in one_line[0]):
+        if not (hidden and done.returncode == 2 and "a control or hidden character" in one_line[0]):
             failures.append(f"{what}: exit {done.returncode}: {one_line[0]}")
         if re.search("[\x00-\x08\x0b-\x1f\x7f\u0080-\u009f\u202a-\u202e]", done.stdout + done.stderr):
             failures.append(f"{what}: a control character is printed")

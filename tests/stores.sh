@@ -127,7 +127,7 @@ grep -q '^moesim: sbatch cannot be run' err || fail "no Slurm: $(cat err)"
 # Stores that somebody edited.
 cp six.sqlite edited.sqlite
 sqlite3 edited.sqlite "UPDATE meta SET sweep = '{\"axes\": \"x\"}'"
-refuses "a sweep without axes" 'edited.sqlite: holds a sweep whose "axes" are not settings by JSON pointer' pareto edited.sqlite
+refuses "a sweep without axes" 'edited.sqlite: has a sweep whose "axes" is not {"/pointer": setting}' pareto edited.sqlite
 sqlite3 edited.sqlite "DELETE FROM points" "UPDATE meta SET sweep = '{}'"
 refuses "a store without points" 'no finished point \(no points\)' pareto edited.sqlite
 version=$(sqlite3 six.sqlite "SELECT moesim FROM meta")

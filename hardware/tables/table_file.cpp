@@ -39,7 +39,7 @@ std::string contents(const std::filesystem::path& file) {
     const std::size_t size = text.size();
     if (size > largest_text)
       throw ConfigError(
-          fmt::format("{}: holds more than 1 GiB of text, as no table does", file.string()));
+          fmt::format("{}: is too large; a table has at most 1 GiB of text", file.string()));
     text.resize(size + step);
     const int read = gzread(in.get(), text.data() + size, step);
     if (read < 0) throw ConfigError(fmt::format("{}: is damaged", file.string()));

@@ -142,7 +142,7 @@ void chunk_with_positions(ConfigReader& r, ModelDraft& m) {
 
 void read_shared_indexers(ConfigReader& r, ModelDraft& m) {
   const auto check_word = [](const ConfigNode& node, bool full, bool shared) {
-    if (!full && !shared) node.fail("neither a full nor a shared indexer");
+    if (!full && !shared) node.fail("unknown indexer; expected a full or a shared one");
     return full;
   };
   if (present(r, "indexer_types")) {

@@ -31,7 +31,7 @@ std::string quoted_name(std::string_view name) { return fmt::format("\"{}\"", na
 
 std::string other_form(const std::filesystem::path& file, std::string_view engine) {
   return fmt::format(
-      "/placement/file: {0} has no form that it reads; this writes one: "
+      "/placement/file: the engine cannot read the format of {0}; this writes one: "
       "moesim place --placement {0} --format {1}",
       shell_path(file.string()), engine);
 }

@@ -20,11 +20,11 @@ ConfigNode pool_config(const ConfigNode& node, const ConfigNode& pool) {
   if (!pool.json().is_object()) pool.fail("expected an object");
   for (const char* key : of_both_pools) {
     if (pool.json().contains(key)) {
-      pool.child(key).fail("is one for both pools; write the key next to \"pools\"");
+      pool.child(key).fail("applies to both pools; write the key next to \"pools\"");
     }
   }
   if (node.json().contains("failures")) {
-    node.child("failures").fail("says not in which pool; write it in one of \"pools\"");
+    node.child("failures").fail("does not say which pool; write it in one of \"pools\"");
   }
   Json config = node.json();
   config.erase("pools");

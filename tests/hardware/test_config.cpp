@@ -272,7 +272,7 @@ TEST_CASE("a key that is there twice in one object is refused with its place") {
 TEST_CASE("what a message repeats stays one line, and a name holds no NUL") {
   const ConfigNode node = test::config(R"({"file": "a\u0000b"})");
   const ConfigNode key = test::config(R"({"x\ny": 1})");
-  CHECK(config_error([&] { ConfigReader(node).text("file"); }).find("\"a\\u0000b\" holds a NUL") !=
+  CHECK(config_error([&] { ConfigReader(node).text("file"); }).find("\"a\\u0000b\" has a NUL") !=
         std::string::npos);
   CHECK(config_error([&] { ConfigReader(key).finish(); }).find("x\\u000ay") != std::string::npos);
 }

@@ -570,7 +570,8 @@ TEST_CASE("GLM-5.2 has an indexer in 21 of 78 layers, however its file says it")
   CHECK(read_model(config(named.dump())).layers == by_frequency.layers);
   types[7] = "half";
   CHECK_THAT(config_error([&] { read_model(config(named.dump())); }),
-             Catch::Matchers::Contains("/indexer_types/7: neither a full nor a shared indexer"));
+             Catch::Matchers::Contains(
+                 "/indexer_types/7: unknown indexer; expected a full or a shared one"));
   named.erase("indexer_types");
   std::string letters;
   for (const LayerSpec& layer : by_frequency.layers)

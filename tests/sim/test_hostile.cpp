@@ -93,7 +93,7 @@ TEST_CASE("a JSON file larger than memory is not read") {
   const TemporaryFolder here;
   const auto file = here.write("huge.json", "{}");
   std::filesystem::resize_file(file, std::uintmax_t{1} << 40);  // sparse
-  CHECK_THAT(refusal([&] { ConfigNode::from_file(file); }), Contains("larger than 1 GiB"));
+  CHECK_THAT(refusal([&] { ConfigNode::from_file(file); }), Contains("at most 1 GiB"));
 }
 
 TEST_CASE("shapes that no file can hold are refused before anything is multiplied out") {

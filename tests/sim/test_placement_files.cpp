@@ -211,7 +211,7 @@ TEST_CASE("a placement file without end is refused before it fills memory") {
   const TemporaryFile zeros("placement.yaml", "0");
   std::filesystem::resize_file(zeros.path(), std::uintmax_t{5} << 30);
   CHECK_THAT(config_error([&] { read_placement(zeros.path(), {}); }),
-             EndsWith("placement.yaml: is larger than 1 GiB, as no placement is"));
+             EndsWith("placement.yaml: is too large; a placement has at most 1 GiB"));
 }
 
 TEST_CASE("plain YAML reads mappings, lists and whole numbers") {

@@ -267,7 +267,7 @@ TEST_CASE("pools that make no sense are refused in a sentence") {
   CHECK_THAT(refused(with("prefill", {{"instances", 4}})),
              Catch::Contains("16 GPUs for prefill and 4 for decode are 20"));
   CHECK_THAT(refused(with("decode", {{"workload", {{"requests", 3}}}})),
-             Catch::Contains("/pools/decode/workload: is one for both pools"));
+             Catch::Contains("/pools/decode/workload: applies to both pools"));
   CHECK_THAT(
       refused(
           with("prefill",

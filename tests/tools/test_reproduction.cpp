@@ -125,7 +125,7 @@ TEST_CASE("rows that cannot be computed, or do not say why they fail, are refuse
   };
   CHECK(error(R"({"what": "w", "published": "1", "value": "m:/none", "band": [1, 1],
                   "verdict": "within band"})")
-            .find("leads to no number") != std::string::npos);
+            .find("there is no number at") != std::string::npos);
   CHECK(error(R"({"what": "w", "published": "1", "value": 2, "band": [1, 1],
                   "verdict": "not reproduced"})")
             .find("needs a \"reason\"") != std::string::npos);

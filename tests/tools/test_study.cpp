@@ -121,9 +121,9 @@ TEST_CASE("what a study file lacks is said") {
   CHECK_THAT(refused([](Json& json) {
                json["cases"][0]["tiny"] = {{"gpus", 1}};
              }),
-             Contains("no JSON pointer"));
+             Contains("not a JSON pointer"));
   CHECK_THAT(refused([](Json& json) { json["cases"] = Json::array({Json::object()}); }),
-             Contains("names nothing"));
+             Contains("is empty; name at least one"));
 }
 
 }  // namespace moesim::test_study

@@ -448,7 +448,7 @@ TEST_CASE("a sweep without axes that can be meant is refused") {
   for (const char* sweep : {R"({"axes": "x"})", R"({"axes": {"a": [1]}})", R"({"set": [1, 2]})",
                             R"({"blocks": [{"zip": 3}]})"}) {
     CHECK_THAT(config_error([&] { axes_of(Json::parse(sweep)); }),
-               Catch::Matchers::Contains("holds a sweep whose"));
+               Catch::Matchers::Contains("has a sweep whose"));
   }
   CHECK(config_error([] {
           run_sweep(expanded(six_points), "", FakeSimulator().runner(), {});

@@ -367,7 +367,7 @@ TEST_CASE("a workload that cannot be meant is refused") {
       refused(rated(R"({"type": "closed_loop", "concurrency": 1, "concurrency_per_rank": 1})", 1)),
       Contains("both"));
   const TemporaryFile lengths("requests.txt", "prompt_tokens,output_tokens\n1,1\n");
-  CHECK_THAT(refused(traced(lengths.path())), Contains("tells lengths only"));
+  CHECK_THAT(refused(traced(lengths.path())), Contains("has lengths but no times"));
   const TemporaryFile two("requests.txt",
                           "Timestamp,Request tokens,Response tokens\n1,1,1\n2,1,1\n");
   CHECK_THAT(refused(R"({"requests": 3, )" + traced(two.path()).substr(1)),

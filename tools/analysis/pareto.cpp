@@ -148,9 +148,12 @@ std::string label_of(const std::string& pointer, const std::string& name) {
 }
 
 // The name of a file without its folder and ending; that of the folder for HuggingFace's
-// config.json. Empty for what a config says in place.
+// config.json. The "name" of what a config says in place, or empty.
 std::string file_title(const Json* file) {
-  if (file == nullptr || !file->is_string()) return "";
+  if (file == nullptr) return "";
+  if (file->is_object() && file->contains("name") && file->at("name").is_string())
+    return file->at("name").get<std::string>();
+  if (!file->is_string()) return "";
   const std::filesystem::path path(file->get<std::string>());
   return (path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string();
 }
@@ -166,6 +169,16 @@ std::string title_of(const std::vector<const StoredPoint*>& done) {
 }
 
 }  // namespace
+
+std::string name_in_words(std::string_view name) {
+  const std::size_t slash = name.find('/');
+  std::string text(name);
+  if (slash != name.npos)
+    text = fmt::format("{} {}", name.substr(slash + 1), name.substr(0, slash));
+  std::ranges::replace(text, '_', ' ');
+  std::ranges::replace(text, '/', ' ');
+  return text;
+}
 
 Pareto pareto(const StoredSweep& sweep, const ParetoAxes& axes) {
   std::vector<const StoredPoint*> done;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,9 @@ struct Pareto {
 /// Throws ConfigError if the store has no done point, or a pointer is found in no point.
 Pareto pareto(const StoredSweep&, const ParetoAxes&);
 
+/// A name of `group_names` or `setting_names` in words for plots and pages:
+/// "token_routing/decode" as "decode token routing".
+std::string name_in_words(std::string_view name);
 /// "replication=1.5, decode=metro", or "all points".
 std::string group_text(const Pareto&, const ParetoPoint&);
 /// Its points, group after group.

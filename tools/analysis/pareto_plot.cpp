@@ -7,6 +7,7 @@
 
 #include "tools/cli/gnuplot.hpp"
 #include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
 
 namespace moesim {
 
@@ -22,15 +23,6 @@ struct Series {
   std::size_t group = 0;
   bool dominated = false;
 };
-
-// "token_routing/decode" as "decode token routing", as on the page.
-std::string words(const std::string& name) {
-  const std::size_t slash = name.find('/');
-  std::string text =
-      slash == name.npos ? name : name.substr(slash + 1) + " " + name.substr(0, slash);
-  std::ranges::replace(text, '_', ' ');
-  return text;
-}
 
 void add_series(std::vector<Series>& all, Series series, std::span<const ParetoPoint> points) {
   for (const ParetoPoint& point : points) {
@@ -49,7 +41,7 @@ std::string legend_of(const Pareto& pareto, const ParetoPoint& point) {
     const std::string shown = value.is_null() ? "-" : setting_text(value);
     const bool bare = value.is_null() || value.is_number() || value.is_boolean();
     text += fmt::format("{}{}{}", text.empty() ? "" : ", ",
-                        bare ? words(pareto.group_names[i]) + " " : "", shown);
+                        bare ? name_in_words(pareto.group_names[i]) + " " : "", shown);
   }
   return text.empty() ? "all points" : text;
 }
@@ -112,8 +104,11 @@ void plot_pareto(const Pareto& pareto, const fs::path& file) {
 }
 
 std::string plot_text(const Pareto& pareto) {
+  constexpr std::size_t narrowest = 40, widest = 100;
+  const std::size_t columns = std::clamp(output_columns().value_or(widest), narrowest, widest) - 1;
   const Drawing drawing = drawing_of(
-      pareto, "set terminal dumb noenhanced size 99,28\nset key below\n", [](const Series& series) {
+      pareto, fmt::format("set terminal dumb noenhanced size {},28\nset key below\n", columns),
+      [](const Series& series) {
         const char letter = series.dominated ? '.' : letters[series.group % letters.size()];
         return fmt::format("with points pt '{}'", letter);
       });

@@ -37,13 +37,14 @@ RegimeStudy::Named read_named(const ConfigNode& node) {
       const ConfigNode set = reader.child(name);
       if (!set.json().is_object()) set.fail("expected {\"/pointer\": value}");
       for (const auto& [pointer, value] : set.json().items()) {
-        if (!pointer.starts_with('/')) set.fail(fmt::format("\"{}\" is no JSON pointer", pointer));
+        if (!pointer.starts_with('/'))
+          set.fail(fmt::format("\"{}\" is not a JSON pointer", pointer));
         settings[pointer] = value;
       }
       named.emplace_back(name, std::move(settings));
     }
   });
-  if (named.empty()) node.fail("names nothing");
+  if (named.empty()) node.fail("is empty; name at least one");
   return named;
 }
 
@@ -70,7 +71,8 @@ void set(Json& config, const RegimeStudy::Settings& settings, const std::filesys
     try {
       config[Json::json_pointer(pointer)] = value;
     } catch (const Json::exception&) {
-      throw ConfigError(fmt::format("{}: nothing stands where {} leads", file.string(), pointer));
+      throw ConfigError(
+          fmt::format("{}: there is no place {} to set a value at", file.string(), pointer));
     }
   }
 }
@@ -153,7 +155,7 @@ RegimeStudy read_regime_study(const ConfigNode& file) {
     const auto reference = std::find_if(study.policies.begin(), study.policies.end(),
                                         [](const auto& policy) { return policy.first == "none"; });
     if (reference == study.policies.end())
-      reader.child("policies").fail("needs \"none\", which the others are held against");
+      reader.child("policies").fail("needs \"none\", with which the others are compared");
     std::rotate(study.policies.begin(), reference, reference + 1);
     return study;
   });

@@ -41,7 +41,7 @@ std::string run_program(const std::vector<std::string>& command, std::string_vie
   int status = 0;
   ::waitpid(child, &status, 0);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw ConfigError(fmt::format("{} failed; its own words stand above", command.front()));
+    throw ConfigError(fmt::format("{} failed; its messages are above", command.front()));
   }
   return text;
 }

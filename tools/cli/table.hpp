@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace moesim {
@@ -11,14 +14,27 @@ namespace moesim {
 /// A cell of the head may have several lines.
 class Table {
  public:
-  explicit Table(const std::vector<std::string>& head);
+  explicit Table(std::vector<std::string> head) : head_(std::move(head)) {}
   void add(std::vector<std::string> row);
+  /// As wide as the output is (output_columns()).
   std::string text() const;
+  /// At most `columns` wide where that can be: heads break at spaces, then the columns on the right
+  /// follow in blocks below, each after the columns that tell the rows apart. No cell is cut.
+  std::string text(std::size_t columns) const;
 
  private:
-  std::vector<std::vector<std::string>> rows_;  // the head's lines first
-  std::size_t heads_;
+  /// The table of some columns, with their heads.
+  std::string block(const std::vector<std::size_t>& columns,
+                    const std::vector<std::string>& head) const;
+  std::size_t labels() const;
+
+  std::vector<std::string> head_;
+  std::vector<std::vector<std::string>> rows_;
 };
+
+/// How wide the output is: $COLUMNS, else the width of the terminal that stdout is. Empty where
+/// neither says, as in a pipe.
+std::optional<std::size_t> output_columns();
 
 /// A number with about four digits and no exponent.
 std::string number_text(double value);

@@ -451,6 +451,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                                   ? *find_value(done.front()->report, "/context/moesim")
                                   : Json()},
                    {"store", options.store},
+                   {"title", curves.title},
                    {"trust", trust_line(sweep)},
                    {"limits", limits_of(done)},
                    {"chosen", options.chosen},
@@ -466,8 +467,11 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
   }
   data["parts"] = part_names;
   data["axes"] = names_of(sweep.axes);
-  data["by"] = curves.group_names;
-  data["settings"] = curves.setting_names;
+  for (const auto& [key, names] :
+       {std::pair{"by", &curves.group_names}, std::pair{"settings", &curves.setting_names}}) {
+    data[key] = OrderedJson::array();
+    for (const std::string& name : *names) data[key].push_back(name_in_words(name));
+  }
   data["commands_need_a_file"] =
       options.base.empty() && !sweep.document.value("base", Json()).is_string();
 

@@ -2,10 +2,6 @@
 'use strict';
 
 const data = JSON.parse(document.getElementById('data').textContent);
-// "token_routing/decode" as "decode token routing".
-const words = name => name.split('/').reverse().join(' ').replaceAll('_', ' ');
-data.by = data.by.map(words);
-data.settings = data.settings.map(words);
 for (const p of data.points) if (!p.parts) Object.assign(p, { parts: {}, instances: [], patch: null });
 const by_id = id => document.getElementById(id);
 const coarse_pointer = matchMedia('(pointer: coarse)').matches;
@@ -637,12 +633,8 @@ function show_unfinished() {
 
 // ---- the whole page
 
-// A file's name, or its folder's where every model's file is called config.json.
-const stem = path => typeof path === 'string' ? path.replace(/\/config\.json$/, '').replace(/^.*\//, '').replace(/\.json$/, '') : path && path.name;
-
 function show_header() {
-  const model = stem(data.config.model), cluster = stem(data.config.cluster);
-  const title = [model, cluster].filter(Boolean).join(' on ') || data.store;
+  const title = data.title || data.store;
   document.title = `${title} · moesim`;
   by_id('title').textContent = title;
   by_id('subtitle').textContent = `${data.points.length} simulated points` + (data.by.length ? `, by ${data.by.join(' and ')}` : '') +

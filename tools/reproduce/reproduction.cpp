@@ -24,7 +24,7 @@ double look_up(const ConfigNode& node, const Measured& measured) {
   }
   const Json* value = find_value(found->second, place.substr(colon + 1));
   if (value == nullptr || !value->is_number()) {
-    node.fail(fmt::format("\"{}\" leads to no number", place));
+    node.fail(fmt::format("there is no number at \"{}\"", place));
   }
   return value->get<double>();
 }

@@ -87,7 +87,7 @@ StepContent read_step(const ConfigNode& node) {
       }));
     }
     if (content.sequences == 0 && content.prompts.empty())
-      node.fail("a step of nothing; expected sequences or prompts");
+      node.fail("the step is empty; give sequences or prompts");
     return content;
   });
 }

@@ -15,7 +15,7 @@ namespace moesim {
 
 namespace {
 
-constexpr std::size_t table_columns = 100;
+constexpr std::size_t usual_columns = 100;
 constexpr std::size_t column_gap = 2;
 constexpr std::size_t shortest_cell = 6;
 
@@ -67,7 +67,7 @@ std::vector<Axis> axes_of(const Json& sweep) {
       for (const auto& item : values.items()) {
         if (!values.is_object() || !item.key().starts_with('/'))
           throw ConfigError(
-              fmt::format("holds a sweep whose \"{}\" are not settings by JSON pointer", key));
+              fmt::format("has a sweep whose \"{}\" is not {{\"/pointer\": setting}}", key));
         pointers.insert(item.key());
       }
     }
@@ -154,7 +154,7 @@ std::string number_alike_cells(std::vector<std::vector<std::string>>& rows, std:
   }
   std::string text;
   for (std::size_t i = 0; i < cells.size(); ++i)
-    text += wrapped(fmt::format("{} #{}: {}", head, i + 1, cells[i]), table_columns, 4) + "\n";
+    text += wrapped(fmt::format("{} #{}: {}", head, i + 1, cells[i]), usual_columns, 4) + "\n";
   return text;
 }
 
@@ -176,6 +176,8 @@ std::vector<std::string> in_two_lines(const std::string& head) {
 
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings) {
+  // A narrower output has its columns in blocks (Table) rather than cells cut shorter still.
+  const std::size_t columns = std::max(usual_columns, output_columns().value_or(usual_columns));
   std::vector<std::vector<std::string>> lines;  // of the head's cells
   for (const std::string& cell : head) lines.push_back({cell});
   std::vector<std::size_t> widths(head.size());
@@ -189,19 +191,19 @@ std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<
     return std::accumulate(widths.begin(), widths.end(), column_gap * (widths.size() - 1));
   };
   std::string left_out, common;
-  for (std::size_t c = 0; c < settings && total() > table_columns; ++c) {
+  for (std::size_t c = 0; c < settings && total() > columns; ++c) {
     const std::size_t before = widths[c];
     lines[c] = in_two_lines(head[c]);
     measure(c);
     if (widths[c] == before) lines[c] = {head[c]};
   }
-  for (std::size_t c = 0; c < settings && total() > table_columns; ++c) {
+  for (std::size_t c = 0; c < settings && total() > columns; ++c) {
     const std::string words = take_common_words(rows, c);
     if (words.empty()) continue;
     common += fmt::format("{}{}: {} ..", common.empty() ? "" : ", ", head[c], words);
     measure(c);
   }
-  while (settings > 0 && total() > table_columns) {
+  while (settings > 0 && total() > columns) {
     const auto end = widths.begin() + static_cast<std::ptrdiff_t>(settings);
     const auto widest = std::max_element(widths.begin(), end);
     if (*widest > shortest_cell) {

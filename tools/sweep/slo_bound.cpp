@@ -176,7 +176,7 @@ double mixed_bound(const Deployment& e, const MeanLengths& lengths) {
 TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_steps) {
   const Deployment& e = experiment.decode();
   if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
-    throw ConfigError("the experiment has no \"slo\", so every goodput is good; add one");
+    throw ConfigError("the experiment has no \"slo\", so goodput has no limits; add one");
   const MeanLengths lengths = lengths_of(e, attainment);
   // Where prefill and decode have pools, each bounds the other's requests.
   const Deployment& prefill = experiment.pools.front();

@@ -22,8 +22,8 @@ inline const std::string rate_pointer = "/workload/arrivals/rate";
 enum class Proof {
   attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
   steady,    ///< it is in a steady state
-  lasting    ///< and attainment exceeds what is asked by its standard error; that of the second
-             ///< half misses it by no more than that
+  lasting    ///< and attainment of the second half misses what is asked by no more than its
+             ///< standard error. Chance is met by several draws that must all bear the load.
 };
 
 /// A search for the most requests/s under an SLO.

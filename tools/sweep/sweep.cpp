@@ -549,7 +549,7 @@ Sweep expand_sweep(const ConfigNode& file) {
     }
     require_used(couplings, used, file);
     if (reader.optional("skip")) skip_points(sweep.points, reader.child("skip"));
-    if (sweep.points.empty()) file.fail("sweeps nothing; add \"axes\" or a block");
+    if (sweep.points.empty()) file.fail("has no axes; add \"axes\" or a block");
     return sweep;
   });
 }

@@ -32,7 +32,7 @@ double rate_of(const SweepPoint& point, const Sweep& sweep) {
   const Json* rate = find_value(point.config, rate_pointer);
   const ConfigNode node(rate == nullptr ? Json() : *rate, sweep.base_file, rate_pointer);
   const double value = node.quantity<PerSecond>().value();
-  if (value <= 0) node.fail("0 requests/s are not a load");
+  if (value <= 0) node.fail("a load must be above 0 requests/s");
   return value;
 }
 

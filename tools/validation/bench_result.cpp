@@ -201,7 +201,7 @@ BenchComparison compare_with_bench(const BenchRun& run, const OrderedJson& metri
       comparison.rows.push_back({item.key(), measured->second, item.value().get<double>()});
   }
   if (comparison.rows.empty())
-    refuse(run.where, "has no figure that a report has, such as \"median_tpot_ms\"");
+    refuse(run.where, "has no figure to compare with a report, such as \"median_tpot_ms\"");
   return comparison;
 }
 

@@ -162,11 +162,12 @@ const std::vector<int>* TraceBuilder::slots_of(const SlotMap* map, std::size_t l
 const RequestNote* TraceBuilder::note_on(const std::string& place) const {
   if (options_.notes.empty()) return nullptr;
   if (added_ >= options_.notes.size())
-    refuse(place, fmt::format("is a request beyond the {} that there are notes on",
-                              options_.notes.size()));
+    refuse(place,
+           fmt::format("is a request too many: the notes have {} requests", options_.notes.size()));
   const RequestNote& note = options_.notes[added_];
   if (!note.file.empty() && place.find(note.file) == std::string::npos)
-    refuse(place, fmt::format("is request {}, and the notes on that are of {}", added_, note.file));
+    refuse(place,
+           fmt::format("is request {}, but the notes name {} for that request", added_, note.file));
   return &note;
 }
 
@@ -363,9 +364,9 @@ void TraceBuilder::remark_what_was_left_out() {
 
 Imported TraceBuilder::finish() && {
   if (requests_.empty() && counts_.empty())
-    throw ConfigError("the recording holds no request and counts no token");
+    throw ConfigError("the recording has neither requests nor token counts");
   if (added_ > 0 && !options_.notes.empty() && added_ != options_.notes.size())
-    throw ConfigError(fmt::format("there are notes on {} requests, and {} were recorded",
+    throw ConfigError(fmt::format("the notes have {} requests, but {} were recorded",
                                   options_.notes.size(), added_));
   Imported imported;
   remark_what_was_left_out();

@@ -78,7 +78,7 @@ class ChoiceLog {
     if (std::find(choice.begin(), choice.end(), -2) != choice.end() || choice.empty())
       refuse(place, "has a choice that is not a list of experts of a token");
     if (!layer.emplace(token, std::move(choice)).second)
-      refuse(place, fmt::format("token {} of its request for the second time", token));
+      refuse(place, fmt::format("repeats token {} of its request", token));
   }
 
   void add(const Request& request, const std::vector<int>& layers) {
@@ -91,7 +91,7 @@ class ChoiceLog {
             of_layer != request.layers.end() && of_layer->second.contains(token.first);
         if (!there || request.layers.size() != layers.size() ||
             of_layer->second.size() != first.size())
-          refuse(request.place, fmt::format("its request has token {} not in each of its {} layers",
+          refuse(request.place, fmt::format("its request lacks token {} in some of its {} layers",
                                             token.first, layers.size()));
         const std::vector<double>& choice = of_layer->second.at(token.first);
         if (std::ssize(choice) != ids.extent(2))
@@ -115,7 +115,7 @@ void read_jsonl_recording(std::span<const std::filesystem::path> files, TraceBui
   for (const std::filesystem::path& file : files) {
     if (!is_json_file(file)) refuse_file(file, "a .jsonl file");
     for_each_json(file, [&](const std::string& place, const Json& line) {
-      if (!line.is_object()) refuse(place, "is no JSON object");
+      if (!line.is_object()) refuse(place, "is not a JSON object");
       if (!add_response(place, line, builder)) log.add_line(place, line);
     });
   }

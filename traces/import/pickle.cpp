@@ -112,7 +112,7 @@ class PickleMachine {
   }
   Item pop() {
     if (stack_.size() <= (marks_.empty() ? 0 : marks_.back()))
-      refuse_pickle("its pickle takes more values than it put down");
+      refuse_pickle("its pickle takes a value from an empty stack");
     const Item item = stack_.back();
     stack_.pop_back();
     return item;
@@ -123,7 +123,7 @@ class PickleMachine {
     return values;
   }
   std::size_t above_mark() {
-    if (marks_.empty()) refuse_pickle("its pickle takes more values than it put down");
+    if (marks_.empty()) refuse_pickle("its pickle takes a value from an empty stack");
     const std::size_t count = stack_.size() - marks_.back();
     marks_.pop_back();
     return count;
@@ -132,7 +132,8 @@ class PickleMachine {
   T* top(std::string_view what) {
     const auto* value = stack_.empty() ? nullptr : std::get_if<PyValue>(&stack_.back());
     const auto* found = value == nullptr ? nullptr : std::get_if<const T*>(value);
-    if (found == nullptr) refuse_pickle(fmt::format("its pickle adds to what is no {}", what));
+    if (found == nullptr)
+      refuse_pickle(fmt::format("its pickle adds items to a value that is not a {}", what));
     return const_cast<T*>(*found);  // it is out_'s own
   }
   void push_list(std::vector<PyValue> items) {
@@ -167,14 +168,14 @@ class PickleMachine {
   }
 
   void remember(std::size_t key) {
-    if (stack_.empty()) refuse_pickle("its pickle remembers what is not there");
+    if (stack_.empty()) refuse_pickle("its pickle stores a value from an empty stack");
     // torch numbers what it remembers from 0 on.
-    if (key > memo_.size()) refuse_pickle("its pickle remembers out of order");
+    if (key > memo_.size()) refuse_pickle("its pickle numbers its stored values out of order");
     if (key == memo_.size()) memo_.emplace_back();
     memo_[key] = stack_.back();
   }
   void recall(std::size_t key) {
-    if (key >= memo_.size()) refuse_pickle("its pickle recalls what it never remembered");
+    if (key >= memo_.size()) refuse_pickle("its pickle reads a stored value that it never stored");
     push(memo_[key]);
   }
 
@@ -204,13 +205,14 @@ class PickleMachine {
   void push_storage() {
     const Item tuple = pop();
     const std::span<const Item> said = tuple_of(tuple);
-    if (said.size() != 5) refuse_pickle("its pickle refers to what is not a storage");
+    if (said.size() != 5)
+      refuse_pickle("its pickle has a reference that is not a storage of a tensor");
     const auto* type = std::get_if<const Part*>(&said[1]);
     const PyValue key = plain(said[2]), elements = plain(said[4]);
     const auto* name = std::get_if<std::string_view>(&key);
     const auto* count = std::get_if<std::int64_t>(&elements);
     if (type == nullptr || name == nullptr || count == nullptr || *count < 0)
-      refuse_pickle("its pickle refers to what is not a storage");
+      refuse_pickle("its pickle has a reference that is not a storage of a tensor");
     push_part({.name = (*type)->name, .storage = *name, .elements = *count});
   }
 
@@ -257,7 +259,7 @@ class PickleMachine {
     } else if (name == ordered_dict) {
       push_dict();
     } else {
-      refuse_pickle("its pickle calls what is not run");
+      refuse_pickle("its pickle calls a function that is not run");
     }
   }
 

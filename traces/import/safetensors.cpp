@@ -23,7 +23,8 @@ Safetensors::Tensor read_tensor(ConfigReader& reader, std::string_view elements)
   for (const ConfigNode& extent : reader.child("shape").list())
     tensor.shape.push_back(extent.integer(bytes));
   const std::vector<ConfigNode> offsets = reader.child("data_offsets").list();
-  if (offsets.size() != 2) reader.child("data_offsets").fail("names no first and last byte");
+  if (offsets.size() != 2)
+    reader.child("data_offsets").fail("does not give a first and a last byte");
   tensor.first = static_cast<std::size_t>(offsets[0].integer(bytes));
   tensor.last = static_cast<std::size_t>(offsets[1].integer(bytes));
   const std::int64_t expected = elements_of(tensor.shape, std::ssize(elements));

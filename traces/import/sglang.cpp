@@ -71,7 +71,7 @@ class Dump {
     for (const PyValue& item : list(record.find(name), name).items) {
       const auto* number = std::get_if<std::int64_t>(&item);
       if (number == nullptr || *number < 0)
-        file_.refuse(fmt::format("\"{}\" holds what is not a whole number", name));
+        file_.refuse(fmt::format("a value of \"{}\" is not a whole number", name));
       numbers.push_back(*number);
     }
     return numbers;
@@ -176,7 +176,7 @@ class Dump {
     sequence.prompt_rows += prompt ? length : 0;
     std::int64_t next = 0;
     if (__builtin_add_overflow(position, length, &next))
-      file_.refuse(fmt::format("has a token at position {}, which no sequence has", position));
+      file_.refuse(fmt::format("has a token at position {}, which is out of range", position));
     waiting_[prompt ? prefilling : decoding][next].push_back(to);
   }
 

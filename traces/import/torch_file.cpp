@@ -65,7 +65,7 @@ Array TorchFile::read(const PyTensor& tensor) {
     refuse(fmt::format("has a tensor beyond its storage of {} elements", tensor.storage_elements));
   // What is read is paid for in bytes: a member as it is unpacked, elements as they are decoded.
   const auto pay = [&](std::uint64_t bytes) {
-    if (bytes > left_) refuse("has tensors that share one storage over and over");
+    if (bytes > left_) refuse("has too many tensors that share one storage");
     left_ -= bytes;
   };
   if (storage_name_ != tensor.storage) {

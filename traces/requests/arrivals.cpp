@@ -78,7 +78,7 @@ class ClosedLoop final : public Arrivals {
  public:
   explicit ClosedLoop(ConfigReader& options) : per_rank_(!options.has("concurrency")) {
     if (!per_rank_ && options.has("concurrency_per_rank"))
-      options.node().fail("says both concurrency and concurrency_per_rank; say one");
+      options.node().fail("has both \"concurrency\" and \"concurrency_per_rank\"; give one");
     concurrency_ = options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency");
     staggered_ = options.flag("staggered");
   }
@@ -236,7 +236,7 @@ struct GammaGap {
   explicit GammaGap(ConfigReader& options) : shape(read_shape(options)) {}
   static double read_shape(ConfigReader& options) {
     if (!options.optional("burstiness")) return std::pow(options.number("cv"), -2);
-    if (options.has("cv")) options.node().fail("says both cv and burstiness; say one");
+    if (options.has("cv")) options.node().fail("has both \"cv\" and \"burstiness\"; give one");
     return options.number("burstiness");
   }
   double gap(Rng& rng) const { return rng.gamma(shape) / shape; }
@@ -250,7 +250,7 @@ class Recorded final : public Arrivals {
     const double speedup = options.number("speedup");
     const RequestTrace trace = read_request_trace(file.relative(file.text()));
     if (!trace.has_arrivals)
-      file.fail("tells lengths only, no times; use it as lengths, with other arrivals");
+      file.fail("has lengths but no times; use the file for lengths, with other arrivals");
     auto rows = std::make_shared<Rows>();
     for (const RequestTrace::Row& row : trace.rows) {
       const double picoseconds = static_cast<double>(row.arrival.count()) * 1e3 / speedup;
