@@ -10,8 +10,8 @@ namespace moesim {
 /// No text that is read whole is larger, 1 GiB: it would fill memory before it is found wrong.
 constexpr std::uintmax_t largest_text = std::uintmax_t{1} << 30;
 
-/// Throws ConfigError, "is larger than 1 GiB, as no <kind> is", if the file is. A file that is not
-/// there is not refused here.
+/// Throws ConfigError, "is too large; a <kind> has at most 1 GiB", if the file is. A file that is
+/// not there is not refused here.
 void refuse_huge(const std::filesystem::path& file, std::string_view kind);
 
 }  // namespace moesim

@@ -137,7 +137,7 @@ JSON
 "$moesim" sweep sweep.json -o slurm.sqlite --launcher slurm --tasks 3 --partition main --time 5 | tee submitted
 array=$(grep -o 'array [0-9]*' submitted | grep -o '[0-9]*')
 shard=slurm.sqlite.slurm/shard-2-of-3.sqlite
-count() { sqlite3 "file:$1?mode=ro" "SELECT count(*) FROM points WHERE status = '$2'"; }
+count() { sqlite3 -cmd ".timeout 5000" "file:$1?mode=ro" "SELECT count(*) FROM points WHERE status = '$2'"; }
 is_half_way() { (($(count "$shard" done) > 0)); }
 wait_for 240 "no point of the task finished" is_half_way
 slurm scontrol requeue "${array}_2"

@@ -156,6 +156,10 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
           .add("offered_request_rate", &S::offered_request_rate,
                "requests that arrive; null in a closed loop", "1/s")
           .add("served_request_rate", &S::served_request_rate, "requests that leave", "1/s", more)
+          .add("ttft_growth", &S::ttft_growth,
+               "growth of TTFT from the first quarter of the requests to the last, 0 if it may be "
+               "chance",
+               "s/s")
           .add_if_any("attainment", &S::attainment, "");
   return rows;
 }

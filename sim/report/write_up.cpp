@@ -2,7 +2,9 @@
 #include "sim/report/write_up.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "hardware/at.hpp"
@@ -530,19 +532,54 @@ double queue_growth(std::span<const RequestLife> requests) {
   return ratio(mean_ttft(last) - mean_ttft(first), between);
 }
 
-// Whether the wait for a first token rises from each quarter of the requests to the next, to twice
-// what it was: a queue that grows slowly.
-bool queue_rises(std::span<const RequestLife> requests) {
+// The mean wait for a first token in each quarter of the requests.
+std::array<double, 4> waits_by_quarter(std::span<const RequestLife> requests) {
   const std::size_t quarter = requests.size() / 4;
-  if (quarter == 0) return false;
-  const double first = mean_ttft(requests.first(quarter));
-  double before = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    const double now = mean_ttft(requests.subspan(i * quarter, quarter));
-    if (now <= before) return false;
-    before = now;
-  }
-  return before >= 2 * first;
+  std::array<double, 4> waits{};
+  for (std::size_t i = 0; i < 4 && quarter > 0; ++i)
+    waits[i] = mean_ttft(requests.subspan(i * quarter, quarter));
+  return waits;
+}
+
+// Whether the wait rises from each quarter to the next, to twice what it was: a queue that grows
+// slowly.
+bool rises(const std::array<double, 4>& waits) {
+  return std::ranges::is_sorted(waits, std::ranges::less_equal{}) &&
+         waits.back() >= 2 * waits.front();
+}
+
+// Seconds by which the wait for a first token grows in a second, from the first quarter of these
+// requests to the last. 0 where that may be chance: below three standard errors, by four stretches
+// of each quarter.
+double ttft_growth(std::span<const RequestLife> requests) {
+  constexpr std::size_t stretches = 16, of_quarter = stretches / 4;
+  constexpr double sure = 3;
+  const std::size_t length = requests.size() / stretches;
+  if (length == 0) return 0;
+  const auto quarter = [&](std::size_t first) {
+    double sum = 0, squares = 0;
+    for (std::size_t i = first; i < first + of_quarter; ++i) {
+      const double wait = mean_ttft(requests.subspan(i * length, length));
+      sum += wait;
+      squares += wait * wait;
+    }
+    const double mean = sum / of_quarter;
+    return std::pair(mean, std::max(0., squares / of_quarter - mean * mean) / (of_quarter - 1));
+  };
+  const auto [before, variance_before] = quarter(0);
+  const auto [after, variance_after] = quarter(stretches - of_quarter);
+  if (after - before < sure * std::sqrt(variance_before + variance_after)) return 0;
+  const std::size_t half_quarter = length * of_quarter / 2;
+  const Duration between =
+      requests[requests.size() - half_quarter].arrival - requests[half_quarter].arrival;
+  return ratio(after - before, to_seconds(between).count());
+}
+
+std::span<const RequestLife> measured_of(std::span<const RequestLife> requests,
+                                         const Measured& measured) {
+  const auto first = std::ranges::lower_bound(requests, measured.begin, {}, &RequestLife::arrival);
+  const auto last = std::ranges::upper_bound(requests, measured.end, {}, &RequestLife::arrival);
+  return {first, last};
 }
 
 // Whether each request that is owed its objectives met all of them, in order of arrival.
@@ -599,14 +636,17 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
   if (window == Window::whole) state = "too_short";
-  if (growth > overload || (growth > rising && queue_rises(requests))) state = "overloaded";
-  return {.window = windows[std::size_t(window)],
-          .state = state,
-          .begin_s = to_seconds(totals.begin).count(),
-          .end_s = to_seconds(totals.end).count(),
-          .offered_request_rate = closed ? std::nullopt : std::optional(offered),
-          .served_request_rate = served,
-          .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
+  if (growth > overload || (growth > rising && rises(waits_by_quarter(requests))))
+    state = "overloaded";
+  return {
+      .window = windows[std::size_t(window)],
+      .state = state,
+      .begin_s = to_seconds(totals.begin).count(),
+      .end_s = to_seconds(totals.end).count(),
+      .offered_request_rate = closed ? std::nullopt : std::optional(offered),
+      .served_request_rate = served,
+      .ttft_growth = closed ? 0 : ttft_growth(measured_of(requests, {totals.begin, totals.end})),
+      .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};
 }
 
 PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {

@@ -231,7 +231,7 @@ std::string legend() {
              "Ranked by req/s: the heaviest load that lasts in a steady state. The best ran under "
              "three seeds of arrivals and routing, and so did the best of the other kind unless it "
              "sustains less than half. The others ran under one. met: "
-             "requests within the limits, under the worst seed. +5 %: met under 5 % more load. "
+             "requests within the limits, in the mean of the seeds. +5 %: met under 5 % more load. "
              "$/M: a million output tokens. "
              "In brackets: what is left to the limit.") +
          "\n";

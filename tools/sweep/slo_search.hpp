@@ -23,7 +23,7 @@ enum class Proof {
   attained,  ///< it is not overloaded: for short runs that only choose what is looked at next
   steady,    ///< it is in a steady state
   lasting    ///< and attainment of the second half misses what is asked by no more than its
-             ///< standard error. Chance is met by several draws that must all bear the load.
+             ///< standard error; and TTFT does not grow beyond its limit in four times the time
 };
 
 /// A search for the most requests/s under an SLO.
@@ -114,8 +114,9 @@ SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&)
 /// Finds the heaviest load that each deployment bears under all its draws: search.draws neighbours
 /// of search.places are one deployment that differs in its seed, and loads[i], one of the ladder's,
 /// is where the search begins for the i-th. Up or down from there, further each time, then by
-/// halves. Found is the run of the first draw, place i; its trial has the least attainment of all
-/// draws. Bounds nothing; otherwise as search_slo().
+/// halves. It bears a load if every draw lasts and their mean attainment is what is asked. Found is
+/// the run of the first draw, place i; its trial has the mean attainment of all draws. Bounds
+/// nothing; otherwise as search_slo().
 SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
                       const SloHooks&);
 

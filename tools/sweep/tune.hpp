@@ -48,7 +48,8 @@ struct Trial {
   double goodput = 0;     ///< requests/s that met the SLO, at most the load
   double attainment = 0;  ///< share of the requests that did
   double excess = 0;      ///< the worst of latency over its limit, 1 where it is met exactly
-  bool meets = false;     ///< whether enough requests met it
+  bool meets = false;     ///< whether enough requests met it, in a run that lasts
+  bool lasts = false;     ///< whether the run shows what the search wants to see beside that
   /// Whether the run was ended because it could not meet the SLO any more. Its attainment is that
   /// of the requests until then, its excess 1 + the share of them that missed.
   bool given_up = false;
