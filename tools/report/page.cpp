@@ -419,7 +419,7 @@ std::string reproduce_command(const StoredSweep& sweep, const StoredPoint& point
 
 std::vector<std::string> page_pointers(const PageOptions& options) {
   std::vector<std::string> pointers = options.axes.by;
-  pointers.insert(pointers.end(), {options.axes.x, options.axes.y});
+  pointers.insert(pointers.end(), {options.axes.x, options.axes.y, "/model", "/cluster"});
   for (const Metric* metric : page_metrics) pointers.emplace_back(metric->pointer);
   for (const ComparedMetric& compared : compared_metrics) {
     pointers.emplace_back(compared.metric->pointer);

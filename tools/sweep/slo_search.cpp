@@ -78,8 +78,9 @@ bool shows(const Json& config, const Json& report, Proof proof, double attainmen
   if (proof == Proof::steady) return true;
   const Json* along = find_value(report, "/measurement/attainment");
   if (along == nullptr) return false;
+  constexpr double by_chance_below = 2;  // standard errors
   const double error = along->at("standard_error");
-  return along->at("second_half").get<double>() + error >= attainment &&
+  return along->at("second_half").get<double>() + by_chance_below * error >= attainment &&
          !grows_beyond(report, limit_ms(config, "ttft"));
 }
 
