@@ -33,6 +33,12 @@ constexpr double long_stays = 25, warm_up = .18;
 constexpr double enough_requests = 1000, longest_times = 4;
 // Seeds of the arrivals and the routing under which a deployment must bear its load.
 constexpr std::size_t draws = 3;
+// The last of them takes so many times as long: a backlog that creeps up at the very limit of a
+// pool's capacity does not show in less.
+constexpr double last_draw_times = 4;
+// Requests of a long run, and output tokens of the last draw, which may have more: a minute of a
+// core.
+constexpr double most_requests = 50'000, most_tokens = 5e7;
 // How much more than its bound a shape may bear before the bound rules it out: load comes in waves,
 // and how prompts fall into steps decides how many experts are activated.
 constexpr double bound_margin = 1.3;
@@ -308,10 +314,10 @@ class Search {
 
   // So many requests make a long run at this rate.
   double long_run(double per_second) const {
-    constexpr double fewest = 400, most = 50'000;
+    constexpr double fewest = 400;
     const double requests = per_second * long_stays * longest_stay(search_.base);
     return std::clamp(std::max(requests, std::min(enough_requests, longest_times * requests)),
-                      fewest, most);
+                      fewest, most_requests);
   }
 
   // Whether a long run prices every token in reasonable time.
@@ -338,19 +344,24 @@ class Search {
   // Long runs of deployments, each under several seeds.
   SloSearch long_runs(std::vector<Json> places, std::size_t seeds) const {
     std::vector<Json> drawn;
+    const auto first = search_.base.at("seed").get<std::uint64_t>();
     for (const Json& place : places) {
-      for (std::size_t draw = 0; draw < seeds; ++draw) {
-        Json& one = drawn.emplace_back(place);
-        one["seed"] = place.at("seed").get<std::uint64_t>() + draw;
-      }
+      for (std::size_t draw = 0; draw < seeds; ++draw)
+        drawn.emplace_back(place)["seed"] = first + draw;
     }
     SloSearch slo = search_over(std::move(drawn), long_stays);
     slo.proof = Proof::lasting;
     slo.spot_checks = true;
     slo.draws = seeds;
-    slo.set_load = [this](Json& place, const std::string& rate, double per_second) {
+    const double output = search_.base.at("workload").at("lengths").at("output");
+    const double most = std::max(most_requests, most_tokens / output);
+    slo.set_load = [this, seeds, most, last = first + draws - 1](
+                       Json& place, const std::string& rate, double per_second) {
+      double requests = long_run(per_second);
+      if (seeds == draws && place.at("seed") == last)
+        requests = std::min(last_draw_times * requests, most);
       place[Json::json_pointer(arrivals_rate)] = rate;
-      place["workload"]["requests"] = static_cast<std::int64_t>(long_run(per_second));
+      place["workload"]["requests"] = static_cast<std::int64_t>(requests);
       place["measurement"]["warmup"] = warm_up;
     };
     return slo;

@@ -440,7 +440,7 @@ class Confirmation {
     return {i * draws_ + draw, brackets_[i].rung()};
   }
   // Whether the first draws all last, and as many requests as are asked for meet the SLO in their
-  // mean. Of a few draws one may fall short by chance.
+  // mean. Of a few draws one may fall short by chance, but not the last, which may be the longest.
   bool bears(std::size_t i, std::size_t draws) const {
     double attained = 0;
     for (std::size_t draw = 0; draw < draws; ++draw) {
@@ -448,6 +448,7 @@ class Confirmation {
       if (trial == trials_.end() || !trial->second.lasts) return false;
       attained += trial->second.attainment;
     }
+    if (draws == draws_ && !trials_.at(point(i, draws - 1)).meets) return false;
     const double asked = attainment_ - (draws < draws_ ? by_chance : 0);
     return attained >= asked * static_cast<double>(draws);
   }

@@ -114,9 +114,9 @@ SloResult search_slo(const SloSearch&, TraceLibrary&, Remarks&, const SloHooks&)
 /// Finds the heaviest load that each deployment bears under all its draws: search.draws neighbours
 /// of search.places are one deployment that differs in its seed, and loads[i], one of the ladder's,
 /// is where the search begins for the i-th. Up or down from there, further each time, then by
-/// halves. It bears a load if every draw lasts and their mean attainment is what is asked. Found is
-/// the run of the first draw, place i; its trial has the mean attainment of all draws. Bounds
-/// nothing; otherwise as search_slo().
+/// halves. It bears a load if every draw lasts, and their mean attainment and that of the last are
+/// what is asked. Found is the run of the first draw, place i; its trial has the mean attainment of
+/// all draws. Bounds nothing; otherwise as search_slo().
 SloResult confirm_slo(const SloSearch&, std::span<const double> loads, TraceLibrary&, Remarks&,
                       const SloHooks&);
 
