@@ -70,6 +70,8 @@ std::span<const Key> api_server_keys() {
       {"latency", form::time, "0 us", "latency of a request on its way to the engine"},
       {"latency_per_launch", form::time, "0 us",
        "added to it for each kernel launched by a step without a graph"},
+      {"tokenization", form::time, "0 us", "time to tokenize one token of a prompt"},
+      {"tokenizer_workers", form::integer(1, 1 << 10), "1", "prompts that are tokenized at a time"},
       {"first_chunk", form::integer(1, 1 << 20), "1", "tokens that a client is first shown"},
       {"receive_interval", form::integer(1, 1 << 20), "1",
        "decode steps after which new requests are looked for"},
@@ -151,6 +153,8 @@ ApiServer read_api_server(const ConfigNode& node, double launches) {
     return ApiServer{
         .latency = reader.quantity<Seconds>("latency") +
                    reader.quantity<Seconds>("latency_per_launch") * launches,
+        .tokenization = reader.quantity<Seconds>("tokenization"),
+        .tokenizer_workers = static_cast<std::int32_t>(reader.integer("tokenizer_workers")),
         .first_chunk = static_cast<std::int32_t>(reader.integer("first_chunk")),
         .receive_interval = static_cast<std::int32_t>(reader.integer("receive_interval")),
         .batch_wait_timeout_iters =

@@ -73,8 +73,12 @@ struct SpeculationPlan {
 
 /// How clients and the engine's front meet.
 struct ApiServer {
-  /// A request's way to the engine and back: HTTP, tokenizer, queues between processes.
+  /// A request's way to the engine and back: HTTP, queues between processes.
   Seconds latency{};
+  /// Before that its prompt is tokenized: so long for each token. Workers take prompts in the order
+  /// in which they came, one each at a time.
+  Seconds tokenization{};
+  std::int32_t tokenizer_workers = 1;
   std::int32_t first_chunk = 1;  ///< tokens that a client is first shown
   /// Decode steps after which an engine looks for new requests. It also does so when it has nothing
   /// to do and, if prompts have steps of their own, after such a step.

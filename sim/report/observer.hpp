@@ -17,6 +17,7 @@ struct EventSeen {
   std::string_view what;  ///< a literal: "request_arrives", "step_ends", ...
   std::optional<std::uint32_t> request{};
   std::optional<int> instance{};  ///< the EP group
+  Time sent{};                    ///< when a client sent the request that arrives
 };
 
 /// Watches a run as it happens, e.g. to write a timeline. What it does changes nothing, but for an

@@ -43,7 +43,8 @@ struct Metrics {
   double request_throughput = 0, request_goodput = 0, slo_attainment = 0;
   std::optional<Attainment> attainment;  ///< where there are objectives
   double output_throughput = 0, total_token_throughput = 0;
-  Summary ttft, tpot, itl, e2el;  ///< ms
+  Summary ttft, tpot, itl, e2el;                           ///< ms
+  std::optional<double> ingress_ms, queue_ms, prefill_ms;  ///< mean parts of ttft
   double tokens_per_s_per_gpu = 0;
   std::optional<double> tokens_per_s_per_user;
   double total_tokens_per_s_per_gpu = 0;

@@ -15,7 +15,6 @@ constexpr Seconds rounding{1e-9};
 SloWatch::SloWatch(const Experiment& experiment, double attainment)
     : deployment_(experiment.decode()),
       may_miss_(1 - attainment),
-      on_the_way_(to_duration(deployment_.api_server.latency)),
       warmup_(static_cast<std::int64_t>(deployment_.warmup *
                                         static_cast<double>(deployment_.workload.requests))) {}
 
@@ -30,7 +29,7 @@ void SloWatch::start_if_warm() {
 void SloWatch::event(const EventSeen& seen) {
   now_ = seen.at;
   if (seen.what == "request_arrives") {
-    const Time arrival = now_ - on_the_way_;
+    const Time arrival = seen.sent;
     fates_.push_back({.arrival = arrival});
     start_if_warm();
     if (deployment_.slo.ttft) {

@@ -48,7 +48,6 @@ class SloWatch : public RunObserver {
 
   const Deployment& deployment_;
   double may_miss_;  // share of the requests
-  Duration on_the_way_;
   std::int64_t warmup_;
   std::int64_t left_ = 0, met_ = 0, missed_ = 0, missed_while_measured_ = 0;
   std::optional<Time> begin_;

@@ -125,6 +125,19 @@ void add_latencies(Metrics& metrics, const Deployment& e, const Measured& measur
   metrics.tpot = summary_of(&Latency::tpot);
   metrics.ttft = summary_of(&Latency::ttft);
   metrics.e2el = summary_of(&Latency::e2el);
+  const auto mean_between = [&](Time RequestLife::*begin, Time RequestLife::*end) {
+    double seconds = 0;
+    for (const RequestLife& request : requests) {
+      if (measured.holds(request) && request.state == RequestLife::State::finished)
+        seconds += to_seconds(request.*end - request.*begin).count();
+    }
+    return seconds * 1e3 / static_cast<double>(finished) * e.anchored_ttft;
+  };
+  if (finished > 0) {
+    metrics.ingress_ms = mean_between(&RequestLife::arrival, &RequestLife::received);
+    metrics.queue_ms = mean_between(&RequestLife::received, &RequestLife::begun);
+    metrics.prefill_ms = mean_between(&RequestLife::begun, &RequestLife::first_token);
+  }
   if (metrics.tpot.count > 0) metrics.tokens_per_s_per_user = ratio(1000, metrics.tpot.p50);
 }
 

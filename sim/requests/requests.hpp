@@ -38,7 +38,10 @@ struct RequestLife {
     timed_out,  ///< its client gave up waiting
     cancelled   ///< its client left for reasons of its own
   };
-  Time arrival{}, first_token{}, last_token{};
+  Time arrival{};   ///< when its client sent it
+  Time received{};  ///< by the engine, tokenized
+  Time begun{};     ///< its prompt's first step
+  Time first_token{}, last_token{};
   std::int32_t output_tokens = 0;
   State state = State::waiting;
 };
@@ -53,7 +56,6 @@ struct RequestRecord : RequestLife {
   std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
   std::int32_t preemptions = 0;
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
-  Time begun{};                    ///< its prompt's first step
   Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;
@@ -62,7 +64,7 @@ struct RequestRecord : RequestLife {
 };
 
 /// The requests of a run by id, which counts them in order of arrival. Of one that has finished
-/// only its life is kept, so that a long run needs some 36 bytes for each. Records of rejected and
+/// only its life is kept, so that a long run needs some 52 bytes for each. Records of rejected and
 /// abandoned requests stay: a rank may have yet to drop them.
 class Requests {
  public:

@@ -80,6 +80,25 @@ Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
       instance(of_pool.deployment, rows, requests, number, of_pool.sampler.get(),
                of_pool.price ? &*of_pool.price : nullptr) {}
 
+// A request's way from its client to the engine. Workers tokenize prompts in the order in which
+// they were sent, each one prompt at a time.
+class Ingress {
+ public:
+  explicit Ingress(const ApiServer& server)
+      : server_(server), idle_from_(static_cast<std::size_t>(server.tokenizer_workers)) {}
+
+  // When the engine has a request that is sent at `sent`. Calls are in the order of these times.
+  Time ready(Time sent, std::int32_t prompt_tokens) {
+    const auto worker = std::ranges::min_element(idle_from_);
+    *worker = std::max(sent, *worker) + to_duration(server_.tokenization * double(prompt_tokens));
+    return *worker + to_duration(server_.latency);
+  }
+
+ private:
+  const ApiServer& server_;
+  std::vector<Time> idle_from_;  // of each worker
+};
+
 // The one place that owns the clock and moves requests: arrivals to ranks, steps to their ends, and
 // KV caches from the pool that prefills, if there is one, to the pool that decodes.
 class Simulation {
@@ -94,7 +113,7 @@ class Simulation {
         requests_(load_.workload.requests),
         rows_(load_.trace, load_.prefill_trace, load_.bind_odd_only, load_.seed, load_.binding),
         patience_rng_(load_.seed, "workload/patience"),
-        on_the_way_(to_duration(load_.api_server.latency)) {
+        ingress_(load_.api_server) {
     for (const Deployment& pool : experiment.pools) add_pool(pool);
   }
 
@@ -156,7 +175,8 @@ class Simulation {
   }
   // What observers see of an event; nothing of one that is void.
   std::optional<EventSeen> seen_as(const RequestArrives&) const {
-    return EventSeen{{}, "request_arrives", static_cast<std::uint32_t>(requests_.size()), {}};
+    const auto id = static_cast<std::uint32_t>(requests_.size());
+    return EventSeen{{}, "request_arrives", id, {}, due_->arrival};
   }
   std::optional<EventSeen> seen_as(const ClientLeaves& client) const {
     if (!requests_.has(client.request) || !requests_[client.request].open()) return std::nullopt;
@@ -189,7 +209,8 @@ class Simulation {
     due_ = source_->next();
     if (!due_) return;
     arrival_pending_ = true;
-    queue_.schedule(std::max(due_->arrival + on_the_way_, queue_.now()), RequestArrives{});
+    const Time ready = ingress_.ready(due_->arrival, due_->request.prompt_tokens);
+    queue_.schedule(std::max(ready, queue_.now()), RequestArrives{});
   }
 
   void handle(const RequestArrives&) {
@@ -200,7 +221,8 @@ class Simulation {
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
     request.prompt_ids = due_->request.prompt_ids;
-    request.arrival = queue_.now() - on_the_way_;
+    request.arrival = due_->arrival;
+    request.received = queue_.now();
     request.binding = rows_.bind();
     const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
@@ -426,7 +448,7 @@ class Simulation {
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
   KvTransferTally transfers_;
   Rng patience_rng_;
-  Duration on_the_way_;  // from a client to the engine
+  Ingress ingress_;  // from clients to the engine
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
   Time ended_{};

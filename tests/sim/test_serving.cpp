@@ -251,6 +251,56 @@ TEST_CASE("what the API server takes is in the time to the first token alone") {
   CHECK_THAT(b["mean_tpot_ms"].get<double>(), WithinRel(a["mean_tpot_ms"].get<double>(), 1e-3));
 }
 
+TEST_CASE("prompts are tokenized one after the other, by each worker one at a time") {
+  const auto received = [](int workers) {
+    const auto served = serve(load_tiny(
+        {{"workload",
+          {{"arrivals", {{"concurrency", 4}}},
+           {"lengths", {{"type", "fixed"}, {"prompt", 100}, {"output", 20}}},
+           {"requests", 4}}},
+         {"api_server",
+          {{"tokenization", "1 ms"}, {"tokenizer_workers", workers}, {"latency", "7 ms"}}}}));
+    std::vector<double> ms;
+    for (const RequestRecord& request : served.requests) {
+      CHECK(request.arrival == Time{});
+      CHECK(request.begun >= request.received);
+      ms.push_back(to_seconds(request.received - request.arrival).count() * 1e3);
+    }
+    return ms;
+  };
+  using Catch::Matchers::Approx;
+  CHECK_THAT(received(1), Approx(std::vector<double>{107, 207, 307, 407}));
+  CHECK_THAT(received(2), Approx(std::vector<double>{107, 107, 207, 207}));
+  CHECK_THAT(received(3), Approx(std::vector<double>{107, 107, 107, 207}));
+}
+
+TEST_CASE(
+    "a client of a closed loop sends when it has its last token, however long tokenizing is") {
+  const auto served =
+      serve(load_tiny({{"workload", {{"arrivals", {{"concurrency", 4}}}, {"requests", 40}}},
+                       {"api_server", {{"tokenization", "1 ms"}, {"latency", "7 ms"}}}}));
+  std::vector<Time> sent, done;
+  for (const RequestRecord& request : served.requests) {
+    sent.push_back(request.arrival);
+    done.push_back(request.last_token);
+  }
+  std::ranges::sort(sent), std::ranges::sort(done);
+  CHECK(std::equal(sent.begin() + 4, sent.end(), done.begin()));
+}
+
+TEST_CASE("ingress, queue and prefill are what a first token takes") {
+  const auto metrics =
+      serve(load_tiny({{"workload", {{"arrivals", {{"concurrency", 8}}}, {"requests", 80}}},
+                       {"scheduling", {{"max_num_seqs", 2}}},
+                       {"api_server", {{"tokenization", "10 us"}, {"latency", "1 ms"}}}}))
+          .document()["metrics"];
+  const auto ms = [&](const char* name) { return metrics[name].get<double>(); };
+  CHECK(ms("mean_ingress_ms") > 1);
+  CHECK(ms("mean_queue_ms") > 0);
+  CHECK_THAT(ms("mean_ingress_ms") + ms("mean_queue_ms") + ms("mean_prefill_ms"),
+             WithinRel(ms("mean_ttft_ms"), 1e-9));
+}
+
 TEST_CASE("a client that is shown tokens in chunks sees the first when it is whole") {
   const Json alone{{"workload", {{"arrivals", {{"concurrency", 1}}}, {"requests", 8}}}};
   Json chunked = alone;

@@ -258,7 +258,9 @@ std::string latency_table(const Metrics& metrics) {
   add("tpot", metrics.tpot);
   add("itl", metrics.itl);
   add("e2el", metrics.e2el);
-  return table.text() + "\n";
+  return table.text() + fmt::format("mean ttft: ingress {} ms, queue {} ms, prefill {} ms\n\n",
+                                    number(metrics.ingress_ms, 2), number(metrics.queue_ms, 2),
+                                    number(metrics.prefill_ms, 2));
 }
 
 std::string step_table(const PoolStats& pool) {
@@ -355,7 +357,11 @@ std::string summary(const Report& report, const Deployment& e) {
         "that a rank has\n",
         m.rejected, m.measured_requests, report.pool.kv.blocks_per_rank);
   }
-  std::string text = fmt::format(
+  std::string text =
+      e.engine.empty()
+          ? "family constants: nobody measured these. \"engine\" names measured tables\n"
+          : "";
+  text += fmt::format(
       "{} requests finished, {} rejected{}; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
       "requests/s\n{}\n",

@@ -34,7 +34,11 @@ constexpr std::array<Unknown, 3> of_steps{{{9, 0.1, 60}, {140, 1, 5000}, {20, 0.
 // A kernel that Python launches takes the host some tens of microseconds.
 constexpr std::array<Unknown, 2> of_front{{{50, 0.1, 1000}, {5, 0.1, 100}}};
 
-/// What it weighs that constants are not the typical ones.
+// First tokens: near the sum of sizes, so that a run that is 10 % off pulls as hard as one that is
+// hundred times as long because its queue overflowed.
+constexpr double near_sizes = 1e-3;
+
+// What it weighs that constants are not the typical ones.
 void add_distances(std::span<const Unknown> typical, std::span<const double> x,
                    std::vector<double>& residuals) {
   constexpr double of_a_factor_of_e = 0.1;
@@ -85,14 +89,13 @@ double EngineConstants::ttft_ms(const EngineRun& run) const {
 
 EngineConstants fit_engine(std::span<const EngineRun> runs) {
   const auto counts = runs_by_deployment(runs);
-  const auto weighed = [&](const EngineRun& run, double predicted, double measured) {
-    return std::log(predicted / measured) / std::sqrt(counts.at(run.deployment));
-  };
   const std::vector<double> steps = fit_least_squares(of_steps, [&](std::span<const double> x) {
     const EngineConstants tried{x[0], x[1], x[2], 0, 0};
     std::vector<double> residuals;
-    for (const EngineRun& run : runs)
-      residuals.push_back(weighed(run, tried.tpot_ms(run), run.tpot_ms));
+    for (const EngineRun& run : runs) {
+      residuals.push_back(std::log(tried.tpot_ms(run) / run.tpot_ms) /
+                          std::sqrt(counts.at(run.deployment)));
+    }
     add_distances(of_steps, x, residuals);
     return residuals;
   });
@@ -108,12 +111,13 @@ EngineConstants fit_engine(std::span<const EngineRun> runs) {
     std::vector<double> residuals;
     for (const EngineRun& run : runs) {
       if (run.knows_client || none_known)
-        residuals.push_back(weighed(run, with_front(x).ttft_ms(run), run.ttft_ms));
+        residuals.push_back(std::log(with_front(x).ttft_ms(run) / run.ttft_ms) /
+                            counts.at(run.deployment));
     }
     add_distances(of_front, x, residuals);
     return residuals;
   };
-  fitted = with_front(fit_least_squares(of_front, misses));
+  fitted = with_front(fit_least_squares(of_front, misses, near_sizes));
   fitted.admission_steps = std::round(fitted.admission_steps);
   return fitted;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <vector>
 
 #include "traces/requests/request_trace.hpp"
@@ -94,11 +95,13 @@ class ClosedLoop final : public Arrivals {
   class Source final : public Numbered {
    public:
     Source(const SourceStart& start, std::int64_t clients, bool staggered)
-        : Numbered(start), idle_(clients), cut_(staggered ? clients : 0) {}
+        : Numbered(start),
+          idle_(static_cast<std::size_t>(clients)),
+          cut_(staggered ? clients : 0) {}
     std::optional<TimedRequest> next() override {
-      if (idle_ == 0 || ended()) return std::nullopt;
-      --idle_;
-      TimedRequest request = send(now_);
+      if (idle_.empty() || ended()) return std::nullopt;
+      TimedRequest request = send(idle_.front());
+      idle_.pop_front();
       // Client i of n begins with i/n of its output.
       if (sent() <= cut_) {
         std::int32_t& output = request.request.output_tokens;
@@ -106,15 +109,11 @@ class ClosedLoop final : public Arrivals {
       }
       return request;
     }
-    void completed(Time now) override {
-      now_ = now;
-      ++idle_;
-    }
+    void completed(Time now) override { idle_.push_back(now); }
 
    private:
-    std::int64_t idle_;  ///< clients that wait for nothing
-    std::int64_t cut_;   ///< first requests that are cut short
-    Time now_{};
+    std::deque<Time> idle_;  ///< since when each client that waits for nothing does so
+    std::int64_t cut_;       ///< first requests that are cut short
   };
 
   bool per_rank_, staggered_;
