@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tests/support.hpp"
+#include "tools/cli/trust.hpp"
 #include "tools/validation/contrast_report.hpp"
 #include "tools/validation/scorecard.hpp"
 
@@ -61,6 +62,12 @@ std::vector<std::string> pairs_of(const std::vector<ServingRun>& runs) {
   return pairs;
 }
 using Pairs = std::vector<std::string>;
+
+// Lines joined again.
+std::string unwrapped(std::string text) {
+  std::ranges::replace(text, '\n', ' ');
+  return text;
+}
 
 }  // namespace
 
@@ -349,7 +356,8 @@ TEST_CASE("the scorecard tells held-out runs from fitted ones, the worst first")
   fitted.model = "Known";
   fitted.fitted = true;
   const std::string page = scorecard({good, bad, fitted}, {"a.csv", "b.csv"});
-  CHECK_THAT(page, Contains("--points a.csv,b.csv") && Contains("compares 3 measured runs"));
+  CHECK_THAT(unwrapped(page), Contains("--points a.csv,b.csv") && Contains("compares 3 measured"));
+  CHECK_THAT(unwrapped(page), Contains("2 runs are held out") && Contains("the other 1,"));
   CHECK_THAT(page, Contains("| Bad | a | vllm | 0.18.0 | fp8 | 1 | 50.0 % | 50.0 % | +50.0 % | "
                             "10.0 % | 10.0 % | -10.0 % | 0.0 % | 0.0 % | +0.0 % |"));
   const std::size_t summary = page.find("## Summary"), held_out = page.find("## Held-out runs"),
@@ -361,6 +369,24 @@ TEST_CASE("the scorecard tells held-out runs from fitted ones, the worst first")
   CHECK(best < last);
   CHECK(last < known);
   CHECK(known != std::string::npos);
+}
+
+TEST_CASE("a choice between GPUs or engines is told how often validation found the better one") {
+  const auto about = [](const Json& scores) {
+    std::vector<std::string> names;
+    for (const Json& row : scores.at("signs")) names.push_back(row.value("what", "layouts"));
+    return names;
+  };
+  CHECK(about(scores_of_choices({"h100"}, {"vllm"})) == std::vector<std::string>{"layouts"});
+  CHECK(about(scores_of_choices({"h200", "b200"}, {"vllm", "trtllm"})) ==
+        std::vector<std::string>{"layouts", "b200 against h200", "trtllm against vllm"});
+  const Json scores = Json::parse(R"({"signs": [{"pairs": 10, "right": 9, "rule_right": 7.0},
+      {"what": "b200 against h200", "pairs": 5, "right": 4, "rule_right": 3.0}],
+      "regret": {"mean": 0.027, "rule_mean": 0.21}})");
+  const std::string text = choices_text(scores);
+  CHECK_THAT(text, Contains("9 of 10 (rule of thumb: 7)") && Contains("h200 in 4 of 5"));
+  CHECK_THAT(text, Contains("2.7 %") && Contains("21 %"));
+  CHECK(choices_text({}).empty());
 }
 
 }  // namespace moesim::test_contrasts

@@ -146,7 +146,8 @@ Json scores_of_choices(const std::vector<std::string>& gpus,
 
 std::string choices_text(const Json& scores) {
   if (scores.empty()) return "";
-  std::string text = "choices: in pairs of held-out runs the better one was predicted for ";
+  std::string text =
+      "choices: in pairs of measured runs, one or both held out, the better one was predicted for ";
   bool first = true;
   for (const Json& row : scores.at("signs")) {
     const int pairs = row.at("pairs").get<int>();

@@ -52,16 +52,23 @@ Rows regret_rows(const ContrastReport& report) {
   Rows rows{{"choice among", "choices", "misses", "mean regret", "p90", "rule: mean", "rule: p90"}};
   for (const auto& [name, r] :
        {std::pair{"layouts", report.layouts}, {"anything", report.anything}}) {
+    if (r.choices == 0) continue;
     rows.push_back({name, fmt::format("{}", r.choices), fmt::format("{}", r.misses), share(r.mean),
                     share(r.p90), share(r.rule_mean), share(r.rule_p90)});
   }
   return rows;
 }
 
+// A table and an empty line; nothing without rows below the head.
 std::string terminal_table(const Rows& rows) {
+  if (rows.size() == 1) return "";
   Table table(rows.front());
   for (std::size_t i = 1; i < rows.size(); ++i) table.add(rows[i]);
-  return table.text(std::min<std::size_t>(100, output_columns().value_or(100)));
+  return table.text(std::min<std::size_t>(100, output_columns().value_or(100))) + "\n";
+}
+
+std::string markdown_block(const Rows& rows) {
+  return rows.size() == 1 ? "" : markdown_table(rows) + "\n";
 }
 
 std::string legend_of_signs() {
@@ -126,11 +133,11 @@ ContrastReport contrast_report(const std::vector<ServingRun>& runs) {
 }
 
 std::string to_text(const ContrastReport& report) {
-  std::string text = terminal_table(sign_rows(report.signs, "quantity")) + "\n";
-  if (!report.pairs.empty())
-    text += terminal_table(sign_rows(report.pairs, "tokens/s per GPU of")) + "\n";
-  text += terminal_table(regret_rows(report)) + "\n";
-  return text + wrapped(legend_of_signs()) + "\n" + wrapped(legend_of_regret()) + "\n" +
+  const Rows regret = regret_rows(report);
+  return terminal_table(sign_rows(report.signs, "quantity")) +
+         terminal_table(sign_rows(report.pairs, "tokens/s per GPU of")) + terminal_table(regret) +
+         wrapped(legend_of_signs()) + "\n" +
+         (regret.size() == 1 ? "" : wrapped(legend_of_regret()) + "\n") +
          fmt::format("{} runs\n", report.runs);
 }
 
@@ -147,9 +154,10 @@ std::string markdown_table(const std::vector<std::vector<std::string>>& rows) {
 }
 
 std::string to_markdown(const ContrastReport& report) {
-  return markdown_table(sign_rows(report.signs, "quantity")) + "\n" + wrapped(legend_of_signs()) +
-         "\n\n" + markdown_table(sign_rows(report.pairs, "tokens/s per GPU of")) + "\n" +
-         markdown_table(regret_rows(report)) + "\n" + wrapped(legend_of_regret()) + "\n";
+  const Rows regret = regret_rows(report);
+  return markdown_block(sign_rows(report.signs, "quantity")) + wrapped(legend_of_signs()) + "\n\n" +
+         markdown_block(sign_rows(report.pairs, "tokens/s per GPU of")) +
+         (regret.size() == 1 ? "" : markdown_block(regret) + wrapped(legend_of_regret()) + "\n\n");
 }
 
 OrderedJson to_json(const ContrastReport& report) {

@@ -103,22 +103,28 @@ std::string summary(const std::vector<ServingRun>& runs, bool fitted, const char
 }  // namespace
 
 std::string scorecard(const std::vector<ServingRun>& runs, const std::vector<std::string>& files) {
-  const auto fitted = std::ranges::count_if(runs, &ServingRun::fitted);
+  const auto fitted = static_cast<std::size_t>(std::ranges::count_if(runs, &ServingRun::fitted));
+  const std::string fit =
+      fitted == 0 ? ""
+                  : fmt::format(
+                        " Constants of the engines' presets are fitted on the other {}, "
+                        "whose rows have `calibrate` in their column `use`.",
+                        fitted);
+  const ContrastReport contrasts = contrast_report(runs);
   std::string text =
       "# Scorecard of serving predictions\n\n" +
-      wrapped(fmt::format("`moesim validate --points {} --scorecard FILE` wrote this page. It "
-                          "compares {} measured runs with predictions. No constant is fitted on {} "
-                          "of the runs. Constants of the engines' presets are fitted on the other "
-                          "{}, whose rows have `calibrate` in their column `use`.",
-                          fmt::join(files, ","), runs.size(), runs.size() - std::size_t(fitted),
-                          fitted)) +
+      fmt::format("    moesim validate --points {} --scorecard FILE\n\n", fmt::join(files, ",")) +
+      wrapped(fmt::format("This command wrote the page. The page compares {} measured runs with "
+                          "predictions. {} runs are held out: no constant is fitted on them.{}",
+                          runs.size(), runs.size() - fitted, fit)) +
       "\n\n" +
       wrapped(
           "median and p90: of |predicted / measured - 1|. bias: the median error with its sign. "
           "tokens/s per GPU of a server: by concurrency, TTFT and TPOT. Worst medians of "
-          "tokens/s per GPU come first. pools: prefill and decode are apart.") +
+          "tokens/s per GPU come first. pools: prefill and decode are apart. offline: all prompts "
+          "are there at the start.") +
       "\n\n## Summary\n\n" + summary(runs, false, "Held out") + summary(runs, true, "Fitted") +
-      "## Choices\n\n" + to_markdown(contrast_report(runs)) + "\n" +
+      (contrasts.contrasts.empty() ? "" : "## Choices\n\n" + to_markdown(contrasts)) +
       section(runs, false, "Held-out runs") + section(runs, true, "Fitted runs");
   text.pop_back();
   return text;

@@ -236,6 +236,12 @@ void write_scorecard(const ValidateOptions& options, const std::vector<Validated
 
 int say_contrasts(const ValidateOptions& options, const std::vector<ValidatedPoint>& points) {
   const ContrastReport report = contrast_report(runs_of(options, points));
+  if (report.contrasts.empty()) {
+    throw ConfigError(fmt::format(
+        "--contrasts: no two of {} predicted runs (category e2e) differ in one thing only: layout, "
+        "GPU, engine, precision or batch",
+        report.runs));
+  }
   if (!options.csv.empty()) write_file(options.csv, to_csv(report.contrasts));
   print(options.json ? to_json(report).dump(1) + "\n" : to_text(report));
   return 0;
@@ -264,8 +270,9 @@ Action setup_validate(CLI::App& command) {
   config->needs(bench);
   command
       .add_flag("--contrasts", options->contrasts,
-                "pair runs that differ in one thing (layout, GPU, engine, precision, batch), and "
-                "score the signs, the sizes and the regret of choices under limits of TPOT")
+                "compare runs that differ in one thing: layout, GPU, engine, precision or batch. "
+                "Prints how often the sign of the difference was right, the error of its size, and "
+                "the regret of choices under limits of TPOT.")
       ->needs(csv_file);
   command
       .add_option("--scorecard", options->scorecard,
