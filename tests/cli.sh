@@ -384,6 +384,17 @@ printf 'id,category,gpu,n_gpu,n_node,model,op,precision,tp,ep,tokens,distributio
 refuses "points without their hardware" 'nowhere/hardware/gpus/a100.*json: no such file' validate --points "$work/points.csv" \
   --root "$work/nowhere"
 
+refuses "contrasts of nothing" 'no two of 0 predicted runs .* differ in one thing' validate --points "$work/points.csv" --contrasts
+{ echo id,category,gpu,n_gpu,n_node,model,op,precision,tp,ep,dp,isl,osl,metric,value,unit
+  for gpu in H100-SXM-80GB,7500 H200-SXM-141GB,9000; do
+    echo "${gpu%,*},e2e,${gpu%,*},1,1,gpt-oss-20b,trtllm-bench offline max throughput,w4a8,1,1,1,1024,1024,output_tok_s_per_gpu,${gpu#*,},tok/s/GPU"
+  done; } >"$work/pair.csv"
+"$moesim" validate --points "$work/pair.csv" --contrasts --csv "$work/pairs.csv" --scorecard "$work/card.md" >"$work/text" ||
+  fail "validate --contrasts"
+grep -Eq '^gpu +h100 against h200 +1 ' "$work/text" || fail "validate --contrasts: $(cat "$work/text")"
+grep -q '^gpu,H100-SXM-80GB,H200-SXM-141GB,h100,h200,0.83333,' "$work/pairs.csv" || fail "a line per pair: $(cat "$work/pairs.csv")"
+grep -q '^| gpt-oss-20b | h200 | trtllm, offline |' "$work/card.md" || fail "the scorecard: $(cat "$work/card.md")"
+
 # Interrupted, a run takes what it has not finished with it.
 python3 - "$moesim" "$config" "$work" <<'PY' || fail "an interrupted run"
 import glob, signal, subprocess, sys, time

@@ -20,6 +20,7 @@ best = plan["best"][0]
 rates = [float(p["rate"].split()[0]) for p in plan["best"]]
 assert {"pools" in p["config"] for p in plan["best"]} == {True, False}, "one of each kind"
 assert all(p["state"] == "stable" for p in plan["best"])
+assert 0 < plan["choices"]["signs"][0]["right"] <= plan["choices"]["signs"][0]["pairs"], plan["choices"]
 assert rates == sorted(rates, reverse=True) and 2 <= len(rates) <= 5, rates
 along = alone["measurement"]["attainment"]
 assert alone["metrics"]["slo_attainment"] - along["standard_error"] >= .9, along
@@ -54,6 +55,7 @@ grep -Eq '^1: .*; (capacity|TPOT|TTFT) binds; ' vllm || fail "it does not say wh
 grep -Eq '^experts active in a layer of a decode step of 1: [0-9.]+ of 128 \(uniform routing: ' vllm || fail "it does not count experts"
 tr -s '\n ' ' ' <vllm | grep -q 'by the statistics of Qwen3 (gating preset qwen3)\. ' || fail "it does not say whose routing it takes"
 grep -q '^trust: ' vllm || fail "it says nothing of trust"
+grep -Eq '^choices: in pairs of measured runs' vllm || fail "it does not say how often validation found the better layout"
 joined() { sed -e ':a' -e '/\\$/{N;s/\\\n//;ba' -e '}' "$1"; }  # commands go on behind a backslash
 grep -q '^vllm serve Qwen/Qwen3-30B-A3B' vllm && joined vllm | grep -q 'vllm bench serve .*--random-input-len 200' || fail "no command of vLLM"
 joined sglang | grep -q 'sglang.launch_server .*--tp-size' || fail "no command of SGLang"

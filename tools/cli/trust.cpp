@@ -61,17 +61,22 @@ std::string figure_text(const Json& row) {
                      percent(median), side, worst);
 }
 
+// Null where the file is not shipped.
+Json shipped_accuracy() {
+  const std::filesystem::path file = data_folder() / "hardware/accuracy.json";
+  return std::filesystem::exists(file) ? ConfigNode::from_file(file).json() : Json();
+}
+
 // "; held out were 16 runs of vllm with pools, on GB200, H100 (Kimi-K2.5, Qwen3-235B): TPOT ..":
 // whose runs they were, so that nobody takes the error for that of another kind.
 std::string error_text(std::string_view engine, bool apart) {
-  const std::filesystem::path file = data_folder() / "hardware/accuracy.json";
-  if (!std::filesystem::exists(file)) return "";
-  const ConfigNode accuracy = ConfigNode::from_file(file);
+  const Json accuracy = shipped_accuracy();
+  if (accuracy.is_null()) return "";
   const std::string kind = fmt::format("{}, {}", engine.empty() ? "all engines" : engine,
                                        apart ? "prefill and decode apart" : "aggregated");
   std::string figures;
   const Json* first = nullptr;
-  for (const Json& row : accuracy.json().at("held_out")) {
+  for (const Json& row : accuracy.at("held_out")) {
     if (row.at("engine") != (engine.empty() ? "none" : engine) ||
         row.value("pools", false) != apart)
       continue;
@@ -114,6 +119,49 @@ std::string line_of(std::span<const Json* const> reports, std::string_view engin
 
 std::vector<std::string> trust_pointers() {
   return {extrapolated, unmeasured, interpolated, carried_over, engine_name, kv_transfers};
+}
+
+Json scores_of_choices(const std::vector<std::string>& gpus,
+                       const std::vector<std::string>& engines) {
+  const Json accuracy = shipped_accuracy();
+  const Json* contrasts = find_value(accuracy, "/contrasts");
+  if (contrasts == nullptr) return {};
+  Json scores{{"signs", Json::array()}, {"regret", contrasts->at("regret").at("layouts")}};
+  const auto among = [](const std::string& what, const std::vector<std::string>& names) {
+    return std::ranges::any_of(names, [&](const std::string& one) {
+      return std::ranges::any_of(
+          names, [&](const std::string& other) { return what == one + " against " + other; });
+    });
+  };
+  for (const Json& row : contrasts->at("signs")) {
+    if (row.at("differs") == "layout" && row.at("quantity") != "TPOT")
+      scores["signs"].push_back(row);
+  }
+  for (const Json& row : contrasts->at("pairs")) {
+    const auto what = row.at("what").get<std::string>();
+    if (among(what, gpus) || among(what, engines)) scores["signs"].push_back(row);
+  }
+  return scores;
+}
+
+std::string choices_text(const Json& scores) {
+  if (scores.empty()) return "";
+  std::string text =
+      "choices: in pairs of measured runs, one or both held out, the better one was predicted for ";
+  bool first = true;
+  for (const Json& row : scores.at("signs")) {
+    const int pairs = row.at("pairs").get<int>();
+    text += fmt::format("{}{} in {} of {} (rule of thumb: {:.0f})", first ? "" : ", for ",
+                        row.contains("what") ? row.at("what").get<std::string>() : "layouts",
+                        row.at("right").get<int>(), pairs, row.at("rule_right").get<double>());
+    first = false;
+  }
+  const Json& regret = scores.at("regret");
+  text += fmt::format(
+      ". The layout chosen under a TPOT limit lost {} of the best tokens/s per GPU in the mean "
+      "({} by the rule of thumb)",
+      percent(regret.at("mean").get<double>()), percent(regret.at("rule_mean").get<double>()));
+  return wrapped(text, 100, 2) + "\n";
 }
 
 std::string engine_of(const Json& config) { return text_at(config, engine_name); }

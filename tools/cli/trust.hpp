@@ -20,6 +20,14 @@ std::vector<std::string> trust_pointers();
 std::string trust_line_over(std::span<const Json* const> reports, std::string_view engine);
 /// The line of one run; the engine is the config's.
 std::string trust_line(const Json& report, const Json& config);
+/// How often, in measured runs of which one or both were held out, a prediction found the better of
+/// two: of two layouts, and of each two of these GPUs (as in hardware/gpus) and engines; rows of
+/// "contrasts" in hardware/accuracy.json, with "regret" of layouts. Empty where that file does not
+/// say.
+Json scores_of_choices(const std::vector<std::string>& gpus,
+                       const std::vector<std::string>& engines);
+/// The same in a sentence or two. Ends with a newline, or is empty.
+std::string choices_text(const Json& scores);
 /// The engine that a config names, or "".
 std::string engine_of(const Json& config);
 

@@ -397,7 +397,9 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   std::string text = question_text(options, question, asked) +
                      table_of(met ? plan.best : plan.nearest, plan, asked);
   text += met ? "\n" + kinds_text(plan) + legend() : "\n" + least_text(plan);
-  text += active_text(first, model) + doubts(plan, model) + price_text(asked);
+  const Json choices = scores_of_choices({options.gpu}, {question.engine});
+  text +=
+      active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
   write_config(asked, first);
   bool page = !options.no_page;
   try {
@@ -416,7 +418,9 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
         percent(first.trial.attainment), state_of(first));
   }
   if (options.json) {
-    print(to_json(plan).dump(1) + "\n");
+    OrderedJson json = to_json(plan);
+    if (!choices.empty()) json["choices"] = choices;
+    print(json.dump(1) + "\n");
   } else {
     print(text + effort_text(plan) + "\n" + written_text(asked, page));
     print(trust_line(first.report, first.config));

@@ -97,7 +97,8 @@ MeasuredPoint to_point(const Row& row) {
           .context = row.number("ctx"),
           .bytes = row.number("bytes"),
           .active_experts = row.number("active_experts_rank"),
-          .value = row.number("value")};
+          .value = row.number("value"),
+          .fitted = row.text("use") == "calibrate"};
 }
 
 WorkerPlan workers_of(const Row& row, const std::string& side) {

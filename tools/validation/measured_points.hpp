@@ -32,6 +32,7 @@ struct MeasuredPoint {
   double bytes = 0;           ///< collective: the message as nccl-tests counts it
   double active_experts = 0;  ///< on the measured rank, where it is known
   double value = 0;
+  bool fitted = false;  ///< constants are fitted on it: its column "use" says "calibrate"
   WorkerPlan prefill{}, decode{};  ///< disaggregated
 };
 

@@ -13,6 +13,8 @@
 #include "tools/cli/verbs.hpp"
 #include "tools/validation/anchors.hpp"
 #include "tools/validation/bench_result.hpp"
+#include "tools/validation/contrast_report.hpp"
+#include "tools/validation/scorecard.hpp"
 #include "tools/validation/validation.hpp"
 
 namespace moesim {
@@ -20,11 +22,12 @@ namespace moesim {
 namespace {
 
 struct ValidateOptions {
-  std::string points, csv, fidelity, bench, config;
-  std::vector<std::string> only, gpus;
+  std::string csv, fidelity, bench, config, scorecard;
+  std::vector<std::string> points, only, gpus;
   std::filesystem::path root = data_folder();
   int anchors = 0;
   std::string anchor;
+  bool contrasts = false;
   bool json = false;
 };
 
@@ -220,11 +223,38 @@ std::map<std::string, std::filesystem::path> named_files(const std::vector<std::
   return files;
 }
 
+std::vector<ServingRun> runs_of(const ValidateOptions& options,
+                                const std::vector<ValidatedPoint>& points) {
+  return serving_runs(points, options.root, named_files(options.gpus));
+}
+
+void write_scorecard(const ValidateOptions& options, const std::vector<ValidatedPoint>& points) {
+  std::vector<std::string> names;
+  for (const std::filesystem::path file : options.points) names.push_back(file.filename());
+  write_file(options.scorecard, scorecard(runs_of(options, points), names));
+}
+
+int say_contrasts(const ValidateOptions& options, const std::vector<ValidatedPoint>& points) {
+  const ContrastReport report = contrast_report(runs_of(options, points));
+  if (report.contrasts.empty()) {
+    throw ConfigError(fmt::format(
+        "--contrasts: no two of {} predicted runs (category e2e) differ in one thing only: layout, "
+        "GPU, engine, precision or batch",
+        report.runs));
+  }
+  if (!options.csv.empty()) write_file(options.csv, to_csv(report.contrasts));
+  print(options.json ? to_json(report).dump(1) + "\n" : to_text(report));
+  return 0;
+}
+
 }  // namespace
 
 Action setup_validate(CLI::App& command) {
   const auto options = std::make_shared<ValidateOptions>();
-  CLI::Option* csv_file = command.add_option("--points", options->points, "measured points, CSV");
+  CLI::Option* csv_file =
+      command
+          .add_option("--points", options->points, "measured points, CSV files, comma-separated")
+          ->delimiter(',');
   CLI::Option* fidelity = command.add_option(
       "--fidelity", options->fidelity,
       "an experiment, JSON: compares figures of sampled and of exact MoE layers");
@@ -238,8 +268,19 @@ Action setup_validate(CLI::App& command) {
                                            "workload is replaced by the benchmark's");
   bench->needs(config)->excludes(csv_file)->excludes(fidelity);
   config->needs(bench);
+  command
+      .add_flag("--contrasts", options->contrasts,
+                "compare runs that differ in one thing: layout, GPU, engine, precision or batch. "
+                "Prints how often the sign of the difference was right, the error of its size, and "
+                "the regret of choices under limits of TPOT.")
+      ->needs(csv_file);
+  command
+      .add_option("--scorecard", options->scorecard,
+                  "write errors by model, GPU, engine and version to this file, Markdown")
+      ->needs(csv_file);
   command.add_option("--csv", options->csv,
-                     "write every point with its prediction to this file, CSV");
+                     "write every point with its prediction to this file, CSV; with --contrasts "
+                     "every pair");
   command.add_option("--category", options->only, "only these categories, comma-separated")
       ->delimiter(',');
   command.add_option("--gpu", options->gpus,
@@ -273,8 +314,11 @@ Action setup_validate(CLI::App& command) {
           "validate: give --points FILE.csv, --fidelity CONFIG.json or --bench FILE --config "
           "CONFIG.json");
     }
-    if (!options->csv.empty()) require_writable(options->csv);
-    std::vector<MeasuredPoint> points = read_points(options->points);
+    require_writable(options->csv);
+    require_writable(options->scorecard);
+    std::vector<MeasuredPoint> points;
+    for (const std::string& file : options->points)
+      std::ranges::move(read_points(file), std::back_inserter(points));
     const auto unwanted = [&](const MeasuredPoint& point) {
       const std::vector<std::string>& only = options->only;
       return !only.empty() && std::find(only.begin(), only.end(), point.category) == only.end();
@@ -285,6 +329,8 @@ Action setup_validate(CLI::App& command) {
     if (!options->anchor.empty())
       correct(validated, read_anchor(ConfigNode::from_file(options->anchor)));
     if (options->anchors > 0) validated = with_anchors(validated, options->anchors);
+    if (!options->scorecard.empty()) write_scorecard(*options, validated);
+    if (options->contrasts) return say_contrasts(*options, validated);
     const auto categories = errors_by_category(validated);
     if (!options->csv.empty()) write_file(options->csv, to_csv(validated));
     print(options->json ? to_json(categories).dump(1) + "\n" : to_text(validated, categories));
