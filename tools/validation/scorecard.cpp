@@ -113,8 +113,9 @@ std::string scorecard(const std::vector<ServingRun>& runs, const std::vector<std
   const ContrastReport contrasts = contrast_report(runs);
   std::string text =
       "# Scorecard of serving predictions\n\n" +
-      fmt::format("    moesim validate --points {} --scorecard FILE\n\n", fmt::join(files, ",")) +
-      wrapped(fmt::format("This command wrote the page. The page compares {} measured runs with "
+      fmt::format("`moesim validate --points {} --scorecard FILE` wrote this page.\n\n",
+                  fmt::join(files, ",")) +
+      wrapped(fmt::format("The page compares {} measured runs with "
                           "predictions. {} runs are held out: no constant is fitted on them.{}",
                           runs.size(), runs.size() - fitted, fit)) +
       "\n\n" +
