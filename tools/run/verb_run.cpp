@@ -357,10 +357,9 @@ std::string summary(const Report& report, const Deployment& e) {
         "that a rank has\n",
         m.rejected, m.measured_requests, report.pool.kv.blocks_per_rank);
   }
-  std::string text =
-      e.engine.empty()
-          ? "family constants: nobody measured these. \"engine\" names measured tables\n"
-          : "";
+  std::string text;
+  if (e.cluster.gpu.tables == nullptr)
+    text = "family constants: no table of measured kernels is behind this run\n";
   text += fmt::format(
       "{} requests finished, {} rejected{}; {:.1f} s measured\n"
       "throughput   {:.0f} tokens/s with prompts, {:.0f} output; {:.1f} output per GPU; {:.2f} "
