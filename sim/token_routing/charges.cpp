@@ -91,7 +91,8 @@ std::span<const Key> charges_keys() {
       {"host_overhead", form::time, "0 us", "time of the host per step"},
       {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
       {"per_sequence", form::time, "0 us", "time of the host per sequence of the fullest rank"},
-      {"eager_layer", form::time, "0 us", "least time of a layer where no graph is launched"}};
+      {"eager_launch", form::time, "0 us",
+       "least time to launch a kernel where no graph is launched"}};
   return keys;
 }
 
@@ -107,7 +108,7 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");
     charges.per_layer = reader.quantity<Seconds>("per_layer");
     charges.per_sequence = reader.quantity<Seconds>("per_sequence");
-    charges.eager_layer = reader.quantity<Seconds>("eager_layer");
+    charges.eager_launch = reader.quantity<Seconds>("eager_launch");
     return charges;
   });
 }

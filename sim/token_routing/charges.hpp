@@ -18,8 +18,9 @@ struct Charges {
   Seconds host_overhead{};        ///< once per step
   Seconds per_layer{};            ///< gaps between the kernels of a layer
   Seconds per_sequence{};         ///< of the host, for each sequence of the rank that has most
-  /// What the host takes at least to launch a layer, in steps that have no graph, ...
-  Seconds eager_layer{};
+  /// What the host takes at least to launch a kernel, and so a layer, in steps that have no graph,
+  /// ...
+  Seconds eager_launch{}, eager_layer{};
   /// ... which are those with prompt tokens, and decodes of more tokens per rank than this.
   std::int32_t graph_tokens = 0;
   std::string source;
@@ -31,7 +32,7 @@ struct Charges {
 };
 
 /// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us",
-/// "per_layer": "0 us", "per_sequence": "0 us", "eager_layer": "0 us"}.
+/// "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us"}.
 /// Values may be given for any of `policies`; those left out are charged as measured.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();
