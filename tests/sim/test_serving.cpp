@@ -374,7 +374,7 @@ TEST_CASE("gaps, sequences and eager launches add what they say to a step") {
   const double sequences = step({{"per_sequence", "2 us"}}, StepKind::decode);
   CHECK_THAT(sequences - bare, WithinRel(4 * 2e-6, 1e-6));
   CHECK_THAT(step(slow_launches(), StepKind::prefill), WithinRel(30e-3, 1e-6));
-  CHECK(step({{"eager_launch", "1 ps"}}, StepKind::prefill) == step({}, StepKind::prefill));
+  CHECK(step({{"eager_launch", "0.001 ns"}}, StepKind::prefill) == step({}, StepKind::prefill));
 }
 
 TEST_CASE("a decode that a captured graph holds pays no eager launches") {
