@@ -38,7 +38,9 @@ Rows sign_rows(const std::vector<ContrastReport::Row>& scores, const char* what)
   Rows rows{{"differs", what, "pairs", "equal", "right sign", "size error", "rule: right sign",
              "rule: size error"}};
   for (const auto& [kind, name, s] : scores) {
-    const auto size = [&](double pct) { return s.pairs == 0 ? "-" : fmt::format("{:.1f} %", pct); };
+    const auto size = [none = s.pairs == 0](double pct) {
+      return none ? "-" : fmt::format("{:.1f} %", pct);
+    };
     rows.push_back({name_of(kind), name, fmt::format("{}", s.pairs), fmt::format("{}", s.equal),
                     share_of(s.right, s.pairs), size(s.size_error_pct),
                     share_of(s.rule_right, s.pairs), size(s.rule_size_error_pct)});

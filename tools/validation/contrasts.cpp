@@ -266,9 +266,12 @@ Regret regret_of(const std::vector<ServingRun>& runs, Choice among) {
   const auto key = [&](const ServingRun& run) { return choice_group(among, run); };
   for (auto& [name, group] : groups_by(runs, key)) {
     std::erase_if(group, [](const ServingRun* run) { return run->measured.tpot_ms == 0; });
+    if (group.empty()) continue;
     const bool fitted = std::ranges::all_of(group, [](const auto* run) { return run->fitted; });
-    const bool options = std::ranges::any_of(
-        group, [&](const auto* run) { return option_of(*run) != option_of(*group.front()); });
+    const auto is_other = [&first = *group.front()](const auto* run) {
+      return option_of(*run) != option_of(first);
+    };
+    const bool options = std::ranges::any_of(group, is_other);
     if (!options || (without_fitted && fitted)) continue;
     for (const double limit : tpot_limits_ms) {
       const auto meets = [&](const ServingRun* run) { return run->measured.tpot_ms <= limit; };
