@@ -84,8 +84,8 @@ Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
 // they were sent, each one prompt at a time.
 class Ingress {
  public:
-  explicit Ingress(const ApiServer& server)
-      : server_(server), idle_from_(static_cast<std::size_t>(server.tokenizer_workers)) {}
+  Ingress(const ApiServer& server, int ranks)
+      : server_(server), idle_from_(static_cast<std::size_t>(server.tokenizer_workers * ranks)) {}
 
   // When the engine has a request that is sent at `sent`. Calls are in the order of these times.
   Time ready(Time sent, std::int32_t prompt_tokens) {
@@ -113,7 +113,7 @@ class Simulation {
         requests_(load_.workload.requests),
         rows_(load_.trace, load_.prefill_trace, load_.bind_odd_only, load_.seed, load_.binding),
         patience_rng_(load_.seed, "workload/patience"),
-        ingress_(load_.api_server) {
+        ingress_(load_.api_server, load_.ranks()) {
     for (const Deployment& pool : experiment.pools) add_pool(pool);
   }
 

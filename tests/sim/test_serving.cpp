@@ -258,6 +258,8 @@ TEST_CASE("prompts are tokenized one after the other, by each worker one at a ti
           {{"arrivals", {{"concurrency", 4}}},
            {"lengths", {{"type", "fixed"}, {"prompt", 100}, {"output", 20}}},
            {"requests", 4}}},
+         {"parallel", {{"dp", 1}, {"tp", 4}}},
+         {"placement", {{"type", "linear"}, {"replication", 1}}},
          {"api_server",
           {{"tokenization", "1 ms"}, {"tokenizer_workers", workers}, {"latency", "7 ms"}}}}));
     std::vector<double> ms;
