@@ -76,7 +76,7 @@ struct ApiServer {
   /// A request's way to the engine and back: HTTP, queues between processes.
   Seconds latency{};
   /// Before that its prompt is tokenized: so long for each token. Workers take prompts in the order
-  /// in which they came, one each at a time.
+  /// in which they came, one each at a time. Each attention rank has so many workers.
   Seconds tokenization{};
   std::int32_t tokenizer_workers = 1;
   std::int32_t first_chunk = 1;  ///< tokens that a client is first shown

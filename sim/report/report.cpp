@@ -107,12 +107,15 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
     add_latency(table, "ttft", "time to first token, from arrival", &S::ttft);
     table
         .add_if_any("mean_ingress_ms", &S::ingress_ms,
-                    "part of mean_ttft_ms: until the engine has a request, tokenized", "ms", less)
+                    "part of mean_ttft_ms: from sending a request until the engine has its tokens",
+                    "ms", less)
         .add_if_any("mean_queue_ms", &S::queue_ms,
-                    "part of mean_ttft_ms: from then on until the first step of its prompt", "ms",
-                    less)
+                    "part of mean_ttft_ms: from the arrival of the tokens until the first step of "
+                    "the prompt",
+                    "ms", less)
         .add_if_any("mean_prefill_ms", &S::prefill_ms,
-                    "part of mean_ttft_ms: from then on until the first token", "ms", less);
+                    "part of mean_ttft_ms: from the first step of the prompt until the first token",
+                    "ms", less);
     add_latency(table, "tpot", "(E2EL - TTFT) / (output tokens - 1) of each request", &S::tpot);
     add_latency(table, "itl", "time between two tokens of a request", &S::itl);
     add_latency(table, "e2el", "time from arrival to the last token", &S::e2el);

@@ -75,8 +75,7 @@ std::string markdown_block(const Rows& rows) {
 
 std::string legend_of_signs() {
   return "Two runs of a pair differ in one thing. equal: measured within 2 %, without a score. "
-         "size "
-         "error: the median error of the ratio of the two runs. Layouts are compared at equal "
+         "size error: the median error of the ratio of the two runs. Layouts are compared at equal "
          "concurrency per GPU. rule: a rule of thumb. By it more GPUs in a layout, more HBM "
          "bandwidth, fewer bytes of a weight and a larger batch give more tokens/s per GPU. "
          "TensorRT-LLM is before SGLang, and SGLang before vLLM.";

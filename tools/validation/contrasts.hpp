@@ -39,9 +39,8 @@ struct Contrast {
 
 /// All pairs of runs that are equal in model, lengths of prompts and outputs, GPU, engine with
 /// version, precision, layout and concurrency, but for one thing:
-/// - layout: at equal concurrency per GPU. A load on N GPUs is served by N / n copies of a layout
-/// of
-///   n GPUs, each with its share. (At equal concurrency the layout of fewer GPUs gives more
+/// - layout: at equal concurrency per GPU. N / n copies of a layout of n GPUs serve a load on N
+///   GPUs, each with its share. (At equal concurrency the layout of fewer GPUs gives more
 ///   tokens/s per GPU in 99 % of the pairs, and is predicted to: such pairs test nothing.)
 /// - gpu: of the same engine; versions may differ where neither run has a nearer partner.
 /// - engine: the newest version of each.

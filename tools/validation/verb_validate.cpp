@@ -223,19 +223,14 @@ std::map<std::string, std::filesystem::path> named_files(const std::vector<std::
   return files;
 }
 
-std::vector<ServingRun> runs_of(const ValidateOptions& options,
-                                const std::vector<ValidatedPoint>& points) {
-  return serving_runs(points, options.root, named_files(options.gpus));
-}
-
-void write_scorecard(const ValidateOptions& options, const std::vector<ValidatedPoint>& points) {
+void write_scorecard(const ValidateOptions& options, const std::vector<ServingRun>& runs) {
   std::vector<std::string> names;
   for (const std::filesystem::path file : options.points) names.push_back(file.filename());
-  write_file(options.scorecard, scorecard(runs_of(options, points), names));
+  write_file(options.scorecard, scorecard(runs, names));
 }
 
-int say_contrasts(const ValidateOptions& options, const std::vector<ValidatedPoint>& points) {
-  const ContrastReport report = contrast_report(runs_of(options, points));
+int say_contrasts(const ValidateOptions& options, const std::vector<ServingRun>& runs) {
+  const ContrastReport report = contrast_report(runs);
   if (report.contrasts.empty()) {
     throw ConfigError(fmt::format(
         "--contrasts: no two of {} predicted runs (category e2e) differ in one thing only: layout, "
@@ -329,8 +324,12 @@ Action setup_validate(CLI::App& command) {
     if (!options->anchor.empty())
       correct(validated, read_anchor(ConfigNode::from_file(options->anchor)));
     if (options->anchors > 0) validated = with_anchors(validated, options->anchors);
-    if (!options->scorecard.empty()) write_scorecard(*options, validated);
-    if (options->contrasts) return say_contrasts(*options, validated);
+    if (options->contrasts || !options->scorecard.empty()) {
+      const std::vector<ServingRun> runs =
+          serving_runs(validated, options->root, named_files(options->gpus));
+      if (!options->scorecard.empty()) write_scorecard(*options, runs);
+      if (options->contrasts) return say_contrasts(*options, runs);
+    }
     const auto categories = errors_by_category(validated);
     if (!options->csv.empty()) write_file(options->csv, to_csv(validated));
     print(options->json ? to_json(categories).dump(1) + "\n" : to_text(validated, categories));
