@@ -77,13 +77,6 @@ bool KvLayout::has_windows() const {
   return std::ranges::any_of(groups, [](const KvGroup& group) { return group.window > 0; });
 }
 
-std::int64_t KvLayout::blocks_in_step(std::int64_t computed, std::int64_t end) const {
-  std::int64_t blocks = end > 0 ? state_blocks : 0;
-  const std::int64_t all = ceil_div(end, block_tokens);
-  for (const KvGroup& group : groups) blocks += all - group.first_block(computed, block_tokens);
-  return blocks;
-}
-
 std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) const {
   const std::int64_t all = ceil_div(tokens, block_tokens);
   std::int64_t blocks = tokens > 0 ? state_blocks : 0;

@@ -26,7 +26,15 @@ struct KvLayout {
   /// to before `end`. A window's group has let go of the blocks that lie before what the first of
   /// these tokens attends to, and holds those of all tokens of the step, as vLLM's does. A sequence
   /// of any tokens has a state.
-  std::int64_t blocks_in_step(std::int64_t computed, std::int64_t end) const;
+  std::int64_t blocks_in_step(std::int32_t computed, std::int32_t end) const {
+    // Asked for each sequence of each step: 32 bits divide several times as fast as 64.
+    const auto of = static_cast<std::uint32_t>(block_tokens);
+    const std::int64_t all = (static_cast<std::uint32_t>(end) + of - 1) / of;
+    std::int64_t blocks = end > 0 ? state_blocks : 0;
+    for (const KvGroup& group : groups)
+      blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
+    return blocks;
+  }
   /// What blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at most
   /// `chunk`: a window's group holds window - 1 + chunk tokens in one block more than they fill, as
   /// they need not start with a block (vLLM's max_admission_blocks_per_request).

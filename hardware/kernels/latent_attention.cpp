@@ -64,7 +64,10 @@ Located locate(const LatentAttentionCall& c, const GpuSpec& gpu) {
 }
 
 std::string group_of(std::string_view cache, std::string_view multiplied, std::string_view block) {
-  return fmt::format("{} {}{}{}", cache, multiplied, block.empty() ? "" : " ", block);
+  std::string group = std::string(cache) + ' ';  // asked for in every step: no format is parsed
+  group += multiplied;
+  if (!block.empty()) (group += ' ') += block;
+  return group;
 }
 
 template <bool decode>
@@ -229,7 +232,7 @@ Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
 
 Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
   const std::string_view op = call.keys ? keys_op : values_op;
-  return {mla_bmm_table, {fmt::format("{} bfloat16", op)}, locate(call, gpu)};
+  return {mla_bmm_table, {std::string(op) + " bfloat16"}, locate(call, gpu)};
 }
 
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,

@@ -149,12 +149,14 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
       return left.kv.wanted(sequence, tokens) > left.kv.free_blocks();
     };
     const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
-    while (end > keeps && lacks_blocks()) {
+    bool lacking = lacks_blocks();
+    while (lacking && end > keeps) {
       left.out_of_blocks = true;
       left.kv.preempt(rank.running[--end]);
+      lacking = lacks_blocks();
     }
     if (end <= i) continue;
-    if (lacks_blocks()) {
+    if (lacking) {
       left.out_of_blocks = true;
       continue;
     }

@@ -71,15 +71,16 @@ void StepRows::find_sources(const StepBatch& batch) {
   }
 }
 
-void StepRows::start(const StepBatch& batch, bool keep_ids) {
+void StepRows::start(const StepBatch& batch, int first_layer, int last_layer, bool keep_ids) {
   find_sources(batch);
   const std::size_t selections = static_cast<std::size_t>(tokens_) * k_;
   tokens_of_expert_.assign(layers_ * experts_, 0);
   small_counts_.assign(layers_ * experts_, 0);
   has_ids_ = keep_ids;
+  first_layer_ = first_layer;
   // A stride of a power of two would have all layers share a few lines of the cache.
   layer_ids_ = selections + 32;
-  if (keep_ids) ids_.resize(layers_ * layer_ids_);
+  if (keep_ids) ids_.resize(at(last_layer - first_layer) * layer_ids_);
 }
 
 // Adds narrow counts to the step's.
@@ -99,7 +100,7 @@ void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_lay
                k_,
                experts_,
                small_counts_.data() + first * experts_,
-               has_ids_ ? ids_.data() + first * layer_ids_ : nullptr,
+               has_ids_ ? ids_.data() + at(first_layer - first_layer_) * layer_ids_ : nullptr,
                layer_ids_};
   const std::size_t row_ids = layers_ * k_;
   const auto place = [&](const RowRange& range) {

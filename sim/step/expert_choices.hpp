@@ -17,8 +17,9 @@ class StepRows {
  public:
   StepRows(const MoeModel&, const ParallelPlan&);
 
-  /// Begins a new step, whose rows are not read yet; `keep_ids` asks for ids().
-  void start(const StepBatch&, bool keep_ids);
+  /// Begins a new step, of which some consecutive layers will be read; `keep_ids` asks for their
+  /// ids().
+  void start(const StepBatch&, int first_layer, int last_layer, bool keep_ids);
   /// Reads these layers of the step. Threads may read different ones at a time.
   void read(const StepBatch&, const RowSource&, int first_layer, int last_layer);
 
@@ -31,7 +32,7 @@ class StepRows {
   bool has_ids() const { return has_ids_; }
   /// The experts that one layer's tokens chose, [tokens, k].
   std::span<const std::uint16_t> ids(int layer) const {
-    return std::span(ids_).subspan(at(layer) * layer_ids_, at(tokens_) * k_);
+    return std::span(ids_).subspan(at(layer - first_layer_) * layer_ids_, at(tokens_) * k_);
   }
   /// The GPU and the EP rank that hold each token: [tokens], never decreasing.
   const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
@@ -48,6 +49,7 @@ class StepRows {
   std::vector<std::int32_t> tokens_of_expert_;
   std::vector<std::uint16_t> small_counts_;  // tokens_of_expert_ while it is counted, else zero
   bool has_ids_ = false;
+  int first_layer_ = 0;  // of those in ids_
   std::vector<std::uint16_t> ids_;
   std::size_t layer_ids_ = 0;  // distance in ids_ from layer to layer
   std::vector<std::int32_t> source_gpu_, source_rank_;

@@ -377,8 +377,9 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  s.rows.start(batch, capacity_->limits() || rule.router->needs_token_rows() ||
-                          (plan_.dp > 1 && follows_copies));
+  s.rows.start(
+      batch, range.first, range.end,
+      capacity_->limits() || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {
