@@ -68,6 +68,7 @@ COMMANDS = [
     ("check base.json", ["base.json"]),
     ("explain base.json", ["base.json"]),
     ("what-if base.json --set /workload/requests=5", ["base.json"]),
+    ("sensitivity base.json", ["base.json"]),
     ("replay --trace trace --gpus 4 --replication 1.5 --routing even,metro --batch 4", ["trace/topk_ids.npy", "trace/meta.json", "trace/requests.jsonl"]),
     ("trace info trace", ["trace/topk_ids.npy", "trace/meta.json", "trace/requests.jsonl"]),
     ("place --policy eplb --load load.json --gpus 2 --replication 1.5", ["load.json"]),

@@ -38,6 +38,8 @@ std::span<const Verb> verbs() {
       Verb{"explain", "one forward step, operation by operation", setup_explain},
       Verb{"what-if", "an experiment compared with a changed one, and the operations that tell why",
            setup_what_if},
+      Verb{"sensitivity", "which constants of the prices decide a ranking or a figure",
+           setup_sensitivity},
       Verb{"trace", "look at, check, import or generate routing traces", setup_trace},
       Verb{"list", "policies, models, GPUs and clusters to choose from", setup_list},
       Verb{"keys", "every key of an experiment, with unit and default; or a JSON Schema",

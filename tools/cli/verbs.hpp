@@ -39,6 +39,7 @@ Action setup_place(CLI::App&);
 Action setup_route(CLI::App&);
 Action setup_explain(CLI::App&);
 Action setup_what_if(CLI::App&);
+Action setup_sensitivity(CLI::App&);
 Action setup_trace(CLI::App&);
 Action setup_list(CLI::App&);
 Action setup_keys(CLI::App&);
