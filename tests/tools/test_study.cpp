@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does a study of regimes compare like with like, and name the right policy?
 #include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include <fmt/format.h>
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
@@ -108,6 +112,57 @@ TEST_CASE("a study prices every case, policy and ratio on the same batches, and 
   CHECK_THAT(text, Contains("tiny, free"));
   for (std::size_t begin = 0; begin < text.size(); begin = text.find('\n', begin) + 1)
     CHECK(text.find('\n', begin) - begin <= 100);
+}
+
+TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
+  const RegimeStudy study = study_of(study_file());
+  // Without their 2 ms of deciding METRO's steps are 1 ms shorter than the rival's; four layers.
+  RegimeRow metro = row("metro", 1.5, {10, 12, 14}, 50);
+  metro.by_global_counts = true;
+  metro.deciding_ms = {2, 2, 2};
+  metro.layers = 4;
+  const std::vector<RegimeRow> rows{row("none", 1, {10, 12, 14}, 100), metro,
+                                    row("even", 1.5, {9, 11, 13}, 80)};
+  const std::vector<BreakEven> all = break_even(study, rows);
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].policy->policy == "metro");
+  CHECK(all[0].rival->policy == "even");
+  CHECK_THAT(all[0].us, WithinRel(250.0, 1e-12));
+  CHECK_THAT(all[0].margin, WithinAbs(0, 1e-9));
+}
+
+TEST_CASE("charged with its break-even a policy is as fast as its rival") {
+  // The rivals' host takes a while in every step, so that METRO has time to decide.
+  Json json = study_file();
+  json["cases"] = Json::parse(R"([{"free": {"/charges": {"token_routing": "none"}}}])");
+  json["sequences"] = {8};
+  for (const char* rival : {"none", "even"})
+    json["policies"][rival]["/charges/host_overhead"] = "1 ms";
+  const auto decided = [&] {
+    const TemporaryFolder folder;
+    const RegimeStudy study = study_of(json);
+    run_study(study, folder / "study.sqlite");
+    const std::vector<RegimeRow> rows =
+        regime_rows(study, Store::open(folder / "study.sqlite").read());
+    const std::vector<BreakEven> all = break_even(study, rows);
+    REQUIRE(all.size() == 1);
+    const auto mean = [](const std::vector<double>& ms) {
+      return std::accumulate(ms.begin(), ms.end(), 0.0) / static_cast<double>(ms.size());
+    };
+    return std::tuple(all[0].us, mean(all[0].policy->ms), mean(all[0].rival->ms));
+  };
+  const auto [us, free_ms, rival_ms] = decided();
+  CAPTURE(us, free_ms, rival_ms);
+  REQUIRE(us > 0);
+  json["cases"][0]["free"]["/charges"] = {{"token_routing",
+                                           {{"source", "a test"},
+                                            {"top_k_of_all_tokens", "0 us"},
+                                            {"metro", {{"fixed", fmt::format("{:.9f} us", us)}}}}}};
+  const auto [still, charged_ms, same_rival_ms] = decided();
+  CHECK(same_rival_ms == rival_ms);
+  CHECK_THAT(charged_ms, WithinRel(rival_ms, 1e-6));
+  // What is charged is taken off again.
+  CHECK_THAT(still, WithinRel(us, 1e-6));
 }
 
 TEST_CASE("what a study file lacks is said") {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -114,6 +116,11 @@ double mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+double seconds_of(const StepCost& cost, Part part) {
+  const auto& bounds = cost.parts[static_cast<std::size_t>(part)];
+  return std::accumulate(bounds.begin(), bounds.end(), 0.0);
+}
+
 double mean_activated(const StepCost& cost) {
   double sum = 0;
   for (const LayerOutcome& layer : cost.moe_layers()) sum += layer.load.max_activated;
@@ -179,17 +186,21 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
   const int ranks = deployment.parallel.dp, context = point.at("context");
   const double kv_tokens =
       static_cast<double>(deployment.memory.kv_blocks) * deployment.kv_layout.block_tokens * ranks;
-  Json report{{"replication", deployment.replication_effective},
-              {"kv_tokens", kv_tokens},
-              {"batches", Json::array()}};
+  Json report{
+      {"replication", deployment.replication_effective},
+      {"kv_tokens", kv_tokens},
+      {"by_global_counts", deployment.rules.of(StepKind::decode).router->needs_global_counts()},
+      {"layers", deployment.model.moe_layers()},
+      {"batches", Json::array()}};
   const std::uint64_t seed = deployment.seed;
   for (const int sequences : point.at("sequences").get<std::vector<int>>()) {
-    Json ms = Json::array(), activated = Json::array();
+    Json ms = Json::array(), deciding = Json::array(), activated = Json::array();
     for (int sample = 0; sample < point.at("samples").get<int>(); ++sample) {
       // The batch is drawn by the seed, the same one for every policy.
       deployment.seed = Rng(seed, fmt::format("study/{}/{}", sequences, sample)).bits();
       const ExplainedStep step = explain_step(deployment, StepKind::decode, sequences, context, 0);
       ms.push_back(step.cost.total.count() * 1e3);
+      deciding.push_back(seconds_of(step.cost, Part::token_routing) * 1e3);
       activated.push_back(mean_activated(step.cost));
     }
     const int batch = ranks * sequences;
@@ -199,6 +210,7 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
                                  {"x", x},
                                  {"fits", double(batch) * context <= kv_tokens},
                                  {"ms", std::move(ms)},
+                                 {"deciding_ms", std::move(deciding)},
                                  {"activated", std::move(activated)}});
   }
   return report.dump();
@@ -215,7 +227,8 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
     for (const Json& batch : report.at("batches")) {
       rows.push_back({group, policy, report.at("replication"), batch.at("batch"), batch.at("x"),
                       batch.at("ms"), batch.at("activated"), report.at("kv_tokens"),
-                      batch.at("fits")});
+                      batch.at("fits"), report.at("by_global_counts"), batch.at("deciding_ms"),
+                      report.at("layers")});
     }
   });
   std::stable_sort(rows.begin(), rows.end(), [](const RegimeRow& a, const RegimeRow& b) {
@@ -265,6 +278,47 @@ std::vector<RegimeCell> regime_map(const RegimeStudy& study, const std::vector<R
 
 namespace {
 
+// The time of a step that deciding may take, by sample, for each MoE layer, in us.
+BreakEven break_even(const RegimeRow& policy, const RegimeRow& rival) {
+  std::vector<double> us;
+  for (std::size_t i = 0; i < policy.ms.size(); ++i)
+    us.push_back(1e3 * (rival.ms[i] - (policy.ms[i] - policy.deciding_ms[i])) / policy.layers);
+  const double middle = mean(us), count = static_cast<double>(us.size());
+  double squares = 0;
+  for (const double one : us) squares += std::pow(one - middle, 2);
+  const double margin = us.size() > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
+  return {&policy, &rival, middle, margin};
+}
+
+}  // namespace
+
+std::vector<BreakEven> break_even(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
+  std::vector<BreakEven> all;
+  for (const RegimeCell& cell : regime_map(study, rows)) {
+    const auto in_cell = [&](const RegimeRow& row) {
+      return row.group == cell.fastest->group && row.batch == cell.fastest->batch && row.fits;
+    };
+    const RegimeRow* rival = nullptr;
+    for (const RegimeRow& row : rows) {
+      if (!in_cell(row) || row.by_global_counts) continue;
+      if (rival == nullptr || mean(row.ms) < mean(rival->ms)) rival = &row;
+    }
+    if (rival == nullptr) continue;
+    for (const auto& [name, settings] : study.policies) {
+      std::optional<BreakEven> best;
+      for (const RegimeRow& row : rows) {
+        if (!in_cell(row) || !row.by_global_counts || row.policy != name) continue;
+        const BreakEven one = break_even(row, *rival);
+        if (!best || one.us > best->us) best = one;
+      }
+      if (best) all.push_back(*best);
+    }
+  }
+  return all;
+}
+
+namespace {
+
 std::string named(const RegimeRow& row) {
   return row.replication > 1 ? fmt::format("{} {:.4g}x", row.policy, row.replication) : row.policy;
 }
@@ -277,11 +331,45 @@ double kv_change(const RegimeRow& row, const RegimeRow& reference) {
   return 100 * (row.kv_tokens / reference.kv_tokens - 1);
 }
 
+// How long each policy by global counts may take to decide, a line for each batch of a case.
+std::string break_even_text(const RegimeStudy& study, const std::vector<BreakEven>& all,
+                            std::size_t group) {
+  std::vector<std::string> head{"x", "batch", "rival"};
+  for (const auto& [name, settings] : study.policies) {
+    const bool decides =
+        std::ranges::any_of(all, [&](const BreakEven& one) { return one.policy->policy == name; });
+    if (decides) head.push_back(name);
+  }
+  constexpr std::size_t first_policy = 3;
+  Table table(head);
+  std::vector<std::string> line;
+  const RegimeRow* rival = nullptr;
+  const auto end_line = [&] {
+    if (!line.empty()) table.add(std::exchange(line, {}));
+  };
+  for (const BreakEven& one : all) {
+    if (one.policy->group != group) continue;
+    if (one.rival != rival) {
+      end_line();
+      rival = one.rival;
+      line = {fmt::format("{:.3g}", rival->x), fmt::format("{}", rival->batch), named(*rival)};
+      line.resize(head.size(), "-");
+    }
+    const auto column = std::find(head.begin() + first_policy, head.end(), one.policy->policy);
+    line[static_cast<std::size_t>(column - head.begin())] =
+        fmt::format("{:+.1f} +-{:.1f}", one.us, one.margin);
+  }
+  if (rival == nullptr) return "";
+  end_line();
+  return "break-even, us per MoE layer:\n" + table.text(100) + "\n";
+}
+
 }  // namespace
 
 std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   const std::string& reference = study.policies.front().first;
   const std::vector<RegimeCell> cells = regime_map(study, rows);
+  const std::vector<BreakEven> decided = break_even(study, rows);
   std::string text;
   for (std::size_t group = 0; group < study.cases.size(); ++group) {
     Table table({"x", "batch", "fastest", "step % of " + reference, "% of metro", "slots %", "KV %",
@@ -296,19 +384,28 @@ std::string regime_text(const RegimeStudy& study, const std::vector<RegimeRow>& 
            fmt::format("{:+.1f}", paired_gain(best.activated, cell.reference->activated).percent),
            fmt::format("{:+.1f}", kv_change(best, *cell.reference)), named(*cell.cheapest)});
     }
-    text += fmt::format("{}\n{}\n", study.cases[group].first, table.text());
+    text += fmt::format("{}\n{}\n{}", study.cases[group].first, table.text(),
+                        break_even_text(study, decided, group));
   }
   return text +
-         "x: tokens * k / experts. %: the fastest compared with no replication and with the "
-         "fastest "
-         "metro.\nCompared are step time (with the 95 % interval over paired batches), activated "
-         "slots of the\nbusiest GPU, and KV cache. As fast, most KV: within the interval of the "
-         "fastest.\n";
+         wrapped(
+             "x: tokens * k / experts. %: the fastest compared with no replication and with the "
+             "fastest metro. Compared are step time (with the 95 % interval over paired "
+             "batches), activated slots of the busiest GPU, and KV cache. As fast, most KV: "
+             "within the interval of the fastest.") +
+         "\n" +
+         wrapped(
+             "Break-even: how long a policy that needs the counts of all GPUs may take to "
+             "decide, in each MoE layer. At that time the policy is as fast as the rival, the "
+             "fastest policy without these counts. Below 0: the policy is slower even if "
+             "deciding takes no time.") +
+         "\n";
 }
 
 std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
   std::string csv =
-      "case,policy,replication,batch,x,fits,step_ms,activated,kv_tokens,step_vs_reference_percent,"
+      "case,policy,replication,batch,x,fits,step_ms,deciding_ms,activated,kv_tokens,step_vs_"
+      "reference_percent,"
       "margin,activated_vs_reference_percent,margin,step_vs_metro_percent,margin\n";
   const std::vector<RegimeCell> cells = regime_map(study, rows);
   for (const RegimeRow& row : rows) {
@@ -319,11 +416,11 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
     const PairedGain step = paired_gain(row.ms, cell->reference->ms);
     const PairedGain slots = paired_gain(row.activated, cell->reference->activated);
     csv += fmt::format(
-        "\"{}\",\"{}\",{:.6g},{},{:.6g},{},{:.6g},{:.6g},{:.0f},{:.4f},{:.4f},{:.4f},"
+        "\"{}\",\"{}\",{:.6g},{},{:.6g},{},{:.6g},{:.6g},{:.6g},{:.0f},{:.4f},{:.4f},{:.4f},"
         "{:.4f},",
         study.cases[row.group].first, row.policy, row.replication, row.batch, row.x,
-        row.fits ? 1 : 0, mean(row.ms), mean(row.activated), row.kv_tokens, step.percent,
-        step.margin, slots.percent, slots.margin);
+        row.fits ? 1 : 0, mean(row.ms), mean(row.deciding_ms), mean(row.activated), row.kv_tokens,
+        step.percent, step.margin, slots.percent, slots.margin);
     if (cell->metro != nullptr) {
       const PairedGain metro = paired_gain(row.ms, cell->metro->ms);
       csv += fmt::format("{:.4f},{:.4f}\n", metro.percent, metro.margin);

@@ -61,6 +61,11 @@ struct RegimeRow {
   std::vector<double> ms, activated;  ///< by sample; the latter means over MoE layers
   double kv_tokens = 0;               ///< that HBM has room for, all ranks
   bool fits = true;                   ///< the batch's own KV does
+  /// Whether the policy decides by the counts of all GPUs, which takes time in every MoE layer;
+  /// and that time by sample, of a step, as the case charges it.
+  bool by_global_counts = false;
+  std::vector<double> deciding_ms{};
+  int layers = 0;  ///< MoE layers of a step
 };
 /// The rows of done points, case by case and batch by batch; points that could not be priced are
 /// left out.
@@ -83,6 +88,20 @@ struct RegimeCell {
 };
 /// A cell per case and batch that has a reference. Points into `rows`.
 std::vector<RegimeCell> regime_map(const RegimeStudy&, const std::vector<RegimeRow>& rows);
+
+/// What a policy may take to decide, and still pay.
+struct BreakEven {
+  const RegimeRow* policy = nullptr;  ///< at the ratio that leaves the most time
+  const RegimeRow* rival = nullptr;   ///< the fastest row that needs no counts of all GPUs
+  /// In the mean, for each MoE layer, and half its 95 % interval; below 0 the policy does not pay
+  /// though it decides in no time.
+  double us = 0, margin = 0;
+};
+/// For each case and batch that has a rival, and each policy by global counts, in the study's
+/// order:
+///   us = (rival's step - (policy's step - its time to decide)) / MoE layers, on paired batches.
+/// Rows whose batch does not fit are left out. Points into `rows`.
+std::vector<BreakEven> break_even(const RegimeStudy&, const std::vector<RegimeRow>& rows);
 
 /// The map as tables, at most 100 columns wide.
 std::string regime_text(const RegimeStudy&, const std::vector<RegimeRow>& rows);
