@@ -229,6 +229,19 @@ TEST_CASE("an overloaded run meets no SLO, however patient the limits are") {
   REQUIRE(found.size() == 1);
   CHECK(state_of(found.front()) == "stable");
   REQUIRE(found.front().heavier);
+  // The answer is a rung below the heaviest load that lasts.
+  CHECK(found.front().heavier->binds == "capacity");
+  const auto state_at = [&](int rungs_more) {
+    Json config = found.front().config;
+    config["workload"]["arrivals"]["rate"] =
+        fmt::format("{} /s", found.front().per_second() * std::pow(2, rungs_more));
+    TraceLibrary traces;
+    return moesim::run(load_experiment(
+                           ConfigNode(config, test::source_dir() / "tests" / "tiny.json"), traces))
+        .measurement.state;
+  };
+  CHECK(state_at(1) == "stable");
+  CHECK(state_at(2) != "stable");
   // Whatever more is tried misses for want of capacity, not by a latency.
   Json heavier = found.front().config;
   heavier["workload"]["arrivals"]["rate"] = "1000000 /s";

@@ -375,6 +375,11 @@ class Bracket {
     if (met_ && missed_) return *missed_ - *met_ > 1;
     return rung_ >= first_ - furthest_down && rung_ <= first_ + furthest_up;
   }
+  /// To the rung below the one that is met, to be asked for.
+  void step_back() {
+    missed_ = *met_;
+    rung_ = --*met_;
+  }
   void note(bool bears) {
     (bears ? met_ : missed_) = rung_;
     if (met_ && missed_) {
@@ -408,6 +413,7 @@ class Confirmation {
       }
     }
     ask_heavier();
+    step_back();
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
       if (brackets_[i].met()) result_.found.push_back(found(i, *brackets_[i].met()));
     }
@@ -471,6 +477,27 @@ class Confirmation {
         points.push_back({i * draws_, *brackets_[i].met() + rungs_per_5_percent});
     }
     ask(std::move(points), false);
+  }
+
+  // At the very edge of what can be served a queue grows so slowly that no run is long enough to
+  // see it. Where a little more load is too much for the capacity, or served in time to few, the
+  // answer is a rung below the edge.
+  void step_back() {
+    constexpr double few = .5;
+    std::vector<Bracket> edges = brackets_;
+    std::vector<TunePoint> points;
+    for (std::size_t i = 0; i < brackets_.size() && !result_.stopped; ++i) {
+      if (!brackets_[i].met()) continue;
+      const std::optional<Heavier> beyond = heavier(i);
+      if (!beyond || (beyond->attainment >= few && beyond->binds != "capacity")) continue;
+      brackets_[i].step_back();
+      for (std::size_t draw = 0; draw < draws_; ++draw) points.push_back(point(i, draw));
+    }
+    ask(std::move(points), false);
+    for (std::size_t i = 0; i < brackets_.size() && !result_.stopped; ++i) {
+      if (brackets_[i].met() != edges[i].met() && !bears(i, draws_)) brackets_[i] = edges[i];
+    }
+    ask_heavier();
   }
 
   // Runs what was not run yet: to its end, unless only `whether` it meets the SLO is asked.
