@@ -500,7 +500,7 @@ rate at which they could still win. Then copies of experts, token routing, chunk
 sequences of the best are varied. Five deployments are simulated from a warm start over more than
 twenty lifetimes of a request, under three seeds. The answer is the heaviest load that lasts. The answer is
 one step of 1.6 % less if 5 % more load exceeds the capacity or meets the limits for few requests.
---attainment is the share of requests that must meet the limits.
+The share of requests that must meet the limits is --attainment.
 Three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite (every run) and
 NAME.html (a page of the runs). NAME is -o, or follows from the question. The same command continues
 a stopped search. Exit 3 if no deployment meets the limits, with the nearest miss.)";
