@@ -125,14 +125,13 @@ Action setup_sensitivity(CLI::App& command) {
       ->allow_extra_args(false);
   command.add_flag("--json", options->json, "print JSON instead of tables");
   command.footer(
-      "Which constants decide the answer? Each constant of the prices is made smaller and larger, "
-      "one at a time, under the same seed. Constants are those of kernels, links, the network, "
-      "charges and the API server. Times that were measured stay as they are.\n"
-      "One deployment: the change of its metric. Several deployments: the lead of the best one, "
-      "and the constants that turn the ranking. Metrics are the columns of a store's view "
-      "`metrics`.\n"
-      "  moesim sensitivity configs/quick.json --of median_tpot_ms\n"
-      "  moesim sensitivity eplb.json metro.json --of output_throughput");
+      R"(Which constants decide the answer? Each constant of the prices is made smaller and larger, one at a
+time, under the same seed. Constants are those of kernels, links, the network, charges and the API
+server. Times that were measured stay as they are.
+One deployment: the change of its metric. Several deployments: the lead of the best one, and the
+constants that turn the ranking. Metrics are the columns of a store's view `metrics`.
+  moesim sensitivity configs/quick.json --of median_tpot_ms
+  moesim sensitivity eplb.json metro.json --of output_throughput)");
   return [options] { return run(*options); };
 }
 
