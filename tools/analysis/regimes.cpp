@@ -335,7 +335,8 @@ double kv_change(const RegimeRow& row, const RegimeRow& reference) {
 std::string break_even_text(const RegimeStudy& study, const std::vector<BreakEven>& all,
                             std::size_t group) {
   std::vector<std::string> head{"x", "batch", "rival"};
-  for (const auto& [name, settings] : study.policies) {
+  for (const auto& policy : study.policies) {
+    const std::string& name = policy.first;
     const bool decides =
         std::ranges::any_of(all, [&](const BreakEven& one) { return one.policy->policy == name; });
     if (decides) head.push_back(name);
