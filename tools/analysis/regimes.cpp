@@ -237,14 +237,24 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
   return rows;
 }
 
-PairedGain paired_gain(const std::vector<double>& of, const std::vector<double>& against) {
-  const auto count = static_cast<double>(of.size());
-  const double base = mean(against), difference = mean(of) - base;
+namespace {
+
+// Half the 95 % interval of the mean of values; 0 for a single one.
+double margin_of_mean(const std::vector<double>& values) {
+  const auto count = static_cast<double>(values.size());
+  const double middle = mean(values);
   double squares = 0;
-  for (std::size_t i = 0; i < of.size(); ++i)
-    squares += std::pow(of[i] - against[i] - difference, 2);
-  const double margin = of.size() > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
-  return {100 * difference / base, 100 * margin / base};
+  for (const double value : values) squares += std::pow(value - middle, 2);
+  return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
+}
+
+}  // namespace
+
+PairedGain paired_gain(const std::vector<double>& of, const std::vector<double>& against) {
+  std::vector<double> differences = of;
+  for (std::size_t i = 0; i < of.size(); ++i) differences[i] -= against[i];
+  const double percent = 100 / mean(against);
+  return {percent * mean(differences), percent * margin_of_mean(differences)};
 }
 
 std::vector<RegimeCell> regime_map(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
@@ -283,11 +293,7 @@ BreakEven break_even(const RegimeRow& policy, const RegimeRow& rival) {
   std::vector<double> us;
   for (std::size_t i = 0; i < policy.ms.size(); ++i)
     us.push_back(1e3 * (rival.ms[i] - (policy.ms[i] - policy.deciding_ms[i])) / policy.layers);
-  const double middle = mean(us), count = static_cast<double>(us.size());
-  double squares = 0;
-  for (const double one : us) squares += std::pow(one - middle, 2);
-  const double margin = us.size() > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
-  return {&policy, &rival, middle, margin};
+  return {&policy, &rival, mean(us), margin_of_mean(us)};
 }
 
 }  // namespace

@@ -46,8 +46,7 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
                              GpuSpec& gpu = pool.cluster.gpu;
                              if (!gpu.tables) return;
                              TableFactors factors;
-                             for (const MeasuredTable* one : measured_tables())
-                               factors[one->name].fill(1);
+                             factors[table->name].fill(1);
                              factors[table->name][static_cast<std::size_t>(evidence)] = factor;
                              gpu.tables = scaled(*gpu.tables, factors);
                            }});
@@ -55,15 +54,23 @@ void add_tables(const KernelTables& tables, std::vector<PriceConstant>& constant
   }
 }
 
+// Adds constants of one part of every pool, by name: "GROUP NAME". `part` finds the part in a pool.
+template <class Part>
+auto adder(std::string group, std::string basis, Part part, std::vector<PriceConstant>& constants) {
+  return [=, &constants](const std::string& name, auto scale) {
+    constants.push_back({group + ' ' + name, basis, [part, scale](Deployment& pool, double factor) {
+                           scale(part(pool), factor);
+                         }});
+  };
+}
+
 // Constants of all precisions of a kernel go together.
 void add_roofline(const Kernel& kernel, const std::string& basis,
                   std::vector<PriceConstant>& constants) {
-  const auto add = [&](const char* name, auto scale) {
-    constants.push_back({fmt::format("{} {}", kernel.name, name), basis,
-                         [&kernel, scale](Deployment& pool, double factor) {
-                           scale(pool.cluster.gpu.kernels.at(&kernel), factor);
-                         }});
+  const auto of_pool = [&kernel](Deployment& pool) -> KernelConstants& {
+    return pool.cluster.gpu.kernels.at(&kernel);
   };
+  const auto add = adder(std::string(kernel.name), basis, of_pool, constants);
   add("launch", [](KernelConstants& k, double factor) {
     k.launch *= factor;
     for (auto& [precision, own] : k.by_precision) own.launch *= factor;
@@ -87,12 +94,10 @@ void add_roofline(const Kernel& kernel, const std::string& basis,
 
 void add_links(const Kernel& kernel, const std::string& basis,
                std::vector<PriceConstant>& constants) {
-  const auto add = [&](const char* name, auto scale) {
-    constants.push_back({fmt::format("{} {}", kernel.name, name), basis,
-                         [&kernel, scale](Deployment& pool, double factor) {
-                           scale(pool.cluster.gpu.collectives.at(&kernel), factor);
-                         }});
+  const auto of_pool = [&kernel](Deployment& pool) -> CollectiveConstants& {
+    return pool.cluster.gpu.collectives.at(&kernel);
   };
+  const auto add = adder(std::string(kernel.name), basis, of_pool, constants);
   add("launch", [](CollectiveConstants& c, double factor) { c.launch *= factor; });
   add("per_gpu", [](CollectiveConstants& c, double factor) { c.per_gpu *= factor; });
   add("bandwidth_share",
@@ -101,11 +106,8 @@ void add_links(const Kernel& kernel, const std::string& basis,
 }
 
 void add_network(std::vector<PriceConstant>& constants) {
-  const auto add = [&](const char* name, auto scale) {
-    constants.push_back(
-        {fmt::format("network {}", name), "cluster file",
-         [scale](Deployment& pool, double factor) { scale(pool.cluster.network, factor); }});
-  };
+  const auto of_pool = [](Deployment& pool) -> LinkSpec& { return pool.cluster.network; };
+  const auto add = adder("network", "cluster file", of_pool, constants);
   add("latency", [](LinkSpec& link, double factor) {
     link.latency *= factor;
     link.latency_per_doubling *= factor;
@@ -115,11 +117,8 @@ void add_network(std::vector<PriceConstant>& constants) {
 }
 
 void add_charges(const Experiment& experiment, std::vector<PriceConstant>& constants) {
-  const auto add = [&](const std::string& name, auto scale) {
-    constants.push_back({"charges " + name, "setting", [scale](Deployment& pool, double factor) {
-                           scale(pool.charges, factor);
-                         }});
-  };
+  const auto of_pool = [](Deployment& pool) -> Charges& { return pool.charges; };
+  const auto add = adder("charges", "setting", of_pool, constants);
   for (const auto& [policy, charge] : experiment.decode().charges.token_routing) {
     add("token_routing " + policy, [policy = policy](Charges& charges, double factor) {
       const auto of_policy = charges.token_routing.find(policy);
@@ -140,11 +139,10 @@ void add_charges(const Experiment& experiment, std::vector<PriceConstant>& const
 }
 
 void add_api_server(std::vector<PriceConstant>& constants) {
-  constants.push_back({"api_server latency", "setting",
-                       [](Deployment& pool, double factor) { pool.api_server.latency *= factor; }});
-  constants.push_back({"api_server tokenization", "setting", [](Deployment& pool, double factor) {
-                         pool.api_server.tokenization *= factor;
-                       }});
+  const auto of_pool = [](Deployment& pool) -> ApiServer& { return pool.api_server; };
+  const auto add = adder("api_server", "setting", of_pool, constants);
+  add("latency", [](ApiServer& server, double factor) { server.latency *= factor; });
+  add("tokenization", [](ApiServer& server, double factor) { server.tokenization *= factor; });
 }
 
 double metric_of(const Experiment& experiment, const Metric& metric) {
