@@ -380,8 +380,8 @@ class Search {
       // Where long runs refute all of a kind, what came behind them in short runs is asked.
       if (std::ranges::any_of(short_runs, of_kind) && std::ranges::none_of(leaders_, of_kind))
         join(long_runs_of(best_in_reserve(apart)));
-      confirm_best(apart);
     }
+    confirm_best();
   }
 
   // Shapes of a kind that were left out of the leaders, each once, the best first.
@@ -414,21 +414,29 @@ class Search {
     return std::move(result.found);
   }
 
-  // The best of a kind bears its load under every draw, if it is worth it. Others bear no more than
-  // under one, so that they need not be asked unless that is more.
-  void confirm_best(bool apart) {
+  // The best of each kind bears its load under every draw, if it is worth it. Others bear no more
+  // than under one, so that they need not be asked unless that is more.
+  void confirm_best() {
     while (!plan_.stopped) {
-      const auto best = std::ranges::find_if(
-          leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
-      if (best == leaders_.end() || best->draws == draws) return;
-      if (best->per_second() < worth_a_search * leaders_.front().per_second()) return;
-      const std::array load{best->per_second()};
-      const SloSearch slo = long_runs({best->config}, draws);
-      SloResult result = confirm_slo(slo, load, traces_, remarks_, begin("other seeds"));
+      std::vector<Json> places;
+      std::vector<double> loads;
+      for (const bool apart : {false, true}) {
+        const auto best = std::ranges::find_if(
+            leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
+        if (best == leaders_.end() || best->draws == draws) continue;
+        if (best->per_second() < worth_a_search * leaders_.front().per_second()) continue;
+        places.push_back(best->config);
+        loads.push_back(best->per_second());
+      }
+      if (places.empty()) return;
+      const SloSearch slo = long_runs(places, draws);
+      SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("other seeds"));
       plan_.runs += result.search.runs;
       plan_.stopped |= result.search.stopped;
       if (plan_.stopped) return;
-      leaders_.erase(best);
+      std::erase_if(leaders_, [&](const SloRun& run) {
+        return std::ranges::find(places, run.config) != places.end();
+      });
       join(std::move(result.found));
     }
   }

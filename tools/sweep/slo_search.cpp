@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include <fmt/format.h>
@@ -126,6 +129,18 @@ constexpr double by_chance = .03;
 
 std::string rate_text(double rate) { return fmt::format("{} /s", rate); }
 
+// An order of runs in which no core is left with a long one at the end.
+std::vector<std::size_t> longest_first(std::span<const SweepPoint> points) {
+  const auto requests = [&](std::size_t i) {
+    const Json* number = find_value(points[i].config, "/workload/requests");
+    return number != nullptr && number->is_number() ? number->get<double>() : 0;
+  };
+  std::vector<std::size_t> order(points.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater{}, requests);
+  return order;
+}
+
 class Runs {
  public:
   Runs(const SloSearch& search, TraceLibrary& traces, Remarks& remarks, const SloHooks& hooks)
@@ -151,7 +166,10 @@ class Runs {
       configs.push_back(points_.of(config_of(point)));
     }
     std::vector<Outcome> outcomes(points.size());
-    tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t i) {
+    const std::vector<std::size_t> order = longest_first(configs);
+    std::atomic<std::size_t> next = 0;
+    tbb::parallel_for(std::size_t{0}, points.size(), [&](std::size_t) {
+      const std::size_t i = order[next++];
       tbb::this_task_arena::isolate(
           [&] { outcomes[i] = run(configs[i], whether && search_.give_up); });
     });
