@@ -32,11 +32,18 @@ const LayerSpec& unit_layer(const MoeModel& model) {
 }
 
 // A layer's KV cache in those of the unit layer, whole ones: engines give layers with more to cache
-// as many pages more (vLLM's unified page size).
-int kv_layers(const LayerSpec& layer, const LayerSpec& unit, const ParallelPlan& plan) {
-  const double elements = kept(layer, plan, {}).elements;
-  if (elements == 0) return 0;
-  return static_cast<int>(std::ceil(elements / kept(unit, plan, {}).elements));
+// as many pages more (vLLM's unified page size). Layers whose entries stand for several tokens have
+// pages of their own size.
+double kv_layers(const LayerSpec& layer, const LayerSpec& unit, const ParallelPlan& plan) {
+  const Kept here = kept(layer, plan, {});
+  if (here.elements == 0) return 0;
+  const double units = here.elements / kept(unit, plan, {}).elements;
+  return here.tokens_of_entry > 1 ? units : std::ceil(units);
+}
+
+// Of so many layers, those that a stage of the pipeline has at most.
+double of_a_stage(double layers, const ParallelPlan& plan) {
+  return std::floor(layers) == layers ? std::ceil(layers / plan.pp) : layers / plan.pp;
 }
 
 Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
@@ -44,18 +51,19 @@ Bytes kv_bytes_per_layer(const MoeModel& model, const ParallelPlan& plan,
   return Bytes(kept(unit_layer(model), plan, precision).bytes);
 }
 
-// What layers keep beside the KV cache is alike in those that keep it: the largest, in as many
-// layers as a stage of the pipeline has at most.
+// What layers keep beside the KV cache: the mean of those that keep any, in as many layers as a
+// stage of the pipeline has at most.
 double beside_kv_cache(const MoeModel& model, const ParallelPlan& plan,
                        const PrecisionPlan& precision, double Kept::*bytes) {
   std::int64_t layers = 0;
-  double most = 0;
+  double all = 0;
   for (const LayerSpec& layer : model.layers) {
     const double here = kept(layer, plan, precision).*bytes;
     if (here > 0) ++layers;
-    most = std::max(most, here);
+    all += here;
   }
-  return most * static_cast<double>(ceil_div(layers, plan.pp));
+  if (layers == 0) return 0;
+  return all / static_cast<double>(layers) * static_cast<double>(ceil_div(layers, plan.pp));
 }
 
 // Of the index keys of one token, on a GPU of the stage with most indexers.
@@ -89,30 +97,30 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
 
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
                    int block_tokens) {
-  std::map<std::pair<int, bool>, int> layers_of_kind;
+  std::map<std::pair<int, bool>, double> layers_of_kind;
   const LayerSpec& unit = unit_layer(model);
   for (const LayerSpec& layer : model.layers) {
     const Sight sight = layer.mixer->sight();
-    if (const int layers = kv_layers(layer, unit, plan); layers > 0)
+    if (const double layers = kv_layers(layer, unit, plan); layers > 0)
       layers_of_kind[{sight.window, sight.chunked}] += layers;
   }
-  int fewest = std::numeric_limits<int>::max(), most = 0;
+  double fewest = std::numeric_limits<double>::max(), most = 0;
   for (const auto& [kind, layers] : layers_of_kind) {
     fewest = std::min(fewest, layers);
     most = std::max(most, layers);
   }
-  const int group_layers = most < 1.5 * fewest ? most : fewest;
+  const double group_layers = most < 1.5 * fewest ? most : fewest;
 
   KvLayout layout;
   layout.block_tokens = block_tokens;
   for (const auto& [kind, layers] : layers_of_kind) {
-    for (int i = 0; i < ceil_div(layers, group_layers); ++i)
-      layout.groups.push_back(
-          {.layers = group_layers, .window = kind.first, .chunked = kind.second});
+    for (double i = 0; i < std::ceil(layers / group_layers); ++i)
+      layout.groups.push_back({.layers = static_cast<int>(std::ceil(group_layers)),
+                               .window = kind.first,
+                               .chunked = kind.second});
   }
   // Groups of blocks that are all as large share the index keys.
-  layout.block = (kv_bytes_per_layer(model, plan, precision) *
-                      static_cast<double>(ceil_div(group_layers, plan.pp)) +
+  layout.block = (kv_bytes_per_layer(model, plan, precision) * of_a_stage(group_layers, plan) +
                   index_bytes_per_token(model, plan, precision) / double(layout.groups.size())) *
                  block_tokens;
   const double bytes = beside_kv_cache(model, plan, precision, &Kept::state_bytes);
@@ -122,11 +130,10 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
 
 Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
                          const PrecisionPlan& precision) {
-  std::int64_t layers = 0;
+  double layers = 0;
   const LayerSpec& unit = unit_layer(model);
   for (const LayerSpec& layer : model.layers) layers += kv_layers(layer, unit, plan);
-  return kv_bytes_per_layer(model, plan, precision) *
-             static_cast<double>(ceil_div(layers, plan.pp)) +
+  return kv_bytes_per_layer(model, plan, precision) * of_a_stage(layers, plan) +
          index_bytes_per_token(model, plan, precision);
 }
 

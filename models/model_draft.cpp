@@ -52,7 +52,7 @@ MixerPtr mixer_of(const ModelDraft& draft, const LayerDraft& layer) {
   const bool local = layer.window > 0 && draft.local != nullptr;
   const Mixer& kind = local ? *draft.local : *draft.attention;
   const int top = layer.sparse ? kind.sight().top : 0;
-  return kind.in_layer({layer.window, layer.chunked, top, layer.indexer && top > 0});
+  return kind.in_layer({layer.window, layer.chunked, top, layer.indexer && top > 0, layer.ratio});
 }
 
 }  // namespace
@@ -71,6 +71,13 @@ MoeModel ModelDraft::finished(const ConfigNode& node) const {
       whole.layers, [](const LayerSpec& layer) { return layer.mixer->sight().top > 0; });
   require(node, sparse == whole.layers.end() || sparse->mixer->sight().indexed,
           "the first layer with sparse attention has no indexer; one is expected");
+  require(node,
+          std::ranges::any_of(whole.layers,
+                              [](const LayerSpec& layer) {
+                                const Kept kept = layer.mixer->kept({}, {});
+                                return kept.elements > 0;
+                              }),
+          "no layer keeps tokens in a KV cache; at least one is expected");
   require_sound_ffns(node, whole);
   return whole;
 }

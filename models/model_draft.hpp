@@ -14,6 +14,7 @@ struct LayerDraft {
   bool chunked = false;  ///< the window is an aligned chunk (Llama 4), not sliding
   bool sparse = true;    ///< sees what an indexer leaves, where attention has one ...
   bool indexer = true;   ///< ... that scores in this layer; else the layer before chose (GLM-5.2)
+  int ratio = 0;         ///< tokens of an entry, where attention is compressed
   MixerPtr mixer{};      ///< none of the draft's, but this one
   bool moe = true;
   bool ffn = true;

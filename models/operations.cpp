@@ -57,39 +57,39 @@ void OperationList::gemm(std::string_view name, double m, double n, double k) {
   } else if (stored < bf16_bytes && !fused) {
     memory("quantise", m * k * (bf16_bytes + stored));
   }
-  append(name, product);
+  priced(name, product);
 }
 
 void OperationList::bf16_gemm(std::string_view name, double m, double n, double k) {
-  if (m > 0) append(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
+  if (m > 0) priced(name, moesim::gemm(m, n, k, Precision::bf16, Precision::bf16, gpu_));
 }
 
 void OperationList::memory(std::string_view name, double bytes) {
-  if (bytes > 0) append(name, memory_op(Bytes(bytes), gpu_));
+  if (bytes > 0) priced(name, memory_op(Bytes(bytes), gpu_));
 }
 
 void OperationList::attention(std::string_view name, AttentionShape shape, AttentionLoad load,
                               double flops, double bytes) {
   shape.kv_cache = kv_cache_;
   load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
-  append(name, moesim::attention(shape, load, gpu_));
+  priced(name, moesim::attention(shape, load, gpu_));
 }
 
 void OperationList::attention(std::string_view name, LatentAttentionShape shape, AttentionLoad load,
                               double flops, double bytes) {
   shape.kv_cache = kv_cache_;
   load.work = {.flops = Flops(flops), .hbm = Bytes(bytes)};
-  append(name, latent_attention(shape, load, gpu_));
+  priced(name, latent_attention(shape, load, gpu_));
 }
 
 void OperationList::absorption(std::string_view name, bool keys, double queries,
                                const LatentAttentionShape& shape) {
-  if (queries > 0) append(name, moesim::absorption(keys, queries, shape, gpu_));
+  if (queries > 0) priced(name, moesim::absorption(keys, queries, shape, gpu_));
 }
 
 void OperationList::kernel(std::string_view name, const Kernel& kernel, double flops,
                            double bytes) {
-  append(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, kernel, gpu_));
+  priced(name, roofline({.flops = Flops(flops), .hbm = Bytes(bytes)}, {}, kernel, gpu_));
 }
 
 }  // namespace moesim

@@ -74,12 +74,12 @@ class OperationList {
   void attention(std::string_view name, LatentAttentionShape, AttentionLoad, double flops,
                  double bytes);
   void absorption(std::string_view name, bool keys, double queries, const LatentAttentionShape&);
+  /// An operation that has its price.
+  void priced(std::string_view name, const Cost& cost) { out_.push_back({name, part_, cost}); }
   /// An operation by a kernel that no table knows.
   void kernel(std::string_view name, const Kernel&, double flops, double bytes);
 
  private:
-  void append(std::string_view name, const Cost& cost) { out_.push_back({name, part_, cost}); }
-
   Part part_;
   Precision weights_, activations_, kv_cache_;
   const GpuSpec& gpu_;

@@ -336,7 +336,17 @@ std::optional<StoredPrecision> read_stored_precision(const ConfigNode& config,
     return StoredPrecision{read_precision(config.child("precision")), file};
   }
   const std::optional<ConfigNode> quantisation = quantisation_of(config);
-  if (quantisation) return Quantisation(*quantisation, model, naming_of(config, model)).read();
+  if (quantisation) {
+    StoredPrecision stored = Quantisation(*quantisation, model, naming_of(config, model)).read();
+    // DeepSeek-V4 says the format of its experts beside that of all else; engines keep the entries
+    // of its KV cache in fp8.
+    const std::string experts = text_of(language_part(config).json(), "expert_dtype");
+    if (experts == "fp4") stored.plan.experts = Precision::mxfp4;
+    if (member(language_part(config).json(), "compress_ratios") != nullptr ||
+        member(language_part(config).json(), "compress_rates") != nullptr)
+      stored.plan.kv_cache = Precision::fp8;
+    return stored;
+  }
   StoredPrecision stored{{}, file};
   if (const std::string named = format_named(model.name); !named.empty()) {
     stored.warning = fmt::format(

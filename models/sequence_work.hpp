@@ -22,6 +22,7 @@ struct Sight {
   bool chunked = false;  ///< the window is an aligned chunk (Llama 4), not sliding
   int top = 0;           ///< the best so many, by an indexer's scores; 0: all
   bool indexed = false;  ///< the layer scores them itself, else another layer did
+  int ratio = 0;         ///< compressed attention: tokens of an entry; 0: no entries
   bool operator==(const Sight&) const = default;
 };
 

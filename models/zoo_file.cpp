@@ -42,7 +42,9 @@ std::span<const Key> layer_keys() {
       {"window", size, all, "tokens that it attends to, sliding"},
       {"chunk", size, all, "tokens of the aligned chunk that it attends to (Llama 4)"},
       {"indexer", form::flag, "true",
-       "sparse attention: own indexer, else the previous layer's choice"}};
+       "sparse attention: own indexer, else the previous layer's choice"},
+      {"compress_ratio", size_or_none, "0",
+       "compressed attention: tokens of an entry; 0: the window alone"}};
   return keys;
 }
 
@@ -53,6 +55,7 @@ LayerDraft read_layer(ConfigReader& r) {
   layer.ffn = ffn != Ffn::none;
   layer.linear = r.flag("linear");
   layer.indexer = r.flag("indexer");
+  layer.ratio = static_cast<int>(r.integer("compress_ratio"));
   if (r.has("chunk")) {
     layer.chunked = true;
     layer.window = count(r, "chunk");
@@ -134,7 +137,8 @@ std::span<const Key> model_keys() {
       {"hidden", size, required, "hidden size"},
       {"vocabulary", size, required, "tokens that it knows"},
       {"tied_embeddings", form::flag, required, "the LM head is the embedding"},
-      {"attention", form::object(attention_keys), required, "GQA, or MLA with kv_lora"},
+      {"attention", form::object(attention_keys), required,
+       "GQA; MLA with kv_lora; compressed with latent_dim"},
       {"local_attention", form::object(attention_keys), unset("the same"),
        "attention of layers with a window, where it differs"},
       {"linear_attention", form::object(linear_attention_keys), unset("no linear layers"),

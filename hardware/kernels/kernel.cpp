@@ -5,11 +5,15 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/kernels/attention.hpp"
+#include "hardware/kernels/compressed_attention.hpp"
 #include "hardware/kernels/deep_ep.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/hyper_connections.hpp"
+#include "hardware/kernels/linear_attention.hpp"
 #include "hardware/kernels/memory.hpp"
 #include "hardware/kernels/quantise.hpp"
+#include "hardware/kernels/sparse_attention.hpp"
 
 namespace moesim {
 
@@ -26,6 +30,15 @@ std::span<const Kernel* const> kernels() {
                                            &mla_decode_module_kernel,
                                            &mla_prefill_module_kernel,
                                            &mla_bmm_kernel,
+                                           &dsa_decode_kernel,
+                                           &dsa_prefill_kernel,
+                                           &csa_decode_kernel,
+                                           &csa_prefill_kernel,
+                                           &hca_decode_kernel,
+                                           &hca_prefill_kernel,
+                                           &hyper_connections_kernel,
+                                           &gdn_kernel,
+                                           &kda_kernel,
                                            &quantise_kernel,
                                            &memory_kernel,
                                            &one_shot_all_reduce_kernel,

@@ -7,6 +7,7 @@
 
 #include "hardware/at.hpp"
 #include "models/huggingface/layers.hpp"
+#include "models/mixers/compressed.hpp"
 #include "models/mixers/delta_net.hpp"
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/keys.hpp"
@@ -108,6 +109,49 @@ void dbrx_parts(ConfigReader& r, ModelDraft& m) {
   m.model.experts = count(experts, "moe_num_experts");
   m.model.experts_per_token = count(experts, "moe_top_k");
   m.model.expert_width = count(experts, "ffn_hidden_size");
+}
+
+namespace {
+
+// Tokens of an entry in each layer, as files of before transformers 5 list them, and later ones by
+// the name of the layer's kind.
+std::vector<int> ratios_of_layers(ConfigReader& r, std::size_t layers) {
+  std::vector<int> ratios;
+  if (present(r, "compress_ratios")) {
+    for (const ConfigNode& ratio : of_each_layer(r, "compress_ratios", layers))
+      ratios.push_back(static_cast<int>(ratio.integer(whole)));
+    ratios.resize(layers);  // without the layer that drafts
+    return ratios;
+  }
+  ConfigReader rates(r.child("compress_rates"));
+  for (const ConfigNode& type : of_each_layer(r, "layer_types", layers)) {
+    const std::string name = type.text();
+    ratios.push_back(name == "sliding_attention" ? 0 : count(rates, name));
+  }
+  ratios.resize(layers);
+  return ratios;
+}
+
+}  // namespace
+
+// An indexer picks among the entries of fewest tokens, and there alone.
+void deepseek_v4_layers(ConfigReader& r, ModelDraft& m) {
+  constexpr int sparse = 4;
+  CompressedAttention attention = hf_compressed(r);
+  const std::vector<int> ratios = ratios_of_layers(r, m.layers.size());
+  attention.sparse_ratio = sparse;
+  if (present(r, "compress_rates")) {
+    ConfigReader rates(r.child("compress_rates"));
+    attention.sparse_ratio = count(rates, "compressed_sparse_attention");
+  }
+  if (std::ranges::find(ratios, 1) != ratios.end())
+    r.node().fail("entries of one token are not modelled in compressed attention");
+  if (std::ranges::find(ratios, attention.sparse_ratio) == ratios.end()) {
+    attention.sparse_ratio = 0;
+    attention.indexer = {};
+  }
+  m.attention = mixer(attention);
+  for_layers(m, [&](int i, LayerDraft& layer) { layer.ratio = ratios[at(i)]; });
 }
 
 void ernie_layers(ConfigReader& r, ModelDraft& m) {

@@ -19,6 +19,7 @@ void smallthinker_windows(ConfigReader&, ModelDraft&);
 void arctic_residual(ConfigReader&, ModelDraft&);
 void bailing_lightning(ConfigReader&, ModelDraft&);
 void dbrx_parts(ConfigReader&, ModelDraft&);
+void deepseek_v4_layers(ConfigReader&, ModelDraft&);
 void ernie_layers(ConfigReader&, ModelDraft&);
 void gemma4_parts(ConfigReader&, ModelDraft&);
 void granite_mamba(ConfigReader&, ModelDraft&);

@@ -88,6 +88,10 @@ constexpr HfLayout deepseek_sparse{.attention = sparse_latent,
                                    .groups = "n_group",
                                    .moe = deepseek_layers,
                                    .exceptions = read_shared_indexers};
+constexpr HfLayout deepseek_v4{.experts = needed("n_routed_experts"),
+                               .width = of_moe,
+                               .shared = or_null("n_shared_experts"),
+                               .exceptions = deepseek_v4_layers};
 constexpr HfLayout glm{.attention = grouped,
                        .experts = needed("n_routed_experts"),
                        .width = of_moe,
@@ -264,6 +268,7 @@ constexpr HfFamily families[] = {
     HfFamily{"deepseek_v2", "DeepseekV2ForCausalLM", &deepseek, "deepseek_v2_lite"},
     HfFamily{"deepseek_v3", "DeepseekV3ForCausalLM", &deepseek, "deepseek_r1"},
     HfFamily{"deepseek_v32", "DeepseekV32ForCausalLM", &deepseek_sparse, "deepseek_r1"},
+    HfFamily{"deepseek_v4", "DeepseekV4ForCausalLM", &deepseek_v4},
     HfFamily{"dots1", "Dots1ForCausalLM", &dots},
     HfFamily{"ernie4_5_moe", "Ernie4_5_MoeForCausalLM", &ernie},
     HfFamily{"exaone_moe", "ExaoneMoEForCausalLM", &exaone},
@@ -321,8 +326,6 @@ constexpr std::string_view encoder_decoder =
 constexpr std::string_view two_kinds =
     "experts of two sizes, for text and for images, are not modelled";
 constexpr HfRefusal refusals[] = {
-    HfRefusal{"deepseek_v4", "DeepseekV4ForCausalLM",
-              "DeepSeek-V4's compressed attention (\"compress_ratios\") is not modelled"},
     HfRefusal{"doge", "DogeForCausalLM",
               "Doge's retrieval of experts by product keys is not modelled"},
     HfRefusal{"ernie4_5_moe_vl", "Ernie4_5_VLMoeForConditionalGeneration", two_kinds},

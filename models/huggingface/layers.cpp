@@ -58,6 +58,9 @@ std::vector<int> numbers_in(const ConfigNode& node) {
 
 void read_layer_types(ConfigReader& r, ModelDraft& m) {
   if (!present(r, "layer_types")) return;
+  // Compressed attention has read its own.
+  if (std::ranges::any_of(m.layers, [](const LayerDraft& layer) { return layer.ratio > 0; }))
+    return;
   static constexpr std::array<std::string_view, 7> known{
       "full_attention",           "sliding_attention", "chunked_attention",
       "linear_attention",         "attention",         "mamba",

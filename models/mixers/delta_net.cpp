@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/mixers/delta_net.hpp"
 
+#include "hardware/kernels/linear_attention.hpp"
 #include "models/mixers/keys.hpp"
 #include "models/mixers/shares.hpp"
 
@@ -48,7 +49,7 @@ class GatedDeltaNet final : public Mixer {
       ops.gemm("decay_b_proj", tokens, keys, a_.decay_rank);
     }
     ops.memory("split_qkvz", tokens * 2 * (2 * keys + 2 * values) * bf16_bytes);
-    ops.memory("convolution", tokens * 2 * (2 * keys + values) * bf16_bytes);
+    if (!has_table(shard)) ops.memory("convolution", tokens * 2 * (2 * keys + values) * bf16_bytes);
   }
 
   // In chunks as gated delta nets are computed (arXiv:2412.06464, section 3.3): within a chunk of C
@@ -56,6 +57,7 @@ class GatedDeltaNet final : public Mixer {
   // are read out; between chunks each token reads the state twice and writes it once.
   void core(const MixerShard& shard, std::span<const SequenceWork> sequences,
             std::vector<Operation>& out) const override {
+    if (has_table(shard)) return by_table(shard, sequences, out);
     const double key = a_.heads.key_dim, value = a_.heads.value_dim;
     const double flops = 6 * key * value + 2 * recurrent_chunk * (3 * key + 2 * value);
     recurrent_core(shard, a_.heads, kept(shard.plan, shard.precision).state_bytes, flops, sequences,
@@ -74,6 +76,45 @@ class GatedDeltaNet final : public Mixer {
   }
 
  private:
+  LinearAttentionCall call(const MixerShard& shard, bool decode, double sequences,
+                           double tokens) const {
+    return {.by_channel = a_.decay_rank > 0,
+            .decode = decode,
+            .sequences = sequences,
+            .tokens = tokens,
+            .key_heads = double(a_.heads.key_heads) / shard.plan.tp,
+            .value_heads = double(a_.heads.value_heads) / shard.plan.tp,
+            .key_dim = static_cast<double>(a_.heads.key_dim),
+            .value_dim = static_cast<double>(a_.heads.value_dim)};
+  }
+  // Whether the engine's tables time the rule and the convolution.
+  bool has_table(const MixerShard& shard) const {
+    if (!shard.gpu.tables) return false;
+    for (const bool decode : {true, false}) {
+      LinearAttentionCall one = call(shard, decode, 1, 1);
+      if (!linear_attention(one, shard.gpu)) return false;
+      one.convolution = true;
+      if (!linear_attention(one, shard.gpu)) return false;
+    }
+    return true;
+  }
+  void by_table(const MixerShard& shard, std::span<const SequenceWork> sequences,
+                std::vector<Operation>& out) const {
+    const AttentionWork work = attention_work(sequences, {});
+    OperationList ops(Part::attention, shard.precision, shard.gpu, out);
+    const auto add = [&](std::string_view convolution, std::string_view rule,
+                         LinearAttentionCall part) {
+      if (part.tokens <= 0) return;
+      ops.priced(rule, *linear_attention(part, shard.gpu));
+      part.convolution = true;
+      ops.priced(convolution, *linear_attention(part, shard.gpu));
+    };
+    add("convolution_decode", "linear_decode",
+        call(shard, true, work.decode_batch, work.decode_sequences));
+    add("convolution_prefill", "linear_prefill",
+        call(shard, false, work.prefill_batch, work.prefill_tokens));
+  }
+
   double rates() const { return a_.decay_rank == 0 ? 2 : 1; }
 
   DeltaNet a_;

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/kernels/sparse_attention.hpp"
 #include "models/mixers/keys.hpp"
 #include "models/mixers/shares.hpp"
 
@@ -59,6 +60,10 @@ class Latent final : public Mixer {
   void input(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
     const auto& [hidden, plan, precision, gpu] = shard;
     OperationList ops(Part::attention, precision, gpu, out);
+    if (has_block(shard)) {
+      ops.memory("input_norm", tokens * norm_bytes(hidden));
+      return;
+    }
     const LatentAttentionShape shape = shape_of(plan.tp);
     const double latent = a_.kv_lora + a_.qk_rope;
     before_projections(shard, tokens, (shape.heads + 1) * a_.qk_rope, ops);
@@ -82,6 +87,7 @@ class Latent final : public Mixer {
   bool absorbs() const override { return true; }
   void absorption(const MixerShard& shard, double queries,
                   std::vector<Operation>& out) const override {
+    if (has_block(shard)) return;
     OperationList ops(Part::attention, shard.precision, shard.gpu, out);
     absorb(shape_of(shard.plan.tp), queries, ops);
   }
@@ -91,6 +97,9 @@ class Latent final : public Mixer {
     const auto& [hidden, plan, precision, gpu] = shard;
     const AttentionWork work = attention_work(sequences, sight());
     OperationList ops(Part::attention, precision, gpu, out);
+    if (has_block(shard))
+      return attention_blocks(block(shard, prompts_of(work)), block(shard, decodes_of(work)),
+                              block(shard, least(true))->time, ops);
     const LatentAttentionShape shape = shape_of(plan.tp);
     const double kv_bytes = kept(plan, precision).bytes;
     a_.indexer.score(work, ops);
@@ -113,6 +122,11 @@ class Latent final : public Mixer {
   }
 
   void output(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
+    if (has_block(shard)) {
+      OperationList(Part::attention, shard.precision, shard.gpu, out)
+          .memory("post_norm", tokens * norm_bytes(shard.hidden));
+      return;
+    }
     const double heads = static_cast<double>(a_.query_heads) / shard.plan.tp;
     project_output(shard, tokens, heads * a_.v_dim, a_.output_gate, out);
   }
@@ -133,6 +147,49 @@ class Latent final : public Mixer {
             .qk_nope = static_cast<double>(a_.qk_nope),
             .qk_rope = static_cast<double>(a_.qk_rope),
             .v_dim = static_cast<double>(a_.v_dim)};
+  }
+
+  // Engines' tables time a block of sparse attention as one.
+  std::optional<Cost> block(const MixerShard& shard, const SparseLoad& load) const {
+    const auto& [hidden, plan, precision, gpu] = shard;
+    return sparse_latent_block({.hidden = static_cast<double>(hidden),
+                                .heads = double(a_.query_heads) / plan.tp,
+                                .q_lora = static_cast<double>(a_.q_lora),
+                                .kv_lora = static_cast<double>(a_.kv_lora),
+                                .qk_nope = static_cast<double>(a_.qk_nope),
+                                .qk_rope = static_cast<double>(a_.qk_rope),
+                                .v_dim = static_cast<double>(a_.v_dim),
+                                .index_heads = static_cast<double>(a_.indexer.heads),
+                                .index_dim = static_cast<double>(a_.indexer.dim),
+                                .latent_bytes = kept(plan, precision).bytes,
+                                .key_bytes = a_.indexer.key_bytes()},
+                               load, precision.kv_cache, precision.attention, precision.activations,
+                               gpu);
+  }
+  static SparseLoad least(bool decode) { return {decode, 1, 1, 1, 1, 1}; }
+  bool has_block(const MixerShard& shard) const {
+    return a_.indexer.top > 0 && shard.gpu.tables && block(shard, least(true)) &&
+           block(shard, least(false));
+  }
+  static SparseLoad decodes_of(const AttentionWork& work) {
+    return {.decode = true,
+            .sequences = work.decode_batch,
+            .queries = work.decode_sequences,
+            .context = work.decode_context,
+            .pairs = work.decode_pairs,
+            .scored = scored_by_decodes(work)};
+  }
+  static SparseLoad prompts_of(const AttentionWork& work) {
+    return {.decode = false,
+            .sequences = work.prefill_batch,
+            .queries = work.prefill_tokens,
+            .context = work.prefill_context,
+            .pairs = work.prefill_pairs,
+            .scored = work.indexed_pairs - scored_by_decodes(work)};
+  }
+  static double scored_by_decodes(const AttentionWork& work) {
+    if (work.decode_batch == 0) return 0;
+    return work.decode_context * work.decode_sequences / work.decode_batch;
   }
 
   // Whether the attention kernel's time holds the write into the KV cache: a table's does.
@@ -199,10 +256,10 @@ std::span<const Key> latent_keys() {
   static constexpr KeyDefault mla = unset("GQA, without kv_lora");
   static constexpr Key keys[] = {
       query_heads_key,
-      {"q_lora", size_or_none, mla, "MLA: rank of the queries' projection, 0 for none"},
+      {"q_lora", size_or_none, mla, "MLA, compressed: rank of the queries' projection, 0 for none"},
       {"kv_lora", size, mla, "MLA: rank of the latent that is cached"},
       {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
-      {"qk_rope", size, mla, "MLA: a head's dimensions with positions"},
+      {"qk_rope", size, mla, "MLA, compressed: a head's dimensions with positions"},
       value_dim_key,
       output_gate_key};
   return keys;

@@ -24,6 +24,9 @@ struct Kept {
   double bytes = 0;        ///< of these numbers
   double index_bytes = 0;  ///< of the keys of an indexer for each token, beside them
   double state_bytes = 0;  ///< of a state, whatever the sequence's length
+  /// Tokens that share an entry of the KV cache. Layers with several have pages as small as their
+  /// entries are few.
+  int tokens_of_entry = 1;
 };
 
 /// Kernels that the host launches for a layer's mixer in a step with prompts: products, whose
@@ -46,7 +49,8 @@ class Mixer {
   virtual std::string fault() const { return {}; }
   virtual std::string cut_fault(int tp) const = 0;
   /// The same in a layer that sees less: under a window, or without the choice of an indexer
-  /// (`sight.top` is then 0), or by the choice of another layer (`sight.indexed` is then false).
+  /// (`sight.top` is then 0), or by the choice of another layer (`sight.indexed` is then false), or
+  /// in entries of `sight.ratio` tokens.
   virtual std::shared_ptr<const Mixer> in_layer(const Sight& sight) const = 0;
 
   /// Which tokens stay in the KV cache, and are attended to.

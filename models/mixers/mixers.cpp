@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "models/mixers/compressed.hpp"
 #include "models/mixers/delta_net.hpp"
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/latent.hpp"
@@ -17,6 +18,7 @@ bool has(const ConfigNode& node, const char* key) {
   return node.json().is_object() && node.json().contains(key);
 }
 bool any(const ConfigNode&) { return true; }
+bool has_latent_dim(const ConfigNode& node) { return has(node, "latent_dim"); }
 bool has_latent(const ConfigNode& node) { return has(node, "kv_lora"); }
 bool has_no_delta(const ConfigNode& node) {
   return has(node, "delta") && node.json().at("delta") == Json(false);
@@ -28,6 +30,8 @@ bool has_no_delta(const ConfigNode& node) {
 std::span<const MixerKind> attention_kinds() {
   static constexpr MixerKind kinds[] = {
       {"latent", "MLA, whole or sparse", has_latent, latent_keys, read_latent},
+      {"compressed", "one latent for all heads, entries of several tokens (DeepSeek-V4)",
+       has_latent_dim, compressed_keys, read_compressed},
       {"grouped", "GQA, whole, windowed or sparse", any, grouped_keys, read_grouped}};
   return kinds;
 }

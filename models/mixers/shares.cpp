@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/mixers/shares.hpp"
 
+#include <algorithm>
+
 namespace moesim {
 
 AttentionLoad decode_load(const AttentionWork& work) {
@@ -15,6 +17,14 @@ AttentionLoad prefill_load(const AttentionWork& work) {
           .queries = work.prefill_tokens,
           .context = work.prefill_context,
           .pairs = work.prefill_pairs};
+}
+
+void attention_blocks(const std::optional<Cost>& prefill, std::optional<Cost> decode,
+                      Seconds shared, OperationList& ops) {
+  if (prefill) ops.priced("attention_block_prefill", *prefill);
+  if (!decode) return;
+  if (prefill) decode->time = std::max(Seconds{}, decode->time - shared);
+  ops.priced("attention_block_decode", *decode);
 }
 
 void before_projections(const MixerShard& shard, double tokens, double rotated,

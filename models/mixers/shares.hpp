@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <typeinfo>
 
 #include "models/mixers/mixer.hpp"
@@ -21,6 +22,11 @@ inline constexpr AttentionLoad one_query{
 AttentionLoad decode_load(const AttentionWork&);
 AttentionLoad prefill_load(const AttentionWork&);
 
+/// The blocks of attention of a step, by tables: of prompts, and of sequences that decode. The two
+/// share projections and launches, so beside prompts a decodes' block is shorter by `shared`, the
+/// time of the smallest.
+void attention_blocks(const std::optional<Cost>& prefill, std::optional<Cost> decode,
+                      Seconds shared, OperationList&);
 /// The norm before attention, and RoPE in place on `rotated` numbers of a token's queries and keys;
 /// each a kernel unless the engine has it in another.
 void before_projections(const MixerShard&, double tokens, double rotated, OperationList&);

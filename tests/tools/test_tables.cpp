@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do measured tables say what was measured, and nothing that the data sheet forbids?
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -14,6 +15,7 @@
 #include "hardware/kernels/quantise.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/tables/kernel_tables.hpp"
+#include "models/moe_model.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/validation/table_calibration.hpp"
@@ -603,6 +605,75 @@ TEST_CASE("a sibling's error is stated wider than a table's own, and draws follo
              WithinRel(2.0, 1e-12));
   const Question other = ask(QuantiseCall{100, 5000}, own);
   CHECK(scaled(*own.tables, twice)->time(other)->time == own.tables->time(other)->time);
+}
+
+namespace {
+
+struct BlockTable {
+  const char* file;  // under hardware/profiles
+  bool decode;
+  const char* operation;
+};
+
+const char* model_of(const TableRow& row) {
+  const bool glm = row.text("model").find("GLM") != std::string_view::npos;
+  if (row.text("op").find("dsa") != std::string_view::npos) return glm ? "glm_5" : "deepseek_v3_2";
+  const bool pro = row.number("q_heads") * row.number("tp") == 128;
+  return pro ? "deepseek_v4_pro" : "deepseek_v4_flash";
+}
+
+}  // namespace
+
+// From a model, its layout and the sequences of a step, not from a table's own call.
+TEST_CASE("a mixer's step takes what a table measured for the whole block") {
+  const GpuSpec b200 = gpu("b200");
+  const std::vector<BlockTable> tables{
+      {"vllm-0.24.0/dsv4_csa_decode_module", true, "attention_block_decode"},
+      {"vllm-0.24.0/dsv4_hca_prefill_module", false, "attention_block_prefill"},
+      {"trtllm-1.3.0rc23/dsv4_csa_prefill_module", false, "attention_block_prefill"},
+      {"trtllm-1.3.0rc20/dsa_decode_module", true, "attention_block_decode"},
+      {"trtllm-1.3.0rc20/dsa_prefill_module", false, "attention_block_prefill"}};
+  for (const BlockTable& table : tables) {
+    CAPTURE(table.file);
+    const auto file =
+        source_dir() / "hardware/profiles/b200" / (std::string(table.file) + ".csv.gz");
+    const GpuSpec engine = with_engine(b200, engine_named(file.parent_path().filename().string()));
+    int seen = 0;
+    read_table(file, [&](const TableRow& row) {
+      if (row.text("gemm_type") != "fp8_block" || ++seen % 12 != 0) return;
+      if (!table.decode && row.number("isl") == 1) return;  // a prompt of one token is a decode
+      const bool fp8 = row.text("kv_precision").starts_with("fp8");
+      const MoeModel model = read_model(ConfigNode::from_file(
+          source_dir() / "models/zoo" / fmt::format("{}.json", model_of(row))));
+      const bool sparse = row.text("op").find("dsa") != std::string_view::npos;
+      const int ratio = sparse ? 0 : static_cast<int>(row.number("compress_ratio"));
+      const auto layer = std::ranges::find_if(model.layers, [&](const LayerSpec& l) {
+        return sparse || l.mixer->kept({}, {}).tokens_of_entry == ratio;
+      });
+      // What a rank has of all heads says how many share them.
+      const double heads = std::string_view(model_of(row)) == "deepseek_v4_flash" ||
+                                   std::string_view(model_of(row)) == "glm_5"
+                               ? 64
+                               : 128;
+      const int tp = static_cast<int>(heads / row.number("q_heads"));
+      if (tp < 1) return;
+      const ParallelPlan plan{.tp = tp};
+      const PrecisionPlan precision{.attention = Precision::fp8_block,
+                                    .kv_cache = fp8 ? Precision::fp8 : Precision::bf16,
+                                    .activations = Precision::fp8_block};
+      const std::vector<SequenceWork> sequences(
+          static_cast<std::size_t>(row.number("batch")),
+          {static_cast<std::int32_t>(row.number("isl")),
+           static_cast<std::int32_t>(row.number("step")), table.decode});
+      std::vector<Operation> out;
+      layer->mixer->core({model.hidden, plan, precision, engine}, sequences, out);
+      REQUIRE(out.size() == 1);
+      CHECK(out.front().name == table.operation);
+      CAPTURE(row.number("batch"), row.number("isl"), row.number("step"), row.number("q_heads"));
+      CHECK_THAT(out.front().cost.time.count() * 1e6, WithinRel(row.number("us"), .02));
+    });
+    CHECK(seen > 100);
+  }
 }
 
 }  // namespace moesim::test_tables

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/kernels/attention.hpp"
+
+namespace moesim {
+
+/// What a whole block of attention of one layer asks of one GPU: its projections, an indexer if it
+/// has one, attention itself; summed over its sequences.
+struct BlockWork {
+  double weights = 0;  ///< numbers of the projections; every query is multiplied with each
+  double flops = 0;    ///< of queries and keys, an indexer's included
+  double cached = 0;   ///< bytes of the KV cache that are read, index keys included
+  double moved = 0;    ///< other bytes that pass through HBM, e.g. scores
+};
+
+/// A call of such a block, of equal sequences, as engines' tables time it.
+struct AttentionBlockCall {
+  bool decode = true;
+  double kv_bytes = 1;            ///< of a cached number
+  double heads = 0, hidden = 0;   ///< of this GPU's slice; of the model
+  double batch = 0, queries = 0;  ///< sequences, and new tokens of each
+  double context = 0;             ///< tokens of each, new ones included
+  BlockWork work;
+};
+
+/// The axes of tables of blocks. By tokens of the step, length and context.
+inline constexpr std::array<TableAxis, 8> block_decode_axes{{{"sequences"},
+                                                             {"context"},
+                                                             {"queries"},
+                                                             {"heads", TableAxis::by_shape},
+                                                             {"hidden", TableAxis::by_shape}}};
+inline constexpr std::array<TableAxis, 8> block_prefill_axes{{{"tokens"},
+                                                              {"context"},
+                                                              {"queries"},
+                                                              {"heads", TableAxis::by_shape},
+                                                              {"hidden", TableAxis::by_shape}}};
+
+/// Where a call stands whose projections have a format of that name.
+Located locate(const AttentionBlockCall&, std::string_view format, const GpuSpec&);
+/// The sample of a row of such a table, which says the format in its column "gemm_type".
+Sample block_sample(const TableRow&, const AttentionBlockCall&, const GpuSpec&);
+/// The call that a row measured, without its work and the model's hidden size. Throws ConfigError.
+AttentionBlockCall block_call_of(const TableRow&, bool decode);
+
+/// The block's time by the table; nothing where no table has it. `kind` is what the names of the
+/// groups end with, where a table holds blocks of several kinds.
+std::optional<Cost> attention_block(const MeasuredTable&, const AttentionBlockCall&,
+                                    Precision projections, Precision activations, const GpuSpec&,
+                                    std::string_view kind = {});
+
+}  // namespace moesim

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "hardware/kernels/sparse_attention.hpp"
+
+#include "hardware/kernels/compressed_attention.hpp"
+
+namespace moesim {
+
+namespace {
+
+BlockWork work_of(const SparseLatentShape& s, const SparseLoad& load) {
+  constexpr double fp32 = 4, bf16 = 2;
+  const double latent = s.kv_lora + s.qk_rope;
+  const double indexer =
+      s.scores() ? s.q_lora * s.index_heads * s.index_dim + s.hidden * (s.index_heads + s.index_dim)
+                 : 0;
+  const double scored = s.scores() ? load.scored : 0;
+  // Keys of one sequence are read once for all that its queries score.
+  const double keys = s.scores() ? load.context * s.key_bytes : 0;
+  return {.weights = s.hidden * (s.q_lora + latent) +
+                     s.heads * (s.q_lora * (s.qk_nope + s.qk_rope) +
+                                s.kv_lora * (s.qk_nope + s.v_dim) + s.v_dim * s.hidden) +
+                     indexer,
+          .flops = 2 * s.heads * (latent + s.kv_lora) * load.pairs +
+                   2 * s.index_heads * s.index_dim * scored,
+          .cached = load.pairs * s.latent_bytes + keys,
+          .moved = load.queries * s.heads * (latent + s.kv_lora) * bf16 + scored * 2 * fp32};
+}
+
+constexpr int top_of_measured = 2048;
+
+// The models that the source runs, by name (ai-dynamo/aiconfigurator: DeepSeek-V3.2 and GLM-5;
+// their config.json).
+SparseLatentShape dsa_shape(const TableRow& row, double kv_bytes) {
+  const bool glm = row.text("model").find("GLM") != std::string_view::npos;
+  const bool skips = row.text("kernel").find("skip_indexer") != std::string_view::npos;
+  return {.hidden = glm ? 6144.0 : 7168.0,
+          .heads = row.number("q_heads"),
+          .q_lora = glm ? 2048.0 : 1536.0,
+          .kv_lora = 512,
+          .qk_nope = glm ? 192.0 : 128.0,
+          .qk_rope = 64,
+          .v_dim = glm ? 256.0 : 128.0,
+          .index_heads = skips ? 0.0 : (glm ? 32.0 : 64.0),
+          .index_dim = 128,
+          .latent_bytes = kv_bytes < 2 ? 656.0 : 1152.0,
+          .key_bytes = 132};
+}
+
+// Layers that take the choice of another stand apart.
+std::string_view kind_of(const SparseLatentShape& shape) { return shape.scores() ? "" : " shared"; }
+
+template <bool decode>
+std::vector<Sample> dsa_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
+  AttentionBlockCall call = block_call_of(row, decode);
+  const SparseLatentShape shape = dsa_shape(row, call.kv_bytes);
+  call.hidden = shape.hidden;
+  const auto end = static_cast<std::int64_t>(call.context);
+  const auto pairs = [&](int most) {
+    return entries_seen(end - static_cast<std::int64_t>(call.queries), end, most, 0, 0).pairs;
+  };
+  call.work = work_of(shape, {.decode = decode,
+                              .sequences = call.batch,
+                              .queries = call.batch * call.queries,
+                              .context = call.batch * call.context,
+                              .pairs = call.batch * pairs(top_of_measured),
+                              .scored = call.batch * pairs(static_cast<int>(call.context))});
+  Sample sample = block_sample(row, call, gpu);
+  sample.group += kind_of(shape);
+  return {std::move(sample)};
+}
+
+constexpr MeasuredTable dsa_decode_table{.name = "dsa_decode_module",
+                                         .axes = block_decode_axes,
+                                         .along = "step",
+                                         .samples = dsa_samples<true>,
+                                         .model = {"model"}};
+constexpr MeasuredTable dsa_prefill_table{.name = "dsa_prefill_module",
+                                          .axes = block_prefill_axes,
+                                          .along = "isl",
+                                          .samples = dsa_samples<false>,
+                                          .model = {"model"}};
+
+}  // namespace
+
+constinit const Kernel dsa_decode_kernel{
+    .name = "dsa_decode_module",
+    .summary = "few queries of each sequence in a block of sparse latent attention",
+    .table = &dsa_decode_table,
+};
+constinit const Kernel dsa_prefill_kernel{
+    .name = "dsa_prefill_module",
+    .summary = "prompts in a block of sparse latent attention, projections included",
+    .table = &dsa_prefill_table,
+};
+
+std::optional<Cost> sparse_latent_block(const SparseLatentShape& shape, const SparseLoad& load,
+                                        Precision kv_cache, Precision weights,
+                                        Precision activations, const GpuSpec& gpu) {
+  if (load.sequences <= 0) return std::nullopt;
+  return attention_block(load.decode ? dsa_decode_table : dsa_prefill_table,
+                         {.decode = load.decode,
+                          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
+                          .heads = shape.heads,
+                          .hidden = shape.hidden,
+                          .batch = load.sequences,
+                          .queries = load.queries / load.sequences,
+                          .context = load.context / load.sequences,
+                          .work = work_of(shape, load)},
+                         weights, activations, gpu, kind_of(shape));
+}
+
+}  // namespace moesim
