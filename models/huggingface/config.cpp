@@ -135,7 +135,9 @@ ModelDraft read_hf_config(const ConfigNode& node) {
   m.tied_embeddings = present(r, "tie_word_embeddings")     ? r.flag("tie_word_embeddings")
                       : present(top, "tie_word_embeddings") ? top.flag("tie_word_embeddings")
                                                             : false;
-  const char* const layers = present(r, "n_layers") ? "n_layers" : "num_hidden_layers";
+  const char* const layers = present(r, "n_layers")            ? "n_layers"
+                             : present(r, "num_hidden_layers") ? "num_hidden_layers"
+                                                               : "num_layers";
   // The list of Nemotron's blocks counts where it is given.
   if (!present(r, "layers_block_type")) draft.layers.resize(at(r.integer(layers, {1, 10'000})));
   m.max_positions = hf_max_positions(r);

@@ -2,6 +2,7 @@
 #include "models/huggingface/exceptions.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -12,6 +13,7 @@
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/keys.hpp"
 #include "models/mixers/latent.hpp"
+#include "models/mixers/short_convolution.hpp"
 #include "models/mixers/state_space.hpp"
 
 namespace moesim {
@@ -52,6 +54,13 @@ MixerPtr minimax_sparse(ConfigReader& r, int hidden) {
                  .top = count(sparse, "sparse_topk_blocks") * count(sparse, "sparse_block_size"),
                  .keys_bf16 = true};
   }
+  return mixer(a);
+}
+
+// Queries of all heads by way of one rank (arXiv:2507.19427).
+MixerPtr step3_attention(ConfigReader& r, int hidden) {
+  GroupedAttention a = step_heads(r, hidden);
+  a.q_lora = count(r, "share_q_dim");
   return mixer(a);
 }
 
@@ -255,6 +264,33 @@ void laguna_heads(ConfigReader& r, ModelDraft& m) {
   if (whole_heads > 0) attention.query_heads = whole_heads;
   m.local = mixer(local);
   m.attention = mixer(attention);
+}
+
+// Its layers are "conv" or "full_attention"; the first have a dense FFN.
+void lfm_layers(ConfigReader& r, ModelDraft& m) {
+  m.linear = mixer(hf_short_convolution(r, m.model.hidden));
+  if (!present(r, "tie_word_embeddings"))
+    m.model.tied_embeddings = !present(r, "tie_embedding") || r.flag("tie_embedding");
+}
+
+// Two sublayers of attention and a dense FFN each, and experts beside the first FFN (arXiv:
+// 2509.01322). Of the experts that a token chooses some compute nothing: their share of all is
+// taken off in the mean.
+void longcat_layers(ConfigReader& r, ModelDraft& m) {
+  MoeModel& model = m.model;
+  const int chosen = count(r, "moe_topk"), nothing = optional(r, "zero_expert_num", 0);
+  model.experts = count(r, "n_routed_experts");
+  model.experts_per_token =
+      static_cast<int>(std::lround(double(chosen) * model.experts / (model.experts + nothing)));
+  model.expert_width = count(r, "expert_ffn_hidden_size");
+  model.dense_width = count(r, "ffn_hidden_size");
+  model.dense_residual = true;
+  const int layers = optional(r, "num_layers", static_cast<int>(m.layers.size()));
+  m.layers.clear();
+  for (int layer = 0; layer < layers; ++layer) {
+    m.layers.push_back({.moe = true});
+    m.layers.push_back({.moe = false});
+  }
 }
 
 void mimo_layers(ConfigReader& r, ModelDraft& m) {

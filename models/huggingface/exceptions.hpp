@@ -9,6 +9,7 @@ namespace moesim {
 
 MixerPtr kimi_latent(ConfigReader&, int hidden);
 MixerPtr minimax_sparse(ConfigReader&, int hidden);
+MixerPtr step3_attention(ConfigReader&, int hidden);
 MixerPtr step_attention(ConfigReader&, int hidden);
 
 void afmoe_windows(ConfigReader&, ModelDraft&);
@@ -29,6 +30,8 @@ void jamba_layers(ConfigReader&, ModelDraft&);
 void kimi_delta_nets(ConfigReader&, ModelDraft&);
 void laguna_heads(ConfigReader&, ModelDraft&);
 void mimo_layers(ConfigReader&, ModelDraft&);
+void lfm_layers(ConfigReader&, ModelDraft&);
+void longcat_layers(ConfigReader&, ModelDraft&);
 void minimax_lightning_layers(ConfigReader&, ModelDraft&);
 void minimax_m3_layers(ConfigReader&, ModelDraft&);
 void nemotron_parts(ConfigReader&, ModelDraft&);

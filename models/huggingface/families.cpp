@@ -183,6 +183,13 @@ constexpr HfLayout llama4{.attention = grouped,
                           .dense_width = usually("intermediate_size_mlp", 0),
                           .moe = {.step = usually("interleave_moe_layer_step", 1), .ahead = 1},
                           .windows = chunk_with_positions};
+constexpr HfLayout lfm2{.attention = grouped,
+                        .experts = needed("num_experts"),
+                        .width = of_moe,
+                        .dense_width = of_any,
+                        .moe = {.first = usually("num_dense_layers", 2)},
+                        .exceptions = lfm_layers};
+constexpr HfLayout longcat{.attention = latent, .exceptions = longcat_layers};
 constexpr HfLayout mimo{.experts = needed("n_routed_experts"),
                         .width = of_moe,
                         .shared = or_null("n_shared_experts"),
@@ -255,6 +262,15 @@ constexpr HfLayout step{.attention = step_attention,
                         .dense_width = of_any,
                         .exceptions = step_layers};
 
+constexpr HfLayout step3{.attention = step3_attention,
+                         .experts = needed("moe_num_experts"),
+                         .width = of_moe,
+                         .per_token = needed("moe_top_k"),
+                         .shared = always(1),
+                         .shared_width = needed("share_expert_dim"),
+                         .dense_width = of_any,
+                         .exceptions = step_layers};
+
 constexpr HfFamily families[] = {
     HfFamily{"afmoe", "AfmoeForCausalLM", &afmoe},
     HfFamily{"arctic", "ArcticForCausalLM", &arctic},
@@ -291,8 +307,10 @@ constexpr HfFamily families[] = {
     HfFamily{"kimi_k2", "DeepseekV3ForCausalLM", &deepseek},
     HfFamily{"kimi_linear", "KimiLinearForCausalLM", &kimi_linear},
     HfFamily{"laguna", "LagunaForCausalLM", &laguna},
+    HfFamily{"lfm2_moe", "Lfm2MoeForCausalLM", &lfm2},
     HfFamily{"llama", "LlamaForCausalLM", &llama},
     HfFamily{"llama4_text", "Llama4ForConditionalGeneration", &llama4},
+    HfFamily{"longcat_flash", "LongcatFlashForCausalLM", &longcat},
     HfFamily{"mimo_v2_flash", "MiMoV2FlashForCausalLM", &mimo},
     HfFamily{"minimax", "MiniMaxForCausalLM", &minimax_lightning},
     HfFamily{"minimax_m1", "MiniMaxM1ForCausalLM", &minimax_lightning},
@@ -317,6 +335,7 @@ constexpr HfFamily families[] = {
     HfFamily{"qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", &qwen_moe, "qwen3"},
     HfFamily{"smallthinker", "SmallThinkerForCausalLM", &smallthinker},
     HfFamily{"solar_open", "SolarOpenForCausalLM", &solar},
+    HfFamily{"step3_text", "Step3TextForCausalLM", &step3},
     HfFamily{"step3p5", "Step3p5ForCausalLM", &step},
     HfFamily{"step3p7", "Step3p7FlashForCausalLM", &step},
 };
@@ -334,13 +353,7 @@ constexpr HfRefusal refusals[] = {
               "Hunyuan-Large's layers that share a KV cache (\"use_cla\") are not modelled"},
     HfRefusal{"jetmoe", "JetMoeForCausalLM",
               "JetMoE's experts of attention (mixture of attention heads) are not modelled"},
-    HfRefusal{"lfm2_moe", "Lfm2MoeForCausalLM",
-              "LFM2's short convolutions in the place of attention are not modelled"},
-    HfRefusal{"longcat_flash", "LongcatFlashForCausalLM",
-              "LongCat-Flash's experts without computation (\"zero_expert_num\") are not modelled"},
     HfRefusal{"nllb-moe", "NllbMoeForConditionalGeneration", encoder_decoder},
-    HfRefusal{"step3_text", "Step3TextForCausalLM",
-              "Step-3's attention with factored queries (\"share_q_dim\") is not modelled"},
     HfRefusal{"switch_transformers", "SwitchTransformersForConditionalGeneration", encoder_decoder},
 };
 

@@ -61,10 +61,14 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
   // Compressed attention has read its own.
   if (std::ranges::any_of(m.layers, [](const LayerDraft& layer) { return layer.ratio > 0; }))
     return;
-  static constexpr std::array<std::string_view, 7> known{
-      "full_attention",           "sliding_attention", "chunked_attention",
-      "linear_attention",         "attention",         "mamba",
-      "deepseek_sparse_attention"};
+  static constexpr std::array<std::string_view, 8> known{"conv",
+                                                         "full_attention",
+                                                         "sliding_attention",
+                                                         "chunked_attention",
+                                                         "linear_attention",
+                                                         "attention",
+                                                         "mamba",
+                                                         "deepseek_sparse_attention"};
   const std::vector<ConfigNode> types = of_each_layer(r, "layer_types", m.layers.size());
   for_layers(m, [&](int i, LayerDraft& layer) {
     const ConfigNode& type = types[at(i)];
@@ -73,7 +77,7 @@ void read_layer_types(ConfigReader& r, ModelDraft& m) {
       type.fail(fmt::format("attention of type \"{}\" is not modelled; one of: {}", name,
                             join_names(known)));
     }
-    layer.linear = name == "linear_attention" || name == "mamba";
+    layer.linear = name == "linear_attention" || name == "mamba" || name == "conv";
     if (layer.linear && m.linear == nullptr)
       type.fail("linear attention of this architecture is not modelled");
     if (name == "deepseek_sparse_attention" && m.attention->sight().top == 0)

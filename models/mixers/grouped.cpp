@@ -49,9 +49,11 @@ class Grouped final : public Mixer {
 
   double parameters(int hidden, const ParallelPlan& plan) const override {
     const double heads = static_cast<double>(a_.query_heads) / plan.tp;
-    const double queries = a_.output_gate ? 2 : 1;
-    return hidden * (heads * (queries * a_.head_dim + a_.value_dim()) +
-                     kv_heads(plan.tp) * (a_.head_dim + projected_values())) +
+    const double queries = heads * (a_.output_gate ? 2 : 1) * a_.head_dim;
+    const double inputs = a_.q_lora > 0 ? a_.q_lora : hidden;
+    return inputs * queries + double(hidden) * a_.q_lora +
+           hidden *
+               (heads * a_.value_dim() + kv_heads(plan.tp) * (a_.head_dim + projected_values())) +
            a_.indexer.parameters(hidden, hidden);
   }
 
@@ -81,8 +83,15 @@ class Grouped final : public Mixer {
       ops.memory("qk_norm", tokens * 2 * normed);
     }
     const double gated = a_.output_gate ? 2 * query : query;
-    ops.gemm("qkv_proj", tokens,
-             gated + shape.kv_heads * (a_.head_dim + projected_values()) + a_.indexer.dim, hidden);
+    const double keys_and_values =
+        shape.kv_heads * (a_.head_dim + projected_values()) + a_.indexer.dim;
+    if (a_.q_lora > 0) {
+      ops.gemm("qkv_a_proj", tokens, a_.q_lora + keys_and_values, hidden);
+      ops.memory("latent_norm", tokens * 2 * a_.q_lora * bf16_bytes);
+      ops.gemm("q_b_proj", tokens, gated, a_.q_lora);
+    } else {
+      ops.gemm("qkv_proj", tokens, gated + keys_and_values, hidden);
+    }
     a_.indexer.project(hidden, hidden, tokens, ops);
   }
 
@@ -121,9 +130,10 @@ class Grouped final : public Mixer {
   // Projections in and out; the write into the KV cache, attention; queries' and keys' squares,
   // their sum over GPUs, the norm.
   Launches launches(bool rope_apart) const override {
-    return {
-        .products = 2,
-        .others = (rope_apart ? 1 : 0) + 2 + (a_.joint_qk_norm ? 3 : 0) + a_.indexer.launches()};
+    const double rank = a_.q_lora > 0 ? 1 : 0;
+    return {.products = 2 + rank,
+            .others = (rope_apart ? 1 : 0) + 2 + rank + (a_.joint_qk_norm ? 3 : 0) +
+                      a_.indexer.launches()};
   }
 
  private:
@@ -175,6 +185,7 @@ std::span<const Key> grouped_keys() {
 MixerPtr read_grouped(ConfigReader& r) {
   GroupedAttention a;
   a.query_heads = count(r, "query_heads");
+  if (r.has("q_lora")) a.q_lora = static_cast<int>(r.integer("q_lora"));
   a.kv_heads = count(r, "kv_heads");
   a.head_dim = count(r, "head_dim");
   if (r.has("v_dim")) a.v_dim = count(r, "v_dim");

@@ -11,6 +11,7 @@ struct GroupedAttention {
   int query_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
+  int q_lora = 0;                ///< rank of the queries' projection, 0 for none (Step-3)
   int v_dim = 0;                 ///< of a head's value; 0: head_dim
   bool output_gate = false;      ///< a gate of the output is projected too (Qwen3-Next)
   bool values_are_keys = false;  ///< cached like any, but not projected (Gemma 4)

@@ -256,7 +256,8 @@ std::span<const Key> latent_keys() {
   static constexpr KeyDefault mla = unset("GQA, without kv_lora");
   static constexpr Key keys[] = {
       query_heads_key,
-      {"q_lora", size_or_none, mla, "MLA, compressed: rank of the queries' projection, 0 for none"},
+      {"q_lora", size_or_none, unset("GQA, without a rank"),
+       "rank of the queries' projection; GQA: unset for none, MLA: 0 for none"},
       {"kv_lora", size, mla, "MLA: rank of the latent that is cached"},
       {"qk_nope", size, mla, "MLA: a head's dimensions without positions"},
       {"qk_rope", size, mla, "MLA, compressed: a head's dimensions with positions"},

@@ -8,6 +8,7 @@
 #include "models/mixers/delta_net.hpp"
 #include "models/mixers/grouped.hpp"
 #include "models/mixers/latent.hpp"
+#include "models/mixers/short_convolution.hpp"
 #include "models/mixers/state_space.hpp"
 
 namespace moesim {
@@ -20,6 +21,7 @@ bool has(const ConfigNode& node, const char* key) {
 bool any(const ConfigNode&) { return true; }
 bool has_latent_dim(const ConfigNode& node) { return has(node, "latent_dim"); }
 bool has_latent(const ConfigNode& node) { return has(node, "kv_lora"); }
+bool has_channels(const ConfigNode& node) { return has(node, "channels"); }
 bool has_no_delta(const ConfigNode& node) {
   return has(node, "delta") && node.json().at("delta") == Json(false);
 }
@@ -38,6 +40,8 @@ std::span<const MixerKind> attention_kinds() {
 
 std::span<const MixerKind> recurrent_kinds() {
   static constexpr MixerKind kinds[] = {
+      {"short_convolution", "a gated convolution alone (LFM2)", has_channels,
+       short_convolution_keys, read_short_convolution},
       {"state_space", "Mamba-2, Mamba, lightning attention", has_no_delta, state_space_keys,
        read_state_space},
       {"delta_net", "gated delta net, Kimi Delta Attention", any, delta_net_keys, read_delta_net}};

@@ -52,11 +52,12 @@ void recurrent_output(const MixerShard& shard, const RecurrentHeads& a, double t
 }
 
 std::span<const Key> recurrent_keys() {
+  static constexpr KeyDefault alone = unset("a convolution alone, with channels");
   static constexpr Key keys[] = {
-      {"key_heads", size, required, "query and key heads"},
-      {"key_dim", size, required, "dimension of a query or key"},
-      {"value_heads", size, required, "value heads, each with a state"},
-      {"value_dim", size, required, "dimension of a value"},
+      {"key_heads", size, alone, "query and key heads"},
+      {"key_dim", size, alone, "dimension of a query or key"},
+      {"value_heads", size, alone, "value heads, each with a state"},
+      {"value_dim", size, alone, "dimension of a value"},
       {"convolution", size, required, "tokens that the short convolution spans"},
       {"delta", form::flag, "true", "updates by the delta rule; false: a state space layer"}};
   return keys;

@@ -499,21 +499,25 @@ class Confirmation {
 
   // At the very edge of what can be served a queue grows so slowly that no run is long enough to
   // see it. Where a little more load is too much for the capacity, or served in time to few, the
-  // answer is a rung below the edge.
+  // answer is a rung below the edge. There the first draw is run; the others stay as at the edge,
+  // which they bear.
   void step_back() {
     constexpr double few = .5;
-    std::vector<Bracket> edges = brackets_;
     std::vector<TunePoint> points;
+    std::vector<std::size_t> stepped;
     for (std::size_t i = 0; i < brackets_.size() && !result_.stopped; ++i) {
       if (!brackets_[i].met()) continue;
       const std::optional<Heavier> beyond = heavier(i);
       if (!beyond || (beyond->attainment >= few && beyond->binds != "capacity")) continue;
-      brackets_[i].step_back();
-      for (std::size_t draw = 0; draw < draws_; ++draw) points.push_back(point(i, draw));
+      stepped.push_back(i);
+      points.push_back({i * draws_, *brackets_[i].met() - 1});
     }
     ask(std::move(points), false);
-    for (std::size_t i = 0; i < brackets_.size() && !result_.stopped; ++i) {
-      if (brackets_[i].met() != edges[i].met() && !bears(i, draws_)) brackets_[i] = edges[i];
+    if (result_.stopped) return;
+    for (const std::size_t i : stepped) {
+      const Trial& lighter = trials_.at({i * draws_, *brackets_[i].met() - 1});
+      if (!lighter.lasts || lighter.attainment < attainment_ - by_chance) continue;
+      brackets_[i].step_back();
     }
     ask_heavier();
   }
@@ -535,7 +539,10 @@ class Confirmation {
   TuneResult::Found found(std::size_t i, int rung) const {
     TuneResult::Found run{{i * draws_, rung}, trials_.at({i * draws_, rung})};
     for (std::size_t draw = 1; draw < draws_; ++draw) {
-      const Trial& other = trials_.at({i * draws_ + draw, rung});
+      // Where the answer is a rung below the edge, the others were run at the edge.
+      const auto here = trials_.find({i * draws_ + draw, rung});
+      const Trial& other =
+          here != trials_.end() ? here->second : trials_.at({i * draws_ + draw, rung + 1});
       run.trial.attainment += other.attainment;
       run.trial.goodput = std::min(run.trial.goodput, other.goodput);
     }
