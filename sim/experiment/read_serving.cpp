@@ -57,10 +57,15 @@ std::span<const Key> draft_keys() {
 }  // namespace
 
 std::span<const Key> speculative_keys() {
+  static constexpr Form share = form::number(0, 1);
   static constexpr Key keys[] = {
       {"num_speculative_tokens", form::integer(0, 64), required, "drafts of a sequence and step"},
-      {"acceptance_rate", form::number(0, 1), required,
+      {"acceptance_rate", form::number(0, 1), unset("another key says it"),
        "chance that a draft token is accepted if those before it are"},
+      {"acceptance_rates", form::list(share), unset("another key says it"),
+       "share of the drafts at each position that are accepted, as vLLM logs it"},
+      {"acceptance_length", form::number(1, 65), unset("another key says it"),
+       "mean tokens of a step: those accepted and one more"},
       {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
   return keys;
 }
@@ -129,11 +134,58 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   });
 }
 
+// The one chance for every draft that makes steps so long in the mean.
+double chance_for(double length, int drafts) {
+  double low = 0, high = 1;
+  for (int i = 0; i < 60; ++i) {
+    const double chance = (low + high) / 2;
+    double tokens = 1, held = 1;
+    for (int draft = 0; draft < drafts; ++draft) tokens += held *= chance;
+    (tokens < length ? low : high) = chance;
+  }
+  return (low + high) / 2;
+}
+
+// Of each draft, if those before it are accepted.
+std::vector<double> read_acceptance(ConfigReader& reader, std::size_t drafts) {
+  const bool length = reader.has("acceptance_length"), rates = reader.has("acceptance_rates");
+  if (length + rates + reader.has("acceptance_rate") != 1) {
+    reader.node().fail(
+        "expected one of \"acceptance_rate\", \"acceptance_rates\", \"acceptance_length\"");
+  }
+  if (!length && !rates) return std::vector<double>(drafts, reader.number("acceptance_rate"));
+  if (length) {
+    const double tokens = reader.number("acceptance_length");
+    if (tokens > 1 + static_cast<double>(drafts)) {
+      reader.child("acceptance_length")
+          .fail(fmt::format("a step of {} drafts has at most {} tokens, not {}", drafts, drafts + 1,
+                            tokens));
+    }
+    return std::vector<double>(drafts, chance_for(tokens, static_cast<int>(drafts)));
+  }
+  const ConfigNode list = reader.child("acceptance_rates");
+  const std::vector<ConfigNode> shares = list.list();
+  if (shares.size() != drafts) {
+    list.fail(
+        fmt::format("expected a share for each of {} drafts, found {}", drafts, shares.size()));
+  }
+  std::vector<double> chances;
+  double before = 1;
+  for (const ConfigNode& node : shares) {
+    const double share = node.number({0, 1});
+    if (share > before)
+      node.fail("a draft is accepted only with those before it: shares never rise");
+    chances.push_back(before > 0 ? share / before : 0);
+    before = share;
+  }
+  return chances;
+}
+
 SpeculationPlan read_speculation(const ConfigNode& node, const Scheduler& scheduler) {
   return read_object(node, speculative_keys, [&](ConfigReader& reader) {
     SpeculationPlan plan;
     plan.tokens = static_cast<std::int32_t>(reader.integer("num_speculative_tokens"));
-    plan.acceptance = reader.number("acceptance_rate");
+    plan.acceptance = read_acceptance(reader, static_cast<std::size_t>(plan.tokens));
     read_object(reader.child("draft").as_policy(), draft_keys, [&](ConfigReader& draft) {
       plan.mtp = choice<Draft>(draft, "type", draft_names) == Draft::mtp;
       if (!plan.mtp) plan.draft_time = draft.quantity<Seconds>("per_token");

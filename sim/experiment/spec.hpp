@@ -65,7 +65,7 @@ struct PolicyNames {
 /// token, and emits those up to the first that is rejected and one more.
 struct SpeculationPlan {
   std::int32_t tokens = 0;  ///< 0: none
-  double acceptance = 0;    ///< of a draft when all before it were accepted
+  std::vector<double> acceptance{};  ///< of each draft when all before it were accepted
   bool mtp = true;          ///< a layer of the model drafts them, one pass for each; or ...
   Seconds draft_time{};     ///< ... a pass takes this long
   bool has_module() const { return tokens > 0 && mtp; }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/kernels/gemm.hpp"
 
 namespace moesim {
@@ -87,7 +88,8 @@ Speculation::Speculation(const Deployment& deployment, int instance)
 
 std::int32_t Speculation::accept(std::int32_t drafts) {
   std::int32_t accepted = 0;
-  while (accepted < drafts && rng_.uniform() < deployment_.speculation.acceptance) ++accepted;
+  const std::vector<double>& chance = deployment_.speculation.acceptance;
+  while (accepted < drafts && rng_.uniform() < chance[at(accepted)]) ++accepted;
   ++tally_.verifications;
   tally_.drafted += drafts;
   tally_.accepted += accepted;

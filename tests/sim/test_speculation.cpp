@@ -56,6 +56,40 @@ TEST_CASE("a verification yields (1 - a^(k+1)) / (1 - a) tokens in the mean") {
   }
 }
 
+// A drafter's shares by position as its authors print them (DSpark on Qwen3-8B, coding): 2.324
+// tokens a step; and the lengths that others print.
+TEST_CASE("acceptance by position, or a length, says how many tokens a step yields") {
+  const auto length_of = [](const Json& said, int drafts) {
+    Json speculation = {{"num_speculative_tokens", drafts}, {"draft", "mtp"}};
+    speculation.update(said);
+    return document({{"speculative", speculation},
+                     {"workload",
+                      {{"lengths", {{"output", 400}}},
+                       {"requests", 64}}}})["speculative"]["mean_acceptance_length"]
+        .get<double>();
+  };
+  const Json shares = {.605, .341, .186, .099, .052, .027, .014};
+  CHECK_THAT(length_of({{"acceptance_rates", shares}}, 7), WithinRel(2.324, .02));
+  CHECK_THAT(length_of({{"acceptance_length", 2.95}}, 3), WithinRel(2.95, .02));
+  CHECK(length_of({{"acceptance_length", 1}}, 3) == 1.0);
+  CHECK(length_of({{"acceptance_length", 4}}, 3) == 4.0);
+  CHECK(length_of({{"acceptance_rates", {1, 1, 0}}}, 3) == 3.0);
+}
+
+TEST_CASE("acceptance that contradicts itself is refused") {
+  const auto error_of = [](Json said) {
+    said["num_speculative_tokens"] = 2;
+    return test::config_error([&] { load_tiny({{"speculative", said}}); });
+  };
+  using Catch::Matchers::Contains;
+  CHECK_THAT(error_of({{"acceptance_rate", nullptr}}), Contains("acceptance"));
+  CHECK_THAT(error_of({{"acceptance_rate", .5}, {"acceptance_length", 2}}),
+             Contains("expected one of"));
+  CHECK_THAT(error_of({{"acceptance_rates", {.5}}}), Contains("each of 2 drafts, found 1"));
+  CHECK_THAT(error_of({{"acceptance_rates", {.5, .6}}}), Contains("shares never rise"));
+  CHECK_THAT(error_of({{"acceptance_length", 3.5}}), Contains("at most 3 tokens, not 3.5"));
+}
+
 // Watches that the blocks held are those of requests under way, and none at the end.
 class BlockWatch final : public RunObserver {
  public:

@@ -41,7 +41,7 @@ MeanLengths lengths_of(const Deployment& e, double attainment) {
 // Tokens that a sequence emits in a decode step.
 double tokens_per_step(const SpeculationPlan& plan) {
   double tokens = 1, held = 1;
-  for (int i = 0; i < plan.tokens; ++i) tokens += held *= plan.acceptance;
+  for (const double acceptance : plan.acceptance) tokens += held *= acceptance;
   return tokens;
 }
 
