@@ -63,7 +63,7 @@ std::span<const Key> speculative_keys() {
       {"acceptance_rate", form::number(0, 1), unset("another key says it"),
        "chance that a draft token is accepted if those before it are"},
       {"acceptance_rates", form::list(share), unset("another key says it"),
-       "share of the drafts at each position that are accepted, as vLLM logs it"},
+       "share of drafts at each position that are accepted, as vLLM logs it"},
       {"acceptance_length", form::number(1, 65), unset("another key says it"),
        "mean tokens of a step: those accepted and one more"},
       {"draft", form::typed_object(draft_keys), "mtp", "where drafts come from"}};
