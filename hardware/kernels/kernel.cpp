@@ -32,6 +32,8 @@ std::span<const Kernel* const> kernels() {
                                            &mla_bmm_kernel,
                                            &dsa_decode_kernel,
                                            &dsa_prefill_kernel,
+                                           &msa_decode_kernel,
+                                           &msa_prefill_kernel,
                                            &csa_decode_kernel,
                                            &csa_prefill_kernel,
                                            &hca_decode_kernel,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "hardware/kernels/sparse_attention.hpp"
 
+#include <algorithm>
+
 #include "hardware/kernels/compressed_attention.hpp"
 
 namespace moesim {
@@ -26,6 +28,18 @@ BlockWork work_of(const SparseLatentShape& s, const SparseLoad& load) {
           .moved = load.queries * s.heads * (latent + s.kv_lora) * bf16 + scored * 2 * fp32};
 }
 
+BlockWork work_of(const SparseGroupedShape& s, const SparseLoad& load) {
+  constexpr double bf16 = 2;
+  // Prompts read a block of keys once for many queries.
+  const double read = load.decode ? load.pairs : load.context;
+  return {.weights = s.hidden *
+                     (2 * s.head_dim * (s.heads + s.kv_heads) + s.index_dim * (s.index_heads + 1)),
+          .flops =
+              4 * s.heads * s.head_dim * load.pairs + 2 * s.index_heads * s.index_dim * load.scored,
+          .cached = read * s.kv_bytes + load.context * s.key_bytes,
+          .moved = load.queries * s.heads * 2 * s.head_dim * bf16};
+}
+
 constexpr int top_of_measured = 2048;
 
 // The models that the source runs, by name (ai-dynamo/aiconfigurator: DeepSeek-V3.2 and GLM-5;
@@ -49,24 +63,48 @@ SparseLatentShape dsa_shape(const TableRow& row, double kv_bytes) {
 // Layers that take the choice of another stand apart.
 std::string_view kind_of(const SparseLatentShape& shape) { return shape.scores() ? "" : " shared"; }
 
+// A measured block of equal sequences that attend to the best tokens.
+SparseLoad load_of(const AttentionBlockCall& call) {
+  const auto end = static_cast<std::int64_t>(call.context);
+  const auto pairs = [&](int most) {
+    return entries_seen(end - static_cast<std::int64_t>(call.queries), end, most, 0, 0).pairs;
+  };
+  return {.decode = call.decode,
+          .sequences = call.batch,
+          .queries = call.batch * call.queries,
+          .context = call.batch * call.context,
+          .pairs = call.batch * pairs(top_of_measured),
+          .scored = call.batch * pairs(static_cast<int>(call.context))};
+}
+
 template <bool decode>
 std::vector<Sample> dsa_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
   AttentionBlockCall call = block_call_of(row, decode);
   const SparseLatentShape shape = dsa_shape(row, call.kv_bytes);
   call.hidden = shape.hidden;
-  const auto end = static_cast<std::int64_t>(call.context);
-  const auto pairs = [&](int most) {
-    return entries_seen(end - static_cast<std::int64_t>(call.queries), end, most, 0, 0).pairs;
-  };
-  call.work = work_of(shape, {.decode = decode,
-                              .sequences = call.batch,
-                              .queries = call.batch * call.queries,
-                              .context = call.batch * call.context,
-                              .pairs = call.batch * pairs(top_of_measured),
-                              .scored = call.batch * pairs(static_cast<int>(call.context))});
+  call.work = work_of(shape, load_of(call));
   Sample sample = block_sample(row, call, gpu);
   sample.group += kind_of(shape);
   return {std::move(sample)};
+}
+
+// The model that the source runs: 64 query and 4 KV heads of 128, its indexer's keys in bf16.
+template <bool decode>
+std::vector<Sample> msa_samples(const TableRow& row, const GpuSpec& gpu, const EngineVersion&) {
+  AttentionBlockCall call = block_call_of(row, decode);
+  constexpr double of_a_group = 16, dim = 128;
+  const double kv_heads = std::max(1.0, call.heads / of_a_group);
+  const SparseGroupedShape shape{.hidden = 6144,
+                                 .heads = call.heads,
+                                 .kv_heads = kv_heads,
+                                 .head_dim = dim,
+                                 .index_heads = 4,
+                                 .index_dim = dim,
+                                 .kv_bytes = kv_heads * 2 * dim * call.kv_bytes,
+                                 .key_bytes = dim * 2};
+  call.hidden = shape.hidden;
+  call.work = work_of(shape, load_of(call));
+  return {block_sample(row, call, gpu)};
 }
 
 constexpr MeasuredTable dsa_decode_table{.name = "dsa_decode_module",
@@ -79,6 +117,28 @@ constexpr MeasuredTable dsa_prefill_table{.name = "dsa_prefill_module",
                                           .along = "isl",
                                           .samples = dsa_samples<false>,
                                           .model = {"model"}};
+
+constexpr MeasuredTable msa_decode_table{.name = "msa_decode_module",
+                                         .axes = block_decode_axes,
+                                         .along = "step",
+                                         .samples = msa_samples<true>};
+constexpr MeasuredTable msa_prefill_table{.name = "msa_prefill_module",
+                                          .axes = block_prefill_axes,
+                                          .along = "isl",
+                                          .samples = msa_samples<false>};
+
+// A block as its table is asked for it.
+template <class Shape>
+AttentionBlockCall call_of(const Shape& shape, const SparseLoad& load, Precision kv_cache) {
+  return {.decode = load.decode,
+          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
+          .heads = shape.heads,
+          .hidden = shape.hidden,
+          .batch = load.sequences,
+          .queries = load.queries / load.sequences,
+          .context = load.context / load.sequences,
+          .work = work_of(shape, load)};
+}
 
 }  // namespace
 
@@ -93,20 +153,31 @@ constinit const Kernel dsa_prefill_kernel{
     .table = &dsa_prefill_table,
 };
 
+constinit const Kernel msa_decode_kernel{
+    .name = "msa_decode_module",
+    .summary = "few queries of each sequence in a block of attention over the best blocks of keys",
+    .table = &msa_decode_table,
+};
+constinit const Kernel msa_prefill_kernel{
+    .name = "msa_prefill_module",
+    .summary = "prompts in a block of attention over the best blocks of keys",
+    .table = &msa_prefill_table,
+};
+
 std::optional<Cost> sparse_latent_block(const SparseLatentShape& shape, const SparseLoad& load,
                                         Precision kv_cache, Precision weights,
                                         Precision activations, const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
   return attention_block(load.decode ? dsa_decode_table : dsa_prefill_table,
-                         {.decode = load.decode,
-                          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
-                          .heads = shape.heads,
-                          .hidden = shape.hidden,
-                          .batch = load.sequences,
-                          .queries = load.queries / load.sequences,
-                          .context = load.context / load.sequences,
-                          .work = work_of(shape, load)},
-                         weights, activations, gpu, kind_of(shape));
+                         call_of(shape, load, kv_cache), weights, activations, gpu, kind_of(shape));
+}
+
+std::optional<Cost> sparse_grouped_block(const SparseGroupedShape& shape, const SparseLoad& load,
+                                         Precision kv_cache, Precision weights,
+                                         Precision activations, const GpuSpec& gpu) {
+  if (load.sequences <= 0) return std::nullopt;
+  return attention_block(load.decode ? msa_decode_table : msa_prefill_table,
+                         call_of(shape, load, kv_cache), weights, activations, gpu);
 }
 
 }  // namespace moesim

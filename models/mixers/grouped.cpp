@@ -68,6 +68,10 @@ class Grouped final : public Mixer {
   void input(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
     const auto& [hidden, plan, precision, gpu] = shard;
     OperationList ops(Part::attention, precision, gpu, out);
+    if (has_block(shard)) {
+      ops.memory("input_norm", tokens * norm_bytes(hidden));
+      return;
+    }
     const AttentionShape shape = shape_of(plan.tp);
     const double query = shape.q_heads * a_.head_dim;
     const double keys = shape.kv_heads * a_.head_dim;
@@ -102,6 +106,9 @@ class Grouped final : public Mixer {
     const auto& [hidden, plan, precision, gpu] = shard;
     const AttentionWork work = attention_work(sequences, sight());
     OperationList ops(Part::attention, precision, gpu, out);
+    if (has_block(shard))
+      return attention_blocks(block(shard, prompts_of(work)), block(shard, decodes_of(work)),
+                              block(shard, least_load(true))->time, ops);
     AttentionShape shape = shape_of(plan.tp);
     shape.window = work.window;
     const double kv_bytes = kept(plan, precision).bytes;
@@ -121,6 +128,11 @@ class Grouped final : public Mixer {
   }
 
   void output(const MixerShard& shard, double tokens, std::vector<Operation>& out) const override {
+    if (has_block(shard)) {
+      OperationList(Part::attention, shard.precision, shard.gpu, out)
+          .memory("post_norm", tokens * norm_bytes(shard.hidden));
+      return;
+    }
     const double heads = static_cast<double>(a_.query_heads) / shard.plan.tp;
     project_output(shard, tokens, heads * a_.value_dim(), a_.output_gate, out);
   }
@@ -144,6 +156,25 @@ class Grouped final : public Mixer {
             .kv_heads = double(kv_heads(tp)),
             .key_dim = static_cast<double>(a_.head_dim),
             .value_dim = static_cast<double>(a_.value_dim())};
+  }
+
+  // Engines' tables time a block of sparse attention as one.
+  std::optional<Cost> block(const MixerShard& shard, const SparseLoad& load) const {
+    const auto& [hidden, plan, precision, gpu] = shard;
+    return sparse_grouped_block({.hidden = static_cast<double>(hidden),
+                                 .heads = double(a_.query_heads) / plan.tp,
+                                 .kv_heads = double(kv_heads(plan.tp)),
+                                 .head_dim = static_cast<double>(a_.head_dim),
+                                 .index_heads = static_cast<double>(a_.indexer.heads),
+                                 .index_dim = static_cast<double>(a_.indexer.dim),
+                                 .kv_bytes = kept(plan, precision).bytes,
+                                 .key_bytes = a_.indexer.key_bytes()},
+                                load, precision.kv_cache, precision.attention,
+                                precision.activations, gpu);
+  }
+  bool has_block(const MixerShard& shard) const {
+    return a_.indexer.scores() && shard.gpu.tables && block(shard, least_load(true)) &&
+           block(shard, least_load(false));
   }
 
   // Whether the attention kernel's time holds the write into the KV cache: a table's does.

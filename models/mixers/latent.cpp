@@ -99,7 +99,7 @@ class Latent final : public Mixer {
     OperationList ops(Part::attention, precision, gpu, out);
     if (has_block(shard))
       return attention_blocks(block(shard, prompts_of(work)), block(shard, decodes_of(work)),
-                              block(shard, least(true))->time, ops);
+                              block(shard, least_load(true))->time, ops);
     const LatentAttentionShape shape = shape_of(plan.tp);
     const double kv_bytes = kept(plan, precision).bytes;
     a_.indexer.score(work, ops);
@@ -166,30 +166,9 @@ class Latent final : public Mixer {
                                load, precision.kv_cache, precision.attention, precision.activations,
                                gpu);
   }
-  static SparseLoad least(bool decode) { return {decode, 1, 1, 1, 1, 1}; }
   bool has_block(const MixerShard& shard) const {
-    return a_.indexer.top > 0 && shard.gpu.tables && block(shard, least(true)) &&
-           block(shard, least(false));
-  }
-  static SparseLoad decodes_of(const AttentionWork& work) {
-    return {.decode = true,
-            .sequences = work.decode_batch,
-            .queries = work.decode_sequences,
-            .context = work.decode_context,
-            .pairs = work.decode_pairs,
-            .scored = scored_by_decodes(work)};
-  }
-  static SparseLoad prompts_of(const AttentionWork& work) {
-    return {.decode = false,
-            .sequences = work.prefill_batch,
-            .queries = work.prefill_tokens,
-            .context = work.prefill_context,
-            .pairs = work.prefill_pairs,
-            .scored = work.indexed_pairs - scored_by_decodes(work)};
-  }
-  static double scored_by_decodes(const AttentionWork& work) {
-    if (work.decode_batch == 0) return 0;
-    return work.decode_context * work.decode_sequences / work.decode_batch;
+    return a_.indexer.top > 0 && shard.gpu.tables && block(shard, least_load(true)) &&
+           block(shard, least_load(false));
   }
 
   // Whether the attention kernel's time holds the write into the KV cache: a table's does.

@@ -19,6 +19,35 @@ AttentionLoad prefill_load(const AttentionWork& work) {
           .pairs = work.prefill_pairs};
 }
 
+namespace {
+
+double scored_by_decodes(const AttentionWork& work) {
+  if (work.decode_batch == 0) return 0;
+  return work.decode_context * work.decode_sequences / work.decode_batch;
+}
+
+}  // namespace
+
+SparseLoad decodes_of(const AttentionWork& work) {
+  return {.decode = true,
+          .sequences = work.decode_batch,
+          .queries = work.decode_sequences,
+          .context = work.decode_context,
+          .pairs = work.decode_pairs,
+          .scored = scored_by_decodes(work)};
+}
+
+SparseLoad prompts_of(const AttentionWork& work) {
+  return {.decode = false,
+          .sequences = work.prefill_batch,
+          .queries = work.prefill_tokens,
+          .context = work.prefill_context,
+          .pairs = work.prefill_pairs,
+          .scored = std::max(0.0, work.indexed_pairs - scored_by_decodes(work))};
+}
+
+SparseLoad least_load(bool decode) { return {decode, 1, 1, 1, 1, 1}; }
+
 void attention_blocks(const std::optional<Cost>& prefill, std::optional<Cost> decode,
                       Seconds shared, OperationList& ops) {
   if (prefill) ops.priced("attention_block_prefill", *prefill);

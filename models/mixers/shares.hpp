@@ -4,6 +4,7 @@
 #include <optional>
 #include <typeinfo>
 
+#include "hardware/kernels/sparse_attention.hpp"
 #include "models/mixers/mixer.hpp"
 
 // What several kinds of attention share.
@@ -22,6 +23,11 @@ inline constexpr AttentionLoad one_query{
 AttentionLoad decode_load(const AttentionWork&);
 AttentionLoad prefill_load(const AttentionWork&);
 
+/// What a step asks of a block of sparse attention: its sequences that decode, its prompts; the
+/// smallest block.
+SparseLoad decodes_of(const AttentionWork&);
+SparseLoad prompts_of(const AttentionWork&);
+SparseLoad least_load(bool decode);
 /// The blocks of attention of a step, by tables: of prompts, and of sequences that decode. The two
 /// share projections and launches, so beside prompts a decodes' block is shorter by `shared`, the
 /// time of the smallest.

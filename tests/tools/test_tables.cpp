@@ -615,11 +615,24 @@ struct BlockTable {
   const char* operation;
 };
 
-const char* model_of(const TableRow& row) {
-  const bool glm = row.text("model").find("GLM") != std::string_view::npos;
-  if (row.text("op").find("dsa") != std::string_view::npos) return glm ? "glm_5" : "deepseek_v3_2";
-  const bool pro = row.number("q_heads") * row.number("tp") == 128;
-  return pro ? "deepseek_v4_pro" : "deepseek_v4_flash";
+// What the source ran, by the names of its rows; attention over the best blocks as MiniMax-M3 has.
+MoeModel model_of(const TableRow& row) {
+  const auto names = [&](std::string_view column, std::string_view part) {
+    return row.text(column).find(part) != std::string_view::npos;
+  };
+  if (names("op", "msa")) {
+    return read_model(config(R"({"name": "tiny", "source": "made up", "hidden": 6144,
+      "vocabulary": 10, "tied_embeddings": false, "dense_width": 8,
+      "attention": {"query_heads": 64, "kv_heads": 4, "head_dim": 128, "index_heads": 4,
+                    "index_dim": 128, "index_top": 2048, "index_keys_bf16": true},
+      "layers": [{"repeat": 1, "pattern": [{"ffn": "dense"}]}]})"));
+  }
+  const bool pro = row.text("op").find("dsv4") != std::string_view::npos &&
+                   row.number("q_heads") * row.number("tp") == 128;
+  const char* name = names("op", "dsa") ? (names("model", "GLM") ? "glm_5" : "deepseek_v3_2")
+                                        : (pro ? "deepseek_v4_pro" : "deepseek_v4_flash");
+  return read_model(
+      ConfigNode::from_file(source_dir() / "models/zoo" / fmt::format("{}.json", name)));
 }
 
 }  // namespace
@@ -632,7 +645,9 @@ TEST_CASE("a mixer's step takes what a table measured for the whole block") {
       {"vllm-0.24.0/dsv4_hca_prefill_module", false, "attention_block_prefill"},
       {"trtllm-1.3.0rc23/dsv4_csa_prefill_module", false, "attention_block_prefill"},
       {"trtllm-1.3.0rc20/dsa_decode_module", true, "attention_block_decode"},
-      {"trtllm-1.3.0rc20/dsa_prefill_module", false, "attention_block_prefill"}};
+      {"trtllm-1.3.0rc20/dsa_prefill_module", false, "attention_block_prefill"},
+      {"vllm-0.24.0/msa_decode_module", true, "attention_block_decode"},
+      {"vllm-0.24.0/msa_prefill_module", false, "attention_block_prefill"}};
   for (const BlockTable& table : tables) {
     CAPTURE(table.file);
     const auto file =
@@ -643,18 +658,15 @@ TEST_CASE("a mixer's step takes what a table measured for the whole block") {
       if (row.text("gemm_type") != "fp8_block" || ++seen % 12 != 0) return;
       if (!table.decode && row.number("isl") == 1) return;  // a prompt of one token is a decode
       const bool fp8 = row.text("kv_precision").starts_with("fp8");
-      const MoeModel model = read_model(ConfigNode::from_file(
-          source_dir() / "models/zoo" / fmt::format("{}.json", model_of(row))));
-      const bool sparse = row.text("op").find("dsa") != std::string_view::npos;
-      const int ratio = sparse ? 0 : static_cast<int>(row.number("compress_ratio"));
+      const MoeModel model = model_of(row);
+      const bool compressed = row.text("op").find("dsv4") != std::string_view::npos;
+      const int ratio = compressed ? static_cast<int>(row.number("compress_ratio")) : 1;
       const auto layer = std::ranges::find_if(model.layers, [&](const LayerSpec& l) {
-        return sparse || l.mixer->kept({}, {}).tokens_of_entry == ratio;
+        return l.mixer->kept({}, {}).tokens_of_entry == ratio;
       });
+      REQUIRE(layer != model.layers.end());
       // What a rank has of all heads says how many share them.
-      const double heads = std::string_view(model_of(row)) == "deepseek_v4_flash" ||
-                                   std::string_view(model_of(row)) == "glm_5"
-                               ? 64
-                               : 128;
+      const double heads = model.hidden == 7168 ? 128 : 64;
       const int tp = static_cast<int>(heads / row.number("q_heads"));
       if (tp < 1) return;
       const ParallelPlan plan{.tp = tp};
