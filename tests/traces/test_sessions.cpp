@@ -257,6 +257,50 @@ TEST_CASE("a file's sessions keep its delays, in Mooncake's form and as CSV") {
   CHECK(looped[2].arrival == at(2.3));
 }
 
+TEST_CASE("a session in one line is read in the forms of other simulators") {
+  const Json loop{{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}}};
+  const auto turns = [&](const std::string& line) {
+    const TemporaryFile file("sessions.jsonl", line);
+    return served(workload(recorded(file, loop)), 1);
+  };
+  // 60 of 1,000 tokens are new: 940 come from the 900 + 40 before.
+  const auto steps =
+      turns(R"({"id": "a", "steps": [{"input": 900, "new": 900, "output": 40, "gap": 0},)"
+            R"( {"input": 1000, "new": 60, "output": 20, "gap": 1.5}]})");
+  REQUIRE(steps.size() == 2);
+  CHECK(steps[1].arrival == at(2.5));
+  CHECK(ends(steps[1].request) == std::vector<std::int64_t>{900, 940, 1000});
+  // The tool of a request runs after it.
+  const auto tools = turns(
+      R"({"sub_requests": [{"input_toks": 700, "output_toks": 30, "tool_duration_ns": 900000000},)"
+      R"( {"input_toks": 800, "output_toks": 5}]})");
+  CHECK(tools.at(1).arrival == at(1.9));
+  CHECK(ends(tools[1].request) == std::vector<std::int64_t>{700, 730, 800});
+  // One call of a tool makes two requests.
+  const std::string call =
+      R"({"num_turns": 1, "input_prompt_length": 3000, "assistant_response_length": [80],)"
+      R"( "tool_call_output_length": [400], "tool_call_latency": [0.9],)"
+      R"( "final_assistant_response_length": 50})";
+  const auto calls = turns(call + "\n" + call);
+  REQUIRE(calls.size() == 4);
+  CHECK(calls[1].arrival == at(1.9));
+  CHECK(calls[1].request.prompt_tokens == 3480);
+  CHECK(calls[1].request.output_tokens == 50);
+  CHECK(calls[2].request.turn->session == 1);
+
+  const auto refused = [&](const std::string& line) { return config_error([&] { turns(line); }); };
+  CHECK_THAT(refused(call + "\n{}"), Contains(":2: is no session with"));
+  CHECK_THAT(refused(R"({"steps": []})"), Contains(R"("steps" is not a list of requests)"));
+  CHECK_THAT(refused(R"({"steps": [{"input": 0, "output": 1}]})"), Contains(R"("input" is 0)"));
+  CHECK_THAT(refused(R"({"steps": [7]})"), Contains(R"(has no number "input")"));
+  CHECK_THAT(refused(R"({"num_turns": 1e9, "tool_call_latency": [1]})"),
+             Contains("but there are 0 replies"));
+  CHECK_THAT(
+      refused(
+          R"({"sub_requests": [{"input_toks": 1, "output_toks": 1, "tool_duration_ns": 1e300}]})"),
+      Contains("expected a time"));
+}
+
 TEST_CASE("a file that is played again is played by others") {
   const TemporaryFile file(
       "sessions.jsonl",
