@@ -56,6 +56,29 @@ TEST_CASE("of T turns that each add whole blocks, (T - 1) / (T + 1) of the token
   }
 }
 
+TEST_CASE("sessions hit all that they can until the cache is smaller than what they grow to") {
+  constexpr int lanes = 4, turns = 6, grown = 96;  // blocks a turn
+  const auto hit_rate = [&](int blocks) {
+    Json set = sessions({{"turns", turns},
+                         {"first", grown * 16},
+                         {"new", grown * 16 - 1},
+                         {"output", 1},
+                         {"reuse_output", false}},
+                        turns * 4 * lanes, lanes);
+    set["scheduling"]["max_num_batched_tokens"] = 8192;
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = blocks;
+    return run(e).document()["turns"]["all"]["prefix"]["hit_rate"].get<double>();
+  };
+  // What all but one add in their last turn is hit by none, but has to be somewhere; the last one
+  // takes the place of the first one's.
+  constexpr int all_but_last = lanes * (turns - 1) * grown + (lanes - 1) * grown;
+  CHECK_THAT(hit_rate(lanes * turns * grown), WithinRel(5. / 7, 1e-12));
+  CHECK_THAT(hit_rate(all_but_last), WithinRel(5. / 7, 1e-12));
+  CHECK(hit_rate(all_but_last - 1) < 5. / 7 - 1e-4);
+  CHECK(hit_rate(all_but_last / 2) < .3);
+}
+
 TEST_CASE("a reply that is used again is hit as far as its whole blocks were computed") {
   const auto second = [](bool reuse, bool drafts) {
     Json set = sessions(
