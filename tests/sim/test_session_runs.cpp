@@ -6,7 +6,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/tiny_experiment.hpp"
 
-namespace moesim::test_sessions {
+namespace moesim::test_session_runs {
 namespace {
 
 using test::load_tiny;
@@ -268,4 +268,4 @@ TEST_CASE("a run of sessions is the same on any number of threads and for one se
 }
 
 }  // namespace
-}  // namespace moesim::test_sessions
+}  // namespace moesim::test_session_runs
