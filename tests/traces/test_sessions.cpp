@@ -244,6 +244,16 @@ TEST_CASE("a file's sessions keep its delays, in Mooncake's form and as CSV") {
   const auto from_end = served(workload(recorded(csv, {{"sessions", {{"gap_from", "end"}}}})), 1);
   CHECK(from_end[1].arrival == at(5));
 
+  // In a file with gaps a turn without one follows at once.
+  const TemporaryFile mixed(
+      "sessions.jsonl",
+      "{\"session_id\": 1, \"timestamp\": 0, \"input_length\": 9, \"output_length\": 5}\n"
+      "{\"session_id\": 1, \"timestamp\": 70, \"input_length\": 20, \"output_length\": 5}\n"
+      "{\"session_id\": 1, \"input_length\": 30, \"output_length\": 5, \"delay\": 400}\n");
+  const auto gaps = served(workload(recorded(mixed)), 1);
+  CHECK(gaps[1].arrival == at(1));
+  CHECK(gaps[2].arrival == at(2.4));
+
   const TemporaryFile lengths(
       "sessions.jsonl",
       "{\"session_id\": 1, \"input_length\": 90, \"output_length\": 5}\n"
@@ -342,6 +352,11 @@ TEST_CASE("hostile sessions are refused in a line that says what would be right"
              Contains(":2: session \"a\": the turn was sent before the one above it"));
   CHECK_THAT(file_error(row("") + row(R"(, "delay": -5)")),
              Contains(":2: \"delay\" -5 is below zero"));
+  CHECK_THAT(config_error([&] {
+               const TemporaryFile file("sessions.jsonl", row(R"(, "timestamp": 9)"));
+               workload(recorded(file, {{"requests", 2}}));
+             }),
+             Contains("2 requests of recorded sessions of 1"));
   CHECK_THAT(file_error(row(R"(, "hash_ids": [1])")), Contains("are not 2 ids"));
   CHECK_THAT(file_error(R"({"input_length": 6, "output_length": 5})"),
              Contains("no column that says"));

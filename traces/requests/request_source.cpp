@@ -37,6 +37,11 @@ RequestWorkload read_session_workload(ConfigReader& workload) {
   const std::int64_t recorded = sessions.recorded_turns();
   read.requests = recorded > 0 ? workload.integer_or("requests", recorded, request_count)
                                : workload.integer("requests", request_count);
+  if (!workload.has("arrivals") && read.requests > recorded)
+    workload.child("requests")
+        .fail(fmt::format("{} requests of recorded sessions of {}; give \"arrivals\" to play these "
+                          "again",
+                          read.requests, recorded));
   read.patience = read_patience(workload);
   return read;
 }

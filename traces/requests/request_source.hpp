@@ -79,8 +79,9 @@ class RequestSource {
   /// The next request that arrives whatever the system does; arrivals never decrease. nullopt is
   /// the end (for now: a closed loop answers again after completed()).
   virtual std::optional<TimedRequest> next() = 0;
-  /// Until then next() must not be asked, as a request that leaves before may be followed by one
-  /// that arrives earlier. The beginning of time: it may be asked now.
+  /// Before that time next() should not be asked: its answer is the next request only if none
+  /// leaves until then, as a request that leaves may be followed by one that arrives earlier. The
+  /// beginning of time: whatever leaves.
   virtual Time not_before() const { return {}; }
   /// A request, counted from 0 in the order of next(), left at `now`: a closed loop sends the next
   /// one. Times never decrease.

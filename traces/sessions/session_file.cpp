@@ -40,14 +40,18 @@ class Assembly {
  public:
   void add(const RecordedRow& row) {
     const auto [found, fresh] = number_of_.try_emplace(row.session, file_.sessions.size());
-    if (fresh) file_.sessions.push_back({.name = row.session});
+    if (fresh) {
+      file_.sessions.push_back({.name = row.session});
+      between_starts_.emplace_back();
+    }
     RecordedSession& session = file_.sessions[found->second];
     const Request request = request_of(row);
     NextTurn turn{.prompt_tokens = request.prompt_tokens,
                   .output_tokens = request.output_tokens,
                   .ids = request.prompt_ids};
     if (!session.turns.empty()) turn.kept = kept_of(session.turns.back(), turn);
-    if (row.has_time) turn.gap = since_last(session, row.time);
+    between_starts_[found->second].push_back(row.has_time ? since_last(session, row.time)
+                                                          : Seconds{});
     if (row.gap) turn.gap = *row.gap;
     file_.has_gaps = file_.has_gaps || row.gap;
     file_.has_ids = file_.has_ids || turn.ids;
@@ -58,6 +62,7 @@ class Assembly {
     file_.has_gaps = true;
   }
   SessionFile finish() && {
+    if (!file_.has_gaps) take_gaps_from_starts();
     file_.has_starts = std::ranges::all_of(
         file_.sessions, [](const RecordedSession& session) { return session.start.has_value(); });
     if (file_.has_starts) std::ranges::stable_sort(file_.sessions, {}, &RecordedSession::start);
@@ -76,8 +81,17 @@ class Assembly {
     return time - last;
   }
 
+  void take_gaps_from_starts() {
+    for (std::size_t s = 0; s < file_.sessions.size(); ++s) {
+      std::vector<NextTurn>& turns = file_.sessions[s].turns;
+      for (std::size_t turn = 0; turn < turns.size(); ++turn)
+        turns[turn].gap = between_starts_[s][turn];
+    }
+  }
+
   SessionFile file_;
   std::unordered_map<std::string, std::size_t> number_of_;
+  std::vector<std::vector<Seconds>> between_starts_;  // [session][turn], of rows
 };
 
 }  // namespace

@@ -124,9 +124,8 @@ class SessionSource final : public RequestSource {
     return start;
   }
 
-  bool has_next() const {
-    return std::ssize(session_of_) < requests_ && (start_ || !paused_.empty());
-  }
+  bool all_sent() const { return std::ssize(session_of_) == requests_; }
+  bool has_next() const { return !all_sent() && (start_ || !paused_.empty()); }
   // Whether a session that is under way comes before one that starts.
   bool resumes() const {
     return !paused_.empty() && (!start_ || paused_.top().until <= start_->arrival);
@@ -196,6 +195,7 @@ class SessionSource final : public RequestSource {
         turn.kept = open.first_prompt;
       }
       if (!fits(turn)) return false;
+      if (all_sent()) return true;  // it would have one
       open.request.prompt_tokens = static_cast<std::int32_t>(turn.prompt_tokens);
       open.request.output_tokens = turn.output_tokens;
       name_tokens(open, session, turn.kept, turn.ids.get());
