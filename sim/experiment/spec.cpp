@@ -19,6 +19,7 @@
 #include "sim/experiment/read_serving.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
+#include "traces/sessions/sessions.hpp"
 
 namespace moesim {
 
@@ -57,9 +58,12 @@ constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
 std::span<const Key> workload_keys() {
   static constexpr Form gating = form::policy("gating");
   static constexpr Key keys[] = {
-      {"arrivals", form::policy("arrivals"), required, "when requests come"},
+      {"arrivals", form::policy("arrivals"), unset("required, but for recorded sessions"),
+       "when requests come, or sessions start"},
       {"lengths", form::policy("lengths"), unset("the arrivals'"),
        "lengths of prompts and outputs"},
+      {"sessions", form::policy("sessions", session_keys), unset("none: each request by itself"),
+       "requests that follow each other"},
       {"requests", form::integer(1, 1e9), unset("all of the trace"), "number of requests"},
       {"gating", gating, unset("none, for dense models alone"), "which experts tokens choose"},
       {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
@@ -147,7 +151,7 @@ PolicyRows Policies::rows() const {
   const auto add = [&](const auto& registry) { all[registry.kind()] = registry.rows(); };
   add(placement), add(token_routing), add(dispatch), add(capacity), add(expert_memory);
   add(prefetch), add(scheduling), add(request_routing), add(rebalancing);
-  add(gatings()), add(request_arrivals()), add(request_lengths());
+  add(gatings()), add(request_arrivals()), add(request_lengths()), add(session_kinds());
   return all;
 }
 
@@ -248,6 +252,11 @@ void read_max_model_len(ConfigReader& reader, PoolSpec& spec) {
   const int own = spec.model.max_positions;
   spec.max_model_len =
       reader.optional("max_model_len") ? reader.integer("max_model_len") : std::int64_t{own};
+  if (spec.max_model_len > 0 && spec.workload.sessions) {
+    SessionPlan sessions = *spec.workload.sessions;
+    if (!sessions.rules.max_context) sessions.rules.max_context = spec.max_model_len;
+    spec.workload.sessions = std::make_shared<const SessionPlan>(std::move(sessions));
+  }
   const std::int64_t longest = spec.workload.longest();
   if (spec.max_model_len == 0 || longest <= spec.max_model_len) return;
   const ConfigNode workload = reader.child("workload");

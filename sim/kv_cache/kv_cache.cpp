@@ -24,17 +24,23 @@ std::uint64_t of_group(std::size_t group) { return (std::uint64_t{1} << 62) | gr
 }  // namespace
 
 std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request,
-                                     std::int32_t prompt_tokens, int block_tokens) {
-  std::vector<BlockHash> hashes(static_cast<std::size_t>(prompt_tokens / block_tokens));
+                                     std::int64_t tokens, int block_tokens) {
+  std::vector<BlockHash> hashes(static_cast<std::size_t>(tokens / block_tokens));
   BlockHash parent = 0;
+  std::size_t span = 0;
   for (std::size_t b = 0; b < hashes.size(); ++b) {
-    // The id under a block's last token names every token before it as well.
-    const std::size_t last_token = (b + 1) * static_cast<std::size_t>(block_tokens) - 1;
-    const std::uint64_t what =
-        ids ? ids->ids[last_token / static_cast<std::size_t>(ids->block_tokens)] : own(request);
-    parent = hashes[b] = chain(parent, what);
+    // The id of a block's last token names every token before it as well.
+    const auto end = static_cast<std::int64_t>(b + 1) * block_tokens;
+    while (ids && ids->spans[span].end < end) ++span;
+    parent = hashes[b] = chain(parent, ids ? ids->spans[span].id : own(request));
   }
   return hashes;
+}
+
+std::vector<BlockHash> known_hashes(const PromptIds* ids, std::uint32_t request,
+                                    std::int32_t prompt_tokens, int block_tokens) {
+  const std::int64_t named = ids ? ids->tokens() : 0;
+  return prompt_hashes(ids, request, std::max<std::int64_t>(prompt_tokens, named), block_tokens);
 }
 
 KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching,
@@ -69,10 +75,10 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
   return hit;
 }
 
-void KvCache::expect(std::uint32_t request, std::vector<BlockHash> prompt) {
+void KvCache::expect(std::uint32_t request, std::vector<BlockHash> known) {
   if (!caching_) return;
   Holding& holding = holdings_[request];
-  holding.hashes = std::move(prompt);
+  holding.hashes = std::move(known);
   holding.groups.resize(layout_.groups.size());
 }
 
@@ -159,7 +165,7 @@ void KvCache::shrink(Sequence& sequence) {
 void KvCache::fill(Holding& holding, std::uint32_t request, std::size_t full_blocks) {
   for (; holding.filled < full_blocks; ++holding.filled) {
     const std::size_t b = holding.filled;
-    // The prompt's whole blocks are followed by tokens that only this request has.
+    // The known blocks are followed by tokens that only this request has.
     if (b == holding.hashes.size()) {
       holding.hashes.push_back(chain(b == 0 ? 0 : holding.hashes[b - 1], own(request)));
     }

@@ -16,10 +16,13 @@ namespace moesim {
 /// Names a KV block by its tokens and all tokens before them.
 using BlockHash = std::uint64_t;
 
-/// The hashes of a prompt's whole blocks, each chained to the one before it. A prompt without ids
-/// begins like no other: `request` tells it apart.
+/// The hashes of the whole blocks of a prompt's first `tokens` tokens, each chained to the one
+/// before it. A prompt without ids begins like no other: `request` tells it apart.
 std::vector<BlockHash> prompt_hashes(const PromptIds* ids, std::uint32_t request,
-                                     std::int32_t prompt_tokens, int block_tokens);
+                                     std::int64_t tokens, int block_tokens);
+/// Of the prompt, and of what the request will generate as far as its ids name that.
+std::vector<BlockHash> known_hashes(const PromptIds* ids, std::uint32_t request,
+                                    std::int32_t prompt_tokens, int block_tokens);
 
 /// What a lookup found.
 struct CacheHit {
@@ -58,8 +61,8 @@ class KvCache {
   /// as it must compute its last token.
   CacheHit find(std::span<const BlockHash> hashes, std::int32_t tokens) const;
 
-  /// A request comes to this rank with these blocks in its prompt.
-  void expect(std::uint32_t request, std::vector<BlockHash> prompt);
+  /// A request comes to this rank whose first blocks, those of its prompt at least, are these.
+  void expect(std::uint32_t request, std::vector<BlockHash> known);
   /// What a sequence of a request that was expected would find.
   CacheHit find(const Sequence&) const;
 
@@ -95,7 +98,7 @@ class KvCache {
     std::int64_t end() const { return first + std::ssize(blocks); }
   };
   struct Holding {
-    std::vector<BlockHash> hashes;  // of full blocks: the prompt's, then as they fill
+    std::vector<BlockHash> hashes;  // of full blocks: what is known, then as they fill
     std::vector<Held> groups;
     std::size_t filled = 0;  // how many leading blocks are full
   };

@@ -127,7 +127,7 @@ void KvPlan::take_oldest(std::int64_t count) {
 }
 
 void KvPlan::fill(const Sequence& sequence, std::size_t filled, std::int32_t tokens) {
-  // The prompt is followed by tokens that no other request has.
+  // The known blocks are followed by tokens that no other request has.
   const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
   const std::int32_t known = sequence.computed + std::min(tokens, sequence.due());
   const auto full = std::min(hashes.size(), static_cast<std::size_t>(known / layout_.block_tokens));

@@ -64,6 +64,11 @@ std::optional<double> of_decode_experts(const Report& report) {
   const ExpertKindStats* experts = find(report.pool.experts.by_step_kind, "decode");
   return experts == nullptr ? std::nullopt : std::optional(experts->summary.*member);
 }
+template <auto statistic>
+std::optional<double> of_sessions(const Report& report) {
+  const bool none = !report.sessions || report.sessions->completion.count == 0;
+  return none ? std::nullopt : std::optional(report.sessions->completion.*statistic);
+}
 inline std::optional<double> sampled_step_error(const Report& report) {
   const std::optional<SampledStats>& sampled = report.pool.sampled;
   return sampled && sampled->spot_checks > 0 ? std::optional(sampled->step_time_error)
@@ -141,6 +146,10 @@ inline constexpr auto metric_catalogue = [] {
        of_requests<&M::e2el, &S::p95>},
       {"p99_e2el_ms", "p99 E2EL", "p99 request latency", "/metrics/p99_e2el_ms",
        of_requests<&M::e2el, &S::p99>},
+      {"mean_session_s", "mean session", "Mean time of a session", "/sessions/mean_completion_s",
+       of_sessions<&S::mean>},
+      {"p90_session_s", "p90 session", "p90 time of a session", "/sessions/p90_completion_s",
+       of_sessions<&S::p90>},
       {"tokens_per_s_per_gpu", "out/s/GPU", "Output throughput per GPU",
        "/metrics/tokens_per_s_per_gpu", overall<&M::tokens_per_s_per_gpu>},
       {"total_tokens_per_s_per_gpu", "tokens/s/GPU", "Throughput per GPU, prompts too",

@@ -175,6 +175,97 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
   return rows;
 }
 
+const std::vector<Field<SessionShares>>& fields_of(const SessionShares*) {
+  using S = SessionShares;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("service", &S::service, "from the first step of a prompt to the last token",
+               "share of time")
+          .add("queue", &S::queue, "from sending a request to the first step of its prompt",
+               "share of time", less)
+          .add("gap", &S::gap, "between a reply and the next turn", "share of time");
+  return rows;
+}
+
+const std::vector<Field<SessionStats>>& fields_of(const SessionStats*) {
+  using S = SessionStats;
+  const auto seconds = [](double Summary::*value) {
+    return [value](const S& sessions) {
+      const Summary& summary = sessions.completion;
+      return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
+    };
+  };
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("finished", &S::finished, "sessions of the whole run whose last turn was answered",
+               "", more)
+          .add("broken", &S::broken, "sessions that ended with a turn rejected or abandoned", "",
+               less)
+          .add("open", &S::open, "sessions that had turns left when the run ended")
+          .add("measured", &S::measured,
+               "finished sessions that ended after measuring began; the next rows are theirs")
+          .add("mean_completion_s", seconds(&Summary::mean),
+               "mean time from the first request to the last reply", "s", less)
+          .add("p50_completion_s", seconds(&Summary::p50), "median of the same", "s", less)
+          .add("p90_completion_s", seconds(&Summary::p90), "90th percentile of the same", "s", less)
+          .add("p99_completion_s", seconds(&Summary::p99), "99th percentile of the same", "s", less)
+          .add("mean_turns", &S::mean_turns, "turns of a session")
+          .add("share_of_time", &S::share_of_time, "where the time of sessions went")
+          .add("throughput", &S::throughput, "sessions that finish", "1/s", more)
+          .add("mean_alive", &S::mean_alive, "sessions under way")
+          .add("mean_requests_in_flight", &S::mean_requests_in_flight,
+               "requests sent and not yet answered");
+  return rows;
+}
+
+const std::vector<Field<PrefixStats>>& fields_of(const PrefixStats*) {
+  using S = PrefixStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("queried_tokens", &S::queried_tokens, "prompt tokens", "tokens")
+          .add("hit_tokens", &S::hit_tokens, "prompt tokens that were cached at first admission",
+               "tokens", more)
+          .add("computed_tokens", &S::computed_tokens, "prompt tokens that were not", "tokens",
+               less)
+          .add("ideal_hit_tokens", &S::ideal_hit_tokens,
+               "hits of one endless cache, in whole KV blocks", "tokens")
+          .add("hit_rate", &S::hit_rate, "hit / queried", "share of tokens", more)
+          .add("ideal_hit_rate", &S::ideal_hit_rate, "ideal hit / queried", "share of tokens");
+  return rows;
+}
+
+const std::vector<Field<TurnGroupStats>>& fields_of(const TurnGroupStats*) {
+  using S = TurnGroupStats;
+  const auto ms = [](double Summary::*value) {
+    return [value](const S& turns) { return turns.ttft.*value; };
+  };
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("requests", &S::requests, "turns that arrived while measured, and finished")
+          .add("mean_ttft_ms", ms(&Summary::mean), "mean time to first token", "ms", less)
+          .add("p50_ttft_ms", ms(&Summary::p50), "median of the same", "ms", less)
+          .add("p90_ttft_ms", ms(&Summary::p90), "90th percentile of the same", "ms", less)
+          .add("p99_ttft_ms", ms(&Summary::p99), "99th percentile of the same", "ms", less)
+          .add("mean_prompt_tokens", &S::mean_prompt_tokens, "tokens of a prompt", "tokens")
+          .add("mean_computed_tokens", &S::mean_computed_tokens,
+               "prompt tokens that were not cached", "tokens", less)
+          .add("mean_output_tokens", &S::mean_output_tokens, "tokens of a reply", "tokens")
+          .add("prefix", &S::prefix, "where prompt tokens came from");
+  return rows;
+}
+
+const std::vector<Field<TurnStats>>& fields_of(const TurnStats*) {
+  using S = TurnStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add_if_any("all", &S::all, "all turns")
+          .add_if_any("first", &S::first, "the first turns of sessions")
+          .add_if_any("later", &S::later, "all other turns")
+          .add("by_number", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, ..")
+          .each("TURNS");
+  return rows;
+}
+
 const std::vector<Field<StepKindStats>>& fields_of(const StepKindStats*) {
   using S = StepKindStats;
   static const std::vector<Field<S>> rows =
@@ -793,6 +884,8 @@ const std::vector<Field<Report>>& fields_of(const Report*) {
           .add("metrics", &S::metrics,
                "throughput and latency over all GPUs, as `vllm bench serve` names them")
           .add("measurement", &S::measurement, "measured part of the run")
+          .add_if_any("sessions", &S::sessions, "sessions, where requests are turns of them")
+          .add_if_any("turns", &S::turns, "turns of sessions, where there are any")
           .merge(&S::pool)
           .add_if_any("pools", &S::pools, "prefill and decode apart, where they are")
           .add_if_any("instances", &S::instances, "an EP group, where one pool has several");

@@ -69,6 +69,40 @@ struct MeasurementStats {
   std::optional<AttainmentAlong> attainment;  ///< where there are objectives and enough requests
 };
 
+/// Parts of the time of sessions.
+struct SessionShares {
+  double service = 0, queue = 0, gap = 0;
+};
+
+struct SessionStats {
+  std::int64_t finished = 0, broken = 0, open = 0;  ///< of the whole run
+  std::int64_t measured = 0;
+  Summary completion;  ///< s
+  double mean_turns = 0;
+  double throughput = 0;
+  double mean_alive = 0, mean_requests_in_flight = 0;
+  SessionShares share_of_time;
+};
+
+/// Prompt tokens, by where they came from when a request was first admitted.
+struct PrefixStats {
+  std::int64_t queried_tokens = 0, hit_tokens = 0, computed_tokens = 0;
+  std::int64_t ideal_hit_tokens = 0;  ///< of one endless cache
+  double hit_rate = 0, ideal_hit_rate = 0;
+};
+
+struct TurnGroupStats {
+  std::int64_t requests = 0;
+  Summary ttft;  ///< ms
+  double mean_prompt_tokens = 0, mean_computed_tokens = 0, mean_output_tokens = 0;
+  PrefixStats prefix;
+};
+
+struct TurnStats {
+  std::optional<TurnGroupStats> all, first, later;
+  Named<TurnGroupStats> by_number;
+};
+
 struct StepKindStats {
   std::int64_t steps = 0;
   double seconds = 0, share_of_time = 0, mean_ms = 0;
@@ -310,6 +344,8 @@ struct Report {
   std::optional<AnchorStats> anchored;
   Metrics metrics;
   MeasurementStats measurement;
+  std::optional<SessionStats> sessions;  ///< where requests are turns of sessions
+  std::optional<TurnStats> turns;
   PoolStats pool;                                       ///< of the decode pool, if there are two
   std::optional<PoolsStats> pools;                      ///< prefill and decode apart
   std::optional<std::vector<InstanceStats>> instances;  ///< where one pool has several

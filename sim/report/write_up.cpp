@@ -10,6 +10,7 @@
 #include "hardware/at.hpp"
 #include "sim/experiment/pools.hpp"
 #include "sim/report/objectives.hpp"
+#include "sim/report/write_up_sessions.hpp"
 #include "traces/requests/arrivals.hpp"
 
 namespace moesim {
@@ -60,14 +61,6 @@ Sums sum(std::span<const Totals> pools) {
   }
   return all;
 }
-
-// What arrived while the run was measured.
-struct Measured {
-  Time begin{}, end{};
-  bool holds(const RequestLife& request) const {
-    return request.arrival >= begin && request.arrival <= end;
-  }
-};
 
 RequestCounts count(const Deployment& e, const Measured& measured,
                     std::span<const RequestLife> requests) {
@@ -701,7 +694,8 @@ KvTransferStats transfers_of(const KvLink& link, const KvTransferTally& tally) {
 }  // namespace
 
 Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
-                const KvTransferTally& transfers, const Requests& requests, Time now) {
+                const KvTransferTally& transfers, const Requests& requests,
+                std::span<const SessionLife> sessions, Time now) {
   const Measurement::Window window = pools.back().measurement.window();
   std::vector<Totals> totals;
   std::vector<Repeated> gaps;
@@ -720,6 +714,11 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
   }
   report.metrics = metrics_of(experiment, totals, std::move(gaps), requests.lives());
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
+  if (e.workload.sessions) {
+    const Measured measured{totals.back().begin, totals.back().end};
+    report.sessions = sessions_of(sessions, requests, measured, now);
+    report.turns = turns_of(e, requests, measured);
+  }
   report.pool = pool_of(pools.back(), totals.back(), now);
   if (experiment.apart()) {
     report.pools = {

@@ -36,6 +36,6 @@ struct KvTransferTally {
 
 /// Writes up a run that ended at `now`: of one pool, or of a prefill and a decode pool.
 Report write_up(const Experiment&, std::span<const PoolRun> pools, const KvTransferTally&,
-                const Requests&, Time now);
+                const Requests&, std::span<const SessionLife>, Time now);
 
 }  // namespace moesim

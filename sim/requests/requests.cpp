@@ -28,6 +28,10 @@ void Requests::left(std::uint32_t id) {
   RequestRecord& record = (*this)[id];
   lives_[id] = static_cast<const RequestLife&>(record);
   generated_tokens_ += record.generated;
+  if (record.turn) {
+    turns_.resize(std::max(turns_.size(), id + std::size_t{1}));
+    turns_[id] = {*record.turn, record.prompt_tokens, record.cached_tokens};
+  }
   if (record.state != RequestRecord::State::finished) return;
   record = {};
   free_.push_back(std::exchange(places_[id], gone));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -61,6 +62,13 @@ struct RequestRecord : RequestLife {
   RoutingRecord routing;
   std::shared_ptr<const PrefillRecord> prefill{};  ///< by another pool; of most there is none
   std::shared_ptr<const PromptIds> prompt_ids{};
+  std::optional<SessionTurn> turn{};
+};
+
+/// What is kept of a request that is a turn of a session.
+struct TurnLife : SessionTurn {
+  std::int32_t prompt_tokens = 0;
+  std::int32_t cached_tokens = 0;
 };
 
 /// The requests of a run by id, which counts them in order of arrival. Of one that has finished
@@ -83,6 +91,8 @@ class Requests {
   void left(std::uint32_t id);
   /// [id], of those that have left.
   std::span<const RequestLife> lives() const { return lives_; }
+  /// [id], of those that have left; empty where requests are of no session.
+  std::span<const TurnLife> turns() const { return turns_; }
   /// By those that have left.
   std::int64_t generated_tokens() const { return generated_tokens_; }
 
@@ -91,6 +101,7 @@ class Requests {
 
   std::vector<std::uint32_t> places_;  // [id], in records_
   std::vector<RequestLife> lives_;     // [id]
+  std::vector<TurnLife> turns_;        // [id], of sessions
   std::vector<RequestRecord> records_;
   std::vector<std::uint32_t> free_;  // places that the next ones take
   std::int64_t generated_tokens_ = 0;

@@ -14,6 +14,8 @@ namespace moesim {
 
 /// The next request of the workload is due.
 struct RequestArrives {};
+/// A client's pause has ended: the workload may have a request to send.
+struct PauseEnds {};
 /// A client has waited as long as it wants to: for its first token, for its last one, or until it
 /// leaves whatever it has got. Stale when the request has left, or the token come, before.
 struct ClientLeaves {
@@ -45,8 +47,8 @@ struct KvArrives {
 };
 
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
-using Happening = std::variant<RequestArrives, ClientLeaves, StepEnds, EngineReady, OutageBegins,
-                               OutageEnds, KvArrives>;
+using Happening = std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady,
+                               OutageBegins, OutageEnds, KvArrives>;
 
 struct Event {
   Time at;

@@ -67,8 +67,8 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
       id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
   if (request.routing.locality > 0) sequence.locality = request.routing.locality;
   if (deployment_.prefix_caching) {
-    rank.kv.expect(id, prompt_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
-                                     deployment_.kv_layout.block_tokens));
+    rank.kv.expect(id, known_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
+                                    deployment_.kv_layout.block_tokens));
   }
   ++rank.arrived;
   rank.kv_tokens += tokens;

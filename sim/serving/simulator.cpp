@@ -143,7 +143,7 @@ class Simulation {
     for (const Group* group : groups_) {
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
     }
-    return write_up(experiment_, runs, transfers_, requests_, ended_);
+    return write_up(experiment_, runs, transfers_, requests_, source_->sessions(), ended_);
   }
 
  private:
@@ -178,6 +178,7 @@ class Simulation {
     const auto id = static_cast<std::uint32_t>(requests_.size());
     return EventSeen{{}, "request_arrives", id, {}, due_->arrival};
   }
+  std::optional<EventSeen> seen_as(const PauseEnds&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const ClientLeaves& client) const {
     if (!requests_.has(client.request) || !requests_[client.request].open()) return std::nullopt;
     return EventSeen{{}, "client_leaves", client.request, {}};
@@ -203,14 +204,26 @@ class Simulation {
     return EventSeen{{}, what, {}, instance};
   }
 
-  // One arrival is in the queue at a time; the source is asked for the next when it is due.
+  // One arrival is in the queue at a time; the source is asked for the next when it is due, or when
+  // the source may be asked.
   void schedule_arrival() {
     if (arrival_pending_) return;
+    if (const Time from = source_->not_before(); from > queue_.now()) {
+      if (asks_at_ && *asks_at_ <= from) return;
+      asks_at_ = from;
+      queue_.schedule(from, PauseEnds{});
+      return;
+    }
     due_ = source_->next();
     if (!due_) return;
     arrival_pending_ = true;
     const Time ready = ingress_.ready(due_->arrival, due_->request.prompt_tokens);
     queue_.schedule(std::max(ready, queue_.now()), RequestArrives{});
+  }
+
+  void handle(const PauseEnds&) {
+    if (asks_at_ && *asks_at_ <= queue_.now()) asks_at_.reset();
+    schedule_arrival();
   }
 
   void handle(const RequestArrives&) {
@@ -221,6 +234,7 @@ class Simulation {
     request.prompt_tokens = due_->request.prompt_tokens;
     request.output_tokens = due_->request.output_tokens;
     request.prompt_ids = due_->request.prompt_ids;
+    request.turn = due_->request.turn;
     request.arrival = due_->arrival;
     request.received = queue_.now();
     request.binding = rows_.bind();
@@ -343,7 +357,7 @@ class Simulation {
   }
 
   // Nothing has work or will have.
-  bool finished() const { return !arrival_pending_ && left_ == requests_.size(); }
+  bool finished() const { return !arrival_pending_ && !asks_at_ && left_ == requests_.size(); }
 
   // A request that lost its rank arrives anew at another one, with all its tokens as a prompt.
   void handle(const OutageBegins& begins) {
@@ -425,8 +439,14 @@ class Simulation {
                     StepEnds{group.instance.number(), ++group.serial});
   }
 
+  static Outcome outcome_of(const RequestRecord& request) {
+    if (request.abandoned()) return Outcome::abandoned;
+    const bool rejected = request.state == RequestRecord::State::rejected;
+    return rejected ? Outcome::rejected : Outcome::finished;
+  }
+
   void request_left(std::uint32_t id) {
-    source_->completed(queue_.now());
+    source_->completed(id, outcome_of(requests_[id]), queue_.now());
     for (const auto& pool : pools_) pool->measurement.request_left(queue_.now());
     for (RunObserver* observer : observers_) observer->request_left(id, requests_[id]);
     requests_.left(id);
@@ -451,6 +471,7 @@ class Simulation {
   Ingress ingress_;  // from clients to the engine
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;
+  std::optional<Time> asks_at_{};  // when the source is asked next though no request has left
   Time ended_{};
   std::int64_t left_ = 0;
 };

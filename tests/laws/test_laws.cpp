@@ -67,6 +67,19 @@ std::string any_of(Rng& rng, const Table& table, std::vector<std::string_view> g
 
 const std::vector<std::string_view> limits{"max_num_batched_tokens", "max_num_seqs"};
 
+// Requests that are turns of sessions, about as long as those that are by themselves.
+void ask_in_turns(Json& workload) {
+  workload.erase("lengths");
+  workload["sessions"] = {{"type", "generated"},
+                          {"turns", {{"median", 3}, {"sigma", 1}, {"max", 12}}},
+                          {"first", {{"median", 30}, {"sigma", 1}, {"max", 150}}},
+                          {"new", {{"median", 10}, {"sigma", 1}, {"max", 60}}},
+                          {"output", {{"median", 12}, {"sigma", 1}, {"max", 80}}},
+                          {"gap", {{"median", "2 ms"}, {"sigma", 1}}},
+                          {"shared_prefix", 20},
+                          {"max_context", {{"at", 380}, {"do", "compact"}}}};
+}
+
 // A random experiment on any plan of up to 16 GPUs on two nodes, with any policies: some of these
 // do not go together.
 Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
@@ -81,7 +94,7 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
           : Json(pick(rng, {"ids_all_gather", "auto"}));
   Json arrivals = {{"type", "closed_loop"}, {"concurrency", 1 + rng.below(24)}};
   if (rng.below(2) == 0) arrivals = {{"type", "poisson"}, {"rate", "400 /s"}};
-  return {
+  Json world = {
       {"cluster", cluster()},
       {"model", model},
       {"precision", {{"experts", "bf16"}, {"attention", "bf16"}}},
@@ -116,6 +129,8 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
       {"kv_cache",
        {{"block_size", 16}, {"gpu_memory_utilization", 0.9}, {"prefix_caching", seed % 3 == 0}}},
       {"seed", seed}};
+  if (seed % 4 == 3) ask_in_turns(world["workload"]);
+  return world;
 }
 
 Experiment load(const Json& json) {
@@ -377,6 +392,7 @@ TEST_CASE("in a world at half the speed everything takes twice as long, and noth
     // Times are rounded to picoseconds, which may turn the order of what happens at one moment; a
     // closed loop has no moments but the ends of steps.
     json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 8}};
+    if (json["workload"].contains("sessions")) json["workload"]["sessions"]["gap"] = "0 s";
     json["request_routing"] = "round_robin";
     const Experiment e = load(json);
     const OrderedJson fast = run(e).document(), slow = run(at_half_speed(e)).document();
@@ -478,6 +494,7 @@ double length_of_run(const Json& json) {
 TEST_CASE("more bandwidth is never slower") {
   for (const std::uint64_t seed : worlds(12)) {
     Json json = random_experiment(seed);
+    if (json["workload"].contains("sessions")) continue;
     // Everything at once, so that what is scheduled does not depend on how long steps take.
     json["workload"]["arrivals"] = {{"type", "closed_loop"}, {"concurrency", 1000}};
     const double before = length_of_run(json);
@@ -557,7 +574,7 @@ TEST_CASE("experiments share a trace only when their models have the same shape"
 }
 
 TEST_CASE("when every request is rejected there are no latencies, and every objective is missed") {
-  Json json = random_experiment(3);
+  Json json = random_experiment(4);
   json["workload"]["lengths"] = {{"type", "fixed"}, {"prompt", 400}, {"output", 2}};
   Experiment e = load(json);
   e.decode().memory.kv_blocks = 4;

@@ -50,7 +50,7 @@ class Engine {
       std::vector<std::uint64_t> name;
       if (!job.names.empty()) name = job.names.back();
       const bool shared = end <= request.prompt_tokens && request.prompt_ids;
-      name.push_back(shared ? request.prompt_ids->ids[std::size_t(end / block_tokens - 1)]
+      name.push_back(shared ? request.prompt_ids->spans[std::size_t(end / block_tokens - 1)].id
                             : 1'000'000 + all_.size());
       job.names.push_back(name);
     }
@@ -219,13 +219,13 @@ class Prompts final : public Lengths {
   explicit Prompts(int seed) : seed_(seed) {}
   Request request(std::int64_t index, Rng&) const override {
     Rng rng(std::uint64_t(seed_), fmt::format("test/prompt/{}", index));
-    PromptIds ids{block_tokens, {}};
+    std::vector<std::uint64_t> ids;
     const auto tokens = static_cast<std::int32_t>(1 + rng.below(200));
     for (int b = 0; b * block_tokens < tokens; ++b) {
-      ids.ids.push_back(rng.below(b < 6 ? 2 : 20));
+      ids.push_back(rng.below(b < 6 ? 2 : 20));
     }
     return {tokens, static_cast<std::int32_t>(1 + rng.below(40)),
-            std::make_shared<const PromptIds>(std::move(ids))};
+            std::make_shared<const PromptIds>(ids_of_blocks(tokens, block_tokens, ids))};
   }
 
  private:

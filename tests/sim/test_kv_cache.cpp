@@ -27,7 +27,7 @@ Sequence waiting(std::uint32_t request, std::int32_t tokens) {
 // A sequence whose prompt has these ids, one for each 32 tokens, expected by the cache.
 Sequence arrive(KvCache& cache, std::uint32_t request, std::int32_t tokens,
                 std::vector<std::uint64_t> ids) {
-  const PromptIds prompt{32, std::move(ids)};
+  const PromptIds prompt = ids_of_blocks(tokens, 32, ids);
   cache.expect(request, prompt_hashes(&prompt, request, tokens, 16));
   return waiting(request, tokens);
 }
@@ -40,7 +40,10 @@ std::int64_t freed(const KvCache& cache, const std::vector<Sequence>& sequences)
 }
 
 TEST_CASE("block hashes are equal as far as the prompts are, and never after") {
-  const PromptIds a{32, {7, 8, 9}}, b{32, {7, 8, 10}};
+  const auto of_three = [](std::uint64_t last) {
+    return ids_of_blocks(96, 32, std::vector<std::uint64_t>{7, 8, last});
+  };
+  const PromptIds a = of_three(9), b = of_three(10);
   const auto of_a = prompt_hashes(&a, 1, 96, 16), of_b = prompt_hashes(&b, 2, 96, 16);
   REQUIRE(of_a.size() == 6);
   for (std::size_t i = 0; i < 6; ++i) CHECK((of_a[i] == of_b[i]) == (i < 4));
@@ -416,17 +419,17 @@ TEST_CASE("the hits on Mooncake's conversations stay below those of a cache with
   double blocks = 0, hit_blocks = 0, tokens = 0, hit_tokens = 0;
   for (std::size_t r = 0; r < trace.rows.size(); ++r) {
     const Request& request = trace.rows[r].request;
-    const std::vector<std::uint64_t>& ids = request.prompt_ids->ids;
-    const auto known =
-        std::find_if(ids.begin(), ids.end(), [&](auto id) { return !seen.contains(id); }) -
-        ids.begin();
+    const std::vector<PromptIds::Span>& ids = request.prompt_ids->spans;
+    const auto known = std::ranges::find_if_not(
+                           ids, [&](auto id) { return seen.contains(id); }, &PromptIds::Span::id) -
+                       ids.begin();
     blocks += double(ids.size());
     hit_blocks += double(known);
     if (r < 150) {
       tokens += request.prompt_tokens;
       hit_tokens += std::min(512 * int(known), request.prompt_tokens - 1);
     }
-    seen.insert(ids.begin(), ids.end());
+    for (const PromptIds::Span& span : ids) seen.insert(span.id);
   }
   CHECK_THAT(hit_blocks / blocks, WithinAbs(0.3664, 5e-5));
   const test::Served report = run_mooncake(Json::object());

@@ -31,8 +31,14 @@ std::vector<Report> reports() {
   const Json failures = {{"instances", 2},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
   const Json sampled = {{"fidelity", "sampled"}};
+  const Json sessions = {
+      {"workload",
+       {{"lengths", nullptr},
+        {"sessions",
+         {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
   std::vector<Report> all;
-  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled}) {
+  for (const Json& set :
+       {Json::object(), pools, memory, hot, objectives, failures, sampled, sessions}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;

@@ -751,9 +751,12 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   const RowSource rows(two_tastes(), std::nullopt, false, 1);
   ExpertHistory history(2, 32, 1);
   CHECK(history.predict({}).empty());
-  const PromptIds first{16, {1, 2, 3, 4, 5}}, second{16, {1, 2, 3, 4, 6}},
-      other{16, {1, 9, 8, 7, 6}};
-  const auto hashes = [](const PromptIds& ids) { return prompt_hashes(&ids, 0, 80, 16); };
+  using Ids = std::vector<std::uint64_t>;
+  const Ids first{1, 2, 3, 4, 5}, second{1, 2, 3, 4, 6}, other{1, 9, 8, 7, 6};
+  const auto hashes = [](const Ids& ids) {
+    const PromptIds named = ids_of_blocks(80, 16, ids);
+    return prompt_hashes(&named, 0, 80, 16);
+  };
   Binding taste;
   taste.request = {1, 1};
   history.record(taste, 32, rows, hashes(first));
@@ -766,11 +769,11 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
   };
   CHECK(history.predict(hashes(second)).size() == 32);
   CHECK(lowest(history.predict(hashes(second))) == 16);
-  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}))) == 0);
+  CHECK(lowest(history.predict(hashes({1, 30, 31, 32, 33}))) == 0);
   // A known topic counts when no prefix is alike, but only if a request of it has finished.
-  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 1)) == 16);
-  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 0)) == 0);
-  CHECK(lowest(history.predict(hashes({16, {1, 30, 31, 32, 33}}), 2)) == 0);
+  CHECK(lowest(history.predict(hashes({1, 30, 31, 32, 33}), 1)) == 16);
+  CHECK(lowest(history.predict(hashes({1, 30, 31, 32, 33}), 0)) == 0);
+  CHECK(lowest(history.predict(hashes({1, 30, 31, 32, 33}), 2)) == 0);
   CHECK(lowest(history.predict(hashes(second), 0)) == 16);
   // A request's own tokens need no history: taste 1 uses 16..31 from its first token on.
   taste.request = {1, 1};
@@ -793,7 +796,7 @@ TEST_CASE("expert profiles come from a request with a like prefix, else from all
 TEST_CASE("a profile is forgotten after 1,024 others, unless its prompt came again") {
   const RowSource rows(two_tastes(), std::nullopt, false, 1);
   const auto hashes = [](std::uint64_t last) {
-    const PromptIds ids{16, {last, last, last, last, last}};
+    const PromptIds ids = ids_of_blocks(80, 16, std::vector(5, last));
     return prompt_hashes(&ids, 0, 80, 16);
   };
   const auto finish = [&](ExpertHistory& history, std::uint32_t request, std::uint64_t prompt_id) {

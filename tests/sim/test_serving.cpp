@@ -200,7 +200,7 @@ TEST_CASE("staggered clients begin with shares of their outputs, and go on with 
   const auto source = e.decode().workload.make(1, 1);
   std::vector<std::int32_t> outputs;
   for (int i = 0; i < 6; ++i) {
-    if (i >= 4) source->completed(Time{});
+    if (i >= 4) source->completed(i - 4, Outcome::finished, Time{});
     outputs.push_back(source->next().value().request.output_tokens);
   }
   CHECK(outputs == std::vector<std::int32_t>{5, 10, 15, 20, 20, 20});

@@ -187,11 +187,11 @@ TEST_CASE("a closed loop keeps its concurrency until all requests are sent") {
   }
   CHECK_FALSE(source->next());
   const Time later{Duration(5000)};
-  source->completed(later);
+  source->completed(0, Outcome::finished, later);
   CHECK(source->next()->arrival == later);
   CHECK_FALSE(source->next());
-  source->completed(later);
-  source->completed(later);
+  source->completed(1, Outcome::finished, later);
+  source->completed(2, Outcome::finished, later);
   CHECK(source->next());        // the eighth and last
   CHECK_FALSE(source->next());  // though a client is idle
 }
@@ -264,15 +264,14 @@ TEST_CASE("every known file family is recognised from its first line") {
   CHECK(read_request_trace(burst.path()).rows[1].request.prompt_tokens == 1087);
   const Request conversation = read_request_trace(mooncake.path()).rows[0].request;
   CHECK(conversation.output_tokens == 500);
-  CHECK(conversation.prompt_ids->block_tokens == 512);
-  CHECK(conversation.prompt_ids->ids == std::vector<std::uint64_t>{0, 1});
+  CHECK(conversation.prompt_ids->spans == std::vector<PromptIds::Span>{{512, 0}, {758, 1}});
   for (const TemporaryFile* file : {&vidur, &splitwise, &lines, &own}) {
     const Request second = read_request_trace(file->path()).rows[1].request;
     CHECK(second.prompt_tokens == 396);
     CHECK(second.output_tokens == 109);
     CHECK(second.prompt_ids == nullptr);
   }
-  CHECK(read_request_trace(lines.path()).rows[0].request.prompt_ids->ids.back() == 8);
+  CHECK(read_request_trace(lines.path()).rows[0].request.prompt_ids->spans.back().id == 8);
   const TemporaryFile lengths("requests.txt",
                               "num_prefill_tokens,num_decode_tokens,pd_ratio\n5,2,2.5\n");
   CHECK_FALSE(read_request_trace(lengths.path()).has_arrivals);

@@ -163,6 +163,8 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
     command.add("--random-input-len", request->prompt_tokens);
     command.add("--random-output-len", request->output_tokens);
     command.add("--random-range-ratio", bench.fixed_lengths);
+  } else if (pool.workload.sessions) {
+    notes.push_back("/workload/sessions: give the benchmark a dataset of these sessions");
   } else {
     notes.push_back("/workload/lengths: give the benchmark a dataset of these lengths");
   }

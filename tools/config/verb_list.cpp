@@ -21,6 +21,7 @@
 #include "traces/gating/presets.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
+#include "traces/sessions/sessions.hpp"
 
 namespace moesim {
 
@@ -98,6 +99,7 @@ std::vector<Kind> all_kinds() {
           presets_of_gating(),
           kind_of(request_arrivals()),
           kind_of(request_lengths()),
+          kind_of(session_kinds()),
           kind_of("models", Shipped::model, describe_model),
           kind_of("gpus", Shipped::gpu, describe_gpu),
           kind_of("clusters", Shipped::cluster, describe_cluster)};

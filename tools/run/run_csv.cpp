@@ -72,11 +72,13 @@ void StepsCsv::step_ended(const StepRecord& record, Time now) {
 }
 
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
+  const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
       "tpot_ms,e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
       "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
-      "prefill_load_kv_tokens,kv_transfer_ms\n";
+      "prefill_load_kv_tokens,kv_transfer_ms";
+  csv += sessions ? ",session,turn\n" : "\n";
   constexpr std::array<std::string_view, 6> states{
       "waiting", "running", "finished", "rejected: exceeds_kv_capacity", "timed_out", "cancelled"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -86,13 +88,15 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
       const double seconds = to_seconds(end - begin).count();
       return finished && tokens > 0 ? ms(seconds / tokens) : "";
     };
-    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}\n", i,
+    csv += fmt::format("{},{:.9f},{},{},{},{},{},{},{},{},{},{},{},{},{}", i,
                        to_seconds(r.arrival).count(), r.instance, r.rank,
                        states[static_cast<std::size_t>(r.state)], r.prompt_tokens, r.output_tokens,
                        r.generated, length(r.arrival, r.first_token, 1),
                        length(r.first_token, r.last_token, r.output_tokens - 1),
                        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
                        decision_cells(r.routing), prefill_cells(r));
+    if (r.turn) csv += fmt::format(",{},{}", r.turn->session, r.turn->turn);
+    csv += '\n';
   }
   return csv;
 }

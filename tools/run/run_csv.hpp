@@ -32,7 +32,8 @@ class StepsCsv : public RunObserver {
 /// its score, the share of the prompt cached there, the experts near by, KV tokens on the rank. The
 /// prefill_ columns say the same of a prefill pool, kv_transfer_ms what came between the first
 /// token and the decode pool; empty without pools. Latencies of finished requests only; TPOT of
-/// those with two output tokens and more. Units as above.
+/// those with two output tokens and more. Turns of sessions have two columns more, which session
+/// and which turn of it, both from 0: with these the file can be replayed. Units as above.
 std::string requests_csv(const std::vector<RequestRecord>&);
 
 }  // namespace moesim

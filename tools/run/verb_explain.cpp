@@ -102,6 +102,8 @@ int mean_context(const Deployment& e) {
     const auto next = source->next();
     if (!next) break;
     tokens += next->request.prompt_tokens + next->request.output_tokens / 2.0;
+    // Later turns follow replies.
+    if (e.workload.sessions) source->completed(requests, Outcome::finished, next->arrival);
   }
   return requests == 0 ? 0 : static_cast<int>(tokens / requests);
 }

@@ -346,6 +346,32 @@ std::string prefixes_of(const KvStats& kv) {
                      percent(kv.prefix_hit_rate), kv.prefix_hit_tokens, kv.prefix_queried_tokens);
 }
 
+// "sessions     92 finished, 29.6 turns; 808.9 s, p90 1338.6 s; ..."
+std::string sessions_of(const Report& report) {
+  if (!report.sessions) return "";
+  const SessionStats& s = *report.sessions;
+  std::string text =
+      fmt::format("sessions     {} finished, {} broken, {} open\n", s.finished, s.broken, s.open);
+  if (s.measured > 0) {
+    text += fmt::format(
+        "  of {} measured: {:.1f} turns, {:.1f} s, p90 {:.1f} s; service {:.0f} %, queue {:.0f} %, "
+        "gaps "
+        "{:.0f} %\n",
+        s.measured, s.mean_turns, s.completion.mean, s.completion.p90,
+        100 * s.share_of_time.service, 100 * s.share_of_time.queue, 100 * s.share_of_time.gap);
+  }
+  const auto turns = [&](const char* which, const std::optional<TurnGroupStats>& group) {
+    if (!group) return;
+    text += fmt::format(
+        "  {} turns: TTFT {:.0f} ms, p90 {:.0f} ms; {:.0f} of {:.0f} prompt tokens computed\n",
+        which, group->ttft.mean, group->ttft.p90, group->mean_computed_tokens,
+        group->mean_prompt_tokens);
+  };
+  turns("first", report.turns->first);
+  turns("later", report.turns->later);
+  return text;
+}
+
 std::string summary(const Report& report, const Deployment& e) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
@@ -368,7 +394,7 @@ std::string summary(const Report& report, const Deployment& e) {
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
-  text += prefixes_of(report.pool.kv);
+  text += sessions_of(report) + prefixes_of(report.pool.kv);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",

@@ -11,9 +11,6 @@
 namespace moesim {
 namespace {
 
-// 60 days, so that the last requests and what follows them end within the clock's 106.
-constexpr Seconds last_arrival{5.184e6};
-
 std::span<const Key> closed_loop_keys() {
   static constexpr Form count = form::integer(positive_count);
   static constexpr Key keys[] = {
@@ -109,7 +106,7 @@ class ClosedLoop final : public Arrivals {
       }
       return request;
     }
-    void completed(Time now) override { idle_.push_back(now); }
+    void completed(std::int64_t, Outcome, Time now) override { idle_.push_back(now); }
 
    private:
     std::deque<Time> idle_;  ///< since when each client that waits for nothing does so
@@ -244,6 +241,11 @@ struct GammaGap {
 /// As recorded, `speedup` times as fast.
 class Recorded final : public Arrivals {
  public:
+  explicit Recorded(std::vector<TimedRequest> timed) {
+    auto rows = std::make_shared<Rows>();
+    rows->timed = std::move(timed);
+    rows_ = std::move(rows);
+  }
   explicit Recorded(ConfigReader& options) {
     const ConfigNode file = options.child("file");
     const double speedup = options.number("speedup");
@@ -294,6 +296,10 @@ std::unique_ptr<Arrivals> make(ConfigReader& options) {
 }
 
 }  // namespace
+
+std::shared_ptr<const Arrivals> recorded_arrivals(std::vector<TimedRequest> requests) {
+  return std::make_shared<const Recorded>(std::move(requests));
+}
 
 const Registry<Arrivals>& request_arrivals() {
   static const Registry<Arrivals> table(

@@ -3,11 +3,16 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "hardware/registry.hpp"
 #include "traces/requests/lengths.hpp"
 
 namespace moesim {
+
+/// No request may arrive later: 60 days, so that the last requests and what follows them end within
+/// the clock's 106.
+inline constexpr Seconds last_arrival{5.184e6};
 
 /// What a source of requests is started with.
 struct SourceStart {
@@ -33,6 +38,9 @@ class Arrivals {
   /// Whether a request waits for another to leave, so that never more is asked for than is served.
   virtual bool closed() const { return false; }
 };
+
+/// Requests at known times, in order.
+std::shared_ptr<const Arrivals> recorded_arrivals(std::vector<TimedRequest>);
 
 /// The table: closed_loop, poisson, gamma, constant, trace.
 const Registry<Arrivals>& request_arrivals();

@@ -166,14 +166,46 @@ std::int64_t parse_tokens(std::string_view text) {
   return static_cast<std::int64_t>(value);
 }
 
-/// `text_of` answers what a row says under a column.
-template <class TextOf>
-std::optional<RecordedRow> read_row(const Format& format, TextOf&& text_of) {
+/// A column that says how long a client paused before a turn.
+struct GapColumn {
+  std::string_view name;
+  nanoseconds (*parse)(std::string_view);
+};
+
+/// Where a file says to which session a row belongs, as aiperf, Dynamo and BurstGPT write it.
+constexpr std::array<std::string_view, 3> session_columns{"session_id", "session", "Session ID"};
+constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
+                                 GapColumn{"delay_ms", parse_milliseconds},
+                                 GapColumn{"gap_s", parse_seconds}};
+
+/// What a file's rows are.
+struct Rows {
+  std::string_view session{};  ///< the column of sessions; empty: rows are single requests
+  std::int32_t id_block_tokens = 512;
+};
+
+nanoseconds parse_gap(const GapColumn& column, std::string_view text) {
+  const nanoseconds gap = column.parse(text);
+  if (gap < nanoseconds(0))
+    throw ConfigError(fmt::format("\"{}\" {} is below zero", column.name, text));
+  return gap;
+}
+
+/// `text_of` answers what a row says under a column, and `has` whether it says anything.
+template <class TextOf, class Has>
+std::optional<RecordedRow> read_row(const Format& format, const Rows& rows, TextOf&& text_of,
+                                    Has&& has) {
   RecordedRow row;
-  if (!format.time.empty()) row.time = format.parse_time(text_of(format.time));
+  row.has_time = !format.time.empty() && (rows.session.empty() || has(format.time));
+  if (row.has_time) row.time = format.parse_time(text_of(format.time));
   row.prompt_tokens = parse_tokens(text_of(format.prompt_tokens));
   row.output_tokens = parse_tokens(text_of(format.output_tokens));
   if (format.no_output_is_failure && row.output_tokens == 0) return std::nullopt;
+  if (rows.session.empty()) return row;
+  row.session = text_of(rows.session);
+  for (const GapColumn& column : gap_columns) {
+    if (has(column.name)) row.gap = parse_gap(column, text_of(column.name));
+  }
   return row;
 }
 
@@ -190,30 +222,33 @@ std::vector<std::string_view> split(std::string_view line) {
   }
 }
 
-RowReader csv_reader(const Format& format, std::string_view header) {
+RowReader csv_reader(const Format& format, const Rows& rows, std::string_view header) {
   std::vector<std::string> names;
   for (const std::string_view name : split(header)) names.emplace_back(name);
-  const auto read = [&format, names = std::move(names)](std::string_view line) {
+  const auto read = [&format, rows, names = std::move(names)](std::string_view line) {
     const std::vector<std::string_view> fields = split(line);
     if (fields.size() != names.size())
       throw ConfigError(
           fmt::format("has {} fields; the header names {}", fields.size(), names.size()));
-    return read_row(format, [&](std::string_view column) {
+    const auto text_of = [&](std::string_view column) {
       const auto found = std::find(names.begin(), names.end(), column);
       return fields[static_cast<std::size_t>(found - names.begin())];
+    };
+    return read_row(format, rows, text_of, [&](std::string_view column) {
+      return std::find(names.begin(), names.end(), column) != names.end() &&
+             !text_of(column).empty();
     });
   };
   return {read, /*first_line_is_header=*/true, !format.time.empty()};
 }
 
-// Each id of Mooncake's FAST'25 release stands for 512 tokens and all before them.
-constexpr std::int32_t hash_block_tokens = 512;
-
-std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens) {
-  const std::int64_t blocks = (prompt_tokens + hash_block_tokens - 1) / hash_block_tokens;
+// An id stands for a block's tokens and all before them.
+std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
+                                    std::int32_t block_tokens) {
+  const std::int64_t blocks = (prompt_tokens + block_tokens - 1) / block_tokens;
   if (!ids.is_array() || std::ssize(ids) != blocks)
     throw ConfigError(fmt::format("\"hash_ids\" are not {} ids, one for each {} tokens of {}",
-                                  blocks, hash_block_tokens, prompt_tokens));
+                                  blocks, block_tokens, prompt_tokens));
   std::vector<std::uint64_t> numbers;
   for (const Json& id : ids) {
     if (!id.is_number_integer()) throw ConfigError("\"hash_ids\" are not all whole numbers");
@@ -222,53 +257,109 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens)
   return numbers;
 }
 
-RowReader json_reader(const Format& format) {
-  const auto read = [&format](std::string_view line) {
+/// A key of a JSON object as a column of text: of numbers, dates and names of sessions.
+std::string json_column(const Json& object, const Format& format, const Rows& rows,
+                        std::string_view column) {
+  const auto found = object.find(column);
+  const bool may_be_text = column == format.time || column == rows.session;
+  if (found != object.end() && found->is_string() && may_be_text) return found->get<std::string>();
+  if (found == object.end() || !found->is_number()) {
+    throw ConfigError(fmt::format("has no {} \"{}\"",
+                                  column == rows.session ? "number or text" : "number", column));
+  }
+  return found->dump();
+}
+
+RowReader json_reader(const Format& format, const Rows& rows) {
+  const auto read = [&format, rows](std::string_view line) {
     const Json object = json_or_text(line);
     if (!object.is_object()) throw ConfigError("is not a JSON object");
-    auto row = read_row(format, [&](std::string_view column) {
-      const auto found = object.find(column);
-      const bool date = found != object.end() && found->is_string() && column == format.time;
-      if (date) return found->get<std::string>();
-      if (found == object.end() || !found->is_number())
-        throw ConfigError(fmt::format("has no number \"{}\"", column));
-      return found->dump();
-    });
+    auto row = read_row(
+        format, rows,
+        [&](std::string_view column) { return json_column(object, format, rows, column); },
+        [&](std::string_view column) { return object.contains(column); });
     if (const auto ids = object.find("hash_ids"); row && ids != object.end()) {
-      row->prompt_ids = hash_ids(*ids, row->prompt_tokens);
-      row->id_block_tokens = row->prompt_ids.empty() ? 0 : hash_block_tokens;
+      row->prompt_ids = hash_ids(*ids, row->prompt_tokens, rows.id_block_tokens);
+      row->id_block_tokens = row->prompt_ids.empty() ? 0 : rows.id_block_tokens;
     }
     return row;
   };
   return {read, /*first_line_is_header=*/false, !format.time.empty()};
 }
 
+/// The first line of a file: the columns that it names.
+class FirstLine {
+ public:
+  explicit FirstLine(std::string_view line)
+      : line_(line.starts_with(order_mark) ? line.substr(order_mark.size()) : line),
+        object_(json_or_text(line_)),
+        header_(split(line_)) {}
+
+  Encoding encoding() const { return object_.is_object() ? Encoding::json_lines : Encoding::csv; }
+  bool has(std::string_view column) const {
+    if (column.empty()) return true;
+    return object_.is_object() ? object_.contains(column)
+                               : std::find(header_.begin(), header_.end(), column) != header_.end();
+  }
+  /// The column of sessions; empty: it names none.
+  std::string_view session_column() const {
+    const auto found = std::find_if(session_columns.begin(), session_columns.end(),
+                                    [this](std::string_view column) { return has(column); });
+    return found == session_columns.end() ? std::string_view() : *found;
+  }
+  RowReader reader(const Format& format, const Rows& rows) const {
+    return encoding() == Encoding::csv ? csv_reader(format, rows, line_)
+                                       : json_reader(format, rows);
+  }
+  bool has_lengths_of(const Format& format) const {
+    return format.encoding == encoding() && has(format.prompt_tokens) && has(format.output_tokens);
+  }
+
+ private:
+  static constexpr std::string_view order_mark = "\xEF\xBB\xBF";  // UTF-8's
+  std::string_view line_;
+  Json object_;
+  std::vector<std::string_view> header_;
+};
+
+[[noreturn]] void refuse_format() {
+  throw ConfigError(fmt::format("is not a request trace; known: CSV of {}; JSON lines of {}",
+                                known_formats(Encoding::csv), known_formats(Encoding::json_lines)));
+}
+
 }  // namespace
 
 RowReader recognise_format(std::string_view first_line) {
-  if (first_line.starts_with("\xEF\xBB\xBF")) first_line.remove_prefix(3);  // UTF-8's order mark
-  const Json object = json_or_text(first_line);
-  const std::vector<std::string_view> header = split(first_line);
-  const auto encoding = object.is_object() ? Encoding::json_lines : Encoding::csv;
-  const auto has = [&](std::string_view column) {
-    return column.empty() ||
-           (object.is_object() ? object.contains(column)
-                               : std::find(header.begin(), header.end(), column) != header.end());
-  };
+  const FirstLine line(first_line);
   // Were the column passed over, turns of one conversation would share no prefix.
-  for (const char* session : {"session", "session_id"})
-    if (has(session))
+  for (const std::string_view session : {"session", "session_id"}) {
+    if (line.has(session))
       throw ConfigError(fmt::format(
-          "has a column \"{}\", and sessions are not read yet; without the column each line is a "
-          "request by itself, and Mooncake's hash_ids say which prompts share a prefix",
+          "has a column \"{}\": write the file under \"sessions\", as {{\"type\": \"recorded\", "
+          "\"file\": ..}}; without the column each line is a request by itself",
           session));
-  for (const Format& format : formats) {
-    if (format.encoding != encoding) continue;
-    if (!has(format.time) || !has(format.prompt_tokens) || !has(format.output_tokens)) continue;
-    return encoding == Encoding::csv ? csv_reader(format, first_line) : json_reader(format);
   }
-  throw ConfigError(fmt::format("is not a request trace; known: CSV of {}; JSON lines of {}",
-                                known_formats(Encoding::csv), known_formats(Encoding::json_lines)));
+  for (const Format& format : formats) {
+    if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, {});
+  }
+  refuse_format();
+}
+
+RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens) {
+  const FirstLine line(first_line);
+  const Rows rows{line.session_column(), id_block_tokens};
+  if (rows.session.empty())
+    throw ConfigError(
+        fmt::format("has no column that says to which session a row belongs; known: {}",
+                    join_names(session_columns)));
+  // Those with times first.
+  for (const Format& format : formats) {
+    if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, rows);
+  }
+  for (const Format& format : formats) {
+    if (line.has_lengths_of(format)) return line.reader(format, rows);
+  }
+  refuse_format();
 }
 
 }  // namespace moesim

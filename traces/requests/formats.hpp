@@ -16,8 +16,11 @@ struct RecordedRow {
   std::chrono::nanoseconds time{};  ///< since whatever moment the file counts from
   std::int64_t prompt_tokens = 0;
   std::int64_t output_tokens = 0;
-  std::int32_t id_block_tokens = 0;         ///< tokens that a prompt id covers; 0 = no ids
-  std::vector<std::uint64_t> prompt_ids{};  ///< see PromptIds
+  std::int32_t id_block_tokens = 0;               ///< tokens that a prompt id covers; 0 = no ids
+  std::vector<std::uint64_t> prompt_ids{};        ///< see PromptIds
+  std::string session{};                          ///< where rows are turns
+  bool has_time = true;                           ///< of a turn that may have none
+  std::optional<std::chrono::nanoseconds> gap{};  ///< since the end of the turn before
 };
 
 /// Reads the rows of one file. nullopt is a row to leave out. Throws ConfigError, without a place,
@@ -32,5 +35,10 @@ struct RowReader {
 /// whose columns it names, as the header of a CSV file or the keys of a JSON object. Throws
 /// ConfigError, without a place, naming the formats there are.
 RowReader recognise_format(std::string_view first_line);
+
+/// The same of a file whose rows are turns of sessions: a column "session_id", "session" or
+/// "Session ID" says of which. A row may have no time, and a gap to the turn before ("delay" or
+/// "delay_ms", in ms; "gap_s"). A prompt id covers so many tokens.
+RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens);
 
 }  // namespace moesim

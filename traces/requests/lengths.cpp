@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "traces/requests/lognormal.hpp"
 #include "traces/requests/request_trace.hpp"
 
 namespace moesim {
@@ -86,33 +87,26 @@ std::span<const Key> recorded_lengths_keys() {
   return keys;
 }
 
-/// exp(normal(log(median), sigma)), rounded and clipped to [1, max].
-struct LognormalTokens {
-  double median, sigma, max;
-  explicit LognormalTokens(const ConfigNode& node) {
-    read_object(node, lognormal_tokens_keys, [&](ConfigReader& options) {
-      median = options.number("median");
-      sigma = options.number("sigma");
-      max = options.number("max", Range{median, token_range.max});
-    });
-  }
-  std::int32_t draw(Rng& rng) const {
-    const double tokens = std::round(median * std::exp(sigma * rng.normal()));
-    return static_cast<std::int32_t>(std::clamp(tokens, 1.0, max));
-  }
-};
+Lognormal read_tokens_drawn(const ConfigNode& node) {
+  return read_object(node, lognormal_tokens_keys, [](ConfigReader& options) {
+    Lognormal tokens{options.number("median"), options.number("sigma")};
+    tokens.max = options.number("max", Range{tokens.median, token_range.max});
+    return tokens;
+  });
+}
 
-class Lognormal final : public Lengths {
+class Drawn final : public Lengths {
  public:
-  explicit Lognormal(ConfigReader& options)
-      : prompt_(options.child("prompt")), output_(options.child("output")) {}
+  explicit Drawn(ConfigReader& options)
+      : prompt_(read_tokens_drawn(options.child("prompt"))),
+        output_(read_tokens_drawn(options.child("output"))) {}
   Request request(std::int64_t, Rng& rng) const override {
-    const std::int32_t prompt = prompt_.draw(rng);
-    return {prompt, output_.draw(rng)};
+    const std::int32_t prompt = prompt_.draw_count(rng);
+    return {prompt, output_.draw_count(rng)};
   }
 
  private:
-  LognormalTokens prompt_, output_;
+  Lognormal prompt_, output_;
 };
 
 /// The rows in order; past the last, from the first again.
@@ -143,7 +137,7 @@ const Registry<Lengths>& request_lengths() {
        {"lognormal",
         "prompt and output drawn from a median and a sigma, "
         "clipped to an optional max",
-        make<Lognormal>, lognormal_keys},
+        make<Drawn>, lognormal_keys},
        {"trace", "the lengths of a recorded file, in its order", make<FromTrace>,
         recorded_lengths_keys}});
   return table;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "hardware/config.hpp"
@@ -14,12 +15,45 @@ namespace moesim {
 
 class Arrivals;
 class Lengths;
+struct SessionPlan;
 
-/// Which prompts begin alike: an id names all tokens before the end of its block, so that prompts
-/// with equal ids at one place are equal up to there.
+/// Which requests begin alike: an id names the tokens of its span and all before them, so that
+/// requests with equal ids at one place are equal up to there.
 struct PromptIds {
-  std::int32_t block_tokens = 0;
-  std::vector<std::uint64_t> ids;  ///< of ceil(prompt_tokens / block_tokens) blocks
+  struct Span {
+    std::int64_t end = 0;  ///< tokens of the request before the end of the span
+    std::uint64_t id = 0;
+    bool operator==(const Span&) const = default;
+  };
+  /// In order; together they cover the prompt, and what the request generates if that has a name.
+  std::vector<Span> spans;
+
+  /// How many tokens have a name.
+  std::int64_t tokens() const { return spans.empty() ? 0 : spans.back().end; }
+};
+/// Ids of equal blocks of a prompt, the last of which may be partial.
+PromptIds ids_of_blocks(std::int64_t prompt_tokens, std::int32_t block_tokens,
+                        std::span<const std::uint64_t> ids);
+
+/// Which turn of a session a request is.
+struct SessionTurn {
+  std::uint32_t session = 0;  ///< in order of their beginning
+  std::uint32_t turn = 0;     ///< from 0
+  /// Leading tokens of the prompt that some earlier request had computed, were nothing forgotten.
+  std::int32_t known_tokens = 0;
+};
+
+/// What became of a session.
+struct SessionLife {
+  enum class State : std::uint8_t {
+    open,      ///< the run ended before the session did
+    finished,  ///< its last turn was answered
+    broken     ///< a turn was rejected, or its client left
+  };
+  Time begun{};                ///< when its first request was sent
+  Time ended{};                ///< when its last one left
+  std::uint32_t answered = 0;  ///< turns
+  State state = State::open;
 };
 
 /// What a client asks for: lengths are known to the simulator, not to the policies.
@@ -27,12 +61,16 @@ struct Request {
   std::int32_t prompt_tokens = 0;                 ///< >= 1
   std::int32_t output_tokens = 0;                 ///< >= 1; the first is produced by the prefill
   std::shared_ptr<const PromptIds> prompt_ids{};  ///< null: the prompt begins like no other
+  std::optional<SessionTurn> turn{};              ///< nothing: a request by itself
 };
 
 struct TimedRequest {
   Time arrival;
   Request request;
 };
+
+/// How a request left.
+enum class Outcome : std::uint8_t { finished, rejected, abandoned };
 
 /// Requests in order of arrival.
 class RequestSource {
@@ -41,17 +79,26 @@ class RequestSource {
   /// The next request that arrives whatever the system does; arrivals never decrease. nullopt is
   /// the end (for now: a closed loop answers again after completed()).
   virtual std::optional<TimedRequest> next() = 0;
-  /// A request left at `now`: a closed loop sends the next one. Times never decrease.
-  virtual void completed(Time /*now*/) {}
+  /// Before that time next() should not be asked: its answer is the next request only if none
+  /// leaves until then, as a request that leaves may be followed by one that arrives earlier. The
+  /// beginning of time: whatever leaves.
+  virtual Time not_before() const { return {}; }
+  /// A request, counted from 0 in the order of next(), left at `now`: a closed loop sends the next
+  /// one. Times never decrease.
+  virtual void completed(std::int64_t /*request*/, Outcome, Time /*now*/) {}
+  /// Those that have begun, in that order; none where each request is by itself.
+  virtual std::span<const SessionLife> sessions() const { return {}; }
 };
 
-/// What the "workload" object of an experiment says about requests: "arrivals", "lengths",
-/// "requests", and when clients leave. Cheap to copy; every source made from it starts anew.
+/// What the "workload" object of an experiment says about requests: "arrivals", "lengths" or
+/// "sessions", "requests", and when clients leave. Cheap to copy; every source made from it starts
+/// anew.
 struct RequestWorkload {
-  std::shared_ptr<const Arrivals> arrivals;
-  std::shared_ptr<const Lengths> lengths;
-  std::int64_t requests = 0;  ///< how many are sent
+  std::shared_ptr<const Arrivals> arrivals;  ///< of sessions, where there are any
+  std::shared_ptr<const Lengths> lengths;    ///< of first turns, where there are sessions
+  std::int64_t requests = 0;                 ///< how many are sent
   PatienceRule patience{};
+  std::shared_ptr<const SessionPlan> sessions{};  ///< null: each request is by itself
 
   /// Tokens of the longest prompt and the longest output together; 0: unbounded or recorded.
   std::int64_t longest() const;
@@ -60,7 +107,8 @@ struct RequestWorkload {
 };
 
 /// Reads "arrivals", "lengths" (may be left out when the arrivals are a trace, which has lengths of
-/// its own) and "requests" (may be left out likewise: all of the trace), and read_patience()'s
+/// its own) and "requests" (may be left out likewise: all of the trace), or "sessions" with
+/// "arrivals" and "requests" (both may be left out if sessions are recorded), and read_patience()'s
 /// keys. Other keys, such as "gating", are left for the caller. Throws ConfigError.
 RequestWorkload read_workload(ConfigReader& workload);
 

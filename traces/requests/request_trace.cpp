@@ -20,17 +20,17 @@ std::int32_t checked_tokens(std::int64_t tokens, std::string_view what) {
   return static_cast<std::int32_t>(tokens);
 }
 
-Request request_of(RecordedRow& row) {
+}  // namespace
+
+Request request_of(const RecordedRow& row) {
   Request request{checked_tokens(row.prompt_tokens, "prompt"),
                   checked_tokens(row.output_tokens, "output")};
   if (row.id_block_tokens > 0) {
     request.prompt_ids = std::make_shared<const PromptIds>(
-        PromptIds{row.id_block_tokens, std::move(row.prompt_ids)});
+        ids_of_blocks(row.prompt_tokens, row.id_block_tokens, row.prompt_ids));
   }
   return request;
 }
-
-}  // namespace
 
 RequestTrace read_request_trace(const std::filesystem::path& file) {
   RequestTrace trace;

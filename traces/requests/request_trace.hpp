@@ -10,6 +10,11 @@
 
 namespace moesim {
 
+struct RecordedRow;
+
+/// What a row asks for. Throws ConfigError, without a place, if that is no tokens or too many.
+Request request_of(const RecordedRow&);
+
 /// Requests that were recorded somewhere, in order of arrival.
 struct RequestTrace {
   struct Row {

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/report/write_up_sessions.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "sim/report/objectives.hpp"
+
+namespace moesim {
+
+namespace {
+
+using State = SessionLife::State;
+
+double share(double part, double whole) { return whole == 0 ? 0 : part / whole; }
+
+double seconds_between(Time begin, Time end) { return to_seconds(end - begin).count(); }
+
+// Seconds of an interval that lie in another.
+double overlap(Time begin, Time end, const Measured& with) {
+  return std::max(0.0, seconds_between(std::max(begin, with.begin), std::min(end, with.end)));
+}
+
+// Where the time of these sessions went, by the turns of them.
+SessionShares shares_of(const std::vector<bool>& counts, const Requests& requests, double seconds) {
+  double queue = 0, service = 0;
+  for (std::size_t id = 0; id < requests.turns().size(); ++id) {
+    if (!counts[requests.turns()[id].session]) continue;
+    const RequestLife& life = requests.lives()[id];
+    queue += seconds_between(life.arrival, life.begun);
+    service += seconds_between(life.begun, life.last_token);
+  }
+  return {share(service, seconds), share(queue, seconds),
+          share(std::max(0.0, seconds - service - queue), seconds)};
+}
+
+double requests_in_flight(std::span<const RequestLife> lives, const Measured& measured) {
+  double seconds = 0;
+  for (const RequestLife& life : lives) {
+    if (life.state == RequestLife::State::finished)
+      seconds += overlap(life.arrival, life.last_token, measured);
+  }
+  return share(seconds, seconds_between(measured.begin, measured.end));
+}
+
+// Turns of one kind, as they are counted.
+class TurnSums {
+ public:
+  void add(const RequestLife& life, const TurnLife& turn, std::int64_t ideal, double ttft) {
+    ttft_ms_.push_back(ttft);
+    outputs_ += life.output_tokens;
+    prefix_.queried_tokens += turn.prompt_tokens;
+    prefix_.hit_tokens += turn.cached_tokens;
+    prefix_.ideal_hit_tokens += ideal;
+  }
+  bool empty() const { return ttft_ms_.empty(); }
+
+  TurnGroupStats stats() && {
+    PrefixStats prefix = prefix_;
+    prefix.computed_tokens = prefix.queried_tokens - prefix.hit_tokens;
+    const auto queried = double(prefix.queried_tokens), count = double(ttft_ms_.size());
+    prefix.hit_rate = share(double(prefix.hit_tokens), queried);
+    prefix.ideal_hit_rate = share(double(prefix.ideal_hit_tokens), queried);
+    return {.requests = std::ssize(ttft_ms_),
+            .ttft = summarize(std::move(ttft_ms_)),
+            .mean_prompt_tokens = share(queried, count),
+            .mean_computed_tokens = share(double(prefix.computed_tokens), count),
+            .mean_output_tokens = share(double(outputs_), count),
+            .prefix = prefix};
+  }
+
+ private:
+  std::vector<double> ttft_ms_;
+  std::int64_t outputs_ = 0;
+  PrefixStats prefix_;
+};
+
+// Turns 1, 2, 3 to 4, 5 to 8, ..., by the power of two that ends them.
+std::size_t bucket_of(std::uint32_t turn) { return static_cast<std::size_t>(std::bit_width(turn)); }
+std::string bucket_name(std::size_t bucket) {
+  const std::uint64_t last = std::uint64_t{1} << bucket;
+  return bucket < 2 ? fmt::format("{}", last) : fmt::format("{}-{}", last / 2 + 1, last);
+}
+
+}  // namespace
+
+SessionStats sessions_of(std::span<const SessionLife> lives, const Requests& requests,
+                         const Measured& measured, Time now) {
+  SessionStats stats;
+  std::vector<double> completion;
+  std::vector<bool> counts(lives.size());
+  double turns = 0, seconds = 0, alive = 0;
+  std::int64_t ended_while_measured = 0;
+  for (std::size_t session = 0; session < lives.size(); ++session) {
+    const SessionLife& life = lives[session];
+    const Time ended = life.state == State::open ? now : life.ended;
+    alive += overlap(life.begun, ended, measured);
+    ++(life.state == State::finished ? stats.finished
+       : life.state == State::broken ? stats.broken
+                                     : stats.open);
+    if (life.state != State::finished || life.ended < measured.begin) continue;
+    counts[session] = true;
+    completion.push_back(seconds_between(life.begun, life.ended));
+    seconds += completion.back();
+    turns += life.answered;
+    ended_while_measured += life.ended <= measured.end ? 1 : 0;
+  }
+  const double window = seconds_between(measured.begin, measured.end);
+  stats.measured = std::ssize(completion);
+  stats.mean_turns = share(turns, double(completion.size()));
+  stats.throughput = share(double(ended_while_measured), window);
+  stats.mean_alive = share(alive, window);
+  stats.mean_requests_in_flight = requests_in_flight(requests.lives(), measured);
+  stats.share_of_time = shares_of(counts, requests, seconds);
+  stats.completion = summarize(std::move(completion));
+  return stats;
+}
+
+TurnStats turns_of(const Deployment& e, const Requests& requests, const Measured& measured) {
+  TurnSums all, first, later;
+  std::vector<TurnSums> by_number;
+  const std::int64_t block = e.kv_layout.block_tokens;
+  for (std::size_t id = 0; id < requests.turns().size(); ++id) {
+    const RequestLife& life = requests.lives()[id];
+    if (life.state != RequestLife::State::finished || !measured.holds(life)) continue;
+    const TurnLife& turn = requests.turns()[id];
+    const std::int64_t ideal = turn.known_tokens / block * block;
+    const double ttft = latency_of(life, e.anchored_ttft).ttft;
+    const std::size_t bucket = bucket_of(turn.turn);
+    by_number.resize(std::max(by_number.size(), bucket + 1));
+    for (TurnSums* sums : {&all, turn.turn == 0 ? &first : &later, &by_number[bucket]})
+      sums->add(life, turn, ideal, ttft);
+  }
+  TurnStats stats;
+  if (!all.empty()) stats.all = std::move(all).stats();
+  if (!first.empty()) stats.first = std::move(first).stats();
+  if (!later.empty()) stats.later = std::move(later).stats();
+  for (std::size_t bucket = 0; bucket < by_number.size(); ++bucket) {
+    if (by_number[bucket].empty()) continue;
+    stats.by_number.emplace_back(bucket_name(bucket), std::move(by_number[bucket]).stats());
+  }
+  return stats;
+}
+
+}  // namespace moesim

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+// What do sessions do to a run: which tokens are hit, how many are alive, and for how long?
+#include <algorithm>
+#include <map>
+
+#include "sim/serving/simulator.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim::test_session_runs {
+namespace {
+
+using test::load_tiny;
+using test::serve;
+using test::Served;
+using test::WithinAbs;
+using test::WithinRel;
+
+// Sessions on one rank with prefix caching.
+Json sessions(const Json& of_kind, int requests, int lanes = 1) {
+  Json set{{"parallel", {{"dp", 1}, {"tp", 4}, {"ep", 4}}},
+           {"kv_cache", {{"prefix_caching", true}}},
+           {"scheduling", {{"max_num_batched_tokens", 2048}}},
+           {"measurement", {{"warmup", 0}}},
+           {"workload",
+            {{"arrivals", {{"concurrency", lanes}}},
+             {"lengths", nullptr},
+             {"requests", requests},
+             {"sessions", {{"type", "generated"}}}}}};
+  set["workload"]["sessions"].merge_patch(of_kind);
+  return set;
+}
+
+TEST_CASE("of T turns that each add whole blocks, (T - 1) / (T + 1) of the tokens are hit") {
+  for (const int turns : {6, 8}) {
+    CAPTURE(turns);
+    constexpr int grown = 4 * 16;
+    const Json of_kind{{"turns", turns}, {"first", grown},        {"new", grown - 1},
+                       {"output", 1},    {"reuse_output", false}, {"gap", "1 s"}};
+    const Served report = serve(load_tiny(sessions(of_kind, 3 * turns)));
+    const OrderedJson json = report.document();
+    CHECK(json["sessions"]["finished"] == 3);
+    CHECK(json["sessions"]["open"] == 0);
+    CHECK_THAT(json["turns"]["all"]["prefix"]["hit_rate"].get<double>(),
+               WithinRel((turns - 1.) / (turns + 1.), 1e-12));
+    CHECK(json["turns"]["all"]["prefix"]["queried_tokens"] == 3 * grown * turns * (turns + 1) / 2);
+    for (const RequestRecord& request : report.requests) {
+      const int turn = int(request.turn->turn);
+      CHECK(request.prompt_tokens == grown * (turn + 1));
+      CHECK(request.cached_tokens == grown * turn);  // turn k hits (k - 1) / k
+    }
+    // Nothing was forgotten, so an endless cache does no better.
+    const OrderedJson& later = json["turns"]["later"]["prefix"];
+    CHECK(later["hit_tokens"] == later["ideal_hit_tokens"]);
+    CHECK(json["turns"]["first"]["prefix"]["hit_tokens"] == 0);
+    CHECK(json["turns"]["later"]["mean_computed_tokens"] == grown);
+  }
+}
+
+TEST_CASE("sessions hit all that they can until the cache is smaller than what they grow to") {
+  constexpr int lanes = 4, turns = 6, grown = 96;  // blocks a turn
+  const auto hit_rate = [&](int blocks) {
+    Json set = sessions({{"turns", turns},
+                         {"first", grown * 16},
+                         {"new", grown * 16 - 1},
+                         {"output", 1},
+                         {"reuse_output", false}},
+                        turns * 4 * lanes, lanes);
+    set["scheduling"]["max_num_batched_tokens"] = 8192;
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = blocks;
+    return run(e).document()["turns"]["all"]["prefix"]["hit_rate"].get<double>();
+  };
+  // What all but one add in their last turn is hit by none, but has to be somewhere; the last one
+  // takes the place of the first one's.
+  constexpr int all_but_last = lanes * (turns - 1) * grown + (lanes - 1) * grown;
+  CHECK_THAT(hit_rate(lanes * turns * grown), WithinRel(5. / 7, 1e-12));
+  CHECK_THAT(hit_rate(all_but_last), WithinRel(5. / 7, 1e-12));
+  CHECK(hit_rate(all_but_last - 1) < 5. / 7 - 1e-4);
+  CHECK(hit_rate(all_but_last / 2) < .3);
+}
+
+TEST_CASE("a reply that is used again is hit as far as its whole blocks were computed") {
+  const auto second = [](bool reuse, bool drafts) {
+    Json set = sessions(
+        {{"turns", 2}, {"first", 1024}, {"new", 192}, {"output", 64}, {"reuse_output", reuse}}, 2);
+    if (drafts)
+      set["speculative"] = {
+          {"num_speculative_tokens", 1}, {"acceptance_rate", 0}, {"draft", "mtp"}};
+    const Served report = serve(load_tiny(set));
+    REQUIRE(report.requests.size() == 2);
+    CHECK(report.requests[1].prompt_tokens == 1280);
+    return report.requests[1].cached_tokens;
+  };
+  // 1,024 + 63 tokens are in the cache: 67 whole blocks of 16.
+  CHECK(second(true, false) == 67 * 16);
+  CHECK(second(false, false) == 64 * 16);
+  // A drafting module computes the last block of a hit again.
+  CHECK(second(true, true) == 66 * 16);
+  CHECK(second(false, true) == 63 * 16);
+}
+
+TEST_CASE("sessions of one turn each are a closed loop, byte for byte") {
+  const auto document = [](const Json& set) {
+    OrderedJson json = run(load_tiny(set)).document();
+    json.erase("context");
+    json.erase("sessions");
+    json.erase("turns");
+    return json.dump();
+  };
+  for (const bool staggered : {false, true}) {
+    CAPTURE(staggered);
+    const Json loop{{"workload", {{"arrivals", {{"staggered", staggered}}}}},
+                    {"kv_cache", {{"prefix_caching", true}}},
+                    {"api_server", {{"latency", "30 ms"}, {"tokenization", "1 us"}}}};
+    Json one_turn = loop;
+    one_turn["workload"]["lengths"] = nullptr;
+    one_turn["workload"]["sessions"] = {
+        {"type", "generated"}, {"turns", 1}, {"first", 20}, {"new", 1}, {"output", 30}};
+    CHECK(document(one_turn) == document(loop));
+  }
+  const Json drawn{{"median", 18}, {"sigma", .6}, {"max", 40}};
+  const Json loop{
+      {"workload", {{"lengths", {{"type", "lognormal"}, {"prompt", drawn}, {"output", drawn}}}}}};
+  const Json one_turn{
+      {"workload",
+       {{"lengths", nullptr},
+        {"sessions",
+         {{"type", "generated"}, {"turns", 1}, {"first", drawn}, {"new", 1}, {"output", drawn}}}}}};
+  CHECK(document(one_turn) == document(loop));
+}
+
+// When each session began and ended, and its requests by turn.
+struct Session {
+  std::vector<const RequestRecord*> turns;
+  Time begun() const { return turns.front()->arrival; }
+  Time ended() const { return turns.back()->last_token; }
+};
+std::map<std::uint32_t, Session> by_session(const Served& report) {
+  std::map<std::uint32_t, Session> sessions;
+  for (const RequestRecord& request : report.requests) {
+    Session& session = sessions[request.turn->session];
+    CHECK(request.turn->turn == session.turns.size());
+    session.turns.push_back(&request);
+  }
+  return sessions;
+}
+
+TEST_CASE(
+    "each turn arrives a gap after the reply before, and as many sessions are alive as lanes") {
+  const Json of_kind{{"turns", {{"median", 3}, {"sigma", .8}, {"max", 9}}},
+                     {"first", {{"median", 60}, {"sigma", .5}, {"max", 200}}},
+                     {"new", 20},
+                     {"output", {{"median", 12}, {"sigma", .5}, {"max", 60}}},
+                     {"gap", "5 ms"}};
+  constexpr int lanes = 7;
+  const Served report = serve(load_tiny(sessions(of_kind, 300, lanes)));
+  const auto sessions = by_session(report);
+  REQUIRE(report.requests.size() == 300);
+  std::size_t turns = 0;
+  std::map<Time, int> change;  // of sessions alive
+  const Time deadline = report.requests.back().arrival;
+  for (const auto& [number, session] : sessions) {
+    turns += session.turns.size();
+    for (std::size_t k = 1; k < session.turns.size(); ++k) {
+      REQUIRE(session.turns[k]->arrival ==
+              session.turns[k - 1]->last_token + to_duration(Seconds(.005)));
+    }
+    ++change[session.begun()];
+  }
+  CHECK(turns == 300);
+  // Each session but the first ones begins when another one ends.
+  std::map<Time, int> ends;
+  for (const auto& [number, session] : sessions) ++ends[session.ended()];
+  int first = 0, replaced = 0;
+  for (const auto& [begun, count] : change) {
+    if (begun == Time{}) {
+      first = count;
+      continue;
+    }
+    REQUIRE(ends[begun] >= count);
+    replaced += count;
+  }
+  CHECK(first == lanes);
+  CHECK(replaced + lanes == std::ssize(sessions));
+  const OrderedJson json = report.document();
+  const OrderedJson& of_sessions = json["sessions"];
+  CHECK_THAT(of_sessions["mean_alive"].get<double>(), WithinRel(double(lanes), 1e-9));
+  CHECK(of_sessions["finished"].get<std::int64_t>() + of_sessions["open"].get<std::int64_t>() ==
+        std::ssize(sessions));
+  // Only sessions whose last turn was not sent before the deadline are open.
+  CHECK(of_sessions["open"] <= lanes);
+  const OrderedJson& shares = of_sessions["share_of_time"];
+  CHECK_THAT(
+      shares["service"].get<double>() + shares["queue"].get<double>() + shares["gap"].get<double>(),
+      WithinRel(1., 1e-9));
+  CHECK(deadline > Time{});
+}
+
+TEST_CASE("prompt tokens are hit or computed, and never hit more than in an endless cache") {
+  const Json of_kind{
+      {"turns", 4}, {"first", 150}, {"new", 33}, {"output", 21}, {"shared_prefix", 70}};
+  for (const int blocks : {30, 4000}) {
+    CAPTURE(blocks);
+    Experiment e = load_tiny(sessions(of_kind, 160, 5));
+    e.decode().memory.kv_blocks = blocks;
+    const Served report = serve(e);
+    const OrderedJson json = report.document();
+    for (const char* which : {"all", "first", "later"}) {
+      const OrderedJson& prefix = json["turns"][which]["prefix"];
+      CHECK(prefix["computed_tokens"].get<std::int64_t>() ==
+            prefix["queried_tokens"].get<std::int64_t>() -
+                prefix["hit_tokens"].get<std::int64_t>());
+      CHECK(prefix["hit_tokens"] <= prefix["ideal_hit_tokens"]);
+    }
+    std::int64_t queried = 0, hit = 0;
+    for (const RequestRecord& request : report.requests) {
+      queried += request.prompt_tokens;
+      hit += request.cached_tokens;
+    }
+    CHECK(json["turns"]["all"]["prefix"]["queried_tokens"] == queried);
+    CHECK(json["turns"]["all"]["prefix"]["hit_tokens"] == hit);
+    CHECK(hit > 0);
+    std::int64_t by_number = 0;
+    for (const auto& group : json["turns"]["by_number"])
+      by_number += group["requests"].get<std::int64_t>();
+    CHECK(by_number == 160);
+  }
+}
+
+TEST_CASE("no turn of a session arrives whose client has left or whose request was too long") {
+  Json set = sessions({{"turns", 6}, {"first", 40}, {"new", 20}, {"output", 30}}, 200, 12);
+  set["workload"]["cancellation"] = {{"share", .3}, {"mean_after", "1 ms"}};
+  const Served report = serve(load_tiny(set));
+  std::int64_t broken = 0;
+  for (const auto& [number, session] : by_session(report)) {
+    for (std::size_t k = 0; k + 1 < session.turns.size(); ++k)
+      REQUIRE(session.turns[k]->state == RequestRecord::State::finished);
+    broken += session.turns.back()->state == RequestRecord::State::cancelled ? 1 : 0;
+  }
+  CHECK(broken > 10);
+  CHECK(report.document()["sessions"]["broken"] == broken);
+
+  // The third turn would have 160 + 30 tokens, the first one has 70.
+  Json limited = sessions({{"turns", 6}, {"first", 40}, {"new", 30}, {"output", 30}}, 20);
+  limited["max_model_len"] = 189;
+  const Served ends = serve(load_tiny(limited));
+  CHECK(ends.document()["sessions"]["finished"] == 10);
+  limited["workload"]["sessions"]["max_context"] = {{"at", 1000}};
+  const Served breaks = serve(load_tiny(limited));
+  CHECK(breaks.document()["sessions"]["broken"] == 6);
+  CHECK(breaks.document()["metrics"]["rejected"] == 6);
+}
+
+TEST_CASE("a run of sessions is the same on any number of threads and for one seed") {
+  const Json set = sessions({{"turns", {{"median", 3}, {"sigma", 1}}},
+                             {"first", 30},
+                             {"new", 20},
+                             {"output", 10},
+                             {"gap", {{"median", "3 ms"}, {"sigma", 1}}}},
+                            150, 6);
+  const auto bytes = [&](int seed) {
+    Json seeded = set;
+    seeded["seed"] = seed;
+    return run(load_tiny(seeded)).document().dump();
+  };
+  CHECK(bytes(1) == bytes(1));
+  CHECK(bytes(1) != bytes(2));
+}
+
+}  // namespace
+}  // namespace moesim::test_session_runs

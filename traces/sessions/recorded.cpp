@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <functional>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "traces/requests/arrivals.hpp"
+#include "traces/sessions/session_file.hpp"
+
+namespace moesim {
+
+namespace {
+
+std::span<const Key> keys_of_file() {
+  static constexpr Key keys[] = {
+      {"file", form::file, required,
+       "a request trace with a column session_id, or a session in each line"},
+      {"id_block", form::integer(1, 1 << 20), "512", "tokens that one of the hash_ids covers"}};
+  return keys;
+}
+
+// The sessions of a file in turn; past the last from the first again, as sessions of others.
+class RecordedSessions final : public Sessions {
+ public:
+  explicit RecordedSessions(ConfigReader& options)
+      : file_(read_session_file(options.path("file"),
+                                static_cast<std::int32_t>(options.integer("id_block")))) {}
+
+  Request request(std::int64_t index, Rng&) const override {
+    const NextTurn first = replayed(index, 0);
+    return {static_cast<std::int32_t>(first.prompt_tokens), first.output_tokens, first.ids};
+  }
+  std::int64_t turns(std::int64_t session, Rng&) const override {
+    return std::ssize(of(session).turns);
+  }
+  NextTurn turn(std::int64_t session, std::int64_t turn, std::int64_t context,
+                Rng&) const override {
+    NextTurn replay = replayed(session, turn);
+    replay.kept = std::min(replay.kept, context);
+    return replay;
+  }
+  std::shared_ptr<const Arrivals> recorded_starts() const override {
+    if (!file_.has_starts) return nullptr;
+    std::vector<TimedRequest> starts;
+    const std::chrono::nanoseconds first = *file_.sessions.front().start;
+    for (const RecordedSession& session : file_.sessions) {
+      const Seconds after = *session.start - first;
+      if (after > last_arrival)
+        throw ConfigError(
+            "workload/sessions: recorded sessions start for longer than the 60 days "
+            "that can be simulated; give \"arrivals\"");
+      starts.push_back({Time(to_duration(after)), {1, 1}});
+    }
+    return recorded_arrivals(std::move(starts));
+  }
+  std::int64_t recorded_turns() const override {
+    return std::transform_reduce(
+        file_.sessions.begin(), file_.sessions.end(), std::int64_t{0}, std::plus(),
+        [](const RecordedSession& session) { return std::ssize(session.turns); });
+  }
+  bool has_ids() const override { return file_.has_ids; }
+  bool gaps_from_starts() const override { return file_.has_starts && !file_.has_gaps; }
+
+ private:
+  const RecordedSession& of(std::int64_t session) const {
+    return file_.sessions[static_cast<std::size_t>(session) % file_.sessions.size()];
+  }
+  NextTurn replayed(std::int64_t session, std::int64_t turn) const {
+    NextTurn replay = of(session).turns[static_cast<std::size_t>(turn)];
+    const auto round = static_cast<std::uint64_t>(session) / file_.sessions.size();
+    if (round == 0 || !replay.ids) return replay;
+    PromptIds other = *replay.ids;
+    for (PromptIds::Span& span : other.spans)
+      span.id = Rng(span.id, fmt::format("round {}", round)).bits();
+    replay.ids = std::make_shared<const PromptIds>(std::move(other));
+    return replay;
+  }
+
+  SessionFile file_;
+};
+
+}  // namespace
+
+std::span<const Key> recorded_session_keys() { return keys_of_file(); }
+
+std::unique_ptr<Sessions> make_recorded_sessions(ConfigReader& options) {
+  return std::make_unique<RecordedSessions>(options);
+}
+
+}  // namespace moesim

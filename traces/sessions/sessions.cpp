@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "traces/sessions/sessions.hpp"
+
+#include <array>
+
+#include "hardware/choice.hpp"
+
+namespace moesim {
+
+std::span<const Key> generated_session_keys();
+std::span<const Key> chat_session_keys();
+std::span<const Key> coding_session_keys();
+std::span<const Key> codex_session_keys();
+std::span<const Key> recorded_session_keys();
+std::unique_ptr<Sessions> make_generated_sessions(ConfigReader&);
+std::unique_ptr<Sessions> make_chat_sessions(ConfigReader&);
+std::unique_ptr<Sessions> make_recorded_sessions(ConfigReader&);
+
+const Registry<Sessions>& session_kinds() {
+  static const Registry<Sessions> table(
+      "sessions",
+      {{"generated", "turns, lengths and gaps drawn as the experiment says",
+        make_generated_sessions, generated_session_keys},
+       {"chat",
+        "conversations with people: lengths and gaps of Mooncake's trace, turns of a cluster "
+        "where nine sessions in ten have one",
+        make_chat_sessions, chat_session_keys},
+       {"coding", "coding agents in daily use, as TraceLab counts calls and outputs",
+        make_generated_sessions, coding_session_keys},
+       {"codex", "Codex on SWE-bench Pro, 610 runs: 30 turns, 80k tokens of context at the end",
+        make_generated_sessions, codex_session_keys},
+       {"recorded", "the sessions of a file, turn by turn", make_recorded_sessions,
+        recorded_session_keys}});
+  return table;
+}
+
+namespace {
+
+enum class GapFrom { end, start };
+constexpr std::array<std::string_view, 2> gap_from_names{"end", "start"};
+constexpr std::array<std::string_view, 3> too_long_names{"end", "drop", "compact"};
+
+std::span<const Key> max_context_keys() {
+  static constexpr Key keys[] = {
+      {"at", form::integer(2, 1e9), unset("max_model_len"), "tokens of a prompt and its output"},
+      {"do", form::choice(too_long_names), "end",
+       "end the session, drop the turn, or compact to the first prompt"}};
+  return keys;
+}
+
+void read_max_context(ConfigReader& reader, const Sessions& sessions, SessionRules& rules) {
+  using TooLong = SessionRules::TooLong;
+  const ConfigNode node = reader.child("max_context");
+  read_object(node, max_context_keys, [&](ConfigReader& options) {
+    if (options.optional("at")) rules.max_context = options.integer("at");
+    rules.too_long = choice<TooLong>(options, "do", too_long_names);
+  });
+  const bool recorded = sessions.recorded_turns() > 0;
+  if (rules.too_long == TooLong::drop && !recorded)
+    node.fail(R"(a generated session only grows, so no later turn is shorter; use "end" or )"
+              R"("compact")");
+  if (rules.too_long == TooLong::compact && recorded)
+    node.fail(R"(a recorded session says itself what its prompts are; use "end" or "drop")");
+}
+
+}  // namespace
+
+std::span<const Key> session_keys() {
+  static constexpr Key keys[] = {
+      {"gap_from", form::choice(gap_from_names),
+       unset("end; start where a file has times but no gaps"),
+       "a gap counts from the end of the turn before, or from its start"},
+      {"idle_cap", form::time, unset("none"), "longer gaps are cut to this"},
+      {"reuse_output", form::flag, unset("true; false if recorded"),
+       "the next turn can hit the KV cache of a reply"},
+      {"shared_prefix", form::integer(0, 1e9), "0",
+       "leading tokens that all sessions have in common: the system prompt"},
+      {"max_context", form::object(max_context_keys), "{}", "turns that grow too long"}};
+  return keys;
+}
+
+SessionPlan read_sessions(const ConfigNode& node) {
+  return read_object(node.as_policy(), session_keys, [](ConfigReader& reader) {
+    const std::shared_ptr<const Sessions> sessions = session_kinds().make_from(reader);
+    SessionRules rules;
+    const GapFrom usual = sessions->gaps_from_starts() ? GapFrom::start : GapFrom::end;
+    const auto from = reader.choice_or("gap_from", gap_from_names, std::size_t(usual));
+    rules.gaps_from_starts = static_cast<GapFrom>(from) == GapFrom::start;
+    if (reader.optional("idle_cap")) rules.idle_cap = reader.quantity<Seconds>("idle_cap");
+    rules.reuse_output = reader.flag_or("reuse_output", sessions->recorded_turns() == 0);
+    rules.shared_prefix = reader.integer("shared_prefix");
+    if (rules.shared_prefix > 0 && sessions->has_ids())
+      reader.child("shared_prefix").fail("hash_ids of the file say what sessions share");
+    read_max_context(reader, *sessions, rules);
+    return SessionPlan{sessions, rules};
+  });
+}
+
+}  // namespace moesim

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "hardware/registry.hpp"
+#include "hardware/rng.hpp"
+#include "traces/requests/lengths.hpp"
+#include "traces/requests/request_source.hpp"
+
+namespace moesim {
+
+/// What a session asks for after its first turn.
+struct NextTurn {
+  Seconds gap{};  ///< that its client pauses before it
+  /// Leading tokens of the turn before, reply included, with which the prompt begins.
+  std::int64_t kept = 0;
+  std::int64_t prompt_tokens = 0;  ///< >= kept
+  std::int32_t output_tokens = 0;  ///< >= 1
+  /// Of the whole prompt, as recorded; null: what follows `kept` is like nothing else.
+  std::shared_ptr<const PromptIds> ids{};
+};
+
+/// What sessions ask for. As Lengths: the first turn of each. A session is a chain of turns, each
+/// of which follows the reply to the one before.
+class Sessions : public Lengths {
+ public:
+  /// How many turns the index-th session has, >= 1; drawn before any of them but the first.
+  virtual std::int64_t turns(std::int64_t session, Rng&) const = 0;
+  /// Its turn-th turn, from 1, asked for in order. The turn before and its reply have `context`
+  /// tokens.
+  virtual NextTurn turn(std::int64_t session, std::int64_t turn, std::int64_t context,
+                        Rng&) const = 0;
+
+  /// When recorded sessions start; null: they do not say so, or are not recorded.
+  virtual std::shared_ptr<const Arrivals> recorded_starts() const { return nullptr; }
+  /// Turns of all recorded sessions; 0: they are not recorded.
+  virtual std::int64_t recorded_turns() const { return 0; }
+  /// Whether ids of tokens were recorded.
+  virtual bool has_ids() const { return false; }
+  /// Whether gaps count from the turn before, its service included; else from its reply.
+  virtual bool gaps_from_starts() const { return false; }
+};
+
+/// The table: generated, its presets, recorded.
+const Registry<Sessions>& session_kinds();
+
+/// What holds for sessions of every kind.
+struct SessionRules {
+  /// What happens to a turn that is longer than a request may be.
+  enum class TooLong { end, drop, compact };
+
+  bool gaps_from_starts = false;
+  std::optional<Seconds> idle_cap{};  ///< no gap is longer
+  bool reuse_output = true;           ///< a reply stands in the next prompt as it was generated
+  std::int64_t shared_prefix = 0;     ///< leading tokens of every first prompt that are the same
+  std::optional<std::int64_t> max_context{};  ///< tokens of a later prompt and its output
+  TooLong too_long = TooLong::end;
+};
+
+struct SessionPlan {
+  std::shared_ptr<const Sessions> sessions;
+  SessionRules rules;
+};
+
+/// Reads "workload/sessions". Throws ConfigError.
+SessionPlan read_sessions(const ConfigNode&);
+/// The keys beside those of a kind of sessions.
+std::span<const Key> session_keys();
+
+}  // namespace moesim
