@@ -64,10 +64,10 @@ struct PolicyNames {
 /// Speculative decoding: every sequence that decodes has `tokens` drafts verified with its last
 /// token, and emits those up to the first that is rejected and one more.
 struct SpeculationPlan {
-  std::int32_t tokens = 0;  ///< 0: none
+  std::int32_t tokens = 0;           ///< 0: none
   std::vector<double> acceptance{};  ///< of each draft when all before it were accepted
-  bool mtp = true;          ///< a layer of the model drafts them, one pass for each; or ...
-  Seconds draft_time{};     ///< ... a pass takes this long
+  bool mtp = true;       ///< a layer of the model drafts them, one pass for each; or ...
+  Seconds draft_time{};  ///< ... a pass takes this long
   bool has_module() const { return tokens > 0 && mtp; }
 };
 
