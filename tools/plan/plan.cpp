@@ -441,7 +441,7 @@ class Search {
     }
   }
 
-  // How much of the answer hangs on which experts synthetic tokens pick.
+  // How much of the best answer of each kind hangs on which experts synthetic tokens pick.
   void try_uniform_routing() {
     plan_.uniform.resize(leaders_.size());
     if (leaders_.empty() || plan_.stopped || search_.model.moe_layers() == 0) return;
@@ -449,15 +449,19 @@ class Search {
     std::vector<Json> places;
     std::vector<double> loads;
     std::vector<std::size_t> asked;
-    for (std::size_t i = 0; i < leaders_.size(); ++i) {
-      if (leaders_[i].draws != draws) continue;
+    for (const bool apart : {false, true}) {
+      const auto best = std::ranges::find_if(
+          leaders_, [&](const SloRun& run) { return is_apart(run.config) == apart; });
+      if (best == leaders_.end() || best->draws != draws) continue;
+      const auto i = static_cast<std::size_t>(best - leaders_.begin());
       Json& gating = places.emplace_back(leaders_[i].config)["workload"]["gating"];
       gating.erase("preset");
       gating["type"] = "uniform";
       loads.push_back(leaders_[i].per_second());
       asked.push_back(i);
     }
-    const SloSearch slo = long_runs(std::move(places), 1);
+    SloSearch slo = long_runs(std::move(places), 1);
+    slo.tells_heavier = false;
     const SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin("uniform routing"));
     plan_.runs += result.search.runs;
     plan_.stopped |= result.search.stopped;

@@ -417,7 +417,10 @@ class Bracket {
 class Confirmation {
  public:
   Confirmation(const SloSearch& search, std::span<const double> loads, Runs& runs)
-      : draws_(search.draws), attainment_(search.attainment), runs_(runs) {
+      : draws_(search.draws),
+        attainment_(search.attainment),
+        tells_heavier_(search.tells_heavier),
+        runs_(runs) {
     for (const double load : loads) brackets_.emplace_back(search.ladder->above(load) - 1);
   }
 
@@ -430,7 +433,7 @@ class Confirmation {
         if (brackets_[i].open() && !result_.stopped) brackets_[i].note(bears(i, draws_));
       }
     }
-    ask_heavier();
+    ask_heavier(true);
     step_back();
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
       if (brackets_[i].met()) result_.found.push_back(found(i, *brackets_[i].met()));
@@ -485,15 +488,28 @@ class Confirmation {
       if (!brackets_[i].open() || !bears(i, from)) continue;
       for (std::size_t draw = from; draw < to; ++draw) points.push_back(point(i, draw));
     }
+    if (draws_ == 1) add_next(points);
     ask(std::move(points), true);
   }
 
-  void ask_heavier() {
+  // One run alone leaves a core idle: beside it the load that is asked for if this one is borne.
+  void add_next(std::vector<TunePoint>& points) const {
+    if (points.size() != 1) return;
+    Bracket next = brackets_[points.front().place];
+    next.note(true);
+    if (next.open()) points.push_back({points.front().place, next.rung()});
+  }
+
+  // What deployments do under 5 % more load. Beside one run alone, where `steps_back`, the load
+  // that step_back() asks for.
+  void ask_heavier(bool steps_back) {
     std::vector<TunePoint> points;
     for (std::size_t i = 0; i < brackets_.size(); ++i) {
       if (brackets_[i].met())
         points.push_back({i * draws_, *brackets_[i].met() + rungs_per_5_percent});
     }
+    if (steps_back && points.size() == 1)
+      points.push_back({points.front().place, points.front().rung - rungs_per_5_percent - 1});
     ask(std::move(points), false);
   }
 
@@ -519,7 +535,7 @@ class Confirmation {
       if (!lighter.lasts || lighter.attainment < attainment_ - by_chance) continue;
       brackets_[i].step_back();
     }
-    ask_heavier();
+    if (tells_heavier_) ask_heavier(false);
   }
 
   // Runs what was not run yet: to its end, unless only `whether` it meets the SLO is asked.
@@ -561,6 +577,7 @@ class Confirmation {
 
   std::size_t draws_;
   double attainment_;
+  bool tells_heavier_;
   Runs& runs_;
   std::vector<Bracket> brackets_;
   std::map<TunePoint, Trial> trials_;

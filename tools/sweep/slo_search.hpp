@@ -47,9 +47,10 @@ struct SloSearch {
   /// Whether a run ends as soon as it cannot meet the SLO any more, where that is all that is
   /// asked. Such runs are not kept in the store.
   bool give_up = false;
-  std::size_t draws = 1;          ///< of confirm_slo(): so many neighbours are one deployment
-  double to_beat = 0;             ///< requests/s that are had elsewhere
-  bool near_misses = true;        ///< see TuneProblem
+  std::size_t draws = 1;      ///< of confirm_slo(): so many neighbours are one deployment
+  bool tells_heavier = true;  ///< of confirm_slo(): what found runs say of a heavier load is wanted
+  double to_beat = 0;         ///< requests/s that are had elsewhere
+  bool near_misses = true;    ///< see TuneProblem
   std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
   double start = 0;               ///< a load to begin with; below 0: by the best bound
