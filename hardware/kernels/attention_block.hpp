@@ -48,6 +48,20 @@ Sample block_sample(const TableRow&, const AttentionBlockCall&, const GpuSpec&);
 /// The call that a row measured, without its work and the model's hidden size. Throws ConfigError.
 AttentionBlockCall block_call_of(const TableRow&, bool decode);
 
+/// A block of that shape and work as its table is asked for it: sequences as many equal ones.
+template <class Shape, class Load>
+AttentionBlockCall block_call(const Shape& shape, const Load& load, const BlockWork& work,
+                              Precision kv_cache) {
+  return {.decode = load.decode,
+          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
+          .heads = shape.heads,
+          .hidden = shape.hidden,
+          .batch = load.sequences,
+          .queries = load.queries / load.sequences,
+          .context = load.context / load.sequences,
+          .work = work};
+}
+
 /// The block's time by the table; nothing where no table has it. `kind` is what the names of the
 /// groups end with, where a table holds blocks of several kinds.
 std::optional<Cost> attention_block(const MeasuredTable&, const AttentionBlockCall&,

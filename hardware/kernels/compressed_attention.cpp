@@ -168,16 +168,8 @@ std::optional<Cost> compressed_block(const CompressedShape& shape, const Compres
   const MeasuredTable& table = shape.thinned()
                                    ? (load.decode ? csa_decode_table : csa_prefill_table)
                                    : (load.decode ? hca_decode_table : hca_prefill_table);
-  return attention_block(table,
-                         {.decode = load.decode,
-                          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
-                          .heads = shape.heads,
-                          .hidden = shape.hidden,
-                          .batch = load.sequences,
-                          .queries = load.queries / load.sequences,
-                          .context = load.context / load.sequences,
-                          .work = work_of(shape, load)},
-                         weights, activations, gpu);
+  return attention_block(table, block_call(shape, load, work_of(shape, load), kv_cache), weights,
+                         activations, gpu);
 }
 
 }  // namespace moesim

@@ -127,19 +127,6 @@ constexpr MeasuredTable msa_prefill_table{.name = "msa_prefill_module",
                                           .along = "isl",
                                           .samples = msa_samples<false>};
 
-// A block as its table is asked for it.
-template <class Shape>
-AttentionBlockCall call_of(const Shape& shape, const SparseLoad& load, Precision kv_cache) {
-  return {.decode = load.decode,
-          .kv_bytes = kv_cache == Precision::bf16 ? 2.0 : 1.0,
-          .heads = shape.heads,
-          .hidden = shape.hidden,
-          .batch = load.sequences,
-          .queries = load.queries / load.sequences,
-          .context = load.context / load.sequences,
-          .work = work_of(shape, load)};
-}
-
 }  // namespace
 
 constinit const Kernel dsa_decode_kernel{
@@ -169,7 +156,8 @@ std::optional<Cost> sparse_latent_block(const SparseLatentShape& shape, const Sp
                                         Precision activations, const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
   return attention_block(load.decode ? dsa_decode_table : dsa_prefill_table,
-                         call_of(shape, load, kv_cache), weights, activations, gpu, kind_of(shape));
+                         block_call(shape, load, work_of(shape, load), kv_cache), weights,
+                         activations, gpu, kind_of(shape));
 }
 
 std::optional<Cost> sparse_grouped_block(const SparseGroupedShape& shape, const SparseLoad& load,
@@ -177,7 +165,8 @@ std::optional<Cost> sparse_grouped_block(const SparseGroupedShape& shape, const 
                                          Precision activations, const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
   return attention_block(load.decode ? msa_decode_table : msa_prefill_table,
-                         call_of(shape, load, kv_cache), weights, activations, gpu);
+                         block_call(shape, load, work_of(shape, load), kv_cache), weights,
+                         activations, gpu);
 }
 
 }  // namespace moesim
