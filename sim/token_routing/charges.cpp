@@ -13,24 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// The charges of a measurement, which other GPUs are charged as well. Sources in the order of their
-// rows, each once.
-Charges measured() {
-  Charges charges;
-  for (const MeasuredCharge& row : measured_charges()) {
-    if (!row.charge) continue;
-    charges.token_routing[std::string(row.policy)] = *row.charge;
-    if (charges.source.find(row.source) != std::string::npos) continue;
-    if (!charges.source.empty()) charges.source += "; ";
-    charges.source += row.source;
-  }
-  // METRO: top-k over all tokens instead of the local ones takes at most 3 us more.
-  charges.top_k_of_all_tokens = 3us;
-  return charges;
-}
-
-enum class RoutingCharges { measured, none };
-constexpr std::array<std::string_view, 2> routing_charge_names{"measured", "none"};
+constexpr std::array<std::string_view, 3> routing_charge_names{"measured", "fast", "none"};
 
 std::span<const Key> charge_keys() {
   static constexpr Key keys[] = {
@@ -53,7 +36,7 @@ std::span<const Key> routing_charges_keys() {
 
 Charges read_values(const ConfigNode& node, std::span<const std::string_view> policies) {
   return read_object(node, routing_charges_keys, [&](ConfigReader& reader) {
-    Charges charges = measured();
+    Charges charges = routing_charges(RoutingCharges::measured);
     charges.source = fmt::format("{}; the others: {}", reader.text("source"), charges.source);
     charges.top_k_of_all_tokens = reader.quantity<Seconds>("top_k_of_all_tokens");
     for (const std::string_view policy : policies) {
@@ -69,6 +52,26 @@ Charges read_values(const ConfigNode& node, std::span<const std::string_view> po
 }
 
 }  // namespace
+
+// Sources in the order of their rows, each once.
+Charges routing_charges(RoutingCharges taken) {
+  Charges charges;
+  if (taken == RoutingCharges::none) return charges;
+  for (const MeasuredCharge& row : measured_charges()) {
+    const std::optional<RoutingCharge>& charge =
+        taken == RoutingCharges::fast ? row.fast : row.charge;
+    if (!charge) continue;
+    charges.token_routing[std::string(row.policy)] = *charge;
+    if (charges.source.find(row.source) != std::string::npos) continue;
+    if (!charges.source.empty()) charges.source += "; ";
+    charges.source += row.source;
+  }
+  if (taken == RoutingCharges::fast)
+    charges.source = "as fast as a comparable kernel (sglang#14133); published: " + charges.source;
+  // METRO: top-k over all tokens instead of the local ones takes at most 3 us more.
+  charges.top_k_of_all_tokens = 3us;
+  return charges;
+}
 
 bool Charges::knows(std::string_view policy) const {
   if (token_routing.contains(policy)) return true;
@@ -102,8 +105,8 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
     if (reader.has("token_routing") && reader.node().json().at("token_routing").is_object()) {
       charges = read_values(reader.child("token_routing"), policies);
     } else {
-      const auto of_routing = choice<RoutingCharges>(reader, "token_routing", routing_charge_names);
-      if (of_routing == RoutingCharges::measured) charges = measured();
+      charges =
+          routing_charges(choice<RoutingCharges>(reader, "token_routing", routing_charge_names));
     }
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");
     charges.per_layer = reader.quantity<Seconds>("per_layer");

@@ -31,9 +31,15 @@ struct Charges {
   Seconds routing(std::string_view policy, int active, bool replicated) const;
 };
 
-/// "charges": {"token_routing": "measured" (default) | "none" | {values}, "host_overhead": "0 us",
-/// "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us"}.
-/// Values may be given for any of `policies`; those left out are charged as measured.
+/// What policies' own GPU time is taken from: as published; as a kernel of today may take
+/// (MeasuredCharge::fast); nothing.
+enum class RoutingCharges { measured, fast, none };
+/// Charges of policies' own time and of top-k over all tokens, and nothing else.
+Charges routing_charges(RoutingCharges);
+
+/// "charges": {"token_routing": "measured" (default) | "fast" | "none" | {values}, "host_overhead":
+/// "0 us", "per_layer": "0 us", "per_sequence": "0 us", "eager_launch": "0 us"}. Values may be
+/// given for any of `policies`; those left out are charged as measured.
 Charges read_charges(const ConfigNode&, std::span<const std::string_view> policies);
 std::span<const Key> charges_keys();
 

@@ -106,6 +106,8 @@ struct RoutingCharge {
 struct MeasuredCharge {
   std::string_view policy;
   std::optional<RoutingCharge> charge;  ///< none: it is part of a kernel that is timed as a whole
+  /// The same as a kernel of today may take, by the fastest comparable one that was measured.
+  std::optional<RoutingCharge> fast;
   std::string_view source;
 };
 /// What each row of token_routers() takes.

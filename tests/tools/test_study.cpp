@@ -8,7 +8,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
-#include "tools/analysis/regimes.hpp"
+#include "tools/analysis/regime_tables.hpp"
 
 namespace moesim::test_study {
 
@@ -42,10 +42,22 @@ SweepOutcome run_study(const RegimeStudy& study, const std::filesystem::path& st
   return run_sweep(points_of(study), store, runner, {});
 }
 
-RegimeRow row(const std::string& policy, double replication, std::vector<double> ms,
-              double kv_tokens) {
-  return {0, policy, replication, 8, 1.0, std::move(ms), {2, 2, 2}, kv_tokens, true};
+// By the place among the policies of the study.
+RegimeRow row(std::size_t policy, double replication, std::vector<double> ms, double kv_tokens,
+              std::size_t constants = 0, std::size_t exchange = 0) {
+  RegimeRow row;
+  row.place = {0, constants, exchange, policy};
+  row.replication = replication;
+  row.batch = 8;
+  row.x = 1;
+  row.ms = std::move(ms);
+  row.activated = {2, 2, 2};
+  row.read_mb = {4, 4, 4};
+  row.kv_tokens = kv_tokens;
+  row.layers = 4;
+  return row;
 }
+constexpr std::size_t none = 0, even = 1, metro = 2;
 
 }  // namespace
 
@@ -63,17 +75,17 @@ TEST_CASE("a paired gain is of samples, not of means") {
 TEST_CASE("the map names the fastest, and what is as fast with the most KV cache") {
   const RegimeStudy study = study_of(study_file());
   const std::vector<RegimeRow> rows{
-      row("none", 1, {10, 11, 12}, 100), row("metro", 1.5, {8, 9.1, 10.3}, 50),
-      row("even", 1.5, {8.1, 9, 10}, 80), row("metro fewest", 1.5, {9, 10, 11}, 60)};
+      row(none, 1, {10, 11, 12}, 100), row(metro, 1.5, {8, 9.1, 10.3}, 50),
+      row(even, 1.5, {8.1, 9, 10}, 80), row(metro, 1.25, {9, 10, 11}, 60)};
   const std::vector<RegimeCell> cells = regime_map(study, rows);
   REQUIRE(cells.size() == 1);
-  CHECK(cells[0].reference->policy == "none");
-  CHECK(cells[0].fastest->policy == "even");
-  CHECK(cells[0].metro->policy == "metro");
-  CHECK(cells[0].cheapest->policy == "even");  // none has more KV and is slower
+  CHECK(cells[0].reference->place.policy == none);
+  CHECK(cells[0].fastest->place.policy == even);
+  CHECK(cells[0].metro->replication == 1.5);
+  CHECK(cells[0].cheapest->place.policy == even);  // none has more KV and is slower
   std::vector<RegimeRow> crowded = rows;
-  for (RegimeRow& other : crowded) other.fits = other.policy == "none";
-  CHECK(regime_map(study, crowded)[0].fastest->policy == "none");
+  for (RegimeRow& other : crowded) other.fits = other.place.policy == none;
+  CHECK(regime_map(study, crowded)[0].fastest->place.policy == none);
 }
 
 TEST_CASE("a study prices every case, policy and ratio on the same batches, and resumes") {
@@ -89,22 +101,28 @@ TEST_CASE("a study prices every case, policy and ratio on the same batches, and 
   const StoredSweep stored = Store::open(file).read();
   const std::vector<RegimeRow> rows = regime_rows(study, stored);
   REQUIRE(rows.size() == 12);
-  const auto find = [&](std::size_t group, const std::string& policy, int batch) {
+  const auto find = [&](std::size_t of_case, std::size_t policy, int batch) {
     return *std::find_if(rows.begin(), rows.end(), [&](const RegimeRow& other) {
-      return other.group == group && other.policy == policy && other.batch == batch;
+      return other.place.of_case == of_case && other.place.policy == policy && other.batch == batch;
     });
   };
   const int small = rows.front().batch;
   for (const RegimeRow& one : rows) CHECK(one.ms.size() == 4);
   // The charge is METRO's alone; activations know nothing of it.
-  CHECK(find(0, "even", small).ms == find(1, "even", small).ms);
-  const RegimeRow charged = find(0, "metro", small), free = find(1, "metro", small);
+  CHECK(find(0, even, small).ms == find(1, even, small).ms);
+  const RegimeRow charged = find(0, metro, small), free = find(1, metro, small);
   CHECK(charged.activated == free.activated);
   for (std::size_t i = 0; i < 4; ++i) CHECK(charged.ms[i] > free.ms[i]);
   // On the same batches METRO never activates more than the even split, and copies take KV cache.
-  for (std::size_t i = 0; i < 4; ++i)
-    CHECK(free.activated[i] <= find(1, "even", small).activated[i]);
-  CHECK(free.kv_tokens < find(1, "none", small).kv_tokens);
+  for (std::size_t i = 0; i < 4; ++i) CHECK(free.activated[i] <= find(1, even, small).activated[i]);
+  CHECK(free.kv_tokens < find(1, none, small).kv_tokens);
+  // Uncut experts: bytes are slots times one size, the same for every policy.
+  const auto bytes_of_slot = [](const RegimeRow& one) { return one.read_mb[0] / one.activated[0]; };
+  CHECK_THAT(bytes_of_slot(free), WithinRel(bytes_of_slot(find(1, even, small)), 1e-12));
+  // Whatever a case charges, the step is known for every time to decide.
+  CHECK(free.free_ms == free.ms);
+  CHECK(charged.published_ms == charged.ms);
+  CHECK(charged.free_ms == free.ms);
 
   const std::string csv = regime_csv(study, rows);
   CHECK(std::count(csv.begin(), csv.end(), '\n') == 13);
@@ -116,19 +134,93 @@ TEST_CASE("a study prices every case, policy and ratio on the same batches, and 
 
 TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
   const RegimeStudy study = study_of(study_file());
-  // Without their 2 ms of deciding METRO's steps are 1 ms shorter than the rival's; four layers.
-  RegimeRow metro = row("metro", 1.5, {10, 12, 14}, 50);
-  metro.by_global_counts = true;
-  metro.deciding_ms = {2, 2, 2};
-  metro.layers = 4;
-  const std::vector<RegimeRow> rows{row("none", 1, {10, 12, 14}, 100), metro,
-                                    row("even", 1.5, {9, 11, 13}, 80)};
+  // If METRO decides in no time its steps are 1 ms shorter than the rival's; four layers.
+  RegimeRow decides = row(metro, 1.5, {10, 12, 14}, 50);
+  decides.free_ms = {8, 10, 12};
+  decides.fast_ms = {8.4, 10.4, 12.4};
+  decides.published_ms = {10, 12, 14};
+  std::vector<RegimeRow> rows{row(none, 1, {10, 12, 14}, 100), decides,
+                              row(even, 1.5, {9, 11, 13}, 80)};
   const std::vector<BreakEven> all = break_even(study, rows);
-  REQUIRE(all.size() == 1);
-  CHECK(all[0].policy->policy == "metro");
-  CHECK(all[0].rival->policy == "even");
-  CHECK_THAT(all[0].us, WithinRel(250.0, 1e-12));
-  CHECK_THAT(all[0].margin, WithinAbs(0, 1e-9));
+  REQUIRE(all.size() == 2);
+  CHECK(all[0].policy->place.policy == metro);
+  CHECK(all[0].rival->place.policy == none);
+  CHECK_THAT(all[0].us, WithinRel(500.0, 1e-12));
+  CHECK(all[1].rival->place.policy == even);
+  CHECK_THAT(all[1].us, WithinRel(250.0, 1e-12));
+  CHECK_THAT(all[1].margin, WithinAbs(0, 1e-9));
+  CHECK_THAT(all[1].fast_us, WithinRel(100.0, 1e-12));
+  CHECK_THAT(all[1].published_us, WithinRel(500.0, 1e-12));
+  CHECK(!all[1].pays().has_value());
+  CHECK_THAT(regime_text(study, rows), Contains("+250.0 +-0.0 open"));
+  rows[1].published_ms = {8.9, 10.9, 12.9};
+  CHECK(break_even(study, rows)[1].pays() == true);
+  rows[1].fast_ms = {9.1, 11.1, 13.1};
+  rows[1].published_ms = {10, 12, 14};
+  CHECK(break_even(study, rows)[1].pays() == false);
+}
+
+TEST_CASE("a verdict stands only if it stands under all constants and behind every exchange") {
+  Json json = study_file();
+  json["constants"] = {{"measured", Json::object()}, {"families", Json::object()}};
+  json["exchanges"] = {{"gather", Json::object()}, {"kernels", Json::object()}};
+  const RegimeStudy study = study_of(json);
+  REQUIRE(study.constants.front().first == "families");
+  // Behind the kernels METRO has no row: they are no exchange that all can use.
+  const auto rows_if = [&](std::vector<double> none_by_families) {
+    return std::vector<RegimeRow>{
+        row(none, 1, none_by_families, 100, 0, 0), row(none, 1, {9.5, 10.5, 11.5}, 100, 0, 1),
+        row(metro, 1.5, {9, 10, 11}, 50, 0, 0), row(none, 1, {10, 11, 12}, 100, 1, 0),
+        row(metro, 1.5, {8, 9, 10}, 50, 1, 0)};
+  };
+  const std::vector<RegimeRow> agreed = rows_if({10, 11, 12});
+  const std::vector<RegimeVerdict> verdicts = regime_verdicts(study, agreed);
+  REQUIRE(verdicts.size() == 1);
+  REQUIRE(verdicts[0].views.size() == 4);
+  CHECK(!verdicts[0].views[0].exchange.has_value());
+  CHECK(verdicts[0].views[0].reference->place.exchange == 1);  // its best
+  CHECK(verdicts[0].views[1].exchange == 0U);
+  CHECK(verdicts[0].family == "metro");
+  CHECK_THAT(regime_text(study, agreed),
+             Contains("verdicts, 0 of 1 open") &&
+                 Contains("metro -9.1 to -4.8  metro -18.2 to -18.2  metro"));
+  const std::vector<RegimeRow> turned = rows_if({8, 9, 10});
+  CHECK(!regime_verdicts(study, turned)[0].family.has_value());
+  CHECK_THAT(regime_text(study, turned), Contains("1 of 1 open") && Contains("none +0.0 to +0.0"));
+  // As fast within the interval is not turned.
+  CHECK(regime_verdicts(study, rows_if({8.5, 10.1, 11.5}))[0].family == "metro");
+}
+
+TEST_CASE("a study asks prefill and cut experts, each behind its own exchanges") {
+  const TemporaryFolder folder;
+  Json json = study_file();
+  json["cases"] = Json::parse(R"([{"free": {"/charges": {"token_routing": "none"}}}])");
+  json["policies"] = Json::parse(R"({
+      "none": {"/placement/replication": 1, "/token_routing/decode": "even"},
+      "slices": {"/placement/replication": 1, "/token_routing/decode": "even", "/parallel/ep": 2},
+      "own": {"/placement/replication": 1, "/dispatch/decode": "all_gather"}})");
+  json["exchanges"] = Json::parse(R"({"gather": {"/dispatch/decode": "all_gather"},
+                                      "split": {"/dispatch/decode": "all_to_all"}})");
+  json["prompts"] = {12};
+  const RegimeStudy study = study_of(json);
+  // A policy with an exchange of its own is asked once, and here it is "none" behind the gather.
+  CHECK(run_study(study, folder / "study.sqlite").ran == 4);
+  const std::vector<RegimeRow> rows =
+      regime_rows(study, Store::open(folder / "study.sqlite").read());
+  CHECK(rows.size() == 15);
+  CHECK(std::ranges::count(rows, StepKind::prefill, &RegimeRow::kind) == 5);
+  const auto find = [&](const char* policy, StepKind kind) {
+    return *std::ranges::find_if(rows, [&](const RegimeRow& one) {
+      return study.policies[one.place.policy].first == policy && one.kind == kind;
+    });
+  };
+  // Each half is on twice as many GPUs: never fewer slots, never more bytes than whole experts.
+  const RegimeRow whole = find("none", StepKind::decode), cut = find("slices", StepKind::decode);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(cut.activated[i] >= whole.activated[i]);
+    CHECK(cut.read_mb[i] <= whole.read_mb[i]);
+  }
+  CHECK_THAT(regime_text(study, rows), Contains("free; prefill") && Contains("free; decode"));
 }
 
 TEST_CASE("charged with its break-even a policy is as fast as its rival") {
@@ -145,11 +237,12 @@ TEST_CASE("charged with its break-even a policy is as fast as its rival") {
     const std::vector<RegimeRow> rows =
         regime_rows(study, Store::open(folder / "study.sqlite").read());
     const std::vector<BreakEven> all = break_even(study, rows);
-    REQUIRE(all.size() == 1);
+    REQUIRE(!all.empty());
+    const BreakEven& last = all.back();  // against the fastest
     const auto mean = [](const std::vector<double>& ms) {
       return std::accumulate(ms.begin(), ms.end(), 0.0) / static_cast<double>(ms.size());
     };
-    return std::tuple(all[0].us, mean(all[0].policy->ms), mean(all[0].rival->ms));
+    return std::tuple(last.us, mean(last.policy->ms), mean(last.rival->ms));
   };
   const auto [us, free_ms, rival_ms] = decided();
   CAPTURE(us, free_ms, rival_ms);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include <spdlog/spdlog.h>
 
-#include "tools/analysis/regimes.hpp"
+#include "tools/analysis/regime_tables.hpp"
 #include "tools/cli/interrupt.hpp"
 #include "tools/cli/option_checks.hpp"
 #include "tools/cli/output.hpp"
@@ -37,13 +40,19 @@ SweepOptions how_to_run(const StudyOptions& options, ProgressBar& progress) {
   return how;
 }
 
-// A case in which a policy is not possible is worth a line, and no reason to stop.
+// A case in which a policy is not possible is worth a line, and no reason to stop; a reason is said
+// once.
 bool say_what_is_missing(const StoredSweep& stored) {
-  bool failed = false;
+  std::map<std::pair<PointStatus, std::string>, int> reasons;
   for (const StoredPoint& point : stored.points) {
-    if (point.status == PointStatus::done) continue;
-    spdlog::warn("a point is {}: {}", status_name(point.status), point.error);
-    failed = failed || point.status == PointStatus::failed;
+    if (point.status != PointStatus::done) ++reasons[{point.status, point.error}];
+  }
+  bool failed = false;
+  for (const auto& [reason, points] : reasons) {
+    const auto& [status, error] = reason;
+    spdlog::warn("{} {} {}: {}", points, points == 1 ? "point is" : "points are",
+                 status_name(status), error);
+    failed = failed || status == PointStatus::failed;
   }
   return failed;
 }
@@ -84,8 +93,8 @@ Action setup_study(CLI::App& command) {
   command.require_subcommand(1);
   CLI::App* regimes = command.add_subcommand(
       "regimes",
-      "how many copies, where, and by which is a token served? a map over tokens * k / "
-      "experts");
+      "how many copies, where, by which is a token served, or are experts cut? a map over "
+      "tokens * k / experts");
   regimes->add_option("STUDY", options->study, "cases, policies, ratios and batches, a JSON file")
       ->required();
   regimes->add_option("-o,--output", options->store, "store of the results, a SQLite file; resumes")
