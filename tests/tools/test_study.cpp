@@ -155,8 +155,9 @@ TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
   CHECK_THAT(regime_text(study, rows), Contains("+250.0 +-0.0 open"));
   rows[1].published_ms = {8.9, 10.9, 12.9};
   CHECK(break_even(study, rows)[1].pays() == true);
-  rows[1].fast_ms = {9.1, 11.1, 13.1};
-  rows[1].published_ms = {10, 12, 14};
+  rows[1].fast_ms = {10, 12, 14};  // the published one is the shorter
+  CHECK(!break_even(study, rows)[1].pays().has_value());
+  rows[1].published_ms = {9.1, 11.1, 13.1};
   CHECK(break_even(study, rows)[1].pays() == false);
 }
 
@@ -221,6 +222,27 @@ TEST_CASE("a study asks prefill and cut experts, each behind its own exchanges")
     CHECK(cut.read_mb[i] <= whole.read_mb[i]);
   }
   CHECK_THAT(regime_text(study, rows), Contains("free; prefill") && Contains("free; decode"));
+}
+
+TEST_CASE("a study leaves out slices that some kernels do not take") {
+  const TemporaryFolder folder;
+  Json json = study_file();
+  json["cases"] = Json::parse(R"([{"blocks": {"/precision/experts": "fp8_block"}}])");
+  // 1,024 wide: 512 is whole blocks of 128, and so is 256.
+  json["policies"] = Json::parse(R"({
+      "none": {"/placement/replication": 1},
+      "ep 1": {"/placement/replication": 1, "/parallel/ep": 1},
+      "narrow": {"/placement/replication": 1, "/parallel/ep": 1,
+                 "/model": "../models/zoo/qwen3_30b_a3b.json"}})");
+  const RegimeStudy study = study_of(json);
+  const SweepOutcome outcome = run_study(study, folder / "study.sqlite");
+  CHECK(outcome.ran == 3);
+  const StoredSweep stored = Store::open(folder / "study.sqlite").read();
+  CHECK(regime_rows(study, stored).size() == 4);
+  const auto left_out =
+      std::ranges::find(stored.points, PointStatus::infeasible, &StoredPoint::status);
+  REQUIRE(left_out != stored.points.end());
+  CHECK_THAT(left_out->error, Contains("slices of 192"));
 }
 
 TEST_CASE("charged with its break-even a policy is as fast as its rival") {

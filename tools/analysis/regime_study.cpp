@@ -9,6 +9,7 @@
 
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
+#include "models/deployment.hpp"
 #include "models/memory.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tools/cli/output.hpp"
@@ -245,6 +246,11 @@ std::string price_regime(const Json& point, const std::filesystem::path& base_fi
   const Experiment experiment =
       load_experiment(ConfigNode(point.at("experiment"), base_file), traces);
   const Deployment& deployment = experiment.decode();
+  // A run warns of slices that not every kernel takes; a study has none for them.
+  if (std::string warning =
+          expert_slice_warning(deployment.model, deployment.parallel, deployment.precision);
+      !warning.empty())
+    throw ConfigError(warning);
   const int ranks = deployment.parallel.dp, context = point.at("context"),
             samples = point.at("samples");
   const double kv_tokens =

@@ -60,7 +60,8 @@ void for_each_regime(const RegimeStudy&,
 Sweep points_of(const RegimeStudy&);
 /// Prices a point's steps, sample by sample: their times, what the busiest GPU reads of experts,
 /// and how long its policy takes to decide. Batches and traces are those of the other half than
-/// placements are fitted on where the point's placement says so ("disjoint").
+/// placements are fitted on where the point's placement says so ("disjoint"). Throws ConfigError,
+/// also where experts are cut into slices that some kernels do not take.
 std::string price_regime(const Json& point, const std::filesystem::path& base_file, TraceLibrary&);
 
 }  // namespace moesim

@@ -201,8 +201,11 @@ std::string legend(const RegimeStudy& study) {
           study.policies.front().first +
           ", or the fastest policy without these counts. Below 0: the policy is slower even if "
           "deciding takes no time. "
-          "pays: the policy is faster although it decides as slowly as published. open: the policy "
-          "pays if it decides as fast as a comparable kernel of today. no: neither.") +
+          "pays: the policy is faster with either of two times to decide, the published one and "
+          "that "
+          "of a comparable kernel of today. no: with neither. open: with one of them, or within "
+          "the "
+          "interval.") +
       "\n";
   if (study.constants.size() * study.exchanges.size() > 1)
     text +=

@@ -128,8 +128,9 @@ std::vector<RegimeCell> regime_map(const RegimeStudy& study, const std::vector<R
 }
 
 std::optional<bool> BreakEven::pays() const {
-  if (us - margin > published_us) return true;
-  if (us + margin < fast_us) return false;
+  const auto [least, most] = std::minmax(published_us, fast_us);
+  if (us - margin > most) return true;
+  if (us + margin < least) return false;
   return std::nullopt;
 }
 

@@ -59,7 +59,8 @@ struct BreakEven {
   double us = 0, margin = 0;
   /// What deciding takes for each MoE layer, as published and by a kernel of today.
   double published_us = 0, fast_us = 0;
-  /// Whether the policy pays: whichever kernel decides; by neither; else none.
+  /// Whether the policy pays: true with either kernel, false with neither, else none. (Published
+  /// times are scaled by the active experts and can be the shorter ones.)
   std::optional<bool> pays() const;
 };
 /// For each cell, each of two rivals (the reference and the fastest, if that is another row) and
