@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 fail() { echo "FAILED: $*" >&2; exit 1; }
 
-ask=(plan --model Qwen/Qwen3-30B-A3B --gpu h100 --gpus 2 --isl 200 --osl 40 --ttft 300ms --tpot "30 ms" --no-page -o plan)
+ask=(plan --model Qwen/Qwen3-30B-A3B --gpu h100 --gpus 2 --isl 200 --osl 40 --ttft 300ms --tpot "30 ms" --no-page -o plan.json)
 "$moesim" "${ask[@]}" --json >found.json 2>log || fail "$(tail -n 1 log)"
 "$moesim" run plan.json --json >alone.json 2>log || fail "the deployment does not run: $(tail -n 1 log)"
 requests=$(python3 -c 'import json; print(4 * json.load(open("plan.json"))["workload"]["requests"])')

@@ -22,6 +22,8 @@ TokenRouterFactory make_metro(ConfigReader&);
 std::span<const Key> metro_routing_keys();
 TokenRouterFactory make_optimal(ConfigReader&);
 TokenRouterFactory make_token_balanced(ConfigReader&);
+TokenRouterFactory make_lplb(ConfigReader&);
+std::span<const Key> lplb_routing_keys();
 TokenRouterFactory make_hybrid(ConfigReader&);
 std::span<const Key> hybrid_routing_keys();
 
@@ -49,7 +51,7 @@ constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{18us, 0u
 // Balancing takes what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about
 // 100 us inside a node (github.com/deepseek-ai/LPLB, README). No faster one has a published time.
 constexpr Decision by_balancing{RoutingCharge{100us, 0us}, RoutingCharge{100us, 0us},
-                                "token_balanced: DeepSeek LPLB, about 100 us in a node"};
+                                "token_balanced, lplb: DeepSeek LPLB, about 100 us in a node"};
 
 struct Row {
   Table::Entry entry;
@@ -84,6 +86,9 @@ const std::vector<Row>& rows() {
        by_matching},
       {{"token_balanced", "the fewest tokens on the busiest GPU, exactly, then few activations",
         make_token_balanced},
+       by_balancing},
+      {{"lplb", "every token draws a replica by the shares that balance tokens best (LPLB)",
+        make_lplb, lplb_routing_keys},
        by_balancing},
       {{"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
         hybrid_routing_keys},

@@ -101,6 +101,7 @@ std::vector<std::string> count_policies() {
           R"({"type":"metro","order":"fewest_replicas"})",
           R"("optimal")",
           R"("token_balanced")",
+          R"("lplb")",
           R"("hybrid")"};
 }
 
@@ -380,7 +381,7 @@ TEST_CASE("static_primary never serves more experts on a GPU than the optimum of
 TEST_CASE("routers say whether they need the whole group's counts, or token rows") {
   const ExpertPlacement placement{LayerPlacement(1, {{0}})};
   const std::vector<std::string> global{R"("metro")", R"("optimal")", R"("token_balanced")",
-                                        R"("hybrid")"};
+                                        R"("lplb")", R"("hybrid")"};
   for (const std::string& policy : global) {
     CHECK(router(policy, placement)->needs_global_counts());
   }
@@ -681,6 +682,32 @@ TEST_CASE("token_balanced splits an expert only as far as balance needs") {
   CHECK(active_slots(x) == 3);
   // 6 + 6: no split at all.
   CHECK(active_slots(route(R"("token_balanced")", placement, {6, 6})) == 2);
+}
+
+TEST_CASE("lplb draws replicas by the shares that balance best") {
+  // Expert 0 with 90 tokens on both GPUs, expert 1 with 30 on the first alone: the best balance is
+  // 60 a GPU, so a third of expert 0's tokens go to the first GPU.
+  const ExpertPlacement placement{LayerPlacement(2, {{0, 1}, {0}})};
+  const auto lplb = router(R"("lplb")", placement);
+  const Tokens tokens{90, 30};
+  constexpr int steps = 400;
+  double sum = 0, squares = 0;
+  for (std::uint64_t step = 0; step < steps; ++step) {
+    Tokens slots(3);
+    lplb->route({placement[0], tokens, 0, step}, {slots});
+    REQUIRE(slots[0] + slots[2] == 90);
+    REQUIRE(slots[1] == 30);
+    sum += slots[0];
+    squares += std::pow(slots[0] - 30.0, 2);
+    Tokens again(3);
+    lplb->route({placement[0], tokens, 0, step}, {again});
+    REQUIRE(again == slots);
+  }
+  // A binomial of 90 draws at 1/3: mean 30, variance 20; four standard errors.
+  CHECK_THAT(sum / steps, WithinAbs(30, 4 * std::sqrt(20.0 / steps)));
+  CHECK_THAT(squares / steps, WithinRel(20.0, 0.3));
+  // A share of nothing is never drawn.
+  CHECK(route(R"("lplb")", LayerPlacement(2, {{0, 1}, {0}}), {10, 90})[0] == 0);
 }
 
 TEST_CASE("token_balanced matches the known optima") {

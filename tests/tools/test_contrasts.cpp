@@ -135,6 +135,15 @@ TEST_CASE("runs are pairs if they differ in one thing, layouts at equal concurre
   model.model = "N";
   CHECK(pairs_of({base, layout}) == Pairs{"layout: base layout"});
   CHECK(pairs_of({base, uneven}).empty());
+  // Whole experts and cut ones at one TP are a pair of their own kind, at equal concurrency.
+  ServingRun whole = layout, half = layout;
+  whole.id = "whole";
+  whole.layout = "TP2 EP2";
+  CHECK(pairs_of({layout, whole}) == Pairs{"experts: whole layout"});
+  CHECK(contrasts_of({layout, whole}).at(0).what() == "EP2 against cut");
+  half.concurrency = 8;
+  CHECK(pairs_of({half, whole}).empty());
+  CHECK(pairs_of({base, whole}) == Pairs{"layout: base whole"});
   CHECK(pairs_of({base, gpu}) == Pairs{"gpu: base gpu"});
   CHECK(pairs_of({base, engine}) == Pairs{"engine: engine base"});
   CHECK(pairs_of({base, precision}) == Pairs{"precision: precision base"});
@@ -201,9 +210,12 @@ TEST_CASE("ratios are of the first run over the other, and rules of thumb have t
   CHECK(contrast().per_gpu.rule == 1);
   CHECK(contrast().per_gpu.rule_sign == -1);
   CHECK(contrast().tpot->rule_sign == 1);
-  other.layout = "TP1 EP1";
+  other.layout = "DP1";
   other.gpus = 1;
   other.concurrency = 8;
+  CHECK(contrast().per_gpu.rule_sign == 0);
+  other.layout = "TP1 EP1";  // no rule says which is faster
+  CHECK(contrast().differs == Difference::experts);
   CHECK(contrast().per_gpu.rule_sign == 0);
 
   other = run("other");

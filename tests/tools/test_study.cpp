@@ -280,6 +280,18 @@ TEST_CASE("charged with its break-even a policy is as fast as its rival") {
   CHECK_THAT(still, WithinRel(us, 1e-6));
 }
 
+TEST_CASE("a store of an older program is refused in a sentence") {
+  const RegimeStudy study = study_of(study_file());
+  const TemporaryFolder folder;
+  const std::filesystem::path file = folder / "old.sqlite";
+  run_sweep(points_of(study), file,
+            {[](const Json&) {}, [](const Json&) { return std::string(R"({"batches": []})"); }},
+            {});
+  const StoredSweep stored = Store::open(file).read();
+  CHECK_THAT(config_error([&] { regime_rows(study, stored); }),
+             Contains("an older moesim wrote the store"));
+}
+
 TEST_CASE("what a study file lacks is said") {
   const auto refused = [](auto&& change) {
     Json json = study_file();

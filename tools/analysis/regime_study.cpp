@@ -77,18 +77,18 @@ void set(Json& config, const RegimeStudy::Settings& settings, const std::filesys
   }
 }
 
-constexpr const char* ratio = "/placement/replication";
-constexpr const char* exchange = "/dispatch";
+constexpr const char* ratio_key = "/placement/replication";
+constexpr const char* exchange_key = "/dispatch";
 
 // The ratios a policy is tried at; 0 is the one that it sets itself.
 std::vector<double> ratios_of(const RegimeStudy& study, const RegimeStudy::Settings& policy) {
-  return policy.contains(ratio) ? std::vector<double>{0} : study.replications;
+  return policy.contains(ratio_key) ? std::vector<double>{0} : study.replications;
 }
 
 // The exchanges a policy is tried behind; the first stands for the one that it sets itself.
 std::size_t exchanges_of(const RegimeStudy& study, const RegimeStudy::Settings& policy) {
   const bool own = std::ranges::any_of(
-      policy, [](const auto& setting) { return setting.first.starts_with(exchange); });
+      policy, [](const auto& setting) { return setting.first.starts_with(exchange_key); });
   return own ? 1 : study.exchanges.size();
 }
 
@@ -99,7 +99,7 @@ Json point_config(const RegimeStudy& study, const RegimePlace& place, double rep
        {&study.cases[place.of_case].second, &study.constants[place.constants].second,
         &study.exchanges[place.exchange].second, &study.policies[place.policy].second})
     set(config, *settings, study.base_file);
-  if (replication > 0) set(config, {{ratio, replication}}, study.base_file);
+  if (replication > 0) set(config, {{ratio_key, replication}}, study.base_file);
   return {{"experiment", std::move(config)},
           {"sequences", study.sequences},
           {"prompts", study.prompts},

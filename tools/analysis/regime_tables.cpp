@@ -181,7 +181,7 @@ std::string verdict_text(const RegimeStudy& study, const std::vector<RegimeVerdi
     for (std::size_t constants = 0; constants < study.constants.size(); ++constants)
       line.push_back(view_text(study, verdict, constants));
     line.push_back(verdict.family.value_or("open"));
-    open += verdict.family ? 0 : 1;
+    if (!verdict.family) ++open;
     table.add(std::move(line));
   }
   return fmt::format("verdicts, {} of {} open:\n{}\n", open, verdicts.size(), table.text(100));
@@ -240,8 +240,8 @@ std::string regime_csv(const RegimeStudy& study, const std::vector<RegimeRow>& r
     return values.empty() ? std::string() : fmt::format("{:.6g}", mean_of(values));
   };
   const auto gain = [](const std::vector<double>& of, const std::vector<double>& against) {
-    const PairedGain gain = paired_gain(of, against);
-    return fmt::format("{:.4f},{:.4f}", gain.percent, gain.margin);
+    const PairedGain pair = paired_gain(of, against);
+    return fmt::format("{:.4f},{:.4f}", pair.percent, pair.margin);
   };
   for (const RegimeRow& row : rows) {
     const Panel panel{row.place.of_case, row.place.constants, row.kind};

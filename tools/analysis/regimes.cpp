@@ -100,6 +100,10 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
     const auto found = by_hash.find(point.config_hash);
     if (found == by_hash.end() || found->second->status != PointStatus::done) return;
     const Json& report = found->second->report;
+    if (!report.contains("steps"))
+      throw ConfigError(
+          "an older moesim wrote the store; name a new file, or remove the old one and run the "
+          "study again");
     for (const Json& step : report.at("steps")) {
       rows.push_back({place, static_cast<StepKind>(step.at("kind").get<int>()),
                       report.at("replication"), step.at("batch"), step.at("x"), step.at("ms"),

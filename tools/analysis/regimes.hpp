@@ -29,7 +29,7 @@ struct RegimeRow {
   bool by_global_counts() const { return !free_ms.empty(); }
 };
 /// The rows of done points by case, constants, kind and batch; points that could not be priced are
-/// left out.
+/// left out. Throws ConfigError where an older program wrote the store.
 std::vector<RegimeRow> regime_rows(const RegimeStudy&, const StoredSweep&);
 
 /// A difference in percent of the second's mean, on paired samples, and half its 95 % interval.

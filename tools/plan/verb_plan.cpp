@@ -134,6 +134,13 @@ PlanQuestion read_question(const PlanOptions& options) {
   return question;
 }
 
+// The name of the files without an ending that one of them gets.
+std::string stem_of(const std::filesystem::path& name) {
+  const std::filesystem::path ending = name.extension();
+  const bool known = ending == ".json" || ending == ".html" || ending == ".sqlite";
+  return (known ? name.parent_path() / name.stem() : name).string();
+}
+
 Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   std::string remark;
   question.cluster =
@@ -154,7 +161,8 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   }
   if (!options.anchor.empty()) base["anchor"] = std::filesystem::absolute(options.anchor).string();
   Asked asked;
-  asked.output = options.output.empty() ? name_of(options, question, gpus) : options.output;
+  asked.output =
+      options.output.empty() ? name_of(options, question, gpus) : stem_of(options.output);
   if (!options.output.empty() && options.gpus.size() > 1) asked.output += fmt::format("-{}", gpus);
   asked.search = {.base = std::move(base),
                   .model = std::move(read),

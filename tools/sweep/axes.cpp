@@ -3,8 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <map>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,7 +18,6 @@ namespace {
 
 constexpr std::size_t usual_columns = 100;
 constexpr std::size_t column_gap = 2;
-constexpr std::size_t shortest_cell = 6;
 
 // The last `keys` keys of a pointer: "/token_routing/decode", 1 -> "decode".
 std::string_view pointer_end(std::string_view pointer, int keys) {
@@ -39,14 +39,6 @@ std::string unique_end(const std::string& pointer, const std::vector<std::string
     if (end != "type" && is_unique(end, n, pointers)) return std::string(end);
   }
   return pointer.substr(1);
-}
-
-std::string cut(const std::string& cell, std::size_t width) {
-  if (cell.size() <= width) return cell;
-  std::size_t end = width - 1;
-  // Not within a UTF-8 character.
-  while (end > 0 && (static_cast<unsigned char>(cell[end]) & 0xC0) == 0x80) --end;
-  return cell.substr(0, end) + "~";
 }
 
 }  // namespace
@@ -137,29 +129,8 @@ std::string take_common_words(std::vector<std::vector<std::string>>& rows, std::
   return common;
 }
 
-// Numbers the different cells of a column where they would look alike once cut; returns which
-// number is which cell, in lines below the table.
-std::string number_alike_cells(std::vector<std::vector<std::string>>& rows, std::size_t column,
-                               const std::string& head, std::size_t width) {
-  std::vector<std::string> cells;
-  std::set<std::string> looks;
-  for (const auto& row : rows) {
-    looks.insert(cut(row[column], width));
-    if (std::ranges::find(cells, row[column]) == cells.end()) cells.push_back(row[column]);
-  }
-  if (looks.size() == cells.size()) return "";
-  for (auto& row : rows) {
-    const auto cell = std::ranges::find(cells, row[column]);
-    row[column] = fmt::format("#{}", cell - cells.begin() + 1);
-  }
-  std::string text;
-  for (std::size_t i = 0; i < cells.size(); ++i)
-    text += wrapped(fmt::format("{} #{}: {}", head, i + 1, cells[i]), usual_columns, 4) + "\n";
-  return text;
-}
-
 // A heading in two lines as even as its words allow: "concurrency" above "_per_rank".
-std::vector<std::string> in_two_lines(const std::string& head) {
+std::string in_two_lines(const std::string& head) {
   std::size_t longer = head.size(), end = head.size();
   for (std::size_t i = head.find_first_of("_/ ", 1); i < head.size();
        i = head.find_first_of("_/ ", i + 1)) {
@@ -168,75 +139,161 @@ std::vector<std::string> in_two_lines(const std::string& head) {
       end = i;
     }
   }
-  if (end == head.size()) return {head};
-  return {head.substr(0, end), head.substr(end)};
+  return end == head.size() ? head : head.substr(0, end) + "\n" + head.substr(end);
 }
+
+// A table whose first columns are settings, and what was said below it to make it narrower. Nothing
+// is cut: what a column loses stands below.
+class NarrowTable {
+ public:
+  NarrowTable(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
+              std::size_t settings)
+      : head_(std::move(head)), names_(head_), rows_(std::move(rows)), settings_(settings) {}
+
+  std::size_t settings() const { return settings_; }
+  std::size_t width() const {
+    std::size_t sum = column_gap * (head_.size() - 1);
+    for (std::size_t c = 0; c < head_.size(); ++c) sum += width(c);
+    return sum;
+  }
+
+  // Breaks a heading where that makes its column narrower.
+  void break_head(std::size_t c) {
+    const std::size_t before = width(c);
+    const std::string head = std::exchange(head_[c], in_two_lines(head_[c]));
+    if (width(c) == before) head_[c] = head;
+  }
+
+  void take_common(std::size_t c) {
+    const std::string words = take_common_words(rows_, c);
+    if (!words.empty()) say(fmt::format("{}: {} ..", names_[c], words));
+  }
+
+  // Leaves out a column that has the same value in all rows.
+  void leave_out_constant(std::size_t c) {
+    if (values_of(c).size() != 1) return;
+    say(fmt::format("{}: {}", names_[c], rows_.front()[c]));
+    drop(c);
+  }
+
+  // Leaves out a column whose value another one's tells, if that has few values.
+  void leave_out_follower(std::size_t c) {
+    constexpr std::size_t few = 8;
+    for (std::size_t other = 0; other < settings_; ++other) {
+      const std::vector<std::string> values = values_of(other);
+      if (other == c || values.empty() || values.size() > few || !follows(c, other)) continue;
+      std::string text;
+      for (const std::string& value : values) {
+        const auto row = std::ranges::find(rows_, value, [&](const auto& r) { return r[other]; });
+        text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", (*row)[c], value);
+      }
+      say(fmt::format("{} by {}: {}", names_[c], names_[other], text));
+      drop(c);
+      return;
+    }
+  }
+
+  // Numbers the values of the column that this makes narrower by most. Answers whether there is
+  // one.
+  bool number_widest() {
+    std::size_t widest = settings_, gain = 0;
+    for (std::size_t c = 0; c < settings_; ++c) {
+      const std::size_t numbered = std::max(head_width(c), number(values_of(c).size()).size());
+      if (width(c) > numbered && width(c) - numbered > gain) {
+        widest = c;
+        gain = width(c) - numbered;
+      }
+    }
+    if (widest == settings_) return false;
+    const std::vector<std::string> values = values_of(widest);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      say(fmt::format("{} {}: {}", names_[widest], number(i + 1), values[i]));
+    for (auto& row : rows_) {
+      const auto value = std::ranges::find(values, row[widest]);
+      row[widest] = number(static_cast<std::size_t>(value - values.begin()) + 1);
+    }
+    return true;
+  }
+
+  std::string text() const {
+    Table table(head_);
+    for (const auto& row : rows_) table.add(row);
+    return table.text(output_columns().value_or(usual_columns)) + said_;
+  }
+
+ private:
+  static std::string number(std::size_t place) { return fmt::format("#{}", place); }
+
+  std::size_t head_width(std::size_t c) const {
+    const std::size_t end = head_[c].find('\n');
+    return end == std::string::npos ? head_[c].size() : std::max(end, head_[c].size() - end - 1);
+  }
+  std::size_t width(std::size_t c) const {
+    std::size_t widest = head_width(c);
+    for (const auto& row : rows_) widest = std::max(widest, row[c].size());
+    return widest;
+  }
+
+  // In the order of their first rows.
+  std::vector<std::string> values_of(std::size_t c) const {
+    std::vector<std::string> values;
+    for (const auto& row : rows_)
+      if (std::ranges::find(values, row[c]) == values.end()) values.push_back(row[c]);
+    return values;
+  }
+
+  bool follows(std::size_t c, std::size_t other) const {
+    std::map<std::string, std::string> value_at;
+    return std::ranges::all_of(rows_, [&](const auto& row) {
+      return value_at.emplace(row[other], row[c]).first->second == row[c];
+    });
+  }
+
+  // Words longer than a line are broken anywhere.
+  void say(std::string line) {
+    constexpr std::size_t indent = 4, longest = usual_columns - indent;
+    std::size_t word = 0;
+    for (std::size_t i = 0; i < line.size(); ++i, ++word) {
+      if (line[i] == ' ') word = 0;
+      if (word == longest) {
+        line.insert(i, " ");
+        word = 0;
+      }
+    }
+    said_ += wrapped(line, usual_columns, indent) + "\n";
+  }
+
+  void drop(std::size_t c) {
+    const auto place = static_cast<std::ptrdiff_t>(c);
+    head_.erase(head_.begin() + place);
+    names_.erase(names_.begin() + place);
+    for (auto& row : rows_) row.erase(row.begin() + place);
+    --settings_;
+  }
+
+  std::vector<std::string> head_, names_;
+  std::vector<std::vector<std::string>> rows_;
+  std::size_t settings_;
+  std::string said_;
+};
 
 }  // namespace
 
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings) {
-  // A narrower output has its columns in blocks (Table) rather than cells cut shorter still.
+  // A narrower output has its columns in blocks (Table).
   const std::size_t columns = std::max(usual_columns, output_columns().value_or(usual_columns));
-  std::vector<std::vector<std::string>> lines;  // of the head's cells
-  for (const std::string& cell : head) lines.push_back({cell});
-  std::vector<std::size_t> widths(head.size());
-  const auto measure = [&](std::size_t c) {
-    widths[c] = 0;
-    for (const std::string& line : lines[c]) widths[c] = std::max(widths[c], line.size());
-    for (const auto& row : rows) widths[c] = std::max(widths[c], row[c].size());
-  };
-  for (std::size_t c = 0; c < head.size(); ++c) measure(c);
-  const auto total = [&] {
-    return std::accumulate(widths.begin(), widths.end(), column_gap * (widths.size() - 1));
-  };
-  std::string left_out, common;
-  for (std::size_t c = 0; c < settings && total() > columns; ++c) {
-    const std::size_t before = widths[c];
-    lines[c] = in_two_lines(head[c]);
-    measure(c);
-    if (widths[c] == before) lines[c] = {head[c]};
+  NarrowTable table(std::move(head), std::move(rows), settings);
+  const auto too_wide = [&] { return table.width() > columns; };
+  for (std::size_t c = 0; c < table.settings() && too_wide(); ++c) table.break_head(c);
+  for (std::size_t c = 0; c < table.settings() && too_wide(); ++c) table.take_common(c);
+  for (std::size_t c = table.settings(); c > 0 && table.settings() > 1 && too_wide(); --c)
+    table.leave_out_constant(c - 1);
+  for (std::size_t c = table.settings(); c > 0 && table.settings() > 1 && too_wide(); --c)
+    table.leave_out_follower(c - 1);
+  while (too_wide() && table.number_widest()) {
   }
-  for (std::size_t c = 0; c < settings && total() > columns; ++c) {
-    const std::string words = take_common_words(rows, c);
-    if (words.empty()) continue;
-    common += fmt::format("{}{}: {} ..", common.empty() ? "" : ", ", head[c], words);
-    measure(c);
-  }
-  while (settings > 0 && total() > columns) {
-    const auto end = widths.begin() + static_cast<std::ptrdiff_t>(settings);
-    const auto widest = std::max_element(widths.begin(), end);
-    if (*widest > shortest_cell) {
-      --*widest;
-      continue;
-    }
-    --settings;
-    left_out += (left_out.empty() ? "" : ", ") + head[settings];
-    const auto drop = [&](auto& cells) {
-      cells.erase(cells.begin() + static_cast<std::ptrdiff_t>(settings));
-    };
-    drop(widths);
-    drop(head);
-    drop(lines);
-    for (auto& row : rows) drop(row);
-  }
-  std::string numbers;
-  for (std::size_t c = 0; c < settings; ++c)
-    numbers += number_alike_cells(rows, c, head[c], widths[c]);
-  const auto fit = [&](std::vector<std::string>& row) {
-    for (std::size_t c = 0; c < settings; ++c) row[c] = cut(row[c], widths[c]);
-    return row;
-  };
-  for (std::size_t c = 0; c < head.size(); ++c) {
-    std::string& cell = head[c] = "";
-    for (const std::string& line : lines[c]) {
-      cell += (cell.empty() ? "" : "\n") + (c < settings ? cut(line, widths[c]) : line);
-    }
-  }
-  Table table(head);
-  for (auto& row : rows) table.add(fit(row));
-  return table.text() + (common.empty() ? "" : fmt::format("({})\n", common)) + numbers +
-         (left_out.empty() ? "" : fmt::format("(too wide to show: {})\n", left_out));
+  return table.text();
 }
 
 }  // namespace moesim

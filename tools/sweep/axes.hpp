@@ -34,10 +34,11 @@ bool same_setting(const Json& a, const Json& b);
 /// 1.5"), flags by name ("disjoint", "disjoint=false").
 std::string setting_text(const Json& value);
 
-/// A table of at most 100 columns, or as wide as a wider output is: to fit, headings of the first
-/// `settings` columns take two lines, then these columns are cut with "~", widest first, and where
-/// that is not enough the last columns are left out, and named below. Different cells that would
-/// look alike once cut are numbered instead, and written out below.
+/// A table of at most 100 columns, or as wide as a wider output is. To fit, the first `settings`
+/// columns are made narrower, and nothing is cut: headings take two lines; words that all cells
+/// begin with, columns with one value and columns that follow from another are written out below;
+/// then values are numbered, those of the widest column first, and written out below. What is still
+/// too wide stands in blocks (Table).
 std::string narrow_table(std::vector<std::string> head, std::vector<std::vector<std::string>> rows,
                          std::size_t settings);
 

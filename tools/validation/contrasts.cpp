@@ -16,10 +16,21 @@ namespace {
 constexpr double no_difference = 1.02;  // times, measured
 constexpr double slack = 1.05;          // of a limit
 
+// The layout without its experts: "TP8" of "TP8 EP8".
+std::string layout_of_attention(const ServingRun& run) {
+  return run.layout.substr(0, run.layout.find(" EP"));
+}
+
+std::string layout_of_experts(const ServingRun& run) {
+  const std::size_t place = run.layout.find("EP");
+  return place == std::string::npos ? "cut" : run.layout.substr(place);
+}
+
 // What differs between two runs, as a reader names it.
 std::string thing_of(Difference kind, const ServingRun& run) {
   switch (kind) {
     case Difference::layout: return run.layout;
+    case Difference::experts: return layout_of_experts(run);
     case Difference::gpu: return run.gpu;
     case Difference::engine: return run.engine.name;
     case Difference::precision: return run.precision;
@@ -39,7 +50,9 @@ std::string common_of(Difference kind, const ServingRun& run) {
                                  Difference::precision, Difference::batch}) {
     if (other == kind) continue;
     key += "|";
-    if (kind == Difference::layout && other == Difference::batch) {
+    if (kind == Difference::experts && other == Difference::layout) {
+      key += layout_of_attention(run);
+    } else if (kind == Difference::layout && other == Difference::batch) {
       key += fmt::format("{}", run.concurrency / run.gpus);
     } else {
       key += thing_of(other, run);
@@ -84,6 +97,7 @@ bool next_batch(const Group& group, const ServingRun& a, const ServingRun& b) {
 }
 
 bool partners(Difference kind, const Group& group, const ServingRun& a, const ServingRun& b) {
+  if (kind == Difference::layout) return layout_of_attention(a) != layout_of_attention(b);
   if (kind == Difference::gpu) return nearest_version(group, a, b) && nearest_version(group, b, a);
   if (kind == Difference::engine) return newest_version(group, a) && newest_version(group, b);
   if (kind == Difference::batch) return a.concurrency > 0 && next_batch(group, a, b);
@@ -108,6 +122,7 @@ ContrastRatios rule_of(Difference kind, const ServingRun& a, const ServingRun& b
   };
   switch (kind) {
     case Difference::layout: return {.rule_sign = sign_of(double(a.gpus) / b.gpus)};
+    case Difference::experts: return {};
     case Difference::gpu: return known(a.hbm_bandwidth, b.hbm_bandwidth);
     case Difference::engine:
       return {.rule_sign = (engine_rank(a) < engine_rank(b)) - (engine_rank(a) > engine_rank(b))};

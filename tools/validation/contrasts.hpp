@@ -12,9 +12,9 @@
 namespace moesim {
 
 /// The one thing in which two runs differ.
-enum class Difference { layout, gpu, engine, precision, batch };
-inline constexpr std::array<std::string_view, 5> difference_names{"layout", "gpu", "engine",
-                                                                  "precision", "batch"};
+enum class Difference { layout, experts, gpu, engine, precision, batch };
+inline constexpr std::array<std::string_view, 6> difference_names{"layout", "experts",   "gpu",
+                                                                  "engine", "precision", "batch"};
 
 /// How many times a figure of one run is that of the other.
 struct ContrastRatios {
@@ -42,6 +42,9 @@ struct Contrast {
 /// - layout: at equal concurrency per GPU. N / n copies of a layout of n GPUs serve a load on N
 ///   GPUs, each with its share. (At equal concurrency the layout of fewer GPUs gives more
 ///   tokens/s per GPU in 99 % of the pairs, and is predicted to: such pairs test nothing.)
+///   Runs that differ in EP alone are pairs of `experts`.
+/// - experts: over how many GPUs they are parallel, at equal TP and DP; "cut" where each expert is
+///   cut over all of them.
 /// - gpu: of the same engine; versions may differ where neither run has a nearer partner.
 /// - engine: the newest version of each.
 /// - precision.
@@ -50,6 +53,7 @@ struct Contrast {
 ///
 /// Rules of thumb, on tokens/s per GPU; on TPOT they are the reverse:
 /// - layout: more GPUs, as they read their weights once for a larger batch; no size.
+/// - experts: none.
 /// - gpu: by the ratio of HBM bandwidths.
 /// - engine: TensorRT-LLM before SGLang, SGLang before vLLM; no size.
 /// - precision: by the ratio of the bytes of an expert's weights.

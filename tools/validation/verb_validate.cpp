@@ -234,7 +234,7 @@ int say_contrasts(const ValidateOptions& options, const std::vector<ServingRun>&
   if (report.contrasts.empty()) {
     throw ConfigError(fmt::format(
         "--contrasts: no two of {} predicted runs (category e2e) differ in one thing only: layout, "
-        "GPU, engine, precision or batch",
+        "experts (EP), GPU, engine, precision or batch",
         report.runs));
   }
   if (!options.csv.empty()) write_file(options.csv, to_csv(report.contrasts));
@@ -264,10 +264,12 @@ Action setup_validate(CLI::App& command) {
   bench->needs(config)->excludes(csv_file)->excludes(fidelity);
   config->needs(bench);
   command
-      .add_flag("--contrasts", options->contrasts,
-                "compare runs that differ in one thing: layout, GPU, engine, precision or batch. "
-                "Prints how often the sign of the difference was right, the error of its size, and "
-                "the regret of choices under limits of TPOT.")
+      .add_flag(
+          "--contrasts", options->contrasts,
+          "compare runs that differ in one thing: layout, experts (EP), GPU, engine, precision "
+          "or batch. "
+          "Prints how often the sign of the difference was right, the error of its size, and "
+          "the regret of choices under limits of TPOT.")
       ->needs(csv_file);
   command
       .add_option("--scorecard", options->scorecard,
