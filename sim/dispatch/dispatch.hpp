@@ -16,6 +16,8 @@ struct DispatchProblem {
   double hidden = 0;               ///< d
   double experts_per_token = 0;    ///< k
   double experts = 0;              ///< of the layer
+  /// Whether senders hold no experts, and receivers no tokens (AFD): no table is of that.
+  bool between_sides = false;
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
   const TrafficMatrix* copies = nullptr;
@@ -55,6 +57,9 @@ class Dispatch {
   virtual bool gives_global_counts() const = 0;
   virtual bool needs_copies() const { return false; }
   virtual bool needs_selections() const { return false; }
+  /// Whether it can give every GPU of the group all tokens. Where experts have GPUs of their own,
+  /// these hold no tokens to gather.
+  virtual bool gathers_tokens() const { return false; }
   /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
   /// token.
   virtual double buffer_rows(double tokens, double ranks, double /*experts*/) const {

@@ -292,11 +292,11 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
             {"mean_tokens", held->mean_tokens}}}};
 }
 
-/// Experts of a layer with tokens, mean over the MoE layers of the first step and its micro-batches
-/// with two-batch overlap, and as many tokens under uniform routing; nothing for a dense model.
+/// Experts of a layer with tokens, mean over the MoE layers of the first step and its alternating
+/// micro-batches, and as many tokens under uniform routing; nothing for a dense model.
 struct ActiveExperts {
   double mean = 0, uniform = 0;
-  bool of_half = false;
+  int micro_batches = 1;
 };
 
 std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Deployment& e) {
@@ -304,8 +304,8 @@ std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Dep
   if (layers.empty()) return std::nullopt;
   ActiveExperts active;
   for (const LayerOutcome& layer : layers) active.mean += layer.active_experts;
-  active.of_half = step.cost.two_batches;
-  const double batches = active.of_half ? 2 : 1;
+  active.micro_batches = step.cost.micro_batches;
+  const double batches = active.micro_batches;
   active.mean /= batches * static_cast<double>(layers.size());
   active.uniform = uniformly_active(
       e.model.experts, e.model.experts_per_token,
@@ -320,9 +320,13 @@ OrderedJson to_json(const std::optional<ActiveExperts>& active) {
 
 std::string to_text(const std::optional<ActiveExperts>& active, const MoeModel& model) {
   if (!active) return "";
+  const std::string of_each =
+      active->micro_batches == 1 ? ""
+      : active->micro_batches == 2
+          ? ", in each of two micro-batches"
+          : fmt::format(", in each of {} micro-batches", active->micro_batches);
   return fmt::format("experts active in a layer: {:.1f} of {} (uniform routing: {:.1f}){}\n",
-                     active->mean, model.experts, active->uniform,
-                     active->of_half ? ", in each of two micro-batches" : "");
+                     active->mean, model.experts, active->uniform, of_each);
 }
 
 /// What of the exchanges runs beside something else: the table's rows add up to more than the step.

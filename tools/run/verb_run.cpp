@@ -182,7 +182,8 @@ std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
   const auto* usual = usual_kind(pool);
   if (usual == nullptr || e.parallel.ep == 1) return "";
   const ParallelPlan& plan = e.parallel;
-  const auto rank = at(gpu % plan.stage_gpus() / plan.moe_tp());
+  if (!plan.expert_rank(gpu)) return ". The GPU is attention's and holds no experts";
+  const auto rank = at(*plan.expert_rank(gpu));
   const auto layers = static_cast<int>(e.model.layers.size());
   constexpr double similar = 1.01;
   const auto busiest = [&](auto&& totals_of) {
