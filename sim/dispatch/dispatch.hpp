@@ -16,8 +16,6 @@ struct DispatchProblem {
   double hidden = 0;               ///< d
   double experts_per_token = 0;    ///< k
   double experts = 0;              ///< of the layer
-  /// Whether senders hold no experts, and receivers no tokens (AFD): no table is of that.
-  bool between_sides = false;
   /// Token copies [from, to] of this layer, one per destination GPU, across domains one per
   /// destination domain and then forwarded; only when needs_copies().
   const TrafficMatrix* copies = nullptr;
@@ -28,6 +26,8 @@ struct DispatchProblem {
   /// ... and what top-k over all their tokens then costs every GPU, if hidden states are gathered
   /// before it.
   Seconds top_k_of_all_tokens{};
+  /// Whether senders hold no experts, and receivers no tokens (AFD): no table is of that.
+  bool between_sides = false;
 };
 
 /// What a way of an exchange takes of the GPUs while they compute something else.

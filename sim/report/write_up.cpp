@@ -446,6 +446,7 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
                                      ratio(totals.afd.critical[stage].count(), busy));
   }
   stats.ffn_memory = memory_of(*e.ffn_memory);
+  stats.ffn_memory.kv_bytes = 0;  // what is left there holds no KV cache
   return stats;
 }
 

@@ -52,6 +52,15 @@ class Stages {
 
 }  // namespace
 
+AfdStage afd_stage_of(Part part) {
+  switch (part) {
+    case Part::dispatch: return AfdStage::dispatch;
+    case Part::experts: return AfdStage::ffn;
+    case Part::combine: return AfdStage::combine;
+    default: return AfdStage::attention;
+  }
+}
+
 AfdTimes pass_afd(std::span<const AfdChain> micro_batches) {
   Stages stages;
   std::vector<int> at_home(micro_batches.size(), Stages::nothing);

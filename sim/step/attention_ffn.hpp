@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hardware/units.hpp"
+#include "models/operations.hpp"
 
 namespace moesim {
 
@@ -15,6 +16,10 @@ namespace moesim {
 enum class AfdStage { attention, dispatch, ffn, combine };
 inline constexpr std::array<std::string_view, 4> afd_stage_names{"attention", "dispatch", "ffn",
                                                                  "combine"};
+
+/// Where a part of a step is done: all but experts and exchanges on attention's GPUs, dense layers,
+/// shared experts, gate and LM head included.
+AfdStage afd_stage_of(Part);
 
 /// One MoE layer of a micro-batch: what it takes on either side and on the ways between.
 struct AfdRound {

@@ -114,15 +114,6 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
 
 namespace {
 
-AfdStage stage_of(Part part) {
-  switch (part) {
-    case Part::dispatch: return AfdStage::dispatch;
-    case Part::experts: return AfdStage::ffn;
-    case Part::combine: return AfdStage::combine;
-    default: return AfdStage::attention;
-  }
-}
-
 // The share of a stage's work that is on the critical path.
 double critical_share(const AfdTimes& times, AfdStage stage) {
   const Seconds busy = times.busy_of(stage);
@@ -142,7 +133,7 @@ StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan& p
   }
   const AfdTimes times = pass_afd(chains);
   for (std::size_t part = 0; part < step.parts.size(); ++part) {
-    const double share = critical_share(times, stage_of(static_cast<Part>(part)));
+    const double share = critical_share(times, afd_stage_of(static_cast<Part>(part)));
     for (double& seconds : step.parts[part]) seconds *= share;
     for (double& seconds : step.by_evidence[part]) seconds *= share;
   }
