@@ -207,6 +207,7 @@ class World:
         experts = self.one_of(1, 2, 4)
         e["parallel"] |= {"ep": experts, "ffn_gpus": experts, "micro_batches": self.one_of(1, 2, 3)}
         e["cluster"] = self.cluster(16)
+        e["instances"] = 1
         e["placement"]["replication"] = min(e["placement"]["replication"], experts)
         if self.chance(0.05):
             return
@@ -214,7 +215,8 @@ class World:
             e.pop(key, None)
         if "overlap" in e:
             e["overlap"] = "shared_expert"
-        e["dispatch"] = {phase: self.one_of("all_to_all", "low_latency", "ids_all_gather") for phase in e["dispatch"]}
+        e["dispatch"] = {phase: self.one_of("all_to_all", "low_latency", "ids_all_gather", "ids_all_gather")
+                         for phase in e["dispatch"]}
 
 
 class Broken(Exception):

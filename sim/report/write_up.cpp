@@ -432,7 +432,9 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
                  .ffn_gpus = plan.ffn_gpus,
                  .micro_batches = plan.micro_batches,
                  .attention_idle_share = idle_share(0, plan.attention_gpus()),
-                 .ffn_idle_share = idle_share(plan.attention_gpus(), plan.gpus())};
+                 .ffn_idle_share = idle_share(plan.attention_gpus(), plan.gpus()),
+                 .critical_path = {},
+                 .ffn_memory = memory_of(*e.ffn_memory)};
   // The slowest GPU of a side waits for the other side alone.
   const auto stragglers = [&](double idle, AfdStage side) {
     return std::max(0.0, idle - std::max(0.0, 1 - share(side)));
@@ -445,7 +447,6 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
     stats.critical_path.emplace_back(afd_stage_names[stage],
                                      ratio(totals.afd.critical[stage].count(), busy));
   }
-  stats.ffn_memory = memory_of(*e.ffn_memory);
   stats.ffn_memory.kv_bytes = 0;  // what is left there holds no KV cache
   return stats;
 }

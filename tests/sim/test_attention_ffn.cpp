@@ -3,6 +3,8 @@
 #include <cmath>
 #include <numeric>
 
+#include <tbb/global_control.h>
+
 #include "hardware/rng.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/serving/simulator.hpp"
@@ -213,6 +215,19 @@ TEST_CASE("one NIC keeps an expert's GPU below a third of its peak, however many
   CHECK(more < 0.31);
 }
 
+TEST_CASE("both sides take the same time with one thread and with two", "[threads]") {
+  const Experiment e = deepseek({{"cluster", "../hardware/clusters/h100x32.json"},
+                                 {"parallel", {{"dp", 16}, {"ep", 8}, {"ffn_gpus", 8}}}});
+  const auto priced = [&](std::size_t threads) {
+    const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, threads);
+    return explain_step(e, StepKind::decode, 256, 64, 0).cost;
+  };
+  const StepCost one = priced(1), two = priced(2);
+  CHECK(one.afd->critical == two.afd->critical);
+  CHECK(one.parts == two.parts);
+  CHECK(one.idle == two.idle);
+}
+
 // --- the step ---
 
 Experiment tiny(Json set) { return test::load_tiny(Json(set)); }
@@ -284,7 +299,9 @@ TEST_CASE("the slowest of r attention ranks is as late as the largest of r norma
   constexpr int draws = 300;
   constexpr double mean = 8000, deviation = 1000;
   const std::vector<std::pair<int, double>> expected{{2, 0.56}, {4, 1.03}, {8, 1.42}};
-  for (const auto& [ranks, largest] : expected) {
+  for (const auto& of_ranks : expected) {
+    const int ranks = of_ranks.first;
+    const double largest = of_ranks.second;
     CAPTURE(ranks);
     const Experiment e =
         tiny({{"parallel", {{"dp", ranks}, {"ep", 4}, {"ffn_gpus", 4}, {"micro_batches", 1}}}});
