@@ -16,6 +16,8 @@ namespace {
 enum class StatePrecision { fp32, bf16 };
 constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
+constexpr int most_micro_batches = 16;
+
 }  // namespace
 
 std::span<const Key> precision_keys() {
@@ -64,10 +66,35 @@ std::span<const Key> parallel_keys() {
   static constexpr Key keys[] = {
       {"dp", size, "1", "attention ranks, each with requests of its own"},
       {"tp", size, "1", "GPUs that share an attention rank"},
-      {"ep", size, unset("dp * tp; 1 if dense"), "GPUs that experts are spread over"},
-      {"pp", size, "1", "pipeline stages, each of dp * tp GPUs"}};
+      {"ep", size, unset("dp * tp, or ffn_gpus; 1 if dense"), "GPUs that experts are spread over"},
+      {"pp", size, "1", "pipeline stages, each of dp * tp GPUs"},
+      {"ffn_gpus", form::integer(0, 65'536), unset("0: experts are on attention's GPUs"),
+       "GPUs that hold experts alone (AFD), in addition to dp * tp"},
+      {"micro_batches", form::integer(1, most_micro_batches), unset("2 with ffn_gpus"),
+       "AFD: parts of a step that alternate between both sides"}};
   return keys;
 }
+
+namespace {
+
+// Reads whether experts have GPUs of their own.
+void read_afd(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
+  if (r.optional("ffn_gpus")) plan.ffn_gpus = static_cast<int>(r.integer("ffn_gpus"));
+  const bool given = r.optional("micro_batches");
+  if (!plan.afd()) {
+    if (given)
+      r.child("micro_batches").fail("is of AFD alone; give \"ffn_gpus\", or leave this out");
+    return;
+  }
+  if (model.experts == 0)
+    r.child("ffn_gpus").fail(fmt::format("{} has no experts; leave this out", model.name));
+  if (plan.pp > 1)
+    r.child("ffn_gpus")
+        .fail(fmt::format("AFD is not modelled with pp {}; leave out \"pp\" or this", plan.pp));
+  plan.micro_batches = given ? static_cast<int>(r.integer("micro_batches")) : 2;
+}
+
+}  // namespace
 
 ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
   const auto require = [&](bool holds, std::string_view message) {
@@ -83,16 +110,18 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
     require(gpus <= most_gpus && gpus * plan.pp <= most_gpus,
             fmt::format("dp {} x tp {} x pp {} are more than {} GPUs, the most of a cluster",
                         plan.dp, plan.tp, plan.pp, most_gpus));
-    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.stage_gpus() : 1));
+    read_afd(r, model, plan);
+    const std::string_view experts_on = plan.afd() ? "ffn_gpus" : "dp * tp";
+    plan.ep = static_cast<int>(r.integer_or("ep", model.experts > 0 ? plan.expert_gpus() : 1));
     require(plan.pp <= std::ssize(model.layers),
             fmt::format("pp {} is more than the model's {} layers", plan.pp, model.layers.size()));
-    require(plan.stage_gpus() % plan.ep == 0,
-            fmt::format("ep {} does not divide dp * tp = {}", plan.ep, plan.stage_gpus()));
+    require(plan.expert_gpus() % plan.ep == 0,
+            fmt::format("ep {} does not divide {} = {}", plan.ep, experts_on, plan.expert_gpus()));
     require(plan.ep <= std::max(1, model.experts),
             fmt::format("ep {} is more than the model's {} experts", plan.ep, model.experts));
     require(model.expert_width % plan.moe_tp() == 0,
-            fmt::format("dp * tp / ep = {} does not divide an expert's width of {}", plan.moe_tp(),
-                        model.expert_width));
+            fmt::format("{} / ep = {} does not divide an expert's width of {}", experts_on,
+                        plan.moe_tp(), model.expert_width));
     const std::string cut_fault = model.cut_fault(plan.tp);
     require(cut_fault.empty(), cut_fault);
     return plan;
@@ -108,17 +137,18 @@ std::string expert_slice_warning(const MoeModel& model, const ParallelPlan& plan
     return {};
   }
   std::vector<std::string> widths;
-  for (int parts = 1; parts <= plan.stage_gpus(); ++parts) {
-    if (plan.stage_gpus() % parts == 0 && (parts == 1 || goes(parts))) {
+  for (int parts = 1; parts <= plan.expert_gpus(); ++parts) {
+    if (plan.expert_gpus() % parts == 0 && (parts == 1 || goes(parts))) {
       widths.push_back(
-          fmt::format("{} (ep {})", model.expert_width / parts, plan.stage_gpus() / parts));
+          fmt::format("{} (ep {})", model.expert_width / parts, plan.expert_gpus() / parts));
     }
   }
   return fmt::format(
-      "\"parallel\": dp * tp / ep = {} cuts experts into slices of {}; some versions of engines "
+      "\"parallel\": {} / ep = {} cuts experts into slices of {}; some versions of engines "
       "take "
       "whole blocks of {} alone; such slices: {}",
-      plan.moe_tp(), model.expert_width / plan.moe_tp(), block, fmt::join(widths, ", "));
+      plan.afd() ? "ffn_gpus" : "dp * tp", plan.moe_tp(), model.expert_width / plan.moe_tp(), block,
+      fmt::join(widths, ", "));
 }
 
 }  // namespace moesim

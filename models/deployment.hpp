@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -29,12 +30,32 @@ PrecisionPlan read_precision(const ConfigNode&, const PrecisionPlan* stored = nu
 std::span<const Key> precision_keys();
 
 /// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
-/// attention dp x tp and experts ep x moe_tp with ep * moe_tp = dp * tp.
+/// attention dp x tp and experts ep x moe_tp with ep * moe_tp = expert_gpus(). Experts are on
+/// attention's GPUs, or on `ffn_gpus` of their own behind these (attention-FFN disaggregation,
+/// AFD).
 struct ParallelPlan {
   int dp = 1, tp = 1, ep = 1, pp = 1;
-  int gpus() const { return dp * tp * pp; }
-  int stage_gpus() const { return dp * tp; }
-  int moe_tp() const { return dp * tp / ep; }
+  int ffn_gpus = 0;       ///< 0: attention's GPUs hold the experts
+  int micro_batches = 1;  ///< of a step, in flight between both sides; 1 without ffn_gpus
+  /// Whether attention and experts have GPUs of their own.
+  bool afd() const { return ffn_gpus > 0; }
+  int attention_gpus() const { return dp * tp; }
+  int expert_gpus() const { return afd() ? ffn_gpus : dp * tp; }
+  int stage_gpus() const { return dp * tp + ffn_gpus; }
+  int gpus() const { return stage_gpus() * pp; }
+  int moe_tp() const { return expert_gpus() / ep; }
+  /// The first GPU of a stage that holds experts.
+  int first_expert_gpu() const { return afd() ? attention_gpus() : 0; }
+  /// Whether tokens travel to their experts: one attention rank has all of its own stage's GPUs.
+  bool exchanges() const { return dp > 1 || afd(); }
+  /// The EP rank that a policy counts the tokens of a GPU of attention to: the GPU's own, or with
+  /// AFD the ranks in turn, as many GPUs to each as can be.
+  int source_rank(int gpu) const { return afd() ? gpu * ep / attention_gpus() : gpu / moe_tp(); }
+  /// The EP rank whose experts a GPU holds; nothing for attention's GPUs with AFD.
+  std::optional<int> expert_rank(int gpu) const {
+    const int place = gpu % stage_gpus() - first_expert_gpu();
+    return place < 0 ? std::nullopt : std::optional(place / moe_tp());
+  }
   /// The stage that holds a layer: contiguous layers, as many to each as can be.
   int stage_of(int layer, int layers) const { return layer * pp / layers; }
 };
@@ -44,10 +65,10 @@ struct ParallelPlan {
 /// experts into slices of 192.
 std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 
-/// dp, tp and pp are 1 if not given; ep is dp * tp (1 for a dense model). Throws ConfigError unless
-/// ep divides dp * tp and is at most the number of experts, moe_tp divides an expert's width, tp
-/// divides the query heads, one of tp and the KV heads divides the other, and every stage has a
-/// layer.
+/// dp, tp and pp are 1 if not given; ep is all GPUs that hold experts (1 for a dense model), and
+/// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the
+/// number of experts, moe_tp divides an expert's width, tp divides the query heads, one of tp and
+/// the KV heads divides the other, every stage has a layer, and AFD has experts and one stage.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

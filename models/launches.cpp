@@ -49,7 +49,7 @@ class LaunchCount {
   // All-reduces behind the mixer and the FFN; packing, dispatch, combine and unpacking.
   double exchanges(const LayerSpec& layer) const {
     const double reduces = plan_.tp > 1 ? (layer.ffn ? 2 : 1) : 0;
-    return reduces + (layer.moe && plan_.dp > 1 ? 4 : 0);
+    return reduces + (layer.moe && plan_.exchanges() ? 4 : 0);
   }
 
   const MoeModel& model_;

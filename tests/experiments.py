@@ -198,7 +198,25 @@ class World:
                 e["pools"]["prefill"]["parallel"] = {"dp": 2, "tp": self.one_of(1, 2), "ep": 2}
             if self.chance(0.5):
                 e["kv_transfer"] = {"overlap": self.chance(0.5)}
+        if parallel["pp"] == 1 and self.chance(0.15):
+            self.put_experts_apart(e)
         return e
+
+    def put_experts_apart(self, e):
+        """Experts on GPUs of their own (AFD), and mostly what goes with that."""
+        experts = self.one_of(1, 2, 4)
+        e["parallel"] |= {"ep": experts, "ffn_gpus": experts, "micro_batches": self.one_of(1, 2, 3)}
+        e["cluster"] = self.cluster(16)
+        e["instances"] = 1
+        e["placement"]["replication"] = min(e["placement"]["replication"], experts)
+        if self.chance(0.05):
+            return
+        for key in ("expert_memory", "failures"):
+            e.pop(key, None)
+        if "overlap" in e:
+            e["overlap"] = "shared_expert"
+        e["dispatch"] = {phase: self.one_of("all_to_all", "low_latency", "ids_all_gather", "ids_all_gather")
+                         for phase in e["dispatch"]}
 
 
 class Broken(Exception):

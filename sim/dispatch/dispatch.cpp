@@ -30,6 +30,10 @@ TokenBytes read_token_bytes(ConfigReader& options) {
 namespace {
 
 TokenExchange exchange_of(const DispatchProblem& problem, bool low_latency) {
+  if (problem.between_sides) {
+    return {.copies = low_latency ? *problem.selections : *problem.copies,
+            .low_latency = low_latency};
+  }
   return {.copies = low_latency ? *problem.selections : *problem.copies,
           .low_latency = low_latency,
           .hidden = problem.hidden,

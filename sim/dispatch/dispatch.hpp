@@ -26,6 +26,8 @@ struct DispatchProblem {
   /// ... and what top-k over all their tokens then costs every GPU, if hidden states are gathered
   /// before it.
   Seconds top_k_of_all_tokens{};
+  /// Whether senders hold no experts, and receivers no tokens (AFD): no table is of that.
+  bool between_sides = false;
 };
 
 /// What a way of an exchange takes of the GPUs while they compute something else.
@@ -55,6 +57,9 @@ class Dispatch {
   virtual bool gives_global_counts() const = 0;
   virtual bool needs_copies() const { return false; }
   virtual bool needs_selections() const { return false; }
+  /// Whether it can give every GPU of the group all tokens. Where experts have GPUs of their own,
+  /// these hold no tokens to gather.
+  virtual bool gathers_tokens() const { return false; }
   /// Token rows that one GPU must have room for while each of `ranks` sends up to `tokens`: one per
   /// token.
   virtual double buffer_rows(double tokens, double ranks, double /*experts*/) const {

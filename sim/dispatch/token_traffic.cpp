@@ -29,6 +29,11 @@ std::int32_t active_in(std::span<const std::int32_t> tokens_of_slot) {
 
 int domains_of(int gpus, int domain) { return (gpus - 1) / domain + 1; }
 
+// Copies that go straight to their GPUs go as in one domain.
+int domain_of(const LayerPlacement& placement, const CopyPaths& paths) {
+  return paths.first_gpu > 0 ? placement.gpus() * paths.moe_tp : paths.domain;
+}
+
 }  // namespace
 
 void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
@@ -143,10 +148,11 @@ void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k
 }
 
 // From counts per expert rank and domain to links.
-void CopyCounter::expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const {
-  const int gpus = copies.gpus();
+void CopyCounter::expand(int source, const CopyPaths& paths, int domain,
+                         TrafficMatrix& copies) const {
+  const int gpus = copies.gpus(), moe_tp = paths.moe_tp;
   if (domains_of(gpus, domain) == 1) {
-    const std::span<double> row = copies.row(source);
+    const std::span<double> row = copies.row(source).subspan(at(paths.first_gpu));
     if (moe_tp == 1) {
       for (std::size_t target = 0; target < row.size(); ++target) row[target] += counts_[target];
       return;
@@ -175,7 +181,7 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::uint16_t> ids,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
                         TrafficMatrix& copies) {
-  name_targets(placement.gpus(), paths.moe_tp, paths.domain);
+  name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
   if (words_ == 1 && active_in(tokens_of_slot) == active_experts) {
     find_sole_ranks(placement, tokens_of_slot);
@@ -202,7 +208,7 @@ void CopyCounter::count(const LayerPlacement& placement,
                         std::span<const std::int32_t> slot_of_selection,
                         std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
                         TrafficMatrix& copies) {
-  name_targets(placement.gpus(), paths.moe_tp, paths.domain);
+  name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
   count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
     const std::int32_t slot = slot_of_selection[i];
@@ -215,7 +221,7 @@ template <class TargetOf>
 void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu,
                                 const CopyPaths& paths, TrafficMatrix& copies,
                                 TargetOf&& target_of) {
-  const int gpus = static_cast<int>(targets_.size()) * paths.moe_tp;
+  const int gpus = paths.first_gpu + static_cast<int>(targets_.size()) * paths.moe_tp;
   if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
   copies.clear();
   const std::size_t tokens = source_gpu.size();
@@ -225,14 +231,14 @@ void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> sou
     while (end < tokens && source_gpu[end] == source) ++end;
     if (paths.rule == CopyRule::per_gpu) {
       count_copies(first, end, k, target_of);
-      expand(source, paths.moe_tp, paths.domain, copies);
+      expand(source, paths, paths.first_gpu > 0 ? gpus : paths.domain, copies);
     } else {
       std::fill(counts_.begin(), counts_.end(), 0);
       for (std::size_t i = first * k; i < end * k; ++i) {
         if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
       }
       // Straight to the expert: as if all GPUs stood in one domain.
-      expand(source, paths.moe_tp, gpus, copies);
+      expand(source, paths, gpus, copies);
     }
     first = end;
   }

@@ -24,6 +24,9 @@ struct CopyPaths {
   int domain = 1;
   /// GPUs of an expert rank, all of which need its tokens.
   int moe_tp = 1;
+  /// The first GPU that holds experts. Beyond 0 the senders hold none, and `per_gpu` copies go
+  /// straight to their GPUs, whatever the domain (AFD).
+  int first_gpu = 0;
 };
 
 /// Counts which GPU sends how many token copies to which in one layer. Selections of an expert fill
@@ -64,7 +67,7 @@ class CopyCounter {
   void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>
   void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
-  void expand(int source, int moe_tp, int domain, TrafficMatrix& copies) const;
+  void expand(int source, const CopyPaths&, int domain, TrafficMatrix& copies) const;
 
   // A rank's bits: its own and, where there are several domains, those of its GPUs' domains behind
   // the bits of all ranks.

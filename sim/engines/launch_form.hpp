@@ -81,6 +81,8 @@ struct LaunchForm {
   /// What joins several servers; empty with a note where nothing does.
   std::string (*router)(const Fleet&, Notes&) = nullptr;
   BenchCommand benchmark{};
+  /// What starts attention and experts on GPUs of their own; empty: nothing does.
+  std::string_view afd{};
 };
 
 /// A router of requests that is a program of its own, as vLLM's and SGLang's.

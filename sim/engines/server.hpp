@@ -33,6 +33,7 @@ struct Server {
   ParallelPlan parallel{};
   PrecisionPlan precision{};
   int experts = 0;                          ///< of a layer; 0: a dense model
+  int ffn_gpus = 0;                         ///< for the experts, which `parallel` has not (AFD)
   int redundant_experts = 0;                ///< slots of all GPUs beyond one for each expert
   std::int64_t max_model_len = 0;           ///< tokens that a request needs; 0: not known
   std::int32_t max_num_seqs = 0;            ///< of a rank

@@ -32,9 +32,9 @@ RoutingContext routing_context(const Deployment& e, const ExpertPlacement& place
 }
 
 // Policies that need the whole group's counts are refused where no dispatch gives them.
-void check_counts(const PhaseSpec& phase, const TokenRouter& router, int dp) {
+void check_counts(const PhaseSpec& phase, const TokenRouter& router, bool exchanges) {
   // With one attention rank every GPU holds every token, and with it every choice.
-  const bool counts = phase.dispatch->gives_global_counts() || dp == 1;
+  const bool counts = phase.dispatch->gives_global_counts() || !exchanges;
   if (!router.needs_global_counts() || counts) return;
   phase.routing.node().fail(fmt::format(
       "\"{}\" needs the top-k choices of the whole group, which this phase's dispatch does not "
@@ -46,7 +46,7 @@ void make_rules(Deployment& e) {
   const RoutingContext context = routing_context(e, e.placement);
   for (const PhaseSpec& phase : e.phases) {
     std::shared_ptr<const TokenRouter> router = phase.router(context);
-    check_counts(phase, *router, e.parallel.dp);
+    check_counts(phase, *router, e.parallel.exchanges());
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
   }
@@ -62,6 +62,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.rebalancer = e.rebalancing.make(rebalancing_context(e, mover));
   e.kv_layout = kv_layout_of(e);
   e.memory = memory_budget(e);
+  if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
   e.request_router = e.request_routing.make(router_context(e));
   return e;
 }

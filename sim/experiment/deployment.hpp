@@ -27,7 +27,8 @@ struct Deployment : PoolSpec {
   RebalancerFactory rebalancer{};         ///< one for every EP group of a run
   RequestRouterFactory request_router{};  ///< one for every run
   KvLayout kv_layout{};
-  MemoryBudget memory{};
+  MemoryBudget memory{};                     ///< of a GPU that holds the KV cache
+  std::optional<MemoryBudget> ffn_memory{};  ///< of a GPU of the experts, with AFD
 };
 
 /// What follows from a spec: where experts stand, which rules steps have over that placement, and

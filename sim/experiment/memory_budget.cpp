@@ -2,10 +2,12 @@
 #include "sim/experiment/memory_budget.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "sim/experiment/deployment.hpp"
 #include "sim/experiment/does_not_fit.hpp"
 
@@ -44,10 +46,21 @@ double buffer_rows(const Deployment& e) {
   double most = 0;
   for (std::size_t kind = 0; kind < e.phases.size(); ++kind) {
     const double tokens = most_tokens(e, static_cast<StepKind>(kind));
-    most = std::max(most,
-                    e.phases[kind].dispatch->buffer_rows(tokens, e.parallel.dp, e.model.experts));
+    // With AFD as if the tokens came from as many ranks as there are for experts.
+    const double ranks = e.parallel.afd() ? e.parallel.ep : e.parallel.dp;
+    most = std::max(most, e.phases[kind].dispatch->buffer_rows(tokens * e.parallel.dp / ranks,
+                                                               ranks, e.model.experts));
   }
   return most;
+}
+
+// Rows that a GPU of attention sends to the experts' GPUs in a step at most, each to all that can
+// hold one of its experts.
+double rows_sent(const Deployment& e) {
+  double most = 0;
+  for (std::size_t kind = 0; kind < e.phases.size(); ++kind)
+    most = std::max(most, most_tokens(e, static_cast<StepKind>(kind)));
+  return most / e.parallel.tp * std::min(e.model.experts_per_token, e.parallel.expert_gpus());
 }
 
 // What an MTP module adds beside routed experts: a layer like the last one, and the projection of
@@ -64,58 +77,73 @@ Bytes module_bytes(const Deployment& e) {
 // As [vLLM] profiles its memory: kv = hbm * utilisation - weights - expert slots - buffers. The
 // buffers: activations of the group's tokens on their way out and back (the most that can reach one
 // GPU, or for which low-latency kernels keep room), the rank's own working activations, and the
-// logits of its sampled tokens in fp32.
-MemoryBudget budget(const Deployment& e, double utilization) {
+// logits of its sampled tokens in fp32. With AFD each role has its part of this.
+MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
   MemoryBudget memory;
   // An MTP module is a layer more; what stands below HBM is of the model's own layers.
   const bool moe_module = e.speculation.has_module() && e.model.layers.back().moe;
   const double layers = moe_layers_of_stage(e.model, e.parallel) + (moe_module ? 1 : 0);
   const Bytes expert = expert_bytes(e.model, e.parallel, e.precision);
   const std::unique_ptr<Rebalancer> rebalancer = e.rebalancer();
-  double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
-  if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
-  const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
-  const double rank_tokens = e.scheduler->max_num_batched_tokens();
+  const double row = e.model.expert_input() * 2.0;
   memory.capacity = e.cluster.gpu.hbm_capacity;
   memory.usable = memory.capacity * utilization;
-  memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
-  if (e.speculation.has_module()) memory.weights += module_bytes(e);
-  memory.experts = expert * (layers * base_slots);
-  memory.replicas = expert * (layers * (slots - base_slots));
-  memory.buffers =
-      Bytes(2 * buffer_rows(e) * e.model.expert_input() * 2 + 4 * rank_tokens * e.model.hidden * 2 +
-            4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) * e.model.vocabulary /
-                e.parallel.tp);
-  memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+  if (role != GpuRole::attention) {
+    double slots = slots_of_fullest_gpu(e.placement) + rebalancer->free_slots();
+    if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
+    const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
+    memory.experts = expert * (layers * base_slots);
+    memory.replicas = expert * (layers * (slots - base_slots));
+    memory.rebalance_buffer = expert * rebalancer->buffer_slots();
+    memory.buffers = Bytes(2 * buffer_rows(e) * row);
+  }
+  if (role != GpuRole::ffn) {
+    const double rank_tokens = e.scheduler->max_num_batched_tokens();
+    memory.weights = non_expert_bytes(e.model, e.parallel, e.precision);
+    if (e.speculation.has_module()) memory.weights += module_bytes(e);
+    if (role == GpuRole::attention) memory.buffers = Bytes(2 * rows_sent(e) * row);
+    memory.buffers += Bytes(4 * rank_tokens * e.model.hidden * 2);
+    memory.buffers += Bytes(4.0 * e.scheduler->max_num_seqs() * (1 + e.speculation.tokens) *
+                            e.model.vocabulary / e.parallel.tp);
+  }
   memory.buffers += memory.rebalance_buffer;
   memory.kv = memory.usable - memory.weights - memory.experts - memory.replicas - memory.buffers;
-  memory.kv_blocks =
-      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
   return memory;
 }
 
-void check_memory(const ConfigNode& node, const MemoryBudget& memory) {
-  if (memory.kv_blocks > 0) return;
+void check_memory(const ConfigNode& node, const MemoryBudget& memory, GpuRole role) {
+  if (role == GpuRole::ffn ? memory.kv >= Bytes(0) : memory.kv_blocks > 0) return;
   const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
+  constexpr std::array of_role{"GPU", "GPU of attention", "GPU of the experts"};
+  constexpr std::array more{"GPUs, fewer replicas", "GPUs for attention, smaller steps",
+                            "\"ffn_gpus\", fewer replicas"};
   throw DoesNotFit(fmt::format(
-      "{}:{}/parallel: the model does not fit: {:.1f} GB missing per GPU ({:.1f} GB usable; "
+      "{}:{}/parallel: the model does not fit: {:.1f} GB missing per {} ({:.1f} GB usable; "
       "weights "
-      "{:.1f}, experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more GPUs, fewer replicas or "
+      "{:.1f}, experts {:.1f}, replicas {:.1f}, buffers {:.1f}); use more {} or "
       "a narrower precision",
-      node.file().string(), node.pointer(), -gb(memory.kv), gb(memory.usable), gb(memory.weights),
-      gb(memory.experts), gb(memory.replicas), gb(memory.buffers)));
+      node.file().string(), node.pointer(), -gb(memory.kv), of_role[at(role)], gb(memory.usable),
+      gb(memory.weights), gb(memory.experts), gb(memory.replicas), gb(memory.buffers),
+      more[at(role)]));
 }
 
 }  // namespace
 
 MemoryBudget memory_budget(const Deployment& e) {
+  const GpuRole role = e.parallel.afd() ? GpuRole::attention : GpuRole::both;
   const std::optional<double>& share_of_rest = e.kv_cache.free_gpu_memory_fraction;
-  MemoryBudget memory = budget(e, share_of_rest ? 1 : e.kv_cache.gpu_memory_utilization);
-  if (share_of_rest) {
-    memory.kv = memory.kv * *share_of_rest;
-    memory.kv_blocks = static_cast<std::int64_t>(std::floor(memory.kv / e.kv_layout.block));
-  }
-  check_memory(e.node, memory);
+  MemoryBudget memory = budget(e, share_of_rest ? 1 : e.kv_cache.gpu_memory_utilization, role);
+  if (share_of_rest) memory.kv = memory.kv * *share_of_rest;
+  memory.kv_blocks =
+      static_cast<std::int64_t>(std::max(0.0, std::floor(memory.kv / e.kv_layout.block)));
+  check_memory(e.node, memory, role);
+  return memory;
+}
+
+MemoryBudget ffn_memory_budget(const Deployment& e) {
+  const bool all = e.kv_cache.free_gpu_memory_fraction.has_value();
+  MemoryBudget memory = budget(e, all ? 1 : e.kv_cache.gpu_memory_utilization, GpuRole::ffn);
+  check_memory(e.node, memory, GpuRole::ffn);
   return memory;
 }
 

@@ -10,6 +10,9 @@ namespace moesim {
 
 struct Deployment;
 
+/// Which GPUs of a group: all alike, or with AFD those of attention or of the experts.
+enum class GpuRole { both, attention, ffn };
+
 /// What one GPU's memory is spent on.
 struct MemoryBudget {
   Bytes capacity;              ///< of the GPU
@@ -23,8 +26,12 @@ struct MemoryBudget {
   std::int64_t kv_blocks = 0;  ///< per DP rank
 };
 
-/// The budget of a deployment whose placement, rules and KV layout stand. Throws DoesNotFit if
-/// nothing is left for the KV cache.
+/// The budget of a GPU that holds the KV cache, for a deployment whose placement, rules and KV
+/// layout stand. Throws DoesNotFit if nothing is left for the KV cache.
 MemoryBudget memory_budget(const Deployment&);
+
+/// The budget of a GPU that holds experts alone, for a deployment with AFD. `kv` is unused and
+/// holds no blocks. Throws DoesNotFit if weights and buffers take more than there is.
+MemoryBudget ffn_memory_budget(const Deployment&);
 
 }  // namespace moesim

@@ -64,7 +64,7 @@ PlacementProblem problem_of(const PoolSpec& spec) {
     if (spec.model.layers[static_cast<std::size_t>(layer)].moe) problem.moe_layers.push_back(layer);
   }
   const int domain = spec.cluster.scale_up_domain;
-  problem.nodes = (spec.parallel.stage_gpus() + domain - 1) / domain;
+  problem.nodes = (spec.parallel.expert_gpus() + domain - 1) / domain;
   return problem;
 }
 

@@ -230,9 +230,11 @@ void read_plan(ConfigReader& reader, PoolSpec& spec) {
   const ConfigNode parallel = reader.child("parallel");
   spec.parallel = read_parallel(parallel, spec.model);
   if (spec.parallel.gpus() > spec.cluster.gpus()) {
-    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}",
-                              spec.parallel.pp > 1 ? "dp * tp * pp" : "dp * tp",
-                              spec.parallel.gpus(), spec.cluster.name, spec.cluster.gpus()));
+    const char* product = spec.parallel.afd()    ? "dp * tp + ffn_gpus"
+                          : spec.parallel.pp > 1 ? "dp * tp * pp"
+                                                 : "dp * tp";
+    parallel.fail(fmt::format("{} = {} GPUs, but {} has {}", product, spec.parallel.gpus(),
+                              spec.cluster.name, spec.cluster.gpus()));
   }
   if (reader.optional("instances")) {
     spec.instances = read_instances(reader.child("instances"), spec);
@@ -347,6 +349,26 @@ void check_pipeline(const ConfigNode& node, const PoolSpec& e) {
   refuse(e.rebalancing.name() != "none", "rebalancing", R"("none")");
 }
 
+// What attention and experts apart are not modelled with. Attention's GPUs send tokens, and the
+// experts' GPUs do not learn of others.
+void check_afd(ConfigReader& reader, const PoolSpec& e) {
+  if (!e.parallel.afd()) return;
+  const auto refuse = [&](bool present, const char* key, std::string_view what,
+                          std::string_view instead) {
+    if (!present) return;
+    reader.child(key).fail(fmt::format("{} is not modelled with ffn_gpus; use {}", what, instead));
+  };
+  refuse(e.overlap.two_batch.has_value(), "overlap", "two_batch",
+         "\"parallel/micro_batches\" instead");
+  refuse(e.overlap.combine_attention, "overlap", "combine_attention",
+         "\"shared_expert\" or \"none\"");
+  refuse(e.expert_memory.has_value(), "expert_memory", "experts below HBM", "\"resident\"");
+  for (const PhaseSpec& phase : e.phases) {
+    refuse(phase.dispatch->gathers_tokens(), "dispatch", "a gather of all tokens on every GPU",
+           "\"all_to_all\", \"low_latency\" or \"ids_all_gather\"");
+  }
+}
+
 // A cache below HBM knows slots by their number: they must stay where they are.
 void refuse_moving_cached_experts(const PoolSpec& e) {
   if (!e.expert_memory) return;
@@ -364,6 +386,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
         "two_batch is not modelled with experts below HBM; leave one of them out");
   }
   check_pipeline(reader.child("parallel"), spec);
+  check_afd(reader, spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
 }
 
@@ -372,7 +395,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
 // number.
 double token_seconds(const PoolSpec& e) {
   const bool by_choice =
-      e.parallel.dp > 1 &&
+      e.parallel.exchanges() &&
       e.phases[static_cast<std::size_t>(StepKind::decode)].dispatch->needs_copies();
   if (!by_choice) return 0;
   const bool far = e.parallel.stage_gpus() > e.cluster.scale_up_domain;

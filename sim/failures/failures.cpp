@@ -124,6 +124,8 @@ FailurePlan read_failures(const ConfigNode& node, const Registry<Placer>& placer
     if (parallel.pp > 1 && !events.list().empty()) {
       node.fail(fmt::format("failures are not modelled with pp {}; use none", parallel.pp));
     }
+    if (parallel.afd() && !events.list().empty())
+      node.fail("failures are not modelled with ffn_gpus; use none");
     for (const ConfigNode& event : events.list()) {
       plan.outages.push_back(read_outage(event, cluster, parallel, instances));
     }

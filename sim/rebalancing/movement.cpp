@@ -138,7 +138,12 @@ LayerPlacement keep_slots(const LayerPlacement& from, const LayerPlacement& to) 
 }
 
 Mover::Mover(const ClusterSpec& cluster, const ParallelPlan& plan, Bytes expert, SourceRule rule)
-    : fabric_(cluster), gpus_(plan.gpus()), moe_tp_(plan.moe_tp()), expert_(expert), rule_(rule) {}
+    : fabric_(cluster),
+      gpus_(plan.gpus()),
+      first_gpu_(plan.first_expert_gpu()),
+      moe_tp_(plan.moe_tp()),
+      expert_(expert),
+      rule_(rule) {}
 
 LayerPlacement Mover::arranged(const LayerPlacement& from, LayerPlacement to) const {
   return rule_ == SourceRule::vllm ? keep_slots(from, to) : std::move(to);
@@ -159,7 +164,8 @@ MoveCost Mover::cost(const LayerPlacement& from, const LayerPlacement& to,
       const double slots = moved.sent.at(source, rank);
       received += slots;
       for (int i = 0; i < moe_tp_; ++i) {
-        bytes.at(source * moe_tp_ + i, rank * moe_tp_ + i) += expert_.value() * slots;
+        bytes.at(first_gpu_ + source * moe_tp_ + i, first_gpu_ + rank * moe_tp_ + i) +=
+            expert_.value() * slots;
       }
     }
     busiest = std::max(busiest, received + moved.copied[at(rank)]);

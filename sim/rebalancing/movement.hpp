@@ -61,7 +61,7 @@ class Mover {
 
  private:
   Fabric fabric_;
-  int gpus_, moe_tp_;
+  int gpus_, first_gpu_, moe_tp_;
   Bytes expert_;  ///< one slot's weights on one GPU
   SourceRule rule_;
 };

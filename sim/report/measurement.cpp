@@ -174,6 +174,7 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   totals.all_reduce += cost.all_reduce;
   totals.idle.resize(cost.idle.size());
   for (std::size_t gpu = 0; gpu < cost.idle.size(); ++gpu) totals.idle[gpu] += cost.idle[gpu];
+  if (cost.afd) totals.afd += *cost.afd;
   totals.flops += cost.flops;
   totals.hbm_bytes += cost.hbm_bytes;
   totals.kv_block_seconds += static_cast<double>(step.kv_blocks_used) * seconds;

@@ -95,6 +95,7 @@ struct Totals {
   Traffic dispatch, combine, all_reduce;
   CountHistogram dispatch_ns, combine_ns;  ///< per MoE layer
   std::vector<double> idle;                ///< seconds per GPU
+  AfdTimes afd;                            ///< sums over steps, with AFD
   double flops = 0, hbm_bytes = 0;
   std::array<RoutingCoverage, 2> coverage{};
   double kv_block_seconds = 0;

@@ -583,6 +583,34 @@ const std::vector<Field<MemoryStats>>& fields_of(const MemoryStats*) {
   return rows;
 }
 
+const std::vector<Field<AfdStats>>& fields_of(const AfdStats*) {
+  using S = AfdStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("attention_gpus", &S::attention_gpus, "GPUs of a group that hold KV cache")
+          .add("ffn_gpus", &S::ffn_gpus, "GPUs of a group that hold experts")
+          .add("micro_batches", &S::micro_batches, "parts of a step in flight between the sides")
+          .add("attention_idle_share", &S::attention_idle_share,
+               "GPU time that attention's GPUs wait, for each other or for experts",
+               "share of time", less)
+          .add("ffn_idle_share", &S::ffn_idle_share,
+               "GPU time that the experts' GPUs wait, for each other or for tokens",
+               "share of time", less)
+          .add("attention_straggler_share", &S::attention_straggler_share,
+               "part of it for the slowest attention rank", "share of time", less)
+          .add("ffn_straggler_share", &S::ffn_straggler_share,
+               "part of it for the slowest expert rank: what skew costs", "share of time", less)
+          .add("dispatch_busy_share", &S::dispatch_busy_share, "links to the experts in use",
+               "share of time")
+          .add("combine_busy_share", &S::combine_busy_share, "links from the experts in use",
+               "share of time")
+          .add("critical_path", &S::critical_path, "what the time of steps consists of",
+               "share of time")
+          .each("STAGE")
+          .add("ffn_memory", &S::ffn_memory, "HBM of a GPU of the experts");
+  return rows;
+}
+
 const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
   using S = KvStats;
   static const std::vector<Field<S>> rows =
@@ -797,6 +825,7 @@ const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
           .add("expert_buffers", &S::expert_buffers, "room for tokens on their way to experts")
           .add("communication", &S::communication, "what went over links")
           .add("breakdown", &S::breakdown, "where the time of steps goes")
+          .add_if_any("afd", &S::afd, "attention and experts on GPUs of their own")
           .add("charges", &S::charges, "what is charged besides kernels and links")
           .add("memory", &S::memory, "HBM of a GPU")
           .add("kv", &S::kv, "the KV cache")

@@ -245,6 +245,16 @@ struct MemoryStats {
   double replicas_bytes = 0, buffers_bytes = 0, rebalance_buffer_bytes = 0, kv_bytes = 0;
 };
 
+/// Attention and experts on GPUs of their own.
+struct AfdStats {
+  int attention_gpus = 0, ffn_gpus = 0, micro_batches = 0;
+  double attention_idle_share = 0, ffn_idle_share = 0;
+  double attention_straggler_share = 0, ffn_straggler_share = 0;
+  double dispatch_busy_share = 0, combine_busy_share = 0;
+  Named<double> critical_path;
+  MemoryStats ffn_memory;
+};
+
 struct KvStats {
   int block_tokens = 0;
   std::int64_t blocks_per_rank = 0;
@@ -287,6 +297,7 @@ struct PoolStats {
   ExpertBufferStats expert_buffers;
   CommunicationStats communication;
   BreakdownStats breakdown;
+  std::optional<AfdStats> afd;
   ChargeStats charges;
   MemoryStats memory;
   KvStats kv;

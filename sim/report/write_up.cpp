@@ -417,6 +417,40 @@ MemoryStats memory_of(const MemoryBudget& memory) {
           .kv_bytes = memory.kv.value()};
 }
 
+AfdStats afd_of(const Deployment& e, const Totals& totals) {
+  const ParallelPlan& plan = e.parallel;
+  const double busy = totals.busy_seconds();
+  const auto share = [&](AfdStage stage) { return ratio(totals.afd.busy_of(stage).count(), busy); };
+  // Of the mean GPU from `first` to before `end`.
+  const auto idle_share = [&](int first, int end) {
+    if (totals.idle.empty()) return 0.0;
+    const auto begin = totals.idle.begin();
+    const double idle = std::accumulate(begin + first, begin + end, 0.0);
+    return std::clamp(ratio(idle, busy * (end - first)), 0.0, 1.0);
+  };
+  AfdStats stats{.attention_gpus = plan.attention_gpus(),
+                 .ffn_gpus = plan.ffn_gpus,
+                 .micro_batches = plan.micro_batches,
+                 .attention_idle_share = idle_share(0, plan.attention_gpus()),
+                 .ffn_idle_share = idle_share(plan.attention_gpus(), plan.gpus()),
+                 .critical_path = {},
+                 .ffn_memory = memory_of(*e.ffn_memory)};
+  // The slowest GPU of a side waits for the other side alone.
+  const auto stragglers = [&](double idle, AfdStage side) {
+    return std::max(0.0, idle - std::max(0.0, 1 - share(side)));
+  };
+  stats.attention_straggler_share = stragglers(stats.attention_idle_share, AfdStage::attention);
+  stats.ffn_straggler_share = stragglers(stats.ffn_idle_share, AfdStage::ffn);
+  stats.dispatch_busy_share = share(AfdStage::dispatch);
+  stats.combine_busy_share = share(AfdStage::combine);
+  for (std::size_t stage = 0; stage < afd_stage_names.size(); ++stage) {
+    stats.critical_path.emplace_back(afd_stage_names[stage],
+                                     ratio(totals.afd.critical[stage].count(), busy));
+  }
+  stats.ffn_memory.kv_bytes = 0;  // what is left there holds no KV cache
+  return stats;
+}
+
 KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_blocks) {
   const double used = ratio(totals.kv_block_seconds, totals.busy_seconds());
   return {.block_tokens = e.kv_layout.block_tokens,
@@ -665,6 +699,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   stats.expert_buffers = {e.buffer_tokens, totals.cut_steps, totals.cut_rank_steps};
   stats.communication = communication_of(totals);
   stats.breakdown = breakdown_of(totals);
+  if (e.parallel.afd()) stats.afd = afd_of(e, totals);
   stats.charges = charges_of(e.charges);
   stats.memory = memory_of(e.memory);
   stats.kv = kv_of(e, totals, measurement.total_blocks());

@@ -116,7 +116,7 @@ std::span<const LikelyExpert> ExpertHistory::predict(std::span<const BlockHash> 
 
 double expert_locality(std::span<const LikelyExpert> experts, const ExpertPlacement& placement,
                        const ParallelPlan& plan, int dp_rank) {
-  if (experts.empty() || placement.empty()) return 0;
+  if (experts.empty() || placement.empty() || plan.afd()) return 0;
   // EP ranks that the DP rank's GPUs belong to.
   const int first = dp_rank * plan.tp / plan.moe_tp();
   const int last = (dp_rank * plan.tp + plan.tp - 1) / plan.moe_tp();

@@ -71,7 +71,8 @@ class ExpertHistory {
   std::unordered_map<BlockHash, std::uint64_t> profile_of_;  // number of the profile
 };
 
-/// The share of these experts ([layers * top]) that have a replica on a DP rank's own GPUs.
+/// The share of these experts ([layers * top]) that have a replica on a DP rank's own GPUs; none
+/// where experts have GPUs of their own.
 double expert_locality(std::span<const LikelyExpert> experts, const ExpertPlacement&,
                        const ParallelPlan&, int dp_rank);
 

@@ -20,11 +20,16 @@ StepModel module_of(const Deployment& e) {
   return {e.cluster, layer, e.parallel, e.precision, e.charges, e.overlap};
 }
 
-// What every GPU computes after the step.
-void follow(StepCost& sum, Part part, const Cost& cost) {
+// What every GPU of attention computes after the step.
+void follow(StepCost& sum, const ParallelPlan& plan, Part part, const Cost& cost) {
   charge(sum, part, cost);
   sum.total += cost.time;
   sum.segments.push_back({false, cost.time.count()});
+  if (!sum.afd) return;
+  const AfdTimes times{cost.time, {cost.time}, {cost.time}};
+  *sum.afd += times;
+  for (int gpu = plan.first_expert_gpu(); gpu < plan.gpus(); ++gpu)
+    sum.idle[at(gpu)] += cost.time.count();
 }
 
 // A forward pass after another one. What the layers did is told of the first.
@@ -34,6 +39,7 @@ void append(StepCost& sum, const StepCost& pass) {
   add_traffic(sum, pass);
   add_work(sum, pass);
   sum.segments.insert(sum.segments.end(), pass.segments.begin(), pass.segments.end());
+  if (pass.afd) *sum.afd += *pass.afd;
 }
 
 // The rows of a step's tokens, which are asked for in ascending order.
@@ -109,7 +115,8 @@ void Speculation::draft(const StepBatch& step, const PhaseRule& rule,
     if (module_) {
       pass(index, step, rule, placement, rows, cost);
     } else {
-      follow(cost, Part::other, {deployment_.speculation.draft_time, Resource::launch, {}});
+      follow(cost, deployment_.parallel, Part::other,
+             {deployment_.speculation.draft_time, Resource::launch, {}});
     }
   }
   tally_.draft_seconds += (cost.total - before).count();
@@ -126,9 +133,9 @@ void Speculation::pass(std::int32_t index, const StepBatch& step, const PhaseRul
   const double hidden = e.model.hidden;
   const Cost projection = gemm(most, hidden / e.parallel.tp, 2 * hidden, e.precision.attention,
                                e.precision.activations, e.cluster.gpu);
-  follow(cost, Part::dense_ffn, projection);
-  cost.flops += projection.work.flops.value() * e.parallel.gpus();
-  cost.hbm_bytes += projection.work.hbm.value() * e.parallel.gpus();
+  follow(cost, e.parallel, Part::dense_ffn, projection);
+  cost.flops += projection.work.flops.value() * e.parallel.attention_gpus();
+  cost.hbm_bytes += projection.work.hbm.value() * e.parallel.attention_gpus();
   module_->price(batch_, rule, placement, rows, cost_);
   append(cost, cost_);
 }

@@ -43,7 +43,7 @@ CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer e
       cost_(cost),
       explainer_(explainer),
       since_barrier_(at(plan.dp)),
-      waits_(at(plan.stage_gpus())) {
+      waits_(at(plan.attention_gpus())) {
   cost_.segments.clear();
   cost_.stages.clear();
 }
@@ -120,7 +120,7 @@ void CriticalPath::experts(const std::vector<Cost>& ranks) {
       ranks.begin(), ranks.end(), [](const Cost& a, const Cost& b) { return a.time < b.time; });
   charge(cost_, Part::experts, slowest);
   explainer_.add("expert_ffn", Part::experts, slowest);
-  double* idle = cost_.idle.data() + first_gpu_;
+  double* idle = cost_.idle.data() + first_gpu_ + at(plan_.first_expert_gpu());
   for (const Cost& rank : ranks) {
     const double wait = (slowest.time - rank.time).count();
     for (int gpu = 0; gpu < plan_.moe_tp(); ++gpu) *idle++ += wait;

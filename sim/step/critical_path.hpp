@@ -82,7 +82,7 @@ class CriticalPath {
   std::vector<const RankCosts*> before_barrier_;
   std::vector<Seconds> since_barrier_;  // [dp]
   std::size_t slowest_ = 0;
-  std::vector<double> waits_;  // seconds, [GPUs of the stage]
+  std::vector<double> waits_;  // seconds, [attention's GPUs of the stage]
   Transfer transfer_;
   std::size_t first_gpu_ = 0;  // of the stage
   Seconds stages_{};           // time of the stages that have ended

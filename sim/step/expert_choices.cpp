@@ -52,7 +52,7 @@ void StepRows::find_sources(const StepBatch& batch) {
   for (const RowRange& range : batch.rows) tokens_ += range.count;
   source_gpu_.resize(static_cast<std::size_t>(tokens_));
   source_rank_.resize(static_cast<std::size_t>(tokens_));
-  tokens_of_gpu_.assign(at(plan_.stage_gpus()), 0.0);
+  tokens_of_gpu_.assign(at(plan_.attention_gpus()), 0.0);
   std::size_t token = 0;
   std::int32_t rank = -1;
   std::int64_t in_rank = 0;
@@ -65,7 +65,7 @@ void StepRows::find_sources(const StepBatch& batch) {
       const int gpu =
           plan_.tp == 1 ? rank : rank * plan_.tp + static_cast<int>(in_rank * plan_.tp / of_rank);
       source_gpu_[token] = gpu;
-      source_rank_[token++] = gpu / plan_.moe_tp();
+      source_rank_[token++] = plan_.source_rank(gpu);
       tokens_of_gpu_[at(gpu)] += 1;
     }
   }

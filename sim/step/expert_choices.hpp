@@ -34,7 +34,8 @@ class StepRows {
   std::span<const std::uint16_t> ids(int layer) const {
     return std::span(ids_).subspan(at(layer - first_layer_) * layer_ids_, at(tokens_) * k_);
   }
-  /// The GPU and the EP rank that hold each token: [tokens], never decreasing.
+  /// The GPU that holds each token, and the EP rank that policies count it to: [tokens], never
+  /// decreasing.
   const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
   const std::vector<std::int32_t>& source_rank() const { return source_rank_; }
   const std::vector<double>& tokens_of_gpu() const { return tokens_of_gpu_; }

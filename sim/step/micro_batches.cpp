@@ -109,7 +109,50 @@ void join_interleaved(StepCost& sum, const StepCost& other) {
   }
   add_micro_batch(sum, other);
   sum.total = Seconds(total);
-  sum.two_batches = true;
+  sum.micro_batches = 2;
+}
+
+namespace {
+
+// The share of a stage's work that is on the critical path.
+double critical_share(const AfdTimes& times, AfdStage stage) {
+  const Seconds busy = times.busy_of(stage);
+  return busy > Seconds{} ? times.critical_of(stage) / busy : 0;
+}
+
+}  // namespace
+
+StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan& plan) {
+  std::vector<AfdChain> chains;
+  for (const StepCost& cost : micro_batches) chains.push_back(cost.chain);
+  StepCost step = micro_batches.front();
+  for (const StepCost& other : micro_batches.subspan(1)) {
+    add_micro_batch(step, other);
+    add_traffic(step, other);
+    add_times(step, other);
+  }
+  const AfdTimes times = pass_afd(chains);
+  for (std::size_t part = 0; part < step.parts.size(); ++part) {
+    const double share = critical_share(times, afd_stage_of(static_cast<Part>(part)));
+    for (double& seconds : step.parts[part]) seconds *= share;
+    for (double& seconds : step.by_evidence[part]) seconds *= share;
+  }
+  const auto hide = [&](Traffic& traffic, AfdStage stage) {
+    traffic.hidden = traffic.time * (1 - critical_share(times, stage));
+  };
+  hide(step.dispatch, AfdStage::dispatch);
+  hide(step.combine, AfdStage::combine);
+  hide(step.all_reduce, AfdStage::attention);
+  for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
+    const AfdStage side = plan.expert_rank(gpu) ? AfdStage::ffn : AfdStage::attention;
+    step.idle[at(gpu)] += (times.total - times.busy_of(side)).count();
+  }
+  step.total = times.total;
+  step.segments = {{false, step.total.count()}};
+  step.micro_batches = static_cast<int>(micro_batches.size());
+  step.chain = {};
+  step.afd = times;
+  return step;
 }
 
 Seconds pipeline_period(std::span<const std::vector<Seconds>> stages,

@@ -19,6 +19,12 @@ std::vector<StepBatch> micro_batches(const StepBatch&, int count);
 /// proportion to their times.
 void join_interleaved(StepCost& sum, const StepCost& other);
 
+/// Micro-batches that alternate between attention's GPUs and those of the experts, as one step that
+/// takes pass_afd() of their chains. Parts are what each has of the critical path: attention's and
+/// all others in proportion to their times on attention's GPUs, experts, dispatch and combine to
+/// their own. What is not on that path is hidden. GPUs are idle while their side is.
+StepCost join_afd(std::span<const StepCost> micro_batches, const ParallelPlan&);
+
 /// How long micro-batches take to pass a pipeline once, round after round in the same order: a
 /// stage serves one at a time, and a micro-batch starts its next round when it has left the last
 /// stage. stages[m][s] is the time of micro-batch m on stage s, hops[m][s] its way on from there

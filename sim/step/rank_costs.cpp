@@ -56,14 +56,15 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
     // and writes tokens in place.
     const bool counted =
         gpu_.tables || gpu_.kernel(grouped_gemm_kernel).of(precision_.experts).copies > 0;
-    if (plan_.dp > 1 && !counted) {
+    if (plan_.exchanges() && !counted) {
       const double selections = tokens * model_.experts_per_token / plan_.tp;
       permute_operations(shard, selections, "pack", before);
       permute_operations(shard, selections, "unpack", after);
     }
     dense_ffn_operations(shard, tokens, model_.shared_width, Part::shared_experts,
                          price.shared_experts.operations);
-    if (gpu_.tables) run_beside(price.shared_experts.operations, gpu_);
+    // With AFD no routed experts run on the same GPU.
+    if (gpu_.tables && !plan_.afd()) run_beside(price.shared_experts.operations, gpu_);
   }
   if (layer.has_dense_ffn() || model_.dense_residual) {
     dense_ffn_operations(shard, tokens, model_.dense_width, Part::dense_ffn, after);

@@ -132,6 +132,10 @@ void scale_times(StepCost& step, double factor) {
   for (double& seconds : step.idle) seconds *= factor;
   for (Segment& segment : step.segments) segment.seconds *= factor;
   for (Seconds& stage : step.stages) stage *= factor;
+  if (!step.afd) return;
+  step.afd->total *= factor;
+  for (auto* times : {&step.afd->busy, &step.afd->critical})
+    for (Seconds& seconds : *times) seconds *= factor;
 }
 
 }  // namespace moesim

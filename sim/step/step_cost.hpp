@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/rank_memory.hpp"
+#include "sim/step/attention_ffn.hpp"
 #include "sim/step/overlap.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/trace_rows.hpp"
@@ -121,7 +123,12 @@ struct StepCost {
   std::vector<Segment> segments;
   /// The part of `total` that each pipeline stage takes; the rest is the host's.
   std::vector<Seconds> stages;
-  bool two_batches = false;
+  /// Micro-batches that alternate within the step: 2 with two_batch, several with AFD.
+  int micro_batches = 1;
+  /// With AFD: of one micro-batch what it takes layer by layer; of a step how its micro-batches
+  /// pass.
+  AfdChain chain;
+  std::optional<AfdTimes> afd;
   ExpertMemoryTally expert_memory;
 
   /// `layers`, or the sums over those of the samples.

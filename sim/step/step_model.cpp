@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <numeric>
+#include <utility>
 
 #include <tbb/enumerable_thread_specific.h>
 #include <tbb/global_control.h>
@@ -121,6 +122,17 @@ std::span<const std::int32_t> StepModel::tokens_of_expert() const {
   return scratch_->rows.tokens_of_expert();
 }
 
+namespace {
+
+// Constants were fitted on exchanges in which every GPU sends and receives.
+void rest_on_no_measurement(Exchange& exchange) {
+  for (CollectiveCost* way : {&exchange.dispatch, &exchange.combine}) {
+    if (way->evidence == Evidence::calibrated) way->evidence = Evidence::extrapolated;
+  }
+}
+
+}  // namespace
+
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 const LayerPlacement& placement, std::uint64_t step,
                                 LayerOutcome& outcome) {
@@ -147,19 +159,20 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
 
   outcome.exchange = {};
-  if (plan_.dp > 1) {
+  if (plan_.exchanges()) {
     const bool global = rule.router->needs_global_counts();
     DispatchProblem exchange{
         fabric_, s.rows.tokens_of_gpu(), static_cast<double>(model_.expert_input()),
         static_cast<double>(model_.experts_per_token), static_cast<double>(model_.experts)};
     exchange.needs_global_counts = global;
+    exchange.between_sides = plan_.afd();
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
     const bool by_selection = rule.router->needs_token_rows() || limited;
     std::span<const std::int32_t> slots;
     if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
-      const CopyPaths paths{copies, domain, plan_.moe_tp()};
+      const CopyPaths paths{copies, domain, plan_.moe_tp(), plan_.first_expert_gpu()};
       if (by_selection) {
         worker.counter.count(placement, slots, source_gpu, paths, matrix);
       } else {
@@ -175,6 +188,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
       exchange.selections = count(CopyRule::per_selection, worker.selections);
     }
     outcome.exchange = rule.dispatch->exchange(exchange);
+    if (plan_.afd()) rest_on_no_measurement(outcome.exchange);
     outcome.routing += outcome.exchange.top_k;
   } else if (plan_.stage_gpus() > 1) {
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
@@ -268,30 +282,57 @@ void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOpe
   Explainer(&rows).add("other_stages", Part::pipeline, rest);
 }
 
+// Micro-batches of which some rank has tokens.
+std::vector<StepBatch> parts_with_tokens(const StepBatch& batch, int count) {
+  std::vector<StepBatch> parts = micro_batches(batch, count);
+  std::erase_if(parts, [](const StepBatch& part) {
+    return std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; });
+  });
+  return parts;
+}
+
 }  // namespace
 
 // `price` gives the cost of a micro-batch: the `number`th, whose tokens per expert it leaves in the
 // scratch.
 template <class PricePart>
-StepCost StepModel::price_pipeline(const StepBatch& batch, PricePart&& price) {
+std::vector<StepCost> StepModel::price_parts(std::span<const StepBatch> parts, PricePart&& price) {
   std::vector<StepCost> costs;
-  std::vector<std::vector<CollectiveCost>> hops;
   std::vector<std::int32_t>& of_part = scratch_->rows.tokens_of_expert();
   std::vector<std::int32_t> tokens;
-  for (const StepBatch& part : micro_batches(batch, plan_.pp)) {
-    if (std::ranges::all_of(part.ranks, [](const RankStep& rank) { return rank.tokens == 0; })) {
-      continue;
-    }
+  for (const StepBatch& part : parts) {
     price(part, costs.size(), costs.emplace_back());
-    if (costs.back().samples.empty()) {
-      tokens.resize(of_part.size());
-      for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
-    }
+    if (!costs.back().samples.empty()) continue;
+    tokens.resize(of_part.size());
+    for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] += of_part[i];
+  }
+  of_part = std::move(tokens);
+  return costs;
+}
+
+template <class PricePart>
+StepCost StepModel::price_pipeline(const StepBatch& batch, PricePart&& price) {
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, plan_.pp);
+  const std::vector<StepCost> costs = price_parts(parts, price);
+  std::vector<std::vector<CollectiveCost>> hops;
+  for (const StepBatch& part : parts) {
     auto& hops_of_part = hops.emplace_back();
     for (int stage = 0; stage < plan_.pp; ++stage) hops_of_part.push_back(hop(part, stage));
   }
-  of_part = std::move(tokens);
   return join_pipeline(costs, hops, plan_);
+}
+
+// The host begins a step once, and no micro-batch hides that: it is charged with the last one.
+template <class PricePart>
+StepCost StepModel::price_afd(const StepBatch& batch, PricePart&& price) {
+  const std::vector<StepBatch> parts = parts_with_tokens(batch, plan_.micro_batches);
+  const auto pass_of = [&](std::size_t number) {
+    return number + 1 == parts.size() ? Pass::first_part : Pass::later_part;
+  };
+  return join_afd(
+      price_parts(parts, [&](const StepBatch& part, std::size_t number,
+                             StepCost& cost) { price(part, number, pass_of(number), cost); }),
+      plan_);
 }
 
 void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
@@ -304,6 +345,12 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
     };
     result = price_pipeline(batch, price);
     if (explain != nullptr) explain_pipeline(result, plan_.pp, *explain);
+  } else if (plan_.afd()) {
+    result =
+        price_afd(batch, [&](const StepBatch& part, std::size_t number, Pass pass, StepCost& cost) {
+          price_layers_of(part, rule, placements, rows, steps_ + number, cost);
+          add_up(part, &placements, cost, explain, pass);
+        });
   } else if (splits(batch)) {
     price_two_batches(
         batch,
@@ -315,7 +362,7 @@ void StepModel::price(const StepBatch& batch, const PhaseRule& rule,
   } else {
     price_batch(batch, rule, placements, rows, steps_, result, explain);
   }
-  steps_ += static_cast<std::uint64_t>(std::max(2, plan_.pp));
+  steps_ += static_cast<std::uint64_t>(std::max({2, plan_.pp, plan_.micro_batches}));
 }
 
 bool StepModel::splits(const StepBatch& batch) const {
@@ -377,9 +424,9 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  s.rows.start(
-      batch, range.first, range.end,
-      capacity_->limits() || rule.router->needs_token_rows() || (plan_.dp > 1 && follows_copies));
+  s.rows.start(batch, range.first, range.end,
+               capacity_->limits() || rule.router->needs_token_rows() ||
+                   (plan_.exchanges() && follows_copies));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {
@@ -463,6 +510,10 @@ void StepModel::price(const StepBatch& batch, const Draw& draw, StepCost& result
     result = price_pipeline(batch, [&](const StepBatch& part, std::size_t, StepCost& cost) {
       price_pass(part, Pass::first_part, cost);
     });
+  } else if (plan_.afd()) {
+    result = price_afd(batch, [&](const StepBatch& part, std::size_t, Pass pass, StepCost& cost) {
+      price_pass(part, pass, cost);
+    });
   } else if (splits(batch)) {
     price_two_batches(
         batch,
@@ -504,7 +555,8 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
   const auto charge = [&](std::string_view name, Seconds time) {
     path.every_rank(name, Part::other, {time, Resource::launch, {}});
   };
-  charge("kernel_gaps", charges_.per_layer * layers);
+  // With AFD each layer has its own.
+  if (!plan_.afd()) charge("kernel_gaps", charges_.per_layer * layers);
   const Seconds launches = charges_.eager_layer * layers;
   if (launches > result.total && is_eager(batch, charges_.graph_tokens)) {
     charge("eager_launches", launches - result.total);
@@ -516,13 +568,62 @@ void StepModel::charge_host(const StepBatch& batch, int layers, bool begins, Cri
 // Begins a sum with nothing.
 void StepModel::start_sum(StepCost& result) const {
   result.total = {};
-  result.two_batches = false;
+  result.micro_batches = 1;
+  result.chain.rounds.clear();
+  result.afd.reset();
   result.parts = {};
   result.by_evidence = {};
   result.dispatch = result.combine = result.all_reduce = {};
   result.expert_memory = {};
   result.idle.assign(at(plan_.gpus()), 0.0);
   result.flops = result.hbm_bytes = 0;
+}
+
+// A MoE layer whose experts are on attention's GPUs. `wait` is called when tokens have arrived.
+template <class Wait>
+void StepModel::pass_experts(const LayerOutcome& outcome, const RankCosts& shared_experts,
+                             CriticalPath& path, StepCost& result, Wait&& wait) const {
+  const Exchange& exchange = outcome.exchange;
+  if (overlap_.shared_expert) {
+    path.start_transfer("dispatch", Part::dispatch, exchange.dispatch, result.dispatch, 1,
+                        exchange.dispatch_holds);
+    path.add(shared_experts);
+    path.barrier();
+  } else {
+    path.collective("dispatch", Part::dispatch, exchange.dispatch, result.dispatch, 1,
+                    exchange.dispatch_holds);
+  }
+  wait();
+  path.experts(outcome.experts);
+  if (overlap_.combine_attention) {
+    path.start_transfer("combine", Part::combine, exchange.combine, result.combine, 1,
+                        exchange.combine_holds);
+  } else {
+    path.collective("combine", Part::combine, exchange.combine, result.combine, 1,
+                    exchange.combine_holds);
+  }
+}
+
+// A MoE layer whose experts are on other GPUs. Shared experts run where attention does, after the
+// combine, or with overlap while the tokens are away. `passed` is the micro-batch's time that
+// rounds already hold.
+void StepModel::pass_other_side(const LayerOutcome& outcome, const RankCosts& shared_experts,
+                                CriticalPath& path, StepCost& result, Seconds& passed) const {
+  const auto lap = [&] { return result.total - std::exchange(passed, result.total); };
+  AfdRound round;
+  round.attention = lap();
+  if (overlap_.shared_expert) {
+    path.add(shared_experts);
+    path.barrier();
+  }
+  round.beside = lap();
+  path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch);
+  round.dispatch = lap();
+  path.experts(outcome.experts);
+  round.ffn = lap();
+  path.collective("combine", Part::combine, outcome.exchange.combine, result.combine);
+  round.combine = lap();
+  result.chain.rounds.push_back(round);
 }
 
 // The step's time from what its MoE layers took and what every rank computes by itself.
@@ -540,7 +641,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   // A sample's MoE layers are added up already, if nothing runs beside them.
   const StepSample* const sample = result.samples.empty() ? nullptr : result.samples.front();
   const bool summed = sample != nullptr && (pass == Pass::step || plan_.pp > 1) &&
-                      !overlap_.shared_expert && !overlap_.combine_attention;
+                      !overlap_.shared_expert && !overlap_.combine_attention && !plan_.afd();
   start_sum(result);
   CriticalPath path(plan_, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
@@ -558,19 +659,22 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   // After a dispatch every GPU holds its share of the rank's tokens again, and partial sums of what
   // is sliced by tp.
   const auto rejoin = [&] {
-    if (plan_.tp == 1 || plan_.dp == 1) return;
+    if (plan_.tp == 1 || !plan_.exchanges()) return;
     const bool sliced = model_.shared_width > 0 || model_.dense_residual;
     path.collective(sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
                     sliced ? all_reduce : all_gather, result.all_reduce, groups);
   };
   int moe_layer = 0;
   const int layers = ranks.layers();
+  Seconds passed{};
   for (int layer = 0; layer < layers; ++layer) {
     const RankPrices::LayerCosts& costs = ranks.layer(layer);
     const int stage = plan_.stage_of(layer, layers);
     const bool begins_stage = layer == 0 || stage != plan_.stage_of(layer - 1, layers);
     if (begins_stage && layer > 0) path.end_stage();
     if (begins_stage && summed) path.add_sum(sample->stages[at(stage)]);
+    if (plan_.afd())
+      path.every_rank("kernel_gaps", Part::other, {charges_.per_layer, Resource::launch, {}});
     path.add(costs.before_attention);
     if (sums_squares && ranks.mixer(layer).joint_norm())
       path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
@@ -591,25 +695,14 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       const LayerOutcome& outcome = (sample ? sample->layers : result.layers)[at(moe_layer)];
       path.every_rank("token_routing", Part::token_routing,
                       {outcome.routing, Resource::launch, {}});
-      if (overlap_.shared_expert) {
-        path.start_transfer("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch,
-                            1, outcome.exchange.dispatch_holds);
-        path.add(costs.shared_experts);
-        path.barrier();
+      if (plan_.afd()) {
+        pass_other_side(outcome, costs.shared_experts, path, result, passed);
       } else {
-        path.collective("dispatch", Part::dispatch, outcome.exchange.dispatch, result.dispatch, 1,
-                        outcome.exchange.dispatch_holds);
-      }
-      if (!memories_.empty()) {
-        wait_for_experts(moe_layer, batch.start + to_duration(result.total), *placements, result);
-      }
-      path.experts(outcome.experts);
-      if (overlap_.combine_attention) {
-        path.start_transfer("combine", Part::combine, outcome.exchange.combine, result.combine, 1,
-                            outcome.exchange.combine_holds);
-      } else {
-        path.collective("combine", Part::combine, outcome.exchange.combine, result.combine, 1,
-                        outcome.exchange.combine_holds);
+        pass_experts(outcome, costs.shared_experts, path, result, [&] {
+          if (memories_.empty()) return;
+          const Time arrived = batch.start + to_duration(result.total);
+          wait_for_experts(moe_layer, arrived, *placements, result);
+        });
       }
       ++moe_layer;
       path.add(costs.after_combine);
@@ -629,6 +722,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   }
   path.end_stage();
   charge_host(batch, layers, pass != Pass::later_part, path, result);
+  result.chain.tail = result.total - passed;
 
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;

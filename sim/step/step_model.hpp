@@ -15,6 +15,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/rank_memory.hpp"
+#include "sim/step/critical_path.hpp"
 #include "sim/step/overlap.hpp"
 #include "sim/step/step_cost.hpp"
 #include "sim/token_routing/charges.hpp"
@@ -22,8 +23,6 @@
 #include "traces/trace_rows.hpp"
 
 namespace moesim {
-
-class CriticalPath;
 
 /// How the tokens of a step find replicas and travel: one rule for the whole group.
 struct PhaseRule {
@@ -44,8 +43,9 @@ struct LayerRange {
 /// every expert stands in HBM.
 /// step = sum over layers + embedding, LM head, sampling, host overhead.
 /// Overlap hides communication beside computation; parts and total then hold what is exposed.
-/// With pipeline stages a step is one round of the batch, cut into as many micro-batches as there
-/// are stages, in the steady state: see join_pipeline().
+/// With AFD a step is several micro-batches that alternate between attention's GPUs and those of
+/// the experts: see join_afd(). With pipeline stages a step is one round of the batch, cut into as
+/// many micro-batches as there are stages, in the steady state: see join_pipeline().
 class StepModel {
  public:
   StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
@@ -86,7 +86,11 @@ class StepModel {
   template <class PricePart>
   void price_two_batches(const StepBatch&, PricePart&&, StepCost& result);
   template <class PricePart>
+  std::vector<StepCost> price_parts(std::span<const StepBatch>, PricePart&&);
+  template <class PricePart>
   StepCost price_pipeline(const StepBatch&, PricePart&&);
+  template <class PricePart>
+  StepCost price_afd(const StepBatch&, PricePart&&);
   CollectiveCost hop(const StepBatch&, int stage) const;
   CollectiveCost logits_gather(const StepBatch&) const;
   void price_batch(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
@@ -103,6 +107,11 @@ class StepModel {
   void add_up(const StepBatch&, const ExpertPlacement*, StepCost& result,
               std::vector<ExplainedOperation>* explain, Pass = Pass::step);
   bool splits(const StepBatch&) const;
+  template <class Wait>
+  void pass_experts(const LayerOutcome&, const RankCosts& shared_experts, CriticalPath&, StepCost&,
+                    Wait&&) const;
+  void pass_other_side(const LayerOutcome&, const RankCosts& shared_experts, CriticalPath&,
+                       StepCost&, Seconds& passed) const;
   void charge_host(const StepBatch&, int layers, bool begins, CriticalPath&,
                    const StepCost& result) const;
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);

@@ -68,7 +68,7 @@ TEST_CASE("a low-latency exchange hides only while it is in flight") {
                   {"dispatch", {{"prefill", "all_to_all"}, {"decode", "low_latency"}}},
                   {"token_routing", {{"prefill", "even"}, {"decode", "even"}}}});
   const StepCost split = explain_step(e, StepKind::decode, 256, 2048, 0).cost;
-  REQUIRE(split.two_batches);
+  REQUIRE(split.micro_batches == 2);
   // 16 ranks send 256 tokens of 8 experts in two halves, in each of 58 layers: DeepEP's kernels of
   // dispatch take 60 us for 128 tokens, those of combine 50.
   // What is hidden is hidden of either in proportion.
@@ -125,7 +125,7 @@ TEST_CASE("combine beside the next attention leaves exposed what attention does 
 
 TEST_CASE("two micro-batches pay for their own experts") {
   const StepCost plain = decode_step("none"), split = decode_step("two_batch");
-  REQUIRE(split.two_batches);
+  REQUIRE(split.micro_batches == 2);
   double weights = 0, halves = 0;
   for (std::size_t l = 0; l < plain.layers.size(); ++l) {
     weights += plain.layers[l].load.max_activated;
@@ -144,8 +144,8 @@ TEST_CASE("two micro-batches pay for their own experts") {
 }
 
 TEST_CASE("small batches are not split, and every kind of overlap adds up") {
-  CHECK_FALSE(decode_step("two_batch", 32).two_batches);
-  CHECK(decode_step("two_batch", 33).two_batches);
+  CHECK(decode_step("two_batch", 32).micro_batches == 1);
+  CHECK(decode_step("two_batch", 33).micro_batches == 2);
   for (const Json& overlap :
        {Json("none"), Json("shared_expert"), Json("two_batch"),
         Json({"shared_expert", "combine_attention"}), Json({"two_batch", "shared_expert"})}) {
@@ -163,7 +163,7 @@ TEST_CASE("a prompt that is cut in two keeps its attention work") {
   const Experiment plain = experiment(Json::object());
   const StepCost split = explain_step(e, StepKind::prefill, 0, 0, 2048).cost;
   const StepCost whole = explain_step(plain, StepKind::prefill, 0, 0, 2048).cost;
-  REQUIRE(split.two_batches);
+  REQUIRE(split.micro_batches == 2);
   // The second half attends to the first: the same query-key pairs, 2 x 2048^2 / 8 + 1024^2, though
   // keys of the first half are read twice and launches are paid twice.
   CHECK(seconds_of(split, Part::attention) >= seconds_of(whole, Part::attention));

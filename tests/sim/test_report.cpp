@@ -31,6 +31,7 @@ std::vector<Report> reports() {
   const Json failures = {{"instances", 2},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
   const Json sampled = {{"fidelity", "sampled"}};
+  const Json apart = {{"parallel", {{"ffn_gpus", 4}}}};
   const Json sessions = {
       {"workload",
        {{"lengths", nullptr},
@@ -38,7 +39,7 @@ std::vector<Report> reports() {
          {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
   std::vector<Report> all;
   for (const Json& set :
-       {Json::object(), pools, memory, hot, objectives, failures, sampled, sessions}) {
+       {Json::object(), pools, memory, hot, objectives, failures, sampled, apart, sessions}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;

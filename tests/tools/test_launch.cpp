@@ -246,6 +246,19 @@ TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine star
   }
 }
 
+TEST_CASE("attention and experts apart: commands of attention's GPUs, and what starts the others") {
+  const Json apart =
+      with({{"instances", 1}, {"parallel", {{"dp", 4}, {"tp", 2}, {"ep", 4}, {"ffn_gpus", 4}}}});
+  const std::string text = launch("vllm", apart);
+  CHECK_THAT(text, Contains("# 8 GPUs on node 0\n") && Contains("--data-parallel-size 4") &&
+                       Contains("# not in these commands: /parallel/ffn_gpus: 4; vLLM needs the "
+                                "afd-plugin"));
+  CHECK_THAT(launch("sglang", apart),
+             Contains("/parallel/ffn_gpus: 4; SGLang has no attention-FFN disaggregation"));
+  CHECK_THAT(launch("sglang", apart), Contains("--tp-size 8 "));
+  CHECK_THAT(launch("vllm", base), !Contains("ffn_gpus"));
+}
+
 TEST_CASE("a group that one node does not hold is started on each of its nodes") {
   const Json wide = with({{"parallel", sixteen_gpus}, {"instances", 1}});
   CHECK_THAT(launch("vllm", wide),

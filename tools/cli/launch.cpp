@@ -49,14 +49,24 @@ std::int64_t max_model_len(const PoolSpec& pool) {
   return longest_of(pool) ? pool.workload.longest() + room : 0;
 }
 
+// What a command can say: with AFD that of attention's GPUs, which then have the experts too.
+ParallelPlan plan_of_command(ParallelPlan plan) {
+  if (!plan.afd()) return plan;
+  plan.ep = plan.attention_gpus();
+  plan.ffn_gpus = 0;
+  plan.micro_batches = 1;
+  return plan;
+}
+
 Server server_of(const PoolSpec& pool, const std::string& role) {
   return {.role = role,
           .gpus_per_node = pool.cluster.gpus_per_node,
           .has_nvfp4 = pool.cluster.gpu.dense_peak.contains(Precision::nvfp4),
           .engine = pool.engine.substr(0, pool.engine.find(' ')),
-          .parallel = pool.parallel,
+          .parallel = plan_of_command(pool.parallel),
           .precision = pool.precision,
           .experts = pool.model.experts,
+          .ffn_gpus = pool.parallel.ffn_gpus,
           .redundant_experts = redundant_experts(pool),
           .max_model_len = max_model_len(pool),
           .max_num_seqs = pool.scheduler->max_num_seqs(),
@@ -92,10 +102,11 @@ Fleet fleet_of(const ExperimentSpec& spec) {
     server.from_pipelines = spec.pools.front().parallel.pp > 1;
     for (int i = 0; i < pool.instances; ++i) {
       server.number = number++;
-      if (gpu > 0 && gpu + server.gpus() > server.gpus_per_node) ++node, gpu = 0;
+      const int gpus = server.gpus() + server.ffn_gpus;
+      if (gpu > 0 && gpu + gpus > server.gpus_per_node) ++node, gpu = 0;
       server.node = node;
       server.first_gpu = gpu;
-      gpu += server.gpus();
+      gpu += gpus;
       node += gpu / server.gpus_per_node;
       gpu %= server.gpus_per_node;
       const int last = node + (gpu > 0 ? 1 : 0);
@@ -148,6 +159,17 @@ void note_common(const PoolSpec& pool, Notes& notes) {
         "experts keep their order");
   if (pool.speculation.tokens > 0 && !pool.speculation.mtp)
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
+}
+
+// Which roles no command here starts.
+void note_afd(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
+  if (!pool.parallel.afd()) return;
+  const std::string_view how = engine.launch.afd;
+  notes.push_back(fmt::format(
+      "/parallel/ffn_gpus: {}; {}; these commands put experts on the GPUs for attention",
+      pool.parallel.ffn_gpus,
+      how.empty() ? fmt::format("{} has no attention-FFN disaggregation", engine.title)
+                  : std::string(how)));
 }
 
 // ---- what is written ----
@@ -249,7 +271,10 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
     if (!router.empty()) text += "# the router of requests\n" + router;
   }
   text += "# the load\n" + benchmark(form.benchmark, decode, path, notes) + "\n";
-  for (const PoolSpec& pool : spec.pools) note_common(pool, notes);
+  for (const PoolSpec& pool : spec.pools) {
+    note_common(pool, notes);
+    note_afd(pool, *row, notes);
+  }
   if (!decode.engine.empty() && fleet.servers.back().engine != engine)
     text += fmt::format("# predicted for {}, not for {}\n", shell_word(decode.engine), engine);
   std::ranges::sort(notes);

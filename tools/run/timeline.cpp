@@ -64,17 +64,28 @@ double share_of(Layers layers, Layers all, Time&& time_of) {
                    : static_cast<double>(layers.size()) / static_cast<double>(all.size());
 }
 
+// With AFD: how long a GPU works and waits in some of the MoE layers, all alike. Micro-batches
+// alternate many times in a layer.
+std::vector<Slice> slices_with_afd(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
+  const double share = share_of(layers, gpu.layers, [](std::size_t) { return 1.0; });
+  const double idle = std::clamp(cost.idle[gpu.number], 0.0, cost.total.count());
+  const double busy = (cost.total.count() - idle) * share;
+  if (!gpu.rank) return {{"attention", busy}, {"idle", idle * share}};
+  return {{"experts", busy, expert_args(cost, *gpu.rank, layers)}, {"idle", idle * share}};
+}
+
 // What one GPU did in some of the MoE layers of its stage, in order. The parts of the cost are
 // those of the slowest rank at each barrier, or, where some are hidden beside others, what is
 // exposed; what this GPU waited there is its own work short of that. A pipeline's are the mean
 // stage's; of its GPUs without MoE layers what the others do for experts is "pipeline".
 std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Layers layers) {
+  if (cost.afd) return slices_with_afd(cost, gpu, layers);
   const auto& outcomes = cost.layers;
   const auto slowest = [&](std::size_t layer) {
     return std::ranges::max(outcomes[layer].experts, {}, &Cost::time).time.count();
   };
   const auto own = [&](std::size_t layer) {
-    return outcomes[layer].experts[gpu.rank].time.count();
+    return outcomes[layer].experts[*gpu.rank].time.count();
   };
   const auto part = [&](Part which, auto&& time_of) {
     return seconds_of(cost, which) * share_of(layers, gpu.layers, time_of);
@@ -92,7 +103,7 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
       mine += own(layer);
     }
     // Of two batches the layers hold sums, whose longest is no rank's own.
-    if (cost.two_batches) return std::pair(all, std::min(mine, all));
+    if (cost.micro_batches > 1) return std::pair(all, std::min(mine, all));
     return std::pair(all, longest > 0 ? all * mine / longest : 0);
   };
   const auto [experts, mine] = experts_of(layers);
@@ -115,7 +126,7 @@ std::vector<Slice> slices_of(const StepCost& cost, const Timeline::Gpu& gpu, Lay
       {"dispatch",
        of_experts(Part::dispatch,
                   [&](std::size_t l) { return outcomes[l].exchange.dispatch.time.count(); })},
-      {"experts", mine, mine > 0 ? expert_args(cost, gpu.rank, layers) : ""},
+      {"experts", mine, mine > 0 ? expert_args(cost, *gpu.rank, layers) : ""},
       {"idle", experts - mine},
       {"combine", of_experts(Part::combine, [&](std::size_t l) {
          return outcomes[l].exchange.combine.time.count();
@@ -139,8 +150,9 @@ std::vector<Timeline::Gpu> gpus_of(const Deployment& group) {
   std::vector<Timeline::Gpu> gpus;
   for (int gpu = 0; gpu < plan.gpus(); ++gpu) {
     const int stage = gpu / plan.stage_gpus();
-    gpus.push_back(
-        {at(gpu), at(gpu % plan.stage_gpus() / plan.moe_tp()), plan.pp > 1, of_stage[at(stage)]});
+    const std::optional<int> rank = plan.expert_rank(gpu);
+    gpus.push_back({at(gpu), rank ? std::optional(at(*rank)) : std::nullopt, plan.pp > 1,
+                    of_stage[at(stage)]});
   }
   return gpus;
 }

@@ -35,10 +35,11 @@ class Timeline : public RunObserver {
     std::int64_t thread;
   };
 
-  /// A GPU of a group: its number there, its EP rank, whether it is of a pipeline, the MoE layers
-  /// of its stage.
+  /// A GPU of a group: its number there, its EP rank if any, whether it is of a pipeline, the MoE
+  /// layers of its stage.
   struct Gpu {
-    std::size_t number, rank;
+    std::size_t number;
+    std::optional<std::size_t> rank;
     bool staged;
     std::vector<std::size_t> layers;
   };

@@ -292,11 +292,11 @@ OrderedJson held_up_json(const std::optional<HeldUp>& held) {
             {"mean_tokens", held->mean_tokens}}}};
 }
 
-/// Experts of a layer with tokens, mean over the MoE layers of the first step and its micro-batches
-/// with two-batch overlap, and as many tokens under uniform routing; nothing for a dense model.
+/// Experts of a layer with tokens, mean over the MoE layers of the first step and its alternating
+/// micro-batches, and as many tokens under uniform routing; nothing for a dense model.
 struct ActiveExperts {
   double mean = 0, uniform = 0;
-  bool of_half = false;
+  int micro_batches = 1;
 };
 
 std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Deployment& e) {
@@ -304,8 +304,8 @@ std::optional<ActiveExperts> active_experts(const ExplainedStep& step, const Dep
   if (layers.empty()) return std::nullopt;
   ActiveExperts active;
   for (const LayerOutcome& layer : layers) active.mean += layer.active_experts;
-  active.of_half = step.cost.two_batches;
-  const double batches = active.of_half ? 2 : 1;
+  active.micro_batches = step.cost.micro_batches;
+  const double batches = active.micro_batches;
   active.mean /= batches * static_cast<double>(layers.size());
   active.uniform = uniformly_active(
       e.model.experts, e.model.experts_per_token,
@@ -320,19 +320,57 @@ OrderedJson to_json(const std::optional<ActiveExperts>& active) {
 
 std::string to_text(const std::optional<ActiveExperts>& active, const MoeModel& model) {
   if (!active) return "";
+  const std::string of_each =
+      active->micro_batches == 1 ? ""
+      : active->micro_batches == 2
+          ? ", in each of two micro-batches"
+          : fmt::format(", in each of {} micro-batches", active->micro_batches);
   return fmt::format("experts active in a layer: {:.1f} of {} (uniform routing: {:.1f}){}\n",
-                     active->mean, model.experts, active->uniform,
-                     active->of_half ? ", in each of two micro-batches" : "");
+                     active->mean, model.experts, active->uniform, of_each);
 }
 
 /// What of the exchanges runs beside something else: the table's rows add up to more than the step.
 std::string hidden_text(const StepCost& cost) {
   const Seconds hidden = cost.dispatch.hidden + cost.combine.hidden + cost.all_reduce.hidden;
-  if (hidden <= Seconds{}) return "";
+  if (hidden <= Seconds{} || cost.afd) return "";
   return fmt::format(
       "{:.3f} ms of dispatch and {:.3f} ms of combine are hidden beside computation: the rows "
       "below\nadd up to more than the step\n",
       cost.dispatch.hidden.count() * 1e3, cost.combine.hidden.count() * 1e3);
+}
+
+/// With AFD the share of the step that each stage works, or has of the critical path.
+OrderedJson shares_by_stage(const StepCost& cost, const std::array<Seconds, 4>& times) {
+  OrderedJson shares;
+  for (std::size_t stage = 0; stage < times.size(); ++stage)
+    shares[std::string(afd_stage_names[stage])] = times[stage] / cost.total;
+  return shares;
+}
+
+OrderedJson afd_json(const StepCost& cost) {
+  return {{"micro_batches", cost.micro_batches},
+          {"busy", shares_by_stage(cost, cost.afd->busy)},
+          {"critical_path", shares_by_stage(cost, cost.afd->critical)}};
+}
+
+/// With AFD what each side works, and what the time consists of.
+std::string afd_text(const StepCost& cost, const ParallelPlan& plan) {
+  if (!cost.afd) return "";
+  const auto percents = [&](const std::array<Seconds, 4>& times) {
+    std::string text;
+    for (std::size_t stage = 0; stage < times.size(); ++stage) {
+      text += fmt::format("{}{} {:.1f} %", stage == 0 ? "" : ", ", afd_stage_names[stage],
+                          100 * (times[stage] / cost.total));
+    }
+    return text;
+  };
+  return fmt::format(
+      "{} GPUs for attention, {} for experts (ffn), {} micro-batches in flight\n"
+      "busy: {}\n"
+      "critical path: {}\n"
+      "rows below are sums over micro-batches: those of each side add up to what it is busy\n",
+      plan.attention_gpus(), plan.ffn_gpus, cost.micro_batches, percents(cost.afd->busy),
+      percents(cost.afd->critical));
 }
 
 OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
@@ -353,6 +391,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                    {"experts", to_json(active_experts(step, e))},
                    {"held_up_by", held_up_json(held_up(step, e))},
                    {"operations", OrderedJson::array()}};
+  if (step.cost.afd) json["afd"] = afd_json(step.cost);
   for (const ExplainedOperation& op : step.operations) {
     json["operations"].push_back({{"operation", op.name},
                                   {"part", part_names[at(op.part)]},
@@ -368,6 +407,8 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                                   {"link_bytes", op.link_bytes},
                                   {"hbm_share", bandwidth_share(op, gpu)},
                                   {"peak_share", peak_share(op)}});
+    if (step.cost.afd)
+      json["operations"].back()["side"] = afd_stage_names[at(afd_stage_of(op.part))];
   }
   return json;
 }
@@ -413,22 +454,36 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
   return text + " a rank";
 }
 
-std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
-  const GpuSpec& gpu = e.cluster.gpu;
-  Table table({"operation", "ms", "% time", "bound by", "GFLOP", "HBM MB", "link MB", "flop/B",
-               "% HBM", "% peak"});
+/// A row for each operation; with AFD each says on which side it is.
+Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
+  std::vector<std::string> heading{"operation", "ms",      "% time", "bound by", "GFLOP",
+                                   "HBM MB",    "link MB", "flop/B", "% HBM",    "% peak"};
+  if (step.cost.afd) heading.insert(heading.begin() + 1, "side");
+  Table table(heading);
   for (const ExplainedOperation& op : step.operations) {
     const auto or_dash = [](double value, const char* format) {
       return value > 0 ? fmt::format(fmt::runtime(format), value) : std::string("-");
     };
-    table.add({marked(op), fmt::format("{:.3f}", op.seconds * 1e3),
-               fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
-               std::string(resource_names[at(op.bound)]), or_dash(op.flops * 1e-9, "{:.0f}"),
-               or_dash(op.hbm_bytes * 1e-6, "{:.0f}"), or_dash(op.link_bytes * 1e-6, "{:.0f}"),
-               or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
-               or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
-               or_dash(100 * peak_share(op), "{:.0f}")});
+    std::vector<std::string> row{marked(op),
+                                 fmt::format("{:.3f}", op.seconds * 1e3),
+                                 fmt::format("{:.1f}", 100 * op.seconds / step.cost.total.count()),
+                                 std::string(resource_names[at(op.bound)]),
+                                 or_dash(op.flops * 1e-9, "{:.0f}"),
+                                 or_dash(op.hbm_bytes * 1e-6, "{:.0f}"),
+                                 or_dash(op.link_bytes * 1e-6, "{:.0f}"),
+                                 or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
+                                 or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
+                                 or_dash(100 * peak_share(op), "{:.0f}")};
+    if (step.cost.afd)
+      row.insert(row.begin() + 1, std::string(afd_stage_names[at(afd_stage_of(op.part))]));
+    table.add(row);
   }
+  return table;
+}
+
+std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
+  const GpuSpec& gpu = e.cluster.gpu;
+  const Table table = operations_table(step, gpu);
   const TypicalTime typical = typical_ms(step);
   const std::string others =
       step.totals.size() == 1
@@ -442,7 +497,8 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       "experts\n\n{}{}{}",
       step_kind_names[at(step.summary.kind)], content_text(step, e),
       own_load ? " (the mean batch of its own load)" : "", step.cost.total.count() * 1e3, others,
-      to_text(active_experts(step, e), e.model) + hidden_text(step.cost),
+      to_text(active_experts(step, e), e.model) + hidden_text(step.cost) +
+          afd_text(step.cost, e.parallel),
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),

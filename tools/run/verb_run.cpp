@@ -182,7 +182,8 @@ std::string busiest_layer(const PoolStats& pool, const Deployment& e, int gpu) {
   const auto* usual = usual_kind(pool);
   if (usual == nullptr || e.parallel.ep == 1) return "";
   const ParallelPlan& plan = e.parallel;
-  const auto rank = at(gpu % plan.stage_gpus() / plan.moe_tp());
+  if (!plan.expert_rank(gpu)) return ". The GPU is for attention and holds no experts";
+  const auto rank = at(*plan.expert_rank(gpu));
   const auto layers = static_cast<int>(e.model.layers.size());
   constexpr double similar = 1.01;
   const auto busiest = [&](auto&& totals_of) {
@@ -284,9 +285,27 @@ std::string active_text(const PoolStats& pool, const MoeModel& model) {
   const auto* usual = usual_kind(pool);
   if (usual == nullptr) return "";
   const ExpertSummary& of = usual->second.summary;
+  const bool several = pool.afd && pool.afd->micro_batches > 1;
+  const std::string each =
+      several ? fmt::format(", summed over {} micro-batches", pool.afd->micro_batches) : "";
   return fmt::format(
-      "experts active in a layer of a {} step: {:.1f} of {} (uniform routing: {:.1f})\n",
-      usual->first, of.active_experts_mean, model.experts, of.uniform_experts_mean);
+      "experts active in a layer of a {} step: {:.1f} of {}{} (uniform routing: {:.1f})\n",
+      usual->first, of.active_experts_mean, model.experts, each, of.uniform_experts_mean);
+}
+
+// With AFD how long each side waits, and what the time of steps consists of.
+std::string afd_text(const PoolStats& pool) {
+  if (!pool.afd) return "";
+  const AfdStats& afd = *pool.afd;
+  std::string path;
+  for (const auto& [stage, share] : afd.critical_path)
+    path += fmt::format("{}{} {}", path.empty() ? "" : ", ", stage, percent(share));
+  return wrapped(fmt::format(
+             "GPUs for attention wait {} of the time, GPUs for experts {}, of which {} for their "
+             "slowest rank; critical path: {}",
+             percent(afd.attention_idle_share), percent(afd.ffn_idle_share),
+             percent(afd.ffn_straggler_share), path)) +
+         "\n";
 }
 
 // Where the time of steps goes, and what experts, buffers and KV cache made of it.
@@ -296,7 +315,8 @@ std::string pool_text(const PoolStats& pool, const Deployment& e) {
     if (entry.share < .005) continue;
     parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", part, percent(entry.share));
   }
-  std::string text = active_text(pool, e.model) + wrapped("time goes to " + parts) + "\n";
+  std::string text =
+      active_text(pool, e.model) + wrapped("time goes to " + parts) + "\n" + afd_text(pool);
   const CoverageStats& decode = pool.routing_coverage.back().second;
   text += fmt::format(
       "barriers idle {}, KV cache {} used, peak {}{}\n", percent(pool.breakdown.barrier_idle_share),

@@ -26,6 +26,7 @@ class AllGather final : public Dispatch {
     return exchange;
   }
   bool gives_global_counts() const override { return true; }
+  bool gathers_tokens() const override { return true; }
   bool needs_copies() const override { return combine_ == Combine::all_to_all; }
 
  private:

@@ -26,6 +26,7 @@ class Auto final : public Dispatch {
     return best;
   }
   bool gives_global_counts() const override { return true; }
+  bool gathers_tokens() const override { return true; }
   bool needs_copies() const override { return true; }
   bool needs_selections() const override { return true; }
   double buffer_rows(double tokens, double ranks, double experts) const override {
