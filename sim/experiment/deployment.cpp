@@ -62,6 +62,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.rebalancer = e.rebalancing.make(rebalancing_context(e, mover));
   e.kv_layout = kv_layout_of(e);
   e.memory = memory_budget(e);
+  check_tiers(e);
   e.request_router = e.request_routing.make(router_context(e));
   return e;
 }

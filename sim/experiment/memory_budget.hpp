@@ -5,6 +5,7 @@
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
+#include "sim/kv_tiers/kv_tiers.hpp"
 
 namespace moesim {
 
@@ -26,5 +27,13 @@ struct MemoryBudget {
 /// The budget of a deployment whose placement, rules and KV layout stand. Throws DoesNotFit if
 /// nothing is left for the KV cache.
 MemoryBudget memory_budget(const Deployment&);
+
+/// DP ranks that share a tier of the KV cache, where there are as many.
+int ranks_of_tier(const Deployment&, const KvTierPlan&);
+/// Blocks that a tier holds which so many ranks share. A block counts on all GPUs of its rank, as
+/// vLLM counts `kv_offloading_size`.
+std::int64_t tier_blocks(const Deployment&, const KvTierPlan&, int ranks);
+/// Throws ConfigError if a tier holds less than a block.
+void check_tiers(const Deployment&);
 
 }  // namespace moesim
