@@ -75,6 +75,7 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
     hit.in_use += group.window == 0 ? std::ranges::partition_point(needed, held) - needed.begin()
                                     : std::ranges::count_if(needed, held);
   }
+  hit.loads = loadable(hashes, hit.blocks, tokens);
   return hit;
 }
 
@@ -124,8 +125,8 @@ void KvCache::take_cached(Sequence& sequence) {
   Holding& holding = holdings_.at(sequence.request);
   const bool looks_below = below_.tier != nullptr && sequence.computed == 0;
   const CacheHit hit = looks_below ? find_all(sequence) : find(holding.hashes, sequence.tokens);
-  check(hit.loads == 0, "a sequence is admitted that has blocks to load");
   if (looks_below) {
+    check(hit.loads == 0, "a sequence is admitted that has blocks to load");
     note_hit(holding.hashes, hit.blocks);
     below_.tier->use(std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
   }

@@ -33,7 +33,7 @@ struct CacheHit {
   /// takes no free block. Without a window a router counts them up to the first that no request
   /// holds.
   std::int64_t in_use = 0;
-  /// Blocks behind `blocks` that the tier below can load. A router is not told.
+  /// Blocks behind `blocks` that the tier below can load.
   std::int64_t loads = 0;
   /// The block behind `blocks` is on its way to HBM, loaded for another request.
   bool awaits = false;

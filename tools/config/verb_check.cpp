@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "models/quantization.hpp"
@@ -9,6 +11,31 @@
 #include "tools/cli/verbs.hpp"
 
 namespace moesim {
+
+namespace {
+
+// "tier host: 81.2 GB per rank, 51234 blocks; 53.6 GB/s to HBM and 53.6 GB/s from HBM per GPU"
+std::string tiers_of(const Deployment& e) {
+  std::string text;
+  for (const KvTierPlan& tier : e.kv_cache.tiers) {
+    const int ranks = std::min(ranks_of_tier(e, tier), e.instances * e.parallel.dp);
+    const std::int64_t blocks = tier_blocks(e, tier, ranks);
+    const double bytes = e.kv_layout.block.value() * e.parallel.gpus() / e.parallel.dp;
+    text += fmt::format(
+        "tier {}: {:.1f} GB per {}, {} blocks; {:.3g} GB/s to HBM and {:.3g} GB/s from HBM per "
+        "GPU\n",
+        tier.name, double(blocks) * bytes / 1e9, tier_scope_names[std::size_t(tier.per)], blocks,
+        tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9);
+    if (tier.write->when_full() && blocks <= ranks * e.memory.kv_blocks)
+      text +=
+          "  a write-through tier no larger than HBM adds almost no hits; give it more capacity, "
+          "or "
+          "\"write_back\"\n";
+  }
+  return text;
+}
+
+}  // namespace
 
 Action setup_check(CLI::App& command) {
   const auto options = std::make_shared<ExperimentOptions>();
@@ -21,18 +48,19 @@ Action setup_check(CLI::App& command) {
     const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
     const ParameterCount parameters = count_parameters(e.model);
     const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
-    print(
-        fmt::format("{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
-                    "precision: {} ({})\n"
-                    "{} slots per layer ({:.4g}x)\n"
-                    "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
-                    "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
-                    options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
-                    gpus_of(experiment), e.cluster.name, precision_text(e.precision),
-                    given ? "as given" : "as the model's files say", slots, e.replication_effective,
-                    gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
-                    gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
-                    gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens));
+    print(fmt::format("{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+                      "precision: {} ({})\n"
+                      "{} slots per layer ({:.4g}x)\n"
+                      "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
+                      "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
+                      options->config, e.model.name, parameters.total / 1e9,
+                      parameters.active / 1e9, gpus_of(experiment), e.cluster.name,
+                      precision_text(e.precision), given ? "as given" : "as the model's files say",
+                      slots, e.replication_effective,
+                      gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
+                      gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
+                      gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens) +
+          tiers_of(e));
     return 0;
   };
 }
