@@ -150,6 +150,20 @@ class World:
         memory |= {"prefetch": self.policy("prefetch"), "lookahead": self.one_of(1, 2, 9)}
         return memory
 
+    def tiers(self):
+        tier = {"capacity": self.one_of("1 MB", "20 MB", {"of_hbm": self.one_of(0.3, 1, 3)}), "per": self.one_of("rank", "node"),
+                "bandwidth": self.one_of("10 MB/s", "1 GB/s", "50 GB/s"), "latency": self.one_of("0 us", "1 ms"),
+                "link": self.one_of("fifo", "equal"), "eviction": self.policy("tier_eviction"), "write": self.policy("tier_write")}
+        if self.chance(0.3):
+            tier["aggregate_bandwidth"] = "20 MB/s"
+        return {"tiers": [tier], "read": self.one_of("parked", "parked", "blocking", "layerwise"),
+                "min_load_tokens": self.one_of(0, 0, 50)}
+
+    def sessions(self):
+        tokens = lambda median: {"median": median, "sigma": self.one_of(0, 1), "max": 300}
+        return {"type": "generated", "turns": self.one_of(2, {"median": 4, "sigma": 1, "max": 9}), "first": tokens(60),
+                "new": tokens(20), "output": tokens(9), "gap": self.one_of("0 s", "5 ms")}
+
     def experiment(self):
         parallel = {"dp": self.one_of(1, 2, 4, 4), "tp": self.one_of(1, 1, 2), "pp": self.one_of(1, 1, 1, 2)}
         model, instances = self.model(), self.one_of(1, 1, 1, 2)
@@ -167,6 +181,11 @@ class World:
              "request_routing": self.policy("request_routing"),
              "kv_cache": {"block_size": self.one_of(1, 16, 16, 64), "prefix_caching": caching},
              "measurement": {"warmup": self.one_of(0, 0, 0.1, 0.5, 0.9)}, "seed": self.seed}
+        if caching and e["workload"]["arrivals"]["type"] == "closed_loop" and self.chance(0.7):
+            e["workload"]["sessions"] = self.sessions()
+            del e["workload"]["lengths"]
+        if caching and self.chance(0.6):
+            e["kv_cache"] |= self.tiers()
         if self.chance(0.3):
             e["slo"] = {self.one_of("ttft", "tpot", "e2el"): self.time(1, 100)}
         if self.chance(0.15):

@@ -63,6 +63,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.kv_layout = kv_layout_of(e);
   e.memory = memory_budget(e);
   if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
+  check_tiers(e);
   e.request_router = e.request_routing.make(router_context(e));
   return e;
 }

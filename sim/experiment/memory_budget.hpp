@@ -5,6 +5,7 @@
 
 #include "hardware/config.hpp"
 #include "hardware/units.hpp"
+#include "sim/kv_tiers/kv_tiers.hpp"
 
 namespace moesim {
 
@@ -33,5 +34,13 @@ MemoryBudget memory_budget(const Deployment&);
 /// The budget of a GPU that holds experts alone, for a deployment with AFD. `kv` is unused and
 /// holds no blocks. Throws DoesNotFit if weights and buffers take more than there is.
 MemoryBudget ffn_memory_budget(const Deployment&);
+
+/// DP ranks that share a tier of the KV cache, where there are as many.
+int ranks_of_tier(const Deployment&, const KvTierPlan&);
+/// Blocks that a tier holds which so many ranks share. A block counts on all GPUs of its rank, as
+/// vLLM counts `kv_offloading_size`.
+std::int64_t tier_blocks(const Deployment&, const KvTierPlan&, int ranks);
+/// Throws ConfigError if a tier holds less than a block.
+void check_tiers(const Deployment&);
 
 }  // namespace moesim

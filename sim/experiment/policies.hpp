@@ -5,6 +5,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -25,6 +26,8 @@ struct Policies {
   Registry<CapacityRule> capacity = capacity_rules();
   Registry<ExpertMemory> expert_memory = expert_memories();
   Registry<Prefetch> prefetch = prefetches();
+  Registry<TierEviction> tier_eviction = tier_evictions();
+  Registry<TierWrite> tier_write = tier_writes();
   Registry<Scheduler> scheduling = schedulers();
   Registry<RequestRouterFactory, const RouterContext&> request_routing = request_routers();
   Registry<RebalancerFactory, const RebalancingContext&> rebalancing = rebalancers();

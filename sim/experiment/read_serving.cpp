@@ -15,12 +15,17 @@
 namespace moesim {
 
 std::span<const Key> kv_cache_keys() {
+  static constexpr Form tier = form::object(kv_tier_keys);
   static constexpr Key keys[] = {
       {"block_size", form::integer(1, 4096), "16", "tokens of a block"},
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
-      {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"}};
+      {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
+      {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
+      {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
+      {"min_load_tokens", form::integer(0, 1 << 30), "0",
+       "a hit in a tier of fewer tokens is computed"}};
   return keys;
 }
 
@@ -116,6 +121,34 @@ std::span<const Key> measurement_keys() {
 
 namespace {
 
+// A tier is looked up by prefix, and its blocks are those of all layers alike.
+void read_tiers(ConfigReader& kv, PoolSpec& spec) {
+  KvCacheSpec& cache = spec.kv_cache;
+  cache.read = choice<TierRead>(kv, "read", tier_read_names);
+  cache.min_load_tokens = kv.integer("min_load_tokens");
+  const ConfigNode tiers = kv.child("tiers");
+  cache.tiers = read_kv_tiers(tiers, spec.policies->tier_eviction, spec.policies->tier_write,
+                              spec.cluster.gpu.host_bandwidth);
+  if (cache.tiers.empty()) return;
+  if (!spec.prefix_caching) {
+    tiers.fail("a tier is looked up by prefix; give \"prefix_caching\": true, or leave tiers out");
+  }
+  const KvLayout layout = kv_layout(spec.model, spec.parallel, spec.precision, cache.block_tokens);
+  if (layout.has_windows()) {
+    tiers.fail(fmt::format("a tier is not modelled for the windows of {}; leave tiers out",
+                           spec.model.name));
+  }
+  if (!spec.failures.outages.empty()) {
+    tiers.fail("a tier is not modelled with \"failures\"; leave one of them out");
+  }
+  const int gpus = spec.parallel.tp * spec.parallel.pp;
+  if (cache.tiers.front().per == TierScope::node && spec.cluster.gpus_per_node % gpus != 0) {
+    tiers.element(0).child("per").fail(
+        fmt::format("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,
+                    spec.cluster.gpus_per_node));
+  }
+}
+
 // The states of linear layers are not kept for later prompts.
 void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
@@ -131,6 +164,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
                           "out",
                           spec.model.name));
     }
+    read_tiers(kv, spec);
   });
 }
 

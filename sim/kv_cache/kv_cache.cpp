@@ -44,12 +44,15 @@ std::vector<BlockHash> known_hashes(const PromptIds* ids, std::uint32_t request,
 }
 
 KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_caching,
-                 bool drops_last_hit)
+                 bool drops_last_hit, TierPort below)
     : layout_(layout),
       blocks_(blocks),
       free_(blocks),
       caching_(prefix_caching),
-      drops_last_hit_(drops_last_hit) {
+      drops_last_hit_(drops_last_hit),
+      below_(below) {
+  check(below.tier == nullptr || (caching_ && layout.groups.size() == 1 && !layout.has_windows()),
+        "a tier below a cache without prefixes, or with windows");
   if (!caching_) return;
   check(layout.state_blocks == 0, "prefix caching over states");
   pool_.resize(1);
@@ -72,6 +75,7 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
     hit.in_use += group.window == 0 ? std::ranges::partition_point(needed, held) - needed.begin()
                                     : std::ranges::count_if(needed, held);
   }
+  hit.loads = loadable(hashes, hit.blocks, tokens);
   return hit;
 }
 
@@ -87,10 +91,45 @@ CacheHit KvCache::find(const Sequence& sequence) const {
   return find(holdings_.at(sequence.request).hashes, sequence.tokens);
 }
 
+std::int64_t KvCache::loadable(std::span<const BlockHash> hashes, std::int64_t hit,
+                               std::int32_t tokens) const {
+  if (below_.tier == nullptr) return 0;
+  const std::int64_t most =
+      std::min<std::int64_t>(std::ssize(hashes), (tokens - 1) / layout_.block_tokens);
+  std::int64_t end = hit;
+  while (end < most && below_.tier->has(hashes[static_cast<std::size_t>(end)])) ++end;
+  const std::int64_t loads = end - hit - (drops_last_hit_ && end > hit ? 1 : 0);
+  return loads < below_.least_blocks ? 0 : loads;
+}
+
+// What a waiting sequence finds that has neither computed nor holds anything.
+CacheHit KvCache::find_all(const Sequence& sequence) const {
+  return found_above(
+      holdings_.at(sequence.request).hashes, sequence.tokens,
+      [&](BlockHash name) { return block_of_.contains(name); },
+      [&](BlockHash name) { return on_their_way_.contains(name); });
+}
+
+// A request has found these leading blocks of its own in HBM.
+void KvCache::note_hit(std::span<const BlockHash> hashes, std::int64_t blocks) {
+  for (const BlockHash hash : hashes.first(static_cast<std::size_t>(blocks))) {
+    const std::int32_t block = block_of_.at(hash);
+    if (below_.tier->write().when_hit(++at(block).hits) && !below_.tier->holds(hash))
+      offers_.emplace_back(block, hash);
+  }
+}
+
 void KvCache::take_cached(Sequence& sequence) {
   if (!caching_) return;
+  if (sequence.blocks > 0) return;  // what it has, it loaded before
   Holding& holding = holdings_.at(sequence.request);
-  const CacheHit hit = find(holding.hashes, sequence.tokens);
+  const bool looks_below = below_.tier != nullptr && sequence.computed == 0;
+  const CacheHit hit = looks_below ? find_all(sequence) : find(holding.hashes, sequence.tokens);
+  if (looks_below) {
+    check(hit.loads == 0, "a sequence is admitted that has blocks to load");
+    note_hit(holding.hashes, hit.blocks);
+    below_.tier->use(std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
+  }
   const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
   sequence.computed = std::max(sequence.computed, cached);
   for (std::size_t g = 0; g < layout_.groups.size(); ++g)
@@ -104,6 +143,88 @@ void KvCache::take_cached(Sequence& sequence) {
     ++sequence.blocks;
   });
   holding.filled = static_cast<std::size_t>(hit.blocks);
+}
+
+std::int64_t KvCache::begin_load(Sequence& sequence) {
+  Holding& holding = holdings_.at(sequence.request);
+  check(sequence.blocks == 0, "a sequence loads that holds blocks");
+  const CacheHit hit = find_all(sequence);
+  if (hit.loads == 0) return 0;
+  const auto in_hbm = static_cast<std::size_t>(hit.blocks),
+             end = static_cast<std::size_t>(hit.all());
+  const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
+  note_hit(prompt, hit.blocks);
+  below_.tier->use(prompt);
+  Held& held = holding.groups.front();
+  for (const BlockHash hash : prompt.first(in_hbm)) {
+    held.blocks.push_back(block_of_.at(hash));
+    hold(held.blocks.back());
+  }
+  for (std::int64_t b = 0; b < hit.loads; ++b) held.blocks.push_back(take_oldest());
+  holding.filled = in_hbm;
+  sequence.blocks = hit.all();
+  sequence.computed = static_cast<std::int32_t>(hit.all()) * layout_.block_tokens;
+  const auto loaded = prompt.subspan(in_hbm);
+  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}});
+  if (below_.read == TierRead::parked) {
+    on_their_way_.insert(loaded.begin(), loaded.end());
+  } else {
+    fill(holding, sequence.request, end);  // its step computes when they are there
+  }
+  return hit.loads;
+}
+
+KvCache::Moves KvCache::move(Time now) {
+  Moves moves{now, now};
+  if (below_.tier == nullptr) return moves;
+  for (Load& load : noted_loads_) {
+    const TransferId id = below_.tier->load(below_.port, load.blocks, now);
+    loading_.emplace(id, std::move(load));
+    moves.loaded = std::max(moves.loaded, below_.tier->loaded_by(id));
+  }
+  noted_loads_.clear();
+  std::erase_if(taken_, [&](BlockHash hash) { return block_of_.contains(hash); });
+  for (const auto& stored : below_.tier->store(below_.port, taken_, now))
+    moves.copied = std::max(moves.copied, below_.tier->stored_by(stored.transfer, now));
+  taken_.clear();
+  return moves;
+}
+
+void KvCache::store(Time now) {
+  if (offers_.empty()) return;
+  // What was let go of since then may have been taken for other tokens.
+  std::erase_if(offers_, [&](const auto& offer) {
+    return !at(offer.first).cached || at(offer.first).hash != offer.second;
+  });
+  std::vector<BlockHash> hashes;
+  for (const auto& [block, hash] : offers_) hashes.push_back(hash);
+  for (const KvTier::Stored& stored : below_.tier->store(below_.port, hashes, now)) {
+    std::vector<std::int32_t>& held = storing_[stored.transfer];
+    for (const std::size_t place : stored.places) {
+      held.push_back(offers_[place].first);
+      hold(held.back());
+    }
+  }
+  below_.tier->use(hashes);
+  offers_.clear();
+}
+
+std::optional<std::uint32_t> KvCache::land(const KvTier::Landed& landed) {
+  if (!landed.load) {
+    const auto stored = storing_.find(landed.transfer);
+    if (stored == storing_.end()) return std::nullopt;  // of a block that was taken
+    std::for_each(stored->second.rbegin(), stored->second.rend(),
+                  [this](std::int32_t block) { let_go(block); });
+    storing_.erase(stored);
+    return std::nullopt;
+  }
+  const auto found = loading_.find(landed.transfer);
+  const Load load = std::move(found->second);
+  loading_.erase(found);
+  if (below_.read != TierRead::parked) return std::nullopt;
+  for (const BlockHash hash : load.blocks) on_their_way_.erase(hash);
+  fill(holdings_.at(load.request), load.request, load.end);
+  return load.request;
 }
 
 void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
@@ -182,6 +303,11 @@ void KvCache::add_copy(BlockHash hash, std::int32_t block) {
   at(block).cached = true;
   at(block).hash = hash;
   at(block).next_copy = 0;
+  if (below_.tier != nullptr) {
+    at(block).hits = 0;
+    if (below_.tier->write().when_full() && !below_.tier->holds(hash))
+      offers_.emplace_back(block, hash);
+  }
   const auto [first, fresh] = block_of_.try_emplace(hash, block);
   if (fresh) return;
   std::int32_t last = first->second;
@@ -228,7 +354,11 @@ std::int32_t KvCache::take_oldest() {
     return static_cast<std::int32_t>(pool_.size() - 1);
   }
   const std::int32_t oldest = at(ring_end).newer;
-  if (std::exchange(at(oldest).cached, false)) forget(oldest);
+  if (std::exchange(at(oldest).cached, false)) {
+    forget(oldest);
+    if (below_.tier != nullptr && below_.tier->write().when_taken())
+      taken_.push_back(at(oldest).hash);
+  }
   hold(oldest);
   return oldest;
 }

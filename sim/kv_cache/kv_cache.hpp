@@ -3,18 +3,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "models/memory.hpp"
 #include "sim/kv_cache/sequence.hpp"
+#include "sim/kv_tiers/kv_tier.hpp"
 #include "traces/requests/request_source.hpp"
 
 namespace moesim {
-
-/// Names a KV block by its tokens and all tokens before them.
-using BlockHash = std::uint64_t;
 
 /// The hashes of the whole blocks of a prompt's first `tokens` tokens, each chained to the one
 /// before it. A prompt without ids begins like no other: `request` tells it apart.
@@ -32,6 +33,11 @@ struct CacheHit {
   /// takes no free block. Without a window a router counts them up to the first that no request
   /// holds.
   std::int64_t in_use = 0;
+  /// Blocks behind `blocks` that the tier below can load.
+  std::int64_t loads = 0;
+  /// The block behind `blocks` is on its way to HBM, loaded for another request.
+  bool awaits = false;
+  std::int64_t all() const { return blocks + loads; }
 };
 
 /// The paged KV cache of one DP rank as [vLLM] v1 keeps it: blocks of equal size, one free
@@ -46,12 +52,19 @@ struct CacheHit {
 /// next token attends to (vLLM's HybridKVCacheCoordinator): all blocks without a window, those of
 /// the window, those of the chunk that the next token stands in. At the beginning of a chunk that
 /// is none.
+///
+/// Below HBM there may be a tier: what a sequence finds is then a beginning of its blocks in HBM
+/// and those that follow in the tier. Loads take their blocks of HBM as they begin, and nobody
+/// finds these before they have landed. A copy to the tier holds its block of HBM until it has
+/// landed; one that is made because a block is taken for other tokens does not. The cache has no
+/// clock: loads and copies are noted, and begin in move() and store().
 class KvCache {
  public:
-  /// Prefix caching needs a layout without states. With `drops_last_hit` the last
-  /// block of every hit is computed again: drafting modules that read the model's hidden states
-  /// (MTP, EAGLE) need those of the token before.
-  KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false);
+  /// Prefix caching needs a layout without states, a tier one without windows. With
+  /// `drops_last_hit` the last block of every hit is computed again: drafting modules that read the
+  /// model's hidden states (MTP, EAGLE) need those of the token before.
+  KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false,
+          TierPort below = {});
 
   std::int64_t blocks() const { return blocks_; }
   /// Blocks that no request holds, including cached ones that can still be hit.
@@ -60,6 +73,9 @@ class KvCache {
   /// Which of these blocks a sequence of `tokens` would find: at most (tokens - 1) / block_tokens,
   /// as it must compute its last token.
   CacheHit find(std::span<const BlockHash> hashes, std::int32_t tokens) const;
+  /// How many blocks behind a hit of so many the tier below could load for such a sequence.
+  std::int64_t loadable(std::span<const BlockHash> hashes, std::int64_t hit,
+                        std::int32_t tokens) const;
 
   /// A request comes to this rank whose first blocks, those of its prompt at least, are these.
   void expect(std::uint32_t request, std::vector<BlockHash> known);
@@ -69,6 +85,24 @@ class KvCache {
   /// Gives a sequence that holds no blocks those that are cached: its `blocks` says how many, and
   /// its `computed` reaches at least as far.
   void take_cached(Sequence&);
+  /// Gives a sequence that holds no blocks those that are cached and room for those that the tier
+  /// loads. Both count as computed. Answers how many are loaded; if none are, the sequence gets
+  /// nothing.
+  std::int64_t begin_load(Sequence&);
+  /// Begins the loads that were noted, and copies of blocks that were taken. Answers when they will
+  /// have landed if no other transfer makes them slower.
+  struct Moves {
+    Time copied{}, loaded{};
+  };
+  Moves move(Time now);
+  /// Begins copies of blocks that became full, or were found, since it was asked last.
+  void store(Time now);
+  /// A transfer has landed: the request whose load that was, if it was one.
+  std::optional<std::uint32_t> land(const KvTier::Landed&);
+  /// Whether loads or copies are under way.
+  bool moves() const { return !loading_.empty() || !storing_.empty(); }
+  bool loads() const { return !loading_.empty() || !noted_loads_.empty(); }
+  const TierPort& below() const { return below_; }
   /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
   /// stay, drafts perhaps not; what a window left behind before this step is let go of. There must
   /// be enough free ones.
@@ -90,6 +124,7 @@ class KvCache {
     std::int32_t holders = 0;
     std::int32_t older = 0, newer = 0;  // neighbours in the free list
     std::int32_t next_copy = 0;         // the next block to be full of the same tokens; 0 = none
+    std::int32_t hits = 0;              // by requests since it was filled; counted above a tier
   };
   // The blocks that a request holds of one group, in order, from the first that its window sees.
   struct Held {
@@ -106,6 +141,10 @@ class KvCache {
   // What a group's block is known by.
   static BlockHash name_in(std::size_t group, BlockHash);
   std::int64_t found(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here) const;
+  CacheHit found_above(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here,
+                       auto&& on_its_way) const;
+  CacheHit find_all(const Sequence&) const;
+  void note_hit(std::span<const BlockHash>, std::int64_t blocks);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;
@@ -134,6 +173,20 @@ class KvCache {
   std::vector<Block> pool_;
   std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
+
+  // With a tier below.
+  struct Load {
+    std::uint32_t request = 0;
+    std::size_t end = 0;  // leading blocks of the request when it has landed
+    std::vector<BlockHash> blocks{};
+  };
+  TierPort below_;
+  std::unordered_set<BlockHash> on_their_way_;              // to HBM
+  std::vector<Load> noted_loads_;                           // begin in move()
+  std::vector<BlockHash> taken_;                            // copied in move()
+  std::vector<std::pair<std::int32_t, BlockHash>> offers_;  // copied in store()
+  std::unordered_map<TransferId, Load> loading_;
+  std::unordered_map<TransferId, std::vector<std::int32_t>> storing_;  // blocks held
 };
 
 // How many leading blocks a sequence of `tokens` finds, where `is_here` says of a name which are
@@ -145,9 +198,22 @@ std::int64_t KvCache::found(std::span<const BlockHash> hashes, std::int32_t toke
   return drops_last_hit_ && hit > 0 ? reach(hashes, hit - 1, is_here) : hit;
 }
 
+// What a sequence finds in HBM and below it. Where little could be loaded, nothing is.
+CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t tokens,
+                              auto&& is_here, auto&& on_its_way) const {
+  const std::int64_t most = (tokens - 1) / layout_.block_tokens;
+  CacheHit hit{reach(hashes, std::min<std::int64_t>(std::ssize(hashes), most), is_here)};
+  const auto next = static_cast<std::size_t>(hit.blocks);
+  hit.awaits = hit.blocks < most && next < hashes.size() && on_its_way(hashes[next]);
+  if (!hit.awaits) hit.loads = loadable(hashes, hit.blocks, tokens);
+  if (drops_last_hit_ && hit.loads == 0 && hit.blocks > 0) --hit.blocks;
+  return hit;
+}
+
 // The longest hit of at most so many blocks. A block that is missed cuts it off: shorter hits that
 // go beyond the block need it, too, as windows only move on. Without a window, what is left of a
-// chain is its beginning, so that halving the range finds its end.
+// chain is its beginning, so that halving the range finds its end; above a tier, copies that are
+// under way may hold a later part of a chain alone.
 std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t blocks,
                             auto&& is_here) const {
   for (bool cut = true; cut;) {
@@ -158,8 +224,9 @@ std::int64_t KvCache::reach(std::span<const BlockHash> hashes, std::int64_t bloc
       const auto first = static_cast<std::size_t>(
           group.first_block(blocks * layout_.block_tokens, layout_.block_tokens));
       const auto needed = hashes.first(static_cast<std::size_t>(blocks)).subspan(first);
-      const auto missed = group.window == 0 ? std::ranges::partition_point(needed, has)
-                                            : std::ranges::find_if_not(needed, has);
+      const auto missed = group.window == 0 && below_.tier == nullptr
+                              ? std::ranges::partition_point(needed, has)
+                              : std::ranges::find_if_not(needed, has);
       if (missed == needed.end()) continue;
       blocks = static_cast<std::int64_t>(first) + (missed - needed.begin());
       cut = layout_.groups.size() > 1 || group.window > 0;

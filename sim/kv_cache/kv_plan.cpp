@@ -46,10 +46,19 @@ void KvPlan::preempt(const Sequence& sequence) {
 CacheHit KvPlan::find(const Sequence& sequence) const {
   if (cache_ == nullptr) return {};
   check(looks_up_, "a prefix is looked up after a preemption");
+  if (sequence.blocks > 0) return {sequence.blocks, sequence.blocks};  // what it loaded
   const std::vector<BlockHash>& hashes = cache_->holdings_.at(sequence.request).hashes;
-  CacheHit hit{cache_->found(hashes, sequence.tokens, [&](BlockHash name) {
+  const auto is_here = [&](BlockHash name) {
     return first_copy(name) != 0 || filled_.contains(name);
-  })};
+  };
+  CacheHit hit;
+  if (cache_->below().tier != nullptr && sequence.computed == 0) {
+    hit = cache_->found_above(hashes, sequence.tokens, is_here, [&](BlockHash name) {
+      return cache_->on_their_way_.contains(name) || on_their_way_.contains(name);
+    });
+  } else {
+    hit.blocks = cache_->found(hashes, sequence.tokens, is_here);
+  }
   const std::int64_t computed =
       std::max<std::int64_t>(sequence.computed, hit.blocks * layout_.block_tokens);
   cache_->for_needed(hashes, hit.blocks, computed, [&](std::size_t group, BlockHash hash) {
@@ -60,7 +69,10 @@ CacheHit KvPlan::find(const Sequence& sequence) const {
 
 void KvPlan::admit(const Sequence& sequence, const CacheHit& hit, std::int32_t tokens) {
   std::int64_t blocks = layout_.blocks_in_step(sequence.computed, sequence.computed + tokens);
-  if (cache_ != nullptr) {
+  if (cache_ != nullptr && sequence.blocks > 0) {
+    blocks -= sequence.blocks;
+    fill(sequence, static_cast<std::size_t>(hit.blocks), tokens);
+  } else if (cache_ != nullptr) {
     const KvCache::Holding& holding = cache_->holdings_.at(sequence.request);
     cache_->for_needed(holding.hashes, hit.blocks, sequence.computed,
                        [&](std::size_t group, BlockHash hash) {
@@ -71,6 +83,22 @@ void KvPlan::admit(const Sequence& sequence, const CacheHit& hit, std::int32_t t
     fill(sequence, static_cast<std::size_t>(hit.blocks), tokens);
   }
   take_oldest(blocks);
+}
+
+bool KvPlan::parks(const CacheHit& hit) const {
+  return hit.awaits || (hit.loads > 0 && cache_->below().read == TierRead::parked);
+}
+
+void KvPlan::park(const Sequence& sequence, const CacheHit& hit) {
+  if (hit.awaits) return;
+  const std::span<const BlockHash> hashes = cache_->holdings_.at(sequence.request).hashes;
+  for (const BlockHash name : hashes.first(static_cast<std::size_t>(hit.blocks))) {
+    if (const std::int32_t block = first_copy(name); block != 0) hold(block);
+  }
+  const auto loaded =
+      hashes.subspan(static_cast<std::size_t>(hit.blocks), static_cast<std::size_t>(hit.loads));
+  on_their_way_.insert(loaded.begin(), loaded.end());
+  take_oldest(hit.loads);
 }
 
 // The copy of a block that is found: the first to have been filled that is still there.

@@ -32,6 +32,10 @@ class KvPlan {
   /// A waiting sequence takes what it has found, which `computed` counts, and blocks for `tokens`
   /// more tokens.
   void admit(const Sequence&, const CacheHit&, std::int32_t tokens);
+  /// Whether a sequence that found this waits for blocks on their way from a tier.
+  bool parks(const CacheHit&) const;
+  /// Such a sequence takes what it has found in HBM, and blocks for what it loads.
+  void park(const Sequence&, const CacheHit&);
 
  private:
   std::int32_t first_copy(BlockHash) const;
@@ -47,10 +51,11 @@ class KvPlan {
   std::int64_t free_;
   const KvCache* cache_;
   bool looks_up_;
-  std::int64_t untouched_ = 0;             // free blocks that were never taken yet
-  std::int32_t oldest_ = 0;                // oldest of the free list not taken on paper
-  std::unordered_set<std::int32_t> gone_;  // cached blocks that were taken for other tokens
-  std::unordered_set<BlockHash> filled_;   // names of blocks that became full
+  std::int64_t untouched_ = 0;                  // free blocks that were never taken yet
+  std::int32_t oldest_ = 0;                     // oldest of the free list not taken on paper
+  std::unordered_set<std::int32_t> gone_;       // cached blocks that were taken for other tokens
+  std::unordered_set<BlockHash> filled_;        // names of blocks that became full
+  std::unordered_set<BlockHash> on_their_way_;  // of blocks that began to be loaded
   std::unordered_map<std::int32_t, std::int32_t> more_holders_;  // than in the cache, by block
   std::vector<std::int32_t> let_go_;  // blocks that became free, behind the cache's free list
   std::size_t let_go_taken_ = 0;      // how many of them were taken or passed over

@@ -182,6 +182,7 @@ void Measurement::add_step(Totals& totals, const StepRecord& record, Time now) c
   totals.preemptions += step.preemptions;
   totals.prefix_queried += step.prefix_queried;
   totals.prefix_hit += step.prefix_hit;
+  totals.prefix_loaded += step.prefix_loaded;
   totals.cut_rank_steps += step.cut_ranks;
   totals.cut_steps += step.cut_ranks > 0 ? 1 : 0;
   totals.expert_memory += cost.expert_memory;

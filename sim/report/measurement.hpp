@@ -103,7 +103,7 @@ struct Totals {
   std::map<std::string_view, std::int64_t> layers_by_dispatch;  ///< which one carried the tokens
   std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
   std::int64_t preemptions = 0;
-  std::int64_t prefix_queried = 0, prefix_hit = 0;
+  std::int64_t prefix_queried = 0, prefix_hit = 0, prefix_loaded = 0;
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
   SpeculationTally speculation;

@@ -74,6 +74,9 @@ inline std::optional<double> sampled_step_error(const Report& report) {
   return sampled && sampled->spot_checks > 0 ? std::optional(sampled->step_time_error)
                                              : std::nullopt;
 }
+inline std::optional<double> prefix_loaded_rate(const Report& report) {
+  return report.pool.kv.prefix_loaded_rate;
+}
 /// A member of one section of the pool's report.
 template <auto section, auto member>
 std::optional<double> of_pool(const Report& report) {
@@ -187,6 +190,8 @@ inline constexpr auto metric_catalogue = [] {
        of_pool<&PoolStats::kv, &KvStats::peak_utilization>},
       {"preemptions", "preempted", "Preemptions", "/kv/preemptions",
        of_pool<&PoolStats::kv, &KvStats::preemptions>},
+      {"prefix_loaded_rate", "loaded", "Prompt tokens loaded from tiers", "/kv/prefix_loaded_rate",
+       prefix_loaded_rate},
       {"sampled_step_error", "sampling", "Step time by samples against exact",
        "/sampled/step_time_error", sampled_step_error},
       {"kv_bytes", "KV cache", "Room for the KV cache", "/memory/kv_bytes",

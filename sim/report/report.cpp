@@ -227,6 +227,8 @@ const std::vector<Field<PrefixStats>>& fields_of(const PrefixStats*) {
                "tokens", more)
           .add("computed_tokens", &S::computed_tokens, "prompt tokens that were not", "tokens",
                less)
+          .add_if_any("loaded_tokens", &S::loaded_tokens,
+                      "hits that were loaded from tiers, where there are any", "tokens")
           .add("ideal_hit_tokens", &S::ideal_hit_tokens,
                "hits of one endless cache, in whole KV blocks", "tokens")
           .add("hit_rate", &S::hit_rate, "hit / queried", "share of tokens", more)
@@ -627,7 +629,46 @@ const std::vector<Field<KvStats>>& fields_of(const KvStats*) {
                "tokens")
           .add("prefix_hit_tokens", &S::prefix_hit_tokens, "queried tokens that were cached",
                "tokens", more)
-          .add("prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more);
+          .add("prefix_hit_rate", &S::prefix_hit_rate, "hits / queried", "share of tokens", more)
+          .add_if_any("prefix_hit_tokens_by_tier", &S::prefix_hit_tokens_by_tier,
+                      "hits by where they stood, where there is a tier", "tokens")
+          .each("TIER")
+          .add_if_any("prefix_loaded_rate", &S::prefix_loaded_rate,
+                      "hits loaded from tiers / queried", "share of tokens");
+  return rows;
+}
+
+const std::vector<Field<TierLinkStats>>& fields_of(const TierLinkStats*) {
+  using S = TierLinkStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("transfers", &S::transfers, "transfers that began")
+          .add("bytes", &S::bytes, "what they carried, on all GPUs", "B")
+          .add("busy_share", &S::busy_share, "of a rank's link, of the run's time", "share of time",
+               less);
+  return rows;
+}
+
+const std::vector<Field<TierStats>>& fields_of(const TierStats*) {
+  using S = TierStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("per", &S::per, "who shares one")
+          .add("tiers", &S::tiers, "how many there are")
+          .add("capacity_blocks", &S::capacity_blocks, "blocks that the first one holds")
+          .add("capacity_bytes", &S::capacity_bytes, "the same in bytes", "B")
+          .add("read", &S::read, "from the tier to HBM")
+          .add("write", &S::write, "from HBM to the tier")
+          .add("evicted_bytes", &S::evicted_bytes, "what made room for other blocks", "B", less)
+          .add("dead_bytes", &S::dead_bytes, "evicted without having been read", "B", less)
+          .add("refused_bytes", &S::refused_bytes, "not stored, because all else was pinned", "B",
+               less)
+          .add("mean_fill", &S::mean_fill, "of the capacity, over the run's time", "share")
+          .add("peak_fill", &S::peak_fill, "of the capacity, at most", "share")
+          .add("given_up_loads", &S::given_up_loads,
+               "loads whose blocks were taken before the request ran", "", less)
+          .add("mean_wait_ms", &S::mean_wait_ms, "mean time of a load", "ms", less)
+          .add("p99_wait_ms", &S::p99_wait_ms, "99th percentile of the same", "ms", less);
   return rows;
 }
 
@@ -829,6 +870,8 @@ const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
           .add("charges", &S::charges, "what is charged besides kernels and links")
           .add("memory", &S::memory, "HBM of a GPU")
           .add("kv", &S::kv, "the KV cache")
+          .add_if_any("tiers", &S::tiers, "memories below HBM that keep its blocks, whole run")
+          .each("TIER")
           .add_if_any("speculative", &S::speculative, "speculative decoding, where there is any")
           .add_if_any("sampled", &S::sampled,
                       "how far samples are off, where steps are drawn from them")

@@ -87,7 +87,8 @@ struct SessionStats {
 /// Prompt tokens, by where they came from when a request was first admitted.
 struct PrefixStats {
   std::int64_t queried_tokens = 0, hit_tokens = 0, computed_tokens = 0;
-  std::int64_t ideal_hit_tokens = 0;  ///< of one endless cache
+  std::optional<std::int64_t> loaded_tokens;  ///< of the hits, from tiers, where there are any
+  std::int64_t ideal_hit_tokens = 0;          ///< of one endless cache
   double hit_rate = 0, ideal_hit_rate = 0;
 };
 
@@ -263,6 +264,26 @@ struct KvStats {
   bool prefix_caching = false;
   std::int64_t prefix_queried_tokens = 0, prefix_hit_tokens = 0;
   double prefix_hit_rate = 0;
+  Named<std::int64_t> prefix_hit_tokens_by_tier;  ///< HBM first; where there is a tier
+  std::optional<double> prefix_loaded_rate;       ///< where there is a tier
+};
+
+/// What went over one direction of the links to a tier.
+struct TierLinkStats {
+  std::int64_t transfers = 0;
+  double bytes = 0, busy_share = 0;
+};
+
+/// A memory below HBM that keeps blocks of the KV cache: over all of the pool's, whole run.
+struct TierStats {
+  std::string per;
+  std::int64_t tiers = 0, capacity_blocks = 0;  ///< each
+  double capacity_bytes = 0;                    ///< each
+  TierLinkStats read, write;
+  double evicted_bytes = 0, dead_bytes = 0, refused_bytes = 0;
+  double mean_fill = 0, peak_fill = 0;
+  std::int64_t given_up_loads = 0;
+  double mean_wait_ms = 0, p99_wait_ms = 0;
 };
 
 struct SpeculationStats {
@@ -301,6 +322,7 @@ struct PoolStats {
   ChargeStats charges;
   MemoryStats memory;
   KvStats kv;
+  Named<TierStats> tiers;
   std::optional<SpeculationStats> speculative;
   std::optional<SampledStats> sampled;
   Named<CoverageStats> routing_coverage;

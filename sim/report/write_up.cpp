@@ -453,15 +453,64 @@ AfdStats afd_of(const Deployment& e, const Totals& totals) {
 
 KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_blocks) {
   const double used = ratio(totals.kv_block_seconds, totals.busy_seconds());
-  return {.block_tokens = e.kv_layout.block_tokens,
-          .blocks_per_rank = e.memory.kv_blocks,
-          .mean_utilization = ratio(used, double(total_blocks)),
-          .peak_utilization = ratio(double(totals.kv_blocks_peak), double(total_blocks)),
-          .preemptions = totals.preemptions,
-          .prefix_caching = e.prefix_caching,
-          .prefix_queried_tokens = totals.prefix_queried,
-          .prefix_hit_tokens = totals.prefix_hit,
-          .prefix_hit_rate = ratio(double(totals.prefix_hit), double(totals.prefix_queried))};
+  KvStats stats{.block_tokens = e.kv_layout.block_tokens,
+                .blocks_per_rank = e.memory.kv_blocks,
+                .mean_utilization = ratio(used, double(total_blocks)),
+                .peak_utilization = ratio(double(totals.kv_blocks_peak), double(total_blocks)),
+                .preemptions = totals.preemptions,
+                .prefix_caching = e.prefix_caching,
+                .prefix_queried_tokens = totals.prefix_queried,
+                .prefix_hit_tokens = totals.prefix_hit,
+                .prefix_hit_rate = ratio(double(totals.prefix_hit), double(totals.prefix_queried)),
+                .prefix_hit_tokens_by_tier = {},
+                .prefix_loaded_rate = {}};
+  if (e.kv_cache.tiers.empty()) return stats;
+  stats.prefix_hit_tokens_by_tier = {{"hbm", totals.prefix_hit - totals.prefix_loaded},
+                                     {e.kv_cache.tiers.front().name, totals.prefix_loaded}};
+  stats.prefix_loaded_rate = ratio(double(totals.prefix_loaded), double(totals.prefix_queried));
+  return stats;
+}
+
+// Over all tiers alike of a pool, from the run's begin to its last transfer.
+Named<TierStats> tiers_of(const PoolRun& pool) {
+  if (pool.tiers.empty()) return {};
+  const Deployment& e = pool.deployment;
+  const KvTierPlan& plan = e.kv_cache.tiers.front();
+  const double block = e.kv_layout.block.value() * e.parallel.gpus() / e.parallel.dp;
+  TierStats stats{.per = std::string(tier_scope_names[std::size_t(plan.per)]),
+                  .tiers = std::ssize(pool.tiers),
+                  .capacity_blocks = pool.tiers.front().capacity,
+                  .capacity_bytes = double(pool.tiers.front().capacity) * block,
+                  .read = {},
+                  .write = {}};
+  std::vector<double> waits;
+  double ranks = 0, held = 0, room = 0;
+  for (const TierRun& tier : pool.tiers) {
+    const KvTierTally& tally = tier.tally;
+    stats.read.transfers += tally.loads;
+    stats.write.transfers += tally.stores;
+    stats.read.bytes += block * double(tally.read);
+    stats.write.bytes += block * double(tally.written);
+    stats.read.busy_share += tally.read_busy.count();
+    stats.write.busy_share += tally.write_busy.count();
+    stats.evicted_bytes += block * double(tally.evicted);
+    stats.dead_bytes += block * double(tally.dead);
+    stats.refused_bytes += block * double(tally.refused);
+    stats.given_up_loads += tally.given_up;
+    stats.peak_fill = std::max(stats.peak_fill, ratio(double(tally.peak), double(tier.capacity)));
+    ranks += double(tier.ranks);
+    held += tally.block_seconds;
+    room += double(tier.capacity);
+    waits.insert(waits.end(), tally.waits.begin(), tally.waits.end());
+  }
+  const double seconds = to_seconds(pool.tiers.front().tally.until).count();
+  stats.read.busy_share = ratio(stats.read.busy_share, ranks * seconds);
+  stats.write.busy_share = ratio(stats.write.busy_share, ranks * seconds);
+  stats.mean_fill = ratio(held, room * seconds);
+  const Summary wait = summarize(std::move(waits));
+  stats.mean_wait_ms = wait.mean * 1e3;
+  stats.p99_wait_ms = wait.p99 * 1e3;
+  return {{plan.name, stats}};
 }
 
 // As vLLM counts: the length is what a verification yields, its own token included.
@@ -703,6 +752,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   stats.charges = charges_of(e.charges);
   stats.memory = memory_of(e.memory);
   stats.kv = kv_of(e, totals, measurement.total_blocks());
+  stats.tiers = tiers_of(pool);
   if (e.speculation.tokens > 0) {
     stats.speculative = speculation_of(totals.speculation, totals.busy_seconds());
   }

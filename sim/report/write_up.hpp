@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "sim/experiment/experiment.hpp"
+#include "sim/kv_tiers/kv_tier.hpp"
 #include "sim/report/measurement.hpp"
 #include "sim/report/report.hpp"
 
@@ -17,12 +18,20 @@ struct InstanceRun {
   std::vector<OutageRecord> outages;
 };
 
+/// A tier of the KV cache, as a run leaves it.
+struct TierRun {
+  KvTierTally tally;
+  std::int64_t capacity = 0;  ///< blocks
+  std::int64_t ranks = 0;     ///< that shared it
+};
+
 /// EP groups alike that served behind one router, as a run leaves them.
 struct PoolRun {
   const Deployment& deployment;
   Measurement& measurement;
   std::vector<InstanceRun> instances;
   std::optional<SampledStats> sampled;  ///< nothing where every token was routed
+  std::vector<TierRun> tiers;           ///< alike, one below the other's ranks
 };
 
 /// What went from the prefill pool to the decode pool.

@@ -49,11 +49,15 @@ double requests_in_flight(std::span<const RequestLife> lives, const Measured& me
 // Turns of one kind, as they are counted.
 class TurnSums {
  public:
+  explicit TurnSums(bool tiers) {
+    if (tiers) prefix_.loaded_tokens = 0;
+  }
   void add(const RequestLife& life, const TurnLife& turn, std::int64_t ideal, double ttft) {
     ttft_ms_.push_back(ttft);
     outputs_ += life.output_tokens;
     prefix_.queried_tokens += turn.prompt_tokens;
     prefix_.hit_tokens += turn.cached_tokens;
+    if (prefix_.loaded_tokens) *prefix_.loaded_tokens += turn.loaded_tokens;
     prefix_.ideal_hit_tokens += ideal;
   }
   bool empty() const { return ttft_ms_.empty(); }
@@ -120,7 +124,8 @@ SessionStats sessions_of(std::span<const SessionLife> lives, const Requests& req
 }
 
 TurnStats turns_of(const Deployment& e, const Requests& requests, const Measured& measured) {
-  TurnSums all, first, later;
+  const TurnSums none(!e.kv_cache.tiers.empty());
+  TurnSums all = none, first = none, later = none;
   std::vector<TurnSums> by_number;
   const std::int64_t block = e.kv_layout.block_tokens;
   for (std::size_t id = 0; id < requests.turns().size(); ++id) {
@@ -130,7 +135,7 @@ TurnStats turns_of(const Deployment& e, const Requests& requests, const Measured
     const std::int64_t ideal = turn.known_tokens / block * block;
     const double ttft = latency_of(life, e.anchored_ttft).ttft;
     const std::size_t bucket = bucket_of(turn.turn);
-    by_number.resize(std::max(by_number.size(), bucket + 1));
+    by_number.resize(std::max(by_number.size(), bucket + 1), none);
     for (TurnSums* sums : {&all, turn.turn == 0 ? &first : &later, &by_number[bucket]})
       sums->add(life, turn, ideal, ttft);
   }

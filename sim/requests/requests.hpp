@@ -57,6 +57,7 @@ struct RequestRecord : RequestLife {
   std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
   std::int32_t preemptions = 0;
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
+  std::int32_t loaded_tokens = 0;  ///< of these, loaded from a tier below HBM
   Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;
@@ -69,6 +70,7 @@ struct RequestRecord : RequestLife {
 struct TurnLife : SessionTurn {
   std::int32_t prompt_tokens = 0;
   std::int32_t cached_tokens = 0;
+  std::int32_t loaded_tokens = 0;
 };
 
 /// The requests of a run by id, which counts them in order of arrival. Of one that has finished

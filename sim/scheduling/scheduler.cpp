@@ -18,9 +18,11 @@ std::unique_ptr<Scheduler> make_comm_aware(ConfigReader&);
 std::span<const Key> comm_aware_keys();
 
 bool StepPlan::empty() const {
-  return admitted_tokens.empty() &&
-         std::all_of(running_tokens.begin(), running_tokens.end(), [](auto n) { return n == 0; });
+  const auto none = [](std::int32_t tokens) { return tokens == 0; };
+  return std::ranges::all_of(admitted_tokens, none) && std::ranges::all_of(running_tokens, none);
 }
+
+bool StepPlan::parks() const { return std::ranges::count(admitted_tokens, 0) > 0; }
 
 std::int64_t StepPlan::new_tokens() const {
   const auto sum = [](const std::vector<std::int32_t>& tokens) {
@@ -58,14 +60,15 @@ BatchLimits read_batch_limits(ConfigReader& options) {
 }
 
 void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& left, StepPlan& plan) {
-  std::size_t seats = static_cast<std::size_t>(limits.max_num_seqs);
+  auto seats = static_cast<std::size_t>(limits.max_num_seqs);
   seats -= std::min(seats, plan.running_tokens.size());
   for (Sequence sequence : rank.waiting) {
-    if (left.budget <= 0 || plan.admitted_tokens.size() >= seats) break;
+    if (left.budget <= 0 || seats == 0) break;
     const CacheHit hit = left.kv.find(sequence);
-    const auto cached = static_cast<std::int32_t>(hit.blocks) * rank.layout.block_tokens;
+    const bool parks = left.kv.parks(hit);
+    const auto cached = static_cast<std::int32_t>(hit.all()) * rank.layout.block_tokens;
     sequence.computed = std::max(sequence.computed, cached);
-    std::int32_t tokens = std::min(sequence.need(), left.budget);
+    std::int32_t tokens = parks ? 0 : std::min(sequence.need(), left.budget);
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
@@ -74,9 +77,10 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& lef
       blocks = std::max(blocks,
                         rank.layout.blocks_at_most(sequence.tokens, limits.max_num_batched_tokens));
     }
-    if (blocks - hit.in_use > left.kv.free_blocks()) break;
-    left.kv.admit(sequence, hit, tokens);
+    if (!hit.awaits && blocks - hit.in_use > left.kv.free_blocks()) break;
+    parks ? left.kv.park(sequence, hit) : left.kv.admit(sequence, hit, tokens);
     left.budget -= tokens;
+    seats -= parks ? 0 : 1;
     plan.admitted_tokens.push_back(tokens);
   }
 }

@@ -42,11 +42,14 @@ struct RankView {
 struct StepPlan {
   /// Tokens for each running sequence that stays, by its place in RankView::running (0 = sits out).
   std::vector<std::int32_t> running_tokens;
-  /// Tokens for the first waiting sequences, which are admitted in order.
+  /// Tokens for the first waiting sequences, which are admitted in order. One with 0 is parked:
+  /// what a tier has of it is on its way to HBM, or begins to be loaded.
   std::vector<std::int32_t> admitted_tokens;
   /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
   std::size_t preempted = 0;
+  /// Whether no sequence computes.
   bool empty() const;
+  bool parks() const;
   /// Tokens of the step over all sequences.
   std::int64_t new_tokens() const;
   void clear();

@@ -46,9 +46,15 @@ struct KvArrives {
   std::uint32_t request = 0;
 };
 
+/// A transfer between HBM and a tier below it may have landed. Stale when others have made it
+/// slower.
+struct BlocksLand {
+  int tier = 0;
+};
+
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
 using Happening = std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady,
-                               OutageBegins, OutageEnds, KvArrives>;
+                               OutageBegins, OutageEnds, KvArrives, BlocksLand>;
 
 struct Event {
   Time at;

@@ -8,23 +8,30 @@
 namespace moesim {
 
 Instance::Instance(const Deployment& deployment, RowSource& rows, Requests& requests, int number,
-                   StepSampler* sampler, const StepPrice* price)
+                   StepSampler* sampler, const StepPrice* price, std::vector<TierPort> below)
     : deployment_(deployment),
       sampler_(sampler),
       price_(price),
       rows_(rows),
       requests_(requests),
       number_(number),
+      below_(std::move(below)),
       model_(step_model(deployment)),
       speculation_(deployment, number),
       layout_(deployment) {
-  for (int r = 0; r < deployment.parallel.dp; ++r) ranks_.push_back({.kv = empty_cache()});
+  for (int r = 0; r < deployment.parallel.dp; ++r)
+    ranks_.push_back({.kv = empty_cache(static_cast<std::size_t>(r))});
   batch_.ranks.resize(ranks_.size());
 }
 
-KvCache Instance::empty_cache() const {
+KvCache Instance::empty_cache(std::size_t rank) const {
   return {deployment_.kv_layout, deployment_.memory.kv_blocks, deployment_.prefix_caching,
-          deployment_.speculation.has_module()};
+          deployment_.speculation.has_module(), below_.empty() ? TierPort{} : below_[rank]};
+}
+
+// Blocks that a sequence which does not run will need beside those that it holds.
+std::int64_t Instance::blocks_wanted(const Sequence& sequence) const {
+  return deployment_.kv_layout.blocks_for(sequence.tokens) - sequence.blocks;
 }
 
 std::int64_t Instance::total_blocks() const {
@@ -129,10 +136,17 @@ void Instance::drop_abandoned() {
     });
     for (Sequence& sequence : rank.waiting) {
       if (!gone(sequence)) continue;
-      rank.waiting_blocks -= deployment_.kv_layout.blocks_for(sequence.tokens);
+      rank.waiting_blocks -= blocks_wanted(sequence);
       let_go(sequence);
     }
     rank.gone += static_cast<std::int64_t>(std::erase_if(rank.waiting, gone));
+    // A load under way ends first.
+    std::erase_if(rank.parked, [&](Parked& parked) {
+      if (parked.loads > 0 || !gone(parked.sequence)) return false;
+      rank.waiting_blocks -= blocks_wanted(parked.sequence);
+      let_go(parked.sequence);
+      return true;
+    });
   }
 }
 
@@ -143,7 +157,7 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
     if (rank.down) continue;
     RankLoad& load = loads.emplace_back();
     load.kv_tokens = rank.kv_tokens;
-    load.waiting = std::ssize(rank.waiting);
+    load.waiting = std::ssize(rank.waiting) + std::ssize(rank.parked);
     load.running = std::ssize(rank.running);
     load.rank = static_cast<std::int32_t>(r);
     load.seats = deployment_.scheduler->max_num_seqs() - load.waiting - load.running;
@@ -155,6 +169,9 @@ void Instance::loads(bool requests, std::vector<RankLoad>& loads) {
       rank.shown.push_back(show_request(rank.running[i], rank.progress[i].generated));
     for (const Sequence& s : rank.waiting)
       rank.shown.push_back(show_request(s, requests_[s.request].generated));
+    for (const Parked& parked : rank.parked)
+      rank.shown.push_back(
+          show_request(parked.sequence, requests_[parked.sequence.request].generated));
     load.requests = rank.shown;
   }
 }
@@ -201,6 +218,17 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
                 price_,
                 cache};
   scheduler.plan(view, turn, rank.plan);
+  // One that runs gives up its own blocks only where loads hold the others.
+  const auto stuck = [&] {
+    return rank.plan.empty() && !rank.plan.parks() &&
+           (rank.plan.preempted > 0 || (turn != Turn::decode && rank.running.empty()));
+  };
+  while (!below_.empty() && stuck() && give_up_load(rank)) {
+    show_waiting(rank);
+    view.waiting = rank.waiting_view;
+    view.free_blocks = rank.kv.free_blocks();
+    scheduler.plan(view, turn, rank.plan);
+  }
   rank.cut_by_buffers = false;
   if (rank.plan.new_tokens() < deployment_.buffer_tokens) return;
   StepPlan unbounded;
@@ -220,6 +248,7 @@ bool Instance::plan_turn(Turn turn) {
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
   }
+  if (!any && !below_.empty()) park_alone();
   return any;
 }
 
@@ -290,15 +319,19 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
 
 // Gives a sequence what is cached of it: what the scheduler found as it composed the step.
 void Instance::admit(Rank& rank, Sequence& sequence) {
-  const bool arrived_computed = sequence.computed > 0;
-  rank.kv.take_cached(sequence);
+  const bool arrived_computed = sequence.computed > 0 && sequence.blocks == 0;
   RequestRecord& request = requests_[sequence.request];
+  const bool first_time = request.preemptions == 0 && !arrived_computed;
+  if (rank.kv.below().read != TierRead::parked && sequence.computed == 0)
+    note_loads(sequence, rank.kv.begin_load(sequence));
+  rank.kv.take_cached(sequence);
   request.state = RequestRecord::State::running;
   if (request.generated == 0 && request.preemptions == 0) request.begun = summary_.start;
-  if (request.preemptions > 0 || arrived_computed) return;
+  if (!first_time) return;
   request.cached_tokens = sequence.computed;
   summary_.prefix_queried += sequence.tokens;
   summary_.prefix_hit += sequence.computed;
+  summary_.prefix_loaded += request.loaded_tokens;
 }
 
 void Instance::apply_plan(Rank& rank, std::int32_t index) {
@@ -310,7 +343,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     rank.progress.pop_back();
     rank.kv.preempt(sequence);
     sequence.drafts = 0;
-    rank.waiting_blocks += deployment_.kv_layout.blocks_for(sequence.tokens);
+    rank.waiting_blocks += blocks_wanted(sequence);
     rank.waiting.push_front(sequence);
     --rank.gone;
     ++rank.preempted;
@@ -319,16 +352,27 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     ++summary_.preemptions;
   }
   const std::size_t stay = rank.running.size();
+  std::vector<std::pair<std::size_t, Sequence>> parked;  // with how many run that came before
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
-    rank.running.push_back(rank.waiting.front());
-    const RequestRecord& request = requests_[rank.running.back().request];
-    rank.progress.push_back({request.last_token, request.generated, request.output_tokens});
+    const Sequence sequence = rank.waiting.front();
     rank.waiting.pop_front();
     ++rank.gone;
-    rank.waiting_blocks -= deployment_.kv_layout.blocks_for(rank.running.back().tokens);
+    if (tokens == 0) {
+      parked.emplace_back(rank.running.size(), sequence);
+      continue;
+    }
+    rank.running.push_back(sequence);
+    const RequestRecord& request = requests_[sequence.request];
+    rank.progress.push_back({request.last_token, request.generated, request.output_tokens});
+    rank.waiting_blocks -= blocks_wanted(sequence);
     rank.plan.running_tokens.push_back(tokens);
   }
+  auto parks = parked.begin();
+  const auto park_before = [&](std::size_t place) {
+    for (; parks != parked.end() && parks->first <= place; ++parks) park(rank, parks->second);
+  };
   for (std::size_t i = 0; i < rank.running.size(); ++i) {
+    if (i >= stay) park_before(i);
     Sequence& sequence = rank.running[i];
     const std::int32_t tokens = rank.plan.running_tokens[i];
     if (i >= stay) admit(rank, sequence);
@@ -339,6 +383,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     rank.kv.grow(sequence, sequence.computed + tokens,
                  sequence.computed + std::min(tokens, sequence.due()));
   }
+  park_before(rank.running.size());
 }
 
 void Instance::classify_step() {
@@ -365,12 +410,31 @@ void Instance::pad_to_graph() {
   }
 }
 
+// What the step costs, routed token by token or drawn from samples.
+void Instance::price_step(Time now) {
+  if (sampler_ != nullptr) {
+    StepSampler::Coins coins;
+    const auto draw = [&](const StepBatch& part) -> const StepSample& {
+      return sampler_->draw(summary_.rule, part, decode_places_, coins);
+    };
+    model_.price(batch_, draw, cost_);
+    sampler_->step_priced(summary_.rule, batch_, decode_places_, cost_.total);
+  } else {
+    const PhaseRules& rules = layout_.rules();
+    model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
+    speculation_.clear_tally();
+    speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
+    layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
+  }
+}
+
 std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
   if (!plan_step()) {
+    if (!below_.empty()) move_blocks(now);
     for (const Rank& rank : ranks_) {
       const bool idle = rank.running.empty() && rank.waiting.empty();
-      check(idle || !rank.sending.empty(), "a rank with work was left idle");
+      check(idle || !rank.sending.empty() || rank.kv.moves(), "a rank with work was left idle");
     }
     return std::nullopt;
   }
@@ -402,26 +466,15 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     batch_.rows.push_back(rows_.dummy(index));
     request_of_range_.push_back(StepSeen::no_request);
   }
+  if (!below_.empty()) batch_.start = summary_.start = move_blocks(now);
   summary_.kv_blocks_used = used_blocks();
   classify_step();
   pad_to_graph();
-  if (sampler_ != nullptr) {
-    StepSampler::Coins coins;
-    const auto draw = [&](const StepBatch& part) -> const StepSample& {
-      return sampler_->draw(summary_.rule, part, decode_places_, coins);
-    };
-    model_.price(batch_, draw, cost_);
-    sampler_->step_priced(summary_.rule, batch_, decode_places_, cost_.total);
-  } else {
-    const PhaseRules& rules = layout_.rules();
-    model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
-    speculation_.clear_tally();
-    speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
-    layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
-  }
+  price_step(now);
   if (deployment_.anchored_tpot != 1) scale_times(cost_, deployment_.anchored_tpot);
+  if (!below_.empty()) stretch_by_loads(now);
   stepping_ = true;
-  return cost_.total;
+  return to_seconds(summary_.start - now) + cost_.total;
 }
 
 // A rank stops: what ran and waited on it has lost its KV cache.
@@ -439,7 +492,7 @@ void Instance::drop_requests_of(Rank& rank, OutageRecord& record,
   rank.waiting.clear();
   rank.sending.clear();
   rank.plan.clear();
-  rank.kv = empty_cache();
+  rank.kv = empty_cache(static_cast<std::size_t>(&rank - ranks_.data()));
   rank.kv_tokens = 0;
   rank.waiting_blocks = 0;
   rank.down = true;
@@ -518,6 +571,7 @@ StepRecord Instance::end_step(Time now) {
   layout_.switch_arrived();
   emitted_.clear();
   for (Rank& rank : ranks_) {
+    rank.kv.store(now);
     const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
     erase_running(rank, [&](std::size_t place) {
       Sequence& sequence = rank.running[place];

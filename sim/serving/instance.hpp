@@ -28,8 +28,10 @@ class Instance {
  public:
   /// `number` is what observers and requests know it by. A sampler stands for the routing of the
   /// requests' own tokens, which then take no rows; schedulers that need a price plan by it.
+  /// `below` are the ways of its ranks to a tier, [rank], or none.
   Instance(const Deployment&, RowSource&, Requests& requests, int number = 0,
-           StepSampler* sampler = nullptr, const StepPrice* price = nullptr);
+           StepSampler* sampler = nullptr, const StepPrice* price = nullptr,
+           std::vector<TierPort> below = {});
   int number() const { return number_; }
 
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
@@ -37,7 +39,8 @@ class Instance {
   void submit(std::uint32_t request, std::size_t rank);
   bool can_ever_hold(const RequestRecord&) const;
 
-  /// Composes and prices the next step; nothing when no rank has work.
+  /// Composes and prices the next step, and answers when it will have ended; nothing when no rank
+  /// has work, or has to wait for a tier.
   std::optional<Seconds> begin_step(Time now);
   /// Ends the step that began: tokens are emitted, requests that finished or were abandoned free
   /// their blocks.
@@ -46,6 +49,8 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
+  /// A transfer between a rank and its tier has landed.
+  void land(std::size_t rank, const KvTier::Landed&);
   /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
   /// step in flight ends.
   void abandon(std::uint32_t request);
@@ -88,10 +93,16 @@ class Instance {
     std::int32_t generated = 0, output_tokens = 0;
     bool abandoned = false;
   };
+  // A sequence that waits for blocks from a tier: for so many of its own, or for another's.
+  struct Parked {
+    Sequence sequence{};
+    std::int64_t loads = 0;
+  };
   struct Rank {
     std::vector<Sequence> running{};
     std::vector<Progress> progress{};  // of those that run
     std::deque<Sequence> waiting{};
+    std::vector<Parked> parked{};
     std::vector<Sequence> waiting_view{};
     // What waited as waiting_view was made: with the same counts the same sequences wait.
     struct Shown {
@@ -111,7 +122,7 @@ class Instance {
     std::vector<Sequence> sending{};
     KvCache kv;
     std::int64_t kv_tokens = 0;
-    // KV blocks that the waiting sequences need.
+    // KV blocks that the waiting and parked sequences need beside those that they hold.
     std::int64_t waiting_blocks = 0;
     std::vector<RankRequest> shown{};
     StepPlan plan{};
@@ -125,7 +136,8 @@ class Instance {
   };
 
   RankRequest show_request(const Sequence& sequence, std::int32_t generated) const;
-  KvCache empty_cache() const;
+  KvCache empty_cache(std::size_t rank) const;
+  std::int64_t blocks_wanted(const Sequence&) const;
   void show_waiting(Rank& rank) const;
   void receive();
   bool should_hold_back() const;
@@ -134,9 +146,17 @@ class Instance {
   void admit(Rank& rank, Sequence& sequence);
   void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index);
+  void note_loads(const Sequence& sequence, std::int64_t loads);
+  void park(Rank& rank, Sequence sequence);
+  void park_alone();
+  void wait_again(Rank& rank, const Parked& parked);
+  bool give_up_load(Rank& rank);
+  Time move_blocks(Time now);
+  void stretch_by_loads(Time now);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void classify_step();
   void pad_to_graph();
+  void price_step(Time now);
   bool emit(Rank& rank, std::size_t place, Time now);
   void write_back(const Rank& rank, std::size_t place);
   void drop_abandoned();
@@ -149,6 +169,8 @@ class Instance {
   RowSource& rows_;
   Requests& requests_;
   int number_;
+  std::vector<TierPort> below_;  // [rank], or none
+  Time loaded_{};                // when what the step loads layer by layer is there
   StepModel model_;
   Speculation speculation_;
   std::vector<Rank> ranks_;

@@ -11,6 +11,7 @@
 #include "sim/serving/event_queue.hpp"
 #include "sim/serving/frontend.hpp"
 #include "sim/serving/instance.hpp"
+#include "sim/serving/pool_tiers.hpp"
 #include "sim/serving/step_time_estimate.hpp"
 
 namespace moesim {
@@ -24,7 +25,7 @@ struct Pool;
 
 // One EP group and its clock.
 struct Group {
-  Group(Pool& of_pool, RowSource& rows, Requests& requests, int number);
+  Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool);
 
   Pool& pool;
   Instance instance;
@@ -40,6 +41,7 @@ struct Pool {
         sampler(of_pool.sampled ? std::make_unique<StepSampler>(of_pool) : nullptr),
         price(of_pool.scheduler->needs_price() ? std::optional(price_steps(of_pool))
                                                : std::nullopt),
+        tiers(of_pool),
         groups(make_groups(rows, requests, first)),
         frontend(of_pool, instances(), rows, requests),
         measurement(of_pool, groups.front()->instance.total_blocks()) {}
@@ -48,7 +50,7 @@ struct Pool {
     std::vector<std::unique_ptr<Group>> made;
     made.reserve(static_cast<std::size_t>(deployment.instances));
     for (int i = 0; i < deployment.instances; ++i) {
-      made.push_back(std::make_unique<Group>(*this, rows, requests, first + i));
+      made.push_back(std::make_unique<Group>(*this, rows, requests, first + i, i));
     }
     return made;
   }
@@ -57,9 +59,12 @@ struct Pool {
     for (const auto& group : groups) all.push_back(&group->instance);
     return all;
   }
-  PoolRun run() {
-    PoolRun run{deployment, measurement, {}, {}};
+  // As the last event leaves it.
+  PoolRun run(Time now) {
+    PoolRun run{deployment, measurement, {}, {}, {}};
     if (sampler) run.sampled = sampler->stats();
+    for (const PoolTiers::Site& site : tiers.sites())
+      run.tiers.push_back({site.tier->tally(now), site.tier->capacity(), std::ssize(site.ranks)});
     for (const Instance* instance : instances()) {
       run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
     }
@@ -69,16 +74,17 @@ struct Pool {
   const Deployment& deployment;
   std::unique_ptr<StepSampler> sampler;  // none: exact
   std::optional<StepPrice> price;        // if the scheduler needs it
+  PoolTiers tiers;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
   Measurement measurement;
   bool changed = false;  // something happened at this moment
 };
 
-Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number)
+Group::Group(Pool& of_pool, RowSource& rows, Requests& requests, int number, int in_pool)
     : pool(of_pool),
       instance(of_pool.deployment, rows, requests, number, of_pool.sampler.get(),
-               of_pool.price ? &*of_pool.price : nullptr) {}
+               of_pool.price ? &*of_pool.price : nullptr, of_pool.tiers.ports(in_pool)) {}
 
 // A request's way from its client to the engine. Workers tokenize prompts in the order in which
 // they were sent, each one prompt at a time.
@@ -133,12 +139,15 @@ class Simulation {
       std::visit([this](const auto& what) { handle(what); }, event->what);
       // All that happens at one moment has happened before a step begins: requests and KV caches
       // that come together join the same step.
-      if (!queue_.more_now()) serve_pending();
+      if (!queue_.more_now()) {
+        serve_pending();
+        await_landings();
+      }
     }
     std::vector<PoolRun> runs;
     for (const auto& pool : pools_) {
       check(pool->frontend.empty(), "a request was left without a rank");
-      runs.push_back(pool->run());
+      runs.push_back(pool->run(queue_.now()));
     }
     for (const Group* group : groups_) {
       check(group->instance.used_blocks() == 0, "KV blocks were left behind");
@@ -157,6 +166,7 @@ class Simulation {
     const int first = static_cast<int>(groups_.size());
     Pool& pool = *pools_.emplace_back(std::make_unique<Pool>(deployment, rows_, requests_, first));
     for (const auto& group : pool.groups) groups_.push_back(group.get());
+    for (PoolTiers::Site& site : pool.tiers.sites()) tiers_.push_back({&pool, &site});
     if (!deployment.prefill_only) return;
     links_.assign(groups_.size(),
                   std::vector<Link>(static_cast<std::size_t>(deployment.parallel.dp)));
@@ -195,6 +205,7 @@ class Simulation {
   std::optional<EventSeen> seen_as(const OutageEnds& ends) const {
     return EventSeen{{}, "outage_ends", {}, ends.instance};
   }
+  std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const KvArrives& kv) const {
     return EventSeen{{}, "kv_arrives", kv.request, {}};
   }
@@ -356,6 +367,34 @@ class Simulation {
     decode.changed = prefill.changed = true;
   }
 
+  void handle(const BlocksLand& lands) {
+    const auto [pool, site] = tiers_[static_cast<std::size_t>(lands.tier)];
+    if (site->due == queue_.now()) site->due.reset();
+    std::vector<KvTier::Landed> landed;
+    site->tier->land(queue_.now(), landed);
+    for (const KvTier::Landed& transfer : landed) {
+      const PoolTiers::Place& place = site->ranks[static_cast<std::size_t>(transfer.port)];
+      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, transfer);
+      pool->changed = true;
+    }
+  }
+
+  // An event for the next transfer to land in each tier. Transfers that begin may make those before
+  // slower, never faster.
+  void await_landings() {
+    for (std::size_t t = 0; t < tiers_.size(); ++t) {
+      PoolTiers::Site& site = *tiers_[t].site;
+      const std::optional<Time> next = site.tier->next();
+      if (!next || (site.due && *site.due <= *next)) continue;
+      site.due = std::max(*next, queue_.now());
+      if (to_seconds(*site.due) > last_end)
+        throw ConfigError(
+            "a transfer of KV blocks would end beyond the 100 days that can be simulated; give the "
+            "tier more bandwidth");
+      queue_.schedule(*site.due, BlocksLand{static_cast<int>(t)});
+    }
+  }
+
   // Nothing has work or will have.
   bool finished() const { return !arrival_pending_ && !asks_at_ && left_ == requests_.size(); }
 
@@ -466,6 +505,11 @@ class Simulation {
   std::vector<std::unique_ptr<Pool>> pools_;  // that prefills first
   std::vector<Group*> groups_;                // by Instance::number()
   std::vector<std::vector<Link>> links_;      // of the prefill pool, [group][rank]
+  struct TierOfPool {
+    Pool* pool;
+    PoolTiers::Site* site;
+  };
+  std::vector<TierOfPool> tiers_;
   KvTransferTally transfers_;
   Rng patience_rng_;
   Ingress ingress_;  // from clients to the engine

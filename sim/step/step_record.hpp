@@ -29,6 +29,8 @@ struct StepSummary {
   std::int64_t prefix_queried = 0;
   /// Tokens of `prefix_queried` that were cached.
   std::int64_t prefix_hit = 0;
+  /// Tokens of `prefix_hit` that were loaded from a tier below HBM.
+  std::int64_t prefix_loaded = 0;
   /// Ranks that run fewer tokens because expert buffers are full.
   std::int32_t cut_ranks = 0;
   /// KV blocks held over all ranks while the step runs.

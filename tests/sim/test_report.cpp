@@ -37,9 +37,11 @@ std::vector<Report> reports() {
        {{"lengths", nullptr},
         {"sessions",
          {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
+  Json tiers = sessions;
+  tiers["kv_cache"] = {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}};
   std::vector<Report> all;
-  for (const Json& set :
-       {Json::object(), pools, memory, hot, objectives, failures, sampled, apart, sessions}) {
+  for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
+                          sessions, tiers}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;

@@ -265,6 +265,23 @@ TEST_CASE("a vllm front end scans from its own start") {
   CHECK(decide(*second, ranks, prompt(1), {}, 1).rank == 3);
 }
 
+TEST_CASE("dynamo_kv counts a block in a tier as three quarters of one in HBM") {
+  // 32 blocks: 8 HBM and 24 in the tier leave 32 - 8 - 18 = 6 on rank 0; 25 in HBM leave 7 on
+  // rank 1.
+  const std::vector<RankLoad> ranks = ranks_of(std::vector<std::int64_t>(2));
+  const std::vector<CacheHit> hits{{.blocks = 8, .loads = 24}, {.blocks = 25}};
+  PendingRequest request = prompt(512);
+  request.hits = hits;
+  const auto pick = [&](const char* options) {
+    return decide(*router(fmt::format(R"({{"type": "dynamo_kv"{}}})", options), 2), ranks, request);
+  };
+  CHECK(pick("").rank == 0);
+  CHECK(pick("").score == 6);
+  CHECK(pick(R"(, "tier_credit": 0.7)").rank == 1);
+  CHECK(pick(R"(, "tier_credit": 0)").score == 7);
+  CHECK(pick(R"(, "tier_credit": 1)").score == 0);
+}
+
 TEST_CASE("dynamo_kv weighs uncached prompt blocks against blocks in use: known answer") {
   const Json o = oracle("router_08_dynamo_kv");
   if (o.empty()) return;

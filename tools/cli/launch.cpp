@@ -148,6 +148,8 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   };
   note("/capacity", pool.names.capacity, "dropless");
   note("/expert_memory", pool.names.expert_memory, "resident");
+  if (!pool.kv_cache.tiers.empty())
+    notes.push_back("/kv_cache/tiers: give the engine its memory for KV blocks by its own flags");
   note("/rebalancing", pool.rebalancing.name(), "none");
   note("/token_routing/decode", decode_routing(pool), "even");
   const std::string& placement = pool.names.placement;

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "models/quantization.hpp"
@@ -22,6 +24,27 @@ std::string ffn_text(const Deployment& e) {
       "weights: experts {:.1f}, replicas {:.1f}; {:.1f} GB are free\n",
       e.parallel.attention_gpus(), e.parallel.ffn_gpus, gb(memory.experts) + gb(memory.replicas),
       gb(memory.experts), gb(memory.replicas), gb(memory.kv));
+}
+
+// "tier host: 81.2 GB per rank, 51234 blocks; 53.6 GB/s to HBM and 53.6 GB/s from HBM per GPU"
+std::string tiers_of(const Deployment& e) {
+  std::string text;
+  for (const KvTierPlan& tier : e.kv_cache.tiers) {
+    const int ranks = std::min(ranks_of_tier(e, tier), e.instances * e.parallel.dp);
+    const std::int64_t blocks = tier_blocks(e, tier, ranks);
+    const double bytes = e.kv_layout.block.value() * e.parallel.tp * e.parallel.pp;
+    text += fmt::format(
+        "tier {}: {:.1f} GB per {}, {} blocks; {:.3g} GB/s to HBM and {:.3g} GB/s from HBM per "
+        "GPU\n",
+        tier.name, double(blocks) * bytes / 1e9, tier_scope_names[std::size_t(tier.per)], blocks,
+        tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9);
+    if (tier.write->when_full() && blocks <= ranks * e.memory.kv_blocks)
+      text +=
+          "  a write-through tier no larger than HBM adds almost no hits; give it more capacity, "
+          "or "
+          "\"write_back\"\n";
+  }
+  return text;
 }
 
 }  // namespace
@@ -49,7 +72,7 @@ Action setup_check(CLI::App& command) {
                       gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
                       gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
                       gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens) +
-          ffn_text(e));
+          ffn_text(e) + tiers_of(e));
     return 0;
   };
 }

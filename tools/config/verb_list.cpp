@@ -10,6 +10,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/rebalancing/rebalancer.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -93,6 +94,8 @@ std::vector<Kind> all_kinds() {
           kind_of(capacity_rules()),
           kind_of(expert_memories()),
           kind_of(prefetches()),
+          kind_of(tier_evictions()),
+          kind_of(tier_writes()),
           kind_of(schedulers()),
           kind_of(request_routers()),
           kind_of(gatings()),

@@ -366,6 +366,20 @@ std::string prefixes_of(const KvStats& kv) {
                      percent(kv.prefix_hit_rate), kv.prefix_hit_tokens, kv.prefix_queried_tokens);
 }
 
+// "tier host: 12.3 % of the prompts' tokens were loaded; fill 81 %, link busy 3 % in, 5 % out; ..."
+std::string tiers_of(const PoolStats& pool) {
+  std::string text;
+  for (const auto& [name, tier] : pool.tiers) {
+    text += fmt::format(
+        "tier {}: {} of the prompts' tokens were loaded; a load took {:.1f} ms, p99 {:.1f} ms\n"
+        "  fill {}, links busy {} reading and {} writing; {:.3g} GB read, {:.3g} GB written\n",
+        name, percent(pool.kv.prefix_loaded_rate.value_or(0)), tier.mean_wait_ms, tier.p99_wait_ms,
+        percent(tier.mean_fill), percent(tier.read.busy_share), percent(tier.write.busy_share),
+        tier.read.bytes / 1e9, tier.write.bytes / 1e9);
+  }
+  return text;
+}
+
 // "sessions     92 finished, 29.6 turns; 808.9 s, p90 1338.6 s; ..."
 std::string sessions_of(const Report& report) {
   if (!report.sessions) return "";
@@ -414,7 +428,7 @@ std::string summary(const Report& report, const Deployment& e) {
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
-  text += sessions_of(report) + prefixes_of(report.pool.kv);
+  text += sessions_of(report) + prefixes_of(report.pool.kv) + tiers_of(report.pool);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",

@@ -11,14 +11,16 @@ namespace {
 
 // The KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower
 // is better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
-// of this prompt. Decode blocks: those in use or promised, with this request on it. Temperature 0
-// takes the least (ties lowest rank), above 0 draws by softmax.
+// of this prompt, where blocks that a tier can load count `tier_credit` of cached ones. Decode
+// blocks: those in use or promised, with this request on it. Temperature 0 takes the least (ties
+// lowest rank), above 0 draws by softmax.
 class DynamoKv final : public OneByOneRouter {
  public:
   DynamoKv(ConfigReader& options, const RouterContext& context)
       : OneByOneRouter(options),
         overlap_weight_(options.number("overlap_weight")),
         temperature_(options.number("temperature")),
+        tier_credit_(options.number("tier_credit")),
         block_tokens_(context.block_tokens),
         rng_(context.seed, "request_routing/dynamo_kv") {}
 
@@ -36,8 +38,10 @@ class DynamoKv final : public OneByOneRouter {
     const CacheHit hit = request.hits[static_cast<std::size_t>(rank.rank)];
     std::int64_t prefill = request.prompt_tokens - hit.blocks * block_tokens_;
     for (const RankRequest& r : rank.requests) prefill += r.prefill_left;
+    const double credit = tier_credit_ * static_cast<double>(hit.loads);
     return overlap_weight_ * static_cast<double>(prefill) / block_tokens_ +
-           static_cast<double>(rank.blocks + request.blocks - hit.in_use);
+           static_cast<double>(rank.blocks + request.blocks - hit.in_use) -
+           overlap_weight_ * credit;
   }
   std::size_t lowest() const {
     return static_cast<std::size_t>(std::min_element(logits_.begin(), logits_.end()) -
@@ -51,7 +55,7 @@ class DynamoKv final : public OneByOneRouter {
     return chosen;
   }
 
-  double overlap_weight_, temperature_;
+  double overlap_weight_, temperature_, tier_credit_;
   int block_tokens_;
   Rng rng_;
   std::vector<double> logits_;
@@ -64,7 +68,9 @@ std::span<const Key> dynamo_kv_router_keys() {
                                  {"overlap_weight", form::number(non_negative), "1",
                                   "weight of prefill blocks over decode blocks"},
                                  {"temperature", form::number(non_negative), "0",
-                                  "temperature of the draw by softmax; 0: the least cost"}};
+                                  "temperature of the draw by softmax; 0: the least cost"},
+                                 {"tier_credit", form::number(0, 1), "0.75",
+                                  "of a block in a tier below HBM, where one in HBM counts 1"}};
   return keys;
 }
 

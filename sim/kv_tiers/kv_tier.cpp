@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/kv_tiers/kv_tier.hpp"
+
+#include <algorithm>
+#include <ranges>
+#include <utility>
+
+namespace moesim {
+
+KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports)
+    : plan_(plan),
+      capacity_(blocks),
+      of_block_(of_block),
+      reads_(plan.share, {plan.bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
+      writes_(plan.share, {plan.write_bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
+      order_(plan.eviction->order()) {
+  check(blocks >= 1, "a tier without room");
+}
+
+void KvTier::use(std::span<const BlockHash> prompt) {
+  for (const BlockHash hash : prompt | std::views::reverse) {
+    if (holds(hash)) order_->use(hash);
+  }
+}
+
+TransferId KvTier::load(int port, std::vector<BlockHash> blocks, Time now) {
+  for (const BlockHash hash : blocks) {
+    Block& block = blocks_.at(hash);
+    check(block.landed, "a block is loaded before it landed");
+    block.read = true;
+    ++block.pins;
+  }
+  const Bytes bytes = bytes_of(blocks.size());
+  const TransferId id = reads_.start(port, bytes, now);
+  ++tally_.loads;
+  tally_.read += std::ssize(blocks);
+  tally_.alone_read += bytes / plan_.bandwidth + plan_.latency;
+  loading_.emplace(id, Moving{port, now, std::move(blocks)});
+  return id;
+}
+
+std::vector<KvTier::Stored> KvTier::store(int port, std::span<const BlockHash> offered, Time now) {
+  std::vector<Stored> all;
+  Stored batch;
+  count_fill(now);
+  const auto start = [&] {
+    if (batch.places.empty()) return;
+    Moving moving{port, now, {}};
+    for (const std::size_t place : batch.places) moving.blocks.push_back(offered[place]);
+    const Bytes bytes = bytes_of(moving.blocks.size());
+    batch.transfer = writes_.start(port, bytes, now);
+    ++tally_.stores;
+    tally_.written += std::ssize(moving.blocks);
+    tally_.alone_write += bytes / plan_.write_bandwidth + plan_.latency;
+    storing_.emplace(batch.transfer, std::move(moving));
+    all.push_back(std::exchange(batch, {}));
+    land_stores(now);
+  };
+  for (std::size_t place = 0; place < offered.size(); ++place) {
+    const BlockHash hash = offered[place];
+    if (holds(hash)) continue;
+    if (!make_room()) {
+      start();  // what takes no time can make room for what follows
+      if (!make_room()) {
+        ++tally_.refused;
+        continue;
+      }
+    }
+    blocks_.emplace(hash, Block{});
+    order_->add(hash);
+    batch.places.push_back(place);
+    tally_.peak = std::max(tally_.peak, resident());
+  }
+  start();
+  return all;
+}
+
+bool KvTier::make_room() {
+  if (resident() < capacity_) return true;
+  const auto victim = order_->victim([this](BlockHash hash) {
+    const Block& block = blocks_.find(hash)->second;
+    return block.pins > 0 || !block.landed;
+  });
+  if (!victim) return false;
+  ++tally_.evicted;
+  tally_.dead += blocks_.find(*victim)->second.read ? 0 : 1;
+  order_->remove(*victim);
+  blocks_.erase(*victim);
+  return true;
+}
+
+Time KvTier::stored_by(TransferId store, Time now) const {
+  return storing_.contains(store) ? writes_.end(store) : now;
+}
+
+std::optional<Time> KvTier::next() const {
+  if (!landed_stores_.empty()) return changed_;
+  const std::optional<Time> read = reads_.next(), write = writes_.next();
+  if (!read || !write) return read ? read : write;
+  return std::min(*read, *write);
+}
+
+void KvTier::land(Time now, std::vector<Landed>& landed) {
+  std::vector<TransferId> ended;
+  reads_.land(now, ended);
+  for (const TransferId id : ended) {
+    const auto load = loading_.find(id);
+    for (const BlockHash hash : load->second.blocks) --blocks_.at(hash).pins;
+    tally_.waits.push_back(to_seconds(now - load->second.began).count());
+    landed.push_back({load->second.port, true, id});
+    loading_.erase(load);
+  }
+  land_stores(now);
+  landed.insert(landed.end(), landed_stores_.begin(), landed_stores_.end());
+  landed_stores_.clear();
+}
+
+void KvTier::land_stores(Time now) {
+  count_fill(now);
+  std::vector<TransferId> ended;
+  writes_.land(now, ended);
+  for (const TransferId id : ended) {
+    const auto store = storing_.find(id);
+    for (const BlockHash hash : store->second.blocks) blocks_.at(hash).landed = true;
+    landed_stores_.push_back({store->second.port, false, id});
+    storing_.erase(store);
+  }
+}
+
+void KvTier::count_fill(Time now) {
+  tally_.block_seconds += static_cast<double>(resident()) * to_seconds(now - changed_).count();
+  changed_ = now;
+}
+
+KvTierTally KvTier::tally(Time now) const {
+  KvTierTally tally = tally_;
+  tally.until = now;
+  tally.block_seconds += static_cast<double>(resident()) * to_seconds(now - changed_).count();
+  tally.read_busy = reads_.busy(now);
+  tally.write_busy = writes_.busy(now);
+  return tally;
+}
+
+}  // namespace moesim

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sim/kv_tiers/kv_tiers.hpp"
+
+#include <fmt/format.h>
+
+#include "hardware/choice.hpp"
+
+namespace moesim {
+
+// The constructor of each row and its options, from policies/.
+std::unique_ptr<TierEviction> make_lru_tier(ConfigReader&);
+std::unique_ptr<TierEviction> make_fifo_tier(ConfigReader&);
+std::unique_ptr<TierWrite> make_write_through(ConfigReader&);
+std::unique_ptr<TierWrite> make_write_back(ConfigReader&);
+std::unique_ptr<TierWrite> make_selective(ConfigReader&);
+std::span<const Key> selective_keys();
+
+const Registry<TierEviction>& tier_evictions() {
+  static const Registry<TierEviction> table(
+      "tier_eviction", {{"lru", "the block that was found longest ago makes room", make_lru_tier},
+                        {"fifo", "the block that was stored first makes room", make_fifo_tier}});
+  return table;
+}
+
+const Registry<TierWrite>& tier_writes() {
+  static const Registry<TierWrite> table(
+      "tier_write",
+      {{"write_through", "a block is copied as soon as it is computed (vLLM, SGLang)",
+        make_write_through},
+       {"write_back", "a block is copied before other tokens take its place (TensorRT-LLM)",
+        make_write_back},
+       {"selective", "a block is copied when requests have found it often enough (SGLang)",
+        make_selective, selective_keys}});
+  return table;
+}
+
+namespace {
+
+std::span<const Key> capacity_keys() {
+  static constexpr Key keys[] = {{"of_hbm", form::number(0, 1e6), required,
+                                  "KV caches of the HBM of all ranks that share it"}};
+  return keys;
+}
+
+}  // namespace
+
+std::span<const Key> kv_tier_keys() {
+  static constexpr Form in_hbm = form::object(capacity_keys);
+  static constexpr Key keys[] = {
+      {"name", form::text, "host", "what the report calls the tier"},
+      {"per", form::choice(tier_scope_names), "rank", "who shares the tier"},
+      {"capacity", form::bytes.or_a(in_hbm), required, "all shards of all ranks that share it"},
+      {"bandwidth", form::bytes_per_second, unset("0.85 of the GPU's host link"),
+       "to HBM, of one GPU"},
+      {"write_bandwidth", form::bytes_per_second, unset("bandwidth"), "from HBM, of one GPU"},
+      {"aggregate_bandwidth", form::bytes_per_second, unset("not bound"),
+       "of all ranks that share the tier, one direction"},
+      {"latency", form::time, "0 us", "of a transfer, before the first byte"},
+      {"link", form::choice(link_share_names), "fifo", "how transfers of a rank share its link"},
+      {"eviction", form::policy("tier_eviction"), "lru", "which block makes room"},
+      {"write", form::policy("tier_write"), "write_through", "when a block is copied to the tier"}};
+  return keys;
+}
+
+namespace {
+
+BytesPerSecond read_rate(ConfigReader& reader, const char* key) {
+  const auto rate = reader.quantity<BytesPerSecond>(key);
+  if (rate <= BytesPerSecond(0)) {
+    reader.child(key).fail(
+        "a tier needs a bandwidth above 0, or its loads never end; leave the tier out instead");
+  }
+  return rate;
+}
+
+void read_capacity(ConfigReader& reader, KvTierPlan& plan) {
+  const ConfigNode capacity = reader.child("capacity");
+  if (!capacity.json().is_object()) {
+    plan.capacity = capacity.quantity<Bytes>();
+    if (plan.capacity < Bytes(0)) capacity.fail("must be at least 0 B");
+    return;
+  }
+  plan.of_hbm =
+      read_object(capacity, capacity_keys, [](ConfigReader& of) { return of.number("of_hbm"); });
+}
+
+KvTierPlan read_tier(const ConfigNode& node, const Registry<TierEviction>& evictions,
+                     const Registry<TierWrite>& writes, BytesPerSecond host_link) {
+  return read_object(node, kv_tier_keys, [&](ConfigReader& reader) {
+    KvTierPlan plan;
+    plan.name = reader.text("name");
+    if (plan.name.empty() || plan.name == "hbm") {
+      reader.child("name").fail("expected a name other than \"\" and \"hbm\"");
+    }
+    plan.per = choice<TierScope>(reader, "per", tier_scope_names);
+    read_capacity(reader, plan);
+    plan.bandwidth =
+        reader.optional("bandwidth") ? read_rate(reader, "bandwidth") : host_link * host_link_share;
+    plan.write_bandwidth =
+        reader.optional("write_bandwidth") ? read_rate(reader, "write_bandwidth") : plan.bandwidth;
+    if (reader.optional("aggregate_bandwidth"))
+      plan.aggregate_bandwidth = read_rate(reader, "aggregate_bandwidth");
+    plan.latency = reader.quantity<Seconds>("latency");
+    plan.share = choice<LinkShare>(reader, "link", link_share_names);
+    plan.eviction = evictions.make(reader.child("eviction"));
+    plan.write = writes.make(reader.child("write"));
+    return plan;
+  });
+}
+
+}  // namespace
+
+std::vector<KvTierPlan> read_kv_tiers(const ConfigNode& node,
+                                      const Registry<TierEviction>& evictions,
+                                      const Registry<TierWrite>& writes, BytesPerSecond host_link) {
+  const std::vector<ConfigNode> list = node.list();
+  if (list.size() > 1) {
+    node.fail(
+        fmt::format("one tier below HBM is modelled, found {}; keep the nearest", list.size()));
+  }
+  std::vector<KvTierPlan> tiers;
+  for (const ConfigNode& tier : list) {
+    KvTierPlan plan = read_tier(tier, evictions, writes, host_link);
+    if (plan.of_hbm.value_or(plan.capacity.value()) > 0) tiers.push_back(std::move(plan));
+  }
+  return tiers;
+}
+
+}  // namespace moesim

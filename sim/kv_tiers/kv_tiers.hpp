@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hardware/registry.hpp"
+#include "hardware/units.hpp"
+#include "sim/kv_tiers/transfer_link.hpp"
+
+namespace moesim {
+
+/// Names a KV block by its tokens and all tokens before them.
+using BlockHash = std::uint64_t;
+
+/// The order in which the blocks of one tier make room. State of that tier.
+class TierOrder {
+ public:
+  virtual ~TierOrder() = default;
+  /// A block is stored that is not held yet.
+  virtual void add(BlockHash) = 0;
+  /// A request finds a block that is held.
+  virtual void use(BlockHash) = 0;
+  /// A block leaves.
+  virtual void remove(BlockHash) = 0;
+  /// The block to evict next, of those that are not pinned; nothing if all are.
+  virtual std::optional<BlockHash> victim(const std::function<bool(BlockHash)>& pinned) const = 0;
+};
+
+/// Decides which block of a full tier makes room. Pure; its orders have state.
+class TierEviction {
+ public:
+  virtual ~TierEviction() = default;
+  /// The order of an empty tier.
+  virtual std::unique_ptr<TierOrder> order() const = 0;
+};
+
+/// Decides when a block of HBM is copied to a tier that lacks it. Pure.
+class TierWrite {
+ public:
+  virtual ~TierWrite() = default;
+  /// The block has just been computed.
+  virtual bool when_full() const { return false; }
+  /// A request found the block in HBM: the `hits`-th one since the block came there, from 1 on.
+  virtual bool when_hit(int /*hits*/) const { return false; }
+  /// The block is about to be taken for other tokens.
+  virtual bool when_taken() const { return false; }
+};
+
+/// The table: lru, fifo.
+const Registry<TierEviction>& tier_evictions();
+/// The table: write_through, write_back, selective.
+const Registry<TierWrite>& tier_writes();
+
+/// Who shares a tier.
+enum class TierScope { rank, node };
+inline constexpr std::array<std::string_view, 2> tier_scope_names{"rank", "node"};
+
+/// Who waits for blocks on their way from a tier to HBM.
+enum class TierRead {
+  parked,    ///< their request alone; steps go on without it (vLLM)
+  blocking,  ///< the step that computes the request, so all ranks of its EP group
+  layerwise  ///< that step, which computes a layer when the layer's blocks are there (SGLang)
+};
+inline constexpr std::array<std::string_view, 3> tier_read_names{"parked", "blocking", "layerwise"};
+
+/// A memory below HBM that keeps blocks of the KV cache.
+struct KvTierPlan {
+  std::string name = "host";
+  TierScope per = TierScope::rank;
+  Bytes capacity{};                ///< over all of `per`, ranks' shards together; or ...
+  std::optional<double> of_hbm{};  ///< ... in KV caches of the HBM of all ranks of `per`
+  /// Of the link of one GPU: each moves its own shard.
+  BytesPerSecond bandwidth{}, write_bandwidth{};
+  std::optional<BytesPerSecond> aggregate_bandwidth{};  ///< of all links of `per`, one direction
+  Seconds latency{};
+  LinkShare share = LinkShare::fifo;
+  std::shared_ptr<const TierEviction> eviction;
+  std::shared_ptr<const TierWrite> write;
+};
+
+/// "kv_cache/tiers", nearest first. `host_link` is what the GPU's data sheet gives one direction of
+/// its link to the host. A tier without capacity is none. Throws ConfigError.
+std::vector<KvTierPlan> read_kv_tiers(const ConfigNode&, const Registry<TierEviction>&,
+                                      const Registry<TierWrite>&, BytesPerSecond host_link);
+std::span<const Key> kv_tier_keys();
+
+/// The share of the sheet's host link that copies of KV blocks reach where a config does not say:
+/// pinned copies measured on PCIe 5.0 x16 reach 50 to 54 of 63 GB/s.
+inline constexpr double host_link_share = 0.85;
+
+}  // namespace moesim

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include "sim/serving/instance.hpp"
+
+// What an EP group does with a tier below the HBM of its ranks.
+namespace moesim {
+
+// What of a request is loaded from a tier as it is first admitted.
+void Instance::note_loads(const Sequence& sequence, std::int64_t loads) {
+  RequestRecord& request = requests_[sequence.request];
+  if (request.preemptions > 0 || request.generated > 0) return;
+  request.loaded_tokens = static_cast<std::int32_t>(loads) * deployment_.kv_layout.block_tokens;
+}
+
+// A sequence, which waits no more, begins to load, or waits for what another loads.
+void Instance::park(Rank& rank, Sequence sequence) {
+  const std::int64_t loads = rank.kv.begin_load(sequence);
+  check(loads > 0 || rank.kv.loads(), "a sequence is parked for blocks that nothing loads");
+  note_loads(sequence, loads);
+  rank.waiting_blocks -= sequence.blocks;
+  rank.parked.push_back({sequence, loads});
+}
+
+// Carries out a plan that does nothing but park sequences.
+void Instance::park_alone() {
+  for (Rank& rank : ranks_) {
+    for (std::size_t i = 0; i < rank.plan.admitted_tokens.size(); ++i) {
+      const Sequence sequence = rank.waiting.front();
+      rank.waiting.pop_front();
+      ++rank.gone;
+      park(rank, sequence);
+    }
+    rank.plan.admitted_tokens.clear();
+  }
+}
+
+// A sequence that was parked waits for a step again: behind those that came before it.
+void Instance::wait_again(Rank& rank, const Parked& parked) {
+  Sequence sequence = parked.sequence;
+  if (requests_[sequence.request].abandoned()) {
+    rank.waiting_blocks -= blocks_wanted(sequence);
+    rank.kv_tokens -= sequence.tokens;
+    rank.kv.finish(sequence);
+    return;
+  }
+  const auto later = [&](const Sequence& other) { return other.request > sequence.request; };
+  rank.waiting.insert(std::ranges::find_if(rank.waiting, later), sequence);
+  --rank.gone;
+  ++rank.preempted;
+}
+
+void Instance::land(std::size_t index, const KvTier::Landed& landed) {
+  ++changes_;
+  Rank& rank = ranks_[index];
+  const std::optional<std::uint32_t> request = rank.kv.land(landed);
+  if (!request) return;
+  for (const Parked& parked : std::exchange(rank.parked, {})) {
+    if (parked.loads == 0 || parked.sequence.request == *request) {
+      wait_again(rank, parked);
+    } else {
+      rank.parked.push_back(parked);
+    }
+  }
+}
+
+// Where nothing can compute for lack of blocks, those in the queue hold what they have loaded: the
+// last one lets go of it. Not while transfers are under way, which hold blocks too.
+bool Instance::give_up_load(Rank& rank) {
+  if (rank.kv.moves()) return false;
+  const auto holds = [](const Sequence& sequence) { return sequence.blocks > 0; };
+  const auto last = std::find_if(rank.waiting.rbegin(), rank.waiting.rend(), holds);
+  if (last == rank.waiting.rend()) return false;
+  rank.waiting_blocks += last->blocks;
+  rank.kv.preempt(*last);
+  rank.kv.below().tier->give_up();
+  note_loads(*last, 0);
+  ++rank.preempted;
+  return true;
+}
+
+// Transfers begin that the plan asks for. Answers when its step can begin: what stood in the blocks
+// that it takes has been copied, and what it loads before it computes has come.
+Time Instance::move_blocks(Time now) {
+  Time begins = loaded_ = now;
+  for (Rank& rank : ranks_) {
+    const KvCache::Moves moves = rank.kv.move(now);
+    begins = std::max(begins, moves.copied);
+    const TierRead read = rank.kv.below().read;
+    if (read == TierRead::blocking) begins = std::max(begins, moves.loaded);
+    if (read == TierRead::layerwise) loaded_ = std::max(loaded_, moves.loaded);
+  }
+  return begins;
+}
+
+// A layer computes when its blocks are there, while those of the next ones come: the step ends a
+// layer's time after the last blocks, or a layer's blocks before all layers have computed. Layers
+// are alike here.
+void Instance::stretch_by_loads(Time now) {
+  if (loaded_ <= now) return;
+  const auto layers = static_cast<double>(deployment_.model.layers.size());
+  const Seconds load = to_seconds(loaded_ - now), step = cost_.total;
+  const Seconds both = std::max(load + step / layers, load / layers + step);
+  summary_.start = std::max(summary_.start, now + to_duration(both - step));
+  batch_.start = summary_.start;
+}
+
+}  // namespace moesim

@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+// Do tiers of the KV cache hold, move and forget blocks as they should, and does a run wait for
+// them?
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "hardware/rng.hpp"
+#include "sim/kv_tiers/kv_tier.hpp"
+#include "sim/serving/simulator.hpp"
+#include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
+
+namespace moesim::test_kv_tiers {
+namespace {
+
+using test::load_tiny;
+using test::serve;
+using test::Served;
+using test::WithinAbs;
+using test::WithinRel;
+
+Time at_s(double seconds) { return Time{} + to_duration(Seconds(seconds)); }
+
+// ---- links ----
+
+// Seconds at which transfers of these bytes end that begin together, by port.
+std::vector<double> ends(TransferLink link, const std::vector<std::pair<int, Bytes>>& transfers) {
+  for (const auto& [port, bytes] : transfers) link.start(port, bytes, Time{});
+  std::vector<double> seconds(transfers.size());
+  while (const std::optional<Time> next = link.next()) {
+    std::vector<TransferId> landed;
+    link.land(*next, landed);
+    for (const TransferId id : landed) seconds[id] = to_seconds(*next).count();
+  }
+  return seconds;
+}
+
+TEST_CASE("two loads on one link take turns, or share it from the first to the last byte") {
+  const TransferLink::Rates rates{.port = BytesPerSecond(10e9)};
+  const std::vector<std::pair<int, Bytes>> two{{0, Bytes(1e9)}, {0, Bytes(1e9)}};
+  CHECK(ends({LinkShare::fifo, rates, 1}, two) == std::vector{.1, .2});
+  CHECK(ends({LinkShare::equal, rates, 1}, two) == std::vector{.2, .2});
+  // Unequal ones: 1 GB at 5 GB/s, then the 2 GB left of the other at 10.
+  const std::vector<std::pair<int, Bytes>> unequal{{0, Bytes(3e9)}, {0, Bytes(1e9)}};
+  CHECK(ends({LinkShare::fifo, rates, 1}, unequal) == std::vector{.3, .4});
+  CHECK(ends({LinkShare::equal, rates, 1}, unequal) == std::vector{.4, .2});
+  // Other ports are other links.
+  CHECK(ends({LinkShare::fifo, rates, 2}, {{0, Bytes(1e9)}, {1, Bytes(2e9)}}) ==
+        std::vector{.1, .2});
+}
+
+TEST_CASE("ranks share what all their links have together, and have more when one is done") {
+  // 80 GB/s for four links of 32: 20 each; three: 26.7; two: 32, which their own links allow.
+  for (const LinkShare share : {LinkShare::fifo, LinkShare::equal}) {
+    const TransferLink::Rates rates{.port = BytesPerSecond(32e9), .all = BytesPerSecond(80e9)};
+    const auto seconds = ends({share, rates, 4}, {{0, Bytes(20e9)},
+                                                  {1, Bytes(20e9 + 80e9 / 3)},
+                                                  {2, Bytes(20e9 + 80e9 / 3 + 32e9)},
+                                                  {3, Bytes(20e9 + 80e9 / 3 + 64e9)}});
+    CHECK_THAT(seconds[0], WithinRel(1., 1e-9));
+    CHECK_THAT(seconds[1], WithinRel(2., 1e-9));
+    CHECK_THAT(seconds[2], WithinRel(3., 1e-9));
+    CHECK_THAT(seconds[3], WithinRel(4., 1e-9));
+  }
+}
+
+TEST_CASE("a transfer alone takes its latency and its bytes, and a link is busy while it carries") {
+  TransferLink link(LinkShare::fifo, {.port = BytesPerSecond(10e9), .latency = Seconds(.002)}, 2);
+  std::vector<TransferId> landed;
+  link.start(0, Bytes(1e9), at_s(1));
+  CHECK(link.next() == at_s(1.102));
+  link.land(at_s(3), landed);
+  link.start(1, Bytes(2e9), at_s(3));
+  link.start(0, Bytes(1e9), at_s(3));
+  link.land(at_s(5), landed);
+  CHECK(landed == std::vector<TransferId>{0, 2, 1});
+  CHECK(link.idle());
+  CHECK(link.bytes() == Bytes(4e9));
+  // Busy: bytes / bandwidth and latencies, as no link was idle while work waited.
+  CHECK_THAT(link.busy(at_s(5)).count(), WithinRel(.4 + 3 * .002, 1e-9));
+}
+
+// ---- a tier ----
+
+KvTierPlan plan_of(const std::string& tier) {
+  const ConfigNode node = test::config("{\"tiers\": [" + tier + "]}");
+  return read_kv_tiers(node.child("tiers"), tier_evictions(), tier_writes(), BytesPerSecond(60e9))
+      .front();
+}
+
+std::vector<KvTier::Landed> land(KvTier& tier, double seconds) {
+  std::vector<KvTier::Landed> landed;
+  tier.land(at_s(seconds), landed);
+  return landed;
+}
+
+TEST_CASE("a block can be loaded when its copy has landed, and makes room only then") {
+  const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
+  KvTier tier(plan, 2, Bytes(1), 1);
+  const std::vector<BlockHash> blocks{1, 2, 3};
+  const auto stored = tier.store(0, blocks, at_s(0));
+  // The third has no room: both others are on their way.
+  REQUIRE(stored.size() == 1);
+  CHECK(stored[0].places == std::vector<std::size_t>{0, 1});
+  CHECK(tier.holds(1));
+  CHECK_FALSE(tier.has(1));
+  CHECK_FALSE(tier.holds(3));
+  CHECK(tier.next() == at_s(2));
+  CHECK(land(tier, 1.9).empty());
+  REQUIRE(land(tier, 2).size() == 1);
+  CHECK(tier.has(1));
+  // What is being loaded makes no room either: the other one does, though it was used last.
+  tier.use(std::vector<BlockHash>{1, 2});
+  tier.load(0, {2}, at_s(2));
+  tier.store(0, std::vector<BlockHash>{3}, at_s(2));
+  CHECK(tier.holds(2));
+  CHECK_FALSE(tier.holds(1));
+  const KvTierTally tally = tier.tally(at_s(2));
+  CHECK(tally.written == 3);
+  CHECK(tally.evicted == 1);
+  CHECK(tally.dead == 1);
+  CHECK(tally.refused == 1);
+}
+
+TEST_CASE("the order of eviction is that of the last use, or of the copy") {
+  for (const auto& [eviction, survivor] :
+       std::map<std::string, BlockHash>{{"lru", 1}, {"fifo", 2}}) {
+    CAPTURE(eviction);
+    const KvTierPlan plan =
+        plan_of(fmt::format(R"({{"capacity": "1 GB", "eviction": "{}"}})", eviction));
+    KvTier tier(plan, 2, Bytes(1), 1);
+    tier.store(0, std::vector<BlockHash>{1, 2}, at_s(0));
+    land(tier, 1);
+    tier.use(std::vector<BlockHash>{1});
+    tier.store(0, std::vector<BlockHash>{3}, at_s(1));
+    CHECK(tier.holds(survivor));
+    CHECK_FALSE(tier.holds(3 - survivor));
+  }
+}
+
+TEST_CASE("a tier never holds more than its room, and what it holds is stored less evicted") {
+  Rng rng(1, "test/kv_tiers");
+  const KvTierPlan plan = plan_of(
+      R"({"capacity": "1 GB", "bandwidth": "3 B/s", "aggregate_bandwidth": "7 B/s", "latency": "50 ms", "link": "equal"})");
+  KvTier tier(plan, 20, Bytes(1), 4);
+  std::map<TransferId, std::vector<BlockHash>> storing, loading;
+  std::multiset<BlockHash> pinned;
+  std::set<BlockHash> on_their_way;
+  double now = 0;
+  for (int round = 0; round < 4000; ++round) {
+    now += rng.uniform();
+    for (const KvTier::Landed& landed : land(tier, now)) {
+      auto& of = landed.load ? loading : storing;
+      for (const BlockHash hash : of.at(landed.transfer)) {
+        if (landed.load) {
+          pinned.erase(pinned.find(hash));
+        } else {
+          on_their_way.erase(hash);
+          REQUIRE(tier.has(hash));
+        }
+      }
+      of.erase(landed.transfer);
+    }
+    std::vector<BlockHash> some;
+    for (int i = 0; i < 4; ++i) some.push_back(rng.below(40));
+    const int port = static_cast<int>(rng.below(4));
+    if (rng.below(2) == 0) {
+      for (const KvTier::Stored& stored : tier.store(port, some, at_s(now))) {
+        for (const std::size_t place : stored.places) {
+          storing[stored.transfer].push_back(some[place]);
+          on_their_way.insert(some[place]);
+        }
+      }
+    } else {
+      std::erase_if(some, [&](BlockHash hash) { return !tier.has(hash); });
+      std::ranges::sort(some);
+      some.erase(std::unique(some.begin(), some.end()), some.end());
+      if (some.empty()) continue;
+      loading[tier.load(port, some, at_s(now))] = some;
+      pinned.insert(some.begin(), some.end());
+    }
+    const KvTierTally tally = tier.tally(at_s(now));
+    REQUIRE(tier.resident() == tally.written - tally.evicted);
+    REQUIRE(tier.resident() <= 20);
+    for (const BlockHash hash : pinned) REQUIRE(tier.has(hash));
+    for (const BlockHash hash : on_their_way) {
+      REQUIRE(tier.holds(hash));
+      REQUIRE_FALSE(tier.has(hash));
+    }
+  }
+  const KvTierTally tally = tier.tally(at_s(now));
+  CHECK(tally.evicted > 500);
+  CHECK(tally.refused > 0);
+  // Never faster than a link.
+  CHECK(tally.read_busy >= Seconds(.999) * (tally.alone_read / Seconds(1)));
+  CHECK(tally.write_busy <= Seconds(4 * now));
+}
+
+// ---- runs ----
+
+// One rank on one GPU, with prefix caching and a tier: 49,152 B of KV cache for a block of 16.
+constexpr double block_bytes = 3 * 2 * 4 * 64 * 2 * 16;
+Json one_rank(const Json& tier) {
+  Json set{{"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
+           {"placement", {{"replication", 1}}},
+           {"kv_cache", {{"prefix_caching", true}}},
+           {"scheduling", {{"max_num_batched_tokens", 128}}},
+           {"measurement", {{"warmup", 0}}}};
+  if (!tier.is_null()) set["kv_cache"]["tiers"] = Json::array({tier});
+  return set;
+}
+
+struct Figures {
+  std::vector<std::int32_t> hbm, loaded, computed;  // tokens by request
+  std::int64_t written = 0, read = 0;               // blocks
+  bool operator==(const Figures&) const = default;
+};
+
+// Prompts of 65 tokens, 10 s apart, A or B, with 6 blocks of HBM.
+Figures a_and_b(const std::string& prompts, const Json& tier) {
+  std::string lines;
+  for (std::size_t i = 0; i < prompts.size(); ++i)
+    lines += fmt::format(
+        R"({{"timestamp": {}, "input_length": 65, "output_length": 1, "hash_ids": [{}]}})"
+        "\n",
+        10'000 * i, int(prompts[i]));
+  const test::TemporaryFile file("prompts.jsonl", lines);
+  Json set = one_rank(tier);
+  set["workload"] = {
+      {"lengths", nullptr},
+      {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
+      {"requests", prompts.size()}};
+  Experiment e = load_tiny(set);
+  e.decode().memory.kv_blocks = 6;
+  const Served served = serve(e);
+  Figures figures;
+  for (const RequestRecord& request : served.requests) {
+    figures.hbm.push_back(request.cached_tokens - request.loaded_tokens);
+    figures.loaded.push_back(request.loaded_tokens);
+    figures.computed.push_back(request.prompt_tokens - request.cached_tokens);
+  }
+  const OrderedJson json = served.document();
+  if (json.contains("tiers")) {
+    const OrderedJson& host = json["tiers"]["host"];
+    figures.written = std::llround(host["write"]["bytes"].get<double>() / block_bytes);
+    figures.read = std::llround(host["read"]["bytes"].get<double>() / block_bytes);
+  }
+  return figures;
+}
+
+// Copies take no time.
+Json host(int blocks, const Json& write) {
+  return {{"capacity", fmt::format("{} B", blocks * block_bytes)},
+          {"bandwidth", "1000000000 TB/s"},
+          {"write", write}};
+}
+
+TEST_CASE("two tiers: what A finds after B, and what was copied for that") {
+  struct Row {
+    Json tier;
+    int loaded, computed, written, read;
+  };
+  const Json selective{{"type", "selective"}, {"hits", 1}};
+  const Row rows[] = {
+      {host(8, "write_through"), 48, 1, 8, 3}, {host(8, "write_back"), 48, 1, 6, 3},
+      {host(8, selective), 0, 49, 1, 0},       {host(4, "write_through"), 0, 49, 12, 0},
+      {host(4, "write_back"), 48, 1, 6, 3},    {nullptr, 0, 49, 0, 0}};
+  for (const Row& row : rows) {
+    CAPTURE(row.tier.dump());
+    const Figures figures = a_and_b("ABA", row.tier);
+    CHECK(figures.hbm == std::vector<std::int32_t>{0, 0, 16});
+    CHECK(figures.loaded == std::vector<std::int32_t>{0, 0, row.loaded});
+    CHECK(figures.computed == std::vector<std::int32_t>{65, 65, row.computed});
+    CHECK(figures.written == row.written);
+    CHECK(figures.read == row.read);
+  }
+}
+
+TEST_CASE("two tiers: what is there already is not copied again") {
+  const auto moved = [](const Json& write) {
+    const Figures figures = a_and_b("ABABA", host(8, write));
+    return std::pair{figures.written, figures.read};
+  };
+  CHECK(moved("write_through") == std::pair<std::int64_t, std::int64_t>{8, 9});
+  CHECK(moved("write_back") == std::pair<std::int64_t, std::int64_t>{6, 9});
+  CHECK(moved({{"type", "selective"}, {"hits", 1}}) == std::pair<std::int64_t, std::int64_t>{2, 0});
+}
+
+// The last A, which loads 3 blocks in 3 s, with something beside it.
+Served loads_three(const std::string& read, const Json& tier_changes, std::string more = "") {
+  const test::TemporaryFile file(
+      "prompts.jsonl",
+      R"({"timestamp": 0, "input_length": 65, "output_length": 1, "hash_ids": [1]}
+{"timestamp": 40000, "input_length": 65, "output_length": 1, "hash_ids": [2]}
+{"timestamp": 80000, "input_length": 65, "output_length": 1, "hash_ids": [1]}
+)" + more);
+  Json tier = host(8, "write_through");
+  tier["bandwidth"] = fmt::format("{} B/s", block_bytes);
+  tier.merge_patch(tier_changes);
+  Json set = one_rank(tier);
+  set["kv_cache"]["read"] = read;
+  set["workload"] = {
+      {"lengths", nullptr},
+      {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
+      {"requests", more.empty() ? 3 : 4}};
+  Experiment e = load_tiny(set);
+  e.decode().memory.kv_blocks = 6;
+  return serve(e);
+}
+
+double ttft(const RequestRecord& request) {
+  return to_seconds(request.first_token - request.arrival).count();
+}
+
+TEST_CASE("a request waits for its blocks, and with layers one by one for the slower of both") {
+  // What the last A computes of 65 tokens, over 64 in the cache.
+  const Served parked = loads_three("parked", Json::object());
+  REQUIRE(parked.requests.size() == 3);
+  CHECK(parked.requests[2].loaded_tokens == 48);
+  const double step = to_seconds(parked.requests[2].first_token - parked.requests[2].begun).count();
+  CHECK(step > 0);
+  CHECK_THAT(ttft(parked.requests[2]), WithinRel(3 + step, 1e-9));
+  CHECK_THAT(ttft(loads_three("blocking", Json::object()).requests[2]), WithinRel(3 + step, 1e-9));
+  // Load: a second for each of 3 layers; the step hides behind it but for the last layer.
+  CHECK_THAT(ttft(loads_three("layerwise", Json::object()).requests[2]),
+             WithinRel(3 + step / 3, 1e-9));
+  // Where the step is slower only the first layer's blocks are waited for.
+  const double fast = step / 100;
+  const Json rate{{"bandwidth", fmt::format("{:.17g} B/s", 3 * block_bytes / fast)}};
+  CHECK_THAT(ttft(loads_three("layerwise", rate).requests[2]), WithinRel(fast / 3 + step, 1e-6));
+  CHECK_THAT(ttft(loads_three("parked", rate).requests[2]), WithinRel(fast + step, 1e-6));
+  // A latency is waited for once.
+  CHECK_THAT(ttft(loads_three("parked", {{"latency", "2 s"}}).requests[2]),
+             WithinRel(5 + step, 1e-9));
+  const OrderedJson json = parked.document();
+  CHECK_THAT(json["tiers"]["host"]["mean_wait_ms"].get<double>(), WithinRel(3000., 1e-9));
+}
+
+TEST_CASE("others compute while a request is parked, and none while all wait") {
+  const std::string other =
+      R"({"timestamp": 81000, "input_length": 17, "output_length": 2, "hash_ids": [9]})";
+  const Served parked = loads_three("parked", Json::object(), other);
+  REQUIRE(parked.requests.size() == 4);
+  CHECK(parked.requests[3].last_token < at_s(83));
+  CHECK(parked.requests[2].first_token > at_s(83));
+  const Served blocking = loads_three("blocking", Json::object(), other);
+  CHECK(blocking.requests[3].first_token > at_s(83));
+}
+
+TEST_CASE("requests that need the same blocks share one load") {
+  const std::string same =
+      R"({"timestamp": 80001, "input_length": 65, "output_length": 1, "hash_ids": [1]})";
+  const Served served = loads_three("parked", Json::object(), same);
+  REQUIRE(served.requests.size() == 4);
+  CHECK(served.requests[3].cached_tokens == 64);
+  CHECK(served.requests[3].loaded_tokens == 0);
+  CHECK(served.requests[3].first_token == served.requests[2].first_token);
+  const OrderedJson json = served.document();
+  CHECK(json["tiers"]["host"]["read"]["transfers"] == 1);
+  CHECK(json["tiers"]["host"]["read"]["bytes"] == 3 * block_bytes);
+}
+
+TEST_CASE("a hit shorter than it is worth is computed") {
+  Json tier = host(8, "write_through");
+  const auto loaded = [&](int least) {
+    const test::TemporaryFile file(
+        "prompts.jsonl",
+        R"({"timestamp": 0, "input_length": 65, "output_length": 1, "hash_ids": [1]}
+{"timestamp": 10000, "input_length": 65, "output_length": 1, "hash_ids": [2]}
+{"timestamp": 20000, "input_length": 65, "output_length": 1, "hash_ids": [1]}
+)");
+    Json set = one_rank(tier);
+    set["kv_cache"]["min_load_tokens"] = least;
+    set["workload"] = {
+        {"lengths", nullptr},
+        {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
+        {"requests", 3}};
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 6;
+    return serve(e).requests[2].loaded_tokens;
+  };
+  CHECK(loaded(48) == 48);
+  CHECK(loaded(49) == 0);
+}
+
+// Sessions that outgrow HBM, over a tier.
+Json sessions(const Json& tier, int requests = 160, int lanes = 5) {
+  Json set = one_rank(tier);
+  set["scheduling"]["max_num_batched_tokens"] = 512;
+  set["workload"] = {
+      {"arrivals", {{"concurrency", lanes}}},
+      {"lengths", nullptr},
+      {"requests", requests},
+      {"sessions",
+       {{"type", "generated"}, {"turns", 4}, {"first", 150}, {"new", 33}, {"output", 21}}}};
+  return set;
+}
+
+TEST_CASE("prompt tokens stood in HBM, in the tier, or are computed; what moved is what was hit") {
+  const Json tiers[] = {{{"capacity", "10 MB"}, {"bandwidth", "50 MB/s"}},
+                        {{"capacity", "3 MB"}, {"bandwidth", "1 GB/s"}, {"write", "write_back"}},
+                        {{"capacity", {{"of_hbm", 3}}}, {"eviction", "fifo"}, {"link", "equal"}},
+                        {{"capacity", "10 MB"},
+                         {"bandwidth", "50 MB/s"},
+                         {"write", {{"type", "selective"}, {"hits", 1}}}}};
+  for (const char* read : {"parked", "blocking", "layerwise"}) {
+    for (const Json& tier : tiers) {
+      for (const int blocks : {27, 60}) {
+        CAPTURE(read, tier.dump(), blocks);
+        Json set = sessions(tier);
+        set["kv_cache"]["read"] = read;
+        Experiment e = load_tiny(set);
+        e.decode().memory.kv_blocks = blocks;
+        const Served served = serve(e);
+        const OrderedJson json = served.document();
+        std::int64_t queried = 0, hit = 0, loaded = 0;
+        for (const RequestRecord& request : served.requests) {
+          REQUIRE(request.state == RequestRecord::State::finished);
+          REQUIRE(request.loaded_tokens <= request.cached_tokens);
+          REQUIRE(request.cached_tokens < request.prompt_tokens);
+          queried += request.prompt_tokens;
+          hit += request.cached_tokens;
+          loaded += request.loaded_tokens;
+        }
+        const OrderedJson& prefix = json["turns"]["all"]["prefix"];
+        CHECK(prefix["queried_tokens"] == queried);
+        CHECK(prefix["hit_tokens"] == hit);
+        CHECK(prefix["loaded_tokens"] == loaded);
+        CHECK(prefix["computed_tokens"] == queried - hit);
+        CHECK(prefix["hit_tokens"] <= prefix["ideal_hit_tokens"]);
+        // Of steps until the last arrival.
+        const OrderedJson &kv = json["kv"], &by_tier = kv["prefix_hit_tokens_by_tier"];
+        CHECK(by_tier["host"] <= loaded);
+        CHECK(by_tier["hbm"].get<std::int64_t>() + by_tier["host"].get<std::int64_t>() ==
+              kv["prefix_hit_tokens"]);
+        const OrderedJson& host = json["tiers"]["host"];
+        // Loads of preempted requests, and those given up, are of no first admission.
+        const double read_bytes = host["read"]["bytes"];
+        CHECK(read_bytes >= double(loaded / 16) * block_bytes);
+        if (kv["preemptions"] == 0 && host["given_up_loads"] == 0)
+          CHECK(read_bytes == double(loaded / 16) * block_bytes);
+        CHECK(host["peak_fill"] <= 1);
+        CHECK(host["evicted_bytes"] <= host["write"]["bytes"]);
+        CHECK(host["dead_bytes"] <= host["evicted_bytes"]);
+      }
+    }
+  }
+}
+
+TEST_CASE("what a tier is for: hits that HBM has forgotten, up to all that an endless cache has") {
+  const auto prefix = [](const Json& tier) {
+    Experiment e = load_tiny(sessions(tier));
+    e.decode().memory.kv_blocks = 60;
+    return run(e).document()["turns"]["all"]["prefix"];
+  };
+  const OrderedJson none = prefix(nullptr);
+  const OrderedJson endless = prefix({{"capacity", "1 TB"}, {"bandwidth", "1000000000 TB/s"}});
+  CHECK(none["hit_tokens"] < .7 * endless["hit_tokens"].get<double>());
+  CHECK(endless["hit_tokens"] == endless["ideal_hit_tokens"]);
+  // A copy of what HBM holds adds nothing; what HBM gave up does.
+  const Json through{{"capacity", "1 MB"}, {"bandwidth", "1000000000 TB/s"}};
+  Json back = through;
+  back["write"] = "write_back";
+  const auto hits = [&](const Json& tier) { return prefix(tier)["hit_tokens"].get<double>(); };
+  CHECK(hits(back) > 1.1 * hits(through));
+  CHECK(hits(through) < 1.1 * none["hit_tokens"].get<double>());
+}
+
+TEST_CASE("a tier without room is none, byte for byte") {
+  const auto document = [](const Json& tier) {
+    Experiment e = load_tiny(sessions(tier));
+    e.decode().memory.kv_blocks = 40;
+    OrderedJson json = run(e).document();
+    json.erase("context");
+    return json.dump();
+  };
+  CHECK(document({{"capacity", "0 B"}}) == document(nullptr));
+  CHECK(document({{"capacity", {{"of_hbm", 0}}}}) == document(nullptr));
+}
+
+TEST_CASE("ranks of a node share a tier, and one finds what another stored") {
+  Json set = sessions({{"capacity", "100 MB"}, {"bandwidth", "1 GB/s"}}, 240, 12);
+  set["parallel"] = {{"dp", 4}, {"tp", 1}, {"ep", 4}};
+  set["placement"] = {{"replication", 1.5}};
+  const auto served = [&](const char* per) {
+    set["kv_cache"]["tiers"][0]["per"] = per;
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 60;
+    return serve(e).document();
+  };
+  const OrderedJson rank = served("rank"), node = served("node");
+  CHECK(rank["tiers"]["host"]["tiers"] == 4);
+  CHECK(node["tiers"]["host"]["tiers"] == 1);
+  // Turns are dealt to ranks in turn: most find their past at another one.
+  CHECK(node["kv"]["prefix_hit_tokens"] > 1.5 * rank["kv"]["prefix_hit_tokens"].get<double>());
+  CHECK(node.dump() == served("node").dump());
+}
+
+TEST_CASE("clients that leave while their blocks are on the way leave nothing behind") {
+  for (const char* read : {"parked", "blocking", "layerwise"}) {
+    CAPTURE(read);
+    Json set = sessions({{"capacity", "20 MB"}, {"bandwidth", "20 MB/s"}}, 300, 8);
+    set["kv_cache"]["read"] = read;
+    set["workload"]["cancellation"] = {{"share", .4}, {"mean_after", "20 ms"}};
+    set["speculative"] = {{"num_speculative_tokens", 1}, {"acceptance_rate", .5}, {"draft", "mtp"}};
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 40;
+    const OrderedJson json = run(e).document();
+    CHECK(json["metrics"]["cancelled"] > 20);
+    CHECK(json["tiers"]["host"]["read"]["transfers"] > 20);
+  }
+}
+
+TEST_CASE("prompts and decodes in steps of their own load as well") {
+  Json set = sessions({{"capacity", "20 MB"}, {"bandwidth", "100 MB/s"}});
+  set["scheduling"]["type"] = "prefill_first";
+  Experiment e = load_tiny(set);
+  e.decode().memory.kv_blocks = 40;
+  const OrderedJson json = run(e).document();
+  CHECK(json["metrics"]["completed"] == 160);
+  CHECK(json["kv"]["prefix_hit_tokens_by_tier"]["host"] > 1000);
+}
+
+// ---- what is refused ----
+
+TEST_CASE("a tier that makes no sense is refused, and the message says where and what to do") {
+  const auto refused = [](const Json& tiers, const Json& changes = Json::object()) {
+    Json set = sessions(nullptr);
+    set["kv_cache"]["tiers"] = tiers;
+    set.merge_patch(changes);
+    return test::refused(test::tiny_experiment(set));
+  };
+  const auto contains = [](const std::string& text) { return Catch::Matchers::Contains(text); };
+  const Json host{{"capacity", "1 GB"}};
+  CHECK(refused(Json::array({host})).empty());
+  CHECK_THAT(refused(Json::array({host, host})), contains("/kv_cache/tiers: one tier below HBM"));
+  CHECK_THAT(refused(Json::array({Json::object()})), contains("\"capacity\" is missing"));
+  CHECK_THAT(refused({{{"capacity", "1 kB"}}}),
+             contains("/kv_cache/tiers/0/capacity: holds less than one KV block of 0.0492 MB"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"bandwidth", "0 B/s"}}}),
+             contains("/kv_cache/tiers/0/bandwidth: a tier needs a bandwidth above 0"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"name", "hbm"}}}), contains("tiers/0/name"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"write", "through"}}}),
+             contains("unknown \"through\"; one of: write_through, write_back, selective"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"size", 3}}}), contains("unknown key \"size\""));
+  CHECK_THAT(refused(Json::array({host}), {{"kv_cache", {{"prefix_caching", false}}}}),
+             contains("give \"prefix_caching\": true"));
+  const Json outage{{"at", "1 s"}, {"gpu", 0}};
+  CHECK_THAT(refused(Json::array({host}), {{"failures", Json::array({outage})},
+                                           {"parallel", {{"dp", 4}, {"ep", 4}}},
+                                           {"placement", {{"replication", 1.5}}}}),
+             contains("is not modelled with \"failures\""));
+  // A link so slow that a load outlasts the clock.
+  Json slow =
+      sessions({{"capacity", "1 GB"}, {"bandwidth", "1 GB/s"}, {"write_bandwidth", "1 B/s"}});
+  slow["kv_cache"]["tiers"][0]["write"] = "write_back";
+  slow["kv_cache"]["tiers"][0]["write_bandwidth"] = "0.0001 B/s";
+  Experiment e = load_tiny(slow);
+  e.decode().memory.kv_blocks = 40;
+  CHECK_THAT(test::config_error([&] { run(e); }), contains("100 days"));
+}
+
+}  // namespace
+}  // namespace moesim::test_kv_tiers
