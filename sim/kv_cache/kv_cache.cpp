@@ -94,8 +94,7 @@ CacheHit KvCache::find(const Sequence& sequence) const {
 std::int64_t KvCache::loadable(std::span<const BlockHash> hashes, std::int64_t hit,
                                std::int32_t tokens) const {
   if (below_.tier == nullptr) return 0;
-  const std::int64_t most =
-      std::min<std::int64_t>(std::ssize(hashes), (tokens - 1) / layout_.block_tokens);
+  const std::int64_t most = most_found(hashes, tokens);
   std::int64_t end = hit;
   while (end < most && below_.tier->has(hashes[static_cast<std::size_t>(end)])) ++end;
   const std::int64_t loads = end - hit - (drops_last_hit_ && end > hit ? 1 : 0);

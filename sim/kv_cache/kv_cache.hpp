@@ -140,6 +140,10 @@ class KvCache {
 
   // What a group's block is known by.
   static BlockHash name_in(std::size_t group, BlockHash);
+  // How many of these blocks a sequence of `tokens` may find at most.
+  std::int64_t most_found(std::span<const BlockHash> hashes, std::int32_t tokens) const {
+    return std::min<std::int64_t>(std::ssize(hashes), (tokens - 1) / layout_.block_tokens);
+  }
   std::int64_t found(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here) const;
   CacheHit found_above(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here,
                        auto&& on_its_way) const;
@@ -193,18 +197,16 @@ class KvCache {
 // cached.
 std::int64_t KvCache::found(std::span<const BlockHash> hashes, std::int32_t tokens,
                             auto&& is_here) const {
-  const std::int64_t most = (tokens - 1) / layout_.block_tokens;
-  const std::int64_t hit = reach(hashes, std::min<std::int64_t>(std::ssize(hashes), most), is_here);
+  const std::int64_t hit = reach(hashes, most_found(hashes, tokens), is_here);
   return drops_last_hit_ && hit > 0 ? reach(hashes, hit - 1, is_here) : hit;
 }
 
 // What a sequence finds in HBM and below it. Where little could be loaded, nothing is.
 CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t tokens,
                               auto&& is_here, auto&& on_its_way) const {
-  const std::int64_t most = (tokens - 1) / layout_.block_tokens;
-  CacheHit hit{reach(hashes, std::min<std::int64_t>(std::ssize(hashes), most), is_here)};
-  const auto next = static_cast<std::size_t>(hit.blocks);
-  hit.awaits = hit.blocks < most && next < hashes.size() && on_its_way(hashes[next]);
+  const std::int64_t most = most_found(hashes, tokens);
+  CacheHit hit{reach(hashes, most, is_here)};
+  hit.awaits = hit.blocks < most && on_its_way(hashes[static_cast<std::size_t>(hit.blocks)]);
   if (!hit.awaits) hit.loads = loadable(hashes, hit.blocks, tokens);
   if (drops_last_hit_ && hit.loads == 0 && hit.blocks > 0) --hit.blocks;
   return hit;

@@ -399,12 +399,20 @@ Json sessions(const Json& tier, int requests = 160, int lanes = 5) {
 }
 
 TEST_CASE("prompt tokens stood in HBM, in the tier, or are computed; what moved is what was hit") {
-  const Json tiers[] = {{{"capacity", "10 MB"}, {"bandwidth", "50 MB/s"}},
-                        {{"capacity", "3 MB"}, {"bandwidth", "1 GB/s"}, {"write", "write_back"}},
-                        {{"capacity", {{"of_hbm", 3}}}, {"eviction", "fifo"}, {"link", "equal"}},
-                        {{"capacity", "10 MB"},
+  std::vector<Json> tiers;
+  for (const auto& eviction : tier_evictions().entries()) {
+    for (const auto& write : tier_writes().entries()) {
+      for (const char* link : {"fifo", "equal"}) {
+        tiers.push_back({{"capacity", "3 MB"},
                          {"bandwidth", "50 MB/s"},
-                         {"write", {{"type", "selective"}, {"hits", 1}}}}};
+                         {"link", link},
+                         {"eviction", eviction.name},
+                         {"write", write.name}});
+      }
+    }
+  }
+  tiers.push_back({{"capacity", {{"of_hbm", 3}}}, {"write", {{"type", "selective"}, {"hits", 1}}}});
+  tiers.push_back({{"capacity", "10 MB"}, {"bandwidth", "1 GB/s"}});
   for (const char* read : {"parked", "blocking", "layerwise"}) {
     for (const Json& tier : tiers) {
       for (const int blocks : {27, 60}) {
