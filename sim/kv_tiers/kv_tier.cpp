@@ -2,7 +2,6 @@
 #include "sim/kv_tiers/kv_tier.hpp"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 namespace moesim {
@@ -18,9 +17,9 @@ KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int 
 }
 
 void KvTier::use(std::span<const BlockHash> prompt) {
-  for (const BlockHash hash : prompt | std::views::reverse) {
+  std::for_each(prompt.rbegin(), prompt.rend(), [this](BlockHash hash) {
     if (holds(hash)) order_->use(hash);
-  }
+  });
 }
 
 TransferId KvTier::load(int port, std::vector<BlockHash> blocks, Time now) {
