@@ -40,6 +40,8 @@ struct ParallelPlan {
   /// Whether attention and experts have GPUs of their own.
   bool afd() const { return ffn_gpus > 0; }
   int attention_gpus() const { return dp * tp; }
+  /// GPUs of an attention rank, over all stages: a KV block has a shard on each.
+  int rank_gpus() const { return tp * pp; }
   int expert_gpus() const { return afd() ? ffn_gpus : dp * tp; }
   int stage_gpus() const { return dp * tp + ffn_gpus; }
   int gpus() const { return stage_gpus() * pp; }

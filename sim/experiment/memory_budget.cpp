@@ -147,26 +147,21 @@ MemoryBudget ffn_memory_budget(const Deployment& e) {
   return memory;
 }
 
-namespace {
-
-int gpus_of_rank(const Deployment& e) { return e.parallel.tp * e.parallel.pp; }
-
-}  // namespace
-
 int ranks_of_tier(const Deployment& e, const KvTierPlan& tier) {
-  return tier.per == TierScope::rank ? 1 : e.cluster.gpus_per_node / gpus_of_rank(e);
+  return tier.per == TierScope::rank ? 1 : e.cluster.gpus_per_node / e.parallel.rank_gpus();
 }
 
 std::int64_t tier_blocks(const Deployment& e, const KvTierPlan& tier, int ranks) {
-  const double blocks = tier.of_hbm ? *tier.of_hbm * double(e.memory.kv_blocks) * ranks
-                                    : tier.capacity / (e.kv_layout.block * double(gpus_of_rank(e)));
+  const double blocks = tier.of_hbm
+                            ? *tier.of_hbm * double(e.memory.kv_blocks) * ranks
+                            : tier.capacity / (e.kv_layout.block * double(e.parallel.rank_gpus()));
   return static_cast<std::int64_t>(std::min(std::floor(blocks), 9e15));
 }
 
 void check_tiers(const Deployment& e) {
   for (std::size_t i = 0; i < e.kv_cache.tiers.size(); ++i) {
     if (tier_blocks(e, e.kv_cache.tiers[i], 1) > 0) continue;
-    const Bytes block = e.kv_layout.block * double(gpus_of_rank(e));
+    const Bytes block = e.kv_layout.block * double(e.parallel.rank_gpus());
     throw ConfigError(fmt::format(
         "{}:{}/kv_cache/tiers/{}/capacity: holds less than one KV block of {:.3g} MB; give at "
         "least that, or 0 B for no tier",

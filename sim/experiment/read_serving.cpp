@@ -141,7 +141,7 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   if (!spec.failures.outages.empty()) {
     tiers.fail("a tier is not modelled with \"failures\"; leave one of them out");
   }
-  const int gpus = spec.parallel.tp * spec.parallel.pp;
+  const int gpus = spec.parallel.rank_gpus();
   if (cache.tiers.front().per == TierScope::node && spec.cluster.gpus_per_node % gpus != 0) {
     tiers.element(0).child("per").fail(
         fmt::format("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,

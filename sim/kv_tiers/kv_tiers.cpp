@@ -38,7 +38,7 @@ namespace {
 
 std::span<const Key> capacity_keys() {
   static constexpr Key keys[] = {{"of_hbm", form::number(0, 1e6), required,
-                                  "KV caches of the HBM of all ranks that share it"}};
+                                  "KV caches of HBM, of all ranks that share the tier"}};
   return keys;
 }
 
@@ -49,7 +49,8 @@ std::span<const Key> kv_tier_keys() {
   static constexpr Key keys[] = {
       {"name", form::text, "host", "what the report calls the tier"},
       {"per", form::choice(tier_scope_names), "rank", "who shares the tier"},
-      {"capacity", form::bytes.or_a(in_hbm), required, "all shards of all ranks that share it"},
+      {"capacity", form::bytes.or_a(in_hbm), required,
+       "all shards of all ranks that share the tier"},
       {"bandwidth", form::bytes_per_second, unset("0.85 of the GPU's host link"),
        "to HBM, of one GPU"},
       {"write_bandwidth", form::bytes_per_second, unset("bandwidth"), "from HBM, of one GPU"},

@@ -599,9 +599,10 @@ const std::vector<Field<AfdStats>>& fields_of(const AfdStats*) {
                "GPU time that the experts' GPUs wait, for each other or for tokens",
                "share of time", less)
           .add("attention_straggler_share", &S::attention_straggler_share,
-               "part of it for the slowest attention rank", "share of time", less)
+               "part of that wait for the slowest attention rank", "share of time", less)
           .add("ffn_straggler_share", &S::ffn_straggler_share,
-               "part of it for the slowest expert rank: what skew costs", "share of time", less)
+               "part of that wait for the slowest expert rank: what skew costs", "share of time",
+               less)
           .add("dispatch_busy_share", &S::dispatch_busy_share, "links to the experts in use",
                "share of time")
           .add("combine_busy_share", &S::combine_busy_share, "links from the experts in use",
@@ -643,7 +644,7 @@ const std::vector<Field<TierLinkStats>>& fields_of(const TierLinkStats*) {
   static const std::vector<Field<S>> rows =
       FieldTable<S>()
           .add("transfers", &S::transfers, "transfers that began")
-          .add("bytes", &S::bytes, "what they carried, on all GPUs", "B")
+          .add("bytes", &S::bytes, "what the transfers carried, on all GPUs", "B")
           .add("busy_share", &S::busy_share, "of a rank's link, of the run's time", "share of time",
                less);
   return rows;

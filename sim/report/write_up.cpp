@@ -476,7 +476,7 @@ Named<TierStats> tiers_of(const PoolRun& pool) {
   if (pool.tiers.empty()) return {};
   const Deployment& e = pool.deployment;
   const KvTierPlan& plan = e.kv_cache.tiers.front();
-  const double block = e.kv_layout.block.value() * e.parallel.gpus() / e.parallel.dp;
+  const double block = e.kv_layout.block.value() * e.parallel.rank_gpus();
   TierStats stats{.per = std::string(tier_scope_names[std::size_t(plan.per)]),
                   .tiers = std::ssize(pool.tiers),
                   .capacity_blocks = pool.tiers.front().capacity,

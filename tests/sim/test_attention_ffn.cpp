@@ -9,6 +9,7 @@
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/attention_ffn.hpp"
+#include "tests/step_parts.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 
@@ -17,6 +18,8 @@ namespace {
 
 using Catch::Matchers::Contains;
 using test::config_error;
+using test::seconds_of;
+using test::sum;
 using test::WithinAbs;
 using test::WithinRel;
 
@@ -27,17 +30,6 @@ AfdTimes pass(int micro_batches, int layers, const AfdRound& round) {
   const AfdChain chain{std::vector<AfdRound>(static_cast<std::size_t>(layers), round), {}};
   const std::vector<AfdChain> chains(static_cast<std::size_t>(micro_batches), chain);
   return pass_afd(chains);
-}
-
-double sum(const Breakdown& parts) {
-  double seconds = 0;
-  for (const auto& part : parts) seconds += std::accumulate(part.begin(), part.end(), 0.0);
-  return seconds;
-}
-
-double seconds_of(const StepCost& cost, Part part) {
-  const auto& row = cost.parts[static_cast<std::size_t>(part)];
-  return std::accumulate(row.begin(), row.end(), 0.0);
 }
 
 // --- the recurrence against published closed forms ---
@@ -408,6 +400,14 @@ TEST_CASE("prefill passes both sides as decode does, alone or in a pool") {
   CHECK(document.at("/metrics/completed"_json_pointer).get<int>() == 120);
   CHECK(document.contains("afd"));
   CHECK_FALSE(document.at("/pools/prefill"_json_pointer).contains("afd"));
+}
+
+TEST_CASE("a tier of the KV cache has blocks of attention's GPUs alone") {
+  const Json tier = {{"kv_cache", {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}}}};
+  const double bytes =
+      run(apart(2, tier)).document().at("/tiers/host/capacity_bytes"_json_pointer).get<double>();
+  CHECK(bytes <= 1e9);
+  CHECK_THAT(bytes, WithinRel(1e9, 0.001));
 }
 
 TEST_CASE("sampled steps pass both sides like exact ones") {

@@ -3,11 +3,14 @@
 #include <numeric>
 
 #include "sim/serving/simulator.hpp"
+#include "tests/step_parts.hpp"
 #include "tests/support.hpp"
 
 namespace moesim::test_overlap {
 namespace {
 
+using test::seconds_of;
+using test::sum;
 using test::WithinRel;
 
 Experiment experiment(const Json& patch) {
@@ -22,17 +25,6 @@ Experiment experiment(const Json& patch) {
 StepCost decode_step(const Json& overlap, int sequences = 64) {
   return explain_step(experiment({{"overlap", overlap}}), StepKind::decode, sequences, 2048, 512)
       .cost;
-}
-
-double sum(const Breakdown& parts) {
-  double seconds = 0;
-  for (const auto& part : parts) seconds += std::accumulate(part.begin(), part.end(), 0.0);
-  return seconds;
-}
-
-double seconds_of(const StepCost& cost, Part part) {
-  const auto& row = cost.parts[static_cast<std::size_t>(part)];
-  return std::accumulate(row.begin(), row.end(), 0.0);
 }
 
 TEST_CASE("two chains share a compute and a link stream") {

@@ -152,7 +152,8 @@ PricedSteps price_steps(const Deployment& as_given, const StepSize& size, int sa
     priced.activated.push_back(activated);
     priced.read_mb.push_back(activated * mb_of_expert);
     if (!decides) continue;
-    priced.free_ms.push_back(ms_if(RoutingCharges::none));
+    const bool free = as_given.charges.source.empty();  // "none"
+    priced.free_ms.push_back(free ? cost.total.count() * 1e3 : ms_if(RoutingCharges::none));
     priced.published_ms.push_back(ms_if(RoutingCharges::measured));
     priced.fast_ms.push_back(ms_if(RoutingCharges::fast));
   }

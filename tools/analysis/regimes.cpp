@@ -13,14 +13,10 @@ namespace moesim {
 
 namespace {
 
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
 // Half the 95 % interval of the mean of values; 0 for a single one.
 double margin_of_mean(const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
-  const double middle = mean(values);
+  const double middle = mean_of(values);
   double squares = 0;
   for (const double value : values) squares += std::pow(value - middle, 2);
   return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
@@ -61,7 +57,8 @@ template <class Asked>
 const RegimeRow* fastest_of(const Rows& rows, Asked&& asked) {
   const RegimeRow* fastest = nullptr;
   for (const RegimeRow* row : rows) {
-    if (asked(*row) && (fastest == nullptr || mean(row->ms) < mean(fastest->ms))) fastest = row;
+    if (asked(*row) && (fastest == nullptr || mean_of(row->ms) < mean_of(fastest->ms)))
+      fastest = row;
   }
   return fastest;
 }
@@ -92,6 +89,10 @@ RegimeCell cell_from(const RegimeStudy& study, const Rows& rows) {
 
 }  // namespace
 
+double mean_of(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
 std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& stored) {
   std::map<std::string, const StoredPoint*> by_hash;
   for (const StoredPoint& point : stored.points) by_hash[point.config_hash] = &point;
@@ -118,8 +119,8 @@ std::vector<RegimeRow> regime_rows(const RegimeStudy& study, const StoredSweep& 
 
 PairedGain paired_gain(const std::vector<double>& of, const std::vector<double>& against) {
   const std::vector<double> differences = difference(of, against);
-  const double percent = 100 / mean(against);
-  return {percent * mean(differences), percent * margin_of_mean(differences)};
+  const double percent = 100 / mean_of(against);
+  return {percent * mean_of(differences), percent * margin_of_mean(differences)};
 }
 
 std::vector<RegimeCell> regime_map(const RegimeStudy& study, const std::vector<RegimeRow>& rows) {
@@ -142,7 +143,7 @@ namespace {
 
 BreakEven break_even_of(const RegimeRow& policy, const RegimeRow& rival) {
   const auto us_of_layer = [&](const std::vector<double>& ms) {
-    return 1e3 * mean(ms) / policy.layers;
+    return 1e3 * mean_of(ms) / policy.layers;
   };
   const std::vector<double> left = difference(rival.ms, policy.free_ms);
   return {&policy,

@@ -28,6 +28,8 @@ struct RegimeRow {
   int layers = 0;        ///< MoE layers of a step
   bool by_global_counts() const { return !free_ms.empty(); }
 };
+/// The mean of samples, at least one.
+double mean_of(const std::vector<double>&);
 /// The rows of done points by case, constants, kind and batch; points that could not be priced are
 /// left out. Throws ConfigError where an older program wrote the store.
 std::vector<RegimeRow> regime_rows(const RegimeStudy&, const StoredSweep&);

@@ -32,7 +32,7 @@ std::string tiers_of(const Deployment& e) {
   for (const KvTierPlan& tier : e.kv_cache.tiers) {
     const int ranks = std::min(ranks_of_tier(e, tier), e.instances * e.parallel.dp);
     const std::int64_t blocks = tier_blocks(e, tier, ranks);
-    const double bytes = e.kv_layout.block.value() * e.parallel.tp * e.parallel.pp;
+    const double bytes = e.kv_layout.block.value() * e.parallel.rank_gpus();
     text += fmt::format(
         "tier {}: {:.1f} GB per {}, {} blocks; {:.3g} GB/s to HBM and {:.3g} GB/s from HBM per "
         "GPU\n",
@@ -40,9 +40,8 @@ std::string tiers_of(const Deployment& e) {
         tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9);
     if (tier.write->when_full() && blocks <= ranks * e.memory.kv_blocks)
       text +=
-          "  a write-through tier no larger than HBM adds almost no hits; give it more capacity, "
-          "or "
-          "\"write_back\"\n";
+          "  a write-through tier no larger than HBM adds almost no hits; give the tier more "
+          "capacity, or \"write_back\"\n";
   }
   return text;
 }

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "hardware/at.hpp"
 #include "sim/token_routing/per_thread.hpp"
 #include "sim/token_routing/routers.hpp"
 #include "sim/token_routing/token_flow.hpp"
@@ -9,8 +10,7 @@ namespace {
 
 // LPLB (github.com/deepseek-ai/LPLB; SGLang's #24515). A linear program finds shares that balance,
 //
-//   min M  s.t.  sum over slots s of expert i of x[i][s] = T[i],  sum of x on each GPU <= M,  x >=
-//   0
+//   min M  s.t.  sum over slots s of expert i of x[i][s] = T[i],  x on each GPU <= M,  x >= 0
 //
 // and each token draws its copy: slot s of expert i with probability x[i][s] / T[i]. The counts
 // that come out scatter around x, which is the difference to token_balanced. The shares here are a
@@ -42,8 +42,6 @@ class Lplb final : public TokenRouter {
     TokenFlow::Workspace flow;
     std::vector<std::int32_t> shares;  // [slots]
   };
-
-  static std::size_t at(std::int32_t place) { return static_cast<std::size_t>(place); }
 
   // Every token of the expert takes one of `hosts`, by its share.
   static void draw(std::span<const std::int32_t> hosts, std::int32_t tokens,
