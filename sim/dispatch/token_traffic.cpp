@@ -60,20 +60,20 @@ void CopyCounter::name_targets(int ranks, int moe_tp, int domain) {
   counts_.resize(words_ * 64);
 }
 
-// The bits of the rank that serves each expert with tokens, where each is served by one slot.
+// The rank that serves each expert with tokens, where each is served by one slot. Others have any.
 void CopyCounter::find_sole_ranks(const LayerPlacement& placement,
                                   std::span<const std::int32_t> tokens_of_slot) {
   // Slots without tokens write to an expert too many: which they are, no branch could guess.
   const int no_expert = placement.experts();
-  bits_of_expert_.resize(at(no_expert) + 1);
+  rank_of_expert_.assign(at(no_expert) + 1, 0);
   for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
-    const std::uint64_t bits = targets_[at(gpu)].bits;
     for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
       const int active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
       const int expert = no_expert + (placement.expert_of_slot(slot) - no_expert) * active;
-      bits_of_expert_[at(expert)] = bits;
+      rank_of_expert_[at(expert)] = gpu;
     }
   }
+  rank_of_expert_.pop_back();
 }
 
 // Every expert's first slot with tokens, and the next one behind each.
@@ -126,7 +126,6 @@ void CopyCounter::count_in_lanes(std::size_t first, std::size_t end, std::size_t
 template <class TargetOf>
 void CopyCounter::count_copies(std::size_t first, std::size_t end, std::size_t k,
                                TargetOf&& target_of) {
-  std::ranges::fill(counts_, 0);
   if (used_bits_ <= 8) return count_in_lanes<1>(first, end, k, target_of);
   if (used_bits_ <= 16) return count_in_lanes<2>(first, end, k, target_of);
   if (used_bits_ <= 32) return count_in_lanes<4>(first, end, k, target_of);
@@ -183,17 +182,13 @@ void CopyCounter::count(const LayerPlacement& placement,
                         TrafficMatrix& copies) {
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : ids.size() / source_gpu.size();
-  if (words_ == 1 && active_in(tokens_of_slot) == active_experts) {
+  if (active_in(tokens_of_slot) == active_experts) {
     find_sole_ranks(placement, tokens_of_slot);
-    // A rank's own bit is its lowest.
-    count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
-      const std::uint64_t bits = bits_of_expert_[ids[i]];
-      return Target{bits, std::countr_zero(bits)};
-    });
+    count_sole(ids, k, source_gpu, paths, copies);
     return;
   }
   chain_slots(placement, tokens_of_slot);
-  count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
+  const auto target_of = [&](std::size_t i) {
     Expert& expert = experts_[ids[i]];
     if (expert.left == 0) {
       const std::int32_t slot = next_slot_[at(expert.slot)];
@@ -201,6 +196,28 @@ void CopyCounter::count(const LayerPlacement& placement,
     }
     --expert.left;
     return Target{expert.bits, placement.gpu_of_slot(expert.slot)};
+  };
+  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
+    count_tokens(first, end, k, paths.rule, target_of);
+  });
+}
+
+// Where each expert is served by one rank.
+void CopyCounter::count_sole(std::span<const std::uint16_t> ids, std::size_t k,
+                             std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
+                             TrafficMatrix& copies) {
+  if (vectors_ && paths.rule == CopyRule::per_gpu &&
+      bit_counter_.set(rank_of_expert_, bits_, at(used_bits_), k)) {
+    for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
+      bit_counter_.add(ids.subspan(first * k, (end - first) * k), counts_);
+    });
+    return;
+  }
+  target_of_expert_.clear();
+  for (const std::int32_t rank : rank_of_expert_) target_of_expert_.push_back(targets_[at(rank)]);
+  const auto target_of = [&](std::size_t i) { return target_of_expert_[ids[i]]; };
+  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
+    count_tokens(first, end, k, paths.rule, target_of);
   });
 }
 
@@ -210,37 +227,43 @@ void CopyCounter::count(const LayerPlacement& placement,
                         TrafficMatrix& copies) {
   name_targets(placement.gpus(), paths.moe_tp, domain_of(placement, paths));
   const std::size_t k = source_gpu.empty() ? 0 : slot_of_selection.size() / source_gpu.size();
-  count_sources(k, source_gpu, paths, copies, [&](std::size_t i) {
+  const auto target_of = [&](std::size_t i) {
     const std::int32_t slot = slot_of_selection[i];
     return slot < 0 ? Target{0, -1} : targets_[at(placement.gpu_of_slot(slot))];
+  };
+  for_each_source(source_gpu, paths, copies, [&](std::size_t first, std::size_t end) {
+    count_tokens(first, end, k, paths.rule, target_of);
   });
 }
 
-// target_of(i) is called once for every selection, in order.
-template <class TargetOf>
-void CopyCounter::count_sources(std::size_t k, std::span<const std::int32_t> source_gpu,
-                                const CopyPaths& paths, TrafficMatrix& copies,
-                                TargetOf&& target_of) {
+// count(first, end) adds to the counts what the tokens of one source bring.
+template <class Count>
+void CopyCounter::for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths& paths,
+                                  TrafficMatrix& copies, Count&& count) {
   const int gpus = paths.first_gpu + static_cast<int>(targets_.size()) * paths.moe_tp;
   if (copies.gpus() != gpus) copies = TrafficMatrix(gpus);
   copies.clear();
+  // Selections go straight to the expert: as if all GPUs stood in one domain.
+  const bool direct = paths.rule == CopyRule::per_selection || paths.first_gpu > 0;
   const std::size_t tokens = source_gpu.size();
   for (std::size_t first = 0; first < tokens;) {
     const std::int32_t source = source_gpu[first];
     std::size_t end = first;
     while (end < tokens && source_gpu[end] == source) ++end;
-    if (paths.rule == CopyRule::per_gpu) {
-      count_copies(first, end, k, target_of);
-      expand(source, paths, paths.first_gpu > 0 ? gpus : paths.domain, copies);
-    } else {
-      std::fill(counts_.begin(), counts_.end(), 0);
-      for (std::size_t i = first * k; i < end * k; ++i) {
-        if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
-      }
-      // Straight to the expert: as if all GPUs stood in one domain.
-      expand(source, paths, gpus, copies);
-    }
+    std::ranges::fill(counts_, 0);
+    count(first, end);
+    expand(source, paths, direct ? gpus : paths.domain, copies);
     first = end;
+  }
+}
+
+// target_of(i) is called once for every selection, in order.
+template <class TargetOf>
+void CopyCounter::count_tokens(std::size_t first, std::size_t end, std::size_t k, CopyRule rule,
+                               TargetOf&& target_of) {
+  if (rule == CopyRule::per_gpu) return count_copies(first, end, k, target_of);
+  for (std::size_t i = first * k; i < end * k; ++i) {
+    if (const std::int32_t rank = target_of(i).rank; rank >= 0) ++counts_[at(rank)];
   }
 }
 

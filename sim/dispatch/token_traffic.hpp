@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hardware/fabric.hpp"
+#include "sim/dispatch/token_bit_counter.hpp"
 #include "sim/placement/placement.hpp"
 
 namespace moesim {
@@ -36,6 +37,9 @@ struct CopyPaths {
 /// thread.
 class CopyCounter {
  public:
+  /// Counts are the same with and without a CPU's vector instructions (token_bit_counter.hpp).
+  explicit CopyCounter(bool vectors = true) : vectors_(vectors) {}
+
   /// `active_experts` have tokens: where as many slots do, each expert is served by one. `ids` are
   /// the layer's choices [tokens, k]; `source_gpu` [tokens] never decreases. `copies` is
   /// overwritten: [from, to], local ones on the diagonal.
@@ -59,24 +63,33 @@ class CopyCounter {
 
   void name_targets(int ranks, int moe_tp, int domain);
   void find_sole_ranks(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  void count_sole(std::span<const std::uint16_t> ids, std::size_t k,
+                  std::span<const std::int32_t> source_gpu, const CopyPaths&,
+                  TrafficMatrix& copies);
   void chain_slots(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot);
+  template <class Count>
+  void for_each_source(std::span<const std::int32_t> source_gpu, const CopyPaths&,
+                       TrafficMatrix& copies, Count&& count);
   template <class TargetOf>
-  void count_sources(std::size_t k, std::span<const std::int32_t> source_gpu, const CopyPaths&,
-                     TrafficMatrix& copies, TargetOf&& target_of);
+  void count_tokens(std::size_t first, std::size_t end, std::size_t k, CopyRule,
+                    TargetOf&& target_of);
   template <std::size_t Bytes, class TargetOf>
   void count_in_lanes(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   template <class TargetOf>
   void count_copies(std::size_t first, std::size_t end, std::size_t k, TargetOf&& target_of);
   void expand(int source, const CopyPaths&, int domain, TrafficMatrix& copies) const;
 
+  bool vectors_;
+  TokenBitCounter bit_counter_;
   // A rank's bits: its own and, where there are several domains, those of its GPUs' domains behind
   // the bits of all ranks.
   std::array<int, 3> shape_{};  // ranks, moe_tp, domain
   int used_bits_ = 0;
   std::size_t words_ = 1;
-  std::vector<std::uint64_t> bits_;            // [ranks, words]
-  std::vector<Target> targets_;                // [ranks]
-  std::vector<std::uint64_t> bits_of_expert_;  // and of none
+  std::vector<std::uint64_t> bits_;  // [ranks, words]
+  std::vector<Target> targets_;      // [ranks]
+  std::vector<std::int32_t> rank_of_expert_;
+  std::vector<Target> target_of_expert_;
   std::vector<Expert> experts_;
   std::vector<std::int32_t> next_slot_;  // with tokens of the same expert, by slot
   std::vector<std::int32_t> counts_;     // by bit

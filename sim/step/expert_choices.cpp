@@ -12,30 +12,66 @@ namespace {
 // Where the counts and ids of one token's row go.
 struct RowTarget {
   std::size_t layers, k, experts;
-  std::uint16_t* counts;  // [layers, experts]
+  std::uint8_t* counts;   // [layers, experts]
   std::uint16_t* kept;    // ids of the token in the first layer; null where ids are not asked for
   std::size_t layer_ids;  // from there to the next layer
 
   // K is k where it is known beforehand, else 0.
   template <std::size_t K, class Id>
   void add(const Id* row) const {
-    const std::size_t n = K > 0 ? K : k;
-    std::uint16_t* of_layer = counts;
-    std::uint16_t* to = kept;
-    for (std::size_t layer = 0; layer < layers; ++layer, of_layer += experts, row += n) {
-      for (std::size_t j = 0; j < n; ++j) ++of_layer[row[j]];
-      if (to == nullptr) continue;
-      for (std::size_t j = 0; j < n; ++j) to[j] = static_cast<std::uint16_t>(row[j]);
-      to += layer_ids;
+    // Copies: a byte that is written may be one of this object's as far as a compiler knows.
+    const std::size_t n = K > 0 ? K : k, width = experts;
+    const Id* of_row = row;
+    std::uint8_t* const end = counts + layers * width;
+    for (std::uint8_t* of_layer = counts; of_layer != end; of_layer += width, of_row += n) {
+      for (std::size_t j = 0; j < n; ++j) ++of_layer[of_row[j]];
     }
+    if (kept == nullptr) return;
+    std::uint16_t* to = kept;
+    for (std::size_t layer = 0; layer < layers; ++layer, row += n, to += layer_ids)
+      std::copy_n(row, n, to);
   }
 };
 
-// A request's rows are anywhere in memory: they are asked for before they are needed.
+// The rows of a step in order, some of them ahead of those that are read: a request's rows are
+// anywhere in memory, and are asked for before they are needed.
+class RowsAhead {
+ public:
+  RowsAhead(std::span<const RowRange> ranges, std::size_t rows) : ranges_(ranges) {
+    skip_empty();
+    for (std::size_t row = 0; row < rows; ++row) next();
+  }
+  // The range of the row ahead, or null behind the last; and the row's number.
+  const RowRange* range() const { return range_ < ranges_.size() ? &ranges_[range_] : nullptr; }
+  std::int64_t row() const { return ranges_[range_].first_row + in_range_; }
+  void next() {
+    if (range_ == ranges_.size() || ++in_range_ < ranges_[range_].count) return;
+    in_range_ = 0;
+    ++range_;
+    skip_empty();
+  }
+
+ private:
+  void skip_empty() {
+    while (range_ < ranges_.size() && ranges_[range_].count == 0) ++range_;
+  }
+
+  std::span<const RowRange> ranges_;
+  std::size_t range_ = 0;
+  std::int32_t in_range_ = 0;
+};
+
+// How many rows ahead: while so many ids are counted, a row comes from the farthest memory.
+std::size_t rows_ahead(std::size_t ids_of_row) {
+  constexpr std::size_t ids_meanwhile = 1024, most = 16;
+  return std::clamp<std::size_t>(ids_meanwhile / std::max<std::size_t>(ids_of_row, 1), 2, most);
+}
+
 template <class Id>
 void prefetch(const Id* row, std::size_t ids) {
   constexpr std::size_t line = 64 / sizeof(Id);
   for (std::size_t i = 0; i < ids; i += line) __builtin_prefetch(row + i);
+  __builtin_prefetch(row + ids - 1);
 }
 
 }  // namespace
@@ -85,17 +121,18 @@ void StepRows::start(const StepBatch& batch, int first_layer, int last_layer, bo
 
 // Adds narrow counts to the step's.
 void StepRows::carry(std::size_t first, std::size_t layers) {
-  for (std::size_t i = first * experts_; i < (first + layers) * experts_; ++i) {
-    tokens_of_expert_[i] += std::exchange(small_counts_[i], std::uint16_t{0});
-  }
+  std::int32_t* const sums = tokens_of_expert_.data() + first * experts_;
+  std::uint8_t* const counts = small_counts_.data() + first * experts_;
+  for (std::size_t i = 0; i < layers * experts_; ++i) sums[i] += counts[i];
+  std::fill_n(counts, layers * experts_, std::uint8_t{0});
 }
 
 void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_layer,
                     int last_layer) {
   const std::size_t first = at(first_layer), layers = at(last_layer) - first;
-  // Half as wide counts stay in the nearest cache; none may get beyond what it can count.
-  const std::size_t countable =
-      std::numeric_limits<std::uint16_t>::max() / std::max<std::size_t>(k_, 1);
+  // Counts of a byte stay in the nearest cache. A token counts once at most for an expert, so that
+  // so many tokens are counted without a carry.
+  constexpr std::size_t countable = std::numeric_limits<std::uint8_t>::max();
   RowTarget to{layers,
                k_,
                experts_,
@@ -103,22 +140,21 @@ void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_lay
                has_ids_ ? ids_.data() + at(first_layer - first_layer_) * layer_ids_ : nullptr,
                layer_ids_};
   const std::size_t row_ids = layers_ * k_;
-  const auto place = [&](const RowRange& range) {
-    return static_cast<std::size_t>(range.first_row) * row_ids + first * k_;
+  const auto place = [&](std::int64_t row) {
+    return static_cast<std::size_t>(row) * row_ids + first * k_;
   };
+  RowsAhead ahead(batch.rows, rows_ahead(layers * k_));
   std::size_t counted = 0;
-  for (std::size_t r = 0; r < batch.rows.size(); ++r) {
-    constexpr std::size_t ahead = 2;
-    if (r + ahead < batch.rows.size()) {
-      const RowRange& next = batch.rows[r + ahead];
-      rows.trace(next.phase).visit([&](auto ids) {
-        prefetch(ids.data() + place(next), layers * k_);
-      });
-    }
-    const RowRange& range = batch.rows[r];
+  for (const RowRange& range : batch.rows) {
     rows.trace(range.phase).visit([&](auto ids) {
-      const auto* row = ids.data() + place(range);
+      const auto* row = ids.data() + place(range.first_row);
       for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
+        if (const RowRange* next = ahead.range(); next != nullptr) {
+          rows.trace(next->phase).visit([&](auto there) {
+            prefetch(there.data() + place(ahead.row()), layers * k_);
+          });
+          ahead.next();
+        }
         if (++counted % countable == 0) carry(first, layers);
         if (k_ == 8) {
           to.add<8>(row);

@@ -48,7 +48,7 @@ class StepRows {
   ParallelPlan plan_;
   std::int64_t tokens_ = 0;
   std::vector<std::int32_t> tokens_of_expert_;
-  std::vector<std::uint16_t> small_counts_;  // tokens_of_expert_ while it is counted, else zero
+  std::vector<std::uint8_t> small_counts_;  // tokens_of_expert_ while it is counted, else zero
   bool has_ids_ = false;
   int first_layer_ = 0;  // of those in ids_
   std::vector<std::uint16_t> ids_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Does every token reach every GPU that it must, once per link?
+#include <algorithm>
 #include <set>
 
 #include "hardware/at.hpp"
@@ -55,10 +56,17 @@ TrafficMatrix by_hand(const Case& c) {
   return copies;
 }
 
-Case random_case(std::uint64_t seed, int ranks, int moe_tp, int domain) {
+// What a case is drawn by. `sole`: one slot serves all tokens of an expert.
+struct Draw {
+  std::size_t k = 4;
+  std::uint64_t tokens_below = 6;  // of a GPU
+  bool sole = false;
+};
+
+Case random_case(std::uint64_t seed, int ranks, int moe_tp, int domain, Draw draw = {}) {
   Rng rng(seed, "test/copies");
   const int experts = ranks * 4;
-  constexpr std::size_t k = 4;
+  const std::size_t k = draw.k;
   std::vector<std::vector<int>> on_gpu(at(ranks));
   for (int e = 0; e < experts; ++e) on_gpu[at(e % ranks)].push_back(e);
   for (auto& slots : on_gpu) {
@@ -69,7 +77,7 @@ Case random_case(std::uint64_t seed, int ranks, int moe_tp, int domain) {
   Case c{ranks, moe_tp, domain, LayerPlacement(experts, on_gpu), {}, {}, {}, k};
   c.tokens_of_slot.resize(at(c.placement.slots()));
   for (int gpu = 0; gpu < ranks * moe_tp; ++gpu) {
-    const auto tokens = rng.below(6);
+    const auto tokens = rng.below(draw.tokens_below);
     for (std::uint64_t t = 0; t < tokens; ++t) {
       c.source.push_back(gpu);
       std::set<std::uint16_t> chosen;
@@ -79,7 +87,7 @@ Case random_case(std::uint64_t seed, int ranks, int moe_tp, int domain) {
       for (const std::uint16_t e : chosen) {
         c.ids.push_back(e);
         const auto slots = c.placement.slots_of(e);
-        ++c.tokens_of_slot[at(slots[rng.below(slots.size())])];
+        ++c.tokens_of_slot[at(slots[draw.sole ? slots.size() - 1 : rng.below(slots.size())])];
       }
     }
   }
@@ -105,6 +113,31 @@ TEST_CASE("copies are those of a token-by-token count, in one domain and across 
     for (int to = 0; to < copies.gpus(); ++to) {
       CAPTURE(from, to);
       REQUIRE(copies.at(from, to) == expected.at(from, to));
+    }
+  }
+}
+
+TEST_CASE("copies are the same with vector instructions and without, to any number of tokens") {
+  struct Shape {
+    int ranks, moe_tp, domain;
+  };
+  // Up to 256 experts in a few bits or many, in one word of 64 or two; the last has 288.
+  const auto shape = GENERATE(Shape{4, 1, 4}, Shape{8, 2, 8}, Shape{16, 1, 8}, Shape{60, 1, 8},
+                              Shape{64, 1, 64}, Shape{72, 1, 72});
+  // Most choices that eight lanes hold are 8. A count of a byte is carried after 255 times 8
+  // tokens.
+  const auto draw = GENERATE(Draw{1, 40, true}, Draw{4, 40, true}, Draw{6, 40, true},
+                             Draw{8, 5000, true}, Draw{10, 40, true});
+  const Case c = random_case(7, shape.ranks, shape.moe_tp, shape.domain, draw);
+  const TrafficMatrix expected = by_hand(c);
+  for (const bool vectors : {true, false}) {
+    TrafficMatrix copies;
+    CopyCounter counter(vectors);
+    counter.count(c.placement, c.tokens_of_slot, active_experts(c.ids), c.ids, c.source,
+                  {CopyRule::per_gpu, c.domain, c.moe_tp}, copies);
+    for (int from = 0; from < copies.gpus(); ++from) {
+      CAPTURE(vectors, shape.ranks, draw.k, from);
+      REQUIRE(std::ranges::equal(copies.row(from), expected.row(from)));
     }
   }
 }
