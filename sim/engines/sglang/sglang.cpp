@@ -85,6 +85,8 @@ constexpr Flag flags[] = {
      },
      parallel},
     {"--pp-size", [](const Server& s) { return unless_one(s.parallel.pp); }, parallel},
+    {"--dcp-size", [](const Server& s) { return unless_one(s.parallel.dcp); },
+     "docs.sglang.io/docs/advanced_features/dcp, November 2026"},
     {"--nnodes", [](const Server& s) { return value_if(s.nodes() > 1, nodes(s)); }, parallel},
     {"--ep-size", [](const Server& s) { return value_if(s.spreads_experts(), s.parallel.ep); },
      parallel},
