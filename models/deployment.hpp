@@ -78,8 +78,8 @@ std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const Pre
 /// dp, tp and pp are 1 if not given; ep is all GPUs that hold experts (1 for a dense model), and
 /// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the
 /// number of experts, moe_tp divides an expert's width, tp divides the query heads, one of tp and
-/// the KV heads divides the other, every stage has a layer, AFD has experts and one stage, and stripe_fault() has nothing against
-/// dcp.
+/// the KV heads divides the other, every stage has a layer, AFD has experts and one stage, and
+/// stripe_fault() finds nothing.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

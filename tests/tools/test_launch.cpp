@@ -274,7 +274,9 @@ TEST_CASE("a KV cache shared by tokens: each engine's flag, or what it has in it
   const std::string text = launch("vllm", shared("reduce_scatter"));
   CHECK_THAT(text, Contains("--decode-context-parallel-size 2") && !Contains("--dcp-comm-backend"));
   CHECK_THAT(launch("vllm", shared("all_to_all")), Contains("--dcp-comm-backend a2a"));
-  CHECK_THAT(launch("sglang", shared("all_to_all")), Contains("--dcp-size 2"));
+  CHECK_THAT(launch("sglang", shared("all_to_all")),
+             Contains("--dcp-size 2") && !Contains("/parallel/dcp_merge"));
+  CHECK_THAT(launch("sglang", shared("reduce_scatter")), Contains("/parallel/dcp_merge"));
   CHECK_THAT(launch("trtllm", shared("all_to_all")),
              Contains("/parallel/dcp: 2") && Contains("Helix"));
   for (const char* engine : {"vllm", "sglang", "trtllm"})

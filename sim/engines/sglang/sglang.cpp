@@ -154,6 +154,9 @@ Notes notes_of(const Server& s) {
         fmt::format("/scheduling/max_num_seqs: {}; DeepEP's low-latency kernels take "
                     "at most {} rows of a rank",
                     s.max_num_seqs, rows));
+  if (s.parallel.dcp > 1 && s.parallel.dcp_merge != DcpMerge::all_to_all)
+    notes.push_back(
+        "/parallel/dcp_merge: \"reduce_scatter\"; SGLang merges partial outputs by all_to_all");
   note_placement(s, notes);
   note_two_batches(s, !deepep_mode(s).empty(), notes);
   if (!has_own_share(s))
