@@ -31,9 +31,9 @@ struct Kept {
 
 /// How queries meet the KV cache of a layer.
 struct CacheHeads {
-  int kv_heads = 0;          ///< of the cache, over all GPUs; 0: no cache that queries read whole
-  double queries = 0;        ///< query heads of one GPU
-  double query_numbers = 0;  ///< of a head's query, in bf16
+  int kv_heads = 0;           ///< of the cache, over all GPUs; 0: no cache that queries read whole
+  double queries = 0;         ///< query heads of one GPU
+  double query_numbers = 0;   ///< of a head's query, in bf16
   double output_numbers = 0;  ///< of a head's output behind the cache, in bf16
 };
 

@@ -674,10 +674,10 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const auto exchange_stripes = [&](const Mixer& mixer) {
     if (&mixer == striped) return;
     striped = &mixer;
-    stripes = stripe_exchange(fabric_, plan_, mixer.cache_heads(plan_.tp),
-                              {.queries = most.queries,
-                               .context = Bytes(most.prompt_context *
-                                                mixer.kept(plan_, precision_).bytes)});
+    stripes = stripe_exchange(
+        fabric_, plan_, mixer.cache_heads(plan_.tp),
+        {.queries = most.queries,
+         .context = Bytes(most.prompt_context * mixer.kept(plan_, precision_).bytes)});
   };
   const auto exchange = [&](std::string_view name, const CollectiveCost& cost,
                             double RankPrices::CacheReads::*of) {

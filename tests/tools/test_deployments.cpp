@@ -125,7 +125,8 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
   CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
 }
 
-TEST_CASE("all layouts are the usual ones and, where GPUs hold the same cache, those that share it") {
+TEST_CASE(
+    "all layouts are the usual ones and, where GPUs hold the same cache, those that share it") {
   ClusterSpec node = one_domain();
   node.nodes = 1;
   node.scale_up_domain = 8;
@@ -136,8 +137,9 @@ TEST_CASE("all layouts are the usual ones and, where GPUs hold the same cache, t
   };
   using Words = std::set<std::string>;
   // Latent attention: over all of tp or half of it. Four KV heads: over two of tp 8.
-  for (const auto& [name, stripes] : {std::pair{"deepseek_v3", Words{"8 8", "8 4", "4 4", "4 2", "2 2"}},
-                                      std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
+  for (const auto& [name, stripes] :
+       {std::pair{"deepseek_v3", Words{"8 8", "8 4", "4 4", "4 2", "2 2"}},
+        std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
     const std::vector<Json> usual = looked_at(name, Layouts::usual);
     std::vector<Json> all = looked_at(name, Layouts::all);
     std::set<std::string> found;
