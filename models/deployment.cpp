@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "hardware/choice.hpp"
+#include "models/context_parallel.hpp"
 #include "models/moe_model.hpp"
 
 namespace moesim {
@@ -17,6 +18,8 @@ enum class StatePrecision { fp32, bf16 };
 constexpr std::array<std::string_view, 2> state_precisions{"fp32", "bf16"};
 
 constexpr int most_micro_batches = 16;
+
+constexpr std::array<std::string_view, 2> dcp_merge_names{"reduce_scatter", "all_to_all"};
 
 }  // namespace
 
@@ -71,7 +74,11 @@ std::span<const Key> parallel_keys() {
       {"ffn_gpus", form::integer(0, 65'536), unset("0: experts are on attention's GPUs"),
        "GPUs that hold experts alone (AFD), in addition to dp * tp"},
       {"micro_batches", form::integer(1, most_micro_batches), unset("2 with ffn_gpus"),
-       "AFD: parts of a step that alternate between both sides"}};
+       "AFD: parts of a step that alternate between both sides"},
+      {"dcp", size, unset("1: nothing is shared by tokens"),
+       "GPUs of tp that share a KV cache by tokens (DCP)"},
+      {"dcp_merge", form::choice(dcp_merge_names), unset("reduce_scatter, with dcp"),
+       "DCP: how the partial outputs of attention find together"}};
   return keys;
 }
 
@@ -92,6 +99,21 @@ void read_afd(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
     r.child("ffn_gpus")
         .fail(fmt::format("AFD is not modelled with pp {}; leave out \"pp\" or this", plan.pp));
   plan.micro_batches = given ? static_cast<int>(r.integer("micro_batches")) : 2;
+}
+
+// Reads whether GPUs of a rank share its KV cache by tokens.
+void read_dcp(ConfigReader& r, const MoeModel& model, ParallelPlan& plan) {
+  if (r.optional("dcp")) plan.dcp = static_cast<int>(r.integer("dcp"));
+  const bool given = r.optional("dcp_merge");
+  if (plan.dcp == 1) {
+    if (given) r.child("dcp_merge").fail("is of DCP alone; give \"dcp\", or leave this out");
+    return;
+  }
+  if (plan.afd())
+    r.child("dcp").fail("DCP is not modelled with AFD; leave out \"ffn_gpus\" or this");
+  if (const std::string fault = stripe_fault(model, plan.tp, plan.dcp); !fault.empty())
+    r.child("dcp").fail(fault);
+  if (given) plan.dcp_merge = choice<DcpMerge>(r, "dcp_merge", dcp_merge_names);
 }
 
 }  // namespace
@@ -124,6 +146,7 @@ ParallelPlan read_parallel(const ConfigNode& node, const MoeModel& model) {
                         plan.moe_tp(), model.expert_width));
     const std::string cut_fault = model.cut_fault(plan.tp);
     require(cut_fault.empty(), cut_fault);
+    read_dcp(r, model, plan);
     return plan;
   });
 }

@@ -29,6 +29,10 @@ struct PrecisionPlan {
 PrecisionPlan read_precision(const ConfigNode&, const PrecisionPlan* stored = nullptr);
 std::span<const Key> precision_keys();
 
+/// How partial outputs of attention find together under DCP: log-sum-exps are gathered and outputs
+/// reduced (vLLM), or both travel in one all-to-all (SGLang; vLLM's a2a).
+enum class DcpMerge { reduce_scatter, all_to_all };
+
 /// How a model is spread over a group of GPUs: layers over pp pipeline stages; within a stage
 /// attention dp x tp and experts ep x moe_tp with ep * moe_tp = expert_gpus(). Experts are on
 /// attention's GPUs, or on `ffn_gpus` of their own behind these (attention-FFN disaggregation,
@@ -37,6 +41,10 @@ struct ParallelPlan {
   int dp = 1, tp = 1, ep = 1, pp = 1;
   int ffn_gpus = 0;       ///< 0: attention's GPUs hold the experts
   int micro_batches = 1;  ///< of a step, in flight between both sides; 1 without ffn_gpus
+  /// Decode context parallelism: of the tp GPUs of a rank so many hold every dcp-th token of the
+  /// same KV cache.
+  int dcp = 1;
+  DcpMerge dcp_merge = DcpMerge::reduce_scatter;
   /// Whether attention and experts have GPUs of their own.
   bool afd() const { return ffn_gpus > 0; }
   int attention_gpus() const { return dp * tp; }
@@ -70,7 +78,8 @@ std::string expert_slice_warning(const MoeModel&, const ParallelPlan&, const Pre
 /// dp, tp and pp are 1 if not given; ep is all GPUs that hold experts (1 for a dense model), and
 /// micro_batches 2 with AFD. Throws ConfigError unless ep divides those GPUs and is at most the
 /// number of experts, moe_tp divides an expert's width, tp divides the query heads, one of tp and
-/// the KV heads divides the other, every stage has a layer, and AFD has experts and one stage.
+/// the KV heads divides the other, every stage has a layer, AFD has experts and one stage, and
+/// stripe_fault() finds nothing.
 ParallelPlan read_parallel(const ConfigNode&, const MoeModel&);
 std::span<const Key> parallel_keys();
 

@@ -46,10 +46,17 @@ class LaunchCount {
     return routed + (model_.shared_width > 0 ? gated_ffn() + 1 : 0);
   }
 
-  // All-reduces behind the mixer and the FFN; packing, dispatch, combine and unpacking.
+  // All-reduces behind the mixer and the FFN; packing, dispatch, combine and unpacking; what DCP
+  // exchanges.
   double exchanges(const LayerSpec& layer) const {
     const double reduces = plan_.tp > 1 ? (layer.ffn ? 2 : 1) : 0;
-    return reduces + (layer.moe && plan_.exchanges() ? 4 : 0);
+    return reduces + (layer.moe && plan_.exchanges() ? 4 : 0) + merges();
+  }
+
+  // Queries, log-sum-exps and outputs, or the latter two together; and the kernel that weighs.
+  double merges() const {
+    if (plan_.dcp == 1) return 0;
+    return plan_.dcp_merge == DcpMerge::reduce_scatter ? 4 : 3;
   }
 
   const MoeModel& model_;

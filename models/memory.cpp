@@ -112,7 +112,8 @@ KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const Precis
   const double group_layers = most < 1.5 * fewest ? most : fewest;
 
   KvLayout layout;
-  layout.block_tokens = block_tokens;
+  // Token p is on GPU p mod dcp, so the first GPU of a group fills its blocks first.
+  layout.block_tokens = block_tokens * plan.dcp;
   for (const auto& [kind, layers] : layers_of_kind) {
     for (double i = 0; i < std::ceil(layers / group_layers); ++i)
       layout.groups.push_back({.layers = static_cast<int>(std::ceil(group_layers)),
@@ -133,8 +134,9 @@ Bytes kv_bytes_per_token(const MoeModel& model, const ParallelPlan& plan,
   double layers = 0;
   const LayerSpec& unit = unit_layer(model);
   for (const LayerSpec& layer : model.layers) layers += kv_layers(layer, unit, plan);
-  return kv_bytes_per_layer(model, plan, precision) * of_a_stage(layers, plan) +
-         index_bytes_per_token(model, plan, precision);
+  const Bytes bytes = kv_bytes_per_layer(model, plan, precision) * of_a_stage(layers, plan) +
+                      index_bytes_per_token(model, plan, precision);
+  return bytes / plan.dcp;
 }
 
 Bytes expert_bytes(const MoeModel& model, const ParallelPlan& plan,

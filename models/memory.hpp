@@ -17,8 +17,8 @@ struct KvGroup {
 
 /// How one GPU's KV cache is paged.
 struct KvLayout {
-  int block_tokens = 16;
-  Bytes block;  ///< bytes of one block of one group on one GPU
+  int block_tokens = 16;  ///< of a rank: with DCP dcp times those that one GPU's block holds
+  Bytes block;            ///< bytes of one block of one group on one GPU
   std::vector<KvGroup> groups;
   std::int64_t state_blocks = 0;  ///< that the state of a sequence's linear layers takes
   bool has_windows() const;
@@ -46,11 +46,12 @@ struct KvLayout {
 /// fewest layers has, so that 36 chunked and 12 full layers make four groups of 12, and 50 sliding
 /// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
 /// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
-/// holds those of its pipeline stage, at most 1/pp rounded up.
+/// holds those of its pipeline stage, at most 1/pp rounded up. `block_tokens` are those of one
+/// GPU's block.
 KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens);
 
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
-/// ignored. MLA is replicated, not sliced by tp.
+/// ignored; with DCP in the mean. MLA is replicated, not sliced by tp.
 Bytes kv_bytes_per_token(const MoeModel&, const ParallelPlan&, const PrecisionPlan&);
 /// One routed expert in one layer on one GPU (its moe_tp slice). Engines fill a slice of MXFP4
 /// up to whole blocks of 32 (gpt-oss on tp 8: 384 of 360; vLLM 0.11,

@@ -219,6 +219,10 @@ class World:
                 e["kv_transfer"] = {"overlap": self.chance(0.5)}
         if parallel["pp"] == 1 and self.chance(0.15):
             self.put_experts_apart(e)
+        elif parallel["tp"] > 1 and self.chance(0.3):
+            parallel["dcp"] = parallel["tp"]
+            if self.chance(0.5):
+                parallel["dcp_merge"] = self.one_of("reduce_scatter", "all_to_all")
         return e
 
     def put_experts_apart(self, e):

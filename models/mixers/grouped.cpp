@@ -47,6 +47,13 @@ class Grouped final : public Mixer {
     return {a_.window, a_.chunked, a_.indexer.top, a_.indexer.scores()};
   }
 
+  CacheHeads cache_heads(int tp) const override {
+    return {.kv_heads = a_.kv_heads,
+            .queries = double(a_.query_heads) / tp,
+            .query_numbers = double(a_.head_dim),
+            .output_numbers = double(a_.value_dim())};
+  }
+
   double parameters(int hidden, const ParallelPlan& plan) const override {
     const double heads = static_cast<double>(a_.query_heads) / plan.tp;
     const double queries = heads * (a_.output_gate ? 2 : 1) * a_.head_dim;
@@ -78,7 +85,7 @@ class Grouped final : public Mixer {
     const double rotated = (shape.q_heads + shape.kv_heads) * a_.head_dim;
     before_projections(shard, tokens, rotated, ops);
     if (!writes_kv_cache(shape, precision, gpu))
-      ops.memory("kv_cache_write", tokens * kept(plan, precision).bytes);
+      ops.memory("kv_cache_write", tokens / plan.dcp * kept(plan, precision).bytes);
     ops.memory("index_key_write", tokens * a_.indexer.key_bytes());
     if (a_.joint_qk_norm && gpu.tables) {
       // Squares are summed before, and the norm is taken after, the sums of all GPUs are known.
@@ -115,9 +122,15 @@ class Grouped final : public Mixer {
     const double query_and_output = shape.q_heads * (a_.head_dim + a_.value_dim());
     a_.indexer.score(work, ops);
     if (work.decode_sequences > 0) {
-      ops.attention(
-          "attention_decode", shape, decode_load(work), 2 * query_and_output * work.decode_pairs,
-          work.decode_kv_tokens * kv_bytes + work.decode_sequences * query_and_output * bf16_bytes);
+      // With DCP the heads of all GPUs that share the cache meet each one's part of it.
+      AttentionShape gathered = shape;
+      gathered.q_heads *= plan.dcp;
+      const double gathered_numbers = plan.dcp * query_and_output;
+      ops.attention("attention_decode", gathered, decode_load(work, plan),
+                    2 * query_and_output * work.decode_pairs,
+                    work.decode_kv_tokens / plan.dcp * kv_bytes +
+                        work.decode_sequences * gathered_numbers * bf16_bytes);
+      merge_partial_outputs(cache_heads(plan.tp), plan, work.decode_sequences, ops);
     }
     shape.decode = false;
     if (work.prefill_tokens > 0) {

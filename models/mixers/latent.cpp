@@ -33,6 +33,13 @@ class Latent final : public Mixer {
   }
   Sight sight() const override { return {.top = a_.indexer.top, .indexed = a_.indexer.scores()}; }
 
+  CacheHeads cache_heads(int tp) const override {
+    return {.kv_heads = 1,
+            .queries = double(a_.query_heads) / tp,
+            .query_numbers = double(a_.kv_lora + a_.qk_rope),
+            .output_numbers = double(a_.kv_lora)};
+  }
+
   // q = W_uq W_dq x, latent = W_dkv x, k and v from the latent, all heads' outputs through W_o.
   // Down projections and an indexer are replicated.
   double parameters(int hidden, const ParallelPlan& plan) const override {
@@ -68,7 +75,7 @@ class Latent final : public Mixer {
     const double latent = a_.kv_lora + a_.qk_rope;
     before_projections(shard, tokens, (shape.heads + 1) * a_.qk_rope, ops);
     if (!writes_kv_cache(shape, precision, gpu))
-      ops.memory("kv_cache_write", tokens * kept(plan, precision).bytes);
+      ops.memory("kv_cache_write", tokens / plan.dcp * kept(plan, precision).bytes);
     ops.memory("index_key_write", tokens * a_.indexer.key_bytes());
     const double query = shape.heads * (a_.qk_nope + a_.qk_rope);
     if (a_.q_lora > 0) {
@@ -104,9 +111,12 @@ class Latent final : public Mixer {
     const double kv_bytes = kept(plan, precision).bytes;
     a_.indexer.score(work, ops);
     if (work.decode_sequences > 0) {
-      AttentionLoad load = decode_load(work);
-      load.context = work.decode_kv_tokens;
-      in_the_latent("attention_decode", shape, load, kv_bytes, ops);
+      AttentionLoad load = decode_load(work, plan);
+      load.context = work.decode_kv_tokens / plan.dcp;
+      LatentAttentionShape gathered = shape;
+      gathered.heads *= plan.dcp;
+      in_the_latent("attention_decode", gathered, load, kv_bytes, ops);
+      merge_partial_outputs(cache_heads(plan.tp), plan, work.decode_sequences, ops);
     }
     // What an indexer has thinned out is gathered token by token and stays in the latent.
     if (work.prefill_tokens > 0 && work.thinned) {

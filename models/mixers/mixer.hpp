@@ -29,6 +29,14 @@ struct Kept {
   int tokens_of_entry = 1;
 };
 
+/// How queries meet the KV cache of a layer.
+struct CacheHeads {
+  int kv_heads = 0;           ///< of the cache, over all GPUs; 0: no cache that queries read whole
+  double queries = 0;         ///< query heads of one GPU
+  double query_numbers = 0;   ///< of a head's query, in bf16
+  double output_numbers = 0;  ///< of a head's output behind the cache, in bf16
+};
+
 /// Kernels that the host launches for a layer's mixer in a step with prompts: products, whose
 /// inputs may be quantised by a kernel each, and others; norms before and behind the mixer are left
 /// out.
@@ -55,6 +63,7 @@ class Mixer {
 
   /// Which tokens stay in the KV cache, and are attended to.
   virtual Sight sight() const { return {}; }
+  virtual CacheHeads cache_heads(int /*tp*/) const { return {}; }
   virtual double parameters(int hidden, const ParallelPlan&) const = 0;
   virtual Kept kept(const ParallelPlan&, const PrecisionPlan&) const = 0;
 

@@ -5,11 +5,11 @@
 
 namespace moesim {
 
-AttentionLoad decode_load(const AttentionWork& work) {
+AttentionLoad decode_load(const AttentionWork& work, const ParallelPlan& plan) {
   return {.sequences = work.decode_batch,
           .queries = work.decode_sequences,
-          .context = work.decode_context,
-          .pairs = work.decode_pairs};
+          .context = work.decode_context / plan.dcp,
+          .pairs = work.decode_pairs / plan.dcp};
 }
 
 AttentionLoad prefill_load(const AttentionWork& work) {
@@ -61,6 +61,17 @@ void before_projections(const MixerShard& shard, double tokens, double rotated,
   if (!norm_is_in_all_reduce(shard.plan, shard.gpu))
     ops.memory("input_norm", tokens * norm_bytes(shard.hidden));
   if (!fuses(shard.gpu, "rope")) ops.memory("rope", tokens * (2 * rotated * bf16_bytes));
+}
+
+// Before a reduce-scatter every GPU weighs the outputs of all heads (vLLM, correct_attn_out); after
+// an all-to-all it sums the dcp outputs of its own heads.
+void merge_partial_outputs(const CacheHeads& heads, const ParallelPlan& plan, double queries,
+                           OperationList& ops) {
+  if (plan.dcp == 1) return;
+  const double read = plan.dcp * heads.queries;
+  const double written = plan.dcp_merge == DcpMerge::reduce_scatter ? read : heads.queries;
+  ops.memory("merge_partial_outputs",
+             queries * (read + written) * heads.output_numbers * bf16_bytes);
 }
 
 void project_output(const MixerShard& shard, double tokens, double values, bool gated,

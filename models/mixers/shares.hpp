@@ -20,7 +20,9 @@ bool same_value(const Kind& mine, const Mixer& other, Facts Kind::*facts) {
 /// A load that shows whose kernel prices attention.
 inline constexpr AttentionLoad one_query{
     .sequences = 1, .queries = 1, .context = 1024, .pairs = 1024};
-AttentionLoad decode_load(const AttentionWork&);
+/// What one GPU reads of the caches of sequences that decode: with DCP 1/dcp of the tokens, to
+/// within one token of a sequence.
+AttentionLoad decode_load(const AttentionWork&, const ParallelPlan&);
 AttentionLoad prefill_load(const AttentionWork&);
 
 /// What a step asks of a block of sparse attention: its sequences that decode, its prompts; the
@@ -36,6 +38,8 @@ void attention_blocks(const std::optional<Cost>& prefill, std::optional<Cost> de
 /// The norm before attention, and RoPE in place on `rotated` numbers of a token's queries and keys;
 /// each a kernel unless the engine has it in another.
 void before_projections(const MixerShard&, double tokens, double rotated, OperationList&);
+/// With DCP: the partial outputs of `queries` queries are weighed by their log-sum-exps.
+void merge_partial_outputs(const CacheHeads&, const ParallelPlan&, double queries, OperationList&);
 /// The gate of `values` outputs of a token, if there is one, their projection to the hidden state
 /// and the norm behind it.
 void project_output(const MixerShard&, double tokens, double values, bool gated,

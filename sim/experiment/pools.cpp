@@ -70,11 +70,14 @@ KvTransferCost kv_transfer(const Experiment& experiment, std::int32_t prompt_tok
   const auto held = [&](const Deployment& e) {
     return e.kv_layout.block.value() * double(e.kv_layout.blocks_for(prompt_tokens));
   };
-  // Where GPUs hold unequal shares, the wider share passes over one link.
-  const double per_link = std::max(held(prefill), held(decode));
-  const double layer =
-      std::max(held(prefill) / layers_held(prefill), held(decode) / layers_held(decode));
   const double to_one_stage = held(decode) * decode.parallel.tp;
+  // GPUs that hold the same share in sending what stripes of DCP take.
+  double sent = held(prefill);
+  if (decode.parallel.dcp > prefill.parallel.dcp)
+    sent = std::min(sent, to_one_stage / prefill.parallel.tp);
+  // Where GPUs hold unequal shares, the wider share passes over one link.
+  const double per_link = std::max(sent, held(decode));
+  const double layer = std::max(sent / layers_held(prefill), held(decode) / layers_held(decode));
   const int links = decode.parallel.tp;
   // GPU i sends to GPU `first` + i, which is of the next domain where the network is the way.
   const int first = link.network ? std::max(links, link.fabric.cluster().scale_up_domain) : links;

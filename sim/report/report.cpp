@@ -503,7 +503,8 @@ const std::vector<Field<CommunicationStats>>& fields_of(const CommunicationStats
           .each("DISPATCH")
           .add("dispatch", &S::dispatch, "tokens to the GPUs of their experts")
           .add("combine", &S::combine, "results back")
-          .add("tp_all_reduce", &S::tp_all_reduce, "all-reduces within tensor-parallel ranks");
+          .add("tp_all_reduce", &S::tp_all_reduce,
+               "all-reduces within tensor-parallel ranks, exchanges of DCP");
   return rows;
 }
 

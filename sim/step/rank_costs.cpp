@@ -76,6 +76,19 @@ RankPrices::TokenCosts RankPrices::price_tokens(double tokens, const Class& laye
   return price;
 }
 
+void RankPrices::count_reads(const StepBatch& batch) {
+  most_reads_ = all_reads_ = {};
+  for (const RankStep& rank : batch.ranks) {
+    CacheReads reads{.queries = decode_queries(rank.sequences)};
+    for (const auto& [new_tokens, context, verifies] : rank.sequences)
+      if (new_tokens > 1 && !verifies) reads.prompt_context += context;
+    for (double CacheReads::*of : {&CacheReads::queries, &CacheReads::prompt_context}) {
+      most_reads_.*of = std::max(most_reads_.*of, reads.*of);
+      all_reads_.*of += reads.*of;
+    }
+  }
+}
+
 void RankPrices::price(const StepBatch& batch, MixerClass& layers) const {
   const MixerShard shard = model_shard().mixers();
   if (layers.absorption_of.size() > sizes_remembered) layers.absorption_of.clear();
@@ -123,6 +136,7 @@ void RankPrices::price(const StepBatch& batch, Class& layers) const {
 }
 
 void RankPrices::price(const StepBatch& batch) {
+  if (plan_.dcp > 1) count_reads(batch);
   for (MixerClass& layers : mixers_) price(batch, layers);
   for (Class& layers : classes_) price(batch, layers);
   if (head_of_.size() > sizes_remembered) head_of_.clear();

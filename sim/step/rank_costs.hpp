@@ -33,6 +33,14 @@ class RankPrices {
   }
   const Mixer& mixer(int layer) const { return *class_of(layer).spec.mixer; }
   const LayerCosts& layer(int layer) const { return class_of(layer).costs; }
+  /// What a rank's attention reads of KV caches that its GPUs share by tokens (DCP).
+  struct CacheReads {
+    double queries = 0;         ///< that decode
+    double prompt_context = 0;  ///< tokens before the chunks of prompts
+  };
+  /// Of the rank with most, and over all ranks.
+  const CacheReads& most_reads() const { return most_reads_; }
+  const CacheReads& all_reads() const { return all_reads_; }
   /// Embedding, LM head, sampling.
   const RankCosts& head() const { return head_; }
   /// Work of all layers and the head, on all GPUs.
@@ -65,6 +73,7 @@ class RankPrices {
   const Class& class_of(int layer) const {
     return classes_[class_of_layer_[static_cast<std::size_t>(layer)]];
   }
+  void count_reads(const StepBatch&);
   void price(const StepBatch&, MixerClass&) const;
   void price(const StepBatch&, Class&) const;
   TokenCosts price_tokens(double tokens, const Class&) const;
@@ -79,6 +88,7 @@ class RankPrices {
   std::vector<std::size_t> class_of_layer_;
   std::map<std::pair<std::int32_t, std::int32_t>, RankCost> head_of_;  // by tokens, sampled
   RankCosts head_;
+  CacheReads most_reads_, all_reads_;
 };
 
 }  // namespace moesim

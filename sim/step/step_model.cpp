@@ -12,6 +12,7 @@
 
 #include "hardware/at.hpp"
 #include "sim/dispatch/token_traffic.hpp"
+#include "sim/step/context_parallel.hpp"
 #include "sim/step/critical_path.hpp"
 #include "sim/step/expert_choices.hpp"
 #include "sim/step/micro_batches.hpp"
@@ -664,6 +665,26 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     path.collective(sliced ? "tp_all_reduce" : "tp_all_gather", Part::all_reduce,
                     sliced ? all_reduce : all_gather, result.all_reduce, groups);
   };
+  // With DCP queries reach every part of the cache before attention, and its partial outputs find
+  // together behind it. Layers with the same mixer exchange alike.
+  const RankPrices::CacheReads &most = ranks.most_reads(), &all = ranks.all_reads();
+  const double groups_of_rank = static_cast<double>(plan_.tp) / plan_.dcp;
+  const Mixer* striped = nullptr;
+  StripeExchange stripes;
+  const auto exchange_stripes = [&](const Mixer& mixer) {
+    if (&mixer == striped) return;
+    striped = &mixer;
+    stripes = stripe_exchange(
+        fabric_, plan_, mixer.cache_heads(plan_.tp),
+        {.queries = most.queries,
+         .context = Bytes(most.prompt_context * mixer.kept(plan_, precision_).bytes)});
+  };
+  const auto exchange = [&](std::string_view name, const CollectiveCost& cost,
+                            double RankPrices::CacheReads::*of) {
+    if (most.*of == 0) return;
+    path.collective(name, Part::all_reduce, cost, result.all_reduce,
+                    groups_of_rank * (all.*of) / (most.*of));
+  };
   int moe_layer = 0;
   const int layers = ranks.layers();
   Seconds passed{};
@@ -679,7 +700,16 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
     if (sums_squares && ranks.mixer(layer).joint_norm())
       path.collective("qk_norm_all_reduce", Part::all_reduce, squares, result.all_reduce, groups);
     if (!costs.absorption.empty()) path.add(costs.absorption);
+    if (plan_.dcp > 1) {
+      exchange_stripes(ranks.mixer(layer));
+      exchange("dcp_gather_queries", stripes.queries, &RankPrices::CacheReads::queries);
+      exchange("dcp_gather_context", stripes.context, &RankPrices::CacheReads::prompt_context);
+    }
     path.add(costs.attention);
+    if (plan_.dcp > 1) {
+      exchange("dcp_gather_lse", stripes.log_sum_exps, &RankPrices::CacheReads::queries);
+      exchange("dcp_merge_outputs", stripes.outputs, &RankPrices::CacheReads::queries);
+    }
     path.add(costs.before_dispatch);
     if (plan_.tp > 1) {
       path.collective("tp_all_reduce", Part::all_reduce, all_reduce, result.all_reduce, groups);

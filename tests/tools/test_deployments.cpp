@@ -125,6 +125,37 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
   CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
 }
 
+TEST_CASE(
+    "all layouts are the usual ones and, where GPUs hold the same cache, those that share it") {
+  ClusterSpec node = one_domain();
+  node.nodes = 1;
+  node.scale_up_domain = 8;
+  const auto looked_at = [&](const char* name, Layouts which) {
+    const MoeModel model = read_model(
+        ConfigNode::from_file(test::source_dir() / "models/zoo" / (std::string(name) + ".json")));
+    return shapes(shape(1, 1, 1, 1).config, model, node, which);
+  };
+  using Words = std::set<std::string>;
+  // Latent attention: over all of tp or half of it. Four KV heads: over two of tp 8.
+  for (const auto& [name, stripes] :
+       {std::pair{"deepseek_v3", Words{"8 8", "8 4", "4 4", "4 2", "2 2"}},
+        std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
+    const std::vector<Json> usual = looked_at(name, Layouts::usual);
+    std::vector<Json> all = looked_at(name, Layouts::all);
+    std::set<std::string> found;
+    std::erase_if(all, [&](const Json& config) {
+      const Json& plan = config.at("parallel");
+      if (!plan.contains("dcp")) return false;
+      found.insert(plan.at("tp").dump() + " " + plan.at("dcp").dump());
+      CHECK(shape_text(config).find("dcp") != std::string::npos);
+      CHECK_FALSE(is_plain(config));
+      return true;
+    });
+    CHECK(all == usual);
+    CHECK(found == stripes);
+  }
+}
+
 TEST_CASE("plain shapes are tensor parallelism alone, with or without experts over the same GPUs") {
   const auto config = [](int dp, int tp, int ep, int pp) {
     Json shape_config = shape(1, 1, 1, 1).config;

@@ -33,6 +33,8 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--tensor-parallel-size",
                                               "--data-parallel-size",
                                               "--pipeline-parallel-size",
+                                              "--decode-context-parallel-size",
+                                              "--dcp-comm-backend",
                                               "--enable-expert-parallel",
                                               "--all2all-backend",
                                               "--enable-eplb",
@@ -78,6 +80,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--dp-size",
                                               "--enable-dp-attention",
                                               "--pp-size",
+                                              "--dcp-size",
                                               "--ep-size",
                                               "--moe-a2a-backend",
                                               "--deepep-mode",
@@ -162,6 +165,7 @@ const Json speculative{{"num_speculative_tokens", 2}, {"acceptance_rate", 0.5}};
 const Json four_gpus{{"dp", 2}, {"tp", 2}, {"ep", 4}};
 const Json eight_gpus{{"dp", 4}, {"tp", 2}, {"ep", 8}};
 const Json sixteen_gpus{{"dp", 8}, {"tp", 2}, {"ep", 16}};
+const Json shared_cache{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"dcp", 8}, {"dcp_merge", "all_to_all"}};
 const Json stages{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
 
 // Deployments that together use all that a command can say.
@@ -175,6 +179,7 @@ std::vector<Json> deployments() {
       with({{"parallel", four_gpus},
             {"instances", nullptr},
             {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}}}}),
+      with({{"parallel", shared_cache}, {"model", "deepseek_v3"}}),
       with({{"parallel", sixteen_gpus}, {"instances", 1}}),  // over nodes, as ranks ...
       with({{"parallel", stages}, {"instances", 1}})};       // ... and as one rank
 }
@@ -257,6 +262,25 @@ TEST_CASE("attention and experts apart: commands of attention's GPUs, and what s
              Contains("/parallel/ffn_gpus: 4; SGLang has no attention-FFN disaggregation"));
   CHECK_THAT(launch("sglang", apart), Contains("--tp-size 8 "));
   CHECK_THAT(launch("vllm", base), !Contains("ffn_gpus"));
+}
+
+TEST_CASE("a KV cache shared by tokens: each engine's flag, or what it has in its place") {
+  const auto shared = [](const char* merge) {
+    return with(
+        {{"instances", 1},
+         {"model", "deepseek_v3"},
+         {"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 8}, {"dcp", 2}, {"dcp_merge", merge}}}});
+  };
+  const std::string text = launch("vllm", shared("reduce_scatter"));
+  CHECK_THAT(text, Contains("--decode-context-parallel-size 2") && !Contains("--dcp-comm-backend"));
+  CHECK_THAT(launch("vllm", shared("all_to_all")), Contains("--dcp-comm-backend a2a"));
+  CHECK_THAT(launch("sglang", shared("all_to_all")),
+             Contains("--dcp-size 2") && !Contains("/parallel/dcp_merge"));
+  CHECK_THAT(launch("sglang", shared("reduce_scatter")), Contains("/parallel/dcp_merge"));
+  CHECK_THAT(launch("trtllm", shared("all_to_all")),
+             Contains("/parallel/dcp: 2") && Contains("Helix"));
+  for (const char* engine : {"vllm", "sglang", "trtllm"})
+    CHECK_THAT(launch(engine, base), !Contains("dcp") && !Contains("context-parallel"));
 }
 
 TEST_CASE("a group that one node does not hold is started on each of its nodes") {

@@ -26,6 +26,11 @@ std::string ffn_text(const Deployment& e) {
       gb(memory.experts), gb(memory.replicas), gb(memory.kv));
 }
 
+// With DCP who holds the tokens of a block, else nothing.
+std::string stripes_text(const ParallelPlan& plan) {
+  return plan.dcp == 1 ? "" : fmt::format(", striped over {} GPUs", plan.dcp);
+}
+
 // "tier host: 81.2 GB per rank, 51234 blocks; 53.6 GB/s to HBM and 53.6 GB/s from HBM per GPU"
 std::string tiers_of(const Deployment& e) {
   std::string text;
@@ -59,18 +64,18 @@ Action setup_check(CLI::App& command) {
     const int slots = e.placement.empty() ? 0 : e.placement.front().slots();
     const ParameterCount parameters = count_parameters(e.model);
     const auto gb = [](Bytes bytes) { return bytes.value() / 1e9; };
-    print(fmt::format("{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
-                      "precision: {} ({})\n"
-                      "{} slots per layer ({:.4g}x)\n"
-                      "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
-                      "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank\n",
-                      options->config, e.model.name, parameters.total / 1e9,
-                      parameters.active / 1e9, gpus_of(experiment), e.cluster.name,
-                      precision_text(e.precision), given ? "as given" : "as the model's files say",
-                      slots, e.replication_effective,
-                      gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
-                      gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights),
-                      gb(e.memory.kv), e.memory.kv_blocks, e.kv_layout.block_tokens) +
+    print(fmt::format(
+              "{}: valid\n{}, {:.1f} B parameters, {:.1f} B active, on {} GPUs of {}\n"
+              "precision: {} ({})\n"
+              "{} slots per layer ({:.4g}x)\n"
+              "weights {:.1f} GB per GPU: experts {:.1f}, replicas {:.1f}, others {:.1f}\n"
+              "KV cache {:.1f} GB per GPU, {} blocks of {} tokens per rank{}\n",
+              options->config, e.model.name, parameters.total / 1e9, parameters.active / 1e9,
+              gpus_of(experiment), e.cluster.name, precision_text(e.precision),
+              given ? "as given" : "as the model's files say", slots, e.replication_effective,
+              gb(e.memory.weights) + gb(e.memory.experts) + gb(e.memory.replicas),
+              gb(e.memory.experts), gb(e.memory.replicas), gb(e.memory.weights), gb(e.memory.kv),
+              e.memory.kv_blocks, e.kv_layout.block_tokens, stripes_text(e.parallel)) +
           ffn_text(e) + tiers_of(e));
     return 0;
   };

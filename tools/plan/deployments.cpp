@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "hardware/shipped.hpp"
+#include "models/context_parallel.hpp"
 #include "sim/engines/serving_engine.hpp"
 #include "traces/gating/presets.hpp"
 
@@ -155,13 +156,31 @@ std::vector<ParallelPlan> layouts(int gpus, const MoeModel& model, int domain) {
   return plans;
 }
 
+// The layouts, and those with DCP behind them.
+std::vector<ParallelPlan> with_stripes(std::vector<ParallelPlan> plans, const MoeModel& model) {
+  const std::size_t usual = plans.size();
+  for (std::size_t i = 0; i < usual; ++i) {
+    const int most = most_stripes(model, plans[i].tp);
+    for (const int dcp : {most, most / 2}) {
+      if (dcp < 2 || most % dcp != 0) continue;
+      plans.push_back(plans[i]);
+      plans.back().dcp = dcp;
+    }
+  }
+  return plans;
+}
+
 Json json_of(const ParallelPlan& plan) {
-  return {{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  Json json{{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
+  if (plan.dcp > 1) json["dcp"] = plan.dcp;
+  return json;
 }
 
 ParallelPlan plan_of(const Json& group) {
-  const Json& plan = group.at("parallel");
-  return {plan.at("dp"), plan.at("tp"), plan.at("ep"), plan.at("pp")};
+  const Json& json = group.at("parallel");
+  ParallelPlan plan{json.at("dp"), json.at("tp"), json.at("ep"), json.at("pp")};
+  plan.dcp = json.value("dcp", 1);
+  return plan;
 }
 
 }  // namespace
@@ -181,12 +200,15 @@ void for_each_dispatch(Json group, Emit&& emit) {
 
 }  // namespace
 
-std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterSpec& cluster) {
+std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterSpec& cluster,
+                         Layouts which) {
   const int gpus = cluster.gpus(), domain = cluster.scale_up_domain;
   std::vector<Json> all;
   for (const int group : divisors(gpus)) {
     if (group % domain != 0 && domain % group != 0) continue;
-    for (const ParallelPlan& plan : layouts(group, model, domain)) {
+    std::vector<ParallelPlan> plans = layouts(group, model, domain);
+    if (which == Layouts::all) plans = with_stripes(std::move(plans), model);
+    for (const ParallelPlan& plan : plans) {
       Json config = base;
       config["parallel"] = json_of(plan);
       config["instances"] = gpus / group;
@@ -305,7 +327,7 @@ bool is_apart(const Json& deployment) { return deployment.contains("pools"); }
 bool is_plain(const Json& deployment) {
   if (is_apart(deployment)) return false;
   const ParallelPlan plan = plan_of(deployment);
-  return plan.dp == 1 && plan.pp == 1 && (plan.ep == 1 || plan.ep == plan.tp);
+  return plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && (plan.ep == 1 || plan.ep == plan.tp);
 }
 
 const Json& decode_group(const Json& deployment) {
@@ -389,7 +411,8 @@ std::string group_text(const Json& group) {
   const auto add = [&](const char* name, int value) {
     if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
   };
-  add("tp", plan.tp), add("dp", plan.dp), add("ep", plan.ep), add("pp", plan.pp);
+  add("tp", plan.tp), add("dcp", plan.dcp), add("dp", plan.dp);
+  add("ep", plan.ep), add("pp", plan.pp);
   if (text.empty()) text = "tp1";
   const int instances = group.at("instances");
   return instances > 1 ? fmt::format("{} x {}", instances, text) : text;

@@ -31,9 +31,14 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
 /// placement of one copy each.
 Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<StoredPrecision>&);
 
-/// Every TP x DP x EP x PP x instances that fills the cluster with groups alike, each under every
-/// dispatch that makes a difference. Not all fit in memory.
-std::vector<Json> shapes(const Json& base, const MoeModel&, const ClusterSpec&);
+/// Which layouts are looked at: TP x DP x EP x PP, or these and each with the KV cache shared by
+/// tokens over the most GPUs that can (DCP), and over half as many.
+enum class Layouts { usual, all };
+
+/// Every layout x instances that fills the cluster with groups alike, each under every dispatch
+/// that makes a difference. Not all fit in memory.
+std::vector<Json> shapes(const Json& base, const MoeModel&, const ClusterSpec&,
+                         Layouts = Layouts::usual);
 
 /// A shape, and what its steps alone allow.
 struct BoundedShape {

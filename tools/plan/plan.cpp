@@ -178,7 +178,8 @@ class Search {
   // Pools first: prefill and decode bound them closely, which makes them a good measure. Groups
   // that do both are bounded loosely where many ranks wait for the one that has a prompt.
   void look_at_shapes() {
-    std::vector<Json> together = shapes(search_.base, search_.model, search_.cluster);
+    std::vector<Json> together =
+        shapes(search_.base, search_.model, search_.cluster, search_.layouts);
     std::ranges::transform(together, together.begin(), sampled);
     const std::vector<std::optional<TuneBound>> bounds = bounds_of(together);
     if (plan_.stopped) return;

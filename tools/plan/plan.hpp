@@ -20,6 +20,7 @@ struct PlanSearch {
   std::filesystem::path folder;  ///< paths in the base are relative to it
   std::filesystem::path store;   ///< of every run; the search goes on where it stopped
   double attainment = .9;        ///< share of the requests that must meet the SLO
+  Layouts layouts = Layouts::usual;
 };
 
 /// What was found.

@@ -36,7 +36,12 @@ struct PlanOptions {
   int drafts = 0;
   double acceptance = .7;
   bool json = false, no_page = false;
+  std::string layouts = "usual";
 };
+
+Layouts layouts_of(const PlanOptions& options) {
+  return options.layouts == "all" ? Layouts::all : Layouts::usual;
+}
 
 // What is asked of one cluster.
 struct Asked {
@@ -105,6 +110,7 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
   if (options.drafts > 0) name += fmt::format("-drafts{}x{}", options.drafts, options.acceptance);
   if (options.attainment != PlanOptions().attainment)
     name += fmt::format("-{}", options.attainment);
+  if (options.layouts != PlanOptions().layouts) name += "-" + options.layouts;
   if (question.seed != PlanQuestion().seed) name += fmt::format("-seed{}", question.seed);
   std::ranges::replace_if(
       name,
@@ -169,7 +175,8 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
                   .cluster = read_cluster(cluster),
                   .folder = std::filesystem::path(asked.output).parent_path(),
                   .store = asked.output + ".sqlite",
-                  .attainment = options.attainment};
+                  .attainment = options.attainment,
+                  .layouts = layouts_of(options)};
   asked.price = asked.search.cluster.gpu.price;
   if (options.price > 0) asked.price = Price{options.price, "--price"};
   asked.cluster =
@@ -563,6 +570,11 @@ Action setup_plan(CLI::App& command) {
       .add_option("--engine", question.engine,
                   "engine whose defaults and measured kernels are used, or none")
       ->check(CLI::IsMember(engines))
+      ->capture_default_str();
+  command
+      .add_option("--layouts", options->layouts,
+                  "usual, or all: also KV caches shared by tokens (DCP)")
+      ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command.add_option("-o,--output", options->output,
                      "name of the files written, without ending (default: the question's)");

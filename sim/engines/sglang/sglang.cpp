@@ -85,6 +85,8 @@ constexpr Flag flags[] = {
      },
      parallel},
     {"--pp-size", [](const Server& s) { return unless_one(s.parallel.pp); }, parallel},
+    {"--dcp-size", [](const Server& s) { return unless_one(s.parallel.dcp); },
+     "docs.sglang.io/docs/advanced_features/dcp, November 2026"},
     {"--nnodes", [](const Server& s) { return value_if(s.nodes() > 1, nodes(s)); }, parallel},
     {"--ep-size", [](const Server& s) { return value_if(s.spreads_experts(), s.parallel.ep); },
      parallel},
@@ -152,6 +154,9 @@ Notes notes_of(const Server& s) {
         fmt::format("/scheduling/max_num_seqs: {}; DeepEP's low-latency kernels take "
                     "at most {} rows of a rank",
                     s.max_num_seqs, rows));
+  if (s.parallel.dcp > 1 && s.parallel.dcp_merge != DcpMerge::all_to_all)
+    notes.push_back(
+        "/parallel/dcp_merge: \"reduce_scatter\"; SGLang merges partial outputs by all_to_all");
   note_placement(s, notes);
   note_two_batches(s, !deepep_mode(s).empty(), notes);
   if (!has_own_share(s))

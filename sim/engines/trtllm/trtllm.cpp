@@ -100,6 +100,10 @@ Notes notes_of(const Server& s) {
         fmt::format("/parallel: dp {} x tp {}; TensorRT-LLM's attention is either data "
                     "or tensor parallel: data parallel over all is taken",
                     plan.dp, plan.tp));
+  if (plan.dcp > 1)
+    notes.push_back(fmt::format(
+        "/parallel/dcp: {}; TensorRT-LLM has Helix in its place, on servers that decode alone",
+        plan.dcp));
   const auto form = s.placement_file.extension();
   if (starts_from_file(s) && form != ".yaml" && form != ".yml")
     notes.push_back(other_form(s.placement_file, "trtllm"));

@@ -63,6 +63,13 @@ constexpr Flag flags[] = {
     {"--data-parallel-size", [](const Server& s) { return unless_one(s.parallel.dp); }, parallel},
     {"--pipeline-parallel-size", [](const Server& s) { return unless_one(s.parallel.pp); },
      parallel},
+    {"--decode-context-parallel-size", [](const Server& s) { return unless_one(s.parallel.dcp); },
+     parallel},
+    {"--dcp-comm-backend",
+     [](const Server& s) {
+       return value_if(s.parallel.dcp > 1 && s.parallel.dcp_merge == DcpMerge::all_to_all, "a2a");
+     },
+     parallel},
     {"--data-parallel-size-local",
      [](const Server& s) { return value_if(ranks_by_node(s), s.gpus_per_node / s.parallel.tp); },
      parallel},
