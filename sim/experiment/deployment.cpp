@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "sim/experiment/router_context.hpp"
+#include "sim/placement/copies_by_gain.hpp"
 
 namespace moesim {
 
@@ -22,7 +23,10 @@ void place(Deployment& e, TraceFits& fits) {
   what.fitted_half = e.bind_odd_only;
   what.workloads = placed.workloads;
   const auto seen = fits.seen(traces, what);
-  const auto make = [&] { return place_all(*placed.placer, e.placement_problem, *seen); };
+  const auto make = [&] {
+    return placed.by_gain ? place_by_gain(*placed.placer, e.placement_problem, *seen)
+                          : place_all(*placed.placer, e.placement_problem, *seen);
+  };
   e.placement = placed.key.empty() ? make() : *fits.placement(placed.key, make);
   e.seen = seen->load;
 }
