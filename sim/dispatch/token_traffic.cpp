@@ -283,4 +283,28 @@ void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_
   }
 }
 
+void slots_near_first(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
+                      std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_rank,
+                      std::span<const std::uint8_t> dropped,
+                      std::vector<std::int32_t>& slot_of_selection) {
+  std::vector<std::int32_t> left(tokens_of_slot.begin(), tokens_of_slot.end());
+  const std::size_t k = source_rank.empty() ? 0 : ids.size() / source_rank.size();
+  slot_of_selection.assign(ids.size(), -1);
+  const auto fill = [&](auto&& may_take) {
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (slot_of_selection[i] >= 0 || (!dropped.empty() && dropped[i] != 0)) continue;
+      const auto slots = placement.slots_of(ids[i]);
+      const auto slot = std::ranges::find_if(
+          slots, [&](std::int32_t s) { return left[at(s)] > 0 && may_take(s, i); });
+      if (slot == slots.end()) continue;
+      --left[at(*slot)];
+      slot_of_selection[i] = *slot;
+    }
+  };
+  fill([&](std::int32_t slot, std::size_t i) {
+    return placement.gpu_of_slot(slot) == source_rank[i / k];
+  });
+  fill([](std::int32_t, std::size_t) { return true; });
+}
+
 }  // namespace moesim

@@ -101,4 +101,12 @@ void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_
                     std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
                     std::vector<std::int32_t>& slot_of_selection);
 
+/// The same, but selections first fill a slot on the EP rank that holds their token
+/// (`source_rank`, [tokens]), and those that are left the other slots in order. `dropped` may be
+/// empty.
+void slots_near_first(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
+                      std::span<const std::uint16_t> ids, std::span<const std::int32_t> source_rank,
+                      std::span<const std::uint8_t> dropped,
+                      std::vector<std::int32_t>& slot_of_selection);
+
 }  // namespace moesim

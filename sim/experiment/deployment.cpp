@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/experiment/deployment.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "sim/experiment/router_context.hpp"
+#include "sim/placement/copies_by_gain.hpp"
 
 namespace moesim {
 
@@ -22,13 +25,17 @@ void place(Deployment& e, TraceFits& fits) {
   what.fitted_half = e.bind_odd_only;
   what.workloads = placed.workloads;
   const auto seen = fits.seen(traces, what);
-  const auto make = [&] { return place_all(*placed.placer, e.placement_problem, *seen); };
+  const auto make = [&] {
+    return placed.by_gain ? place_by_gain(*placed.placer, e.placement_problem, *seen)
+                          : place_all(*placed.placer, e.placement_problem, *seen);
+  };
   e.placement = placed.key.empty() ? make() : *fits.placement(placed.key, make);
   e.seen = seen->load;
 }
 
 RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
-  return {placement, expert_time(e), e.seen};
+  return {placement, expert_time(e), e.seen,
+          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp())};
 }
 
 // Policies that need the whole group's counts are refused where no dispatch gives them.
@@ -42,11 +49,20 @@ void check_counts(const PhaseSpec& phase, const TokenRouter& router, bool exchan
       phase.routing.name()));
 }
 
+// What a step brings is priced where the experts stand in the HBM of attention's GPUs.
+void check_copies(const Deployment& e, const PhaseSpec& phase, const TokenRouter& router) {
+  if (router.step_slots() == 0 || (!e.expert_memory && !e.parallel.afd())) return;
+  phase.routing.node().fail(fmt::format(
+      "\"{}\" brings copies of experts, which is not modelled {}; use another policy",
+      phase.routing.name(), e.parallel.afd() ? "with \"ffn_gpus\"" : "with experts below HBM"));
+}
+
 void make_rules(Deployment& e) {
   const RoutingContext context = routing_context(e, e.placement);
   for (const PhaseSpec& phase : e.phases) {
     std::shared_ptr<const TokenRouter> router = phase.router(context);
     check_counts(phase, *router, e.parallel.exchanges());
+    check_copies(e, phase, *router);
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
   }

@@ -63,6 +63,13 @@ double rows_sent(const Deployment& e) {
   return most / e.parallel.tp * std::min(e.model.experts_per_token, e.parallel.expert_gpus());
 }
 
+// Room for copies that steps bring, in slots: of the rule that needs most, the same in all layers.
+double step_slots(const Deployment& e) {
+  int most = 0;
+  for (const PhaseRule& rule : e.rules.by_kind) most = std::max(most, rule.router->step_slots());
+  return most;
+}
+
 // What an MTP module adds beside routed experts: a layer like the last one, and the projection of
 // two hidden states to one.
 Bytes module_bytes(const Deployment& e) {
@@ -93,7 +100,7 @@ MemoryBudget budget(const Deployment& e, double utilization, GpuRole role) {
     if (e.expert_memory) slots = e.expert_memory->slots_in_hbm(slots * layers, layers) / layers;
     const double base_slots = std::min(double(e.model.experts) / e.parallel.ep, slots);
     memory.experts = expert * (layers * base_slots);
-    memory.replicas = expert * (layers * (slots - base_slots));
+    memory.replicas = expert * (layers * (slots - base_slots) + step_slots(e));
     memory.rebalance_buffer = expert * rebalancer->buffer_slots();
     memory.buffers = Bytes(2 * buffer_rows(e) * row);
   }

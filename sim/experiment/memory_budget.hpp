@@ -20,7 +20,7 @@ struct MemoryBudget {
   Bytes usable;                ///< capacity * gpu_memory_utilization
   Bytes weights;               ///< everything but routed experts
   Bytes experts;               ///< routed experts, one copy of each over the group
-  Bytes replicas;              ///< redundant slots
+  Bytes replicas;              ///< redundant slots, and once what a step's copies have room in
   Bytes buffers;               ///< exchange buffers, activations, logits, rebalance buffer
   Bytes rebalance_buffer;      ///< the rebalance buffer alone
   Bytes kv;                    ///< what is left

@@ -16,6 +16,8 @@ namespace {
 
 enum class LoadSource { trace, none };
 constexpr std::array<std::string_view, 2> load_source_names{"trace", "none"};
+enum class CopiesPerLayer { uniform, by_gain };
+constexpr std::array<std::string_view, 2> copies_names{"uniform", "by_gain"};
 
 std::span<const Key> load_keys() {
   static constexpr Key keys[] = {
@@ -44,10 +46,21 @@ Load read_load(const ConfigNode& node) {
   });
 }
 
+// Only a placement from loads, which stands, knows what copies gain.
+bool read_by_gain(ConfigReader& reader, const Load& load) {
+  if (choice<CopiesPerLayer>(reader, "copies", copies_names) == CopiesPerLayer::uniform)
+    return false;
+  if (!load.from_trace)
+    reader.child("copies").fail(
+        "\"by_gain\" goes by a load that was seen; use \"load\": {\"from\": \"trace\"}");
+  return true;
+}
+
 // A dense model has no experts to place; the options are held to their tables all the same.
 void place_nothing(ConfigReader& reader, const Registry<Placer>& placers) {
   reader.number("replication", {1, 1});
   reader.flag("strict");
+  choice<CopiesPerLayer>(reader, "copies", copies_names);
   read_load(reader.child("load"));
   placers.make_from(reader);
 }
@@ -86,6 +99,8 @@ std::string key_of(const ConfigReader& reader, const PoolSpec& spec) {
 std::span<const Key> placement_keys() {
   static constexpr Key keys[] = {
       {"replication", form::number(non_negative), "1", "expert slots over experts, 1 to the GPUs"},
+      {"copies", form::choice(copies_names), "uniform",
+       "by_gain: more copies in layers where these gain more (CRAFT)"},
       {"strict", form::flag, "false", "refuse a replication that does not fill GPUs evenly"},
       {"load", form::object(load_keys), "{}", "load that the placement is fitted to"}};
   return keys;
@@ -109,8 +124,9 @@ void read_placement(const ConfigNode& node, PoolSpec& spec) {
     }
     Load load = read_load(reader.child("load"));
     spec.bind_odd_only = load.disjoint;
+    const bool by_gain = read_by_gain(reader, load);
     spec.placed = {spec.policies->placement.make_from(reader), load.from_trace,
-                   std::move(load.workloads)};
+                   std::move(load.workloads), by_gain};
     if (spec.placed.placer->uses_load()) spec.placed.key = key_of(reader, spec);
     std::string remark = spec.placed.placer->remark(spec.placement_problem);
     if (!remark.empty()) spec.remarks.push_back(std::move(remark));

@@ -380,8 +380,19 @@ void refuse_moving_cached_experts(const PoolSpec& e) {
   }
 }
 
+// Experts that move stand in as many slots of every layer.
+void refuse_moving_unequal_layers(const PoolSpec& e) {
+  if (!e.placed.by_gain) return;
+  if (!e.failures.outages.empty() || e.rebalancing.name() != "none") {
+    e.rebalancing.node().fail(
+        "experts do not move where layers have unequal copies; leave out this and \"failures\", or "
+        "\"by_gain\"");
+  }
+}
+
 void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   refuse_moving_cached_experts(spec);
+  refuse_moving_unequal_layers(spec);
   if (spec.overlap.two_batch && spec.expert_memory) {
     reader.child("overlap").fail(
         "two_batch is not modelled with experts below HBM; leave one of them out");

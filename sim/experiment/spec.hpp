@@ -43,6 +43,7 @@ struct PlacementSpec {
   std::shared_ptr<const Placer> placer{};
   bool from_trace = true;                ///< fitted on the traces; else before anything was seen
   std::vector<std::string> workloads{};  ///< tags of the requests that it is fitted on; none: all
+  bool by_gain = false;                  ///< more copies in layers where these gain more
   /// All that it goes by beside the traces, as text; empty where it does not go by them: then there
   /// is nothing to keep.
   std::string key{};

@@ -215,7 +215,8 @@ struct Score {
   double time = 0;  // of one layer, and of layers in order
   std::int64_t bound = 0;
   CapacityTally capacity{};
-  std::int64_t hits = 0, accesses = 0;   // of HBM
+  std::int64_t hits = 0, accesses = 0;  // of HBM
+  std::int64_t step_copies = 0;
   std::vector<std::int64_t> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
@@ -231,6 +232,7 @@ struct Score {
                    std::plus<>());
     capacity += other.capacity;
     hits += other.hits;
+    step_copies += other.step_copies;
     accesses += other.accesses;
     return *this;
   }
@@ -268,6 +270,17 @@ Limits read_limits(const ReplayConfig& config, const Policies& policies) {
     limits.slots_per_layer = static_cast<int>(reader.integer("slots_per_layer"));
   });
   return limits;
+}
+
+// What is below HBM is known of standing slots alone.
+void require_standing(const Routers& routers, const Limits& limits) {
+  if (!limits.caches()) return;
+  for (const auto& router : routers) {
+    if (router->step_slots() > 0)
+      throw ConfigError(
+          "replay: a routing that brings copies does not go with experts below HBM; leave out one "
+          "of them");
+  }
 }
 
 // The HBM of every GPU in one layer, under one routing.
@@ -336,7 +349,8 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
     for (std::size_t i = 0; i < routers.size(); ++i) {
       routed.route(*routers[i], problem, loads[i]);
       const std::vector<std::int32_t>& tokens_of_slot = routed.tokens_of_slot();
-      scores[i].time += time.busiest(placement, tokens_of_slot);
+      scores[i].time += time.busiest(routed.placement(), tokens_of_slot);
+      scores[i].step_copies += std::ssize(routed.copies());
       scores[i].capacity += tally;
       if (limits.caches()) memories[i].run(tokens_of_slot, scores[i]);
     }
@@ -344,7 +358,8 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
                                       [](std::int32_t count) { return count > 0; });
     for (std::size_t i = 0; i < routers.size(); ++i) {
       const std::int32_t activated = loads[i].max_activated;
-      check(activated >= loads[optimal].max_activated, "a routing beat the exact optimum");
+      check(activated >= loads[optimal].max_activated || routers[i]->step_slots() > 0,
+            "a routing beat the exact optimum");
       Score& score = scores[i];
       ++score.cases;
       score.max_activated += activated;
@@ -480,13 +495,18 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       const PlacementProblem problem = placement_problem(trace, config, replication);
       const ExpertPlacement placement = place_all(*asked[p], problem, seen);
       const double token_imbalance = score_placement(placement, scored).imbalance_mean;
-      const Routers routers =
-          make_routers(config.routings, policies, {placement, config.time, seen.load});
+      const Routers routers = make_routers(
+          config.routings, policies,
+          {placement, config.time, seen.load, (config.gpus + config.nodes - 1) / config.nodes});
+      require_standing(routers, limits);
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores =
             score_all(placement, routers, batches[b], config.time, limits);
         for (std::size_t i = 0; i < config.routings.size(); ++i) {
-          ReplayRow row = scored_row(scores[asked_for + i], scores[even], scores[optimal]);
+          const Score& score = scores[asked_for + i];
+          ReplayRow row = scored_row(score, scores[even], scores[optimal]);
+          if (routers[asked_for + i]->step_slots() > 0)
+            row.step_copies_mean = double(score.step_copies) / double(score.cases);
           row.placement = label(config.placements[p]);
           row.replication = replication;
           row.token_imbalance = token_imbalance;
@@ -526,6 +546,7 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
                     {"hit_rate", row.hit_rate ? OrderedJson(*row.hit_rate) : OrderedJson()},
                     {"above_optimal", row.above_optimal},
                     {"above_even", row.above_even}});
+    if (row.step_copies_mean) list.back()["step_copies_mean"] = *row.step_copies_mean;
     if (each_batch) list.back()["activated_of_batch"] = row.activated_of_batch;
   }
   return {{"rows", list}};

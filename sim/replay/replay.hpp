@@ -80,8 +80,11 @@ struct ReplayRow {
   double token_imbalance = 1;
   double dropped = 0;                ///< share of the selections
   std::optional<double> hit_rate{};  ///< of active slots, in HBM when their layer begins
-  std::int64_t above_optimal = 0;    ///< cases with more activated than the exact optimum
-  std::int64_t above_even = 0;       ///< cases with more activated than the even split: inversions
+  /// Copies that a routing brings for one layer of one batch; of those that bring any. What their
+  /// bytes take is not in the time.
+  std::optional<double> step_copies_mean{};
+  std::int64_t above_optimal = 0;  ///< cases with more activated than the exact optimum
+  std::int64_t above_even = 0;     ///< cases with more activated than the even split: inversions
   /// max_activated_mean of each batch, for comparisons of rows batch by batch: all rows of a batch
   /// size share their batches.
   std::vector<double> activated_of_batch{};

@@ -249,6 +249,8 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
                                times;
     totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
     totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
+    totals.step_copies += outcome.step_copies * times;
+    totals.step_copy_bytes += (outcome.bringing.nvlink + outcome.bringing.network).value() * times;
     totals.capacity += outcome.capacity;
     totals.hot_layer_steps += hot ? steps : 0;
     totals.hottest = std::max(totals.hottest, ratio);

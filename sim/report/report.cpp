@@ -373,6 +373,10 @@ const std::vector<Field<ExpertSummary>>& fields_of(const ExpertSummary*) {
           .add("cv", &S::cv, "coefficient of variation of tokens over EP ranks", "", less)
           .add("gemm_occupancy", &S::gemm_occupancy, "rows of padded GEMMs that hold tokens",
                "share of rows", more)
+          .add_if_any("step_copies_mean", &S::step_copies_mean,
+                      "copies of experts that a step brings for a layer", "", less)
+          .add_if_any("step_copy_bytes_mean", &S::step_copy_bytes_mean,
+                      "what these send over links", "B", less)
           .add("hot_rank_events", &S::hot_rank_events, "");
   return rows;
 }

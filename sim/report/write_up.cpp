@@ -188,6 +188,7 @@ Distribution distribution(const CountHistogram& histogram) {
 
 ExpertSummary expert_summary(const ExpertTotals& totals) {
   const double n = totals.layer_steps;
+  const auto if_any = [&](double sum) { return sum > 0 ? std::optional(sum / n) : std::nullopt; };
   return {.max_activated_mean = ratio(totals.max_activated, n),
           .activated_mean = ratio(totals.mean_activated, n),
           .active_experts_mean = ratio(totals.active_experts, n),
@@ -198,6 +199,8 @@ ExpertSummary expert_summary(const ExpertTotals& totals) {
           .imbalance = ratio(totals.max_tokens, totals.mean_tokens),
           .cv = ratio(totals.cv, n),
           .gemm_occupancy = ratio(totals.useful_rows, totals.padded_rows),
+          .step_copies_mean = if_any(totals.step_copies),
+          .step_copy_bytes_mean = if_any(totals.step_copy_bytes),
           .hot_rank_events = {totals.hot_layer_steps, totals.hottest}};
 }
 
@@ -215,6 +218,8 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.uniformly_active += part.uniformly_active;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
+    all.step_copies += part.step_copies;
+    all.step_copy_bytes += part.step_copy_bytes;
     all.capacity += part.capacity;
     all.hot_layer_steps += part.hot_layer_steps;
     all.hottest = std::max(all.hottest, part.hottest);

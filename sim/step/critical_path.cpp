@@ -81,9 +81,10 @@ void CriticalPath::barrier() {
   pending_.clear();
 }
 
-void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost) {
+void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost,
+                              double link_bytes) {
   charge(cost_, part, cost);
-  explainer_.add(name, part, cost);
+  explainer_.add(name, part, cost, link_bytes);
   spend(false, cost.time);
 }
 

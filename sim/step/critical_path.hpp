@@ -47,8 +47,8 @@ class CriticalPath {
   void add(const RankCosts& ranks);
   /// All ranks wait for the slowest.
   void barrier();
-  /// Something that every GPU computes for the same time.
-  void every_rank(std::string_view name, Part part, const Cost& cost);
+  /// Something that every GPU does for the same time, and nothing hides.
+  void every_rank(std::string_view name, Part part, const Cost& cost, double link_bytes = 0);
   /// A transfer that all ranks wait for. One that is still under way ends before it.
   void collective(std::string_view name, Part part, const CollectiveCost& collective,
                   Traffic& traffic, double copies = 1, Occupancy holds = {});

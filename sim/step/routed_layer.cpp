@@ -23,13 +23,39 @@ RoutingProblem RoutedLayer::limit(const CapacityRule& rule, const RoutingProblem
 void RoutedLayer::route(const TokenRouter& router, const RoutingProblem& problem, LayerLoad& load) {
   tokens_of_slot_.resize(static_cast<std::size_t>(problem.placement.slots()));
   slot_of_selection_.resize(router.needs_token_rows() ? problem.rows.ids.size() : 0);
-  router.route(problem, {tokens_of_slot_, slot_of_selection_});
-  layer_load(problem.placement, tokens_of_slot_, load);
+  copies_.clear();
+  router.route(problem,
+               {tokens_of_slot_, slot_of_selection_, router.step_slots() > 0 ? &copies_ : nullptr});
+  placement_ = &problem.placement;
+  if (!copies_.empty()) add_copies(problem.placement);
+  layer_load(*placement_, tokens_of_slot_, load);
+}
+
+void RoutedLayer::add_copies(const LayerPlacement& standing) {
+  std::vector<std::vector<int>> experts_on_gpu(static_cast<std::size_t>(standing.gpus()));
+  std::vector<std::int32_t> tokens;
+  for (int gpu = 0; gpu < standing.gpus(); ++gpu) {
+    std::vector<int>& experts = experts_on_gpu[static_cast<std::size_t>(gpu)];
+    for (int slot = standing.first_slot(gpu); slot < standing.first_slot(gpu + 1); ++slot) {
+      experts.push_back(standing.expert_of_slot(slot));
+      tokens.push_back(tokens_of_slot_[static_cast<std::size_t>(slot)]);
+    }
+    for (const StepCopy& copy : copies_) {
+      if (copy.gpu != gpu) continue;
+      experts.push_back(copy.expert);
+      tokens.push_back(copy.tokens);
+    }
+  }
+  placement_ = &with_copies_.emplace(standing.experts(), experts_on_gpu);
+  tokens_of_slot_ = std::move(tokens);
 }
 
 std::span<const std::int32_t> RoutedLayer::slot_of_selection(const TokenRouter& router,
                                                              const RoutingProblem& problem) {
-  if (!router.needs_token_rows()) {
+  if (!copies_.empty()) {
+    slots_near_first(*placement_, tokens_of_slot_, problem.rows.ids, problem.rows.source_rank,
+                     problem.rows.dropped, slot_of_selection_);
+  } else if (!router.needs_token_rows()) {
     slots_in_order(problem.placement, tokens_of_slot_, problem.rows.ids, problem.rows.dropped,
                    slot_of_selection_);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -27,15 +28,26 @@ class RoutedLayer {
 
   /// Chooses the slots, and adds up what they are for every GPU.
   void route(const TokenRouter&, const RoutingProblem&, LayerLoad&);
-  /// What was chosen last, [slots].
+  /// Where the experts stand while the layer runs: the problem's placement, or with the copies that
+  /// the step brings, which follow the slots of their GPU. Good until the next call.
+  const LayerPlacement& placement() const { return *placement_; }
+  /// What was chosen last, [slots of placement()].
   const std::vector<std::int32_t>& tokens_of_slot() const { return tokens_of_slot_; }
+  /// The copies that the step brings for this layer.
+  std::span<const StepCopy> copies() const { return copies_; }
   /// The slot of every selection, [tokens, k], -1 for those that do not run: from the router where
-  /// it needs token rows, else dealt out to the slots in order.
+  /// it needs token rows, else dealt out to the slots in order, or where copies are brought to the
+  /// nearest first.
   std::span<const std::int32_t> slot_of_selection(const TokenRouter&, const RoutingProblem&);
 
  private:
+  void add_copies(const LayerPlacement& standing);
+
   LayerChoices choices_;
   std::vector<std::int32_t> tokens_of_slot_, slot_of_selection_;
+  std::vector<StepCopy> copies_;
+  std::optional<LayerPlacement> with_copies_;
+  const LayerPlacement* placement_ = nullptr;
 };
 
 }  // namespace moesim

@@ -32,6 +32,8 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
   }
   sum.active_experts += other.active_experts;
   sum.routing += other.routing;
+  sum.step_copies += other.step_copies;
+  add(sum.bringing, other.bringing);
   add(sum.exchange.dispatch, other.exchange.dispatch);
   add(sum.exchange.combine, other.exchange.combine);
   sum.useful_rows += other.useful_rows;

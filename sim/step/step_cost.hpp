@@ -69,6 +69,9 @@ struct LayerOutcome {
   std::int32_t active_experts = 0;
   /// What the token-routing policy itself takes on a GPU.
   Seconds routing{};
+  /// Copies of experts that the step brings for this layer alone, and what bringing them takes.
+  std::int32_t step_copies = 0;
+  CollectiveCost bringing;
   Exchange exchange;
   /// What the expert FFN costs every EP rank.
   std::vector<Cost> experts;

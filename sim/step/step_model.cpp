@@ -126,23 +126,54 @@ std::span<const std::int32_t> StepModel::tokens_of_expert() const {
 namespace {
 
 // Constants were fitted on exchanges in which every GPU sends and receives.
-void rest_on_no_measurement(Exchange& exchange) {
-  for (CollectiveCost* way : {&exchange.dispatch, &exchange.combine}) {
-    if (way->evidence == Evidence::calibrated) way->evidence = Evidence::extrapolated;
-  }
+void rest_on_no_measurement(CollectiveCost& exchange) {
+  if (exchange.evidence == Evidence::calibrated) exchange.evidence = Evidence::extrapolated;
+}
+
+// What a step brings is on the critical path between the gate and the dispatch, and its kernels
+// take all SMs [UltraEP]: nothing runs beside it.
+void bring_copies(CriticalPath& path, const LayerOutcome& outcome) {
+  if (outcome.step_copies == 0) return;
+  const CollectiveCost& way = outcome.bringing;
+  path.every_rank("step_copies", Part::rebalancing, {way.time, way.bound, {}, way.evidence},
+                  (way.nvlink + way.network).value());
 }
 
 }  // namespace
 
+// An all-to-all of weights. A copy comes from a GPU that holds the expert: one of the same NVLink
+// domain if there is one, of several the one that has sent least, the lowest. UltraEP relays an
+// expert of six copies and more through GPUs that have one already; here its home sends all.
+CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
+                                const LayerPlacement& standing) const {
+  const int gpus_of_rank = plan_.moe_tp(), first = plan_.first_expert_gpu();
+  const double bytes = expert_bytes(model_, plan_, precision_).value();
+  TrafficMatrix sent(first + plan_.expert_gpus());
+  std::vector<int> copies_from(at(plan_.ep));
+  for (const StepCopy& copy : copies) {
+    const auto domain = [&](int rank) { return fabric_.domain_of(first + rank * gpus_of_rank); };
+    const int from =
+        *std::ranges::min_element(standing.host_gpus_of(copy.expert), {}, [&](std::int32_t rank) {
+          return std::pair(domain(rank) != domain(copy.gpu), copies_from[at(rank)]);
+        });
+    ++copies_from[at(from)];
+    for (int i = 0; i < gpus_of_rank; ++i)
+      sent.at(first + from * gpus_of_rank + i, first + copy.gpu * gpus_of_rank + i) += bytes;
+  }
+  CollectiveCost cost = fabric_.all_to_all(sent);
+  rest_on_no_measurement(cost);
+  return cost;
+}
+
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
-                                const LayerPlacement& placement, std::uint64_t step,
+                                const LayerPlacement& standing, std::uint64_t step,
                                 LayerOutcome& outcome) {
   Scratch& s = *scratch_;
   Scratch::Worker& worker = s.workers.local();
   const std::span<std::int32_t> tokens = s.rows.tokens_of_expert(moe_layer);
   RoutedLayer& routed = worker.routed;
 
-  RoutingProblem asked{placement, tokens, moe_layer, step, {}};
+  RoutingProblem asked{standing, tokens, moe_layer, step, {}};
   if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
   const bool limited = capacity_->limits();
@@ -156,7 +187,11 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.active_experts = 0;
   for (const std::int32_t t : tokens) outcome.active_experts += t > 0 ? 1 : 0;
 
-  const bool replicated = placement.slots() > placement.experts();
+  const LayerPlacement& placement = routed.placement();
+  outcome.step_copies = static_cast<std::int32_t>(routed.copies().size());
+  outcome.bringing = {};
+  if (outcome.step_copies > 0) outcome.bringing = bring(routed.copies(), standing);
+  const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
 
   outcome.exchange = {};
@@ -169,7 +204,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.between_sides = plan_.afd();
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    const bool by_selection = rule.router->needs_token_rows() || limited;
+    const bool by_selection =
+        rule.router->needs_token_rows() || limited || !routed.copies().empty();
     std::span<const std::int32_t> slots;
     if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
@@ -189,7 +225,10 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
       exchange.selections = count(CopyRule::per_selection, worker.selections);
     }
     outcome.exchange = rule.dispatch->exchange(exchange);
-    if (plan_.afd()) rest_on_no_measurement(outcome.exchange);
+    if (plan_.afd()) {
+      rest_on_no_measurement(outcome.exchange.dispatch);
+      rest_on_no_measurement(outcome.exchange.combine);
+    }
     outcome.routing += outcome.exchange.top_k;
   } else if (plan_.stage_gpus() > 1) {
     // All GPUs of the one attention rank hold every token: nothing to dispatch, partial sums are
@@ -494,6 +533,7 @@ void StepModel::sum_up(StepSample& sample) const {
     StepCost& stage = sample.stages[number];
     CriticalPath& path = paths[number];
     path.every_rank("token_routing", Part::token_routing, {layer.routing, Resource::launch, {}});
+    bring_copies(path, layer);
     path.collective("dispatch", Part::dispatch, layer.exchange.dispatch, stage.dispatch);
     path.experts(layer.experts);
     path.collective("combine", Part::combine, layer.exchange.combine, stage.combine);
@@ -725,6 +765,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
       const LayerOutcome& outcome = (sample ? sample->layers : result.layers)[at(moe_layer)];
       path.every_rank("token_routing", Part::token_routing,
                       {outcome.routing, Resource::launch, {}});
+      bring_copies(path, outcome);
       if (plan_.afd()) {
         pass_other_side(outcome, costs.shared_experts, path, result, passed);
       } else {

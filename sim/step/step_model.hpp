@@ -117,6 +117,7 @@ class StepModel {
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
+  CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
 
   Fabric fabric_;
   GroupedGemm experts_;  // of one layer on one GPU

@@ -26,6 +26,10 @@ TokenRouterFactory make_lplb(ConfigReader&);
 std::span<const Key> lplb_routing_keys();
 TokenRouterFactory make_hybrid(ConfigReader&);
 std::span<const Key> hybrid_routing_keys();
+TokenRouterFactory make_llep(ConfigReader&);
+std::span<const Key> llep_routing_keys();
+TokenRouterFactory make_quota(ConfigReader&);
+std::span<const Key> quota_routing_keys();
 
 namespace {
 
@@ -52,6 +56,11 @@ constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{18us, 0u
 // 100 us inside a node (github.com/deepseek-ai/LPLB, README). No faster one has a published time.
 constexpr Decision by_balancing{RoutingCharge{100us, 0us}, RoutingCharge{100us, 0us},
                                 "token_balanced, lplb: DeepSeek LPLB, about 100 us in a node"};
+
+// UltraEP's planning kernel takes 67 to 78 us a layer for 64 ranks (arXiv:2606.04101): 73 us.
+// LLEP's authors publish no time; their code plans on the host.
+constexpr Decision by_planning{RoutingCharge{73us, 0us}, RoutingCharge{73us, 0us},
+                               "quota: UltraEP's plan, 64 ranks; llep: taken as long"};
 
 struct Row {
   Table::Entry entry;
@@ -92,7 +101,13 @@ const std::vector<Row>& rows() {
        by_balancing},
       {{"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
         hybrid_routing_keys},
-       by_matching}};
+       by_matching},
+      {{"llep", "too many tokens move to the least loaded GPUs, with copies for one step (LLEP)",
+        make_llep, llep_routing_keys},
+       by_planning},
+      {{"quota", "tokens over the least quota move to NVLink neighbours, with copies (UltraEP)",
+        make_quota, quota_routing_keys},
+       by_planning}};
   return rows;
 }
 

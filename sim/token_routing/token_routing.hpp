@@ -38,14 +38,24 @@ struct RoutingProblem {
   TokenRows rows{};
 };
 
+/// A copy of an expert that one layer of one step brings to a GPU for some of its tokens, and that
+/// is forgotten afterwards.
+struct StepCopy {
+  std::int32_t expert = 0, gpu = 0, tokens = 0;
+};
+
 /// Where a router writes its decision: memory of the caller, of the right size, with anything in
 /// it.
 struct SlotChoice {
-  /// The tokens of every slot, [slots]: those of an expert's slots add up to its tokens.
+  /// The tokens of every slot, [slots]: those of an expert's slots, and of the copies that this
+  /// step brings of it, add up to its tokens.
   std::span<std::int32_t> tokens_of_slot;
   /// The slot of every selection, -1 for those that do not run: [tokens, k] for routers with
   /// needs_token_rows(), else empty.
   std::span<std::int32_t> slot_of_selection{};
+  /// What routers with step_slots() add to: at most so many of a GPU, each of an expert that the
+  /// GPU does not hold, each with a token. Empty when a router is asked; null for other routers.
+  std::vector<StepCopy>* copies = nullptr;
 };
 
 /// What a GPU's experts take in one layer if it either waits for weights or computes:
@@ -76,6 +86,10 @@ class TokenRouter {
   /// Whether every selection is given a slot of its own, as engines' kernels do: then the problem
   /// must have rows, and the choice says which slot.
   virtual bool needs_token_rows() const { return false; }
+  /// Room that every GPU keeps for copies of one layer and step, in slots. All layers use the same
+  /// room, one after the other: it is counted once, not per layer. Bytes that travel and the time
+  /// to decide are charged by the step. Not for routers with needs_token_rows().
+  virtual int step_slots() const { return 0; }
   /// What it minimises, if it weighs weights against tokens.
   virtual std::optional<RooflineTime> objective() const { return std::nullopt; }
 };
@@ -88,6 +102,8 @@ struct RoutingContext {
   RooflineTime time{};
   /// Tokens per expert that the placement was made by, [layers][experts]; empty when none were.
   std::span<const ExpertLoad> load{};
+  /// GPUs (EP ranks) next to each other that reach each other over NVLink; 0: all do.
+  int ranks_per_domain = 0;
 };
 
 /// Makes routers of one policy and its options, one for each placement.

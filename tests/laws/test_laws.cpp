@@ -474,7 +474,10 @@ TEST_CASE("without replicas every token-routing policy is the same") {
     for (const auto& entry : token_routers().entries()) {
       CAPTURE(seed, entry.name);
       json["token_routing"]["decode"] = std::string(entry.name);
-      OrderedJson report = run(load(json)).document();
+      const Experiment experiment = load(json);
+      // Those that bring copies for a step have replicas of their own.
+      if (experiment.decode().rules.of(StepKind::decode).router->step_slots() > 0) continue;
+      OrderedJson report = run(experiment).document();
       report.erase("context");
       if (even.empty()) even = report.dump();
       REQUIRE(report.dump() == even);

@@ -11,6 +11,7 @@
 
 #include "hardware/rng.hpp"
 #include "sim/placement/batch_matching.hpp"
+#include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "sim/placement/policies/eplb.hpp"
 #include "sim/placement/replicas.hpp"
@@ -609,6 +610,51 @@ TEST_CASE("joint balances tokens as far as its slack when told that they matter"
   };
   CHECK(imbalance_of(R"({"type": "joint", "token_weight": 100})") < 1.03);
   CHECK(imbalance_of(R"({"type": "joint", "token_weight": 0})") > 1.03);
+}
+
+std::vector<int> slots_per_layer(const ExpertPlacement& placement) {
+  std::vector<int> slots;
+  for (const LayerPlacement& layer : placement) slots.push_back(layer.first_slot(1));
+  return slots;
+}
+
+TEST_CASE("copies go to the layers where the fullest GPU's load falls most") {
+  // 4 experts on 2 GPUs, one more slot on each GPU of one of two layers in the mean. The even layer
+  // gains nothing: 20 tokens on each GPU, with copies and without. Of the other one the fullest GPU
+  // has 90 of 100 tokens, fewer with each slot.
+  const PlacementProblem problem{4, 2, 3};
+  const ExpertStatistics seen{{{10, 10, 10, 10}, {85, 5, 5, 5}}};
+  const ExpertPlacement placed = place_by_gain(*placer("eplb"), problem, seen);
+  CHECK(slots_per_layer(placed) == std::vector{2, 4});
+  // As many slots in all as with equal layers.
+  const ExpertPlacement uniform = place_all(*placer("eplb"), problem, seen);
+  CHECK(slots_per_layer(uniform) == std::vector{3, 3});
+  CHECK(imbalance(placed[1], seen.load[1]) < imbalance(uniform[1], seen.load[1]));
+}
+
+TEST_CASE("layers alike get as many copies each, and all copies are given") {
+  Rng rng(5, "test/placement");
+  for (int round = 0; round < 20; ++round) {
+    const int gpus = 2 + static_cast<int>(rng.below(4)), experts = gpus * 4;
+    const PlacementProblem problem{experts, gpus, 4 + static_cast<int>(rng.below(5))};
+    const ExpertLoad load = random_load(rng, experts);
+    const ExpertStatistics alike{std::vector<ExpertLoad>(5, load)};
+    CHECK(place_by_gain(*placer("eplb"), problem, alike) ==
+          place_all(*placer("eplb"), problem, alike));
+    ExpertStatistics unlike{{load}};
+    for (int layer = 0; layer < 4; ++layer) unlike.load.push_back(random_load(rng, experts));
+    const std::vector<int> slots = slots_per_layer(place_by_gain(*placer("eplb"), problem, unlike));
+    CHECK(std::accumulate(slots.begin(), slots.end(), 0) == 5 * problem.slots_per_gpu);
+  }
+}
+
+TEST_CASE("with sampled batches copies go where the busiest GPU activates fewer experts") {
+  // 9 experts on 3 GPUs. Batches of layer 0 activate one expert of each GPU. Those of layer 1
+  // activate the three of GPU 0: 3, with a slot more 2 (copies of 0, 1 and 2 on GPU 2), with two 1.
+  const PlacementProblem problem{9, 3, 4};
+  ExpertStatistics seen{{ExpertLoad(9, 10), ExpertLoad(9, 10)}};
+  seen.batches = {std::vector<BatchExperts>(8, {0, 3, 6}), std::vector<BatchExperts>(8, {0, 1, 2})};
+  CHECK(slots_per_layer(place_by_gain(*placer("linear"), problem, seen)) == std::vector{3, 5});
 }
 
 }  // namespace moesim::test_placement

@@ -125,9 +125,18 @@ Tokens read_tokens(const std::string& file, const ExpertPlacement& placement) {
 }
 
 struct Routed {
+  LayerPlacement placement;  // with the copies that the step brings
   Counts tokens_of_slot;
   LayerLoad load;
+  std::vector<StepCopy> copies;
 };
+
+OrderedJson to_json(const std::vector<StepCopy>& copies) {
+  OrderedJson list = OrderedJson::array();
+  for (const StepCopy& copy : copies)
+    list.push_back({{"expert", copy.expert}, {"gpu", copy.gpu}, {"tokens", copy.tokens}});
+  return list;
+}
 
 // Tokens of every slot, GPU by GPU.
 std::vector<Counts> by_gpu(const LayerPlacement& placement, const Counts& tokens_of_slot) {
@@ -139,45 +148,52 @@ std::vector<Counts> by_gpu(const LayerPlacement& placement, const Counts& tokens
   return gpus;
 }
 
-OrderedJson to_json(const std::string& policy, const std::optional<RooflineTime>& objective,
-                    const ExpertPlacement& placement, const std::vector<Routed>& layers) {
+OrderedJson to_json(const std::string& policy, const TokenRouter& router,
+                    const std::vector<Routed>& layers) {
+  const std::optional<RooflineTime> objective = router.objective();
   OrderedJson json{{"policy", policy}, {"layers", OrderedJson::array()}};
   for (std::size_t l = 0; l < layers.size(); ++l) {
-    json["layers"].push_back({{"max_activated", layers[l].load.max_activated},
-                              {"max_tokens", layers[l].load.max_tokens},
-                              {"activated", layers[l].load.activated},
-                              {"tokens", layers[l].load.tokens},
-                              {"tokens_per_slot", by_gpu(placement[l], layers[l].tokens_of_slot)}});
+    json["layers"].push_back(
+        {{"max_activated", layers[l].load.max_activated},
+         {"max_tokens", layers[l].load.max_tokens},
+         {"activated", layers[l].load.activated},
+         {"tokens", layers[l].load.tokens},
+         {"tokens_per_slot", by_gpu(layers[l].placement, layers[l].tokens_of_slot)}});
+    if (router.step_slots() > 0) json["layers"].back()["step_copies"] = to_json(layers[l].copies);
     if (objective) {
       json["layers"].back()["objective"] =
-          objective->busiest(placement[l], layers[l].tokens_of_slot);
+          objective->busiest(layers[l].placement, layers[l].tokens_of_slot);
     }
   }
   return json;
 }
 
 // Which experts go where: per GPU the experts it serves, "expert:tokens".
-std::string to_text(const ExpertPlacement& placement, const std::vector<Routed>& layers) {
+std::string to_text(const std::vector<Routed>& layers) {
   std::string text;
   for (std::size_t l = 0; l < layers.size(); ++l) {
     const LayerLoad& load = layers[l].load;
+    const LayerPlacement& placement = layers[l].placement;
     text += fmt::format("layer {}: at most {} activated, at most {} tokens on a GPU\n", l,
                         load.max_activated, load.max_tokens);
+    for (const StepCopy& copy : layers[l].copies) {
+      text += fmt::format("  brings expert {} to GPU {} for {} tokens\n", copy.expert, copy.gpu,
+                          copy.tokens);
+    }
     Table table({"GPU", "activated", "tokens", "serves expert:tokens"});
-    for (int gpu = 0; gpu < placement[l].gpus(); ++gpu) {
+    for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
       const auto g = static_cast<std::size_t>(gpu);
       std::string serves;
       int left_out = 0;
-      for (int slot = placement[l].first_slot(gpu); slot < placement[l].first_slot(gpu + 1);
-           ++slot) {
+      for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
         const std::int32_t tokens = layers[l].tokens_of_slot[static_cast<std::size_t>(slot)];
         if (tokens == 0) continue;
         if (serves.size() > 60) {
           ++left_out;
           continue;
         }
-        serves += fmt::format("{}{}:{}", serves.empty() ? "" : " ",
-                              placement[l].expert_of_slot(slot), tokens);
+        serves += fmt::format("{}{}:{}", serves.empty() ? "" : " ", placement.expert_of_slot(slot),
+                              tokens);
       }
       if (left_out > 0) serves += fmt::format(" and {} more", left_out);
       table.add({fmt::format("{}", gpu), fmt::format("{}", load.activated[g]),
@@ -201,16 +217,18 @@ int route(const RouteOptions& options) {
   RoutedLayer one;
   std::vector<Routed> layers;
   for (std::size_t l = 0; l < placement.size(); ++l) {
-    Routed& routed = layers.emplace_back();
+    LayerLoad load;
     const LayerTokens& layer = tokens.layers[l];
     one.route(*router,
               {placement[l], layer.counts, static_cast<int>(l), 0, {layer.ids, tokens.source_rank}},
-              routed.load);
-    routed.tokens_of_slot = one.tokens_of_slot();
+              load);
+    layers.push_back({one.placement(),
+                      one.tokens_of_slot(),
+                      std::move(load),
+                      {one.copies().begin(), one.copies().end()}});
   }
-  print(options.json
-            ? to_json(options.policy.name, router->objective(), placement, layers).dump() + "\n"
-            : to_text(placement, layers));
+  print(options.json ? to_json(options.policy.name, *router, layers).dump() + "\n"
+                     : to_text(layers));
   return 0;
 }
 
