@@ -70,6 +70,7 @@ COMMANDS = [
     ("what-if base.json --set /workload/requests=5", ["base.json"]),
     ("sensitivity base.json", ["base.json"]),
     ("replay --trace trace --gpus 4 --replication 1.5 --routing even,metro --batch 4", ["trace/topk_ids.npy", "trace/meta.json", "trace/requests.jsonl"]),
+    ("trace info requests.jsonl", ["requests.jsonl"]),
     ("trace info trace", ["trace/topk_ids.npy", "trace/meta.json", "trace/requests.jsonl"]),
     ("place --policy eplb --load load.json --gpus 2 --replication 1.5", ["load.json"]),
     ("place --placement placement.json --load load.json --score", ["placement.json", "load.json"]),

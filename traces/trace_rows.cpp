@@ -61,26 +61,33 @@ RowSource::RowSource(RoutingTrace trace, std::optional<RoutingTrace> prefill, bo
               phase_rows(std::move(trace), Phase::decode, other_half, order)},
       one_trace_(!prefill),
       requests_(std::max<std::int64_t>(1, order.requests)),
+      by_session_(order.by_session),
       binding_rng_(seed, "row_source/binding"),
       place_rng_(seed, "row_source/place"),
       dummy_rng_(seed, "row_source/dummy") {}
 
-Binding RowSource::bind() {
+Binding RowSource::bind(std::optional<std::uint32_t> session) {
   Binding binding;
+  const auto known = by_session_ && session ? first_of_.find(*session) : first_of_.end();
   const std::int64_t place = std::min(bound_++, requests_ - 1);
   for (const Phase phase : {Phase::decode, Phase::prefill}) {
     const PhaseRows& source = phases_[index(phase)];
     const std::int64_t turns = std::ssize(source.bindable_in_turn);
-    const std::vector<std::uint32_t>& bindable =
-        turns == 0 ? source.bindable
-                   : source.bindable_in_turn[static_cast<std::size_t>(place * turns / requests_)];
-    binding.request[index(phase)] = bindable[binding_rng_.below(bindable.size())];
+    const std::vector<std::uint32_t>* bindable =
+        turns == 0 ? &source.bindable
+                   : &source.bindable_in_turn[static_cast<std::size_t>(place * turns / requests_)];
+    if (known != first_of_.end()) {
+      const Rows& first = source.requests[known->second.request[index(phase)]];
+      bindable = &source.workloads[first.workload].requests;
+    }
+    binding.request[index(phase)] = (*bindable)[binding_rng_.below(bindable->size())];
   }
   // One recording serves both phases when it holds both.
   const Rows& prompt = phases_[0].requests[binding.request[index(Phase::decode)]];
   if (one_trace_ && prompt.count > 0) {
     binding.request[index(Phase::prefill)] = binding.request[index(Phase::decode)];
   }
+  if (by_session_ && session && known == first_of_.end()) first_of_[*session] = binding;
   return binding;
 }
 

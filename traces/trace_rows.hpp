@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "hardware/rng.hpp"
@@ -25,10 +26,12 @@ struct Binding {
 };
 
 /// Which recordings simulated requests replay, in order of arrival: any of them at random or, phase
-/// after phase of as many requests, only those of the phase's workload tags.
+/// after phase of as many requests, only those of the phase's workload tags. By session, a later
+/// turn replays any of those that have the tag of the first one.
 struct BindingOrder {
   std::vector<std::vector<std::string>> phases;  ///< empty: no phases
   std::int64_t requests = 0;                     ///< over all phases
+  bool by_session = false;
 };
 
 /// How many routed tokens stand on which ground.
@@ -55,7 +58,7 @@ class RowSource {
   const RoutingTrace& trace(Phase phase) const { return phases_[index(phase)].trace; }
 
   /// Binds a new simulated request to recorded ones, at random among those whose turn it is.
-  Binding bind();
+  Binding bind(std::optional<std::uint32_t> session = {});
   /// Rows for tokens first..first+count-1 of `phase`, appended to `out`.
   void append(const Binding&, Phase, std::int64_t first, std::int32_t count, std::int32_t rank,
               std::vector<RowRange>& out, RoutingCoverage&) const;
@@ -100,6 +103,8 @@ class RowSource {
   std::array<PhaseRows, 2> phases_;
   bool one_trace_;
   std::int64_t requests_, bound_ = 0;
+  bool by_session_;
+  std::unordered_map<std::uint32_t, Binding> first_of_;  // [session]
   Rng binding_rng_, place_rng_, dummy_rng_;
 };
 

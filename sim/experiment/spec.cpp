@@ -25,23 +25,27 @@ namespace moesim {
 
 namespace {
 
-enum class Binding { random, by_workload };
-constexpr std::array<std::string_view, 2> binding_names{"random", "by_workload"};
+enum class Binding { random, by_workload, by_session };
+constexpr std::array<std::string_view, 3> binding_names{"random", "by_workload", "by_session"};
 
 std::span<const Key> binding_keys() {
   static constexpr Form tags = form::list(form::text);
   static constexpr Key keys[] = {
       {"type", form::choice(binding_names), required, "the order of recordings"},
-      {"phases", form::list(tags), unset("random: none"),
+      {"phases", form::list(tags), unset("none, but for by_workload"),
        "by_workload: tags of each of equally long phases"}};
   return keys;
 }
 
-BindingOrder read_binding(const ConfigNode& node, std::int64_t requests) {
+BindingOrder read_binding(const ConfigNode& node, const RequestWorkload& workload) {
   return read_object(node.as_policy(), binding_keys, [&](ConfigReader& reader) {
     BindingOrder order;
-    if (choice<Binding>(reader, "type", binding_names) == Binding::random) return order;
-    order.requests = requests;
+    const auto type = choice<Binding>(reader, "type", binding_names);
+    order.by_session = type == Binding::by_session;
+    if (order.by_session && !workload.sessions)
+      node.fail(R"(requests are of no sessions; give "sessions", or bind at "random")");
+    if (type != Binding::by_workload) return order;
+    order.requests = workload.requests;
     const ConfigNode phases = reader.child("phases");
     for (const ConfigNode& tags : phases.list()) {
       std::vector<std::string>& phase = order.phases.emplace_back();
@@ -441,7 +445,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
                   .request_routing = {policies.request_routing, routing},
                   .rebalancing = {policies.rebalancing, rebalancing, rebalancing_keys}};
     if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
-    spec.binding = read_binding(workload.child("binding"), spec.workload.requests);
+    spec.binding = read_binding(workload.child("binding"), spec.workload);
     workload.finish();
     if (engine && engine->name != "none") {
       spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;

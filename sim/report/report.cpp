@@ -183,6 +183,8 @@ const std::vector<Field<SessionShares>>& fields_of(const SessionShares*) {
                "share of time")
           .add("queue", &S::queue, "from sending a request to the first step of its prompt",
                "share of time", less)
+          .add_if_any("join", &S::join, "waiting for agents that the main agent has started",
+                      "share of time", less)
           .add("gap", &S::gap, "between a reply and the next turn", "share of time");
   return rows;
 }

@@ -71,7 +71,9 @@ struct MeasurementStats {
 
 /// Parts of the time of sessions.
 struct SessionShares {
-  double service = 0, queue = 0, gap = 0;
+  double service = 0, queue = 0;
+  std::optional<double> join;  ///< where sessions have several agents
+  double gap = 0;
 };
 
 struct SessionStats {

@@ -24,17 +24,27 @@ double overlap(Time begin, Time end, const Measured& with) {
   return std::max(0.0, seconds_between(std::max(begin, with.begin), std::min(end, with.end)));
 }
 
-// Where the time of these sessions went, by the turns of them.
-SessionShares shares_of(const std::vector<bool>& counts, const Requests& requests, double seconds) {
-  double queue = 0, service = 0;
+// Where the time of these sessions went, by the turns of their main agents.
+SessionShares shares_of(std::span<const SessionLife> lives, const std::vector<bool>& counts,
+                        const Requests& requests, double seconds) {
+  double queue = 0, service = 0, join = 0;
+  bool several = false;  // agents
+  for (std::size_t session = 0; session < lives.size(); ++session) {
+    if (counts[session]) join += to_seconds(lives[session].joining).count();
+  }
   for (std::size_t id = 0; id < requests.turns().size(); ++id) {
+    if (requests.turns()[id].agent != 0) {
+      several = true;
+      continue;
+    }
     if (!counts[requests.turns()[id].session]) continue;
     const RequestLife& life = requests.lives()[id];
     queue += seconds_between(life.arrival, life.begun);
     service += seconds_between(life.begun, life.last_token);
   }
   return {share(service, seconds), share(queue, seconds),
-          share(std::max(0.0, seconds - service - queue), seconds)};
+          several ? std::optional(share(join, seconds)) : std::nullopt,
+          share(std::max(0.0, seconds - service - queue - join), seconds)};
 }
 
 double requests_in_flight(std::span<const RequestLife> lives, const Measured& measured) {
@@ -118,7 +128,7 @@ SessionStats sessions_of(std::span<const SessionLife> lives, const Requests& req
   stats.throughput = share(double(ended_while_measured), window);
   stats.mean_alive = share(alive, window);
   stats.mean_requests_in_flight = requests_in_flight(requests.lives(), measured);
-  stats.share_of_time = shares_of(counts, requests, seconds);
+  stats.share_of_time = shares_of(lives, counts, requests, seconds);
   stats.completion = summarize(std::move(completion));
   return stats;
 }

@@ -53,6 +53,10 @@ struct PendingRequest {
   std::int32_t output_tokens = 0;
   /// KV blocks of its prompt.
   std::int64_t blocks = 0;
+  /// Names those that RouterNeeds::kin counts together; nothing for a request by itself.
+  std::optional<std::uint64_t> kin{};
+  /// For how long none of its kin has been on a rank; zero before any was.
+  Duration kin_idle{};
   /// The hashes of its prompt's whole blocks; empty without RouterNeeds::prefixes.
   std::span<const BlockHash> hashes{};
   /// What each rank has cached of its prompt, [rank]; empty without RouterNeeds::prefixes.
@@ -88,10 +92,15 @@ struct Assignment {
 /// generated: what knowing them would be worth.
 enum class ExpertsFrom { history, topic, prompt, first_tokens };
 
+/// Which requests a router sees as related: all of a session, or those of agents that one agent of
+/// the session has started (and apart from them those of its main agent).
+enum class Kin { none, session, siblings };
+
 /// What a router looks at beside loads. What it does not need is not gathered.
 struct RouterNeeds {
   std::size_t window = 1;  ///< pending requests that it chooses among
   bool requests = false;
+  Kin kin = Kin::none;
   bool prefixes = false;
   bool locality = false;
   bool experts_read = false;
@@ -185,7 +194,8 @@ std::int64_t least_barrier(std::span<const RankLoad> ranks);
 using RequestRouterFactory = Factory<RequestRouter>;
 
 /// The table: random, round_robin, power_of_two, jsq, vllm, least_kv, br0, brh, bfio, overflow,
-/// fast_phi, cache_aware, dynamo_kv, joint, activation_aware, affinity.
+/// fast_phi, cache_aware, dynamo_kv, joint, activation_aware, affinity,
+/// sticky.
 const Registry<RequestRouterFactory, const RouterContext&>& request_routers();
 
 }  // namespace moesim

@@ -62,8 +62,18 @@ void Frontend::publish(Time now) {
   }
 }
 
-void Frontend::arrive(std::uint32_t request) {
-  left(request);
+void Frontend::left(std::uint32_t request, Time now) {
+  active_experts_.remove(request);
+  const auto placed = kin_of_.find(request);
+  if (placed == kin_of_.end()) return;
+  KinSeen& kin = kin_.at(placed->second);
+  --kin.on_ranks;
+  kin.left = now;
+  kin_of_.erase(placed);
+}
+
+void Frontend::arrive(std::uint32_t request, Time now) {
+  left(request, now);
   Waiting& waiting = waiting_.emplace_back(Waiting{request, {}, {}});
   if (needs_.prefixes || needs_.locality || needs_.experts_read) {
     waiting.hashes = prompt_of(request);
@@ -100,8 +110,8 @@ std::span<const LikelyExpert> Frontend::experts_of(const Waiting& waiting) const
   return waiting.own;
 }
 
-void Frontend::finished(std::uint32_t request) {
-  left(request);
+void Frontend::finished(std::uint32_t request, Time now) {
+  left(request, now);
   const RequestRecord& record = requests_[request];
   finished_outputs_.push_back(record.output_tokens);
   if (needs_.locality || needs_.experts_read) {
@@ -116,7 +126,7 @@ bool Frontend::withdraw(std::uint32_t request) {
   return true;
 }
 
-void Frontend::show() {
+void Frontend::show(Time now) {
   look_at_ranks();
   const std::size_t shown = std::min(needs_.window, waiting_.size());
   const std::size_t count = published_.size();  // of all ranks, those that are down included
@@ -136,6 +146,7 @@ void Frontend::show() {
     pending.output_tokens = record.output_tokens - record.generated;
     pending.blocks = deployment_.kv_layout.blocks_for(pending.prompt_tokens);
     pending.hashes = waiting.hashes;
+    if (needs_.kin != Kin::none && record.turn) show_kin(pending, now);
     if (needs_.prefixes) {
       pending.hits = std::span(hits_).subspan(i * count, count);
       for (std::size_t g = 0; g < count; ++g) {
@@ -145,6 +156,14 @@ void Frontend::show() {
     }
     if (needs_.locality || needs_.experts_read) show_experts(pending, i, count);
   }
+}
+
+void Frontend::show_kin(PendingRequest& pending, Time now) const {
+  const SessionTurn& turn = *requests_[pending.id].turn;
+  const std::uint32_t siblings = needs_.kin == Kin::siblings ? turn.siblings : 0;
+  pending.kin = (std::uint64_t{siblings} << 32) | turn.session;
+  const auto seen = kin_.find(*pending.kin);
+  if (seen != kin_.end() && seen->second.on_ranks == 0) pending.kin_idle = now - seen->second.left;
 }
 
 void Frontend::show_experts(PendingRequest& pending, std::size_t place, std::size_t ranks) {
@@ -186,12 +205,16 @@ void Frontend::carry_out(const Assignment& assignment) {
   if (needs_.experts_read) {
     active_experts_.add(pending.id, rank / dp, experts_of(waiting_[assignment.pending]));
   }
+  if (pending.kin) {
+    ++kin_[*pending.kin].on_ranks;
+    kin_of_[pending.id] = *pending.kin;
+  }
   instances_[rank / dp]->submit(pending.id, rank % dp);
 }
 
 void Frontend::place(Time now) {
   while (!waiting_.empty()) {
-    show();
+    show(now);
     if (ranks_.empty()) return;
     assignments_.clear();
     router_->route({now, pending_, ranks_, publication_, finished_outputs_}, assignments_);

@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "sim/request_routing/active_experts.hpp"
@@ -24,10 +25,10 @@ class Frontend {
   /// Before anything changes at `now`: statistics that were due meanwhile are published as they
   /// stood.
   void publish(Time now);
-  void arrive(std::uint32_t request);
+  void arrive(std::uint32_t request, Time now);
   /// A request is on none of the ranks any more.
-  void left(std::uint32_t request) { active_experts_.remove(request); }
-  void finished(std::uint32_t request);
+  void left(std::uint32_t request, Time now);
+  void finished(std::uint32_t request, Time now);
   /// Takes a request back that waits here. Whether it did.
   bool withdraw(std::uint32_t request);
   /// Lets the router place requests that wait, until it assigns none.
@@ -45,7 +46,8 @@ class Frontend {
   std::span<const LikelyExpert> experts_of(const Waiting&) const;
   void look_at_ranks();
   void show_published(RankLoad&) const;
-  void show();
+  void show(Time now);
+  void show_kin(PendingRequest&, Time now) const;
   void show_experts(PendingRequest&, std::size_t place, std::size_t ranks);
   void carry_out(const Assignment&);
 
@@ -59,6 +61,12 @@ class Frontend {
   std::vector<std::int32_t> finished_outputs_;
   ExpertHistory history_;
   ActiveExperts active_experts_;  // RouterNeeds::experts_read
+  struct KinSeen {
+    std::int32_t on_ranks = 0;  // requests
+    Time left{};                // the last one
+  };
+  std::unordered_map<std::uint64_t, KinSeen> kin_;           // RouterNeeds::kin
+  std::unordered_map<std::uint32_t, std::uint64_t> kin_of_;  // requests on ranks
   std::int64_t publication_ = 0;
   std::vector<RankLoad> published_;
 

@@ -248,7 +248,8 @@ class Simulation {
     request.turn = due_->request.turn;
     request.arrival = due_->arrival;
     request.received = queue_.now();
-    request.binding = rows_.bind();
+    request.binding =
+        rows_.bind(request.turn ? std::optional(request.turn->session) : std::nullopt);
     const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
@@ -261,7 +262,7 @@ class Simulation {
     });
     if (fits) {
       await(id, patience);
-      first.frontend.arrive(id);
+      first.frontend.arrive(id, queue_.now());
     } else {
       request.state = RequestRecord::State::rejected;
       request_left(id);
@@ -294,7 +295,7 @@ class Simulation {
         pools_, [&](const auto& pool) { return pool->frontend.withdraw(client.request); });
     if (!waited) group(request.instance).instance.abandon(client.request);
     for (const auto& pool : pools_) {
-      pool->frontend.left(client.request);
+      pool->frontend.left(client.request, queue_.now());
       pool->measurement.request_abandoned();
     }
     request_left(client.request);
@@ -320,7 +321,7 @@ class Simulation {
         if (pool.deployment.prefill_only) send_kv(token.request);
         continue;
       }
-      for (const auto& any : pools_) any->frontend.finished(token.request);
+      for (const auto& any : pools_) any->frontend.finished(token.request, queue_.now());
       request_left(token.request);
     }
     schedule_arrival();
@@ -359,10 +360,10 @@ class Simulation {
     RequestRecord& request = requests_[kv.request];
     // If the rank has stopped on the way, the decode pool computes the prompt again.
     request.kv_arrived = group(request.instance).instance.sent(kv.request);
-    prefill.frontend.left(kv.request);
+    prefill.frontend.left(kv.request, queue_.now());
     if (!request.abandoned()) {
       request.routing = {};
-      decode.frontend.arrive(kv.request);
+      decode.frontend.arrive(kv.request, queue_.now());
     }
     decode.changed = prefill.changed = true;
   }
@@ -406,7 +407,7 @@ class Simulation {
     const Outage& outage = outages_of(hit)[begins.outage];
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
-    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id);
+    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id, queue_.now());
     pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
       queue_.schedule(queue_.now() + *outage.recovers_after,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do experts move when they should, at the price they should, and does none get lost?
+#include <map>
 #include <numeric>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -551,6 +553,35 @@ TEST_CASE("requests replay phase after phase of workload tags, equally many in e
                RowSource(trace, std::nullopt, false, 1, {{{"physics"}}, 8});
              }),
              Catch::Contains("physics") && Catch::Contains("it has: law, maths, history"));
+}
+
+TEST_CASE("bound by session, all turns replay recordings of the first one's workload tag") {
+  const TraceMeta meta = test::trace_meta("tiny", 4, 1, {0}, {"prefill", "decode"});
+  const RoutingTrace trace(meta, {"law", "maths", "history"},
+                           {{0, 2, 1, 0}, {2, 2, 1, 1}, {4, 2, 1, 2}, {6, 2, 1, 1}},
+                           {0, 0, 1, 1, 2, 2, 3, 3});
+  RowSource source(trace, std::nullopt, false, 1, {{}, 0, true});
+  std::map<std::uint32_t, std::set<std::uint32_t>> tags, recordings;
+  for (std::uint32_t turn = 0; turn < 40; ++turn) {
+    for (std::uint32_t session = 0; session < 20; ++session) {
+      const Binding binding = source.bind(session);
+      tags[session].insert(source.workload(binding));
+      recordings[session].insert(binding.request[1]);
+      CHECK(binding.request[0] == binding.request[1]);
+    }
+  }
+  std::set<std::uint32_t> seen;
+  for (const auto& [session, own] : tags) {
+    REQUIRE(own.size() == 1);
+    seen.insert(*own.begin());
+    CHECK(recordings[session].size() == (*own.begin() == 1 ? 2 : 1));
+  }
+  CHECK(seen.size() == 3);
+  // Requests of no session, and other bindings, have no such bond.
+  RowSource random(trace, std::nullopt, false, 1);
+  std::set<std::uint32_t> of_random;
+  for (int i = 0; i < 40; ++i) of_random.insert(random.workload(random.bind(7)));
+  CHECK(of_random.size() == 3);
 }
 
 TEST_CASE("a placement fitted on one workload's requests sees only their tokens") {

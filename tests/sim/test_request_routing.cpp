@@ -282,6 +282,52 @@ TEST_CASE("dynamo_kv counts a block in a tier as three quarters of one in HBM") 
   CHECK(pick(R"(, "tier_credit": 1)").score == 0);
 }
 
+TEST_CASE("sticky sends a session where its first request went, while the rank is up: by hand") {
+  const std::vector<RankLoad> ranks = ranks_of({30, 10, 20});
+  const auto sticky = router(R"({"type": "sticky", "ttl": "10 s"})", 3);
+  const auto turn = [](std::uint32_t session, Seconds idle = {}) {
+    PendingRequest request = prompt(5);
+    request.kin = session;
+    request.kin_idle = to_duration(idle);
+    return request;
+  };
+  const auto rank_of = [&](const PendingRequest& request, const std::vector<RankLoad>& now) {
+    return decide(*sticky, now, request).rank;
+  };
+  CHECK(rank_of(turn(7), ranks) == 1);  // least_kv
+  const std::vector<RankLoad> later = ranks_of({0, 500, 20});
+  CHECK(rank_of(turn(7), later) == 1);
+  CHECK(rank_of(turn(8), later) == 0);
+  CHECK(rank_of(prompt(5), later) == 0);  // of no session
+  CHECK(rank_of(turn(7, Seconds(10)), later) == 1);
+  CHECK(rank_of(turn(7, Seconds(10.001)), later) == 0);  // its bond has lapsed; now it has another
+  CHECK(rank_of(turn(7), ranks_of({900, 0, 0})) == 0);
+  // Rank 0 is down, then back: the session stays where it went meanwhile.
+  CHECK(rank_of(turn(7), {later[1], later[2]}) == 2);
+  CHECK(rank_of(turn(7), later) == 2);
+}
+
+TEST_CASE("sticky shows another router one request of each session that has no rank yet") {
+  // Round robin would send both requests of session 3 to ranks of their own.
+  const auto sticky = router(R"({"type": "sticky", "else": "round_robin"})", 4);
+  std::vector<PendingRequest> pending(3, prompt(5));
+  pending[0].kin = pending[1].kin = 3;
+  pending[2].kin = 4;
+  const std::vector<RankLoad> ranks = ranks_of({0, 0, 0, 0});
+  std::vector<std::pair<std::uint64_t, std::int32_t>> sent;  // (session, rank)
+  while (!pending.empty()) {
+    std::vector<Assignment> assignments;
+    sticky->route({{}, pending, ranks}, assignments);
+    REQUIRE(assignments.size() == 1);
+    const auto which = pending.begin() + static_cast<std::ptrdiff_t>(assignments[0].pending);
+    sent.emplace_back(*which->kin, assignments[0].rank);
+    pending.erase(which);
+  }
+  CHECK(sent == std::vector<std::pair<std::uint64_t, std::int32_t>>{{3, 0}, {3, 0}, {4, 1}});
+  CHECK_THROWS_WITH(router(R"({"type": "sticky", "else": {"type": "sticky"}})", 4),
+                    Catch::Contains("a sticky router within another one decides nothing"));
+}
+
 TEST_CASE("dynamo_kv weighs uncached prompt blocks against blocks in use: known answer") {
   const Json o = oracle("router_08_dynamo_kv");
   if (o.empty()) return;

@@ -2,6 +2,7 @@
 // What do sessions do to a run: which tokens are hit, how many are alive, and for how long?
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "sim/serving/simulator.hpp"
 #include "tests/tiny_experiment.hpp"
@@ -54,6 +55,80 @@ TEST_CASE("of T turns that each add whole blocks, (T - 1) / (T + 1) of the token
     CHECK(json["turns"]["first"]["prefix"]["hit_tokens"] == 0);
     CHECK(json["turns"]["later"]["mean_computed_tokens"] == grown);
   }
+}
+
+TEST_CASE("sticky sessions stay on a rank and hit all that they can; in turn they hit less") {
+  const auto served = [](const Json& routing) {
+    Json set =
+        sessions({{"turns", 5}, {"first", 256}, {"new", 64}, {"output", 4}, {"gap", "1 s"}}, 60, 6);
+    set["parallel"] = {{"dp", 4}, {"tp", 1}, {"ep", 4}};
+    set["request_routing"] = routing;
+    return serve(load_tiny(set));
+  };
+  const auto ranks_used = [](const Served& report) {
+    std::map<std::uint32_t, std::set<int>> ranks;
+    for (const RequestRecord& request : report.requests)
+      ranks[request.turn->session].insert(request.rank);
+    std::size_t most = 0;
+    for (const auto& [session, used] : ranks) most = std::max(most, used.size());
+    return most;
+  };
+  const auto hits = [](const Served& report) {
+    const OrderedJson prefix = report.document()["turns"]["later"]["prefix"];
+    return prefix["hit_tokens"].get<double>() / prefix["ideal_hit_tokens"].get<double>();
+  };
+  const Served sticky = served({{"type", "sticky"}, {"else", "round_robin"}});
+  CHECK(ranks_used(sticky) == 1);
+  CHECK(hits(sticky) > .9);  // but for the seam in a block
+  const Served in_turn = served("round_robin");
+  CHECK(ranks_used(in_turn) > 1);
+  CHECK(hits(in_turn) < hits(sticky));
+  // Idle for a second: with a shorter ttl every turn is the first one to the other router.
+  CHECK(
+      served({{"type", "sticky"}, {"ttl", "0.5 s"}, {"else", "round_robin"}}).document()["turns"] ==
+      in_turn.document()["turns"]);
+}
+
+TEST_CASE("a report parts the time of sessions with several agents into one part more") {
+  const auto shares = [](const Json& fan_out) {
+    Json set =
+        sessions({{"turns", 4}, {"first", 64}, {"new", 32}, {"output", 8}, {"gap", "1 s"}}, 120, 2);
+    if (!fan_out.is_null()) set["workload"]["sessions"]["fan_out"] = fan_out;
+    return run(load_tiny(set)).document()["sessions"]["share_of_time"];
+  };
+  const OrderedJson tree = shares({{"children", 2}, {"turns", 2}, {"offset", "3 s"}});
+  double sum = 0;
+  for (const auto& [part, share] : tree.items()) sum += share.get<double>();
+  CHECK_THAT(sum, WithinRel(1., 1e-9));
+  // Each of four turns starts agents that take 3 s + 1 s; three gaps of 1 s lie between the turns.
+  // Compute takes next to nothing.
+  CHECK_THAT(tree["join"].get<double>(), WithinAbs(16. / 19, .02));
+  CHECK_THAT(tree["gap"].get<double>(), WithinAbs(3. / 19, .02));
+  const OrderedJson chain = shares(nullptr);
+  CHECK_FALSE(chain.contains("join"));
+  // In the background no turn waits, but the session does at its end.
+  const OrderedJson background =
+      shares({{"children", 2}, {"turns", 2}, {"offset", "3 s"}, {"background", 1}});
+  CHECK_THAT(background["join"].get<double>(), WithinAbs(4. / 7, .03));
+}
+
+TEST_CASE("children of one agent may be kept on one rank, wherever their parent is") {
+  Json set =
+      sessions({{"turns", 3}, {"first", 64}, {"new", 32}, {"output", 8}, {"gap", "1 s"}}, 200, 3);
+  set["workload"]["sessions"]["fan_out"] = {{"children", 3}, {"turns", 2}};
+  set["parallel"] = {{"dp", 4}, {"tp", 1}, {"ep", 4}};
+  const auto ranks = [&](const char* by, bool siblings) {
+    set["request_routing"] = {{"type", "sticky"}, {"by", by}, {"else", "round_robin"}};
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::set<int>> used;
+    for (const RequestRecord& request : serve(load_tiny(set)).requests)
+      used[{request.turn->session, siblings ? request.turn->siblings : 0}].insert(request.rank);
+    std::size_t most = 0;
+    for (const auto& [kin, of] : used) most = std::max(most, of.size());
+    return most;
+  };
+  CHECK(ranks("session", false) == 1);
+  CHECK(ranks("parent", true) == 1);
+  CHECK(ranks("parent", false) == 2);
 }
 
 TEST_CASE("sessions hit all that they can until the cache is smaller than what they grow to") {

@@ -6,8 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "hardware/rng.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "traces/sessions/session_file.hpp"
 #include "traces/sessions/session_source.hpp"
 
 namespace moesim::test_sessions {
@@ -376,6 +378,341 @@ TEST_CASE("hostile sessions are refused in a line that says what would be right"
                served(workload(three_turns({{"sessions", {{"turns", 90}, {"gap", "700 h"}}}})), 1);
              }),
              Contains("longer than the 60 days"));
+}
+
+// --- agents that start others
+
+struct Sent {
+  SessionTurn turn;
+  std::int32_t prompt_tokens;
+  Time at, ended;
+};
+
+// Turns as a system asks for them that takes service(turn) for each, however many there are. Those
+// whose client leaves do so at leaves(turn).
+template <class Service, class Leaves>
+std::vector<Sent> played(RequestSource& source, Service&& service, Leaves&& leaves) {
+  std::vector<Sent> sent;
+  std::set<std::pair<Time, std::size_t>> ends;
+  for (;;) {
+    if (ends.empty() || source.not_before() <= ends.begin()->first) {
+      if (const auto next = source.next()) {
+        const SessionTurn turn = *next->request.turn;
+        const std::optional<Time> left = leaves(turn);
+        const Time end = left ? *left : next->arrival + to_duration(service(turn));
+        ends.emplace(end, sent.size());
+        sent.push_back({turn, next->request.prompt_tokens, next->arrival, end});
+        continue;
+      }
+      if (ends.empty()) return sent;
+    }
+    const auto [now, request] = *ends.begin();
+    ends.erase(ends.begin());
+    source.completed(static_cast<std::int64_t>(request),
+                     leaves(sent[request].turn) ? Outcome::abandoned : Outcome::finished, now);
+  }
+}
+std::optional<Time> nobody(const SessionTurn&) { return std::nullopt; }
+
+// A run of a main agent with two turns that starts X and Y after its first one. By then X had
+// answered one turn and Y two; with `y_took` above 1 s Y was not waited for.
+std::string tree(const std::string& y_took = "1.0", bool inner_times = false) {
+  const auto first = [](const std::string& t, const std::string& took, const std::string& ids) {
+    return R"({"t": )" + t + R"(, "type": "n", "in": 130, "out": 9, "api_time": )" + took +
+           R"(, "hash_ids": )" + ids + "}";
+  };
+  const auto second = [](const std::string& t, const std::string& took, const std::string& ids) {
+    return R"({"t": )" + t + R"(, "type": "s", "in": 200, "out": 9, "api_time": )" + took +
+           R"(, "hash_ids": )" + ids + "}";
+  };
+  return R"({"id": "x", "block_size": 64, "hash_id_scope": "local", "requests": [)" +
+         first("0", "2.0", "[0, 1, 2]") + R"(, {"type": "subagent", "t": 2.5, "requests": [)" +
+         first(inner_times ? "0" : "2.5", "3.0", "[7, 8, 9]") +
+         R"(]}, {"type": "subagent", "t": 3.0, "requests": [)" +
+         first(inner_times ? "0" : "3.0", "1.0", "[17, 18, 19]") + ", " +
+         second(inner_times ? "1.25" : "4.25", y_took, "[17, 18, 20, 21]") + "]}, " +
+         second("5.9", "1.0", "[0, 1, 3, 4]") + "]}\n";
+}
+
+// The same as requests that say what they wait for.
+std::string waiting(const std::string& last = R"(["r1", "x1", "y2"])") {
+  const auto row = [](const std::string& session, const std::string& id, int prompt,
+                      const std::string& waits, const std::string& pause) {
+    return fmt::format(
+        R"({{"session_id": "{}", "request_id": "{}", "input_length": {}, "output_length": 9, )"
+        R"("wait_for": {}{}}})"
+        "\n",
+        session, id, prompt, waits, pause);
+  };
+  return row("main", "r1", 130, "[]", "") +
+         row("x", "x1", 130, R"(["r1"])", R"(, "delay": 100, "tool_wait_ms": 400)") +
+         row("y", "y1", 130, R"(["r1"])", R"(, "tool_wait_ms": 1000)") +
+         row("y", "y2", 200, R"(["y1"])", R"(, "delay": 250)") +
+         row("main", "r2", 200, last, R"(, "delay": 400)");
+}
+
+TEST_CASE("a turn waits for the agents that the one before has started: by hand") {
+  const auto seconds = [](const SessionTurn& turn) {
+    if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
+    return Seconds(turn.agent == 1 ? 3 : 1);
+  };
+  const auto play = [&](const std::string& file, bool x_leaves, SessionLife& life) {
+    const TemporaryFile runs("runs.jsonl", file);
+    const RequestWorkload load =
+        workload({{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+                  {"sessions", {{"type", "recorded"}, {"file", runs.path().string()}}}});
+    CHECK(load.requests == 5);
+    const auto source = load.make(1, 1);
+    const auto sent = played(*source, seconds, [&](const SessionTurn& turn) {
+      return x_leaves && turn.agent == 1 ? std::optional(at(3)) : std::nullopt;
+    });
+    REQUIRE(source->sessions().size() == 1);
+    life = source->sessions()[0];
+    CHECK(life.state == SessionLife::State::finished);
+    return sent;
+  };
+  // In the background and with times that count from the subagents: the same.
+  for (const std::string& file :
+       {tree(), tree("9.0"), tree("1.0", true), waiting(), waiting(R"(["r1", "x1"])")}) {
+    CAPTURE(file);
+    SessionLife life;
+    const auto sent = play(file, false, life);
+    REQUIRE(sent.size() == 5);
+    const std::vector<double> begun{0, 2.5, 3, 4.25, 5.9};
+    const std::vector<std::uint32_t> agents{0, 1, 2, 2, 0}, siblings{0, 1, 1, 1, 0};
+    Duration service{};
+    for (std::size_t i = 0; i < sent.size(); ++i) {
+      CHECK(sent[i].at == at(begun[i]));
+      CHECK(sent[i].turn.agent == agents[i]);
+      CHECK(sent[i].turn.siblings == siblings[i]);
+      service += sent[i].ended - sent[i].at;
+      const auto in_flight = std::ranges::count_if(sent, [&](const Sent& other) {
+        return other.at <= sent[i].at && other.ended > sent[i].at;
+      });
+      CHECK(in_flight <= 2);
+    }
+    CHECK(service == to_duration(Seconds(8)));
+    CHECK(life.ended == at(6.9));
+    CHECK(life.answered == 5);
+    CHECK(life.joining == to_duration(Seconds(3.5)));
+    // Y's second prompt begins with all of its first; nothing of another agent's is known.
+    CHECK(sent[3].turn.known_tokens == 130);
+    CHECK(sent[2].turn.known_tokens == 0);
+    CHECK(sent[4].turn.known_tokens == 130);
+  }
+  SessionLife life;
+  const auto cut = play(tree(), true, life);
+  REQUIRE(cut.size() == 5);
+  CHECK(cut.back().at == at(5.65));
+  CHECK(life.ended == at(6.65));
+  CHECK(life.answered == 4);
+}
+
+Json fan_out(double background) {
+  return {{"arrivals", {{"concurrency", 3}}},
+          {"sessions",
+           {{"turns", 6},
+            {"gap", "2 s"},
+            {"fan_out",
+             {{"share", .6},
+              {"children", 3},
+              {"turns", {{"median", 2}, {"sigma", .5}}},
+              {"offset", "0.5 s"},
+              {"background", background}}}}},
+          {"requests", 600}};
+}
+
+TEST_CASE(
+    "arrival(k + 1) = max(end(k), ends of the agents waited for) + gap, and lanes stay full") {
+  for (const double background : {0., 1.}) {
+    CAPTURE(background);
+    const auto source = workload(three_turns(fan_out(background))).make(1, 1);
+    Rng rng(1, "service");
+    const auto sent = played(
+        *source, [&](const SessionTurn&) { return Seconds(rng.uniform() * 5); }, nobody);
+    REQUIRE(sent.size() == 600);
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<Sent>> agents;
+    for (const Sent& turn : sent) agents[{turn.turn.session, turn.turn.agent}].push_back(turn);
+    std::map<std::uint32_t, Time> last;  // reply of a session
+    int children = 0, waited = 0;
+    for (const auto& [name, turns] : agents) {
+      last[name.first] = std::max(last[name.first], turns.back().ended);
+      for (std::size_t k = 0; k < turns.size(); ++k) {
+        CHECK(turns[k].turn.turn == k);
+        if (k == 0) continue;
+        Time from = turns[k - 1].ended;
+        for (const auto& [other, of_other] : agents) {
+          if (other.first != name.first || other.second == 0 || name.second != 0) continue;
+          const Time started = of_other.front().at - to_duration(Seconds(.5));
+          if (background == 0 && started == turns[k - 1].ended) {
+            from = std::max(from, of_other.back().ended);
+            ++waited;
+          }
+        }
+        CHECK(turns[k].at == from + to_duration(Seconds(2)));
+      }
+      children += name.second > 0 ? 1 : 0;
+    }
+    CHECK(children > 50);
+    CHECK((background == 0) == (waited > 50));
+    // Three sessions are alive until the end: one begins when all agents of another have ended.
+    const auto lives = source->sessions();
+    for (std::size_t s = 3; s < lives.size(); ++s) {
+      const auto ended = std::ranges::count_if(lives, [&](const SessionLife& life) {
+        return life.state == SessionLife::State::finished && life.ended <= lives[s].begun;
+      });
+      CHECK(ended == std::ssize(lives.first(s)) - 2);
+    }
+    for (std::size_t s = 0; s < lives.size(); ++s) {
+      if (lives[s].state == SessionLife::State::finished)
+        CHECK(lives[s].ended == last[static_cast<std::uint32_t>(s)]);
+    }
+  }
+}
+
+TEST_CASE("of a session whose main agent fails nothing more arrives, and its lane is free again") {
+  const auto source = workload(three_turns(fan_out(1))).make(1, 1);
+  const auto fails = [](const SessionTurn& turn) {
+    return turn.agent == 0 && turn.turn == 2 ? std::optional<Time>(at(1000)) : std::nullopt;
+  };
+  const auto sent = played(
+      *source, [](const SessionTurn&) { return Seconds(1); }, fails);
+  std::size_t failed = 0;
+  for (const Sent& turn : sent) {
+    if (turn.turn.session > 2) continue;
+    CHECK(turn.at <= at(1000));
+    failed += turn.turn.agent == 0 && turn.turn.turn == 2 ? 1u : 0u;
+  }
+  CHECK(failed == 3);
+  REQUIRE(source->sessions().size() > 3);
+  for (std::size_t s = 0; s < 3; ++s)
+    CHECK(source->sessions()[s].state == SessionLife::State::broken);
+  CHECK(source->sessions()[3].begun == at(1000));
+}
+
+TEST_CASE("the first sessions of a loop begin between two shares of their turns") {
+  const auto begun = [](const Json& start_at) {
+    const auto source = workload(three_turns({{"arrivals", {{"concurrency", 400}}},
+                                              {"sessions", {{"turns", 10}, {"start_at", start_at}}},
+                                              {"requests", 6000}}))
+                            .make(1, 1);
+    std::map<std::uint32_t, Sent> first;
+    for (const Sent& turn : played(
+             *source, [](const SessionTurn&) { return Seconds(1); }, nobody))
+      first.try_emplace(turn.turn.session, turn);
+    return first;
+  };
+  const auto middle = begun({{"from", .25}, {"to", .75}});
+  REQUIRE(middle.size() > 500);
+  std::set<std::uint32_t> turns;
+  double sum = 0;
+  for (const auto& [session, sent] : middle) {
+    if (session >= 400) {
+      CHECK(sent.turn.turn == 0);
+      continue;
+    }
+    // 2.5 to 7.5 of ten turns, whole ones; of the context before nothing is in any cache.
+    turns.insert(sent.turn.turn);
+    sum += sent.turn.turn;
+    CHECK(sent.prompt_tokens == 100 + 50 * std::int32_t(sent.turn.turn));
+    CHECK(sent.turn.known_tokens == 0);
+  }
+  CHECK(turns == std::set<std::uint32_t>{2, 3, 4, 5, 6, 7});
+  CHECK_THAT(sum / 400, WithinAbs(4.5, .3));
+  const auto anywhere = begun("uniform");
+  CHECK(std::ranges::count_if(anywhere, [](const auto& of) {
+          return of.first < 400 && of.second.turn.turn == 9;
+        }) > 20);
+  for (const auto& [session, sent] : begun("first_turn")) CHECK(sent.turn.turn == 0);
+}
+
+TEST_CASE("hostile runs of agents are refused in a line that says what would be right") {
+  CHECK_THAT(refused({{"sessions", {{"start_at", {{"from", .5}, {"to", .25}}}}}}),
+             Contains("/sessions/start_at/to: 0.25 is out of range"));
+  CHECK_THAT(
+      refused({{"sessions", {{"start_at", "uniform"}}},
+               {"arrivals", {{"type", "poisson"}, {"rate", "1 /s"}, {"concurrency", nullptr}}}}),
+      Contains("begin with their first turn"));
+  CHECK_THAT(refused({{"sessions", {{"fan_out", {{"children", 1'000'000'000}}}}}}),
+             Contains("/sessions/fan_out/children: 1000000000 is out of range"));
+  CHECK_THAT(refused({{"sessions", {{"fan_out", {{"children", 1}, {"turns", 1'000'000'000}}}}}}),
+             Contains("/sessions/fan_out/turns: 1000000000 is out of range"));
+  CHECK_THAT(refused({{"sessions", {{"fan_out", {{"children", 1}, {"offset", "-1 s"}}}}}}),
+             Contains("is negative"));
+
+  const auto error = [](std::string lines, const std::string& from, const std::string& to) {
+    const auto place = lines.find(from);
+    REQUIRE(place != std::string::npos);
+    const TemporaryFile file("runs.jsonl", lines.replace(place, from.size(), to));
+    const std::string text = config_error([&] {
+      workload({{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+                {"sessions", {{"type", "recorded"}, {"file", file.path().string()}}}});
+    });
+    CHECK(std::ranges::count(text, '\n') == 0);
+    return text;
+  };
+  const auto refuses = [&](const std::string& from, const std::string& to) {
+    return error(tree(), from, to);
+  };
+  CHECK_THAT(refuses(R"("in": 130)", R"("in": 0)"), Contains(":1: \"in\" is 0; expected 1 to"));
+  CHECK_THAT(refuses(R"("out": 9)", R"("out": 1e99)"), Contains("\"out\" is 1e+99; expected 1 to"));
+  CHECK_THAT(refuses(R"("t": 5.9)", R"("t": -5.9)"), Contains("\"t\" is -5.9; expected seconds"));
+  CHECK_THAT(refuses(R"("api_time": 1.0, "hash_ids": [0)", R"("think_time": -1, "hash_ids": [0)"),
+             !Contains("expected"));  // after agents that it waits for, only times count
+  CHECK_THAT(refuses(R"("api_time": 2.0)", R"("api_time": "2")"), Contains("expected seconds"));
+  CHECK_THAT(refuses("[0, 1, 3, 4]", "[0, 1]"), Contains("\"hash_ids\" are not 4 whole numbers"));
+  CHECK_THAT(refuses("[0, 1, 3, 4]", "[0, 1, 1, 4]"), Contains("have 1 twice in one prompt"));
+  CHECK_THAT(refuses(R"("t": 4.25)", R"("t": 2.75)"), Contains("sent before the one above it"));
+  CHECK_THAT(error(tree() + tree(), "x", "x"),
+             Contains(":2: \"id\" \"x\" is that of a line above"));
+  CHECK_THAT(error(tree() + R"({"id": "y", "block_size": 16, "requests": [)"
+                            R"({"t": 0, "in": 9, "out": 1, "hash_ids": [1]}]})",
+                   "x", "x"),
+             Contains(":2: \"block_size\" is 16; that of the lines above is 64"));
+  CHECK_THAT(error(tree() + R"({"steps": []})", "x", "x"), Contains(":2: is no run with"));
+  std::string nested = R"({"t": 1, "type": "n", "in": 1, "out": 1, "hash_ids": [1]})";
+  for (int depth = 0; depth < 12; ++depth)
+    nested = R"({"t": 1, "type": "n", "in": 1, "out": 1, "hash_ids": [1]}, {"type": "subagent", )"
+             R"("t": 1, "requests": [)" +
+             nested + "]}";
+  CHECK_THAT(error(R"({"block_size": 64, "requests": [)" + nested + "]}", "64", "64"),
+             Contains("subagents start subagents 9 times over"));
+  // Requests that say what they wait for: none can be in a circle, as none waits for one below it.
+  const auto waits = [&](const std::string& from, const std::string& to) {
+    return error(waiting(), from, to);
+  };
+  CHECK_THAT(waits(R"(["r1"])", R"(["r2"])"),
+             Contains(":2: waits for \"r2\", which is the id of no"));
+  CHECK_THAT(waits(R"(["r1"])", R"(["x1"])"),
+             Contains(":2: waits for \"x1\", which is the id of no"));
+  CHECK_THAT(waits(R"("y1", "input)", R"("x1", "input)"),
+             Contains(":3: \"request_id\" \"x1\" is that of a line above"));
+  CHECK_THAT(waits(R"(["y1"])", R"(["r1"])"),
+             Contains(":4: waits for \"r1\", which is not the last"));
+  CHECK_THAT(waits(R"("x1", "y2"])", R"("x1", "y1"])"),
+             Contains(":5: waits for \"y1\", which is not the last turn of a session"));
+  CHECK_THAT(waits(R"("request_id": "y2")", R"("request_id": "y1")"),
+             Contains("is that of a line"));
+  CHECK_THAT(waits(R"("delay": 250)", R"("delay": -250)"),
+             Contains("\"delay\" -250 is below zero"));
+  CHECK_THAT(waits(R"(["y1"])", "7"), Contains("\"wait_for\" is not a list of request ids"));
+  CHECK_THAT(error(waiting() + R"({"session_id": "z", "input_length": 9, "output_length": 9, )"
+                               R"("wait_for": ["r2", "y2"]})",
+                   "x", "x"),
+             Contains(":6: the first turn of its session waits for several"));
+  CHECK_THAT(
+      error(waiting() + R"({"session_id": "x", "input_length": 9, "output_length": 9})", "x", "x"),
+      Contains(":6: is a turn of a session for whose last turn another has waited"));
+
+  // Nothing can have started a subagent that no turn comes before.
+  const std::string orphan = R"({"block_size": 64, "requests": [{"type": "subagent", "t": 0, )"
+                             R"("requests": [{"t": 0, "in": 9, "out": 1, "hash_ids": [1]}]})";
+  CHECK_THAT(error(orphan + "]}", "64", "64"), Contains("hold no request of the main agent"));
+  const TemporaryFile dropped("runs.jsonl",
+                              orphan + R"(, {"t": 1, "in": 9, "out": 1, "hash_ids": [2]}]})");
+  const SessionFile read = read_session_file(dropped.path(), 512);
+  CHECK(read.agents_left_out == 1);
+  CHECK(count_turns(read.sessions.at(0).turns) == 1);
 }
 
 }  // namespace moesim::test_sessions

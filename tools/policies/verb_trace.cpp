@@ -10,6 +10,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/policies/new_trace.hpp"
+#include "tools/policies/request_info.hpp"
 #include "tools/policies/verb_trace_import.hpp"
 #include "traces/gating/gating.hpp"
 #include "traces/trace_statistics.hpp"
@@ -177,8 +178,9 @@ std::string to_text(const Info& info) {
 }
 
 struct InfoOptions {
-  std::string directory;
+  std::string path;
   std::uint64_t seed = 1;
+  std::int32_t id_block = 512;
   bool json = false;
 };
 
@@ -205,13 +207,25 @@ Action setup_trace(CLI::App& command) {
   const auto chosen = std::make_shared<Action>();
 
   const auto info = std::make_shared<InfoOptions>();
-  CLI::App* look = command.add_subcommand("info", "skew, distinct experts, overlaps of a trace");
-  look->add_option("DIR", info->directory, "routing trace, a directory")->required();
+  CLI::App* look = command.add_subcommand(
+      "info", "skew, distinct experts, overlaps of a routing trace; lengths and reuse of requests");
+  look->add_option("PATH", info->path,
+                   "routing trace, a directory; or a file of requests or sessions")
+      ->required();
+  look->add_option("--id-block", info->id_block,
+                   "tokens of a block of sessions, and of one of their hash_ids (default: 512)")
+      ->check(CLI::Range(1, 1 << 20));
   look->add_option("--seed", info->seed, "seed of the sampled batches (default: 1)");
   look->add_flag("--json", info->json, "print JSON instead of tables");
   look->callback([info, chosen] {
     *chosen = [info] {
-      const Info seen = look_at(info->directory, info->seed);
+      std::error_code none;
+      if (std::filesystem::is_regular_file(info->path, none)) {
+        const OrderedJson seen = request_info(info->path, info->id_block);
+        print(info->json ? seen.dump(1) + "\n" : request_info_text(seen));
+        return 0;
+      }
+      const Info seen = look_at(info->path, info->seed);
       print(info->json ? to_json(seen).dump(1) + "\n" : to_text(seen));
       return 0;
     };

@@ -71,6 +71,12 @@ void StepsCsv::step_ended(const StepRecord& record, Time now) {
                           expert_cells(cost.moe_layers()), record.instance));
 }
 
+// Agents that others have started are written as sessions of their own.
+std::string session_name(const SessionTurn& turn) {
+  return turn.agent == 0 ? fmt::format("{}", turn.session)
+                         : fmt::format("{}.{}", turn.session, turn.agent);
+}
+
 std::string requests_csv(const std::vector<RequestRecord>& requests) {
   const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
@@ -95,7 +101,7 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
                        length(r.first_token, r.last_token, r.output_tokens - 1),
                        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
                        decision_cells(r.routing), prefill_cells(r));
-    if (r.turn) csv += fmt::format(",{},{}", r.turn->session, r.turn->turn);
+    if (r.turn) csv += fmt::format(",{},{}", session_name(*r.turn), r.turn->turn);
     csv += '\n';
   }
   return csv;

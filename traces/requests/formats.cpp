@@ -257,6 +257,29 @@ std::vector<std::uint64_t> hash_ids(const Json& ids, std::int64_t prompt_tokens,
   return numbers;
 }
 
+// A name that may be written as a number.
+std::string name_of(const Json& value, std::string_view key) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_number_integer())
+    throw ConfigError(fmt::format("\"{}\" is no number or text", key));
+  return value.dump();
+}
+
+// What Dynamo's agentic traces say of the order of requests.
+void read_dependencies(const Json& object, RecordedRow& row) {
+  if (const auto id = object.find("request_id"); id != object.end())
+    row.id = name_of(*id, "request_id");
+  if (const auto tools = object.find("tool_wait_ms"); tools != object.end()) {
+    if (!tools->is_number()) throw ConfigError("\"tool_wait_ms\" is no number");
+    row.gap = row.gap.value_or(nanoseconds(0)) +
+              parse_gap({"tool_wait_ms", parse_milliseconds}, tools->dump());
+  }
+  const auto waits = object.find("wait_for");
+  if (waits == object.end() || waits->is_null()) return;
+  if (!waits->is_array()) throw ConfigError("\"wait_for\" is not a list of request ids");
+  for (const Json& id : *waits) row.waits_for.push_back(name_of(id, "wait_for"));
+}
+
 /// A key of a JSON object as a column of text: of numbers, dates and names of sessions.
 std::string json_column(const Json& object, const Format& format, const Rows& rows,
                         std::string_view column) {
@@ -282,6 +305,7 @@ RowReader json_reader(const Format& format, const Rows& rows) {
       row->prompt_ids = hash_ids(*ids, row->prompt_tokens, rows.id_block_tokens);
       row->id_block_tokens = row->prompt_ids.empty() ? 0 : rows.id_block_tokens;
     }
+    if (row && !rows.session.empty()) read_dependencies(object, *row);
     return row;
   };
   return {read, /*first_line_is_header=*/false, !format.time.empty()};
@@ -343,6 +367,10 @@ RowReader recognise_format(std::string_view first_line) {
     if (line.has_lengths_of(format) && line.has(format.time)) return line.reader(format, {});
   }
   refuse_format();
+}
+
+bool names_sessions(std::string_view first_line) {
+  return !FirstLine(first_line).session_column().empty();
 }
 
 RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens) {

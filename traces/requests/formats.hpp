@@ -20,7 +20,9 @@ struct RecordedRow {
   std::vector<std::uint64_t> prompt_ids{};        ///< see PromptIds
   std::string session{};                          ///< where rows are turns
   bool has_time = true;                           ///< of a turn that may have none
-  std::optional<std::chrono::nanoseconds> gap{};  ///< since the end of the turn before
+  std::optional<std::chrono::nanoseconds> gap{};  ///< since the end of what it waits for
+  std::string id{};                               ///< of a turn that others may wait for
+  std::vector<std::string> waits_for{};           ///< ids; none: the turn before
 };
 
 /// Reads the rows of one file. nullopt is a row to leave out. Throws ConfigError, without a place,
@@ -38,7 +40,11 @@ RowReader recognise_format(std::string_view first_line);
 
 /// The same of a file whose rows are turns of sessions: a column "session_id", "session" or
 /// "Session ID" says of which. A row may have no time, and a gap to the turn before ("delay" or
-/// "delay_ms", in ms; "gap_s"). A prompt id covers so many tokens.
+/// "delay_ms", in ms; "gap_s"). JSON lines may say what a row waits for ("request_id", "wait_for",
+/// "tool_wait_ms" beside the delay). A prompt id covers so many tokens.
 RowReader recognise_session_format(std::string_view first_line, std::int32_t id_block_tokens);
+
+/// Whether the first line names a column that says to which session a row belongs.
+bool names_sessions(std::string_view first_line);
 
 }  // namespace moesim

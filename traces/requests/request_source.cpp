@@ -33,6 +33,10 @@ RequestWorkload read_session_workload(ConfigReader& workload) {
   read.sessions = std::make_shared<const SessionPlan>(read_sessions(workload.child("sessions")));
   const Sessions& sessions = *read.sessions->sessions;
   read.arrivals = read_starts(workload, sessions);
+  if (read.sessions->rules.start_to > 0 && !read.arrivals->closed())
+    workload.child("sessions")
+        .child("start_at")
+        .fail(R"(sessions that arrive begin with their first turn; give a "closed_loop")");
   read.lengths = read.sessions->sessions;
   const std::int64_t recorded = sessions.recorded_turns();
   read.requests = recorded > 0 ? workload.integer_or("requests", recorded, request_count)

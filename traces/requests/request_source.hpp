@@ -38,9 +38,11 @@ PromptIds ids_of_blocks(std::int64_t prompt_tokens, std::int32_t block_tokens,
 /// Which turn of a session a request is.
 struct SessionTurn {
   std::uint32_t session = 0;  ///< in order of their beginning
-  std::uint32_t turn = 0;     ///< from 0
+  std::uint32_t turn = 0;     ///< of its agent, from 0
   /// Leading tokens of the prompt that some earlier request had computed, were nothing forgotten.
   std::int32_t known_tokens = 0;
+  std::uint32_t agent = 0;     ///< of the session, in order of their beginning; 0: the main one
+  std::uint32_t siblings = 0;  ///< 1 + the agent that started its own; 0: the main one
 };
 
 /// What became of a session.
@@ -52,8 +54,11 @@ struct SessionLife {
   };
   Time begun{};                ///< when its first request was sent
   Time ended{};                ///< when its last one left
-  std::uint32_t answered = 0;  ///< turns
+  std::uint32_t answered = 0;  ///< turns of all agents
   State state = State::open;
+  /// For how long its main agent had nothing to do but wait for others: between a reply and the
+  /// last reply that its next turn waited for, or the last one of all.
+  Duration joining{};
 };
 
 /// What a client asks for: lengths are known to the simulator, not to the policies.

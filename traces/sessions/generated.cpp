@@ -30,19 +30,36 @@ constexpr Form drawn_count = form::object(drawn_count_keys);
 constexpr Form drawn_time = form::object(drawn_time_keys);
 constexpr Form count_form = form::integer(counts).or_a(drawn_count);
 constexpr Form time_form = form::time.or_a(drawn_time);
+// Of a child, whose turns are drawn when it starts.
+constexpr double most_children = 1000, most_turns = 10'000;
+constexpr Form turns_form = form::integer(1, most_turns).or_a(drawn_count);
+
+std::span<const Key> fan_out_keys() {
+  static constexpr Key keys[] = {
+      {"share", form::number(0, 1), "1", "of the turns of the main agent that start others"},
+      {"children", form::integer(1, most_children), required, "agents that such a turn starts"},
+      {"turns", turns_form, "1", "turns of such an agent, at most 10,000"},
+      {"first", count_form, unset("the session's"), "tokens of its first prompt"},
+      {"offset", time_form, "0 s", "time from the reply to the agent's first turn"},
+      {"background", form::number(0, 1), "0", "share of these agents that no turn waits for"}};
+  return keys;
+}
+
+constexpr Form fan_out_form = form::object(fan_out_keys);
 
 struct Defaults {
   KeyDefault turns = required, first = required, added = required, output = required;
   KeyDefault gap = "0 s";
 };
 
-constexpr std::array<Key, 5> keys_with(const Defaults& defaults) {
+constexpr std::array<Key, 6> keys_with(const Defaults& defaults) {
   return {Key{"turns", count_form, defaults.turns, "turns of a session"},
           Key{"first", count_form, defaults.first, "tokens of the first prompt"},
           Key{"new", count_form, defaults.added,
               "tokens of a later prompt after the context: tool results, questions"},
           Key{"output", count_form, defaults.output, "tokens of a reply"},
-          Key{"gap", time_form, defaults.gap, "time between two turns: tools run, a user thinks"}};
+          Key{"gap", time_form, defaults.gap, "time between two turns: tools run, a user thinks"},
+          Key{"fan_out", fan_out_form, unset("none"), "agents that turns of a session start"}};
 }
 
 Lognormal read_count(const ConfigNode& node) {
@@ -64,6 +81,27 @@ Lognormal read_gap(const ConfigNode& node) {
   });
 }
 
+// Agents that turns of the main agent start.
+struct FanOut {
+  double share = 0, background = 0;
+  std::int64_t children = 0;
+  Lognormal turns{}, first{}, offset{};
+};
+
+FanOut read_fan_out(const ConfigNode& node, const Lognormal& first) {
+  return read_object(node, fan_out_keys, [&](ConfigReader& options) {
+    FanOut fan_out{.share = options.number("share"),
+                   .background = options.number("background"),
+                   .children = options.integer("children"),
+                   .turns = read_count(options.child("turns")),
+                   .first = first,
+                   .offset = read_gap(options.child("offset"))};
+    fan_out.turns.max = std::min(fan_out.turns.max, most_turns);
+    if (options.optional("first")) fan_out.first = read_count(options.child("first"));
+    return fan_out;
+  });
+}
+
 // Each prompt is all that was said before and something new.
 class GeneratedSessions final : public Sessions {
  public:
@@ -73,7 +111,9 @@ class GeneratedSessions final : public Sessions {
         new_(read_count(options.child("new"))),
         output_(read_count(options.child("output"))),
         gap_(read_gap(options.child("gap"))),
-        gaps_from_starts_(gaps_from_starts) {}
+        gaps_from_starts_(gaps_from_starts) {
+    if (options.optional("fan_out")) fan_out_ = read_fan_out(options.child("fan_out"), first_);
+  }
 
   Request request(std::int64_t, Rng& rng) const override {
     const std::int32_t prompt = first_.draw_count(rng);
@@ -81,16 +121,45 @@ class GeneratedSessions final : public Sessions {
   }
   std::int64_t turns(std::int64_t, Rng& rng) const override { return turns_.draw_count(rng); }
   NextTurn turn(std::int64_t, std::int64_t, std::int64_t context, Rng& rng) const override {
+    NextTurn turn = next(context, rng);
+    turn.children = children(rng);
+    return turn;
+  }
+  std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t,
+                                                                Rng& rng) const override {
+    return children(rng);
+  }
+  bool gaps_from_starts() const override { return gaps_from_starts_; }
+
+ private:
+  NextTurn next(std::int64_t context, Rng& rng) const {
     NextTurn turn{.gap = Seconds(gap_.draw(rng)), .kept = context};
     turn.prompt_tokens = context + new_.draw_count(rng);
     turn.output_tokens = output_.draw_count(rng);
     return turn;
   }
-  bool gaps_from_starts() const override { return gaps_from_starts_; }
+  std::shared_ptr<const std::vector<ChildAgent>> children(Rng& rng) const {
+    if (!fan_out_ || rng.uniform() >= fan_out_->share) return nullptr;
+    std::vector<ChildAgent> all;
+    for (std::int64_t i = 0; i < fan_out_->children; ++i) {
+      ChildAgent& child = all.emplace_back();
+      child.offset = Seconds(fan_out_->offset.draw(rng));
+      child.background = rng.uniform() < fan_out_->background;
+      NextTurn first;
+      first.prompt_tokens = fan_out_->first.draw_count(rng);
+      first.output_tokens = output_.draw_count(rng);
+      child.turns.push_back(std::move(first));
+      for (std::int64_t more = fan_out_->turns.draw_count(rng) - 1; more > 0; --more) {
+        const NextTurn& before = child.turns.back();
+        child.turns.push_back(next(before.prompt_tokens + before.output_tokens, rng));
+      }
+    }
+    return std::make_shared<const std::vector<ChildAgent>>(std::move(all));
+  }
 
- private:
   Lognormal turns_, first_, new_, output_, gap_;
   bool gaps_from_starts_;
+  std::optional<FanOut> fan_out_{};
 };
 
 }  // namespace

@@ -42,6 +42,10 @@ class RecordedSessions final : public Sessions {
     replay.kept = std::min(replay.kept, context);
     return replay;
   }
+  std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t session,
+                                                                Rng&) const override {
+    return replayed(session, 0).children;
+  }
   std::shared_ptr<const Arrivals> recorded_starts() const override {
     if (!file_.has_starts) return nullptr;
     std::vector<TimedRequest> starts;
@@ -59,7 +63,7 @@ class RecordedSessions final : public Sessions {
   std::int64_t recorded_turns() const override {
     return std::transform_reduce(
         file_.sessions.begin(), file_.sessions.end(), std::int64_t{0}, std::plus(),
-        [](const RecordedSession& session) { return std::ssize(session.turns); });
+        [](const RecordedSession& session) { return count_turns(session.turns); });
   }
   bool has_ids() const override { return file_.has_ids; }
   bool gaps_from_starts() const override { return file_.has_starts && !file_.has_gaps; }
@@ -69,14 +73,25 @@ class RecordedSessions final : public Sessions {
     return file_.sessions[static_cast<std::size_t>(session) % file_.sessions.size()];
   }
   NextTurn replayed(std::int64_t session, std::int64_t turn) const {
-    NextTurn replay = of(session).turns[static_cast<std::size_t>(turn)];
+    const NextTurn& recorded = of(session).turns[static_cast<std::size_t>(turn)];
     const auto round = static_cast<std::uint64_t>(session) / file_.sessions.size();
-    if (round == 0 || !replay.ids) return replay;
-    PromptIds other = *replay.ids;
-    for (PromptIds::Span& span : other.spans)
-      span.id = Rng(span.id, fmt::format("round {}", round)).bits();
-    replay.ids = std::make_shared<const PromptIds>(std::move(other));
-    return replay;
+    return round == 0 ? recorded : of_others(recorded, fmt::format("round {}", round));
+  }
+  // The same turn, and what it starts, said with tokens of their own.
+  static NextTurn of_others(NextTurn turn, const std::string& by) {
+    if (turn.ids) {
+      PromptIds other = *turn.ids;
+      for (PromptIds::Span& span : other.spans) span.id = Rng(span.id, by).bits();
+      turn.ids = std::make_shared<const PromptIds>(std::move(other));
+    }
+    if (turn.children) {
+      std::vector<ChildAgent> children = *turn.children;
+      for (ChildAgent& child : children) {
+        for (NextTurn& of_child : child.turns) of_child = of_others(std::move(of_child), by);
+      }
+      turn.children = std::make_shared<const std::vector<ChildAgent>>(std::move(children));
+    }
+    return turn;
   }
 
   SessionFile file_;

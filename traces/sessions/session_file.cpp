@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -20,8 +21,6 @@ std::int64_t kept_without_ids(const NextTurn& before, std::int64_t prompt_tokens
   return prompt_tokens >= context ? context : 0;
 }
 
-namespace {
-
 // Ids tell how much of a prompt is the turn before as far as whole blocks go. Where all of these
 // are kept, so is the rest of that prompt, and its reply if the prompt is long enough.
 std::int64_t kept_of(const NextTurn& before, const NextTurn& turn) {
@@ -34,6 +33,8 @@ std::int64_t kept_of(const NextTurn& before, const NextTurn& turn) {
   }
   return is == turn.ids->spans.begin() ? 0 : std::prev(is)->end;
 }
+
+namespace {
 
 // Puts the rows of a file together to sessions.
 class Assembly {
@@ -50,19 +51,36 @@ class Assembly {
                   .output_tokens = request.output_tokens,
                   .ids = request.prompt_ids};
     if (!session.turns.empty()) turn.kept = kept_of(session.turns.back(), turn);
+    wait(found->second, row);
     between_starts_[found->second].push_back(row.has_time ? since_last(session, row.time)
                                                           : Seconds{});
     if (row.gap) turn.gap = *row.gap;
     file_.has_gaps = file_.has_gaps || row.gap;
     file_.has_ids = file_.has_ids || turn.ids;
+    file_.id_block_tokens = std::max(file_.id_block_tokens, row.id_block_tokens);
     session.turns.push_back(std::move(turn));
   }
   void add_chain(const Json& chain) {
     file_.sessions.push_back({.name = "", .turns = read_chain(chain)});
     file_.has_gaps = true;
   }
+  void add_run(const Json& run, bool from_subagents) {
+    const Json& id = run.contains("id") ? run["id"] : Json();
+    const std::string name = id.is_string() ? id.get<std::string>() : id.dump();
+    if (!id.is_null() && !number_of_.try_emplace(name, file_.sessions.size()).second)
+      throw ConfigError(one_line(fmt::format("\"id\" {} is that of a line above", id.dump())));
+    AgentRun read = read_agent_run(run, file_.sessions.size(), from_subagents);
+    if (file_.id_block_tokens != 0 && file_.id_block_tokens != read.id_block_tokens)
+      throw ConfigError(fmt::format("\"block_size\" is {}; that of the lines above is {}",
+                                    read.id_block_tokens, file_.id_block_tokens));
+    file_.id_block_tokens = read.id_block_tokens;
+    file_.agents_left_out += read.left_out;
+    file_.sessions.push_back({.name = name, .turns = std::move(read.turns)});
+    file_.has_gaps = file_.has_ids = true;
+  }
   SessionFile finish() && {
     if (!file_.has_gaps) take_gaps_from_starts();
+    make_children();
     file_.has_starts = std::ranges::all_of(
         file_.sessions, [](const RecordedSession& session) { return session.start.has_value(); });
     if (file_.has_starts) std::ranges::stable_sort(file_.sessions, {}, &RecordedSession::start);
@@ -70,6 +88,85 @@ class Assembly {
   }
 
  private:
+  // A turn that others wait for.
+  struct Place {
+    std::size_t session, turn;
+    bool operator==(const Place&) const = default;
+  };
+  // A session that a turn of another one has started.
+  struct Started {
+    Place by;
+    bool awaited = false;
+  };
+
+  // What a row waits for: the first of a session for the turn that starts it, a later one for the
+  // turn before it and the last turns of what that one has started.
+  void wait(std::size_t session, const RecordedRow& row) {
+    const std::size_t turn = file_.sessions[session].turns.size();
+    for (const std::string& id : row.waits_for) {
+      const auto found = place_of_.find(id);
+      if (found == place_of_.end())
+        throw ConfigError(
+            one_line(fmt::format("waits for \"{}\", which is the id of no request above it", id)));
+      const Place at = found->second;
+      if (at.session == session) {
+        if (at.turn + 1 != turn)
+          throw ConfigError(one_line(
+              fmt::format("waits for \"{}\", which is not the turn before it in its session", id)));
+        continue;
+      }
+      if (turn == 0) {
+        if (!started_.try_emplace(session, Started{at}).second)
+          throw ConfigError("the first turn of its session waits for several; one can start it");
+        continue;
+      }
+      const auto child = started_.find(at.session);
+      const bool ends = at.turn + 1 == file_.sessions[at.session].turns.size();
+      if (child == started_.end() || child->second.by != Place{session, turn - 1} || !ends)
+        throw ConfigError(one_line(fmt::format(
+            "waits for \"{}\", which is not the last turn of a session that the turn before it has "
+            "started",
+            id)));
+      child->second.awaited = true;
+    }
+    if (turn > 0) {
+      if (const auto self = started_.find(session); self != started_.end() && self->second.awaited)
+        throw ConfigError("is a turn of a session for whose last turn another has waited");
+    }
+    if (!row.id.empty() && !place_of_.try_emplace(row.id, Place{session, turn}).second)
+      throw ConfigError(
+          one_line(fmt::format("\"request_id\" \"{}\" is that of a line above", row.id)));
+    file_.has_gaps = file_.has_gaps || !row.waits_for.empty();
+  }
+
+  // Moves sessions that others have started to the turns that did, from the last one: what starts a
+  // session stands above it.
+  void make_children() {
+    if (started_.empty()) return;
+    std::vector<RecordedSession> roots;
+    std::map<std::pair<std::size_t, std::size_t>, std::vector<ChildAgent>> children;
+    for (std::size_t s = file_.sessions.size(); s-- > 0;) {
+      RecordedSession& session = file_.sessions[s];
+      for (std::size_t turn = 0; turn < session.turns.size(); ++turn) {
+        const auto own = children.find({s, turn});
+        if (own == children.end()) continue;
+        std::ranges::reverse(own->second);
+        session.turns[turn].children =
+            std::make_shared<const std::vector<ChildAgent>>(std::move(own->second));
+      }
+      const auto started = started_.find(s);
+      if (started == started_.end()) {
+        roots.push_back(std::move(session));
+        continue;
+      }
+      const Seconds offset = std::exchange(session.turns.front().gap, Seconds{});
+      children[{started->second.by.session, started->second.by.turn}].push_back(
+          {offset, !started->second.awaited, std::move(session.turns)});
+    }
+    std::ranges::reverse(roots);
+    file_.sessions = std::move(roots);
+  }
+
   static Seconds since_last(RecordedSession& session, std::chrono::nanoseconds time) {
     if (session.turns.empty()) session.start = time;
     const std::chrono::nanoseconds last = session.last.value_or(time);
@@ -91,27 +188,68 @@ class Assembly {
 
   SessionFile file_;
   std::unordered_map<std::string, std::size_t> number_of_;
+  std::unordered_map<std::string, Place> place_of_;  // by the id of a request
+  std::unordered_map<std::size_t, Started> started_;
   std::vector<std::vector<Seconds>> between_starts_;  // [session][turn], of rows
 };
 
 }  // namespace
 
-SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens) {
-  Assembly assembly;
-  std::optional<RowReader> reader;
-  bool empty = true, chains = false;
+namespace {
+
+// Calls fn(line) for each line; its errors are said of the line.
+template <class Fn>
+void for_each_row(const std::filesystem::path& path, Fn&& fn) {
   for_each_line(path, [&](std::size_t number, std::string_view line) {
     try {
-      if (std::exchange(empty, false)) {
-        chains = is_chain(json_or_text(line));
-        if (!chains) reader = recognise_session_format(line, id_block_tokens);
-        if (reader && reader->first_line_is_header) return;
-      }
-      if (chains) return assembly.add_chain(json_or_text(line));
-      if (const std::optional<RecordedRow> row = reader->read(line)) assembly.add(*row);
+      fn(line);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{}:{}: {}", path.string(), number, error.what()));
     }
+  });
+}
+
+const Json& as_run(const Json& line) {
+  if (!is_agent_run(line)) throw ConfigError("is no run with \"requests\" and \"block_size\"");
+  return line;
+}
+
+enum class LinesAre { rows, chains, runs };
+
+LinesAre form_of(std::string_view first_line) {
+  const Json object = json_or_text(first_line);
+  if (is_chain(object)) return LinesAre::chains;
+  return is_agent_run(object) ? LinesAre::runs : LinesAre::rows;
+}
+
+}  // namespace
+
+bool is_session_file(const std::filesystem::path& path) {
+  std::optional<bool> sessions;
+  for_each_row(path, [&](std::string_view line) {
+    if (!sessions) sessions = form_of(line) != LinesAre::rows || names_sessions(line);
+  });
+  return sessions.value_or(false);
+}
+
+SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens) {
+  Assembly assembly;
+  std::optional<LinesAre> form;
+  std::optional<RowReader> reader;
+  bool from_subagents = false;
+  for_each_row(path, [&](std::string_view line) {
+    if (!form) form = form_of(line);
+    if (form == LinesAre::runs && !from_subagents)
+      from_subagents = counts_from_subagents(as_run(json_or_text(line)));
+  });
+  for_each_row(path, [&](std::string_view line) {
+    if (form == LinesAre::rows && !reader) {
+      reader = recognise_session_format(line, id_block_tokens);
+      if (reader->first_line_is_header) return;
+    }
+    if (form == LinesAre::chains) return assembly.add_chain(json_or_text(line));
+    if (form == LinesAre::runs) return assembly.add_run(as_run(json_or_text(line)), from_subagents);
+    if (const std::optional<RecordedRow> row = reader->read(line)) assembly.add(*row);
   });
   SessionFile file = std::move(assembly).finish();
   if (file.sessions.empty()) throw ConfigError(path.string() + ": holds no request");

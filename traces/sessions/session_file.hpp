@@ -26,13 +26,19 @@ struct SessionFile {
   bool has_starts = false;                ///< every session says when it starts
   bool has_gaps = false;                  ///< gaps were recorded, from the ends of turns
   bool has_ids = false;                   ///< names of tokens were recorded
+  std::int32_t id_block_tokens = 0;       ///< that one of them covers
+  std::int64_t agents_left_out = 0;       ///< see read_agent_run()
 };
 
 /// Reads sessions. The form is recognised by the first line: a request trace whose rows say to
-/// which session they belong (recognise_session_format()), or a chain in each line (read_chain()).
-/// Throws ConfigError with the line number at a row that is malformed, or sent before the turn
-/// above it.
+/// which session they belong (recognise_session_format()), or in each line a chain (read_chain())
+/// or a run of agents (read_agent_run()). Throws ConfigError with the line number at a row that is
+/// malformed, or sent before the turn above it.
 SessionFile read_session_file(const std::filesystem::path&, std::int32_t id_block_tokens);
+
+/// Whether the first line of a file says that it holds sessions in one of these forms; else its
+/// lines may be single requests. Throws ConfigError if it cannot be read.
+bool is_session_file(const std::filesystem::path&);
 
 /// Whether an object is a session in one of these forms:
 ///   inference-lab        steps: input, new, output, gap (s)
@@ -44,6 +50,27 @@ bool is_chain(const Json&);
 /// Its turns. Throws ConfigError, without a place.
 std::vector<NextTurn> read_chain(const Json&);
 
+/// A run of agents in Weka's form, which SemiAnalysis' AgentX plays.
+struct AgentRun {
+  std::vector<NextTurn> turns;  ///< of the main agent, never empty
+  /// Subagents that are listed before the first turn of their parent, or ask for nothing: nothing
+  /// can have started them.
+  std::int64_t left_out = 0;
+  std::int32_t id_block_tokens = 0;
+};
+bool is_agent_run(const Json&);
+/// Whether the times of subagents' requests count from the start of the subagent, as a request that
+/// would come before it shows; else from the start of the run. A file does either throughout.
+bool counts_from_subagents(const Json& run);
+/// A subagent is started by the turn above it. The turn below waits for it if it had ended by then,
+/// as recorded; else it runs in the background. Pauses are "think_time", or after subagents what
+/// lies between the last end and "t". Ids of "local" scope are like none of another `number`.
+/// Requests of agents that lie flat among those of their parent are read as the parent's. Throws
+/// ConfigError, without a place.
+AgentRun read_agent_run(const Json& run, std::uint64_t number, bool from_subagents);
+
+/// With how much of the turn before and its reply a turn begins, by their ids where both have some.
+std::int64_t kept_of(const NextTurn& before, const NextTurn& turn);
 /// Of a prompt without ids: with how much of the turn before and its reply it begins. All of them,
 /// if it is long enough; else it is taken for a new beginning.
 std::int64_t kept_without_ids(const NextTurn& before, std::int64_t prompt_tokens);

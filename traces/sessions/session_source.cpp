@@ -2,7 +2,8 @@
 #include "traces/sessions/session_source.hpp"
 
 #include <algorithm>
-#include <queue>
+#include <set>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -67,6 +68,7 @@ class SessionSource final : public RequestSource {
         rules_(plan.rules),
         seed_(start.seed),
         requests_(start.requests),
+        first_sessions_(rules_.start_to > 0 ? starts.in_flight(start.dp_ranks) : 0),
         starts_(starts.start(bounded(start, starts.available()))) {
     look_for_start();
   }
@@ -77,45 +79,67 @@ class SessionSource final : public RequestSource {
     Request& request = sent.request;
     request.turn->known_tokens = computed_.known(request);
     computed_.add(request);
-    session_of_.push_back(request.turn->session);
     return sent;
   }
 
   Time not_before() const override {
     if (!has_next()) return {};
-    return resumes() ? paused_.top().until : start_->arrival;
+    return resumes() ? paused_.begin()->until : start_->arrival;
   }
 
   void completed(std::int64_t request, Outcome outcome, Time now) override {
-    const std::uint32_t session = session_of_[static_cast<std::size_t>(request)];
+    const std::uint32_t id = agent_of_[static_cast<std::size_t>(request)];
+    Agent& agent = agents_.at(id);
+    Open& open = open_.at(agent.session);
+    agent.in_flight = false;
+    agent.replied = now;
     const bool answered = outcome == Outcome::finished;
-    if (answered) ++lives_[session].answered;
-    if (answered && pause(session, now)) return;
-    using State = SessionLife::State;
-    lives_[session].ended = now;
-    lives_[session].state = answered ? State::finished : State::broken;
-    open_.erase(session);
-    starts_->completed(session, outcome, now);
-    look_for_start();
+    if (answered) ++lives_[agent.session].answered;
+    if (agent.is_main() && !answered) cut(open, agent.session, outcome);
+    if (answered && !open.is_cut()) {
+      start_children(id, now);
+      if (prepare(id)) {
+        if (agents_.at(id).awaited == 0) pause(id, now);
+        return;
+      }
+    }
+    leave(id, now);
   }
 
   std::span<const SessionLife> sessions() const override { return lives_; }
 
  private:
+  // A session as long as any of its agents is.
   struct Open {
+    bool is_cut() const { return outcome != Outcome::finished; }
+
     Rng rng;
-    std::int64_t turn = 0, turns = 1;
-    std::int32_t first_prompt = 0;
-    Time sent{};                  // the last turn
+    std::uint32_t begun = 0, alive = 0;   // agents
+    std::optional<Time> main_left{};      // when its main agent had its last reply
+    Outcome outcome = Outcome::finished;  // of the main agent's last turn
+  };
+  struct Agent {
+    bool is_main() const { return number == 0; }
+
+    std::uint32_t session = 0, number = 0, siblings = 0;  // as of SessionTurn
+    std::vector<NextTurn> own{};            // turns of a child; the main agent's are asked for
+    std::optional<std::uint32_t> parent{};  // an agent whose next turn waits for this one
+    std::int64_t turn = -1, turns = 1;
+    std::int64_t first_prompt = 0;
+    std::shared_ptr<const std::vector<ChildAgent>> children{};  // that the turn's reply starts
+    std::int32_t awaited = 0;  // agents that its next turn waits for
+    bool in_flight = false;
+    Seconds gap{};                // before the next turn
+    Time sent{}, replied{};       // the last turn
     Request request{};            // the last turn, or the next one
     std::vector<Span> context{};  // names of its prompt and reply
   };
   struct Pause {
     Time until;
     std::int64_t number;  // of equal times the one that began first ends first
-    std::uint32_t session;
-    bool operator>(const Pause& other) const {
-      return std::pair(until, number) > std::pair(other.until, other.number);
+    std::uint32_t agent;
+    bool operator<(const Pause& other) const {
+      return std::pair(until, number) < std::pair(other.until, other.number);
     }
   };
 
@@ -124,11 +148,11 @@ class SessionSource final : public RequestSource {
     return start;
   }
 
-  bool all_sent() const { return std::ssize(session_of_) == requests_; }
+  bool all_sent() const { return std::ssize(agent_of_) == requests_; }
   bool has_next() const { return !all_sent() && (start_ || !paused_.empty()); }
   // Whether a session that is under way comes before one that starts.
   bool resumes() const {
-    return !paused_.empty() && (!start_ || paused_.top().until <= start_->arrival);
+    return !paused_.empty() && (!start_ || paused_.begin()->until <= start_->arrival);
   }
   void look_for_start() {
     if (!start_) start_ = starts_->next();
@@ -140,66 +164,87 @@ class SessionSource final : public RequestSource {
     start_.reset();
     look_for_start();
     lives_.push_back({.begun = sent.arrival});
-    Open& open = open_.try_emplace(session, Open{Rng(seed_, fmt::format("session {}", session))})
-                     .first->second;
-    open.turns = sessions_->turns(session, open.rng);
-    open.first_prompt = sent.request.prompt_tokens;
-    open.request = sent.request;
-    const std::int64_t shared = std::min<std::int64_t>(rules_.shared_prefix, open.first_prompt);
-    if (shared > 0) open.context.push_back({shared, fresh_id("shared prefix")});
-    name_tokens(open, session, shared, open.request.prompt_ids.get());
-    return send(open, session, sent.arrival);
+    Open& open =
+        open_.try_emplace(session, Open{.rng = Rng(seed_, fmt::format("session {}", session))})
+            .first->second;
+    const std::uint32_t id = add_agent(session, 0);
+    Agent& main = agents_.at(id);
+    main.turn = 0;
+    main.turns = sessions_->turns(session, open.rng);
+    main.children = sessions_->first_children(session, open.rng);
+    main.request = sent.request;
+    name_first_prompt(main, sent.request.prompt_ids.get());
+    if (session < first_sessions_) skip_turns(id, open.rng);
+    return send(id, sent.arrival);
   }
 
-  TimedRequest resume() {
-    const Pause ended = paused_.top();
-    paused_.pop();
-    return send(open_.at(ended.session), ended.session, ended.until);
-  }
-
-  TimedRequest send(Open& open, std::uint32_t session, Time at) {
-    open.sent = at;
-    open.request.turn = {session, static_cast<std::uint32_t>(open.turn)};
-    return {at, open.request};
-  }
-
-  // Names the tokens of the next request: of the context so many stay, then come the prompt's own
-  // ones, as recorded or like no others, and what will be generated.
-  void name_tokens(Open& open, std::uint32_t session, std::int64_t kept, const PromptIds* ids) {
-    const std::int64_t prompt = open.request.prompt_tokens;
-    open.context = beginning(open.context, kept);
-    if (ids != nullptr) {
-      for (const Span& span : ids->spans) {
-        if (span.end > kept) open.context.push_back({std::min(span.end, prompt), span.id});
-      }
-    } else if (prompt > kept) {
-      open.context.push_back({prompt, fresh_id("prompt", session, open.turn)});
+  // Begins somewhere among the turns, as the rules say.
+  void skip_turns(std::uint32_t id, Rng& rng) {
+    const double share = rules_.start_from + rng.uniform() * (rules_.start_to - rules_.start_from);
+    const std::int64_t turns = agents_.at(id).turns;
+    const auto first = std::min(turns - 1, static_cast<std::int64_t>(share * double(turns)));
+    while (agents_.at(id).turn < first) {
+      const Agent before = agents_.at(id);
+      if (prepare(id)) continue;
+      agents_.at(id) = before;  // the turns after it are too long
+      return;
     }
-    PromptIds named{open.context};
-    open.context.push_back(
-        {prompt + open.request.output_tokens, fresh_id("reply", session, open.turn)});
-    if (rules_.reuse_output) named.spans = open.context;
-    open.request.prompt_ids = std::make_shared<const PromptIds>(std::move(named));
   }
 
-  // Prepares the next turn of a session; false: it has none.
-  bool pause(std::uint32_t session, Time now) {
+  std::uint32_t add_agent(std::uint32_t session, std::uint32_t siblings) {
     Open& open = open_.at(session);
+    ++open.alive;
+    const std::uint32_t id = agents_begun_++;
+    agents_[id] = {.session = session, .number = open.begun++, .siblings = siblings};
+    return id;
+  }
+
+  void start_children(std::uint32_t id, Time now) {
+    const auto children = std::exchange(agents_.at(id).children, nullptr);
+    if (!children) return;
+    for (const ChildAgent& told : *children) {
+      const std::uint32_t child = add_agent(agents_.at(id).session, agents_.at(id).number + 1);
+      Agent& agent = agents_.at(child);
+      agent.own = told.turns;
+      agent.turns = std::ssize(told.turns);
+      agent.sent = now;
+      if (!prepare(child)) {
+        leave(child, now);  // no turn of it fits
+        continue;
+      }
+      agent.gap = told.offset;
+      pause(child, now);
+      if (told.background) continue;
+      agent.parent = id;
+      ++agents_.at(id).awaited;
+    }
+  }
+
+  // Prepares the next turn of an agent; false: it has none.
+  bool prepare(std::uint32_t id) {
+    Agent& agent = agents_.at(id);
     const std::int64_t context =
-        std::int64_t{open.request.prompt_tokens} + open.request.output_tokens;
-    while (++open.turn < open.turns) {
-      NextTurn turn = sessions_->turn(session, open.turn, context, open.rng);
+        std::int64_t{agent.request.prompt_tokens} + agent.request.output_tokens;
+    while (++agent.turn < agent.turns) {
+      NextTurn turn = agent.is_main() ? sessions_->turn(agent.session, agent.turn, context,
+                                                        open_.at(agent.session).rng)
+                                      : agent.own[static_cast<std::size_t>(agent.turn)];
       if (!fits(turn) && rules_.too_long == SessionRules::TooLong::drop) continue;
       if (!fits(turn) && rules_.too_long == SessionRules::TooLong::compact) {
-        turn.prompt_tokens -= turn.kept - open.first_prompt;
-        turn.kept = open.first_prompt;
+        turn.prompt_tokens -= turn.kept - std::min(turn.kept, agent.first_prompt);
+        turn.kept = std::min(turn.kept, agent.first_prompt);
       }
       if (!fits(turn)) return false;
       if (all_sent()) return true;  // it would have one
-      open.request.prompt_tokens = static_cast<std::int32_t>(turn.prompt_tokens);
-      open.request.output_tokens = turn.output_tokens;
-      name_tokens(open, session, turn.kept, turn.ids.get());
-      paused_.push({end_of_pause(turn.gap, open.sent, now), pauses_++, session});
+      agent.gap = turn.gap;
+      agent.children = turn.children;
+      agent.request.prompt_tokens = static_cast<std::int32_t>(turn.prompt_tokens);
+      agent.request.output_tokens = turn.output_tokens;
+      if (agent.context.empty()) {
+        name_first_prompt(agent, turn.ids.get());
+      } else {
+        name_tokens(agent, turn.kept, turn.ids.get());
+      }
       return true;
     }
     return false;
@@ -208,6 +253,12 @@ class SessionSource final : public RequestSource {
   bool fits(const NextTurn& turn) const {
     constexpr std::int64_t longest = 1'000'000'000;  // of any request
     return turn.prompt_tokens + turn.output_tokens <= rules_.max_context.value_or(longest);
+  }
+
+  void pause(std::uint32_t id, Time now) {
+    if (all_sent()) return;
+    const Agent& agent = agents_.at(id);
+    paused_.insert({end_of_pause(agent.gap, agent.sent, now), pauses_++, id});
   }
 
   Time end_of_pause(Seconds gap, Time sent, Time now) const {
@@ -220,17 +271,102 @@ class SessionSource final : public RequestSource {
     return std::max(now, from + to_duration(gap));
   }
 
+  TimedRequest resume() {
+    const Pause ended = *paused_.begin();
+    paused_.erase(paused_.begin());
+    return send(ended.agent, ended.until);
+  }
+
+  TimedRequest send(std::uint32_t id, Time at) {
+    Agent& agent = agents_.at(id);
+    agent.sent = at;
+    agent.in_flight = true;
+    agent.request.turn = {.session = agent.session,
+                          .turn = static_cast<std::uint32_t>(agent.turn),
+                          .agent = agent.number,
+                          .siblings = agent.siblings};
+    agent_of_.push_back(id);
+    return {at, agent.request};
+  }
+
+  // The main agent has failed: those of its session that are not in flight ask for nothing more.
+  void cut(Open& open, std::uint32_t session, Outcome outcome) {
+    open.outcome = outcome;
+    const auto waits = [&](const auto& agent) {
+      return agent.second.session == session && !agent.second.in_flight && !agent.second.is_main();
+    };
+    open.alive -= static_cast<std::uint32_t>(std::erase_if(agents_, waits));
+    std::erase_if(paused_, [&](const Pause& pause) { return !agents_.contains(pause.agent); });
+  }
+
+  // An agent has nothing more to ask for. The one that waited for it may be the last to do so.
+  void leave(std::uint32_t id, Time now) {
+    const Agent left = std::move(agents_.extract(id).mapped());
+    Open& open = open_.at(left.session);
+    if (left.is_main()) open.main_left = now;
+    if (const auto parent = left.parent ? agents_.find(*left.parent) : agents_.end();
+        parent != agents_.end() && --parent->second.awaited == 0) {
+      if (parent->second.is_main()) lives_[left.session].joining += now - parent->second.replied;
+      pause(parent->first, now);
+    }
+    if (--open.alive == 0) end(left.session, open, now);
+  }
+
+  void end(std::uint32_t session, const Open& open, Time now) {
+    SessionLife& life = lives_[session];
+    life.ended = now;
+    life.state = open.is_cut() ? SessionLife::State::broken : SessionLife::State::finished;
+    life.joining += now - *open.main_left;
+    const Outcome outcome = open.outcome;
+    open_.erase(session);
+    starts_->completed(session, outcome, now);
+    look_for_start();
+  }
+
+  // Names the tokens of a first prompt, which begins with what all sessions share.
+  void name_first_prompt(Agent& agent, const PromptIds* ids) {
+    agent.first_prompt = agent.request.prompt_tokens;
+    const std::int64_t shared = std::min(rules_.shared_prefix, agent.first_prompt);
+    if (shared > 0) agent.context.push_back({shared, fresh_id("shared prefix")});
+    name_tokens(agent, shared, ids);
+  }
+
+  // Names the tokens of the next request: of the context so many stay, then come the prompt's own
+  // ones, as recorded or like no others, and what will be generated.
+  void name_tokens(Agent& agent, std::int64_t kept, const PromptIds* ids) {
+    const std::int64_t prompt = agent.request.prompt_tokens;
+    const auto fresh = [&](const char* what) {
+      return fresh_id(agent.is_main() ? what : fmt::format("{} of agent {}", what, agent.number),
+                      agent.session, agent.turn);
+    };
+    agent.context = beginning(agent.context, kept);
+    if (ids != nullptr) {
+      for (const Span& span : ids->spans) {
+        if (span.end > kept) agent.context.push_back({std::min(span.end, prompt), span.id});
+      }
+    } else if (prompt > kept) {
+      agent.context.push_back({prompt, fresh("prompt")});
+    }
+    PromptIds named{agent.context};
+    agent.context.push_back({prompt + agent.request.output_tokens, fresh("reply")});
+    if (rules_.reuse_output) named.spans = agent.context;
+    agent.request.prompt_ids = std::make_shared<const PromptIds>(std::move(named));
+  }
+
   std::shared_ptr<const Sessions> sessions_;
   SessionRules rules_;
   std::uint64_t seed_;
   std::int64_t requests_;
+  std::int64_t first_sessions_;  // that may begin later than with their first turn
   std::unique_ptr<RequestSource> starts_;
   std::optional<TimedRequest> start_;  // the next session
-  std::priority_queue<Pause, std::vector<Pause>, std::greater<>> paused_;
+  std::set<Pause> paused_;
   std::int64_t pauses_ = 0;
-  std::unordered_map<std::uint32_t, Open> open_;
-  std::vector<SessionLife> lives_;         // [session]
-  std::vector<std::uint32_t> session_of_;  // [request]
+  std::unordered_map<std::uint32_t, Open> open_;  // [session]
+  std::unordered_map<std::uint32_t, Agent> agents_;
+  std::uint32_t agents_begun_ = 0;
+  std::vector<SessionLife> lives_;       // [session]
+  std::vector<std::uint32_t> agent_of_;  // [request]
   EndlessCache computed_;
 };
 

@@ -34,11 +34,40 @@ const Registry<Sessions>& session_kinds() {
   return table;
 }
 
+std::int64_t count_turns(std::span<const NextTurn> turns) {
+  std::int64_t count = std::ssize(turns);
+  for (const NextTurn& turn : turns) {
+    if (!turn.children) continue;
+    for (const ChildAgent& child : *turn.children) count += count_turns(child.turns);
+  }
+  return count;
+}
+
 namespace {
 
 enum class GapFrom { end, start };
 constexpr std::array<std::string_view, 2> gap_from_names{"end", "start"};
 constexpr std::array<std::string_view, 3> too_long_names{"end", "drop", "compact"};
+enum class StartAt { first_turn, uniform };
+constexpr std::array<std::string_view, 2> start_at_names{"first_turn", "uniform"};
+
+std::span<const Key> start_at_keys() {
+  static constexpr Key keys[] = {
+      {"from", form::number(0, 1), required, "share of a session's turns; 0: the first turn"},
+      {"to", form::number(0, 1), required, "share of a session's turns"}};
+  return keys;
+}
+
+void read_start_at(const ConfigNode& node, SessionRules& rules) {
+  if (!node.json().is_object()) {
+    if (static_cast<StartAt>(node.choice()) == StartAt::uniform) rules.start_to = 1;
+    return;
+  }
+  read_object(node, start_at_keys, [&](ConfigReader& options) {
+    rules.start_from = options.number("from");
+    rules.start_to = options.number("to", Range{rules.start_from, 1});
+  });
+}
 
 std::span<const Key> max_context_keys() {
   static constexpr Key keys[] = {
@@ -66,6 +95,7 @@ void read_max_context(ConfigReader& reader, const Sessions& sessions, SessionRul
 }  // namespace
 
 std::span<const Key> session_keys() {
+  static constexpr Form start_at = form::object(start_at_keys);
   static constexpr Key keys[] = {
       {"gap_from", form::choice(gap_from_names),
        unset("end; start where a file has times but no gaps"),
@@ -75,7 +105,9 @@ std::span<const Key> session_keys() {
        "the next turn can hit the KV cache of a reply"},
       {"shared_prefix", form::integer(0, 1e9), "0",
        "leading tokens that all sessions have in common: the system prompt"},
-      {"max_context", form::object(max_context_keys), "{}", "turns that grow too long"}};
+      {"max_context", form::object(max_context_keys), "{}", "turns that grow too long"},
+      {"start_at", form::choice(start_at_names).or_a(start_at), "first_turn",
+       "where in its turns each first session of a closed loop begins"}};
   return keys;
 }
 
@@ -92,6 +124,7 @@ SessionPlan read_sessions(const ConfigNode& node) {
     if (rules.shared_prefix > 0 && sessions->has_ids())
       reader.child("shared_prefix").fail("hash_ids of the file say what sessions share");
     read_max_context(reader, *sessions, rules);
+    read_start_at(reader.child("start_at"), rules);
     return SessionPlan{sessions, rules};
   });
 }

@@ -12,7 +12,9 @@
 
 namespace moesim {
 
-/// What a session asks for after its first turn.
+struct ChildAgent;
+
+/// What an agent of a session asks for in one turn.
 struct NextTurn {
   Seconds gap{};  ///< that its client pauses before it
   /// Leading tokens of the turn before, reply included, with which the prompt begins.
@@ -21,10 +23,24 @@ struct NextTurn {
   std::int32_t output_tokens = 0;  ///< >= 1
   /// Of the whole prompt, as recorded; null: what follows `kept` is like nothing else.
   std::shared_ptr<const PromptIds> ids{};
+  /// Agents that its reply starts; null: none.
+  std::shared_ptr<const std::vector<ChildAgent>> children{};
 };
 
-/// What sessions ask for. As Lengths: the first turn of each. A session is a chain of turns, each
-/// of which follows the reply to the one before.
+/// An agent that another one starts with a reply: a chain of turns of its own, whose first prompt
+/// begins with nothing but what all sessions share.
+struct ChildAgent {
+  Seconds offset{};             ///< after the reply, before its first turn
+  bool background = false;      ///< else the next turn of the agent that started it waits for it
+  std::vector<NextTurn> turns;  ///< never empty
+};
+
+/// Turns of these and of all agents that they start.
+std::int64_t count_turns(std::span<const NextTurn>);
+
+/// What sessions ask for. As Lengths: the first turn of each. A session is a tree of agents: the
+/// main agent is a chain of turns, each of which follows the reply to the one before; its turns may
+/// start others.
 class Sessions : public Lengths {
  public:
   /// How many turns the index-th session has, >= 1; drawn before any of them but the first.
@@ -33,10 +49,15 @@ class Sessions : public Lengths {
   /// tokens.
   virtual NextTurn turn(std::int64_t session, std::int64_t turn, std::int64_t context,
                         Rng&) const = 0;
+  /// NextTurn::children of its first turn; asked for after turns().
+  virtual std::shared_ptr<const std::vector<ChildAgent>> first_children(std::int64_t /*session*/,
+                                                                        Rng&) const {
+    return nullptr;
+  }
 
   /// When recorded sessions start; null: they do not say so, or are not recorded.
   virtual std::shared_ptr<const Arrivals> recorded_starts() const { return nullptr; }
-  /// Turns of all recorded sessions; 0: they are not recorded.
+  /// Turns of all agents of all recorded sessions; 0: they are not recorded.
   virtual std::int64_t recorded_turns() const { return 0; }
   /// Whether ids of tokens were recorded.
   virtual bool has_ids() const { return false; }
@@ -58,6 +79,9 @@ struct SessionRules {
   std::int64_t shared_prefix = 0;     ///< leading tokens of every first prompt that are the same
   std::optional<std::int64_t> max_context{};  ///< tokens of a later prompt and its output
   TooLong too_long = TooLong::end;
+  /// Where in their turns the first sessions of a closed loop begin, as shares: at the first turn,
+  /// or anywhere between these. What lies before is not sent.
+  double start_from = 0, start_to = 0;
 };
 
 struct SessionPlan {
