@@ -75,26 +75,24 @@ void ExpertSampler::fill_from_groups(std::span<std::uint16_t> picks, std::size_t
   }
   // Sum of the two best scores = -log(product of their times). A group with a kept expert has 0 and
   // stays among the token's groups.
-  for (std::size_t i = 0; i < groups_.size(); ++i)
-    while (groups_[i].bells.size() < std::min<std::size_t>(2, group_size_)) ring(i, rng);
-  const auto time_product = [&](std::size_t i) {
-    return groups_[i].bells.front().time *
-           groups_[i].bells[std::min<std::size_t>(1, group_size_ - 1)].time;
-  };
-  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  const std::size_t best_two = std::min<std::size_t>(2, group_size_);
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const auto& bells = groups_[i].bells;
+    while (bells.size() < best_two) ring(i, rng);
+    order_[i] = {bells.front().time * bells[best_two - 1].time, i};
+  }
   const auto allowed = order_.begin() + static_cast<std::ptrdiff_t>(groups_per_token_);
-  std::partial_sort(order_.begin(), allowed, order_.end(), [&](std::size_t a, std::size_t b) {
-    return std::pair(time_product(a), a) < std::pair(time_product(b), b);
-  });
+  std::partial_sort(order_.begin(), allowed, order_.end());
+  // From here on a group's time is that of its next bell.
+  for (auto group = order_.begin(); group != allowed; ++group)
+    group->first = groups_[group->second].bells.front().time;
   for (std::uint16_t& pick : picks) {
-    std::size_t best = order_.front();
-    for (auto group = order_.begin(); group != allowed; ++group)
-      if (groups_[*group].bells[groups_[*group].used].time <
-          groups_[best].bells[groups_[best].used].time)
-        best = *group;
-    Group& winner = groups_[best];
+    const auto best = std::min_element(
+        order_.begin(), allowed, [](const auto& a, const auto& b) { return a.first < b.first; });
+    Group& winner = groups_[best->second];
     pick = winner.bells[winner.used++].expert;
-    if (winner.used == winner.bells.size()) ring(best, rng);
+    if (winner.used == winner.bells.size()) ring(best->second, rng);
+    best->first = winner.bells[winner.used].time;
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "hardware/rng.hpp"
@@ -71,7 +72,7 @@ class ExpertSampler {
   std::size_t group_size_ = 0, groups_per_token_;
   std::vector<Group> groups_;  ///< one when any group may be used
   std::vector<char> taken_;
-  std::vector<std::size_t> order_;
+  std::vector<std::pair<double, std::size_t>> order_;  ///< a time and its group
 };
 
 }  // namespace moesim
