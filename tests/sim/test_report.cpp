@@ -37,11 +37,13 @@ std::vector<Report> reports() {
        {{"lengths", nullptr},
         {"sessions",
          {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
+  Json trees = sessions;
+  trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
   tiers["kv_cache"] = {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}};
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
-                          sessions, tiers}) {
+                          sessions, trees, tiers}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;
