@@ -12,7 +12,8 @@ import os, pathlib, re, shutil, stat, subprocess, sys, tempfile, time
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
-            "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md"}
+            "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md",
+            "traces/README.md"}
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
 

@@ -39,11 +39,13 @@ std::vector<Report> reports() {
          {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
   const Json brings = {{"token_routing", {{"decode", {{"type", "quota"}, {"min_tokens", 1}}}}},
                        {"dispatch", {{"decode", "ids_all_gather"}}}};
+  Json trees = sessions;
+  trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
   tiers["kv_cache"] = {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}};
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
-                          sessions, tiers, brings}) {
+                          sessions, trees, tiers, brings}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;
