@@ -525,6 +525,9 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
 
 OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
   OrderedJson list = OrderedJson::array();
+  // Rows have the same keys.
+  const bool brings = std::ranges::any_of(
+      rows, [](const ReplayRow& row) { return row.step_copies_mean.has_value(); });
   for (const ReplayRow& row : rows) {
     list.push_back({{"placement", row.placement},
                     {"replication", row.replication},
@@ -546,7 +549,9 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
                     {"hit_rate", row.hit_rate ? OrderedJson(*row.hit_rate) : OrderedJson()},
                     {"above_optimal", row.above_optimal},
                     {"above_even", row.above_even}});
-    if (row.step_copies_mean) list.back()["step_copies_mean"] = *row.step_copies_mean;
+    if (brings)
+      list.back()["step_copies_mean"] =
+          row.step_copies_mean ? OrderedJson(*row.step_copies_mean) : OrderedJson();
     if (each_batch) list.back()["activated_of_batch"] = row.activated_of_batch;
   }
   return {{"rows", list}};

@@ -100,7 +100,7 @@ std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Po
 std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
-/// only where it is asked for.
+/// only where it is asked for, step_copies_mean only where some row has it.
 OrderedJson to_json(const std::vector<ReplayRow>&, bool each_batch = false);
 
 }  // namespace moesim

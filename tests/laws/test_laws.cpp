@@ -332,6 +332,10 @@ TEST_CASE("what the GPUs of a domain are called does not matter") {
     json["cluster"] = cluster("gb200_nvl72");
     json["placement"]["replication"] = 1.0;  // replicas are told apart by their number
     const Experiment e = load(json);
+    // So are the GPUs that copies of a step are brought to, where they have equal loads.
+    if (std::ranges::any_of(e.decode().rules.by_kind,
+                            [](const PhaseRule& rule) { return rule.router->step_slots() > 0; }))
+      continue;
     const RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
                          e.decode().seed);
     const auto renamed = [gpus](int gpu) { return (gpu + 1) % gpus; };

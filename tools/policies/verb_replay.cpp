@@ -35,8 +35,11 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
   const bool misses = !rows.empty() && rows.front().hit_rate;
   std::vector<std::string> columns({"placement", "replicas", "prefill", "batch", "routing", "slots",
                                     "+-", "/bound", "tokens", "time", "/best", "/even", "worse"});
+  const bool brings = std::ranges::any_of(
+      rows, [](const ReplayRow& row) { return row.step_copies_mean.has_value(); });
   if (drops) columns.push_back("dropped");
   if (misses) columns.push_back("in HBM");
+  if (brings) columns.push_back("copies");
   Table table(columns);
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
@@ -53,9 +56,15 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
          fmt::format("{:.2f} %", 100.0 * double(row.above_even) / double(row.cases))});
     if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
     if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
+    if (brings) cells.push_back(fmt::format("{:.2f}", row.step_copies_mean.value_or(0)));
     table.add(cells);
   }
-  return table.text() +
+  const char* copies =
+      brings
+          ? "copies: copies of experts that a layer of a batch brings; their bytes are not in the "
+            "time.\n"
+          : "";
+  return table.text() + copies +
          "slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: "
          "95 % "
          "interval\nover batches. tokens: tokens on the busiest GPU. prefill: tokens of the "
