@@ -234,7 +234,7 @@ RoutingTrace RoutingTrace::open(const std::filesystem::path& directory) {
 }
 
 RoutingTrace::RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
-                           std::vector<TraceRequest> requests, IdArray<std::uint16_t> ids)
+                           std::vector<TraceRequest> requests, std::vector<std::uint16_t> ids)
     : meta_(std::move(meta)),
       workloads_(std::move(workloads)),
       requests_(std::move(requests)),
@@ -243,14 +243,14 @@ RoutingTrace::RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
         "a routing trace was made of broken rows");
   tokens_ = static_cast<std::int64_t>(ids.size()) / row_ids();
   if (meta_.num_experts <= 256)
-    store(IdArray<std::uint8_t>(ids.begin(), ids.end()));
+    store(std::vector<std::uint8_t>(ids.begin(), ids.end()));
   else
     store(std::move(ids));
 }
 
 template <class Id>
-void RoutingTrace::store(IdArray<Id> ids) {
-  const auto stored = std::make_shared<const IdArray<Id>>(std::move(ids));
+void RoutingTrace::store(std::vector<Id> ids) {
+  const auto stored = std::make_shared<const std::vector<Id>>(std::move(ids));
   ids_ = Ids<Id>(*stored);
   storage_ = stored;
   streams_ = false;
@@ -338,7 +338,7 @@ RoutingTrace RoutingTrace::with_layers(std::vector<int> layer_ids) const {
     const auto k = static_cast<std::size_t>(experts_per_token());
     const auto from_layers = static_cast<std::size_t>(layers());
     const auto to_layers = static_cast<std::size_t>(trace.layers());
-    IdArray<Id> mapped;
+    std::vector<Id> mapped;
     mapped.reserve(at(tokens_) * to_layers * k);
     for (std::size_t row = 0; row < at(tokens_); ++row)
       for (std::size_t layer = 0; layer < to_layers; ++layer) {

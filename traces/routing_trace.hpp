@@ -11,8 +11,6 @@
 #include <variant>
 #include <vector>
 
-#include "traces/huge_pages.hpp"
-
 namespace moesim {
 
 enum class Phase { prefill, decode };
@@ -48,8 +46,6 @@ class RoutingTrace {
  public:
   template <class Id>
   using Ids = std::span<const Id>;  ///< flat [tokens, layers, k]
-  template <class Id>
-  using IdArray = std::vector<Id, HugePages<Id>>;
 
   /// Opens a trace directory. Checks shape, dtype, order and requests at once, and all ids of a
   /// trace of up to 64 MB; of a longer one the first and last 4096 rows: the rest when check_ids()
@@ -58,7 +54,7 @@ class RoutingTrace {
 
   /// A trace made in memory. `ids` is flat [tokens, layers, k].
   RoutingTrace(TraceMeta meta, std::vector<std::string> workloads,
-               std::vector<TraceRequest> requests, IdArray<std::uint16_t> ids);
+               std::vector<TraceRequest> requests, std::vector<std::uint16_t> ids);
 
   const TraceMeta& meta() const { return meta_; }
   std::int64_t tokens() const { return tokens_; }
@@ -94,7 +90,7 @@ class RoutingTrace {
  private:
   RoutingTrace() = default;
   template <class Id>
-  void store(IdArray<Id> ids);
+  void store(std::vector<Id> ids);
   void check_rows(std::int64_t first, std::int64_t last) const;
   template <class Read>
   void stream(std::int64_t first, std::int64_t last, Read&& read) const;

@@ -54,9 +54,9 @@ MOESIM_VECTORS __m512i together(__m512i ids, __mmask64 used, const std::uint8_t*
 // Adds the lanes of eight tokens to the counts of eight bits.
 MOESIM_VECTORS void add_lanes(__m512i lanes, std::int32_t* counts) {
   const __m512i of_four =
-      _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(lanes)),
+      _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_maskz_extracti64x4_epi64(0xff, lanes, 0)),
                        _mm512_cvtepu8_epi16(_mm512_maskz_extracti64x4_epi64(0xff, lanes, 1)));
-  const __m256i of_two = _mm256_add_epi16(_mm512_castsi512_si256(of_four),
+  const __m256i of_two = _mm256_add_epi16(_mm512_maskz_extracti64x4_epi64(0xff, of_four, 0),
                                           _mm512_maskz_extracti64x4_epi64(0xff, of_four, 1));
   const __m128i of_all =
       _mm_add_epi16(_mm256_castsi256_si128(of_two), _mm256_extracti128_si256(of_two, 1));

@@ -268,7 +268,7 @@ TEST_CASE("both halves of a trace hold every workload, in whatever order its req
   const TraceMeta meta = test::trace_meta("tiny", 2, 1, {0}, {"prefill", "decode"});
   const auto halves = [&](const std::vector<int>& workloads) {
     std::vector<TraceRequest> requests;
-    RoutingTrace::IdArray<std::uint16_t> ids;
+    std::vector<std::uint16_t> ids;
     for (const int workload : workloads) {
       requests.push_back({std::ssize(requests), 1, 0, workload, false});
       ids.push_back(0);
@@ -316,7 +316,7 @@ std::string recorded_taste(const test::TemporaryFolder& folder, const std::strin
                            std::uint16_t expert) {
   constexpr std::int64_t rows = 30;
   const TraceMeta meta = test::trace_meta("tiny", 16, 2, {0, 1, 2}, {phase});
-  RoutingTrace::IdArray<std::uint16_t> ids;
+  std::vector<std::uint16_t> ids;
   for (int i = 0; i < rows * 3; ++i) {
     ids.push_back(expert);
     ids.push_back(static_cast<std::uint16_t>(expert + 1));
@@ -379,7 +379,7 @@ TEST_CASE("mixed steps may have a policy and a dispatch of their own, but no dis
 // begins with; the others go round the sixteen.
 TEST_CASE("a typical step is not one of first tokens, and several are priced alike") {
   const test::TemporaryFolder folder;
-  RoutingTrace::IdArray<std::uint16_t> ids;
+  std::vector<std::uint16_t> ids;
   for (int row = 0; row < 40; ++row) {
     for (int layer = 0; layer < 3; ++layer) {
       ids.push_back(static_cast<std::uint16_t>(row == 0 ? 0 : 2 * (row % 7) + 2));

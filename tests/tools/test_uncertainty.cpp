@@ -171,7 +171,7 @@ TEST_CASE("a placement is fitted on the requests that were drawn") {
   // As if it were recorded: what is generated is not drawn again.
   TraceMeta meta = made.meta();
   meta.synthetic = false;
-  RoutingTrace::IdArray<std::uint16_t> ids;
+  std::vector<std::uint16_t> ids;
   made.visit([&](auto all) { ids.assign(all.begin(), all.end()); });
   traces.decode = RoutingTrace(meta, {made.workloads().begin(), made.workloads().end()},
                                {made.requests().begin(), made.requests().end()}, ids);

@@ -182,7 +182,7 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 
   const auto count = static_cast<std::size_t>(rows.requests);
   std::vector<TraceRequest> requests(count);
-  RoutingTrace::IdArray<std::uint16_t> ids(count * request_ids);
+  std::vector<std::uint16_t> ids(count * request_ids);
   // Requests have random streams of their own, so the order in which they are made is free.
   tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
     const std::size_t workload = i % of_workload.size();

@@ -106,7 +106,7 @@ class TraceBuilder {
   std::string engine_;
   std::vector<int> moe_layers_, recorded_;
   SlotMap logical_of_physical_;  // as recorded
-  RoutingTrace::IdArray<std::uint16_t> ids_;
+  std::vector<std::uint16_t> ids_;
   std::vector<TraceRequest> requests_;
   std::vector<std::string> workloads_;
   std::map<std::int64_t, std::vector<double>> counts_;  // by step
