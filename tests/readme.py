@@ -4,16 +4,19 @@
   tests/readme.py MOESIM
 
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
-../shared beside it; each must end with 0. A line that stands on several pages runs once. A line that needs ../shared is refused in one line that names it, and only the
-READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
+../shared beside it; each must end with 0. A line that stands on several pages runs once. A study that takes a minute and
+more is stopped after a while, and must say that the same command goes on. A line that needs ../shared is refused in one
+line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
-import os, pathlib, re, shutil, stat, subprocess, sys, tempfile, time
+import os, pathlib, re, shutil, signal, stat, subprocess, sys, tempfile, time
 
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
             "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md",
             "traces/README.md"}
+LONG = ("configs/study_rivals.json", "configs/study_rivals_rack.json")
+PATIENCE_S = 15
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
 
@@ -40,6 +43,18 @@ def missing_programs(name, text):
             yield f"{program} is not there"
         elif not file.suffix and file.is_file() and not os.access(file, os.X_OK):
             yield f"{program} cannot be run"
+
+
+def run(command, **where):
+    """Exit status and what was said; a long study is interrupted as by Ctrl-C."""
+    process = subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **where)
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S if any(config in command for config in LONG) else None)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    goes_on = process.returncode == 130 and "the same command runs" in err
+    return subprocess.CompletedProcess(command, 0 if goes_on else process.returncode, out, err)
 
 
 def main():
@@ -76,7 +91,7 @@ def main():
                     print(f"{name}: as on a page above: {command}")
                     continue
                 began = time.monotonic()
-                done = subprocess.run(["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True)
+                done = run(command, cwd=here, env=environment)
                 ran += 1
                 # Long work on a busy machine tells its progress before it is refused.
                 lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("info: ")]

@@ -114,12 +114,13 @@ bool TokenBitCounter::set([[maybe_unused]] std::span<const std::int32_t> rank_of
   k_ = k;
   const std::size_t words = (bits + 63) / 64;
   tables_.assign((bits + bits_of_byte - 1) / bits_of_byte, {});
+  byte_of_rank_.resize(bits_of_rank.size() / words);
   for (std::size_t byte = 0; byte < tables_.size(); ++byte) {
-    const std::uint64_t* const word = bits_of_rank.data() + byte / bytes_of_word;
-    const std::size_t shift = bits_of_byte * (byte % bytes_of_word);
+    const std::size_t word = byte / bytes_of_word, shift = bits_of_byte * (byte % bytes_of_word);
+    for (std::size_t rank = 0; rank < byte_of_rank_.size(); ++rank)
+      byte_of_rank_[rank] = static_cast<std::uint8_t>(bits_of_rank[rank * words + word] >> shift);
     for (std::size_t expert = 0; expert < rank_of_expert.size(); ++expert)
-      tables_[byte][expert] =
-          static_cast<std::uint8_t>(word[at(rank_of_expert[expert]) * words] >> shift);
+      tables_[byte][expert] = byte_of_rank_[at(rank_of_expert[expert])];
   }
   return true;
 #else

@@ -27,6 +27,7 @@ class TokenBitCounter {
   using Table = std::array<std::uint8_t, 256>;  // eight of each expert's bits
 
   std::vector<Table> tables_;
+  std::vector<std::uint8_t> byte_of_rank_;
   std::size_t k_ = 0;
 };
 
