@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Is a sweep written out, stored, resumed and evaluated as its file says?
 #include <atomic>
+#include <cmath>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -691,6 +692,20 @@ TEST_CASE("an interval over seeds tells a difference from noise") {
   CHECK(tpot.interval->first < *tpot.ratio);
   CHECK_THAT(tpot.sign_test, test::WithinRel(2. / 64, 1e-12));
   CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("within the noise"));
+  // A point is one line: throughput .9, 1 and 1.1, whose geometric mean is the third root of .99;
+  // TPOT .8, .81 and .82.
+  REQUIRE(three.points.size() == 2);
+  REQUIRE(three.point_axes.size() == 1);
+  CHECK(three.points[1].settings == std::vector<Json>{2});
+  CHECK_THAT(*three.points[1].ratios[0].ratio, test::WithinRel(std::cbrt(.99), 1e-12));
+  CHECK(three.points[1].ratios[0].within_noise());
+  CHECK(three.points[1].ratios[2].interval->second <= .82);
+  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.997~"));
+  CHECK_THAT(comparison_text(three), Catch::Matchers::Contains("0.810 "));
+  const OrderedJson point = comparison_json(three)["points"][1];
+  CHECK(point["settings"] == OrderedJson{{"/load", 2}});
+  CHECK(point["ratios"]["total_token_throughput"]["within_noise"] == true);
+  CHECK(comparison_json(compared({1}))["points"].empty());
   // One seed says nothing about others.
   CHECK(!compared({1}).summary[2].interval);
   CHECK_THAT(comparison_text(compared({1})), Catch::Matchers::Contains("several seeds"));

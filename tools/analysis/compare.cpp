@@ -238,12 +238,36 @@ void add_settings(Comparison& comparison, const std::vector<Axis>& axes,
   }
 }
 
+// Points with several seeds, each as one.
+void add_points(Comparison& comparison) {
+  std::vector<std::vector<PointPair>> pairs_of;
+  for (const PointPair& pair : comparison.pairs) {
+    pairs_of.resize(std::max(pairs_of.size(), pair.point + 1));
+    pairs_of[pair.point].push_back(pair);
+  }
+  if (std::ranges::all_of(pairs_of, [](const auto& pairs) { return pairs.size() == 1; })) return;
+  std::vector<std::size_t> kept;
+  for (std::size_t axis = 0; axis < comparison.axes.size(); ++axis) {
+    if (comparison.axes[axis].pointer != "/seed") kept.push_back(axis);
+  }
+  for (const std::size_t axis : kept) comparison.point_axes.push_back(comparison.axes[axis]);
+  for (const std::vector<PointPair>& pairs : pairs_of) {
+    PointSummary& point = comparison.points.emplace_back();
+    for (const std::size_t axis : kept) point.settings.push_back(pairs.front().settings[axis]);
+    for (std::size_t m = 0; m < compared_metrics.size(); ++m) point.ratios[m] = summarize(pairs, m);
+  }
+}
+
 std::string ratio_text(const std::optional<double>& ratio) {
   return ratio ? fmt::format("{:.3f}", *ratio) : "-";
 }
 
 OrderedJson ratio_json(const std::optional<double>& ratio) {
   return ratio ? OrderedJson(*ratio) : OrderedJson();
+}
+
+OrderedJson interval_json(const RatioSummary& of) {
+  return of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
 }
 
 }  // namespace
@@ -353,20 +377,45 @@ Comparison compare(const StoredSweep& sweep, Settings baseline, Settings candida
   add_settings(comparison, sweep.axes, rests);
   for (std::size_t m = 0; m < compared_metrics.size(); ++m)
     comparison.summary[m] = summarize(comparison.pairs, m);
+  add_points(comparison);
   return comparison;
 }
 
-std::string comparison_text(const Comparison& comparison) {
+namespace {
+
+// A line for each point, or for each pair where a point has one seed.
+std::string ratios_text(const Comparison& comparison) {
+  const bool by_point = !comparison.points.empty();
+  const std::vector<Axis>& axes = by_point ? comparison.point_axes : comparison.axes;
   std::vector<std::string> head;
-  for (const Axis& axis : comparison.axes) head.push_back(axis.name);
+  for (const Axis& axis : axes) head.push_back(axis.name);
   for (const ComparedMetric& metric : compared_metrics) head.emplace_back(metric.metric->heading);
   std::vector<std::vector<std::string>> rows;
-  for (const PointPair& pair : comparison.pairs) {
+  const auto begin_row = [&](const std::vector<Json>& settings) -> std::vector<std::string>& {
     auto& row = rows.emplace_back();
-    for (const Json& value : pair.settings)
-      row.push_back(value.is_null() ? "-" : setting_text(value));
-    for (const auto& ratio : pair.ratios) row.push_back(ratio_text(ratio));
+    for (const Json& value : settings) row.push_back(value.is_null() ? "-" : setting_text(value));
+    return row;
+  };
+  if (by_point) {
+    for (const PointSummary& point : comparison.points) {
+      auto& row = begin_row(point.settings);
+      for (const RatioSummary& of : point.ratios)
+        row.push_back(ratio_text(of.ratio) + (of.within_noise() ? "~" : ""));
+    }
+  } else {
+    for (const PointPair& pair : comparison.pairs) {
+      auto& row = begin_row(pair.settings);
+      for (const auto& ratio : pair.ratios) row.push_back(ratio_text(ratio));
+    }
   }
+  std::string text = narrow_table(std::move(head), std::move(rows), axes.size());
+  if (by_point) text += "geometric means over the seeds; ~: within the noise of the seeds\n";
+  return text + "\n";
+}
+
+}  // namespace
+
+std::string comparison_text(const Comparison& comparison) {
   bool seeds = false;
   Table summary({"candidate / baseline", "geometric mean", "95 % interval", "better", "worse",
                  "pairs", "sign test", ""});
@@ -381,8 +430,7 @@ std::string comparison_text(const Comparison& comparison) {
                  of.within_noise() ? "within the noise" : ""});
     seeds = seeds || of.interval;
   }
-  std::string text = narrow_table(std::move(head), std::move(rows), comparison.axes.size()) + "\n" +
-                     summary.text();
+  std::string text = ratios_text(comparison) + summary.text();
   for (const CoupledDifference& also : comparison.coupled) {
     text += fmt::format("pairs differ in {} too: {} against {}\n", also.pointer.substr(1),
                         also.candidate.is_null() ? "the default" : setting_text(also.candidate),
@@ -415,15 +463,27 @@ OrderedJson comparison_json(const Comparison& comparison) {
   }
   for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
     const RatioSummary& of = comparison.summary[m];
-    const OrderedJson interval =
-        of.interval ? OrderedJson{of.interval->first, of.interval->second} : OrderedJson();
     json["summary"][std::string(compared_metrics[m].name)] = {{"ratio", ratio_json(of.ratio)},
                                                               {"pairs", of.pairs},
                                                               {"wins", of.wins},
                                                               {"losses", of.losses},
-                                                              {"interval", interval},
+                                                              {"interval", interval_json(of)},
                                                               {"sign_test", of.sign_test},
                                                               {"within_noise", of.within_noise()}};
+  }
+  json["points"] = OrderedJson::array();
+  for (const PointSummary& point : comparison.points) {
+    OrderedJson entry{{"settings", OrderedJson::object()}, {"ratios", OrderedJson::object()}};
+    for (std::size_t i = 0; i < point.settings.size(); ++i)
+      entry["settings"][comparison.point_axes[i].pointer] = point.settings[i];
+    for (std::size_t m = 0; m < compared_metrics.size(); ++m) {
+      const RatioSummary& of = point.ratios[m];
+      entry["ratios"][std::string(compared_metrics[m].name)] = {
+          {"ratio", ratio_json(of.ratio)},
+          {"interval", interval_json(of)},
+          {"within_noise", of.within_noise()}};
+    }
+    json["points"].push_back(std::move(entry));
   }
   json["coupled"] = OrderedJson::array();
   for (const CoupledDifference& also : comparison.coupled) {

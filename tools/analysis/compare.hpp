@@ -70,6 +70,12 @@ struct RatioSummary {
   bool within_noise() const { return interval && interval->first <= 1 && interval->second >= 1; }
 };
 
+/// What the seeds of one point say together.
+struct PointSummary {
+  std::vector<Json> settings;  ///< as a pair's, without the seed
+  std::array<RatioSummary, compared_metrics.size()> ratios;
+};
+
 /// P(a fair coin falls at least as unequally as `wins` to `losses`).
 double sign_test(std::size_t wins, std::size_t losses);
 
@@ -84,8 +90,10 @@ struct Comparison {
   std::vector<CoupledDifference> coupled;  ///< each once
   std::vector<PointPair> pairs;
   std::array<RatioSummary, compared_metrics.size()> summary;
-  std::size_t unpaired = 0;  ///< done points of either side without one on the other
-  std::size_t not_done = 0;  ///< points of either side that have no report
+  std::vector<Axis> point_axes;      ///< of the points' settings
+  std::vector<PointSummary> points;  ///< in order of their first pair; none: no point has two seeds
+  std::size_t unpaired = 0;          ///< done points of either side without one on the other
+  std::size_t not_done = 0;          ///< points of either side that have no report
 };
 
 /// Pairs the done points that match all settings of one side with those that match all of the other
@@ -101,7 +109,8 @@ Comparison compare(const StoredSweep&, std::span<const Setting> baseline,
 std::string comparison_text(const Comparison&);
 /// {"pairs": [{"baseline", "candidate", "settings": {pointer: value}, "ratios": {metric: ratio}}],
 ///  "summary": {metric: {"ratio", "pairs", "wins", "losses", "interval": [low, high] or null,
-///  "sign_test", "within_noise"}}, "coupled": [{"pointer", "baseline", "candidate"}], "unpaired",
+///  "sign_test", "within_noise"}}, "points": [{"settings", "ratios": {metric: {"ratio", "interval",
+///  "within_noise"}}}], "coupled": [{"pointer", "baseline", "candidate"}], "unpaired",
 ///  "not_done"}
 OrderedJson comparison_json(const Comparison&);
 
