@@ -2,6 +2,7 @@
 #include "tools/reproduce/reproduction.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include <fmt/format.h>
@@ -77,12 +78,19 @@ Verdict judge(ConfigReader& r, double value) {
   return in_band ? Verdict::within_band : right_sign ? Verdict::sign_only : Verdict::not_reproduced;
 }
 
+std::optional<std::pair<double, double>> two_ends(ConfigReader& r) {
+  if (!r.optional("band")) return std::nullopt;
+  const std::vector<ConfigNode> ends = r.child("band").list();
+  if (ends[0].json().is_null() || ends[1].json().is_null()) return std::nullopt;
+  return std::pair(ends[0].number(), ends[1].number());
+}
+
 BandKind band_kind(ConfigReader& r, std::string_view unit) {
   if (r.flag_or("ours", false)) return BandKind::ours;
   if (!r.optional("band")) return BandKind::none;
-  const std::vector<ConfigNode> ends = r.child("band").list();
-  if (ends[0].json().is_null() || ends[1].json().is_null()) return BandKind::one_sided;
-  const double low = ends[0].number(), high = ends[1].number();
+  const auto ends = two_ends(r);
+  if (!ends) return BandKind::one_sided;
+  const auto [low, high] = *ends;
   if (low == high) return BandKind::exact;
   const double no_change = unit == "x" ? 1 : 0;
   return low <= no_change && no_change <= high ? BandKind::no_change : BandKind::two_sided;
@@ -98,6 +106,7 @@ ReproducedRow read_row(const ConfigNode& node, const Measured& measured,
     row.simulated = evaluate(r.child("value"), measured);
     row.verdict = judge(r, row.simulated);
     row.band = band_kind(r, row.unit);
+    row.ends = two_ends(r);
     if (data_sheet != nullptr) {
       row.data_sheet = evaluate(r.child("value"), *data_sheet);
       row.data_sheet_verdict = judge(r, *row.data_sheet);
@@ -122,9 +131,12 @@ std::string verdict_text(const ReproducedRow& row) {
   const auto name = [](Verdict verdict) {
     return verdict_names[static_cast<std::size_t>(verdict)];
   };
-  return row.verdict == row.recorded
-             ? std::string(name(row.verdict))
-             : fmt::format("{} (recorded: {})", name(row.verdict), name(row.recorded));
+  std::string text(name(row.verdict));
+  if (row.verdict == Verdict::within_band) {
+    if (const std::string place = place_in_band(row); !place.empty()) text += ", " + place;
+  }
+  if (row.verdict != row.recorded) text += fmt::format(" (recorded: {})", name(row.recorded));
+  return text;
 }
 
 std::string simulated_text(const ReproducedRow& row) {
@@ -247,6 +259,17 @@ Reproduction reproduce(const ConfigNode& file) {
     }
     return figure;
   });
+}
+
+std::string place_in_band(const ReproducedRow& row) {
+  if (!row.ends || row.ends->first == row.ends->second) return {};
+  const double middle = (row.ends->first + row.ends->second) / 2;
+  const double half = (row.ends->second - row.ends->first) / 2;
+  const bool in_percent = row.unit == " %";
+  if (!in_percent && middle == 0) return {};
+  const double scale = in_percent ? 1 : 100 / std::abs(middle);
+  return fmt::format("{:+.2g} of +-{:.2g} {}", scale * (row.simulated - middle), scale * half,
+                     in_percent ? "points" : "%");
 }
 
 std::string markdown(const Reproduction& figure) {

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "hardware/config.hpp"
@@ -51,6 +52,8 @@ struct ReproducedRow {
   Verdict verdict = Verdict::within_band;
   Verdict recorded = Verdict::within_band;  ///< the verdict that the file was written with
   BandKind band = BandKind::none;
+  /// The ends of a band that has two.
+  std::optional<std::pair<double, double>> ends{};
   /// The value with every GPU as its data sheet has it, and what becomes of it, where the file says
   /// how such GPUs are simulated.
   std::optional<double> data_sheet{};
@@ -88,6 +91,9 @@ bool is_quick(const ConfigNode& file);
 /// ratio, change (a over b, in percent), min, max. Throws ConfigError.
 Reproduction reproduce(const ConfigNode& file);
 
+/// Where in its band a value lies: "+4.5 of +-5 points" from the middle for a value in percent,
+/// else in percent of the middle; empty for a band with one end, or of one number.
+std::string place_in_band(const ReproducedRow&);
 /// A Markdown section: a table of the rows, then what was assumed.
 std::string markdown(const Reproduction&);
 /// The table of the rows and what was assumed, for a terminal.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <fstream>
+#include <iterator>
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -67,12 +69,19 @@ std::string counts_text(const std::vector<Reproduction>& figures) {
       100, 0);
 }
 
-/// The file of RESULTS.md: how many rows came out how, then the figures.
-std::string results(const std::vector<Reproduction>& figures) {
+/// What stands at the top of RESULTS.md; nothing where the folder has no such file.
+std::string summary_in(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "summary.md");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The file of RESULTS.md: what the project found (summary.md of the folder, where there is one),
+/// how many rows came out how, then the figures.
+std::string results(const std::vector<Reproduction>& figures, const std::string& summary) {
   std::string sections;
   for (const Reproduction& figure : figures) sections += "\n" + markdown(figure);
-  return "# Published figures compared with simulated ones\n\nWritten by `moesim reproduce --all`. "
-         "No constant and no "
+  return "# Published figures compared with simulated ones\n\n" + summary +
+         "Written by `moesim reproduce --all`. No constant and no "
          "preset is tuned to a row; README.md says\nhow bands are chosen.\n\n" +
          counts_text(figures) + "\n" + sections;
 }
@@ -111,7 +120,7 @@ Action setup_reproduce(CLI::App& command) {
       print((figures.size() > 1 ? "\n" : "") + to_text(figures.back()));
       hold = hold && verdicts_hold(figures.back());
     }
-    if (options->all) write_file(output, results(figures));
+    if (options->all) write_file(output, results(figures, summary_in(options->folder)));
     if (!hold) spdlog::warn("a verdict differs from the one in its file");
     return hold ? 0 : 3;
   };
