@@ -88,15 +88,16 @@ TEST_CASE("a verdict says where in its band a value lies") {
     return place_in_band(row);
   };
   CHECK(place(" %", -7.5, -17, -7) == "+4.5 of +-5 points");
-  CHECK(place(" %", 0, -5, 5) == "+0 of +-5 points");
+  CHECK(place(" %", 0, -5, 5) == "+0.0 of +-5 points");
   // 1.1 is 12 % below 1.25, of which .25 is a fifth.
   CHECK(place("x", 1.1, 1, 1.5) == "-12 of +-20 %");
+  CHECK(place(" tok/s", 100.00001, 99.9, 100.1) == "+0.00 of +-0.1 %");
   CHECK(place(" us", 8, 8, 8).empty());
   CHECK(place_in_band(ReproducedRow{}).empty());
   const Reproduction done = reproduce(figure(
       R"({"what": "w", "published": "9 %", "unit": " %", "value": "m:/experts", "band": [4, 14],
           "verdict": "within band"})"));
-  CHECK(markdown(done).find("| 8.000 % | within band, -1 of +-5 points |") != std::string::npos);
+  CHECK(markdown(done).find("| 8.000 % | within band, -1.0 of +-5 points |") != std::string::npos);
 }
 
 TEST_CASE("bands that say much are told from bands that say little") {

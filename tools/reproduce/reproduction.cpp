@@ -268,8 +268,9 @@ std::string place_in_band(const ReproducedRow& row) {
   const bool in_percent = row.unit == " %";
   if (!in_percent && middle == 0) return {};
   const double scale = in_percent ? 1 : 100 / std::abs(middle);
-  return fmt::format("{:+.2g} of +-{:.2g} {}", scale * (row.simulated - middle), scale * half,
-                     in_percent ? "points" : "%");
+  const int decimals = scale * half < 1 ? 2 : scale * half < 10 ? 1 : 0;
+  return fmt::format("{:+.{}f} of +-{:.3g} {}", scale * (row.simulated - middle), decimals,
+                     scale * half, in_percent ? "points" : "%");
 }
 
 std::string markdown(const Reproduction& figure) {
