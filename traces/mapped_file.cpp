@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "traces/mapped_file.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -48,6 +49,21 @@ MappedFile::MappedFile(const std::filesystem::path& file) {
 
 void refuse_long_line(const std::filesystem::path& file, std::size_t number) {
   throw ConfigError(fmt::format("{}:{}: is longer than 1 GiB", file.string(), number));
+}
+
+std::string first_line(const std::filesystem::path& file) {
+  const MappedFile mapped(file);
+  const std::string_view text = mapped.text();
+  const std::size_t begins = text.find_first_not_of(" \t\r\n");
+  if (begins == std::string_view::npos) return {};
+  const std::string_view blank = text.substr(0, text.substr(0, begins).rfind('\n') + 1);
+  std::string_view line = text.substr(blank.size(), largest_text + 1);
+  const std::size_t end = line.find('\n');
+  if (end == std::string_view::npos && line.size() > largest_text)
+    refuse_long_line(file, 1 + static_cast<std::size_t>(std::ranges::count(blank, '\n')));
+  line = line.substr(0, end);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return std::string(line);
 }
 
 void MappedFile::forget(std::span<const std::byte> bytes) {

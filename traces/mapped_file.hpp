@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "hardware/text_file.hpp"
@@ -48,6 +49,10 @@ void for_each_line(std::string_view text, std::size_t longest, Fn&& fn, TooLong&
     if (line.find_first_not_of(" \t") != std::string_view::npos) fn(number, line);
   }
 }
+
+/// The first line of a file that is not blank, without its end; empty: there is none. Reads no more
+/// than that line. Throws as for_each_line() does.
+std::string first_line(const std::filesystem::path& file);
 
 /// Calls fn(line_number, line) for the lines of a text that may have any length.
 template <class Fn>

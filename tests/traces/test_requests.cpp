@@ -5,6 +5,7 @@
 
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "traces/mapped_file.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/requests/request_trace.hpp"
@@ -340,6 +341,16 @@ TEST_CASE("a malformed row is refused with its line number") {
              Contains(":1: is not a request trace"));
   const TemporaryFile bare("requests.txt", "prompt_tokens,output_tokens\n");
   CHECK_THAT(config_error([&] { read_request_trace(bare.path()); }), Contains("holds no request"));
+}
+
+TEST_CASE("the first line of a file is that which is not blank, with either end or none") {
+  const auto first = [](const std::string& text) {
+    return first_line(TemporaryFile("lines.txt", text).path());
+  };
+  CHECK(first("a b\nc\n") == "a b");
+  CHECK(first("\n \t\r\n  a\r\nb") == "  a");
+  CHECK(first("a") == "a");
+  CHECK(first(" \n").empty());
 }
 
 TEST_CASE("a file whose line has no end is refused before it fills memory") {

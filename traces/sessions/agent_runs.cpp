@@ -144,9 +144,10 @@ class AgentReader {
     std::vector<std::uint64_t> numbers;
     for (const Json& id : ids) {
       if (!seen.insert(id.get<std::int64_t>()).second)
-        throw ConfigError(fmt::format(
-            "\"hash_ids\" have {} twice in one prompt; an id names all tokens before it too",
-            id.dump()));
+        throw ConfigError(
+            fmt::format("\"hash_ids\" have {} twice in one prompt; an id names all tokens up "
+                        "to the end of its block",
+                        id.dump()));
       numbers.push_back(salt_ + static_cast<std::uint64_t>(id.get<std::int64_t>()));
     }
     turn.ids = std::make_shared<const PromptIds>(

@@ -107,26 +107,28 @@ class Assembly {
       const auto found = place_of_.find(id);
       if (found == place_of_.end())
         throw ConfigError(
-            one_line(fmt::format("waits for \"{}\", which is the id of no request above it", id)));
+            one_line(fmt::format("waits for \"{}\", which is the id of no request above", id)));
       const Place at = found->second;
       if (at.session == session) {
         if (at.turn + 1 != turn)
-          throw ConfigError(one_line(
-              fmt::format("waits for \"{}\", which is not the turn before it in its session", id)));
+          throw ConfigError(one_line(fmt::format(
+              "waits for \"{}\", which is not the turn above in the same session", id)));
         continue;
       }
       if (turn == 0) {
         if (!started_.try_emplace(session, Started{at}).second)
-          throw ConfigError("the first turn of its session waits for several; one can start it");
+          throw ConfigError(
+              "the first turn of its session waits for several; name the one that starts the "
+              "session");
         continue;
       }
       const auto child = started_.find(at.session);
       const bool ends = at.turn + 1 == file_.sessions[at.session].turns.size();
       if (child == started_.end() || child->second.by != Place{session, turn - 1} || !ends)
-        throw ConfigError(one_line(fmt::format(
-            "waits for \"{}\", which is not the last turn of a session that the turn before it has "
-            "started",
-            id)));
+        throw ConfigError(
+            one_line(fmt::format("waits for \"{}\", which is not the last turn of a session that "
+                                 "the turn above has started",
+                                 id)));
       child->second.awaited = true;
     }
     if (turn > 0) {
@@ -193,10 +195,6 @@ class Assembly {
   std::vector<std::vector<Seconds>> between_starts_;  // [session][turn], of rows
 };
 
-}  // namespace
-
-namespace {
-
 // Calls fn(line) for each line; its errors are said of the line.
 template <class Fn>
 void for_each_row(const std::filesystem::path& path, Fn&& fn) {
@@ -225,23 +223,20 @@ LinesAre form_of(std::string_view first_line) {
 }  // namespace
 
 bool is_session_file(const std::filesystem::path& path) {
-  std::optional<bool> sessions;
-  for_each_row(path, [&](std::string_view line) {
-    if (!sessions) sessions = form_of(line) != LinesAre::rows || names_sessions(line);
-  });
-  return sessions.value_or(false);
+  const std::string line = first_line(path);
+  return form_of(line) != LinesAre::rows || names_sessions(line);
 }
 
 SessionFile read_session_file(const std::filesystem::path& path, std::int32_t id_block_tokens) {
   Assembly assembly;
-  std::optional<LinesAre> form;
+  const LinesAre form = form_of(first_line(path));
   std::optional<RowReader> reader;
   bool from_subagents = false;
-  for_each_row(path, [&](std::string_view line) {
-    if (!form) form = form_of(line);
-    if (form == LinesAre::runs && !from_subagents)
-      from_subagents = counts_from_subagents(as_run(json_or_text(line)));
-  });
+  if (form == LinesAre::runs) {
+    for_each_row(path, [&](std::string_view line) {
+      if (!from_subagents) from_subagents = counts_from_subagents(as_run(json_or_text(line)));
+    });
+  }
   for_each_row(path, [&](std::string_view line) {
     if (form == LinesAre::rows && !reader) {
       reader = recognise_session_format(line, id_block_tokens);
