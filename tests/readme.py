@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Does every command line in every README and other page work as it is typed, for somebody who has nothing but the repository?
 
-  tests/readme.py MOESIM
+  tests/readme.py MOESIM [--to-the-end]
 
 Runs each line of an indented block that begins with `moesim`, in order, in a copy of what the lines may read, with no
-../shared beside it; each must end with 0. A line that stands on several pages runs once. A study that takes a minute and
-more is stopped after a while, and must say that the same command goes on. A line that needs ../shared is refused in one
+../shared beside it; each must end with 0. A line that stands on several pages runs once. A line below
+that takes long, and whose result no other line reads, is stopped after a while as by Ctrl-C; a study must say that the same
+command goes on. `--to-the-end` (.ci/nightly) stops none. A line that needs ../shared is refused in one
 line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
 import os, pathlib, re, shutil, signal, stat, subprocess, sys, tempfile, time
@@ -15,8 +16,10 @@ COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
             "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md",
             "traces/README.md"}
-LONG = ("configs/study_rivals.json", "configs/study_rivals_rack.json")
-PATIENCE_S = 15
+# Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
+LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "reproduce deployments_decode ",
+        "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json")
+PATIENCE_S = 10
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
 
@@ -45,20 +48,23 @@ def missing_programs(name, text):
             yield f"{program} cannot be run"
 
 
-def run(command, **where):
-    """Exit status and what was said; a long study is interrupted as by Ctrl-C."""
+def run(command, patience, **where):
+    """Exit status and what was said; long work is interrupted as by Ctrl-C after `patience` seconds, none: never."""
     process = subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **where)
+    long = any(line in command + " " for line in LONG)
     try:
-        out, err = process.communicate(timeout=PATIENCE_S if any(config in command for config in LONG) else None)
+        out, err = process.communicate(timeout=patience if long else None)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
-    goes_on = process.returncode == 130 and "the same command runs" in err
-    return subprocess.CompletedProcess(command, 0 if goes_on else process.returncode, out, err)
+        goes_on = "study" not in command or "the same command runs" in err
+        return subprocess.CompletedProcess(command, 0 if process.returncode == 130 and goes_on else process.returncode or 1, out, err)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def main():
     moesim = pathlib.Path(sys.argv[1]).resolve()
+    patience = None if "--to-the-end" in sys.argv else PATIENCE_S
     failures = ran = 0
 
     def fail(name, what):
@@ -91,7 +97,7 @@ def main():
                     print(f"{name}: as on a page above: {command}")
                     continue
                 began = time.monotonic()
-                done = run(command, cwd=here, env=environment)
+                done = run(command, patience, cwd=here, env=environment)
                 ran += 1
                 # Long work on a busy machine tells its progress before it is refused.
                 lines = [line for line in done.stderr.strip().splitlines() if not line.startswith("info: ")]

@@ -22,10 +22,10 @@ TEST_CASE("experiments that share their traces have the placements that each wou
   for (const char* type : {"eplb", "joint", "flat", "coactivation", "random", "linear"}) {
     for (const double replication : {1.0, 1.5}) {
       for (const bool disjoint : {false, true}) {
-        for (const Json& workloads : {Json{}, Json{"chat"}}) {
-          for (const int seed : {1, 2}) {
+        for (const bool one_workload : {false, true}) {
+          for (const int seed : {disjoint ? 1 : 2}) {
             Json load{{"disjoint", disjoint}};
-            if (!workloads.is_null()) load["workloads"] = workloads;
+            if (one_workload) load["workloads"] = Json{"chat"};
             const ConfigNode config =
                 tiny({{"placement", {{"type", type}, {"replication", replication}, {"load", load}}},
                       {"seed", seed}});
@@ -44,7 +44,7 @@ TEST_CASE("experiments that share their traces have the placements that each wou
       }
     }
   }
-  CHECK(different > 40);  // of 96: what decides a placement is in what was varied
+  CHECK(different > 20);  // of 48: what decides a placement is in what was varied
 }
 
 TEST_CASE("a memo makes a value once, whatever asks for it, and begins anew after 64",

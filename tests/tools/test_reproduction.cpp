@@ -187,38 +187,5 @@ TEST_CASE("a workload without a source for each of its numbers is refused") {
         std::string::npos);
 }
 
-/// Whether a row's value holds a wall time of this machine. Such a verdict may change under load.
-bool holds_wall_time(const Json& file, std::size_t row) {
-  const std::string value = file.at("rows").at(row).at("value").dump();
-  const Json measured = file.value("measured", Json::object());
-  return std::ranges::any_of(measured.items(), [&](const auto& entry) {
-    return entry.value().contains("timing") &&
-           value.find('"' + entry.key() + ":/") != std::string::npos;
-  });
-}
-
-TEST_CASE("the quick figures of configs/reproduce keep their verdicts") {
-  if (!test::has_shared()) {
-    WARN("skipped: ../shared is absent");
-    return;
-  }
-  int figures = 0;
-  for (const auto& entry :
-       std::filesystem::directory_iterator(test::source_dir() / "configs/reproduce")) {
-    if (entry.path().extension() != ".json") continue;
-    const ConfigNode file = ConfigNode::from_file(entry.path());
-    if (!is_quick(file)) continue;
-    ++figures;
-    const Reproduction reproduced = reproduce(file);
-    for (std::size_t i = 0; i < reproduced.rows.size(); ++i) {
-      if (holds_wall_time(file.json(), i)) continue;
-      const ReproducedRow& row = reproduced.rows[i];
-      CAPTURE(entry.path().stem().string(), row.what, row.simulated);
-      CHECK(row.verdict == row.recorded);
-    }
-  }
-  CHECK(figures > 0);
-}
-
 }  // namespace
 }  // namespace moesim::test_reproduction

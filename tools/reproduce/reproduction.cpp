@@ -229,10 +229,6 @@ std::string data_sheet_text(const ReproducedRow& row) {
 
 }  // namespace
 
-bool is_quick(const ConfigNode& file) {
-  return file.json().is_object() && file.json().value("quick", false);
-}
-
 Reproduction reproduce(const ConfigNode& file) {
   return read_object(file, [&](ConfigReader& r) {
     Reproduction figure;

@@ -70,9 +70,6 @@ struct Reproduction {
   std::vector<ReproducedRow> rows;
 };
 
-/// Whether a file under configs/reproduce says that it takes a second or less.
-bool is_quick(const ConfigNode& file);
-
 /// Computes every row of a file (configs/reproduce/README.md):
 ///
 ///   {"title", "source", "quick": true, "assumed": [texts],
