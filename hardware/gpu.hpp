@@ -134,6 +134,12 @@ struct Profile {
 class KernelTables;
 
 /// One GPU as its data sheet and measurements describe it. Facts have no defaults.
+/// How the source of the expert tables makes up for what rounding took from its uneven draws: one
+/// selection goes to the least loaded expert of each rank in turn; or to the least loaded experts
+/// in the order of their ids, so that rank 0 gets many; or so where every expert was rounded to
+/// none.
+enum class DrawFill { by_rank, by_id, by_id_of_none };
+
 struct GpuSpec {
   std::string name;
   std::string source;
@@ -153,6 +159,7 @@ struct GpuSpec {
   std::optional<Price> price{};
   std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
   std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
+  std::map<std::string, DrawFill, std::less<>> draw_fill{};  ///< by engine, where not as usual
   /// What prices kernels before the rooflines do: none unless with_engine() gave it.
   std::shared_ptr<const KernelTables> tables{};
 

@@ -202,6 +202,25 @@ Price read_price(const ConfigNode& node) {
   });
 }
 
+constexpr std::array<std::string_view, 3> draw_fill_names{"by_rank", "by_id", "by_id_of_none"};
+
+std::span<const Key> draw_fill_keys() {
+  static constexpr Form fill = form::choice(draw_fill_names);
+  static constexpr Key keys[] = {{"sglang", fill, unset("as usual"), "rows of SGLang"},
+                                 {"trtllm", fill, unset("as usual"), "rows of TensorRT-LLM"}};
+  return keys;
+}
+
+std::map<std::string, DrawFill, std::less<>> read_draw_fill(const ConfigNode& node) {
+  return read_object(node, draw_fill_keys, [](ConfigReader& reader) {
+    std::map<std::string, DrawFill, std::less<>> fills;
+    for (const Key& key : draw_fill_keys())
+      if (reader.optional(key.name))
+        fills.emplace(key.name, static_cast<DrawFill>(reader.choice(key.name)));
+    return fills;
+  });
+}
+
 constexpr Key as_key{"as", form::file, unset("no GPU"),
                      "GPU whose constants apply to families that this file leaves out"};
 
@@ -340,6 +359,8 @@ std::span<const Key> gpu_keys() {
        "folder of measured kernel times, <engine>-<version>/<table>.csv"},
       {"sibling", form::file, unset("none"),
        "GPU file whose tables, scaled by data sheets, replace missing tables"},
+      {"draw_fill", form::object(draw_fill_keys), unset("as usual for the engine's version"),
+       "how uneven rows of an engine's expert tables were drawn"},
       {"price", form::object(price_keys), unset("no cost in reports"), "price of an hour"}};
   return keys;
 }
@@ -407,6 +428,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others) {
     gpu.dense_peak = read_peaks(reader.child("dense_peak"));
     read_section(reader.child("kernels"), rooflines, gpu, others);
     read_section(reader.child("collectives"), links, gpu, others);
+    if (reader.optional("draw_fill")) gpu.draw_fill = read_draw_fill(reader.child("draw_fill"));
     if (reader.optional("price")) gpu.price = read_price(reader.child("price"));
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
     if (reader.optional("sibling") && others == Others::read)

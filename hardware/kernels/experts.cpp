@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include <fmt/format.h>
 
@@ -49,7 +50,7 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
 std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
                                    const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
-  return {sample(precision, row, locate(experts_of(row, engine, precision), gpu))};
+  return {sample(precision, row, locate(experts_of(row, engine, gpu, precision), gpu))};
 }
 
 // The load of the measured rank stands for how it was drawn: a slice's width for `width` and `tp`,
@@ -86,7 +87,7 @@ std::optional<RooflineCall> expert_call(const TableRow& row, const GpuSpec& gpu,
   const std::string format(table_name(row.text("precision")));
   const auto operands = operands_of(format);
   if (!operands || row.text("kernel").find(without_gate) != std::string::npos) return std::nullopt;
-  const ExpertsCall c = experts_of(row, engine, format);
+  const ExpertsCall c = experts_of(row, engine, gpu, format);
   const GroupedGemmShape shape{.hidden = c.hidden,
                                .width = c.width,
                                .weights = operands->weights,
@@ -139,7 +140,8 @@ double experts_held(const TableRow& row) {
                                   : row.number("held");
 }
 
-ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::string_view format) {
+ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const GpuSpec& gpu,
+                       std::string_view format) {
   ExpertsCall c{.precision = format,
                 .hidden = row.number("hidden"),
                 .width = row.number("width") / row.number("tp", 1),
@@ -152,7 +154,8 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, std::st
     check_experts(row, c, row.number("ep", 1));
     const BusiestRank load =
         rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
-                  kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine));
+                  kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine),
+                  draw_fill_of(engine, gpu));
     c.rows = load.rows;
     c.active = load.active;
   } else {
@@ -404,7 +407,8 @@ double exponent_of(std::string_view distribution) {
 
 // What rounding added or lost goes to the least and comes from the most loaded expert, rank by
 // rank.
-void settle(std::vector<std::int32_t>& counts, int ranks, double tokens, std::int64_t left) {
+void settle_by_rank(std::vector<std::int32_t>& counts, int ranks, double tokens,
+                    std::int64_t left) {
   const auto per_rank = static_cast<std::ptrdiff_t>(counts.size()) / ranks;
   for (std::ptrdiff_t rank = 0; left != 0; rank = (rank + 1) % ranks) {
     const auto first = counts.begin() + rank * per_rank;
@@ -416,9 +420,25 @@ void settle(std::vector<std::int32_t>& counts, int ranks, double tokens, std::in
   }
 }
 
+// The same over all experts at once, equal ones in the order of their ids.
+void settle_by_id(std::vector<std::int32_t>& counts, double tokens, std::int64_t left) {
+  const int step = left > 0 ? 1 : -1;
+  std::vector<std::size_t> order(counts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  while (left != 0) {
+    std::ranges::stable_sort(order, {}, [&](std::size_t i) { return step * counts[i]; });
+    for (const std::size_t expert : order) {
+      if (left == 0) break;
+      if (step > 0 ? counts[expert] >= tokens : counts[expert] == 0) continue;
+      counts[expert] += step;
+      left -= step;
+    }
+  }
+}
+
 // Tokens per expert, as drawn by a bounded power law over experts.
 std::vector<std::int32_t> power_law_counts(double tokens, double selections, int experts, int ranks,
-                                           double alpha, Rng& rng) {
+                                           double alpha, DrawFill fill, Rng& rng) {
   const bool many = selections > experts;
   const double low = std::pow(many ? 1 : 0.01, 1 - alpha);
   const double high = std::pow(many ? 0.8 * tokens : 2, 1 - alpha);
@@ -430,12 +450,14 @@ std::vector<std::int32_t> power_law_counts(double tokens, double selections, int
   }
   std::vector<std::int32_t> counts;
   std::int64_t left = std::llround(selections);
+  const std::int64_t all = left;
   for (const double weight : weights) {
     counts.push_back(
         static_cast<std::int32_t>(std::min(tokens, std::round(weight / sum * selections))));
     left -= counts.back();
   }
-  settle(counts, ranks, tokens, left);
+  const bool by_id = fill == DrawFill::by_id || (fill == DrawFill::by_id_of_none && left == all);
+  by_id ? settle_by_id(counts, tokens, left) : settle_by_rank(counts, ranks, tokens, left);
   return counts;
 }
 
@@ -464,15 +486,26 @@ BusiestRank load_of(std::span<const std::int32_t> experts) {
 }  // namespace
 
 std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
-                                         int experts, int ranks, Rng& rng) {
-  const auto counts =
-      power_law_counts(tokens, tokens * top_k, experts, ranks, exponent_of(distribution), rng);
+                                         int experts, int ranks, DrawFill fill, Rng& rng) {
+  const auto counts = power_law_counts(tokens, tokens * top_k, experts, ranks,
+                                       exponent_of(distribution), fill, rng);
   const auto rank = busiest(counts, ranks);
   return {rank.begin(), rank.end()};
 }
 
 bool times_lone_ranks(const EngineVersion& engine) {
   return engine.name == "sglang" && numbers_of(engine.version) >= std::array{0, 5, 10, 0};
+}
+
+DrawFill draw_fill_of(const EngineVersion& engine, const GpuSpec& gpu) {
+  const auto given = gpu.draw_fill.find(engine.name);
+  const auto before = [&](std::array<int, 4> version) {
+    return !engine.version.empty() && numbers_of(engine.version) < version;
+  };
+  const bool old = (engine.name == "sglang" && before({0, 5, 10, 0})) ||
+                   (engine.name == "trtllm" && before({1, 3, 0, 0}));
+  if (!old) return DrawFill::by_rank;
+  return given != gpu.draw_fill.end() ? given->second : DrawFill::by_id;
 }
 
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
@@ -491,7 +524,7 @@ std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts,
 }
 
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                      double ranks, bool lone) {
+                      double ranks, bool lone, DrawFill fill) {
   const double selections = tokens * top_k;
   if (!distribution.starts_with(power_law)) {
     if (lone && ranks > 1) {
@@ -504,14 +537,15 @@ BusiestRank rank_load(std::string_view distribution, double tokens, double top_k
   }
   // The same few come again in row after row.
   const std::string name = fmt::format("{} {} {} {}", distribution, tokens, top_k, experts);
-  static thread_local std::map<std::pair<std::string, double>, BusiestRank> drawn;
-  const auto [found, unseen] = drawn.try_emplace({name, ranks});
+  static thread_local std::map<std::tuple<std::string, double, DrawFill>, BusiestRank> drawn;
+  const auto [found, unseen] = drawn.try_emplace({name, ranks, fill});
   BusiestRank& mean = found->second;
   if (!unseen) return mean;
   Rng rng(1, name);
   for (int i = 0; i < power_law_draws; ++i) {
-    const BusiestRank load = load_of(power_law_rank(
-        distribution, tokens, top_k, static_cast<int>(experts), static_cast<int>(ranks), rng));
+    const BusiestRank load =
+        load_of(power_law_rank(distribution, tokens, top_k, static_cast<int>(experts),
+                               static_cast<int>(ranks), fill, rng));
     mean.rows += load.rows / power_law_draws;
     mean.active += load.active / power_law_draws;
   }

@@ -23,7 +23,8 @@ struct ExpertsCall {
 };
 /// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
 /// column or no layer is like that.
-ExpertsCall experts_of(const TableRow&, const EngineVersion&, std::string_view format);
+ExpertsCall experts_of(const TableRow&, const EngineVersion&, const GpuSpec&,
+                       std::string_view format);
 
 /// Experts of the rank that a row timed. Throws ConfigError as above.
 double experts_held(const TableRow&);
@@ -105,7 +106,7 @@ class GroupedGemm {
 /// over experts, rounded to the number of selections, as the source of the expert tables draws them
 /// (ai-dynamo/aiconfigurator, collector/helper.py). It averages over `power_law_draws`.
 std::vector<std::int32_t> power_law_rank(std::string_view distribution, double tokens, double top_k,
-                                         int experts, int ranks, Rng&);
+                                         int experts, int ranks, DrawFill, Rng&);
 inline constexpr int power_law_draws = 5;
 
 /// Tokens of each expert of one rank of `ranks` when the source times SGLang's balanced layer,
@@ -119,12 +120,17 @@ std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts,
 /// rank's balanced rows are an even share.
 bool times_lone_ranks(const EngineVersion&);
 
+/// How rows of an engine were drawn on a GPU: as the GPU's file says, else by id for SGLang before
+/// 0.5.10 and TensorRT-LLM before 1.3 (rows of few tokens take the time of the experts that this
+/// gives to rank 0; hardware/README.md), by rank for others and where no version is known.
+DrawFill draw_fill_of(const EngineVersion&, const GpuSpec&);
+
 /// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
 /// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.
 struct BusiestRank {
   double rows = 0, active = 0;
 };
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                      double ranks, bool lone_rank);
+                      double ranks, bool lone_rank, DrawFill);
 
 }  // namespace moesim

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -563,16 +564,47 @@ TEST_CASE("a table's row that is no kernel's is refused at its line") {
 
 TEST_CASE("the busiest rank of a drawn layer holds all rows alone, and fewer experts when skewed") {
   Rng rng(1, "draws");
-  const auto counts = power_law_rank("power_law_1.2", 500, 8, 128, 1, rng);
+  const auto counts = power_law_rank("power_law_1.2", 500, 8, 128, 1, DrawFill::by_rank, rng);
   std::int64_t rows = 0;
   for (const std::int32_t n : counts) rows += n;
   CHECK(counts.size() == 128);
   CHECK(rows == 4000);
-  const BusiestRank even = rank_load("balanced", 16, 8, 128, 1, false);
-  const BusiestRank skewed = rank_load("power_law_1.2", 16, 8, 128, 1, false);
+  const BusiestRank even = rank_load("balanced", 16, 8, 128, 1, false, DrawFill::by_rank);
+  const BusiestRank skewed = rank_load("power_law_1.2", 16, 8, 128, 1, false, DrawFill::by_rank);
   CHECK(even.rows == skewed.rows);
   CHECK(skewed.active < even.active);
-  CHECK(rank_load("power_law_1.2", 512, 8, 128, 8, false).rows > 512);
+  CHECK(rank_load("power_law_1.2", 512, 8, 128, 8, false, DrawFill::by_rank).rows > 512);
+}
+
+TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id") {
+  // One token's eight selections: every expert of 256 is rounded to none.
+  const auto active = [](double tokens, double ranks, DrawFill fill) {
+    return rank_load("power_law_1.2", tokens, 8, 256, ranks, false, fill).active;
+  };
+  CHECK(active(1, 8, DrawFill::by_rank) == 1);
+  CHECK(active(1, 8, DrawFill::by_id) == 8);
+  CHECK(active(1, 8, DrawFill::by_id_of_none) == 8);
+  CHECK(active(2, 16, DrawFill::by_id) > 15);
+  CHECK(active(1, 64, DrawFill::by_id) == 4);  // a rank holds no more
+  // Four tokens: some experts keep a token, and those of rank 0 that have none get one each.
+  CHECK(active(4, 16, DrawFill::by_id) > 12);
+  CHECK(active(4, 16, DrawFill::by_rank) < 6);
+  CHECK(active(4, 16, DrawFill::by_id_of_none) == active(4, 16, DrawFill::by_rank));
+  for (const DrawFill fill : {DrawFill::by_rank, DrawFill::by_id, DrawFill::by_id_of_none}) {
+    Rng rng(1, "fill");
+    const auto counts = power_law_rank("power_law_1.01", 4, 8, 256, 1, fill, rng);
+    CHECK(std::accumulate(counts.begin(), counts.end(), 0) == 32);
+  }
+  const auto of = [](const char* name, const char* engine, const char* version) {
+    return draw_fill_of({engine, version}, gpu(name));
+  };
+  CHECK(of("h100", "sglang", "0.5.9") == DrawFill::by_id);
+  CHECK(of("h100", "sglang", "0.5.10") == DrawFill::by_rank);
+  CHECK(of("h100", "trtllm", "1.2.0rc5") == DrawFill::by_id);
+  CHECK(of("h200", "trtllm", "1.2.0rc5") == DrawFill::by_id_of_none);
+  CHECK(of("h200", "trtllm", "1.3.0rc20") == DrawFill::by_rank);
+  CHECK(of("h200", "vllm", "0.19.0") == DrawFill::by_rank);
+  CHECK(of("h100", "trtllm", "") == DrawFill::by_rank);
 }
 
 TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
@@ -587,7 +619,7 @@ TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
   for (const std::int32_t n : counts) rows += n;
   CHECK(rows == 16 * 8);
   CHECK(counts[0] >= 16 * 6);
-  CHECK(rank_load("balanced", 16, 8, 128, 4, false).rows == 32);
+  CHECK(rank_load("balanced", 16, 8, 128, 4, false, DrawFill::by_rank).rows == 32);
 }
 
 TEST_CASE("a sibling's error is stated wider than a table's own, and draws follow it") {

@@ -432,8 +432,9 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
                                                     .held = shape.experts / ranks});
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
-  BusiestRank load = rank_load(point.distribution, point.tokens, shape.per_token, shape.experts,
-                               ranks, is_lone_triton_rank(point));
+  BusiestRank load =
+      rank_load(point.distribution, point.tokens, shape.per_token, shape.experts, ranks,
+                is_lone_triton_rank(point), draw_fill_of(timed_engine(point), gpu));
   if (point.active_experts > 0 && !is_lone_triton_rank(point) &&
       !point.distribution.starts_with("power_law")) {
     load.active = point.active_experts;
@@ -506,11 +507,12 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   };
   if (point.distribution.starts_with("power_law_")) {
     Rng rng(1, "power law " + point.id);
+    const DrawFill fill = draw_fill_of(timed_engine(point), gpu);
     Prediction mean;
     for (int i = 0; i < power_law_draws; ++i) {
       const double sum = mean.value;
       mean = price(power_law_rank(point.distribution, point.tokens, shape->per_token,
-                                  shape->experts, ranks, rng));
+                                  shape->experts, ranks, fill, rng));
       mean.value += sum;
     }
     mean.value /= power_law_draws;
