@@ -44,14 +44,20 @@ struct Decision {
 constexpr Decision in_gate{std::nullopt, std::nullopt, "part of the gate's kernel, as in engines"};
 // METRO (paper, section VI-B, Fig. 11) on 8 A100s, Qwen3-30B with 128 experts: its routing kernel
 // takes up to 26 us a layer at 1.5x, scaled by active experts, because Algorithm 1 does one step
-// per active expert. Other GPUs are charged the same. Fast: moe_align_block_size of SGLang, which
-// counts and adds up over experts as well, fell from 24.2 us (sglang#2767, 2025-01) to 7.7 to
-// 9.0 us for 128 to 512 tokens and 256 experts on H100 (sglang#14133, 2025-11).
-constexpr Decision by_metro{RoutingCharge{0us, 26us}, RoutingCharge{8us, 0us},
+// per active expert. Other GPUs are charged the same. Fast: kernels of our own on one SM of H100
+// and H200, in a CUDA graph, less the hash of the row that engines run anyway
+// (hardware/measured/routers.cu). METRO by id, 8 to 64 GPUs, 32 to 256 active experts, up to 1,024
+// tokens of the group: 1.9 us + 5.8 us per 128 active experts, off by 4 % at most; the hash 1.3 us.
+constexpr Decision by_metro{RoutingCharge{0us, 26us}, RoutingCharge{600ns, 5800ns},
                             "METRO paper Fig. 11 (8 A100, 128 experts)"};
-// No semi-matching kernel has been measured.
-constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{18us, 0us},
+// Nobody has published a semi-matching kernel. Fast: ours takes 3.8 to 7.0 us, hash included, at
+// most, but for 64 GPUs with twice the slots (15 to 21 us): experts with one replica are counted
+// at once, and only the others are decided one by one.
+constexpr Decision by_matching{RoutingCharge{10us, 26us}, RoutingCharge{5700ns, 0us},
                                "optimal and hybrid: +10 us, an estimate"};
+// The hybrid choice begins with the matching, and has no kernel: 10 us more in both.
+constexpr Decision by_hybrid{RoutingCharge{10us, 26us}, RoutingCharge{15700ns, 0us},
+                             by_matching.source};
 // Balancing takes what DeepSeek gives for LPLB, whose interior-point solver runs on one SM: about
 // 100 us inside a node (github.com/deepseek-ai/LPLB, README). No faster one has a published time.
 constexpr Decision by_balancing{RoutingCharge{100us, 0us}, RoutingCharge{100us, 0us},
@@ -101,7 +107,7 @@ const std::vector<Row>& rows() {
        by_balancing},
       {{"hybrid", "the busiest GPU's time over weight reads and tokens", make_hybrid,
         hybrid_routing_keys},
-       by_matching},
+       by_hybrid},
       {{"llep", "too many tokens move to the least loaded GPUs, with copies for one step (LLEP)",
         make_llep, llep_routing_keys},
        by_planning},

@@ -152,7 +152,7 @@ TEST_CASE("a policy may take what the rival's step is longer, layer by layer") {
   CHECK_THAT(all[1].fast_us, WithinRel(100.0, 1e-12));
   CHECK_THAT(all[1].published_us, WithinRel(500.0, 1e-12));
   CHECK(!all[1].pays().has_value());
-  CHECK_THAT(regime_text(study, rows), Contains("+250.0 +-0.0 open"));
+  CHECK_THAT(regime_text(study, rows), Contains("+250.0 +-0.0 ours"));
   rows[1].published_ms = {8.9, 10.9, 12.9};
   CHECK(break_even(study, rows)[1].pays() == true);
   rows[1].fast_ms = {10, 12, 14};  // the published one is the shorter

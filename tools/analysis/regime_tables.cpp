@@ -97,9 +97,9 @@ std::string map_text(const RegimeStudy& study, const std::vector<RegimeCell>& ce
 std::string break_even_cell(const BreakEven& one) {
   const std::optional<bool> pays = one.pays();
   return fmt::format("{:+.1f} +-{:.1f} {}", one.us, one.margin,
-                     !pays   ? "open"
-                     : *pays ? "pays"
-                             : "no");
+                     pays              ? (*pays ? "pays" : "no")
+                     : one.pays_fast() ? "ours"
+                                       : "open");
 }
 
 // How long each policy by global counts may take to decide, a line for each batch and rival of a
@@ -197,10 +197,9 @@ std::string legend(const RegimeStudy& study) {
           ", or the fastest policy without these counts. Below 0: the policy is slower even if "
           "deciding takes no time. "
           "pays: the policy is faster with either of two times to decide, the published one and "
-          "that "
-          "of a comparable kernel of today. no: with neither. open: with one of them, or within "
-          "the "
-          "interval.") +
+          "that of our own kernels (hardware/measured). ours: with our own kernels alone. "
+          "no: with neither. open: with the published one alone, or within "
+          "the interval.") +
       "\n";
   if (study.constants.size() * study.exchanges.size() > 1)
     text +=

@@ -64,6 +64,8 @@ struct BreakEven {
   /// Whether the policy pays: true with either kernel, false with neither, else none. (Published
   /// times are scaled by the active experts and can be the shorter ones.)
   std::optional<bool> pays() const;
+  /// Whether the policy pays with the kernel of today.
+  bool pays_fast() const { return us - margin > fast_us; }
 };
 /// For each cell, each of two rivals (the reference and the fastest, if that is another row) and
 /// each policy by global counts, in the study's order:
