@@ -154,8 +154,7 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const G
     check_experts(row, c, row.number("ep", 1));
     const BusiestRank load =
         rank_load(row.text("distribution"), c.tokens, c.top_k, c.experts, row.number("ep", 1),
-                  kernel_of(row) == "sglang_fused_moe_triton" && times_lone_ranks(engine),
-                  draw_fill_of(engine, gpu));
+                  draws_of(engine, gpu, c, kernel_of(row) == "sglang_fused_moe_triton"));
     c.rows = load.rows;
     c.active = load.active;
   } else {
@@ -497,15 +496,23 @@ bool times_lone_ranks(const EngineVersion& engine) {
   return engine.name == "sglang" && numbers_of(engine.version) >= std::array{0, 5, 10, 0};
 }
 
-DrawFill draw_fill_of(const EngineVersion& engine, const GpuSpec& gpu) {
-  const auto given = gpu.draw_fill.find(engine.name);
+Draws draws_of(const EngineVersion& engine, const GpuSpec& gpu, const ExpertsCall& layer,
+               bool triton) {
   const auto before = [&](std::array<int, 4> version) {
     return !engine.version.empty() && numbers_of(engine.version) < version;
   };
-  const bool old = (engine.name == "sglang" && before({0, 5, 10, 0})) ||
-                   (engine.name == "trtllm" && before({1, 3, 0, 0}));
-  if (!old) return DrawFill::by_rank;
-  return given != gpu.draw_fill.end() ? given->second : DrawFill::by_id;
+  const bool vllm = engine.name == "vllm", sglang = engine.name == "sglang";
+  Draws draws;
+  const bool groups = layer.experts == 256 && layer.top_k == 8 && layer.hidden == 7168;
+  if (groups && ((vllm && !before({0, 22, 0, 0})) || (sglang && !triton && !before({0, 5, 14, 0}))))
+    draws.balanced = Draws::Balanced::in_groups;
+  else if (triton && times_lone_ranks(engine))
+    draws.balanced = Draws::Balanced::lone;
+  if ((sglang && before({0, 5, 10, 0})) || (engine.name == "trtllm" && before({1, 3, 0, 0}))) {
+    const auto given = gpu.draw_fill.find(engine.name);
+    draws.fill = given != gpu.draw_fill.end() ? given->second : DrawFill::by_id;
+  }
+  return draws;
 }
 
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks) {
@@ -523,11 +530,35 @@ std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts,
   return counts;
 }
 
+// Which share of all selections falls on the first n of 256 experts, when balanced choices are cut
+// to 4 of 8 groups: a fit to the times of GB200, GB300, B300, L40S and RTX PRO 6000 at 4 to 256
+// ranks, which give the rows of rank 0 by the uneven rows of as many ranks.
+struct FirstExperts {
+  double experts, share;
+};
+constexpr std::array<FirstExperts, 8> first_experts{
+    {{0, 0}, {1, 0.072}, {4, 0.135}, {8, 0.175}, {16, 0.211}, {32, 0.3}, {64, 0.45}, {256, 1}}};
+
+BusiestRank in_groups(double tokens, double held) {
+  constexpr double top_k = 8;
+  BusiestRank load;
+  for (std::size_t i = 1; i < first_experts.size(); ++i) {
+    const auto [from, before] = first_experts[i - 1];
+    const auto [to, upto] = first_experts[i];
+    const double own = std::clamp(held - from, 0.0, to - from);
+    const double likely = top_k * (upto - before) / (to - from);  // that a token chooses the expert
+    load.rows += tokens * own * likely;
+    load.active += own * (1 - std::pow(1 - likely, tokens));
+  }
+  return {std::max(1.0, load.rows), std::max(1.0, load.active)};
+}
+
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                      double ranks, bool lone, DrawFill fill) {
+                      double ranks, Draws draws) {
   const double selections = tokens * top_k;
   if (!distribution.starts_with(power_law)) {
-    if (lone && ranks > 1) {
+    if (draws.balanced == Draws::Balanced::in_groups) return in_groups(tokens, experts / ranks);
+    if (draws.balanced == Draws::Balanced::lone && ranks > 1) {
       return load_of(lone_rank(std::llround(tokens), static_cast<int>(top_k),
                                static_cast<int>(experts), static_cast<int>(ranks)));
     }
@@ -538,14 +569,14 @@ BusiestRank rank_load(std::string_view distribution, double tokens, double top_k
   // The same few come again in row after row.
   const std::string name = fmt::format("{} {} {} {}", distribution, tokens, top_k, experts);
   static thread_local std::map<std::tuple<std::string, double, DrawFill>, BusiestRank> drawn;
-  const auto [found, unseen] = drawn.try_emplace({name, ranks, fill});
+  const auto [found, unseen] = drawn.try_emplace({name, ranks, draws.fill});
   BusiestRank& mean = found->second;
   if (!unseen) return mean;
   Rng rng(1, name);
   for (int i = 0; i < power_law_draws; ++i) {
     const BusiestRank load =
         load_of(power_law_rank(distribution, tokens, top_k, static_cast<int>(experts),
-                               static_cast<int>(ranks), fill, rng));
+                               static_cast<int>(ranks), draws.fill, rng));
     mean.rows += load.rows / power_law_draws;
     mean.active += load.active / power_law_draws;
   }

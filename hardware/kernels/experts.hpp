@@ -116,21 +116,30 @@ inline constexpr int power_law_draws = 5;
 /// (collector/sglang/collect_moe.py).
 std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts, int ranks);
 
-/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on. Before, a
-/// rank's balanced rows are an even share.
+/// Whether the source times such lone ranks with this engine: SGLang from 0.5.10 on, Triton's
+/// kernel. Before, a rank's balanced rows are an even share.
 bool times_lone_ranks(const EngineVersion&);
 
-/// How rows of an engine were drawn on a GPU: as the GPU's file says, else by id for SGLang before
-/// 0.5.10 and TensorRT-LLM before 1.3 (rows of few tokens take the time of the experts that this
-/// gives to rank 0; hardware/README.md), by rank for others and where no version is known.
-DrawFill draw_fill_of(const EngineVersion&, const GpuSpec&);
+/// How the source of the expert tables gave selections to the rank that it timed.
+struct Draws {
+  /// Balanced rows: an even share; a lone rank's (lone_rank()); or what is left of an even share
+  /// when the engine lets a token choose in 4 of 8 groups of experts, as the model does: then most
+  /// selections fall on the first ids, which rank 0 holds.
+  enum class Balanced { even, lone, in_groups } balanced = Balanced::even;
+  DrawFill fill = DrawFill::by_rank;  ///< of uneven rows
+};
+/// Of a layer's rows. `triton`: the kernel is Triton's. Uneven rows are filled as the GPU's file
+/// says, else by id for SGLang before 0.5.10 and TensorRT-LLM before 1.3. Balanced rows of the
+/// model with groups (256 experts of 8, 7,168 wide) are in groups for vLLM from 0.22 and SGLang
+/// from 0.5.14 on (hardware/README.md). An engine without a version is taken for a new one.
+Draws draws_of(const EngineVersion&, const GpuSpec&, const ExpertsCall&, bool triton);
 
 /// Rows and active experts of the rank that an expert table's row timed: the mean over draws of a
-/// power law, a lone rank's (SGLang's balanced rows of more than one rank), or an even share.
+/// power law, or what Draws says of a balanced row.
 struct BusiestRank {
   double rows = 0, active = 0;
 };
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
-                      double ranks, bool lone_rank, DrawFill);
+                      double ranks, Draws);
 
 }  // namespace moesim

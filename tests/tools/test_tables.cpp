@@ -569,17 +569,17 @@ TEST_CASE("the busiest rank of a drawn layer holds all rows alone, and fewer exp
   for (const std::int32_t n : counts) rows += n;
   CHECK(counts.size() == 128);
   CHECK(rows == 4000);
-  const BusiestRank even = rank_load("balanced", 16, 8, 128, 1, false, DrawFill::by_rank);
-  const BusiestRank skewed = rank_load("power_law_1.2", 16, 8, 128, 1, false, DrawFill::by_rank);
+  const BusiestRank even = rank_load("balanced", 16, 8, 128, 1, Draws{});
+  const BusiestRank skewed = rank_load("power_law_1.2", 16, 8, 128, 1, Draws{});
   CHECK(even.rows == skewed.rows);
   CHECK(skewed.active < even.active);
-  CHECK(rank_load("power_law_1.2", 512, 8, 128, 8, false, DrawFill::by_rank).rows > 512);
+  CHECK(rank_load("power_law_1.2", 512, 8, 128, 8, Draws{}).rows > 512);
 }
 
 TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id") {
   // One token's eight selections: every expert of 256 is rounded to none.
   const auto active = [](double tokens, double ranks, DrawFill fill) {
-    return rank_load("power_law_1.2", tokens, 8, 256, ranks, false, fill).active;
+    return rank_load("power_law_1.2", tokens, 8, 256, ranks, {.fill = fill}).active;
   };
   CHECK(active(1, 8, DrawFill::by_rank) == 1);
   CHECK(active(1, 8, DrawFill::by_id) == 8);
@@ -596,7 +596,7 @@ TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id")
     CHECK(std::accumulate(counts.begin(), counts.end(), 0) == 32);
   }
   const auto of = [](const char* name, const char* engine, const char* version) {
-    return draw_fill_of({engine, version}, gpu(name));
+    return draws_of({engine, version}, gpu(name), {}, false).fill;
   };
   CHECK(of("h100", "sglang", "0.5.9") == DrawFill::by_id);
   CHECK(of("h100", "sglang", "0.5.10") == DrawFill::by_rank);
@@ -605,6 +605,31 @@ TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id")
   CHECK(of("h200", "trtllm", "1.3.0rc20") == DrawFill::by_rank);
   CHECK(of("h200", "vllm", "0.19.0") == DrawFill::by_rank);
   CHECK(of("h100", "trtllm", "") == DrawFill::by_rank);
+}
+
+TEST_CASE("balanced rows in groups: the first ids get most, and all selections are kept") {
+  const ExpertsCall layer{.hidden = 7168, .top_k = 8, .experts = 256};
+  const auto balanced = [&](const char* engine, const char* version, bool triton = false) {
+    return draws_of({engine, version}, gpu("gb200"), layer, triton).balanced;
+  };
+  using enum Draws::Balanced;
+  CHECK(balanced("vllm", "0.24.0") == in_groups);
+  CHECK(balanced("vllm", "0.19.0") == even);
+  CHECK(balanced("sglang", "0.5.14") == in_groups);
+  CHECK(balanced("sglang", "0.5.14", true) == lone);
+  CHECK(balanced("trtllm", "1.3.0rc20") == even);
+  CHECK(draws_of({"vllm", "0.24.0"}, gpu("gb200"), {.hidden = 6144, .top_k = 8, .experts = 256},
+                 false)
+            .balanced == even);
+  const auto load = [](double tokens, double ranks) {
+    return rank_load("balanced", tokens, 8, 256, ranks, {.balanced = in_groups});
+  };
+  CHECK_THAT(load(1000, 1).rows, WithinRel(8000.0, 1e-9));
+  CHECK_THAT(load(1000, 4).rows, WithinRel(0.45 * 8000, 1e-9));
+  CHECK_THAT(load(1000, 8).rows, WithinRel(0.3 * 8000, 1e-9));
+  CHECK_THAT(load(1e5, 8).active, WithinRel(32.0, 1e-6));
+  CHECK_THAT(load(1, 1).active, WithinRel(8.0, 1e-9));  // a token activates its eight
+  CHECK(load(64, 1).active < rank_load("balanced", 64, 8, 256, 1, {}).active);
 }
 
 TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
@@ -619,7 +644,7 @@ TEST_CASE("a lone rank's rows are of SGLang from 0.5.10 on") {
   for (const std::int32_t n : counts) rows += n;
   CHECK(rows == 16 * 8);
   CHECK(counts[0] >= 16 * 6);
-  CHECK(rank_load("balanced", 16, 8, 128, 4, false, DrawFill::by_rank).rows == 32);
+  CHECK(rank_load("balanced", 16, 8, 128, 4, Draws{}).rows == 32);
 }
 
 TEST_CASE("a sibling's error is stated wider than a table's own, and draws follow it") {

@@ -189,8 +189,31 @@ Prediction by_table(const TableTime& measured, const Work& work, FlopsPerSecond 
 
 bool is_masked(const MeasuredPoint& point) { return contains(point.operation, "masked"); }
 
-bool is_lone_triton_rank(const MeasuredPoint& point) {
-  return point.ep > 1 && point.distribution == "balanced" && times_lone_ranks(timed_engine(point));
+/// Whether SGLang's Triton kernel is meant: by its name; where none is named, in the precisions
+/// that it multiplies and but for GPUs with nvfp4, where SGLang takes FlashInfer's from 0.5.14 on.
+bool is_triton(const MeasuredPoint& point, const GpuSpec& gpu) {
+  bool other = false;
+  for (const std::string& text : {point.operation, point.source, point.notes}) {
+    if (contains(text, "triton")) return true;
+    for (const char* name : {"flashinfer", "cutedsl", "cutlass", "marlin", "deepgemm"})
+      other = other || contains(text, name);
+  }
+  if (other || table_name(point.precision).find('4') != std::string_view::npos) return false;
+  return !gpu.dense_peak.contains(Precision::nvfp4) ||
+         numbers_of(timed_engine(point).version) < std::array{0, 5, 14, 0};
+}
+
+/// How the rank that the point is of was given its share.
+Draws draws_of(const MeasuredPoint& point, const ExpertShape& shape, const GpuSpec& gpu) {
+  const ExpertsCall layer{.hidden = double(shape.hidden),
+                          .top_k = double(shape.per_token),
+                          .experts = double(shape.experts)};
+  Draws draws = draws_of(timed_engine(point), gpu, layer, is_triton(point, gpu));
+  // A rank that holds all experts is not alone; draws that a point forces are as the point says.
+  if (point.distribution != "balanced" ||
+      (point.ep <= 1 && draws.balanced == Draws::Balanced::lone))
+    draws.balanced = Draws::Balanced::even;
+  return draws;
 }
 
 // --- attention -----------------------------------------------------------------------------------
@@ -432,10 +455,10 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
                                                     .held = shape.experts / ranks});
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
+  const Draws draws = draws_of(point, shape, gpu);
   BusiestRank load =
-      rank_load(point.distribution, point.tokens, shape.per_token, shape.experts, ranks,
-                is_lone_triton_rank(point), draw_fill_of(timed_engine(point), gpu));
-  if (point.active_experts > 0 && !is_lone_triton_rank(point) &&
+      rank_load(point.distribution, point.tokens, shape.per_token, shape.experts, ranks, draws);
+  if (point.active_experts > 0 && draws.balanced == Draws::Balanced::even &&
       !point.distribution.starts_with("power_law")) {
     load.active = point.active_experts;
     load.rows = std::max(load.active, point.tokens * shape.per_token / ranks);
@@ -505,20 +528,20 @@ Predicted OperationPredictor::expert_layer(const MeasuredPoint& point, const Gpu
   const auto price = [&](std::span<const std::int32_t> tokens) {
     return in_us(repeated(gemm, grouped_rows(tokens, tile), gpu));
   };
+  const Draws draws = draws_of(point, *shape, gpu);
   if (point.distribution.starts_with("power_law_")) {
     Rng rng(1, "power law " + point.id);
-    const DrawFill fill = draw_fill_of(timed_engine(point), gpu);
     Prediction mean;
     for (int i = 0; i < power_law_draws; ++i) {
       const double sum = mean.value;
       mean = price(power_law_rank(point.distribution, point.tokens, shape->per_token,
-                                  shape->experts, ranks, fill, rng));
+                                  shape->experts, ranks, draws.fill, rng));
       mean.value += sum;
     }
     mean.value /= power_law_draws;
     return mean;
   }
-  if (is_lone_triton_rank(point)) {
+  if (draws.balanced == Draws::Balanced::lone) {
     return price(lone_rank(std::llround(point.tokens), shape->per_token, shape->experts, ranks));
   }
   if (point.active_experts <= 0) return Skipped{"active experts unknown"};
