@@ -398,8 +398,11 @@ class SessionSearch {
     std::vector<Json> drawn;
     const auto first = plan_.base.at("seed").get<std::uint64_t>();
     for (const Json& place : places) {
-      for (std::size_t draw = 0; draw < seeds; ++draw)
-        drawn.emplace_back(place)["seed"] = first + draw;
+      for (std::size_t draw = 0; draw < seeds; ++draw) {
+        Json& run = drawn.emplace_back(place);
+        run["seed"] = first + draw;
+        run["measurement"]["slowest_sessions"] = 10;  // for the page
+      }
     }
     SloSearch slo = search_over(std::move(drawn), long_turns());
     slo.draws = seeds;
@@ -471,7 +474,8 @@ class SessionSearch {
     for (const char* pointer :
          {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
           "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/request_routing",
-          "/kv_cache/tiers", "/seed", "/workload/requests", lanes_pointer.c_str()}) {
+          "/kv_cache/tiers", "/seed", "/measurement/slowest_sessions", "/workload/requests",
+          lanes_pointer.c_str()}) {
       axes[pointer] = Json::array();
     }
     return {{"base", plan_.base}, {"axes", axes}};
