@@ -468,14 +468,14 @@ class SessionSearch {
       planned_.tiers[run.place].run = std::move(run);
   }
 
-  // What the store says of itself: the question, and what its points differ in.
+  // What the store says of itself: the question, and what its points differ in, but for what only
+  // makes longer reports.
   Json document() const {
     Json axes;
     for (const char* pointer :
          {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
           "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/request_routing",
-          "/kv_cache/tiers", "/seed", "/measurement/slowest_sessions", "/workload/requests",
-          lanes_pointer.c_str()}) {
+          "/kv_cache/tiers", "/seed", "/workload/requests", lanes_pointer.c_str()}) {
       axes[pointer] = Json::array();
     }
     return {{"base", plan_.base}, {"axes", axes}};
