@@ -116,6 +116,9 @@ python3 -c 'import json, sys; json.dump(json.load(open(sys.argv[1]))["context"][
   "$work/r.json" "$work/again.json"
 "$moesim" run "$work/again.json" --json >"$work/c" 2>/dev/null || fail "the resolved config does not run"
 cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
+# A tier: 98,304 B of each token, 1,024 tokens, 63 GB/s x .85.
+"$moesim" explain configs/agent_sessions_tiers.json --step prefill --samples 1 2>/dev/null |
+  grep -q 'tier host: a load of 1,024 tokens takes 1.880 ms' || fail "explain: no time of a load from a tier"
 # explain names who is last, as the same step's layers have it.
 "$moesim" explain "$config" --json 2>/dev/null | python3 -c '
 import json, sys

@@ -77,6 +77,39 @@ refuses() {
   "$moesim" "${@:2}" >/dev/null 2>log || code=$?
   ((code == 2)) && grep -Eq "$1" log && (($(grep -vc '^info' log) == 1)) || fail "${*:2}: exit $code: $(cat log)"
 }
+# Sessions: how many are alive at a time, within limits by turn; more of them than that are too many; host memory as a tier.
+echo '{"type": "generated", "turns": 5, "first": 2000, "new": 300, "output": 40, "gap": "2 s"}' >sessions.json
+agents=(plan --model Qwen/Qwen3-30B-A3B --gpu h100 --gpus 1 --sessions sessions.json --ttft-first 500ms --ttft-later 300ms
+        --tpot 30ms --host-memory 512GB --no-page -o agents)
+"$moesim" "${agents[@]}" --json >agents-found.json 2>log || fail "sessions: $(tail -n 1 log)"
+"$moesim" "${agents[@]}" >agents.txt 2>log || fail "sessions again: $(tail -n 1 log)"
+grep -q 'runs were done before' log || fail "nothing of the sessions is resumed: $(tail -n 1 log)"
+(($(wc -L <agents.txt) <= 100)) || fail "plan of sessions is wider than 100 columns"
+tr -s '\n ' ' ' <agents.txt | grep -Eq '512GB of host memory a node are worth [0-9]+ % (more|fewer) sessions with write_back' || fail "no tier: $(cat agents.txt)"
+"$moesim" run agents.json --json >agents-alone.json 2>log || fail "the deployment of sessions does not run: $(tail -n 1 log)"
+python3 - <<'PY'
+import json
+plan, alone = json.load(open("agents-found.json")), json.load(open("agents-alone.json"))
+best = plan["best"][0]
+assert best["sessions"] == json.load(open("agents.json"))["workload"]["arrivals"]["concurrency"]
+assert best["seeds"] == 3 and best["state"] == "stable", best
+assert alone["turns"] == best["report"]["turns"], "run alone it is another"
+assert alone["turns"]["first"]["p90_ttft_ms"] <= 500 and alone["turns"]["later"]["p90_ttft_ms"] <= 300, alone["turns"]
+assert alone["metrics"]["slo_attainment"] >= .87, alone["metrics"]
+assert best["heavier"]["more"] > 0 and best["heavier"]["binds"], best["heavier"]
+assert abs(plan["mean_turn"]["turns_per_session"] - 5) < .2, plan["mean_turn"]
+# Prompts of 2,000 to 3,360 tokens, each 340 longer, a reply of 40 in each but the first.
+assert abs(plan["mean_turn"]["prompt_tokens"] - (2000 + 2 * 340)) < 20, plan["mean_turn"]
+writes = {tier["write"]: tier["sessions"] for tier in plan["tiers"]}
+assert set(writes) == {"write_back", "write_through"} and max(writes.values()) >= .95 * plan["sessions_of_one_seed"], writes
+print(f"{best['sessions']} sessions, with a tier {writes}")
+PY
+hopeless=("${agents[@]/300ms/1us}")
+hopeless[-1]=hopeless-agents
+code=0; "$moesim" "${hopeless[@]}" >/dev/null 2>log || code=$?
+((code == 3)) && grep -q 'no deployment meets the limits; the nearest, with ' log || fail "hopeless sessions: exit $code: $(tail -n 1 log)"
+refuses 'did you mean "codex"' plan --model qwen3_30b_a3b --gpu h100 --sessions codx --tpot 50ms
+refuses 'limits of --sessions' plan --model qwen3_30b_a3b --gpu h100 --session-p90 50s
 refuses 'did you mean "h100"' plan --model qwen3_30b_a3b --gpu h10O --gpus 8 --tpot 50ms
 refuses 'a node holds 8 h100; use' plan --model qwen3_30b_a3b --gpu h100 --gpus 12 --tpot 50ms
 refuses 'tpot: 0 ms is out of range' plan --model qwen3_30b_a3b --gpu h100 --gpus 8 --tpot 0ms

@@ -83,6 +83,26 @@ sed 's/"250 \/s"/250/' low.json >bare.json
 code=0; "$moesim" tune bare.json >/dev/null 2>log || code=$?
 ((code == 2)) || fail "a load without a unit: exit $code: $(tail -n 1 log)"
 
+# Sessions: the most alive at a time of a grid, and a limit on later turns that leaves fewer.
+cat >sessions.json <<JSON
+{"base": "$source_dir/configs/agent_sessions_tiers.json",
+ "axes": {"/workload/arrivals/concurrency": [4, 8, 16], "/kv_cache/tiers/0/capacity/of_hbm": [0, 2],
+          "/workload/requests": [300], "/workload/sessions/start_at": ["uniform"]}}
+JSON
+"$moesim" tune sessions.json --json >sessions-best.json 2>log || fail "sessions: $(tail -n 1 log)"
+"$moesim" tune sessions.json --ttft-later 400ms --json >sessions-less.json 2>log || fail "sessions in time: $(tail -n 1 log)"
+python3 - <<'PY' || fail "sessions: $(cat sessions-best.json)"
+import json
+best, less = (json.load(open(f"sessions-{f}.json")) for f in ("best", "less"))
+sessions = lambda found: found["config"]["workload"]["arrivals"]["concurrency"]
+assert best["rate"] == f"{sessions(best)} sessions" and sessions(best) >= 16, best["rate"]
+assert best["config"]["kv_cache"]["tiers"][0]["capacity"]["of_hbm"] == 2, "the tier brings nothing"
+assert sessions(less) < sessions(best), (less["rate"], best["rate"])
+PY
+sed 's|"/workload/arrivals/concurrency": \[.*\], "/kv|"/workload/arrivals/rate": ["1 /s"], "/kv|' sessions.json >rates.json
+code=0; "$moesim" tune rates.json >/dev/null 2>log || code=$?
+((code == 2)) && grep -q 'needs an axis "/workload/arrivals/concurrency"' log || fail "sessions by rate: exit $code: $(tail -n 1 log)"
+
 # The shipped example.
 "$moesim" tune "$source_dir/configs/tune_quick.json" >quick.txt 2>log || fail "the shipped example: $(tail -n 1 log)"
 grep -q '^best: ' quick.txt || fail "the shipped example finds nothing"

@@ -189,6 +189,51 @@ const std::vector<Field<SessionShares>>& fields_of(const SessionShares*) {
   return rows;
 }
 
+const std::vector<Field<TurnSpan>>& fields_of(const TurnSpan*) {
+  using S = TurnSpan;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("agent", &S::agent, "of its session, in order of their beginning; 0: the main one")
+          .add("turn", &S::turn, "of its agent, from 0")
+          .add("sent_s", &S::sent_s, "when its client sent it", "s")
+          .add("begun_s", &S::begun_s, "when the first step of its prompt began", "s")
+          .add("first_token_s", &S::first_token_s, "when its first token came", "s")
+          .add("last_token_s", &S::last_token_s, "when its last token came", "s")
+          .add_if_any("loading_s", &S::loading_s,
+                      "parked while blocks came from a tier, where there are any", "s")
+          .add("prompt_tokens", &S::prompt_tokens, "tokens of its prompt", "tokens")
+          .add("cached_tokens", &S::cached_tokens, "of these, cached at first admission", "tokens")
+          .add_if_any("loaded_tokens", &S::loaded_tokens,
+                      "of these, loaded from tiers, where there are any", "tokens")
+          .add("output_tokens", &S::output_tokens, "tokens of its reply", "tokens");
+  return rows;
+}
+
+const std::vector<Field<SlowSession>>& fields_of(const SlowSession*) {
+  using S = SlowSession;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("session", &S::session, "its number, in order of their beginning")
+          .add("begun_s", &S::begun_s, "when its first request was sent", "s")
+          .add("ended_s", &S::ended_s, "when its last reply ended", "s")
+          .add("turns", &S::turns, "a turn, in order of their requests");
+  return rows;
+}
+
+const std::vector<Field<HitSpan>>& fields_of(const HitSpan*) {
+  using S = HitSpan;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("begin_s", &S::begin_s, "from here on", "s")
+          .add("end_s", &S::end_s, "to here", "s")
+          .add("queried_tokens", &S::queried_tokens, "prompt tokens of turns sent in this time",
+               "tokens")
+          .add("hit_tokens", &S::hit_tokens, "of these, cached at first admission", "tokens")
+          .add_if_any("loaded_tokens", &S::loaded_tokens,
+                      "of these, loaded from tiers, where there are any", "tokens");
+  return rows;
+}
+
 const std::vector<Field<SessionStats>>& fields_of(const SessionStats*) {
   using S = SessionStats;
   const auto seconds = [](double Summary::*value) {
@@ -216,7 +261,9 @@ const std::vector<Field<SessionStats>>& fields_of(const SessionStats*) {
           .add("throughput", &S::throughput, "sessions that finish", "1/s", more)
           .add("mean_alive", &S::mean_alive, "sessions under way")
           .add("mean_requests_in_flight", &S::mean_requests_in_flight,
-               "requests sent and not yet answered");
+               "requests sent and not yet answered")
+          .add_if_any("slowest", &S::slowest,
+                      "a session that took longest, where measurement/slowest_sessions asks");
   return rows;
 }
 
@@ -266,7 +313,9 @@ const std::vector<Field<TurnStats>>& fields_of(const TurnStats*) {
           .add_if_any("first", &S::first, "the first turns of sessions")
           .add_if_any("later", &S::later, "all other turns")
           .add("by_number", &S::by_number, "turns by their number: 1, 2, 3-4, 5-8, ..")
-          .each("TURNS");
+          .each("TURNS")
+          .add_if_any("over_time", &S::over_time,
+                      "a 24th of the run, where measurement/slowest_sessions asks");
   return rows;
 }
 

@@ -806,7 +806,7 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
   if (e.workload.sessions) {
     const Measured measured{totals.back().begin, totals.back().end};
-    report.sessions = sessions_of(sessions, requests, measured, now);
+    report.sessions = sessions_of(e, sessions, requests, measured, now);
     report.turns = turns_of(e, requests, measured);
   }
   report.pool = pool_of(pools.back(), totals.back(), now);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <functional>
 #include <vector>
 
 #include <fmt/format.h>
@@ -99,10 +100,83 @@ std::string bucket_name(std::size_t bucket) {
   return bucket < 2 ? fmt::format("{}", last) : fmt::format("{}-{}", last / 2 + 1, last);
 }
 
+double seconds_at(Time at) { return to_seconds(at.time_since_epoch()).count(); }
+
+// Of the sessions that count the slowest, turn by turn; of equal ones the first.
+std::vector<SlowSession> slowest_of(const Deployment& e, std::span<const SessionLife> lives,
+                                    const std::vector<bool>& counts, const Requests& requests) {
+  std::vector<std::size_t> order;
+  for (std::size_t session = 0; session < lives.size(); ++session) {
+    if (counts[session]) order.push_back(session);
+  }
+  const auto took = [&](std::size_t session) {
+    return lives[session].ended - lives[session].begun;
+  };
+  std::ranges::stable_sort(order, std::greater{}, took);
+  const auto most = static_cast<std::size_t>(e.slowest_sessions);
+  if (order.size() > most) order.resize(most);
+  std::vector<SlowSession> slowest;
+  std::vector<std::size_t> place(lives.size(), most);
+  for (const std::size_t session : order) {
+    place[session] = slowest.size();
+    slowest.push_back({std::int64_t(session),
+                       seconds_at(lives[session].begun),
+                       seconds_at(lives[session].ended),
+                       {}});
+  }
+  for (std::size_t id = 0; id < requests.turns().size(); ++id) {
+    const TurnLife& turn = requests.turns()[id];
+    if (place[turn.session] == most) continue;
+    const RequestLife& life = requests.lives()[id];
+    if (life.state != RequestLife::State::finished) continue;
+    TurnSpan span{.agent = turn.agent,
+                  .turn = turn.turn,
+                  .sent_s = seconds_at(life.arrival),
+                  .begun_s = seconds_at(life.begun),
+                  .first_token_s = seconds_at(life.first_token),
+                  .last_token_s = seconds_at(life.last_token),
+                  .loading_s = {},
+                  .prompt_tokens = turn.prompt_tokens,
+                  .cached_tokens = turn.cached_tokens,
+                  .loaded_tokens = {},
+                  .output_tokens = life.output_tokens};
+    if (!e.kv_cache.tiers.empty()) {
+      span.loading_s = to_seconds(turn.loading).count();
+      span.loaded_tokens = turn.loaded_tokens;
+    }
+    slowest[place[turn.session]].turns.push_back(span);
+  }
+  return slowest;
+}
+
+// Prompt tokens of all turns that finished, by when they were sent.
+std::vector<HitSpan> hits_over_time(const Deployment& e, const Requests& requests) {
+  constexpr std::size_t parts = 24;
+  double end = 0;
+  for (const RequestLife& life : requests.lives()) end = std::max(end, seconds_at(life.last_token));
+  std::vector<HitSpan> spans(parts);
+  for (std::size_t i = 0; i < parts; ++i) {
+    spans[i].begin_s = end * double(i) / parts;
+    spans[i].end_s = end * double(i + 1) / parts;
+    if (!e.kv_cache.tiers.empty()) spans[i].loaded_tokens = 0;
+  }
+  for (std::size_t id = 0; id < requests.turns().size(); ++id) {
+    const RequestLife& life = requests.lives()[id];
+    if (life.state != RequestLife::State::finished) continue;
+    const TurnLife& turn = requests.turns()[id];
+    const double at = parts * seconds_at(life.arrival) / end;
+    HitSpan& span = spans[std::min(parts - 1, static_cast<std::size_t>(at))];
+    span.queried_tokens += turn.prompt_tokens;
+    span.hit_tokens += turn.cached_tokens;
+    if (span.loaded_tokens) *span.loaded_tokens += turn.loaded_tokens;
+  }
+  return spans;
+}
+
 }  // namespace
 
-SessionStats sessions_of(std::span<const SessionLife> lives, const Requests& requests,
-                         const Measured& measured, Time now) {
+SessionStats sessions_of(const Deployment& e, std::span<const SessionLife> lives,
+                         const Requests& requests, const Measured& measured, Time now) {
   SessionStats stats;
   std::vector<double> completion;
   std::vector<bool> counts(lives.size());
@@ -130,6 +204,7 @@ SessionStats sessions_of(std::span<const SessionLife> lives, const Requests& req
   stats.mean_requests_in_flight = requests_in_flight(requests.lives(), measured);
   stats.share_of_time = shares_of(lives, counts, requests, seconds);
   stats.completion = summarize(std::move(completion));
+  if (e.slowest_sessions > 0) stats.slowest = slowest_of(e, lives, counts, requests);
   return stats;
 }
 
@@ -157,6 +232,7 @@ TurnStats turns_of(const Deployment& e, const Requests& requests, const Measured
     if (by_number[bucket].empty()) continue;
     stats.by_number.emplace_back(bucket_name(bucket), std::move(by_number[bucket]).stats());
   }
+  if (e.slowest_sessions > 0) stats.over_time = hits_over_time(e, requests);
   return stats;
 }
 

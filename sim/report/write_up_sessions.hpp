@@ -20,7 +20,8 @@ struct Measured {
 
 /// What became of the sessions of a run that ended at `now`. Times are those of sessions that
 /// finished after measuring began.
-SessionStats sessions_of(std::span<const SessionLife>, const Requests&, const Measured&, Time now);
+SessionStats sessions_of(const Deployment&, std::span<const SessionLife>, const Requests&,
+                         const Measured&, Time now);
 
 /// First and later turns that finished, of those that arrived while measured.
 TurnStats turns_of(const Deployment&, const Requests&, const Measured&);

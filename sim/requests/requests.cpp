@@ -30,7 +30,8 @@ void Requests::left(std::uint32_t id) {
   generated_tokens_ += record.generated;
   if (record.turn) {
     turns_.resize(std::max(turns_.size(), id + std::size_t{1}));
-    turns_[id] = {*record.turn, record.prompt_tokens, record.cached_tokens, record.loaded_tokens};
+    turns_[id] = {*record.turn, record.prompt_tokens, record.cached_tokens, record.loaded_tokens,
+                  record.loading};
   }
   if (record.state != RequestRecord::State::finished) return;
   record = {};

@@ -58,6 +58,7 @@ struct RequestRecord : RequestLife {
   std::int32_t preemptions = 0;
   std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
   std::int32_t loaded_tokens = 0;  ///< of these, loaded from a tier below HBM
+  Duration loading{};              ///< parked while blocks came from a tier
   Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;
@@ -71,6 +72,7 @@ struct TurnLife : SessionTurn {
   std::int32_t prompt_tokens = 0;
   std::int32_t cached_tokens = 0;
   std::int32_t loaded_tokens = 0;
+  Duration loading{};
 };
 
 /// The requests of a run by id, which counts them in order of arrival. Of one that has finished

@@ -430,6 +430,7 @@ void Instance::price_step(Time now) {
 
 std::optional<Seconds> Instance::begin_step(Time now) {
   ++changes_;
+  planned_at_ = now;
   if (!plan_step()) {
     if (!below_.empty()) move_blocks(now);
     for (const Rank& rank : ranks_) {

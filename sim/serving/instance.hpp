@@ -50,7 +50,7 @@ class Instance {
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
   /// A transfer between a rank and its tier has landed.
-  void land(std::size_t rank, const KvTier::Landed&);
+  void land(std::size_t rank, const KvTier::Landed&, Time now);
   /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
   /// step in flight ends.
   void abandon(std::uint32_t request);
@@ -97,6 +97,7 @@ class Instance {
   struct Parked {
     Sequence sequence{};
     std::int64_t loads = 0;
+    Time since{};
   };
   struct Rank {
     std::vector<Sequence> running{};
@@ -149,7 +150,7 @@ class Instance {
   void note_loads(const Sequence& sequence, std::int64_t loads);
   void park(Rank& rank, Sequence sequence);
   void park_alone();
-  void wait_again(Rank& rank, const Parked& parked);
+  void wait_again(Rank& rank, const Parked& parked, Time now);
   bool give_up_load(Rank& rank);
   Time move_blocks(Time now);
   void stretch_by_loads(Time now);
@@ -170,6 +171,7 @@ class Instance {
   Requests& requests_;
   int number_;
   std::vector<TierPort> below_;  // [rank], or none
+  Time planned_at_{};            // the last step
   Time loaded_{};                // when what the step loads layer by layer is there
   StepModel model_;
   Speculation speculation_;

@@ -20,7 +20,7 @@ void Instance::park(Rank& rank, Sequence sequence) {
   check(loads > 0 || rank.kv.loads(), "a sequence is parked for blocks that nothing loads");
   note_loads(sequence, loads);
   rank.waiting_blocks -= sequence.blocks;
-  rank.parked.push_back({sequence, loads});
+  rank.parked.push_back({sequence, loads, planned_at_});
 }
 
 // Carries out a plan that does nothing but park sequences.
@@ -37,9 +37,11 @@ void Instance::park_alone() {
 }
 
 // A sequence that was parked waits for a step again: behind those that came before it.
-void Instance::wait_again(Rank& rank, const Parked& parked) {
+void Instance::wait_again(Rank& rank, const Parked& parked, Time now) {
   Sequence sequence = parked.sequence;
-  if (requests_[sequence.request].abandoned()) {
+  RequestRecord& request = requests_[sequence.request];
+  if (request.preemptions == 0 && request.generated == 0) request.loading += now - parked.since;
+  if (request.abandoned()) {
     rank.waiting_blocks -= blocks_wanted(sequence);
     rank.kv_tokens -= sequence.tokens;
     rank.kv.finish(sequence);
@@ -51,14 +53,14 @@ void Instance::wait_again(Rank& rank, const Parked& parked) {
   ++rank.preempted;
 }
 
-void Instance::land(std::size_t index, const KvTier::Landed& landed) {
+void Instance::land(std::size_t index, const KvTier::Landed& landed, Time now) {
   ++changes_;
   Rank& rank = ranks_[index];
   const std::optional<std::uint32_t> request = rank.kv.land(landed);
   if (!request) return;
   for (const Parked& parked : std::exchange(rank.parked, {})) {
     if (parked.loads == 0 || parked.sequence.request == *request) {
-      wait_again(rank, parked);
+      wait_again(rank, parked, now);
     } else {
       rank.parked.push_back(parked);
     }

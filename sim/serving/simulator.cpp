@@ -375,7 +375,8 @@ class Simulation {
     site->tier->land(queue_.now(), landed);
     for (const KvTier::Landed& transfer : landed) {
       const PoolTiers::Place& place = site->ranks[static_cast<std::size_t>(transfer.port)];
-      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, transfer);
+      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, transfer,
+                                                                            queue_.now());
       pool->changed = true;
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Do tiers of the KV cache hold, move and forget blocks as they should, and does a run wait for
 // them?
+#include <limits>
 #include <map>
 #include <set>
 
@@ -322,6 +323,10 @@ TEST_CASE("a request waits for its blocks, and with layers one by one for the sl
   const double step = to_seconds(parked.requests[2].first_token - parked.requests[2].begun).count();
   CHECK(step > 0);
   CHECK_THAT(ttft(parked.requests[2]), WithinRel(3 + step, 1e-9));
+  // It is told how long a request was parked; in blocking steps none is.
+  CHECK(parked.requests[2].loading == to_duration(Seconds(3)));
+  CHECK(parked.requests[1].loading == Duration{});
+  CHECK(loads_three("blocking", Json::object()).requests[2].loading == Duration{});
   CHECK_THAT(ttft(loads_three("blocking", Json::object()).requests[2]), WithinRel(3 + step, 1e-9));
   // Load: a second for each of 3 layers; the step hides behind it but for the last layer.
   CHECK_THAT(ttft(loads_three("layerwise", Json::object()).requests[2]),
@@ -455,6 +460,65 @@ TEST_CASE("prompt tokens stood in HBM, in the tier, or are computed; what moved 
       }
     }
   }
+}
+
+TEST_CASE("sessions one by one: the slowest in order, each turn's times in order, tokens in all") {
+  Json set = sessions({{"capacity", {{"of_hbm", 3}}}, {"bandwidth", "50 MB/s"}});
+  set["measurement"] = {{"slowest_sessions", 4}};
+  Experiment e = load_tiny(set);
+  e.decode().memory.kv_blocks = 60;
+  const Served served = serve(e);
+  REQUIRE(served.sessions->slowest->size() == 4);
+  double before = std::numeric_limits<double>::infinity();
+  double loading = 0;
+  for (const SlowSession& session : *served.sessions->slowest) {
+    CHECK(session.ended_s - session.begun_s <= before);
+    before = session.ended_s - session.begun_s;
+    CHECK(session.turns.size() == 4);
+    CHECK(session.turns.front().sent_s == session.begun_s);
+    CHECK(session.turns.back().last_token_s == session.ended_s);
+    for (const TurnSpan& turn : session.turns) {
+      CHECK(turn.sent_s <= turn.begun_s - *turn.loading_s + 1e-12);
+      CHECK(turn.begun_s <= turn.first_token_s);
+      CHECK(turn.first_token_s <= turn.last_token_s);
+      CHECK(*turn.loaded_tokens <= turn.cached_tokens);
+      if (*turn.loaded_tokens > 0) CHECK(*turn.loading_s > 0);
+      loading += *turn.loading_s;
+    }
+  }
+  CHECK(loading > 0);
+  // The slowest of all is the longest that the report counts.
+  CHECK_THAT(served.sessions->slowest->front().ended_s - served.sessions->slowest->front().begun_s,
+             WithinRel(served.sessions->completion.max, 1e-9));
+  std::int64_t queried = 0, hit = 0, loaded = 0;
+  for (const HitSpan& span : *served.turns->over_time) {
+    queried += span.queried_tokens;
+    hit += span.hit_tokens;
+    loaded += *span.loaded_tokens;
+  }
+  for (const RequestRecord& request : served.requests) {
+    queried -= request.prompt_tokens;
+    hit -= request.cached_tokens;
+    loaded -= request.loaded_tokens;
+  }
+  CHECK(queried == 0);
+  CHECK(hit == 0);
+  CHECK(loaded == 0);
+  // Nothing else changes.
+  OrderedJson json = served.document(), usual;
+  set.erase("measurement");
+  Experiment without = load_tiny(set);
+  without.decode().memory.kv_blocks = 60;
+  usual = serve(without).document();
+  CHECK(!usual["sessions"].contains("slowest"));
+  json["sessions"].erase("slowest");
+  json["turns"].erase("over_time");
+  json.erase("context");
+  usual.erase("context");
+  CHECK(json == usual);
+  CHECK(test::config_error([] {
+          load_tiny({{"measurement", {{"slowest_sessions", 4}}}});
+        }).find("/measurement/slowest_sessions") != std::string::npos);
 }
 
 TEST_CASE("what a tier is for: hits that HBM has forgotten, up to all that an endless cache has") {

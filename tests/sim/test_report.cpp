@@ -43,6 +43,7 @@ std::vector<Report> reports() {
   trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
   tiers["kv_cache"] = {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}};
+  tiers["measurement"] = {{"slowest_sessions", 2}};
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
                           sessions, trees, tiers, brings}) {

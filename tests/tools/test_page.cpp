@@ -156,6 +156,37 @@ TEST_CASE("of points with pools or several groups a page has each group, and pre
   CHECK(of_seed(2)["instances"] == OrderedJson::array({row("", 0, 0.3), row("", 1, 0.4)}));
 }
 
+TEST_CASE("of sessions told one by one a page has the times of each turn and hits by tier") {
+  StoredSweep stored = sweep({{"/seed", {1, 2}}});
+  Json& told = stored.points[1].report;
+  const Json turn{{"agent", 0},         {"turn", 2},           {"sent_s", 1.0},
+                  {"loading_s", 0.5},   {"begun_s", 2.0},      {"first_token_s", 3.0},
+                  {"last_token_s", 7.}, {"prompt_tokens", 90}, {"output_tokens", 8}};
+  const Json session{
+      {"session", 5}, {"begun_s", 1.0}, {"ended_s", 7.0}, {"turns", Json::array({turn})}};
+  told["sessions"]["slowest"] = Json::array({session});
+  told["turns"]["over_time"] = Json::array({{{"begin_s", 0.0},
+                                             {"end_s", 4.0},
+                                             {"queried_tokens", 100},
+                                             {"hit_tokens", 70},
+                                             {"loaded_tokens", 20}}});
+  int seen = 0;
+  const OrderedJson data = page_data(stored, {});
+  for (const OrderedJson& point : data["points"]) {
+    if (point["id"] != stored.points[1].config_hash) {
+      CHECK(!point.contains("sessions"));
+      continue;
+    }
+    ++seen;
+    const OrderedJson& sessions = point["sessions"];
+    CHECK(sessions["over_time"] == OrderedJson::parse("[[0.0, 4.0, 100, 50, 20]]"));
+    CHECK(sessions["slowest"][0]["session"] == 5);
+    CHECK(sessions["slowest"][0]["turns"] ==
+          OrderedJson::parse("[[0, 2, 1.0, 1.5, 2.0, 3.0, 7.0, 90, 8]]"));
+  }
+  CHECK(seen == 1);
+}
+
 TEST_CASE("a setting is what was set, also where a section of the report has its name") {
   StoredSweep stored = sweep({{"/instances", {1, 2}}});
   stored.points[1].report["instances"] = Json::array();

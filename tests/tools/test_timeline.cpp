@@ -11,6 +11,7 @@
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
+#include "tests/tiny_experiment.hpp"
 #include "tools/run/run_csv.hpp"
 #include "tools/run/timeline.hpp"
 
@@ -223,6 +224,45 @@ TEST_CASE("the lanes' idle time is the report's, and experts end at a barrier") 
   }
   // To the picosecond that sums of doubles may be off.
   for (const auto& [at, begins] : combine_begins) REQUIRE(*begins.rbegin() - *begins.begin() <= 2);
+}
+
+TEST_CASE("turns lie one after the other on the lane of their session, in parts without a gap") {
+  Experiment e = test::load_tiny({{"kv_cache", {{"prefix_caching", true}}},
+                                  {"workload",
+                                   {{"arrivals", {{"concurrency", 3}}},
+                                    {"lengths", nullptr},
+                                    {"requests", 12},
+                                    {"sessions",
+                                     {{"type", "generated"},
+                                      {"turns", 4},
+                                      {"first", 40},
+                                      {"new", 10},
+                                      {"output", 5},
+                                      {"gap", "1 ms"}}}}}});
+  const Trace trace = traced(e);
+  struct LaneSeen {
+    std::set<int> turns{};
+    std::int64_t end = 0;
+    int turn = -1;
+  };
+  std::map<int, LaneSeen> lanes;
+  for (const Json& event : trace.events) {
+    if (event["pid"] != 4 || event["ph"] != "X") continue;
+    LaneSeen& lane = lanes[event["tid"]];
+    const int turn = event["args"]["turn"];
+    const std::int64_t begin = picoseconds(event["ts"]);
+    // Of one turn each part begins where the one before ends; the next turn pauses first.
+    if (turn == lane.turn) {
+      REQUIRE(begin == lane.end);
+    } else {
+      REQUIRE(begin >= lane.end + (lane.turn < 0 ? 0 : 1'000'000'000));
+    }
+    lane.turn = turn;
+    lane.turns.insert(turn);
+    lane.end = begin + picoseconds(event["dur"]);
+  }
+  REQUIRE(lanes.size() == 3);
+  for (const auto& [tid, lane] : lanes) REQUIRE(lane.turns == std::set<int>{0, 1, 2, 3});
 }
 
 TEST_CASE("every request is one span that holds its two phases") {

@@ -18,8 +18,10 @@
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
 #include "tools/plan/plan.hpp"
+#include "tools/plan/session_answer.hpp"
 #include "tools/report/page.hpp"
 #include "tools/sweep/axes.hpp"
+#include "tools/sweep/session_options.hpp"
 #include "tools/sweep/sweep.hpp"
 #include "traces/gating/presets.hpp"
 
@@ -37,6 +39,8 @@ struct PlanOptions {
   double acceptance = .7;
   bool json = false, no_page = false;
   std::string layouts = "usual";
+  std::string sessions, host_memory = "256 GB";  // of a node; 0: no tier is asked
+  SessionOptions session_limits;
 };
 
 Layouts layouts_of(const PlanOptions& options) {
@@ -72,21 +76,6 @@ int tokens(const std::string& option, const std::string& text) {
   return static_cast<int>(value);
 }
 
-// "1s" as well as "1 s".
-std::string duration(const std::string& option, std::string text) {
-  const std::size_t unit = text.find_first_not_of("0123456789.");
-  if (unit != std::string::npos && unit > 0 && text[unit] != ' ') text.insert(unit, " ");
-  double seconds = 0;
-  try {
-    seconds = parse_quantity<Seconds>(text).count();
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", option, error.what()));
-  }
-  if (seconds <= 0)
-    throw ConfigError(fmt::format("{}: {} is out of range; expected more than 0", option, text));
-  return text;
-}
-
 // "deepseek_v3-h200x16-4096-1024-2s-30ms": what tells questions apart, so that each has its files.
 std::string name_of(const PlanOptions& options, const PlanQuestion& question, int gpus) {
   // A name may have dots of its own: "Qwen3.5-397B".
@@ -95,12 +84,15 @@ std::string name_of(const PlanOptions& options, const PlanQuestion& question, in
     if (path.ends_with(".json")) path.resize(path.size() - 5);
     return std::filesystem::path(path).filename().string();
   };
-  std::string name =
-      fmt::format("{}-{}-{}-{}", stem(options.model),
-                  options.cluster.empty() ? fmt::format("{}x{}", stem(options.gpu), gpus)
-                                          : stem(options.cluster),
-                  question.prompt, question.output);
-  for (std::string limit : {question.ttft, question.tpot}) {
+  const bool sessions = !options.sessions.empty();
+  std::string name = fmt::format(
+      "{}-{}-{}", stem(options.model),
+      options.cluster.empty() ? fmt::format("{}x{}", stem(options.gpu), gpus)
+                              : stem(options.cluster),
+      sessions ? stem(options.sessions) : fmt::format("{}-{}", question.prompt, question.output));
+  const SessionOptions& of_sessions = options.session_limits;
+  for (std::string limit : {question.ttft, of_sessions.ttft_first, of_sessions.ttft_later,
+                            question.tpot, of_sessions.completion}) {
     std::erase(limit, ' ');
     if (!limit.empty()) name += "-" + limit;
   }
@@ -125,9 +117,11 @@ PlanQuestion read_question(const PlanOptions& options) {
   question.prompt = tokens("--isl", options.prompt);
   question.output = tokens("--osl", options.generated);
   if (!question.trace.empty()) question.trace = std::filesystem::absolute(question.trace).string();
-  if (!question.ttft.empty()) question.ttft = duration("--ttft", question.ttft);
-  if (!question.tpot.empty()) question.tpot = duration("--tpot", question.tpot);
-  if (question.ttft.empty() && question.tpot.empty())
+  if (!question.ttft.empty()) question.ttft = duration_of("--ttft", question.ttft);
+  if (!question.tpot.empty()) question.tpot = duration_of("--tpot", question.tpot);
+  if (options.sessions.empty() && options.session_limits.any())
+    throw ConfigError("--ttft-first, --ttft-later, --session-p90: limits of --sessions");
+  if (question.ttft.empty() && question.tpot.empty() && !options.session_limits.any())
     throw ConfigError(
         "--ttft, --tpot: both are missing. Give one or both: plan ranks deployments by the rate "
         "within these limits");
@@ -166,6 +160,8 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
                            {"acceptance_rate", options.acceptance}};
   }
   if (!options.anchor.empty()) base["anchor"] = std::filesystem::absolute(options.anchor).string();
+  if (!options.sessions.empty())
+    base = session_deployment(std::move(base), sessions_of_option(options.sessions));
   Asked asked;
   asked.output =
       options.output.empty() ? name_of(options, question, gpus) : stem_of(options.output);
@@ -446,26 +442,41 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   return met ? 0 : exit_limit_not_met;
 }
 
+// Shows how far a search is.
+class PlanProgress {
+ public:
+  PlanHooks hooks() {
+    PlanHooks hooks;
+    hooks.stop = InterruptGuard::interrupted;
+    hooks.begins = [this](const std::string& stage) {
+      runs_.reset();
+      bounds_.emplace("deployments looked at");
+      runs_.emplace("runs");
+      spdlog::info("{}", stage);
+    };
+    hooks.bounded = [this](std::size_t done, std::size_t total) {
+      bounds_->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
+    };
+    hooks.ran = [this](std::size_t runs) {
+      bounds_->finish();
+      runs_->update(static_cast<std::int64_t>(runs), 0);
+    };
+    return hooks;
+  }
+  void finish() {
+    runs_.reset();
+    bounds_.reset();
+  }
+
+ private:
+  std::optional<ProgressBar> bounds_, runs_;
+};
+
 Plan search(const Asked& asked) {
   TraceLibrary traces;
   Remarks remarks;
-  std::optional<ProgressBar> bounds, progress;
-  PlanHooks hooks;
-  hooks.stop = InterruptGuard::interrupted;
-  hooks.begins = [&](const std::string& stage) {
-    progress.reset();
-    bounds.emplace("deployments looked at");
-    progress.emplace("runs");
-    spdlog::info("{}", stage);
-  };
-  hooks.bounded = [&](std::size_t done, std::size_t total) {
-    bounds->update(static_cast<std::int64_t>(done), static_cast<std::int64_t>(total));
-  };
-  hooks.ran = [&](std::size_t runs) {
-    bounds->finish();
-    progress->update(static_cast<std::int64_t>(runs), 0);
-  };
-  return make_plan(asked.search, traces, remarks, hooks);
+  PlanProgress progress;
+  return make_plan(asked.search, traces, remarks, progress.hooks());
 }
 
 // How requests/s grow with GPUs.
@@ -485,7 +496,113 @@ std::string scaling_text(const std::vector<Asked>& asked, const std::vector<Plan
   return "\n" + table.text();
 }
 
+// Limits of turns: --ttft is that of each kind that has none of its own. The looser one is that of
+// any turn.
+SessionLimits limits_of(const PlanOptions& options, PlanQuestion& question) {
+  SessionLimits limits = options.session_limits.read();
+  if (question.ttft.empty() && limits.first_ttft && limits.later_ttft) {
+    const bool first = *limits.first_ttft > *limits.later_ttft;
+    const SessionOptions& texts = options.session_limits;
+    question.ttft = first ? duration_of("--ttft-first", texts.ttft_first)
+                          : duration_of("--ttft-later", texts.ttft_later);
+  } else if (!question.ttft.empty()) {
+    const auto all = parse_quantity<Seconds>(question.ttft);
+    for (std::optional<Seconds>* limit : {&limits.first_ttft, &limits.later_ttft}) {
+      if (!*limit) *limit = all;
+    }
+    if (std::max(*limits.first_ttft, *limits.later_ttft) > all)
+      throw ConfigError("--ttft: the limit of any turn is below that of some turns");
+  }
+  return limits;
+}
+
+std::string session_question(const PlanOptions& options, const Asked& asked,
+                             const TurnMeans& means) {
+  std::string limits;
+  const PlanQuestion& question = options.question;
+  const SessionOptions& of_sessions = options.session_limits;
+  for (const auto& [name, limit] :
+       {std::pair{"TTFT", question.ttft}, std::pair{"TTFT of first turns", of_sessions.ttft_first},
+        std::pair{"TTFT of later turns", of_sessions.ttft_later}, std::pair{"TPOT", question.tpot},
+        std::pair{"a session", of_sessions.completion}}) {
+    if (!limit.empty())
+      limits += fmt::format("{} {} within {}", limits.empty() ? "" : ",", name, limit);
+  }
+  return wrapped(fmt::format(
+             "{} on {}, sessions of {}: {:.0f} turns of {:.0f} tokens in, {:.0f} of them new, "
+             "{:.0f} out, {} s between turns;{}",
+             asked.search.model.name, asked.cluster, options.sessions, means.turns, means.prompt,
+             means.computed, means.output, number_text(means.gap), limits)) +
+         "\n\n";
+}
+
+int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPlanned& plan) {
+  const bool met = !plan.best.empty();
+  if (!met && plan.nearest.empty()) {
+    spdlog::error("no deployment serves a single session within the limits");
+    return exit_limit_not_met;
+  }
+  const SloRun& first = met ? plan.best.front() : plan.nearest.front();
+  const int gpus = asked.search.cluster.gpus();
+  const std::string text = session_question(options, asked, plan.means) +
+                           session_answer(plan, gpus, options.host_memory) + price_text(asked);
+  write_config(asked, first);
+  bool page = !options.no_page;
+  try {
+    if (page) write_page(asked, first, text);
+  } catch (const ConfigError& error) {
+    spdlog::warn("no page: {}", error.what());
+    page = false;
+  }
+  if (!met)
+    spdlog::error("no deployment meets the limits; the nearest, with {}: {}, met by {}, {}",
+                  first.rate, latencies_text(first), percent(first.trial.attainment),
+                  state_of(first));
+  if (options.json) {
+    print(session_json(plan, gpus).dump(1) + "\n");
+  } else {
+    print(text +
+          fmt::format("{} shapes, of which {} fit in memory; {} runs\n", plan.shapes, plan.fit,
+                      plan.runs) +
+          written_text(asked, page));
+    print(trust_line(first.report, first.config));
+    if (!options.launch.empty())
+      print("\n" + launch_text(options.launch, read_spec({first.config, asked.output + ".json"})));
+  }
+  return met ? 0 : exit_limit_not_met;
+}
+
+int run_sessions(const PlanOptions& options) {
+  PlanQuestion question = read_question(options);
+  const SessionLimits limits = limits_of(options, question);
+  const bool asks_tier = parse_quantity<Bytes>(options.host_memory) > Bytes(0);
+  const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
+  int code = 0;
+  for (const int gpus : options.gpus) {
+    const Asked asked = ask(options, question, gpus);
+    TraceLibrary traces;
+    Remarks remarks;
+    PlanProgress progress;
+    const SessionPlanned plan =
+        make_session_plan({.plan = asked.search,
+                           .limits = limits,
+                           .host_memory = asks_tier ? options.host_memory : ""},
+                          traces, remarks, progress.hooks());
+    progress.finish();
+    if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
+    if (plan.stopped) {
+      spdlog::warn(
+          "stopped after {} runs, which {}.sqlite keeps; the same command continues from there",
+          plan.runs, asked.output);
+      return exit_interrupted;
+    }
+    code = std::max(code, say_sessions(options, asked, plan));
+  }
+  return code;
+}
+
 int run(const PlanOptions& options) {
+  if (!options.sessions.empty()) return run_sessions(options);
   const PlanQuestion question = read_question(options);
   const InterruptGuard guard("the runs in flight are finished and kept; again to stop at once");
   std::vector<Asked> asked;
@@ -516,6 +633,8 @@ sequences of the best are varied. Five deployments are simulated from a warm sta
 twenty lifetimes of a request, under three seeds. The answer is the heaviest load that lasts. The answer is
 one step of 1.6 % less if 5 % more load exceeds the capacity or meets the limits for few requests.
 The share of requests that must meet the limits is --attainment.
+With --sessions the load is how many sessions are alive at a time. Each deployment is then run for
+some turns of each session, and the best with host memory below its KV cache as well.
 Three files are written: NAME.json (the best deployment, an experiment), NAME.sqlite (every run) and
 NAME.html (a page of the runs). NAME is -o, or follows from the question. The same command continues
 a stopped search. Exit 3 if no deployment meets the limits, with the nearest miss.)";
@@ -538,8 +657,15 @@ Action setup_plan(CLI::App& command) {
   command.add_option("--isl", options->prompt, "tokens of a prompt; 4k: 4096")
       ->capture_default_str();
   command.add_option("--osl", options->generated, "tokens of an output")->capture_default_str();
+  command.add_option("--sessions", options->sessions,
+                     "sessions instead of --isl and --osl: chat, coding, codex, or a session file");
   command.add_option("--ttft", question.ttft, "limit of the time to the first token, e.g. 1s");
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
+  options->session_limits.add_to(command);
+  command
+      .add_option("--host-memory", options->host_memory,
+                  "of a node: what a tier of it is worth to --sessions; 0 B: not asked")
+      ->capture_default_str();
   command
       .add_option("--attainment", options->attainment,
                   "the share of requests that must meet the limits")

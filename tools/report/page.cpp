@@ -26,6 +26,7 @@ constexpr std::size_t most_groups = 12;
 constexpr std::size_t most_comparisons = 12;
 constexpr std::size_t most_load_cells = 400'000;  // about 2 MB of page
 constexpr std::size_t most_details = 5'000;       // points with steps and config: some 10 MB
+constexpr std::size_t most_turns = 20'000;        // of sessions: about 2 MB of page
 constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
 // What a page lets its reader choose as an axis, sort by, and see of a point.
@@ -200,6 +201,45 @@ std::size_t cells_of(const OrderedJson& loads) {
   std::size_t cells = 0;
   for (const auto& load : loads) cells += load["activated"].size() + load["tokens"].size();
   return cells;
+}
+
+// Where a run tells sessions one by one: "over_time", a row for each part of the run with begin and
+// end in s, prompt tokens, those from HBM and those from tiers; and "slowest", of each session its
+// number, begin and end, and a row for each turn: agent, turn, when it was sent, when its load from
+// a tier, its prefill and its decode began and when that ended, prompt and output tokens.
+OrderedJson sessions_of(const StoredPoint& point) {
+  OrderedJson sessions = OrderedJson::object();
+  const Json* slowest = find_value(point.report, "/sessions/slowest");
+  const Json* over_time = find_value(point.report, "/turns/over_time");
+  if (slowest == nullptr || over_time == nullptr) return sessions;
+  for (const Json& span : *over_time) {
+    const auto loaded = span.value("loaded_tokens", std::int64_t{0});
+    sessions["over_time"].push_back({span.at("begin_s"), span.at("end_s"),
+                                     span.at("queried_tokens"),
+                                     span.at("hit_tokens").get<std::int64_t>() - loaded, loaded});
+  }
+  sessions["slowest"] = OrderedJson::array();
+  for (const Json& session : *slowest) {
+    OrderedJson row{{"session", session.at("session")},
+                    {"begun_s", session.at("begun_s")},
+                    {"ended_s", session.at("ended_s")},
+                    {"turns", OrderedJson::array()}};
+    for (const Json& turn : session.at("turns")) {
+      const double begun = turn.at("begun_s");
+      row["turns"].push_back({turn.at("agent"), turn.at("turn"), turn.at("sent_s"),
+                              begun - turn.value("loading_s", 0.0), begun, turn.at("first_token_s"),
+                              turn.at("last_token_s"), turn.at("prompt_tokens"),
+                              turn.at("output_tokens")});
+    }
+    sessions["slowest"].push_back(std::move(row));
+  }
+  return sessions;
+}
+
+std::size_t turns_of(const OrderedJson& sessions) {
+  std::size_t turns = 0;
+  for (const OrderedJson& session : sessions.at("slowest")) turns += session.at("turns").size();
+  return turns;
 }
 
 // As --set reads it: a text that is no JSON stands for itself.
@@ -497,7 +537,7 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
                               {"command", reproduce_command(sweep, point, options.base)}});
     if (report_of) point.report = Json();  // is shown; what follows reads whole ones again
   }
-  std::size_t details = 0, cells = 0, left_out = 0;
+  std::size_t details = 0, cells = 0, left_out = 0, turns = 0;
   for (const bool on_frontier : {true, false}) {
     for (std::size_t i = 0; i < curves.points.size() && details < most_details; ++i) {
       if (curves.points[i].on_frontier != on_frontier) continue;
@@ -507,6 +547,11 @@ OrderedJson page_data(StoredSweep sweep, const PageOptions& options, const Repor
       shown["parts"] = parts_of(point);
       shown["instances"] = instances_of(point);
       shown["patch"] = Json::diff(config, config_of(point));
+      OrderedJson sessions = sessions_of(point);
+      if (!sessions.empty() && turns + turns_of(sessions) <= most_turns) {
+        turns += turns_of(sessions);
+        shown["sessions"] = std::move(sessions);
+      }
       OrderedJson loads = loads_of(point);
       if (loads.empty()) continue;
       if (cells + cells_of(loads) > most_load_cells) {

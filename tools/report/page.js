@@ -9,7 +9,7 @@ const coarse_pointer = matchMedia('(pointer: coarse)').matches;
 // What the reader chose.
 const state = {
   on_paper: matchMedia('print').matches,
-  x: metric_at(data.x), y: metric_at(data.y), limits: { ttft: data.limits.ttft ?? null, tpot: data.limits.tpot ?? null }, statistic: null, frontier_only: false, hidden: new Set(), hidden_parts: new Set(),
+  x: metric_at(data.x), y: metric_at(data.y), limits: { ttft: data.limits.ttft ?? null, tpot: data.limits.tpot ?? null }, statistic: null, frontier_only: false, hidden: new Set(), hidden_parts: new Set(), hidden_hits: new Set(), hidden_turns: new Set(),
   selected: null, sort: null, descending: false,
 };
 
@@ -575,6 +575,96 @@ function setup_loads() {
     (data.loads_left_out ? ` ${data.loads_left_out} points’ maps are left out to keep this page small.` : '');
 }
 
+// ---- sessions
+
+const hit_parts = [['found in HBM', '#0072B2'], ['loaded from a tier', '#E69F00'], ['computed', '#BBBBBB']];
+const turn_parts = [['queue', '#BBBBBB'], ['load', '#E69F00'], ['prefill', '#0072B2'], ['decode', '#009E73']];
+
+function colour_legend(id, parts, hidden) {
+  legend(by_id(id), parts.map(([name, fill]) => {
+    const mark = element('span', { class: 'swatch', 'aria-hidden': 'true' });
+    mark.innerHTML = `<svg width="14" height="14"><rect width="14" height="14" rx="3" fill="${fill}"/></svg>`;
+    return { key: name, label: name, mark };
+  }), hidden, draw_sessions);
+}
+
+function draw_hits(p) {
+  const spans = p.sessions.over_time, narrow = by_id('hits-chart').clientWidth < 600;
+  const parts = hit_parts.filter(([name]) => name !== 'loaded from a tier' || spans.some(s => s[4] > 0));
+  colour_legend('hits-legend', parts, state.hidden_hits);
+  const tokens = (span, name) => name === 'found in HBM' ? span[3] : name === 'computed' ? span[2] - span[3] - span[4] : span[4];
+  by_id('hits-chart').setAttribute('aria-label', `Prompt tokens of ${point_label(p)} by where they came from, over the run`);
+  draw(by_id('hits-chart'), {
+    grid: { left: 46, right: 16, top: 8, bottom: 42 },
+    tooltip: {
+      ...tooltip(), trigger: 'axis', axisPointer: { type: 'shadow' },
+      formatter: items => {
+        const span = spans[items[0].dataIndex];
+        const rows = parts.map(([name]) => `<tr><td style="padding:0 12px 0 0">${name}</td><td style="text-align:right">${span[2] ? (100 * tokens(span, name) / span[2]).toFixed(1) : '–'} %</td></tr>`);
+        return `<b>${number(span[0])} to ${number(span[1])} s</b><br>${span[2].toLocaleString('en')} prompt tokens<table style="font-size:12px">${rows.join('')}</table>`;
+      },
+    },
+    xAxis: axis({ type: 'category', name: 'time of the run, s', nameLocation: 'middle', nameGap: 26, data: spans.map(s => s[0] < 10 ? s[0].toFixed(1) : s[0].toFixed(0)), axisLabel: { color: colour('--dim'), fontSize: 11, interval: narrow ? 5 : 2 } }),
+    yAxis: axis({ type: 'value', max: state.hidden_hits.size ? null : 1, axisLabel: { color: colour('--dim'), fontSize: 11, formatter: v => `${Math.round(100 * v)} %` } }),
+    series: parts.filter(([name]) => !state.hidden_hits.has(name)).map(([name, color]) => ({
+      name, type: 'bar', stack: 'prompt', barCategoryGap: '8%', itemStyle: { color },
+      data: spans.map(s => s[2] ? tokens(s, name) / s[2] : 0),
+    })),
+  }, 240);
+}
+
+// A line for each agent of each of the slowest sessions, from the start of its session; between turns it pauses.
+function draw_turns(p) {
+  const rows = p.sessions.slowest.flatMap(s => [...new Set(s.turns.map(t => t[0]))].map(agent => ({
+    s, agent, turns: s.turns.filter(t => t[0] === agent), name: `${s.session}${agent ? `, agent ${agent}` : ''}` })));
+  const parts = turn_parts.filter(([name]) => name !== 'load' || rows.some(r => r.turns.some(t => t[4] > t[3])));
+  colour_legend('turns-legend', parts, state.hidden_turns);
+  const bars = rows.flatMap((row, y) => row.turns.flatMap(turn => turn_parts.map(([name, fill], i) => ({
+    row, turn, name, value: [y, turn[2 + i] - row.s.begun_s, turn[3 + i] - row.s.begun_s], itemStyle: { color: fill } }))))
+    .filter(bar => bar.value[2] > bar.value[1] && !state.hidden_turns.has(bar.name));
+  const lines = rows.map((row, y) => ({ value: [y, row.turns[0][2] - row.s.begun_s, Math.max(...row.turns.map(t => t[6])) - row.s.begun_s], row }));
+  const rectangle = height => (_, api) => {
+    const [x1, y] = api.coord([api.value(1), api.value(0)]), [x2] = api.coord([api.value(2), api.value(0)]);
+    const thick = Math.max(1.5, height * api.size([0, 1])[1]);
+    return { type: 'rect', shape: { x: x1, y: y - thick / 2, width: Math.max(0.6, x2 - x1), height: thick }, style: { fill: api.visual('color') } };
+  };
+  by_id('turns-chart').setAttribute('aria-label', `The slowest sessions of ${point_label(p)}, turn by turn`);
+  draw(by_id('turns-chart'), {
+    grid: { left: 74, right: 16, top: 8, bottom: 42 },
+    tooltip: {
+      ...tooltip(),
+      formatter: ({ data: { row, turn } }) => {
+        const took = `session ${row.s.session}: ${number(row.s.ended_s - row.s.begun_s)} s, ${row.s.turns.length} turns`;
+        if (!turn) return `<b>${took}</b>`;
+        const rows = turn_parts.map(([name], i) => turn[3 + i] > turn[2 + i] ? `<tr><td style="padding:0 12px 0 0">${name}</td><td style="text-align:right">${number(turn[3 + i] - turn[2 + i])} s</td></tr>` : '');
+        return `<b>${took}</b><br>turn ${turn[1] + 1}: ${turn[7].toLocaleString('en')} tokens in, ${turn[8].toLocaleString('en')} out<table style="font-size:12px">${rows.join('')}</table>`;
+      },
+    },
+    xAxis: axis({ type: 'value', name: 's from the session’s first request', nameLocation: 'middle', nameGap: 26 }),
+    yAxis: axis({ type: 'category', inverse: true, data: rows.map(r => r.name), name: '', splitLine: { show: false }, axisTick: { show: false }, axisLabel: { color: colour('--dim'), fontSize: 11, interval: 0 } }),
+    series: [
+      { type: 'custom', renderItem: rectangle(0.04), data: lines, encode: { x: [1, 2], y: 0 }, itemStyle: { color: colour('--dim') } },
+      { type: 'custom', renderItem: rectangle(0.62), data: bars, encode: { x: [1, 2], y: 0 }, clip: true },
+    ],
+  }, 60 + rows.length * 26);
+  by_id('sessions-note').textContent = 'Lines between bars are pauses: tools run, a user thinks, other agents work. ' +
+    'Queue: until the first step of the prompt. Numbers are those of sessions in order of their beginning.';
+}
+
+function draw_sessions() {
+  const p = data.points.find(point => point.id === by_id('sessions-point').value);
+  draw_hits(p);
+  draw_turns(p);
+}
+
+function setup_sessions() {
+  const told = data.points.filter(p => p.sessions);
+  by_id('sessions').hidden = !told.length;
+  if (!told.length) return;
+  const chosen = told.find(p => p.id === data.chosen) || told[0];
+  fill_select('sessions-point', told.map(p => [p.id, point_label(p)]), chosen.id, draw_sessions);
+}
+
 // ---- all points
 
 // Paper is not wide enough for every metric.
@@ -664,6 +754,7 @@ function draw_all() {
   draw_frontier();
   draw_parts();
   if (!by_id('loads').hidden) draw_loads();
+  if (!by_id('sessions').hidden) draw_sessions();
 }
 
 function setup_limits() {
@@ -728,6 +819,7 @@ function start() {
   by_id('parts-unit').onchange = draw_parts;
   by_id('parts-points').onchange = draw_parts;
   setup_loads();
+  setup_sessions();
   show_best();
   show_comparisons();
   show_unfinished();

@@ -18,6 +18,7 @@ Timeline::Lane steps_lane_of(std::int64_t group) {
   return group == 0 ? steps_lane : Timeline::Lane{1, 1'000'000 + group};
 }
 constexpr Timeline::Lane requests_lane{3, 3};
+constexpr int sessions_process = 4;
 Timeline::Lane gpu_lane(std::int64_t gpu) { return {2, 10 + gpu}; }
 
 // Picoseconds as the format's microseconds, exactly.
@@ -182,6 +183,8 @@ Timeline::Timeline(const std::filesystem::path& file, const Experiment& experime
     first_gpu_.push_back(first_gpu_.back() + gpus);
   }
   name("process_name", requests_lane, "requests");
+  if (experiment.decode().workload.sessions)
+    name("process_name", {sessions_process, 1}, "sessions");
 }
 
 void Timeline::write(std::string_view name, char phase, Lane lane, std::string_view more) {
@@ -308,6 +311,33 @@ void Timeline::request_left(std::uint32_t id, const RequestRecord& request) {
   mark('b', "decode", request.first_token);
   mark('e', "decode", request.last_token);
   mark('e', "request", request.last_token);
+  if (request.turn) add_turn(request);
+}
+
+// What a turn that was answered waited for and did, on the lane of its agent.
+void Timeline::add_turn(const RequestRecord& request) {
+  const SessionTurn& turn = *request.turn;
+  const auto [found, is_new] =
+      agents_.try_emplace(std::pair(turn.session, turn.agent), std::ssize(agents_) + 1);
+  const Lane lane{sessions_process, found->second};
+  if (is_new)
+    name("thread_name", lane,
+         turn.agent == 0 ? fmt::format("session {}", turn.session)
+                         : fmt::format("session {}, agent {}", turn.session, turn.agent));
+  const std::string what =
+      fmt::format(R"(,"args":{{"turn":{},"prompt_tokens":{},"cached_tokens":{},)"
+                  R"("loaded_tokens":{},"output_tokens":{}}})",
+                  turn.turn, request.prompt_tokens, request.cached_tokens, request.loaded_tokens,
+                  request.output_tokens);
+  const Time loads = request.begun - request.loading;
+  const std::pair<std::string_view, std::pair<Time, Time>> parts[] = {
+      {"queue", {request.arrival, loads}},
+      {"load", {loads, request.begun}},
+      {"prefill", {request.begun, request.first_token}},
+      {"decode", {request.first_token, request.last_token}}};
+  for (const auto& [part, times] : parts) {
+    if (times.second > times.first) span(part, lane, times.first, times.second, what);
+  }
 }
 
 void Timeline::finish() {

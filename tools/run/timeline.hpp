@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
+#include <utility>
+
 #include "sim/experiment/experiment.hpp"
 #include "sim/report/observer.hpp"
 #include "tools/cli/output.hpp"
@@ -13,6 +16,9 @@ namespace moesim {
 ///   steps     one lane of steps, and a counter of the KV blocks in use
 ///   GPUs      a lane per GPU: what it did in each step, part by part
 ///   requests  a span per request: to its first token, then decoding
+///   sessions  where requests are turns of sessions, a lane per session (and agent): of each turn
+///             the wait for its first step, blocks on their way from a tier, prefill and decode;
+///             pauses are gaps
 ///
 /// Where there are several EP groups, each has a lane of steps, and lanes of its own GPUs.
 ///
@@ -60,6 +66,7 @@ class Timeline : public RunObserver {
   void span(std::string_view name, Lane lane, Time begin, Time end, std::string_view more = "");
   void add_lane(const Gpu&, bool unfold, Time start, Time now, const StepCost&,
                 std::int64_t first_gpu);
+  void add_turn(const RequestRecord&);
   void add_alarm(Time start, const StepCost&, std::size_t group);
   std::string of_group(std::string_view what, std::size_t group) const;
 
@@ -69,6 +76,7 @@ class Timeline : public RunObserver {
   std::vector<std::vector<Gpu>> gpus_;   // of each group
   OutputFile file_;
   std::int64_t unfolded_, steps_ = 0;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::int64_t> agents_;  // lanes of sessions
   bool empty_ = true;
 };
 

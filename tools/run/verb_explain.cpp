@@ -481,6 +481,24 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
   return table;
 }
 
+/// What loads of KV blocks from tiers take, which are no part of a step, and who waits for them.
+std::string tiers_text(const Deployment& e) {
+  constexpr std::array waits{"their request waits, steps go on", "the step waits",
+                             "the step waits for the first layer's alone"};
+  constexpr double tokens = 1024;
+  std::string text;
+  for (const KvTierPlan& tier : e.kv_cache.tiers) {
+    const Bytes bytes = e.kv_layout.block * (tokens / e.kv_layout.block_tokens);
+    const Seconds time = tier.latency + bytes / tier.bandwidth;
+    text += wrapped(fmt::format("tier {}: a load of 1,024 tokens takes {:.3f} ms on the GPU's own "
+                                "link ({:.1f} GB/s) with nothing before it; {}",
+                                tier.name, 1e3 * time.count(), tier.bandwidth.value() * 1e-9,
+                                waits[at(e.kv_cache.read)])) +
+            "\n";
+  }
+  return text.empty() ? text : "\n" + text;
+}
+
 std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_load) {
   const GpuSpec& gpu = e.cluster.gpu;
   const Table table = operations_table(step, gpu);
@@ -502,7 +520,7 @@ std::string to_text(const ExplainedStep& step, const Deployment& e, bool own_loa
       intensity(step.cost.flops, step.cost.hbm_bytes), gpu.name,
       balance(gpu, Precision::bf16, Precision::bf16),
       balance(gpu, e.precision.experts, e.precision.activations), table.text(),
-      held_up_text(held_up(step, e)), grounds_of(step.cost));
+      held_up_text(held_up(step, e)), grounds_of(step.cost) + tiers_text(e));
 }
 
 }  // namespace

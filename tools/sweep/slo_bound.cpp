@@ -177,10 +177,6 @@ TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_s
   const Deployment& e = experiment.decode();
   if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
     throw ConfigError("the experiment has no \"slo\", so goodput has no limits; add one");
-  if (e.workload.sessions)
-    throw ConfigError(
-        "workload/sessions: the best load under an SLO is searched for single requests alone; "
-        "use \"moesim sweep\" over \"/workload/arrivals\"");
   const MeanLengths lengths = lengths_of(e, attainment);
   // Where prefill and decode have pools, each bounds the other's requests.
   const Deployment& prefill = experiment.pools.front();

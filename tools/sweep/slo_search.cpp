@@ -69,6 +69,50 @@ bool grows_beyond(const Json& report, const std::optional<double>& limit_ms) {
   return *growth > 0 && *p90 + 1e3 * *growth * later * *seconds > *limit_ms;
 }
 
+// A limit on sessions, and where a report has what it limits; seconds are `per_second` of its unit.
+struct SessionLimit {
+  const char* name;
+  std::optional<Seconds> SessionLimits::*most;
+  const char* pointer;
+  double per_second;
+};
+constexpr SessionLimit session_limits[] = {
+    {"TTFT of first turns", &SessionLimits::first_ttft, "/turns/first/p90_ttft_ms", 1e3},
+    {"TTFT of later turns", &SessionLimits::later_ttft, "/turns/later/p90_ttft_ms", 1e3},
+    {"time of a session", &SessionLimits::completion, "/sessions/p90_completion_s", 1}};
+
+// A latency of a run over its limit, above 1 where it is missed.
+struct Excess {
+  const char* name;
+  double over;
+};
+
+// Of the p90s that have a limit. Turns of a kind that the run has none of are in time.
+std::vector<Excess> excesses_of(const Json& config, const Json& report,
+                                const SessionLimits& of_sessions) {
+  std::vector<Excess> all;
+  for (const Limit& limit : limits) {
+    const auto most = limit_ms(config, limit.key);
+    const auto found = number_of(report, *limit.metric);
+    if (most && found) all.push_back({limit.name, *found / *most});
+  }
+  for (const SessionLimit& limit : session_limits) {
+    const auto most = of_sessions.*limit.most;
+    const auto found = number_at(report, limit.pointer);
+    if (most && found) all.push_back({limit.name, *found / (limit.per_second * most->count())});
+    // Sessions of which none ended in the run took longer than the run.
+    if (of_sessions.completion && limit.most == &SessionLimits::completion && !found)
+      all.push_back({limit.name, std::numeric_limits<double>::infinity()});
+  }
+  return all;
+}
+
+// Whether the limits on sessions are kept.
+bool sessions_in_time(const Json& report, const SessionLimits& of_sessions) {
+  return std::ranges::none_of(excesses_of({}, report, of_sessions),
+                              [](const Excess& excess) { return excess.over > 1; });
+}
+
 // What a run shows beside its attainment.
 bool shows(const Json& config, const Json& report, Proof proof, double attainment) {
   const std::string state = state_in(report);
@@ -88,24 +132,22 @@ bool shows(const Json& config, const Json& report, Proof proof, double attainmen
 }
 
 // A run's goodput, at most what arrives: while a short run drains, more requests end in the
-// measured time than came in it, and the search would take that for merit.
+// measured time than came in it, and the search would take that for merit. The goodput of sessions
+// are those that are alive, by the share of their turns that met the SLO.
 Trial trial_of(const Json& config, const Json& report, double rate, const SloSearch& search) {
   const auto met = number_of(report, metric("slo_attainment"));
   const auto throughput = number_of(report, metric("request_throughput"));
   Trial trial;
   trial.excess = std::numeric_limits<double>::infinity();
-  if (!met || !throughput) return trial;
-  trial.attainment = *met;
-  trial.goodput = std::min(*throughput, rate) * *met;
+  if (!throughput || (!met && !search.sessions)) return trial;
+  trial.attainment = met.value_or(1);
+  trial.goodput = (search.sessions ? rate : std::min(*throughput, rate)) * trial.attainment;
   trial.lasts = shows(config, report, search.proof, search.attainment);
-  trial.meets = trial.lasts && *met >= search.attainment;
-  double excess = 0;
-  for (const Limit& limit : limits) {
-    const auto most = limit_ms(config, limit.key);
-    const auto found = number_of(report, *limit.metric);
-    if (most && found) excess = std::max(excess, *found / *most);
-  }
-  trial.excess = excess;
+  trial.meets = trial.lasts && trial.attainment >= search.attainment &&
+                sessions_in_time(report, search.session_limits);
+  trial.excess = 0;
+  for (const Excess& excess : excesses_of(config, report, search.session_limits))
+    trial.excess = std::max(trial.excess, excess.over);
   return trial;
 }
 
@@ -126,8 +168,6 @@ std::string lack_of(const Json& report) {
 
 // By how much a draw may miss the attainment that all draws have in their mean.
 constexpr double by_chance = .03;
-
-std::string rate_text(double rate) { return fmt::format("{} /s", rate); }
 
 // An order of runs in which no core is left with a long one at the end.
 std::vector<std::size_t> longest_first(std::span<const SweepPoint> points) {
@@ -152,7 +192,11 @@ class Runs {
     if (!search.store.empty()) open_store();
   }
   void climb(const RateLadder& ladder) { ladder_ = &ladder; }
-  const RateLadder& ladder() const { return *ladder_; }
+  // Beyond a ladder of sessions rungs are no whole numbers.
+  double load_at(int rung) const {
+    const double rate = ladder_->rate(rung);
+    return search_.sessions ? std::max(1.0, std::round(rate)) : rate;
+  }
 
   Experiment load(const Json& config) {
     return remarks_.say_of(load_experiment(ConfigNode(config, search_.base_file), traces_));
@@ -192,8 +236,17 @@ class Runs {
   // A run that was made, and what it showed.
   SloRun of(const TuneResult::Found& found) const {
     const StoreRow& row = runs_.at(found.point);
-    return {found.point.place, rate_text(ladder_->rate(found.point.rung)), found.trial,
+    return {found.point.place, load_text(load_at(found.point.rung)), found.trial,
             Json::parse(row.config), Json::parse(row.report)};
+  }
+  // What a run that misses what is asked lacks: where a backlog grows, capacity; else the latency
+  // that fewest requests keep. Of sessions the one that is furthest beyond its limit.
+  std::string lack_of(const SloRun& run) const {
+    if (!search_.sessions || state_in(run.report) == "overloaded")
+      return moesim::lack_of(run.report);
+    const auto all = excesses_of(run.config, run.report, search_.session_limits);
+    const auto most = std::ranges::max_element(all, {}, &Excess::over);
+    return most == all.end() ? "" : most->name;
   }
 
  private:
@@ -202,10 +255,20 @@ class Runs {
     std::optional<SloMissed> missed{};  // the run was given up: the row says nothing
   };
 
+  std::string load_text(double load) const {
+    return fmt::format("{}{}", load, search_.sessions ? " sessions" : " /s");
+  }
+
   Json config_of(TunePoint point) const {
     Json config = search_.places[point.place];
-    const double rate = ladder_->rate(point.rung);
-    search_.set_load(config, rate_text(rate), rate);
+    const double rate = load_at(point.rung);
+    if (search_.set_load) {
+      search_.set_load(config, load_text(rate), rate);
+    } else if (search_.sessions) {
+      config[Json::json_pointer(lanes_pointer)] = static_cast<std::int64_t>(rate);
+    } else {
+      config[Json::json_pointer(rate_pointer)] = load_text(rate);
+    }
     return config;
   }
 
@@ -236,7 +299,7 @@ class Runs {
   }
 
   Trial note(TunePoint point, Outcome& outcome) {
-    const double rate = ladder_->rate(point.rung);
+    const double rate = load_at(point.rung);
     if (outcome.missed) {
       const double attained = outcome.missed->attained;
       return {.goodput = rate * attained,
@@ -253,7 +316,7 @@ class Runs {
       best_report_ = std::move(row.report);
     }
     Json kept;
-    for (const char* key : {"metrics", "measurement", "breakdown"}) {
+    for (const char* key : {"metrics", "measurement", "breakdown", "sessions", "turns"}) {
       if (report.contains(key)) kept[key] = report.at(key);
     }
     for (const char* value : {"active_experts_mean", "uniform_experts_mean"}) {
@@ -327,14 +390,21 @@ SloResult search_slo(const SloSearch& search, TraceLibrary& traces, Remarks& rem
   const std::size_t known = bounds.size();
   bounds.resize(search.places.size());
   std::vector<std::string> errors(search.places.size());
+  // Nothing is known of how many sessions a place may serve: so many times the ladder's heaviest
+  // load are tried at most.
+  constexpr double beyond_ladder = 4;
+  check(search.ladder || !search.sessions, "a search over sessions has a ladder");
+  const double highest_load = search.ladder ? search.ladder->rate(search.ladder->size() - 1) : 0;
   std::mutex mutex;
   std::size_t bounded = 0;
   tbb::parallel_for(known, search.places.size(), [&](std::size_t place) {
     if (hooks.stop()) return;
     tbb::this_task_arena::isolate([&] {
       try {
-        bounds[place] =
-            bound_of(runs.load(search.places[place]), search.attainment, search.mixed_steps);
+        const Experiment experiment = runs.load(search.places[place]);
+        bounds[place] = search.sessions
+                            ? TuneBound{.goodput = beyond_ladder * highest_load}
+                            : bound_of(experiment, search.attainment, search.mixed_steps);
       } catch (const ConfigError& error) {
         errors[place] = error.what();
       }
@@ -456,10 +526,9 @@ class Confirmation {
           other->second.attainment < least->second.attainment)
         least = other;
     }
-    const RateLadder& ladder = runs_.ladder();
-    return Heavier{ladder.rate(rung) / ladder.rate(*brackets_[i].met()) - 1,
+    return Heavier{runs_.load_at(rung) / runs_.load_at(*brackets_[i].met()) - 1,
                    least->second.attainment,
-                   lack_of(runs_.of({least->first, least->second}).report)};
+                   runs_.lack_of(runs_.of({least->first, least->second}))};
   }
 
  private:

@@ -15,8 +15,15 @@
 
 namespace moesim {
 
-/// Where the load stands in an experiment that a search varies.
+/// Where the load stands in an experiment that a search varies: requests/s, or sessions alive.
 inline const std::string rate_pointer = "/workload/arrivals/rate";
+inline const std::string lanes_pointer = "/workload/arrivals/concurrency";
+
+/// What the p90s of sessions must not exceed, beside an SLO.
+struct SessionLimits {
+  std::optional<Seconds> first_ttft{}, later_ttft{};  ///< of the first turns, of all others
+  std::optional<Seconds> completion{};                ///< of a session
+};
 
 /// What a run must show beside the attainment, to count as one that meets the SLO.
 enum class Proof {
@@ -36,6 +43,10 @@ struct SloSearch {
   /// Loads to try; nothing: a few per cent apart, up to what the best of the bounds allows.
   std::optional<RateLadder> ladder{};
   double attainment = .9;  ///< share of the requests that must meet the SLO
+  /// Of sessions the load is how many are alive: a whole number, the clients of a closed loop. All
+  /// requests/s of this file, ladder and bounds included, are then sessions alive.
+  bool sessions = false;
+  SessionLimits session_limits{};  ///< of sessions
   bool sure = false;
   /// Whether points of a place above its first miss are run, to see that they miss too.
   bool recheck = true;
@@ -54,26 +65,25 @@ struct SloSearch {
   std::size_t runners_up = 4;     ///< to rank below the best
   std::filesystem::path store{};  ///< of every run; with one, a search goes on where it stopped
   double start = 0;               ///< a load to begin with; below 0: by the best bound
-  /// Sets the load of a place.
-  std::function<void(Json& place, const std::string& rate, double per_second)> set_load =
-      [](Json& place, const std::string& rate, double) {
-        place[Json::json_pointer(rate_pointer)] = rate;
-      };
+  /// Sets the load of a place; nothing: at rate_pointer, or of sessions at lanes_pointer.
+  std::function<void(Json& place, const std::string& rate, double per_second)> set_load = {};
 };
 
 /// What becomes of a deployment under a load that is heavier than what it bears.
 struct Heavier {
   double more = 0;        ///< .05: by 5 %
   double attainment = 0;  ///< share of the requests that meet the SLO then
-  std::string binds;      ///< what is missed first: "capacity", "TPOT", "TTFT" or "E2E"
+  std::string binds;      ///< what is missed first: "capacity", or a latency, e.g. "TPOT"
 };
 
 /// A run of a search.
 struct SloRun {
   std::size_t place = 0;
-  std::string rate;  ///< as the config has it
+  std::string rate;  ///< as the config has it; of sessions "64 sessions"
   Trial trial;
-  Json config, report;  ///< of the report its "metrics", "measurement", "breakdown", active experts
+  /// Of the report its "metrics", "measurement", "breakdown", active experts, and of sessions
+  /// "sessions" and "turns".
+  Json config, report;
   std::optional<Heavier> heavier{};  ///< of confirm_slo()
   std::size_t draws = 1;             ///< that bear the load
 

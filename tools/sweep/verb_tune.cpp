@@ -15,7 +15,7 @@
 #include "tools/cli/table.hpp"
 #include "tools/cli/trust.hpp"
 #include "tools/cli/verbs.hpp"
-#include "tools/sweep/slo_search.hpp"
+#include "tools/sweep/session_options.hpp"
 #include "tools/sweep/sweep.hpp"
 
 namespace moesim {
@@ -26,11 +26,14 @@ struct TuneOptions {
   std::string config, report, store, launch;
   double attainment = .9;
   bool json = false, sure = false;
+  SessionOptions session_limits;
 };
 
-double rate_of(const SweepPoint& point, const Sweep& sweep) {
-  const Json* rate = find_value(point.config, rate_pointer);
-  const ConfigNode node(rate == nullptr ? Json() : *rate, sweep.base_file, rate_pointer);
+// Of a point: requests/s, or how many sessions are alive.
+double load_of(const SweepPoint& point, const Sweep& sweep, const std::string& pointer) {
+  const Json* load = find_value(point.config, pointer);
+  const ConfigNode node(load == nullptr ? Json() : *load, sweep.base_file, pointer);
+  if (pointer == lanes_pointer) return static_cast<double>(node.integer({1, 1e9}));
   const double value = node.quantity<PerSecond>().value();
   if (value <= 0) node.fail("a load must be above 0 requests/s");
   return value;
@@ -38,27 +41,39 @@ double rate_of(const SweepPoint& point, const Sweep& sweep) {
 
 // The sweep's points without their loads, and the loads.
 struct Grid {
-  std::vector<Json> places;
-  std::vector<double> rates;
+  const std::string& load_pointer() const { return sessions ? lanes_pointer : rate_pointer; }
+
+  bool sessions = false;
+  std::vector<Json> places{};
+  std::vector<double> rates{};
 };
+
+bool has_sessions(const SweepPoint& point) {
+  return find_value(point.config, "/workload/sessions") != nullptr;
+}
 
 Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
   if (sweep.document.contains("seeds"))
     file.fail("tune compares runs of one seed; leave \"seeds\" out");
   const auto axes = axes_of(sweep.document);
+  Grid grid{.sessions = std::ranges::any_of(sweep.points, has_sessions)};
+  if (grid.sessions && !std::ranges::all_of(sweep.points, has_sessions))
+    file.fail("requests and sessions have loads of different kinds; tune them apart");
+  const std::string& load_pointer = grid.load_pointer();
   const bool loads =
-      std::ranges::any_of(axes, [](const Axis& axis) { return axis.pointer == rate_pointer; });
+      std::ranges::any_of(axes, [&](const Axis& axis) { return axis.pointer == load_pointer; });
   if (!loads) {
-    file.fail(fmt::format("needs an axis \"{}\" with the loads to try, e.g. [\"1 /s\", \"2 /s\"]",
-                          rate_pointer));
+    file.fail(fmt::format("needs an axis \"{}\" with the {}", load_pointer,
+                          grid.sessions ? "numbers of sessions alive to try, e.g. [16, 32]"
+                                        : R"(loads to try, e.g. ["1 /s", "2 /s"])"));
   }
   std::map<std::string, std::size_t> loads_of;  // by place
   std::set<double> rates;
-  Grid grid;
   for (const SweepPoint& point : sweep.points) {
-    rates.insert(rate_of(point, sweep));
+    rates.insert(load_of(point, sweep, load_pointer));
     Json place = point.config;
-    place.at(Json::json_pointer("/workload/arrivals")).erase("rate");
+    place.at(Json::json_pointer("/workload/arrivals"))
+        .erase(grid.sessions ? "concurrency" : "rate");
     if (loads_of[place.dump()]++ == 0) grid.places.push_back(point.config);
   }
   grid.rates.assign(rates.begin(), rates.end());
@@ -69,7 +84,8 @@ Grid read_grid(const Sweep& sweep, const ConfigNode& file) {
 }
 
 // What the places differ in, for tables.
-std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& places) {
+std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& places,
+                              const std::string& load_pointer) {
   std::vector<Axis> axes = axes_of(sweep.document);
   std::erase_if(axes, [&](const Axis& axis) {
     std::set<std::string> values;
@@ -77,7 +93,7 @@ std::vector<Axis> varied_axes(const Sweep& sweep, const std::vector<Json>& place
       const Json* value = find_value(place, axis.pointer);
       values.insert(value == nullptr ? "" : value->dump());
     }
-    return axis.pointer == rate_pointer || values.size() < 2;
+    return axis.pointer == load_pointer || values.size() < 2;
   });
   return axes;
 }
@@ -208,12 +224,16 @@ int run(const TuneOptions& options) {
   const ConfigNode file = ConfigNode::from_file(options.config);
   const Sweep sweep = expand_sweep(file);
   Grid grid = read_grid(sweep, file);
-  const std::vector<Axis> axes = varied_axes(sweep, grid.places);
+  const std::vector<Axis> axes = varied_axes(sweep, grid.places, grid.load_pointer());
+  if (!grid.sessions && options.session_limits.any())
+    throw ConfigError("--ttft-first, --ttft-later, --session-p90: limits of \"workload/sessions\"");
   const SloSearch search{.document = sweep.document,
                          .base_file = sweep.base_file,
                          .places = std::move(grid.places),
                          .ladder = RateLadder(std::move(grid.rates)),
                          .attainment = options.attainment,
+                         .sessions = grid.sessions,
+                         .session_limits = options.session_limits.read(),
                          .sure = options.sure,
                          .store = options.store};
   TraceLibrary traces;
@@ -249,8 +269,9 @@ int run(const TuneOptions& options) {
 
 constexpr std::string_view tune_footer =
     R"(CONFIG is a sweep file with an axis "/workload/arrivals/rate"; its base has an "slo". The answer is
-the point of the grid with the most requests/s that meet the SLO in a steady state. Not all points
-are run. A point whose step time alone shows that it cannot win is left out. A combination that
+the point of the grid with the most requests/s that meet the SLO in a steady state. With
+"workload/sessions" the axis is "/workload/arrivals/concurrency", how many sessions are alive, and
+the answer has the most sessions. Not all points are run. A point whose step time alone shows that it cannot win is left out. A combination that
 misses the SLO under one load is not run under heavier loads, unless a run shows that heavier loads
 can meet the SLO.
 The last lines say how many points were left out; --sure runs these points. Loads beyond the grid are
@@ -270,6 +291,7 @@ Action setup_tune(CLI::App& command) {
                   "the share of requests that must meet the SLO")
       ->check(CLI::Range(0., 1.))
       ->capture_default_str();
+  options->session_limits.add_to(command);
   command.add_flag("--sure", options->sure, "run every point that could still be better");
   add_launch_option(command, options->launch);
   command.add_flag("--json", options->json, "print JSON instead of tables");

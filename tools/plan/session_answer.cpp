@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/session_answer.hpp"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "tools/cli/output.hpp"
+#include "tools/cli/table.hpp"
+#include "tools/sweep/axes.hpp"
+
+namespace moesim {
+
+namespace {
+
+constexpr const char* first_ttft_pointer = "/turns/first/p90_ttft_ms";
+constexpr const char* later_ttft_pointer = "/turns/later/p90_ttft_ms";
+constexpr const char* tpot_pointer = "/metrics/p90_tpot_ms";
+constexpr const char* completion_pointer = "/sessions/p90_completion_s";
+constexpr const char* output_pointer = "/metrics/output_throughput";
+constexpr const char* hits_pointer = "/turns/all/prefix/hit_rate";
+constexpr const char* ideal_pointer = "/turns/all/prefix/ideal_hit_rate";
+
+std::optional<double> value_of(const SloRun& run, const char* pointer) {
+  const Json* value = find_value(run.report, pointer);
+  return value != nullptr && value->is_number() ? std::optional(value->get<double>())
+                                                : std::nullopt;
+}
+
+std::string text_of(const SloRun& run, const char* pointer, double scale = 1) {
+  const auto value = value_of(run, pointer);
+  return value ? number_text(*value * scale) : "-";
+}
+
+std::string share_of(const SloRun& run, const char* pointer) {
+  const auto value = value_of(run, pointer);
+  return value ? fmt::format("{:.1f} %", 100 * *value) : "-";
+}
+
+std::string router_of(const SloRun& run) {
+  const Json& router = run.config.at("request_routing");
+  return router.is_string() ? router.get<std::string>() : router.at("type").get<std::string>();
+}
+
+// Where the time of a session has no limit, runs are too short to say it.
+std::string table_of_sessions(const std::vector<SloRun>& runs, int gpus, bool limited) {
+  Table table({"", "sessions", "per\nGPU", "met", "hits", "ideal", "out/s\n/GPU", "first\nTTFT ms",
+               "later\nTTFT ms", "TPOT\nms", "session\ns", "chunk", "router"});
+  std::string names;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const SloRun& run = runs[i];
+    const std::string number = std::to_string(i + 1);
+    table.add({number, number_text(run.per_second()), number_text(run.per_second() / gpus),
+               fmt::format("{:.0f} %", 100 * run.trial.attainment), share_of(run, hits_pointer),
+               share_of(run, ideal_pointer), text_of(run, output_pointer, 1. / gpus),
+               text_of(run, first_ttft_pointer), text_of(run, later_ttft_pointer),
+               text_of(run, tpot_pointer), limited ? text_of(run, completion_pointer) : "-",
+               run.config.at("scheduling").at("max_num_batched_tokens").dump(), router_of(run)});
+    const std::string busy = busy_text(run);
+    std::string name =
+        fmt::format("{}: {}, {}", number, shape_text(run.config), routing_text(run.config));
+    if (run.heavier) {
+      name +=
+          fmt::format("; {:.0f} % more sessions: {} binds, met by {:.0f} %",
+                      100 * run.heavier->more, run.heavier->binds, 100 * run.heavier->attainment);
+    }
+    names += wrapped(name + (busy.empty() ? "" : "; " + busy), 100, 3) + "\n";
+  }
+  return names + "\n" + table.text();
+}
+
+OrderedJson json_of(const SloRun& run, int gpus) {
+  OrderedJson json{{"shape", shape_text(run.config)},
+                   {"sessions", run.per_second()},
+                   {"sessions_per_gpu", run.per_second() / gpus},
+                   {"state", state_of(run)},
+                   {"seeds", run.draws},
+                   {"slo_attainment", run.trial.attainment},
+                   {"config", run.config},
+                   {"metrics", run.report.at("metrics")}};
+  for (const char* part : {"sessions", "turns"}) {
+    if (run.report.contains(part)) json["report"][part] = run.report.at(part);
+  }
+  if (run.heavier) {
+    json["heavier"] = {{"more", run.heavier->more},
+                       {"slo_attainment", run.heavier->attainment},
+                       {"binds", run.heavier->binds}};
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string tier_text(const SessionPlanned& plan, const std::string& host_memory) {
+  if (!plan.no_tier.empty()) return wrapped("No tier of host memory: " + plan.no_tier) + "\n";
+  if (plan.tiers.empty() || !plan.single_seed) return "";
+  const double without = plan.single_seed->per_second();
+  std::string text;
+  for (const TierWorth& tier : plan.tiers) {
+    const double with = tier.run ? tier.run->per_second() : 0;
+    text += text.empty() ? fmt::format("{} of host memory a node are worth ", host_memory)
+                         : std::string(", ");
+    text += fmt::format("{:.0f} % {} sessions with {} ({:.0f} in place of {:.0f})",
+                        100 * std::abs(with / without - 1), with < without ? "fewer" : "more",
+                        tier.write, with, without);
+  }
+  return wrapped(text + ". One seed.") + "\n";
+}
+
+std::string session_answer(const SessionPlanned& plan, int gpus, const std::string& host_memory) {
+  const bool met = !plan.best.empty();
+  std::string text = table_of_sessions(met ? plan.best : plan.nearest, gpus, plan.times_sessions);
+  if (!met) return text;
+  text += "\n" +
+          wrapped(
+              "Ranked by sessions alive at a time within the limits. The first ran under "
+              "three seeds, the others under one. met: turns within TTFT and TPOT. "
+              "hits: prompt tokens found in the KV cache; ideal: by an endless one. "
+              "out/s/GPU: output tokens/s of a GPU. Times are p90s.") +
+          "\n";
+  return text + tier_text(plan, host_memory);
+}
+
+OrderedJson session_json(const SessionPlanned& plan, int gpus) {
+  const TurnMeans& means = plan.means;
+  OrderedJson json{{"shapes", plan.shapes},
+                   {"fit", plan.fit},
+                   {"runs", plan.runs},
+                   {"mean_turn",
+                    {{"prompt_tokens", means.prompt},
+                     {"computed_tokens", means.computed},
+                     {"output_tokens", means.output},
+                     {"gap_s", means.gap},
+                     {"turns_per_session", means.turns}}}};
+  json["best"] = OrderedJson::array();
+  for (const SloRun& run : plan.best) json["best"].push_back(json_of(run, gpus));
+  if (!plan.nearest.empty()) json["nearest"] = json_of(plan.nearest.front(), gpus);
+  if (plan.single_seed) json["sessions_of_one_seed"] = plan.single_seed->per_second();
+  for (const TierWorth& tier : plan.tiers) {
+    OrderedJson& row = json["tiers"].emplace_back(OrderedJson{{"write", tier.write}});
+    row["sessions"] = tier.run ? tier.run->per_second() : 0;
+    if (tier.run) row["run"] = json_of(*tier.run, gpus);
+  }
+  if (!plan.no_tier.empty()) json["no_tier"] = plan.no_tier;
+  return json;
+}
+
+}  // namespace moesim

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/plan/session_plan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "sim/serving/simulator.hpp"
+#include "tools/sweep/store.hpp"
+#include "traces/requests/arrivals.hpp"
+#include "traces/sessions/session_file.hpp"
+#include "traces/sessions/sessions.hpp"
+
+namespace moesim {
+
+namespace {
+
+// Lanes and turns by which the means are taken.
+constexpr int sampled_lanes = 64, sampled_turns = 4096;
+// Turns of each lane in a short run, and of either run at least and at most.
+constexpr double short_turns = 6, fewest_turns = 400, most_turns = 40'000;
+// Share of the turns before it is measured: each lane's first prompt has then been computed.
+constexpr double session_warm_up = .35;
+// Sessions of each lane where their time has a limit: the first of each lane began in its midst,
+// and the long ones of the last are not over.
+constexpr double sessions_for_completion = 2.5;
+// How much more than its estimate a shape is taken to bear: shapes below it are not looked at.
+constexpr double estimate_margin = 1.4;
+// Loads of short and of long runs lie so far apart.
+constexpr double coarse_step = 1.05, fine_step = 1.0164;
+// A short run begins with sessions of any length, but among those that are alive at a time long
+// ones are more likely: what lasts is less.
+constexpr double lasting_share = .9;
+// Shapes that have a longer run, if they come so near the best.
+constexpr std::size_t session_leaders = 3;
+constexpr double near_leader = .85;
+constexpr std::size_t session_draws = 3;
+
+double rank_tokens(const Deployment& e) {
+  return double(e.memory.kv_blocks) * double(e.kv_layout.block_tokens);
+}
+
+// Seconds in which every rank computes a prompt of which so many tokens are not cached: whole
+// chunks, each at the mean of what stands before it.
+double prefill_seconds(const Deployment& e, double prompt, double computed) {
+  const double chunk = e.scheduler->max_num_batched_tokens();
+  const int tokens = std::max(1, static_cast<int>(std::min(computed, chunk)));
+  const double before = std::max(0.0, prompt - computed / 2 - tokens / 2.0);
+  const StepContent content{.prompts = {{tokens, static_cast<int>(before)}}};
+  return explain_step(e, content).cost.total.count() * computed / tokens;
+}
+
+// Seconds of decode steps of any batch, between those that are priced.
+class DecodeSeconds {
+ public:
+  DecodeSeconds(const Deployment& e, double context) {
+    most_ = most_sequences(e, static_cast<int>(context));
+    constexpr int further = 4;
+    for (int batch = 1;; batch = std::min(most_, batch * further)) {
+      const StepContent content{.sequences = batch, .context = static_cast<int>(context)};
+      priced_.emplace_back(batch, explain_step(e, content).cost.total.count());
+      if (batch == most_) return;
+    }
+  }
+  int most() const { return most_; }
+  double operator()(double batch) const {
+    for (std::size_t i = 1; i < priced_.size(); ++i) {
+      const auto [low, quick] = priced_[i - 1];
+      const auto [high, slow] = priced_[i];
+      if (batch <= high) return quick + (slow - quick) * (batch - low) / double(high - low);
+    }
+    return priced_.back().second;
+  }
+
+ private:
+  int most_ = 1;
+  std::vector<std::pair<int, double>> priced_;
+};
+
+}  // namespace
+
+TurnMeans turn_means(const Experiment& experiment) {
+  const Deployment& e = experiment.decode();
+  const auto source = e.workload.make(e.seed, e.ranks());
+  TurnMeans means;
+  std::int64_t turns = 0;
+  Time last{};
+  for (; turns < sampled_turns; ++turns) {
+    const auto next = source->next();
+    if (!next) break;
+    means.prompt += next->request.prompt_tokens;
+    means.output += next->request.output_tokens;
+    means.computed += next->request.prompt_tokens - next->request.turn->known_tokens;
+    last = next->arrival;
+    source->completed(turns, Outcome::finished, next->arrival);
+  }
+  if (turns == 0) throw ConfigError("--sessions: there is no turn");
+  for (double* mean : {&means.prompt, &means.output, &means.computed}) *mean /= double(turns);
+  double ended = 0;
+  for (const SessionLife& life : source->sessions())
+    ended += life.state == SessionLife::State::finished ? 1 : 0;
+  const auto lanes = static_cast<double>(e.workload.arrivals->in_flight(e.ranks()));
+  means.gap = to_seconds(last - Time{}).count() * lanes / double(turns);
+  // Of those that are open half is over in the mean.
+  means.turns = double(turns) / std::max(1.0, (ended + double(source->sessions().size())) / 2);
+  return means;
+}
+
+// A rank with b turns in decode passes one turn in n f + (o - 1) d(b) / b seconds, f those of its
+// prompt, d(b) those of a decode step; the turn stays b n f + (o - 1) d(b). All n ranks of a group
+// wait for each other, and prompts seldom come to two at a time. Lanes are turns/s times
+// the time from a request to the next of its lane. What the lanes' contexts exceed the KV cache by
+// is computed again.
+TuneBound estimate_sessions(const Experiment& experiment, const TurnMeans& means) {
+  const Deployment& p = experiment.pools.front();
+  const Deployment& d = experiment.decode();
+  const bool apart = experiment.apart();
+  const double generated = std::max(1.0, means.output - 1);
+  const DecodeSeconds decode(d, means.prompt);
+  const double cached = prefill_seconds(p, means.prompt, means.computed);
+  const double whole = prefill_seconds(p, means.prompt, means.prompt);
+  const double stalls = d.parallel.dp;
+  const double room = p.ranks() * rank_tokens(p);
+  const double limit = d.slo.tpot ? d.slo.tpot->count() : std::numeric_limits<double>::infinity();
+  TuneBound bound{.prefill = p.ranks() / cached};
+  for (int batch = 1; batch <= decode.most(); batch += std::max(1, batch / 16)) {
+    const double decoding = generated * decode(batch);
+    const double per_turn = decoding / batch;
+    if (decode(batch) <= limit) bound.decode = std::max(bound.decode, d.ranks() / per_turn);
+    // Lanes decide what is cached, and so how many lanes there can be: halfway each time.
+    double lanes = 0;
+    constexpr int rounds = 12;
+    for (int round = 0; round < rounds; ++round) {
+      const double missing = lanes == 0 ? 0 : std::max(0.0, 1 - room / (lanes * means.prompt));
+      const double prompt = cached + missing * (whole - cached);
+      const double turns = apart ? std::min(p.ranks() / prompt, d.ranks() / per_turn)
+                                 : d.ranks() / (stalls * prompt + per_turn);
+      const double stay = apart ? prompt + decoding : batch * stalls * prompt + decoding;
+      const double served = turns * (means.gap + stay);
+      if (!apart && stay > limit * generated) {
+        lanes = 0;
+        break;
+      }
+      lanes = round == 0 ? served : (lanes + served) / 2;
+    }
+    if (apart && decode(batch) > limit) break;
+    bound.goodput = std::max(bound.goodput, lanes);
+  }
+  return bound;
+}
+
+RateLadder session_ladder(double most, double step) {
+  std::vector<double> lanes;
+  const auto above = [&](double load) { return std::max(load + 1, std::round(load * step)); };
+  for (double load = 1; load <= std::max(2.0, most); load = above(load)) lanes.push_back(load);
+  return RateLadder(std::move(lanes));
+}
+
+Json session_deployment(Json base, const Json& sessions) {
+  Json& workload = base["workload"];
+  workload.erase("lengths");
+  workload["arrivals"] = {{"type", "closed_loop"}, {"concurrency", sampled_lanes}};
+  workload["sessions"] = sessions;
+  if (!sessions.contains("start_at")) workload["sessions"]["start_at"] = "uniform";
+  workload["requests"] = sampled_turns;
+  base["kv_cache"] = {{"prefix_caching", true}};
+  base["request_routing"] = {{"type", "sticky"}};
+  base["measurement"]["warmup"] = session_warm_up;
+  return base;
+}
+
+Json sessions_of_option(const std::string& named) {
+  if (!std::filesystem::exists(named)) {
+    Json preset{{"type", named}};
+    read_sessions(ConfigNode(preset, "--sessions"));
+    return preset;
+  }
+  const std::string file = std::filesystem::absolute(named).string();
+  if (is_session_file(file)) return {{"type", "recorded"}, {"file", file}};
+  return ConfigNode::from_file(named).json();
+}
+
+namespace {
+
+class SessionSearch {
+ public:
+  SessionSearch(const SessionPlanSearch& search, TraceLibrary& traces, Remarks& remarks,
+                const PlanHooks& hooks)
+      : search_(search), plan_(search.plan), traces_(traces), remarks_(remarks), hooks_(hooks) {
+    std::error_code none;
+    if (std::filesystem::file_size(plan_.store, none) > 0 && !none) {
+      for (const StoreRow& row : Store::open(plan_.store).rows())
+        planned_.before += row.status == PointStatus::done;
+    }
+  }
+
+  SessionPlanned run() {
+    look_at_shapes();
+    refine("chunks", [](const Json& place) { return with_chunks(place); });
+    refine("copies of experts", [&](const Json& place) { return with_copies(place, plan_.model); });
+    refine("routers of requests", with_routers);
+    confirm();
+    ask_for_tiers();
+    if (!leaders_.empty()) planned_.nearest.clear();
+    planned_.best = std::move(leaders_);
+    planned_.times_sessions = search_.limits.completion.has_value();
+    return std::move(planned_);
+  }
+
+ private:
+  static std::vector<Json> with_routers(const Json& place) {
+    std::vector<Json> all{place, place};
+    all.back()["request_routing"] = "dynamo_kv";
+    return all;
+  }
+
+  Experiment load(const Json& config) {
+    return remarks_.say_of(load_experiment(ConfigNode(config, plan_.folder / "plan"), traces_));
+  }
+
+  SloHooks begin(const std::string& stage) const {
+    hooks_.begins(leaders_.empty()
+                      ? stage
+                      : fmt::format("{} (best so far {}: {})", stage, leaders_.front().rate,
+                                    shape_text(leaders_.front().config)));
+    return {.stop = hooks_.stop,
+            .bounded = hooks_.bounded,
+            .ran = [this, before = planned_.runs](std::size_t runs) { hooks_.ran(before + runs); }};
+  }
+
+  // Turns of a lane in a long run.
+  double long_turns() const {
+    const double sessions = search_.limits.completion ? sessions_for_completion : 1;
+    return std::max(2 * short_turns, sessions * planned_.means.turns);
+  }
+
+  SloSearch search_over(std::vector<Json> places, double turns) const {
+    SloSearch slo{.document = document(),
+                  .base_file = plan_.folder / "plan",
+                  .places = std::move(places),
+                  .ladder = coarse_,
+                  .attainment = plan_.attainment,
+                  .sessions = true,
+                  .session_limits = search_.limits,
+                  .recheck = false,
+                  .proof = Proof::attained,
+                  .spot_checks = false,
+                  .give_up = true,
+                  .store = plan_.store};
+    slo.set_load = [turns](Json& place, const std::string&, double lanes) {
+      place[Json::json_pointer(lanes_pointer)] = static_cast<std::int64_t>(lanes);
+      place["workload"]["requests"] =
+          static_cast<std::int64_t>(std::clamp(turns * lanes, fewest_turns, most_turns));
+    };
+    return slo;
+  }
+
+  // A time that few runs tell is no matter of short ones.
+  double first_turns() const { return search_.limits.completion ? long_turns() : short_turns; }
+
+  void count(const SloResult& result) {
+    planned_.runs += result.search.runs;
+    planned_.stopped |= result.search.stopped;
+    if (result.nearest.empty()) return;
+    const auto excess = [](const std::vector<SloRun>& miss) { return miss.front().trial.excess; };
+    if (planned_.nearest.empty() || excess(result.nearest) < excess(planned_.nearest))
+      planned_.nearest = result.nearest;
+  }
+
+  // Of the best runs each shape once.
+  void join(std::vector<SloRun> found) {
+    std::ranges::move(found, std::back_inserter(leaders_));
+    std::ranges::stable_sort(leaders_, [](const SloRun& a, const SloRun& b) {
+      return std::pair(a.per_second(), a.trial.attainment) >
+             std::pair(b.per_second(), b.trial.attainment);
+    });
+    std::set<std::string> seen;
+    std::erase_if(leaders_,
+                  [&](const SloRun& run) { return !seen.insert(shape_text(run.config)).second; });
+    if (leaders_.size() > session_leaders) leaders_.resize(session_leaders);
+  }
+
+  // The estimates of some places, side by side; nothing where one cannot be run.
+  std::vector<std::optional<TuneBound>> estimates_of(const std::vector<Json>& places) {
+    begin("shapes");
+    std::vector<std::optional<TuneBound>> bounds(places.size());
+    std::mutex mutex;
+    std::size_t done = 0;
+    tbb::parallel_for(std::size_t{0}, places.size(), [&](std::size_t i) {
+      if (hooks_.stop()) return;
+      std::string refused;
+      tbb::this_task_arena::isolate([&] {
+        try {
+          bounds[i] = estimate_sessions(load(places[i]), planned_.means);
+        } catch (const ConfigError& error) {
+          refused = error.what();
+        }
+      });
+      const std::lock_guard lock(mutex);
+      if (!refused.empty() && (refused_.empty() || i < first_refused_)) {
+        refused_ = refused;
+        first_refused_ = i;
+      }
+      hooks_.bounded(++done, places.size());
+    });
+    planned_.stopped |= hooks_.stop();
+    return bounds;
+  }
+
+  // What turns ask for depends on no shape: the first that fits says it.
+  void look_at_turns(const std::vector<Json>& places) {
+    for (const Json& place : places) {
+      Json from_the_first = place;
+      from_the_first["workload"]["sessions"]["start_at"] = "first_turn";
+      try {
+        planned_.means = turn_means(load(from_the_first));
+        return;
+      } catch (const ConfigError& error) {
+        if (&place == &places.back()) throw;
+      }
+    }
+  }
+
+  void look_at_shapes() {
+    std::vector<Json> places = shapes(plan_.base, plan_.model, plan_.cluster, plan_.layouts);
+    for (Json& place : places) place["fidelity"] = "sampled";
+    look_at_turns(places);
+    std::vector<std::optional<TuneBound>> bounds = estimates_of(places);
+    if (planned_.stopped) return;
+    std::vector<BoundedShape> bounded;
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (bounds[i]) bounded.push_back({places[i], *bounds[i]});
+    }
+    planned_.shapes = places.size();
+    if (bounded.empty()) throw ConfigError(refused_);
+    std::vector<Json> apart = pools(bounded, plan_.model, plan_.cluster);
+    planned_.shapes += apart.size();
+    for (std::optional<TuneBound>& bound : estimates_of(apart)) bounds.push_back(bound);
+    std::ranges::move(apart, std::back_inserter(places));
+    double most = 0;
+    for (const auto& bound : bounds) {
+      if (!bound) continue;
+      ++planned_.fit;
+      most = std::max(most, bound->goodput);
+    }
+    constexpr double above_estimate = 4, first_load = .6;
+    coarse_ = session_ladder(above_estimate * std::max(1.0, most), coarse_step);
+    fine_ = session_ladder(above_estimate * std::max(1.0, most), fine_step);
+    if (planned_.stopped) return;
+    for (auto& bound : bounds) {
+      // A shape that seems to serve none may serve a few.
+      if (bound) bound->goodput = std::max(1.5, bound->goodput);
+    }
+    SloSearch slo = search_over(std::move(places), first_turns());
+    slo.bounds = std::move(bounds);
+    slo.bound_margin = estimate_margin;
+    slo.runners_up = 0;
+    slo.start = std::max(1.0, first_load * most);
+    SloResult result = search_slo(slo, traces_, remarks_, begin("deployments"));
+    count(result);
+    join(std::move(result.found));
+  }
+
+  // Looks among what differs from the best in one setting.
+  template <class Vary>
+  void refine(const char* stage, Vary vary) {
+    if (leaders_.empty() || planned_.stopped) return;
+    std::vector<Json> places = vary(leaders_.front().config);
+    places.erase(places.begin());  // the leader itself
+    if (places.empty()) return;
+    SloSearch slo = search_over(std::move(places), first_turns());
+    slo.to_beat = leaders_.front().trial.goodput;
+    slo.runners_up = 0;
+    slo.near_misses = false;
+    constexpr double likely_gain = 1.15;
+    slo.bounds.assign(slo.places.size(),
+                      TuneBound{.goodput = likely_gain * leaders_.front().per_second()});
+    try {
+      SloResult result = search_slo(slo, traces_, remarks_, begin(stage));
+      count(result);
+      join(std::move(result.found));
+    } catch (const ConfigError&) {
+      // None of them can be run.
+    }
+  }
+
+  SloResult long_runs(const std::vector<Json>& places, const std::vector<double>& loads,
+                      std::size_t seeds, const std::string& stage) {
+    std::vector<Json> drawn;
+    const auto first = plan_.base.at("seed").get<std::uint64_t>();
+    for (const Json& place : places) {
+      for (std::size_t draw = 0; draw < seeds; ++draw) {
+        Json& run = drawn.emplace_back(place);
+        run["seed"] = first + draw;
+        run["measurement"]["slowest_sessions"] = 10;  // for the page
+      }
+    }
+    SloSearch slo = search_over(std::move(drawn), long_turns());
+    slo.draws = seeds;
+    slo.ladder = fine_;
+    slo.proof = Proof::steady;
+    SloResult result = confirm_slo(slo, loads, traces_, remarks_, begin(stage));
+    count(result);
+    return result;
+  }
+
+  // Longer runs of the leaders; then the best under several seeds, until that is the best.
+  void confirm() {
+    if (leaders_.empty() || planned_.stopped) return;
+    std::vector<Json> places;
+    std::vector<double> loads;
+    for (const SloRun& leader : leaders_) {
+      if (leader.per_second() < near_leader * leaders_.front().per_second()) continue;
+      places.push_back(leader.config);
+      loads.push_back(std::max(1.0, lasting_share * leader.per_second()));
+    }
+    SloResult lasting = long_runs(places, loads, 1, "long runs");
+    if (planned_.stopped) return;
+    leaders_.clear();
+    join(std::move(lasting.found));
+    const std::vector<SloRun> single = leaders_;
+    while (!leaders_.empty() && leaders_.front().draws == 1 && !planned_.stopped) {
+      const SloRun best = leaders_.front();
+      SloResult under_all =
+          long_runs({best.config}, {best.per_second()}, session_draws, "other seeds");
+      if (planned_.stopped) return;
+      std::erase_if(leaders_, [&](const SloRun& run) { return run.config == best.config; });
+      join(std::move(under_all.found));
+    }
+    if (leaders_.empty()) return;
+    const std::string shape = shape_text(leaders_.front().config);
+    for (const SloRun& run : single) {
+      if (shape_text(run.config) == shape) planned_.single_seed = run;
+    }
+  }
+
+  // The best with host memory below its KV cache, written through and back, under the seed of
+  // `single_seed`.
+  void ask_for_tiers() {
+    if (!planned_.single_seed || search_.host_memory.empty() || planned_.stopped) return;
+    std::vector<Json> places;
+    std::vector<double> loads;
+    for (const char* write : {"write_back", "write_through"}) {
+      planned_.tiers.push_back({.write = write, .run = {}});
+      Json place = planned_.single_seed->config;
+      place["kv_cache"]["tiers"] = {
+          {{"name", "host"}, {"per", "node"}, {"capacity", search_.host_memory}, {"write", write}}};
+      try {
+        load(place);
+      } catch (const ConfigError& error) {
+        planned_.no_tier = error.what();
+        planned_.tiers.clear();
+        return;
+      }
+      places.push_back(std::move(place));
+      loads.push_back(planned_.single_seed->per_second());
+    }
+    for (SloRun& run : long_runs(places, loads, 1, "a tier of host memory").found)
+      planned_.tiers[run.place].run = std::move(run);
+  }
+
+  // What the store says of itself: the question, and what its points differ in, but for what only
+  // makes longer reports.
+  Json document() const {
+    Json axes;
+    for (const char* pointer :
+         {"/parallel", "/instances", "/pools", "/dispatch", "/placement/replication",
+          "/token_routing/decode", "/scheduling/max_num_batched_tokens", "/request_routing",
+          "/kv_cache/tiers", "/seed", "/workload/requests", lanes_pointer.c_str()}) {
+      axes[pointer] = Json::array();
+    }
+    return {{"base", plan_.base}, {"axes", axes}};
+  }
+
+  const SessionPlanSearch& search_;
+  const PlanSearch& plan_;
+  TraceLibrary& traces_;
+  Remarks& remarks_;
+  const PlanHooks& hooks_;
+  std::optional<RateLadder> coarse_, fine_;
+  std::vector<SloRun> leaders_;
+  std::string refused_;  // why the first shape that cannot be run cannot
+  std::size_t first_refused_ = 0;
+  SessionPlanned planned_;
+};
+
+}  // namespace
+
+SessionPlanned make_session_plan(const SessionPlanSearch& search, TraceLibrary& traces,
+                                 Remarks& remarks, const PlanHooks& hooks) {
+  return SessionSearch(search, traces, remarks, hooks).run();
+}
+
+}  // namespace moesim
