@@ -118,6 +118,7 @@ constinit const Kernel attention_decode_kernel{
     .law = Law::roofline,
     .table = &attention_decode_table,
     .points = {"attn_decode"},
+    .power = PowerClass::attention_decode,
     .roofline_call = attention_call<true>,
 };
 
@@ -127,6 +128,7 @@ constinit const Kernel attention_prefill_kernel{
     .law = Law::roofline,
     .table = &attention_prefill_table,
     .points = {"attn_prefill"},
+    .power = PowerClass::attention_prefill,
     .roofline_call = attention_call<false>,
 };
 
@@ -159,9 +161,9 @@ Cost attention(const AttentionShape& shape, const AttentionLoad& load, const Gpu
   }
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return measured
-             ? priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak)
-             : cost;
+  if (!measured) return cost;
+  return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
+                 kernel, gpu);
 }
 
 }  // namespace moesim

@@ -253,7 +253,7 @@ class Runs {
       best_report_ = std::move(row.report);
     }
     Json kept;
-    for (const char* key : {"metrics", "measurement", "breakdown"}) {
+    for (const char* key : {"metrics", "energy", "measurement", "breakdown"}) {
       if (report.contains(key)) kept[key] = report.at(key);
     }
     for (const char* value : {"active_experts_mean", "uniform_experts_mean"}) {
