@@ -243,10 +243,10 @@ Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
                       const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? mla_decode_kernel : mla_prefill_kernel;
-  const Cost cost = roofline(load.work, {}, kernel, gpu);
-  if (!gpu.tables || load.sequences <= 0) return cost;
+  const Cost cost = Roofline({}, kernel, gpu).cost(load.work);
+  if (!gpu.tables || load.sequences <= 0) return drawing(cost, kernel, gpu);
   const auto measured = gpu.tables->time(ask(call_of(shape, load), gpu));
-  if (!measured) return cost;
+  if (!measured) return drawing(cost, kernel, gpu);
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
   return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
