@@ -459,7 +459,7 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
 Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
   std::vector<std::string> heading{"operation", "ms",      "% time", "bound by", "GFLOP",
                                    "HBM MB",    "link MB", "flop/B", "% HBM",    "% peak"};
-  if (gpu.power) heading.insert(heading.end(), {"W", "J"});
+  if (gpu.power) heading.emplace_back("mJ");
   if (step.cost.afd) heading.insert(heading.begin() + 1, "side");
   Table table(heading);
   for (const ExplainedOperation& op : step.operations) {
@@ -476,10 +476,7 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
                                  or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
                                  or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                                  or_dash(100 * peak_share(op), "{:.0f}")};
-    if (gpu.power) {
-      row.push_back(or_dash(op.seconds > 0 ? op.joules / op.seconds : 0, "{:.0f}"));
-      row.push_back(or_dash(op.joules, "{:.3f}"));
-    }
+    if (gpu.power) row.push_back(or_dash(op.joules * 1e3, "{:.0f}"));
     if (step.cost.afd)
       row.insert(row.begin() + 1, std::string(afd_stage_names[at(afd_stage_of(op.part))]));
     table.add(row);

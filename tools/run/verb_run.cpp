@@ -413,17 +413,16 @@ std::string energy_of(const Report& report) {
   const auto most =
       std::ranges::max_element(energy.shares, {}, &std::pair<std::string, double>::second);
   std::string text = fmt::format(
-      "energy       {:.3g} J an output token, {:.3g} J a token; {:.0f} W a GPU, {:.0f} % of the "
-      "limit; "
-      "most in {} ({:.0f} %)\n",
-      *energy.joules_per_output_token, *energy.joules_per_token, energy.watts_per_gpu,
-      100 * energy.share_of_limit, most->first, 100 * most->second);
+      "energy       {:.3g} J an output token, {:.3g} J a token; most in {} ({:.0f} %)\n"
+      "             {:.0f} W a GPU, {:.0f} % of the limit\n",
+      *energy.joules_per_output_token, *energy.joules_per_token, most->first, 100 * most->second,
+      energy.watts_per_gpu, 100 * energy.share_of_limit);
   if (!energy.site) return text;
-  text += fmt::format("  of the site {:.3g} J an output token, {:.0f} W a GPU",
+  text += fmt::format("  of the site {:.3g} J an output token, {:.0f} W a GPU\n",
                       energy.site->joules_per_output_token, energy.site->watts_per_gpu);
   if (const auto dollars = energy.site->electricity_per_million_output_tokens)
-    text += fmt::format("; electricity of a million output tokens: {:.3f} dollars", *dollars);
-  return text + "\n";
+    text += fmt::format("  a million output tokens take {:.3f} dollars of electricity\n", *dollars);
+  return text;
 }
 
 std::string summary(const Report& report, const Deployment& e) {
