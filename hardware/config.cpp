@@ -190,6 +190,10 @@ PerSecond parse_quantity<PerSecond>(std::string_view text) {
   return PerSecond(parse_with_base(text, "/s", "12 /s"));
 }
 template <>
+Watts parse_quantity<Watts>(std::string_view text) {
+  return Watts(parse_with_base(text, "W", "700 W"));
+}
+template <>
 Seconds parse_quantity<Seconds>(std::string_view text) {
   const auto [number, unit] = split_quantity(text, "50 ms");
   double scale = 0;
@@ -372,6 +376,8 @@ template <>
 constexpr Form::Kind kind_of_quantity<FlopsPerSecond> = Form::Kind::flops_per_second;
 template <>
 constexpr Form::Kind kind_of_quantity<PerSecond> = Form::Kind::per_second;
+template <>
+constexpr Form::Kind kind_of_quantity<Watts> = Form::Kind::watts;
 
 }  // namespace
 
@@ -392,6 +398,7 @@ template Bytes ConfigNode::quantity<Bytes>() const;
 template BytesPerSecond ConfigNode::quantity<BytesPerSecond>() const;
 template FlopsPerSecond ConfigNode::quantity<FlopsPerSecond>() const;
 template PerSecond ConfigNode::quantity<PerSecond>() const;
+template Watts ConfigNode::quantity<Watts>() const;
 template Seconds ConfigNode::quantity<Seconds>() const;
 
 ConfigReader::ConfigReader(ConfigNode node, KeyTable keys) : node_(std::move(node)) {

@@ -12,6 +12,7 @@
 
 #include "hardware/config.hpp"
 #include "hardware/engine_version.hpp"
+#include "hardware/power.hpp"
 #include "hardware/units.hpp"
 
 namespace moesim {
@@ -157,6 +158,7 @@ struct GpuSpec {
   std::map<const Kernel*, KernelConstants> kernels;          ///< of each with its own
   std::map<const Kernel*, CollectiveConstants> collectives;  ///< the same
   std::optional<Price> price{};
+  std::shared_ptr<const GpuPower> power{};   ///< none: what it draws is not known
   std::vector<Profile> profiles{};           ///< measured on this GPU, in the order of the file
   std::shared_ptr<const GpuSpec> sibling{};  ///< whose utilisation this GPU takes where it has none
   std::map<std::string, DrawFill, std::less<>> draw_fill{};  ///< by engine, where not as usual

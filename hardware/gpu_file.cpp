@@ -221,6 +221,54 @@ std::map<std::string, DrawFill, std::less<>> read_draw_fill(const ConfigNode& no
   });
 }
 
+std::span<const Key> power_constant_keys() {
+  static constexpr Form weight = form::number(0, 1000);
+  static constexpr Form error = form::number(non_negative);
+  static constexpr Key keys[] = {
+      {"floor", form::watts, required, "draw of a kernel that hardly loads the GPU"},
+      {"loads", weight, required, "weight of the share of HBM's rate; exchanges: of NVLink's"},
+      {"arithmetic", weight, "0", "weight of the share of the tensor cores' peak"},
+      {"exponent", form::number(0.05, 20), required, "of the weighted sum of both"},
+      {"points", form::integer(positive_count), unset("not a fit"), "measurements fitted on"},
+      {"median_error", error, "0", "median of |predicted / measured - 1| over the points"},
+      {"left_out_error", error, "0", "the same over a tenth of the shapes, left out"}};
+  return keys;
+}
+
+PowerConstants read_power_constants(ConfigReader& reader) {
+  PowerConstants c{.floor = reader.quantity<Watts>("floor"),
+                   .loads = reader.number("loads"),
+                   .arithmetic = reader.number("arithmetic"),
+                   .exponent = reader.number("exponent")};
+  const double error = reader.number("median_error"), left_out = reader.number("left_out_error");
+  if (reader.optional("points"))
+    c.calibration = {static_cast<int>(reader.integer("points")), error, left_out};
+  return c;
+}
+
+std::span<const Key> power_kernel_keys() {
+  static constexpr Form constants = form::object(power_constant_keys);
+  static constexpr Key keys[] = {
+      {"gemm", constants, required, "dense products"},
+      {"experts", constants, required, "expert layers"},
+      {"attention_decode", constants, required, "attention of decodes, blocks included"},
+      {"attention_prefill", constants, required, "attention of prompts, blocks included"},
+      {"memory", constants, required, "norms, permutes, quantisation, linear attention"},
+      {"exchanges", constants, required, "collectives and exchanges of tokens"}};
+  return keys;
+}
+
+std::span<const Key> power_keys() {
+  static constexpr Key keys[] = {
+      {"limit", form::watts, required, "the data sheet's limit of power"},
+      {"as", form::file, unset("no GPU"), "GPU whose power this is, scaled by both limits"},
+      {"idle", form::watts, unset("of the GPU under as"), "of a GPU that waits with clocks up"},
+      {"kernels", form::object(power_kernel_keys), unset("of the GPU under as"),
+       "what classes of kernels draw"},
+      {"source", form::text, required, "where these numbers come from"}};
+  return keys;
+}
+
 constexpr Key as_key{"as", form::file, unset("no GPU"),
                      "GPU whose constants apply to families that this file leaves out"};
 
@@ -361,7 +409,8 @@ std::span<const Key> gpu_keys() {
        "GPU file whose tables, scaled by data sheets, replace missing tables"},
       {"draw_fill", form::object(draw_fill_keys), unset("as usual for the engine's version"),
        "how uneven rows of an engine's expert tables were drawn"},
-      {"price", form::object(price_keys), unset("no cost in reports"), "price of an hour"}};
+      {"price", form::object(price_keys), unset("no cost in reports"), "price of an hour"},
+      {"power", form::object(power_keys), unset("no energy in reports"), "what the GPU draws"}};
   return keys;
 }
 
@@ -410,6 +459,34 @@ void read_section(const ConfigNode& node, const Section<Constants>& section, Gpu
   });
 }
 
+// Null where the GPU that the file names is not read either.
+std::shared_ptr<const GpuPower> read_power(const ConfigNode& node, Others others) {
+  return read_object(node, power_keys, [&](ConfigReader& reader) {
+    const auto limit = positive<Watts>(reader, "limit");
+    const std::string source = reader.text("source");
+    std::shared_ptr<const GpuPower> power;
+    if (reader.optional("as")) {
+      if (reader.optional("idle") || reader.optional("kernels"))
+        node.fail("has \"as\" and constants of its own; give one of both");
+      if (others == Others::left_out) return power;
+      const auto alike = read_other(reader.child("as"));
+      if (!alike->power) reader.child("as").fail(alike->name + " has no measured power of its own");
+      GpuPower own = scaled_to(limit, *alike->power);
+      own.source = fmt::format("power by sibling, {}, scaled by limits: {}", alike->name, source);
+      return std::make_shared<const GpuPower>(std::move(own));
+    }
+    GpuPower own{.limit = limit, .idle = reader.quantity<Watts>("idle"), .source = source};
+    if (own.idle >= limit) reader.child("idle").fail("must be below the limit");
+    read_object(reader.child("kernels"), power_kernel_keys, [&](ConfigReader& table) {
+      for (std::size_t i = 0; i < own.classes.size(); ++i)
+        own.classes[i] = read_object(table.child(power_class_names[i]), power_constant_keys,
+                                     read_power_constants);
+    });
+    power = std::make_shared<const GpuPower>(std::move(own));
+    return power;
+  });
+}
+
 GpuSpec read_gpu(const ConfigNode& node, Others others) {
   return read_object(node, gpu_keys, [&](ConfigReader& reader) {
     GpuSpec gpu;
@@ -433,6 +510,7 @@ GpuSpec read_gpu(const ConfigNode& node, Others others) {
     if (reader.optional("profiles")) gpu.profiles = read_profiles(reader.child("profiles"));
     if (reader.optional("sibling") && others == Others::read)
       gpu.sibling = read_other(reader.child("sibling"));
+    if (reader.optional("power")) gpu.power = read_power(reader.child("power"), others);
     return gpu;
   });
 }

@@ -35,6 +35,7 @@ struct Form {
     bytes_per_second,
     flops_per_second,
     per_second,
+    watts,
     time,
     choice,   ///< one of `names`
     list,     ///< of `element`
@@ -102,6 +103,7 @@ inline constexpr Form bytes{Form::Kind::bytes};
 inline constexpr Form bytes_per_second{Form::Kind::bytes_per_second};
 inline constexpr Form flops_per_second{Form::Kind::flops_per_second};
 inline constexpr Form per_second{Form::Kind::per_second};
+inline constexpr Form watts{Form::Kind::watts};
 inline constexpr Form time{Form::Kind::time};
 
 constexpr Form number(Range range) { return {.kind = Form::Kind::number, .range = range}; }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "hardware/kernels/kernel.hpp"
+
 namespace moesim {
 
 namespace {
@@ -56,8 +58,20 @@ Cost Roofline::cost(const Work& work) const {
   return cost;
 }
 
+Cost drawing(Cost cost, const Kernel& kernel, const GpuPower& power, BytesPerSecond hbm) {
+  if (cost.time <= Seconds{}) return cost;
+  const double arithmetic =
+      cost.peak > FlopsPerSecond{} ? cost.work.flops / cost.peak / cost.time : 0;
+  cost.draw = power.draw(kernel.power, cost.work.hbm / hbm / cost.time, arithmetic);
+  return cost;
+}
+
+Cost drawing(Cost cost, const Kernel& kernel, const GpuSpec& gpu) {
+  return gpu.power ? drawing(cost, kernel, *gpu.power, gpu.hbm_bandwidth) : cost;
+}
+
 Cost roofline(const Work& work, Operands operands, const Kernel& kernel, const GpuSpec& gpu) {
-  return Roofline(operands, kernel, gpu).cost(work);
+  return drawing(Roofline(operands, kernel, gpu).cost(work), kernel, gpu);
 }
 
 }  // namespace moesim

@@ -30,6 +30,7 @@ struct Cost {
   Work work{};
   Evidence evidence = Evidence::calibrated;  ///< what its constants were fitted on
   FlopsPerSecond peak{};  ///< the data sheet's, of its multiplications; 0: it only moves bytes
+  Watts draw{};           ///< of a GPU meanwhile, see drawing(); 0 where that is not known
 };
 
 /// The operands of a multiplication, as they are stored.
@@ -53,6 +54,12 @@ class Roofline {
   FlopsPerSecond peak_, reached_;
   Reach reach_;
 };
+/// The cost of a kernel with what the GPU draws meanwhile, where the GPU's power is known: by the
+/// constants of the kernel's class and the shares of the HBM's rate and of the peak that the work
+/// takes in its time.
+Cost drawing(Cost, const Kernel&, const GpuSpec&);
+Cost drawing(Cost, const Kernel&, const GpuPower&, BytesPerSecond hbm);
+
 /// What one piece of work costs, by a Roofline made for it alone.
 Cost roofline(const Work&, Operands, const Kernel&, const GpuSpec&);
 

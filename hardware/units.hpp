@@ -43,6 +43,7 @@ using Flops = Quantity<struct FlopsTag>;
 using BytesPerSecond = Quantity<struct BytesPerSecondTag>;
 using FlopsPerSecond = Quantity<struct FlopsPerSecondTag>;
 using PerSecond = Quantity<struct PerSecondTag>;
+using Watts = Quantity<struct WattsTag>;
 
 /// What cost models return. Never the event clock: see to_duration().
 using Seconds = std::chrono::duration<double>;

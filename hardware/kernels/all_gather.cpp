@@ -27,6 +27,7 @@ constinit const Kernel all_gather_kernel{
     .law = Law::links,
     .table = &nccl_table,
     .points = {"collective", "all_gather"},
+    .power = PowerClass::exchanges,
     .collective = even_all_gather,
 };
 
@@ -36,6 +37,7 @@ constinit const Kernel reduce_scatter_kernel{
     .law = Law::links,
     .table = &nccl_table,
     .points = {"collective", "reduce_scatter"},
+    .power = PowerClass::exchanges,
     .collective = even_reduce_scatter,
 };
 

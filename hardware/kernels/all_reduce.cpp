@@ -40,6 +40,7 @@ constinit const Kernel one_shot_all_reduce_kernel{
     .law = Law::links,
     .table = &one_shot_table,
     .points = {"collective", "custom"},
+    .power = PowerClass::exchanges,
     .collective = by_one_shot,
 };
 
@@ -49,6 +50,7 @@ constinit const Kernel all_reduce_kernel{
     .law = Law::links,
     .table = &nccl_table,
     .points = {"collective", "all_reduce"},
+    .power = PowerClass::exchanges,
     .collective = by_ring,
 };
 

@@ -23,6 +23,7 @@ constinit const Kernel all_to_all_kernel{
     .law = Law::links,
     .table = &nccl_table,
     .points = {"collective", "alltoall"},
+    .power = PowerClass::exchanges,
     .collective = even_all_to_all,
 };
 

@@ -118,6 +118,7 @@ constinit const Kernel attention_decode_kernel{
     .law = Law::roofline,
     .table = &attention_decode_table,
     .points = {"attn_decode"},
+    .power = PowerClass::attention_decode,
     .roofline_call = attention_call<true>,
 };
 
@@ -127,6 +128,7 @@ constinit const Kernel attention_prefill_kernel{
     .law = Law::roofline,
     .table = &attention_prefill_table,
     .points = {"attn_prefill"},
+    .power = PowerClass::attention_prefill,
     .roofline_call = attention_call<false>,
 };
 
@@ -147,8 +149,8 @@ Question ask(const AttentionCall& call, const GpuSpec& gpu) {
 
 Cost attention(const AttentionShape& shape, const AttentionLoad& load, const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? attention_decode_kernel : attention_prefill_kernel;
-  const Cost cost = roofline(load.work, {}, kernel, gpu);
-  if (!gpu.tables || load.sequences <= 0) return cost;
+  const Cost cost = Roofline({}, kernel, gpu).cost(load.work);
+  if (!gpu.tables || load.sequences <= 0) return drawing(cost, kernel, gpu);
   AttentionCall call = call_of(shape, load);
   auto measured = gpu.tables->time(ask(call, gpu));
   if (!measured && call.window > 0 && call.decode) {
@@ -159,9 +161,9 @@ Cost attention(const AttentionShape& shape, const AttentionLoad& load, const Gpu
   }
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return measured
-             ? priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak)
-             : cost;
+  if (!measured) return drawing(cost, kernel, gpu);
+  return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
+                 kernel, gpu);
 }
 
 }  // namespace moesim

@@ -48,7 +48,7 @@ AttentionBlockCall block_call_of(const TableRow& row, bool decode) {
   return call;
 }
 
-std::optional<Cost> attention_block(const MeasuredTable& table, const AttentionBlockCall& call,
+std::optional<Cost> attention_block(const Kernel& kernel, const AttentionBlockCall& call,
                                     Precision projections, Precision activations,
                                     const GpuSpec& gpu, std::string_view kind) {
   if (!gpu.tables || call.batch <= 0) return std::nullopt;
@@ -61,11 +61,13 @@ std::optional<Cost> attention_block(const MeasuredTable& table, const AttentionB
   for (const std::string_view format : table_names(projections, activations)) {
     const double kept = call.kv_bytes;
     const auto measured =
-        gpu.tables->time({table,
+        gpu.tables->time({*kernel.table,
                           {group_of(kept, format, kind), group_of(3 - kept, format, kind)},
                           locate(call, format, gpu)});
-    if (measured)
-      return priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / peak);
+    if (!measured) continue;
+    return drawing(
+        priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / peak), kernel,
+        gpu);
   }
   return std::nullopt;
 }

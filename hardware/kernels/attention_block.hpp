@@ -62,10 +62,10 @@ AttentionBlockCall block_call(const Shape& shape, const Load& load, const BlockW
           .work = work};
 }
 
-/// The block's time by the table; nothing where no table has it. `kind` is what the names of the
-/// groups end with, where a table holds blocks of several kinds.
-std::optional<Cost> attention_block(const MeasuredTable&, const AttentionBlockCall&,
-                                    Precision projections, Precision activations, const GpuSpec&,
+/// The block's time by the kernel's table; nothing where no table has it. `kind` is what the names
+/// of the groups end with, where a table holds blocks of several kinds.
+std::optional<Cost> attention_block(const Kernel&, const AttentionBlockCall&, Precision projections,
+                                    Precision activations, const GpuSpec&,
                                     std::string_view kind = {});
 
 }  // namespace moesim

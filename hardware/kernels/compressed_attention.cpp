@@ -144,31 +144,34 @@ constinit const Kernel csa_decode_kernel{
     .name = "dsv4_csa_decode_module",
     .summary = "few queries of each sequence in a block of compressed sparse attention",
     .table = &csa_decode_table,
+    .power = PowerClass::attention_decode,
 };
 constinit const Kernel csa_prefill_kernel{
     .name = "dsv4_csa_prefill_module",
     .summary = "prompts in a block of compressed sparse attention, projections included",
     .table = &csa_prefill_table,
+    .power = PowerClass::attention_prefill,
 };
 constinit const Kernel hca_decode_kernel{
     .name = "dsv4_hca_decode_module",
     .summary = "few queries of each sequence in a block of heavily compressed attention",
     .table = &hca_decode_table,
+    .power = PowerClass::attention_decode,
 };
 constinit const Kernel hca_prefill_kernel{
     .name = "dsv4_hca_prefill_module",
     .summary = "prompts in a block of heavily compressed attention, projections included",
     .table = &hca_prefill_table,
+    .power = PowerClass::attention_prefill,
 };
 
 std::optional<Cost> compressed_block(const CompressedShape& shape, const CompressedLoad& load,
                                      Precision kv_cache, Precision weights, Precision activations,
                                      const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
-  const MeasuredTable& table = shape.thinned()
-                                   ? (load.decode ? csa_decode_table : csa_prefill_table)
-                                   : (load.decode ? hca_decode_table : hca_prefill_table);
-  return attention_block(table, block_call(shape, load, work_of(shape, load), kv_cache), weights,
+  const Kernel& kernel = shape.thinned() ? (load.decode ? csa_decode_kernel : csa_prefill_kernel)
+                                         : (load.decode ? hca_decode_kernel : hca_prefill_kernel);
+  return attention_block(kernel, block_call(shape, load, work_of(shape, load), kv_cache), weights,
                          activations, gpu);
 }
 

@@ -92,6 +92,7 @@ constinit const Kernel low_latency_all_to_all_kernel{
     .law = Law::links,
     .table = &low_latency_table,
     .points = {"moe_a2a"},
+    .power = PowerClass::exchanges,
 };
 
 constinit const Kernel low_latency_combine_kernel{
@@ -100,6 +101,7 @@ constinit const Kernel low_latency_combine_kernel{
     .law = Law::links,
     .table = &low_latency_table,
     .points = {"moe_a2a", "combine"},
+    .power = PowerClass::exchanges,
 };
 
 constinit const Kernel normal_all_to_all_kernel{
@@ -109,6 +111,7 @@ constinit const Kernel normal_all_to_all_kernel{
     .constants_of = &all_to_all_kernel,
     .table = &normal_table,
     .points = {"moe_a2a", "normal"},
+    .power = PowerClass::exchanges,
 };
 
 Question ask(const ExchangeCall& call, const GpuSpec& gpu) {

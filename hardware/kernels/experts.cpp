@@ -125,6 +125,7 @@ constinit const Kernel grouped_gemm_kernel{
     .law = Law::roofline,
     .table = &experts_table,
     .points = {"moe_kernel"},
+    .power = PowerClass::experts,
     .roofline_call = expert_call,
 };
 
@@ -133,6 +134,7 @@ constinit const Kernel masked_grouped_gemm_kernel{
     .summary = "the same in DeepGEMM's layout for low-latency dispatch",
     .law = Law::roofline,
     .points = {"moe_kernel", "masked"},
+    .power = PowerClass::experts,
 };
 
 double experts_held(const TableRow& row) {
@@ -327,6 +329,7 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
       hbm_(gpu.hbm_bandwidth),
       peak_(gpu.peak(shape.weights, shape.activations)),
       roofline_({shape.weights, shape.activations}, kernel_of(shape), gpu) {
+  power_ = gpu.power;
   const PrecisionConstants constants = gpu.kernel(kernel_of(shape)).of(shape.weights);
   const double row = row_bytes(shape.hidden, shape.width);
   copied_row_ = constants.copies * row;
@@ -376,6 +379,11 @@ TiledWork expert_work(const GroupedGemmShape& shape, const GroupedRows& rows, Ti
 }
 
 Cost GroupedGemm::cost(const GroupedRows& rows, double tokens) const {
+  const Cost cost = undrawn(rows, tokens);
+  return power_ ? drawing(cost, kernel_of(shape_), *power_, hbm_) : cost;
+}
+
+Cost GroupedGemm::undrawn(const GroupedRows& rows, double tokens) const {
   if (rows.slots == 0) return {};
   TiledWork total = expert_work(shape_, rows, {tile_m_, tile_n_}, sms_);
   const auto useful = static_cast<double>(rows.tokens);

@@ -93,7 +93,10 @@ class GroupedGemm {
 
  private:
   GroupedGemmShape shape_;
+  Cost undrawn(const GroupedRows&, double tokens) const;
+
   std::shared_ptr<const ExpertTables> tables_;  // null: none has this layer
+  std::shared_ptr<const GpuPower> power_;       // null: not known
   int tile_m_, tile_n_, sms_;
   double copied_row_, copied_held_row_;  // bytes
   BytesPerSecond hbm_;                   // of the data sheet, as is the peak

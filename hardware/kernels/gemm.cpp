@@ -61,6 +61,7 @@ constinit const Kernel gemm_kernel{
     .law = Law::roofline,
     .table = &gemm_table,
     .points = {"gemm"},
+    .power = PowerClass::gemm,
     .roofline_call = gemm_call,
 };
 
@@ -91,11 +92,14 @@ Cost gemm(double m, double n, double k, Precision weights, Precision activations
       // The kernel's own format may multiply faster than the activations would let it.
       const Precision multiplied = format_of(name).multiplied;
       const FlopsPerSecond peak = gpu.peak(multiplied, multiplied);
-      return priced({.work = total.work, .peak = peak}, *measured,
-                    Bytes(loaded(name, m, n, k)) / gpu.hbm_bandwidth, Flops(2 * m * n * k) / peak);
+      const Cost cost =
+          priced({.work = total.work, .peak = peak}, *measured,
+                 Bytes(loaded(name, m, n, k)) / gpu.hbm_bandwidth, Flops(2 * m * n * k) / peak);
+      return drawing(cost, gemm_kernel, gpu);
     }
   }
-  return tiled_cost(total, Roofline({weights, activations}, gemm_kernel, gpu));
+  return drawing(tiled_cost(total, Roofline({weights, activations}, gemm_kernel, gpu)), gemm_kernel,
+                 gpu);
 }
 
 }  // namespace moesim

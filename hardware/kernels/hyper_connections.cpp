@@ -53,7 +53,9 @@ Cost hyper_connections(bool before, double tokens, double hidden, double streams
   if (!gpu.tables) return cost;
   const auto measured = gpu.tables->time(
       {mhc_table, {std::string(group_of(before))}, locate(before, tokens, hidden, streams, gpu)});
-  return measured ? priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, {}) : cost;
+  if (!measured) return cost;
+  return drawing(priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, {}),
+                 hyper_connections_kernel, gpu);
 }
 
 double hyper_connection_parameters(double hidden, double streams) {

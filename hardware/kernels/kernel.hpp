@@ -48,6 +48,7 @@ struct Kernel {
   const Kernel* constants_of = nullptr;  ///< whose constants price it; null: its own
   const MeasuredTable* table = nullptr;  ///< several kernels may share one; null: no table
   PointWords points{};
+  PowerClass power = PowerClass::memory;  ///< what it draws is fitted together with kernels alike
   /// Law::roofline: the call that a row of the table measured; nothing where the roofline does not
   /// know such a call. Null: the constants are not fitted on the table. Throws ConfigError.
   std::optional<RooflineCall> (*roofline_call)(const TableRow&, const GpuSpec&,

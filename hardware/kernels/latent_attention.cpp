@@ -186,6 +186,7 @@ constinit const Kernel mla_decode_kernel{
     .law = Law::roofline,
     .table = &mla_decode_table,
     .points = {"attn_decode", "MLA"},
+    .power = PowerClass::attention_decode,
     .roofline_call = latent_call<true>,
 };
 
@@ -195,6 +196,7 @@ constinit const Kernel mla_prefill_kernel{
     .law = Law::roofline,
     .constants_of = &attention_prefill_kernel,
     .table = &mla_prefill_table,
+    .power = PowerClass::attention_prefill,
     .roofline_call = latent_call<false>,
 };
 
@@ -202,12 +204,14 @@ constinit const Kernel mla_decode_module_kernel{
     .name = "mla_decode_module",
     .summary = "mla_decode with the projections before and after",
     .table = &mla_decode_module_table,
+    .power = PowerClass::attention_decode,
 };
 
 constinit const Kernel mla_prefill_module_kernel{
     .name = "mla_prefill_module",
     .summary = "mla_prefill with the projections before and after",
     .table = &mla_prefill_module_table,
+    .power = PowerClass::attention_prefill,
 };
 
 constinit const Kernel mla_bmm_kernel{
@@ -216,6 +220,7 @@ constinit const Kernel mla_bmm_kernel{
     .law = Law::roofline,
     .constants_of = &gemm_kernel,
     .table = &mla_bmm_table,
+    .power = PowerClass::gemm,
 };
 
 Question ask(const LatentAttentionCall& call, const GpuSpec& gpu) {
@@ -238,13 +243,14 @@ Question ask(const AbsorptionCall& call, const GpuSpec& gpu) {
 Cost latent_attention(const LatentAttentionShape& shape, const AttentionLoad& load,
                       const GpuSpec& gpu) {
   const Kernel& kernel = shape.decode ? mla_decode_kernel : mla_prefill_kernel;
-  const Cost cost = roofline(load.work, {}, kernel, gpu);
-  if (!gpu.tables || load.sequences <= 0) return cost;
+  const Cost cost = Roofline({}, kernel, gpu).cost(load.work);
+  if (!gpu.tables || load.sequences <= 0) return drawing(cost, kernel, gpu);
   const auto measured = gpu.tables->time(ask(call_of(shape, load), gpu));
-  if (!measured) return cost;
+  if (!measured) return drawing(cost, kernel, gpu);
   // Kernels may multiply a cache of eight bits as such.
   const FlopsPerSecond peak = gpu.peak(shape.kv_cache, shape.kv_cache);
-  return priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak);
+  return drawing(priced(cost, *measured, load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak),
+                 kernel, gpu);
 }
 
 Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, const GpuSpec& gpu) {
@@ -258,7 +264,8 @@ Cost absorption(bool keys, double queries, const LatentAttentionShape& shape, co
   const auto measured = gpu.tables->time(
       ask(AbsorptionCall{keys, queries, shape.heads, shape.kv_lora, head_dim}, gpu));
   if (!measured) return cost;
-  return priced(cost, *measured, work.hbm / gpu.hbm_bandwidth, work.flops / cost.peak);
+  return drawing(priced(cost, *measured, work.hbm / gpu.hbm_bandwidth, work.flops / cost.peak),
+                 mla_bmm_kernel, gpu);
 }
 
 std::optional<Cost> latent_attention_block(const LatentAttentionShape& shape,
@@ -271,8 +278,9 @@ std::optional<Cost> latent_attention_block(const LatentAttentionShape& shape,
     const auto measured = gpu.tables->time(ask(call, gpu));
     if (!measured) continue;
     const FlopsPerSecond peak = gpu.peak(projections, projections);
-    return priced({.work = load.work, .peak = peak}, *measured, load.work.hbm / gpu.hbm_bandwidth,
-                  load.work.flops / peak);
+    const Cost cost = priced({.work = load.work, .peak = peak}, *measured,
+                             load.work.hbm / gpu.hbm_bandwidth, load.work.flops / peak);
+    return drawing(cost, shape.decode ? mla_decode_module_kernel : mla_prefill_module_kernel, gpu);
   }
   return std::nullopt;
 }

@@ -91,7 +91,9 @@ std::optional<Cost> linear_attention(const LinearAttentionCall& call, const GpuS
   if (!measured) return std::nullopt;
   const Cost cost{.work = {.flops = Flops(flops_of(call)), .hbm = Bytes(bytes_of(call))},
                   .peak = gpu.peak(Precision::bf16, Precision::bf16)};
-  return priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / cost.peak);
+  return drawing(
+      priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, cost.work.flops / cost.peak),
+      call.by_channel ? kda_kernel : gdn_kernel, gpu);
 }
 
 }  // namespace moesim

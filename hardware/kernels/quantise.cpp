@@ -41,7 +41,9 @@ Question ask(const QuantiseCall& call, const GpuSpec& gpu) {
 Cost quantise(double m, double k, Precision precision, const GpuSpec& gpu) {
   const Cost cost = memory_op(Bytes(m * k * (2 + bytes_per_element(precision))), gpu);
   const auto measured = gpu.tables ? gpu.tables->time(ask(QuantiseCall{m, k}, gpu)) : std::nullopt;
-  return measured ? priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, {}) : cost;
+  if (!measured) return cost;
+  return drawing(priced(cost, *measured, cost.work.hbm / gpu.hbm_bandwidth, {}), quantise_kernel,
+                 gpu);
 }
 
 }  // namespace moesim

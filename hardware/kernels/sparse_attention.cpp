@@ -133,29 +133,33 @@ constinit const Kernel dsa_decode_kernel{
     .name = "dsa_decode_module",
     .summary = "few queries of each sequence in a block of sparse latent attention",
     .table = &dsa_decode_table,
+    .power = PowerClass::attention_decode,
 };
 constinit const Kernel dsa_prefill_kernel{
     .name = "dsa_prefill_module",
     .summary = "prompts in a block of sparse latent attention, projections included",
     .table = &dsa_prefill_table,
+    .power = PowerClass::attention_prefill,
 };
 
 constinit const Kernel msa_decode_kernel{
     .name = "msa_decode_module",
     .summary = "few queries of each sequence in a block of attention over the best blocks of keys",
     .table = &msa_decode_table,
+    .power = PowerClass::attention_decode,
 };
 constinit const Kernel msa_prefill_kernel{
     .name = "msa_prefill_module",
     .summary = "prompts in a block of attention over the best blocks of keys",
     .table = &msa_prefill_table,
+    .power = PowerClass::attention_prefill,
 };
 
 std::optional<Cost> sparse_latent_block(const SparseLatentShape& shape, const SparseLoad& load,
                                         Precision kv_cache, Precision weights,
                                         Precision activations, const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
-  return attention_block(load.decode ? dsa_decode_table : dsa_prefill_table,
+  return attention_block(load.decode ? dsa_decode_kernel : dsa_prefill_kernel,
                          block_call(shape, load, work_of(shape, load), kv_cache), weights,
                          activations, gpu, kind_of(shape));
 }
@@ -164,7 +168,7 @@ std::optional<Cost> sparse_grouped_block(const SparseGroupedShape& shape, const 
                                          Precision kv_cache, Precision weights,
                                          Precision activations, const GpuSpec& gpu) {
   if (load.sequences <= 0) return std::nullopt;
-  return attention_block(load.decode ? msa_decode_table : msa_prefill_table,
+  return attention_block(load.decode ? msa_decode_kernel : msa_prefill_kernel,
                          block_call(shape, load, work_of(shape, load), kv_cache), weights,
                          activations, gpu);
 }

@@ -78,6 +78,16 @@ std::span<const Key> workload_keys() {
   return keys;
 }
 
+std::span<const Key> site_power_keys() {
+  static constexpr Key keys[] = {
+      {"overhead_per_gpu", form::watts, unset("not counted"),
+       "hosts, NICs, switches and fans, over the GPUs"},
+      {"pue", form::number(1, 10), unset("not counted"), "power of the building over servers'"},
+      {"dollars_per_kwh", form::number(0, 1000), unset("no cost of power"),
+       "price of electricity"}};
+  return keys;
+}
+
 std::span<const Key> background_keys() {
   static constexpr Form share = form::number(0, 0.99);
   static constexpr Key keys[] = {
@@ -131,6 +141,8 @@ std::span<const Key> experiment_keys() {
       {"cluster", form::file.or_a(inline_cluster), required, "a file, or a name of list clusters"},
       {"model", form::file.or_a(inline_model), required,
        "a file or folder of HuggingFace's, or a name of list models"},
+      {"power", form::object(site_power_keys), unset("that of the GPUs alone"),
+       "overhead of a GPU, PUE, price of electricity"},
       {"workload", form::object(workload_keys), required, "requests"},
       {"max_model_len", form::integer(1, 1e9), unset("the model's max_positions"),
        "prompt and output tokens of a request; longer requests are rejected"},
@@ -200,6 +212,17 @@ ClusterSpec read_cluster_for(const ConfigNode& node, const std::optional<Engine>
   if (!engine->fused.empty()) kernels["fused"] = fmt::format("{}", fmt::join(engine->fused, " "));
   cluster.gpu = with_engine(std::move(cluster.gpu), {engine->name, engine->version}, kernels);
   return cluster;
+}
+
+SitePower read_power(const ConfigNode& node) {
+  return read_object(node, site_power_keys, [](ConfigReader& reader) {
+    SitePower site;
+    if (reader.optional("overhead_per_gpu"))
+      site.overhead_per_gpu = reader.quantity<Watts>("overhead_per_gpu");
+    if (reader.optional("pue")) site.pue = reader.number("pue");
+    if (reader.optional("dollars_per_kwh")) site.dollars_per_kwh = reader.number("dollars_per_kwh");
+    return site;
+  });
 }
 
 void take_background(const ConfigNode& node, ClusterSpec& cluster) {
@@ -461,6 +484,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
     read_policies(reader, spec);
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
+    if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));
     spec.sampled = choice<Fidelity>(reader, "fidelity", fidelity_names) == Fidelity::sampled;
     read_measurement(reader, spec);
     refuse_combinations(reader, spec);

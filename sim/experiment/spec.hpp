@@ -161,6 +161,7 @@ struct PoolSpec {
   double anchored_tpot = 1;        ///< what step times are multiplied by
   double anchored_ttft = 1;        ///< what times to first tokens are multiplied by beside
   Slo slo{};
+  std::optional<SitePower> site_power{};
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;

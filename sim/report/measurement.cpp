@@ -41,6 +41,7 @@ void add_share(Totals& totals, const StepRecord& record, const WindowTokens& of_
   totals.tokens.prompt += share * of_step.prompt;
   totals.tokens.computed += share * of_step.computed;
   totals.tokens.hbm_bytes += share * of_step.hbm_bytes;
+  totals.tokens.energy.add(of_step.energy, share);
   // By the clock, like the window: it rounds a step's cost to whole picoseconds.
   totals.groups[record.instance].busy += share * to_seconds(now - record.step.start).count();
 }
@@ -119,7 +120,8 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
   WindowTokens tokens{
       .output = double(record.tokens.size()),
       .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
-      .hbm_bytes = record.cost.hbm_bytes};
+      .hbm_bytes = record.cost.hbm_bytes,
+      .energy = record.cost.energy};
   for (const EmittedToken& token : record.tokens) {
     if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
     if (!token.first) add_gap(token.gap);

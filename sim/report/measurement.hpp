@@ -82,6 +82,7 @@ struct WindowTokens {
   double output = 0, prompt = 0;  ///< emitted; of requests with their first token
   double computed = 0;            ///< prefill and decode tokens
   double hbm_bytes = 0;
+  Energy energy{};
 };
 
 /// Everything that is summed while a run is measured: steps that end in the window, whole, but for

@@ -69,6 +69,10 @@ std::optional<double> of_sessions(const Report& report) {
   const bool none = !report.sessions || report.sessions->completion.count == 0;
   return none ? std::nullopt : std::optional(report.sessions->completion.*statistic);
 }
+template <auto member>
+std::optional<double> of_energy(const Report& report) {
+  return report.energy ? std::optional<double>((*report.energy).*member) : std::nullopt;
+}
 inline std::optional<double> sampled_step_error(const Report& report) {
   const std::optional<SampledStats>& sampled = report.pool.sampled;
   return sampled && sampled->spot_checks > 0 ? std::optional(sampled->step_time_error)
@@ -161,6 +165,14 @@ inline constexpr auto metric_catalogue = [] {
        "/metrics/tokens_per_s_per_user", overall<&M::tokens_per_s_per_user>},
       {"mfu", "MFU", "Model flops utilisation", "/metrics/mfu", overall<&M::mfu>},
       {"mbu", "MBU", "Memory bandwidth utilisation", "/metrics/mbu", overall<&M::mbu>},
+      {"joules_per_output_token", "J/token", "Joules of an output token",
+       "/energy/joules_per_output_token", of_energy<&EnergyStats::joules_per_output_token>},
+      {"joules_per_token", "J/token, all", "Joules of a token, prompts too",
+       "/energy/joules_per_token", of_energy<&EnergyStats::joules_per_token>},
+      {"watts_per_gpu", "W/GPU", "Power of a GPU", "/energy/watts_per_gpu",
+       of_energy<&EnergyStats::watts_per_gpu>},
+      {"output_tokens_per_s_per_mw", "out/s/MW", "Output throughput per megawatt",
+       "/energy/output_tokens_per_s_per_mw", of_energy<&EnergyStats::output_tokens_per_s_per_mw>},
       {"decode_step_ms", "step", "Decode step", "/steps/decode/mean_ms",
        of_decode_steps<&StepKindStats::mean_ms>},
       {"prefill_step_ms", "prefill", "Prefill step", "/steps/prefill/mean_ms",

@@ -138,6 +138,54 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
   return rows;
 }
 
+const std::vector<Field<SiteEnergyStats>>& fields_of(const SiteEnergyStats*) {
+  using S = SiteEnergyStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("watts_per_gpu", &S::watts_per_gpu, "(watts_per_gpu + overhead_per_gpu) x pue", "W",
+               less)
+          .add("joules_per_output_token", &S::joules_per_output_token,
+               "of the site, over tokens emitted", "J", less)
+          .add("joules_per_token", &S::joules_per_token, "the same, over prompt tokens as well",
+               "J", less)
+          .add("output_tokens_per_s_per_mw", &S::output_tokens_per_s_per_mw,
+               "output_throughput over the site's megawatts", "tokens/s", more)
+          .add_if_any("electricity_per_million_output_tokens",
+                      &S::electricity_per_million_output_tokens, "at dollars_per_kwh", "dollars",
+                      less)
+          .add_if_any("cost_with_electricity_per_million_output_tokens", &S::cost_with_electricity,
+                      "price of the GPUs and electricity, where the price holds no electricity",
+                      "dollars", less);
+  return rows;
+}
+
+const std::vector<Field<EnergyStats>>& fields_of(const EnergyStats*) {
+  using S = EnergyStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("joules", &S::joules, "drawn by all GPUs while measured", "J")
+          .add("joules_per_output_token", &S::joules_per_output_token, "joules over tokens emitted",
+               "J", less)
+          .add("joules_per_token", &S::joules_per_token,
+               "joules over tokens emitted, and prompt tokens of requests with their first token",
+               "J", less)
+          .add("watts_per_gpu", &S::watts_per_gpu, "mean draw of a GPU", "W")
+          .add("share_of_limit", &S::share_of_limit, "mean draw over the data sheet's limit",
+               "share")
+          .add("output_tokens_per_s_per_mw", &S::output_tokens_per_s_per_mw,
+               "output_throughput over the GPUs' megawatts", "tokens/s", more)
+          .add("tokens_per_s_per_mw", &S::tokens_per_s_per_mw,
+               "total_token_throughput over the GPUs' megawatts", "tokens/s", more)
+          .add("shares", &S::shares,
+               "joules of computing by part; of exchanges what is above waiting; waits: barriers, "
+               "links, gaps between kernels; between_steps: no step under way",
+               "share of energy")
+          .each("PART")
+          .add_if_any("site", &S::site, "with overhead and PUE, where power is given")
+          .add("source", &S::source, "where the power of GPUs comes from");
+  return rows;
+}
+
 const std::vector<Field<AttainmentAlong>>& fields_of(const AttainmentAlong*) {
   using S = AttainmentAlong;
   static const std::vector<Field<S>> rows =
@@ -1012,6 +1060,7 @@ const std::vector<Field<Report>>& fields_of(const Report*) {
           .add_if_any("anchored", &S::anchored, "corrections by measured runs, where there are any")
           .add("metrics", &S::metrics,
                "throughput and latency over all GPUs, as `vllm bench serve` names them")
+          .add_if_any("energy", &S::energy, "of all GPUs, where their power is known")
           .add("measurement", &S::measurement, "measured part of the run")
           .add_if_any("sessions", &S::sessions, "sessions, where requests are turns of them")
           .add_if_any("turns", &S::turns, "turns of sessions, where there are any")

@@ -52,6 +52,25 @@ struct Metrics {
   std::optional<double> cost_per_million_output_tokens;
 };
 
+/// Power and energy of the site: GPUs, what stands beside them, and the building.
+struct SiteEnergyStats {
+  double watts_per_gpu = 0, joules_per_output_token = 0, joules_per_token = 0;
+  double output_tokens_per_s_per_mw = 0;
+  std::optional<double> electricity_per_million_output_tokens;  ///< where it has a price
+  std::optional<double> cost_with_electricity;                  ///< where GPUs have one as well
+};
+
+/// Energy of all GPUs while measured.
+struct EnergyStats {
+  double joules = 0;
+  std::optional<double> joules_per_output_token, joules_per_token;  ///< none without tokens
+  double watts_per_gpu = 0, share_of_limit = 0;
+  double output_tokens_per_s_per_mw = 0, tokens_per_s_per_mw = 0;
+  Named<double> shares;
+  std::optional<SiteEnergyStats> site;
+  std::string source;
+};
+
 /// Attainment along a run, of its requests in order of arrival: whether it lasts, and how far
 /// chance may move it.
 struct AttainmentAlong {
@@ -405,6 +424,7 @@ struct Report {
   ReportContext context;
   std::optional<AnchorStats> anchored;
   Metrics metrics;
+  std::optional<EnergyStats> energy;  ///< where the power of the GPUs is known
   MeasurementStats measurement;
   std::optional<SessionStats> sessions;  ///< where requests are turns of sessions
   std::optional<TurnStats> turns;

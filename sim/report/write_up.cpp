@@ -159,6 +159,71 @@ void add_rates(Metrics& metrics, const Deployment& e, const Sums& totals, double
   }
 }
 
+// (GPUs + overhead) x PUE, and what that costs.
+SiteEnergyStats site_of(const SitePower& site, const EnergyStats& gpus, const Metrics& metrics) {
+  constexpr double joules_per_kwh = 3.6e6;
+  SiteEnergyStats stats;
+  stats.watts_per_gpu =
+      (gpus.watts_per_gpu + site.overhead_per_gpu.value_or(Watts{}).value()) * site.pue;
+  const double times = ratio(stats.watts_per_gpu, gpus.watts_per_gpu);
+  stats.joules_per_output_token = gpus.joules_per_output_token.value_or(0) * times;
+  stats.joules_per_token = gpus.joules_per_token.value_or(0) * times;
+  stats.output_tokens_per_s_per_mw = ratio(gpus.output_tokens_per_s_per_mw, times);
+  if (!site.dollars_per_kwh || !gpus.joules_per_output_token) return stats;
+  const double dollars =
+      stats.joules_per_output_token * 1e6 / joules_per_kwh * *site.dollars_per_kwh;
+  stats.electricity_per_million_output_tokens = dollars;
+  if (metrics.cost_per_million_output_tokens)
+    stats.cost_with_electricity = *metrics.cost_per_million_output_tokens + dollars;
+  return stats;
+}
+
+// Over all pools and the time that was measured:
+//   E = sum over operations of draw x time + idle draw x (GPUs x time - time of computing)
+// Nothing where the power of a pool's GPUs is not known.
+std::optional<EnergyStats> energy_of(const Experiment& experiment, std::span<const Totals> pools,
+                                     const Metrics& metrics) {
+  std::array<double, part_names.size()> parts{};
+  double waits = 0, between_steps = 0, limit = 0, gpu_seconds = 0;
+  EnergyStats stats;
+  for (std::size_t pool = 0; pool < pools.size(); ++pool) {
+    const Deployment& e = experiment.pools[pool];
+    const Totals& totals = pools[pool];
+    const auto& power = e.cluster.gpu.power;
+    if (!power) return std::nullopt;
+    const Energy& energy = totals.tokens.energy;
+    for (std::size_t part = 0; part < parts.size(); ++part) parts[part] += energy.joules[part];
+    double in_steps = 0;
+    for (const auto& [number, group] : totals.groups) in_steps += group.busy * e.parallel.gpus();
+    const double all = gpus_of(e) * metrics.duration_s;
+    waits += power->idle.value() * (in_steps - energy.computing);
+    between_steps += power->idle.value() * std::max(0.0, all - in_steps);
+    limit += power->limit.value() * all;
+    gpu_seconds += all;
+    if (pool == 0 || e.cluster.gpu.name != experiment.pools.front().cluster.gpu.name)
+      stats.source += (pool == 0 ? "" : "; ") + power->source;
+  }
+  if (gpu_seconds <= 0) return std::nullopt;
+  stats.joules = std::accumulate(parts.begin(), parts.end(), waits + between_steps);
+  const double seconds = metrics.duration_s, megawatts = stats.joules / seconds / 1e6;
+  const auto per_token = [&](double throughput) {
+    return throughput > 0 ? std::optional(stats.joules / seconds / throughput) : std::nullopt;
+  };
+  stats.joules_per_output_token = per_token(metrics.output_throughput);
+  stats.joules_per_token = per_token(metrics.total_token_throughput);
+  stats.watts_per_gpu = stats.joules / gpu_seconds;
+  stats.share_of_limit = stats.joules / limit;
+  stats.output_tokens_per_s_per_mw = metrics.output_throughput / megawatts;
+  stats.tokens_per_s_per_mw = metrics.total_token_throughput / megawatts;
+  for (std::size_t part = 0; part < parts.size(); ++part)
+    if (parts[part] > 0) stats.shares.emplace_back(part_names[part], parts[part] / stats.joules);
+  stats.shares.emplace_back("waits", waits / stats.joules);
+  stats.shares.emplace_back("between_steps", between_steps / stats.joules);
+  if (const auto& site = experiment.decode().site_power)
+    stats.site = site_of(*site, stats, metrics);
+  return stats;
+}
+
 Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
                    std::vector<Repeated> gaps, std::span<const RequestLife> requests) {
   const Deployment& e = experiment.decode();
@@ -803,6 +868,7 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
                        e.anchored_tpot, e.anchored_tpot * e.anchored_ttft};
   }
   report.metrics = metrics_of(experiment, totals, std::move(gaps), requests.lives());
+  report.energy = energy_of(experiment, totals, report.metrics);
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
   if (e.workload.sessions) {
     const Measured measured{totals.back().begin, totals.back().end};

@@ -24,6 +24,7 @@ StepModel module_of(const Deployment& e) {
 void follow(StepCost& sum, const ParallelPlan& plan, Part part, const Cost& cost) {
   charge(sum, part, cost);
   sum.total += cost.time;
+  sum.energy.add(part, cost, plan.attention_gpus());
   sum.segments.push_back({false, cost.time.count()});
   if (!sum.afd) return;
   const AfdTimes times{cost.time, {cost.time}, {cost.time}};

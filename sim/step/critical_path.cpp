@@ -11,10 +11,12 @@ void RankCost::add_up() {
   total = {};
   flops = {};
   hbm = {};
+  energy = {};
   for (const Operation& operation : operations) {
     total += operation.cost.time;
     flops += operation.cost.work.flops;
     hbm += operation.cost.work.hbm;
+    energy.add(operation.part, operation.cost);
   }
 }
 
@@ -36,10 +38,13 @@ void Explainer::add_row(std::string_view name, Part part, const Cost& cost, doub
   row->smem_bytes += cost.work.smem.value();
   row->link_bytes += link_bytes;
   row->peak_flops += cost.peak.value() * cost.time.count();
+  row->joules += cost.draw.value() * cost.time.count();
 }
 
-CriticalPath::CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer)
+CriticalPath::CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, StepCost& cost,
+                           Explainer explainer)
     : plan_(plan),
+      gpu_(gpu),
       cost_(cost),
       explainer_(explainer),
       since_barrier_(at(plan.dp)),
@@ -81,10 +86,13 @@ void CriticalPath::barrier() {
   pending_.clear();
 }
 
+// What takes every rank's time without a kernel's work draws as a wait does.
 void CriticalPath::every_rank(std::string_view name, Part part, const Cost& cost,
                               double link_bytes) {
   charge(cost_, part, cost);
-  explainer_.add(name, part, cost, link_bytes);
+  Cost explained = cost;
+  if (gpu_.power && cost.draw <= Watts{}) explained.draw = gpu_.power->idle;
+  explainer_.add(name, part, explained, link_bytes);
   spend(false, cost.time);
 }
 
@@ -102,8 +110,23 @@ void CriticalPath::start_transfer(std::string_view name, Part part,
   traffic.nvlink += collective.nvlink * copies;
   traffic.network += collective.network * copies;
   transfer_ = {part, {collective.time, collective.bound, {}, collective.evidence}, &traffic, holds};
+  if (gpu_.power) {
+    // Whether it is waited for or hidden, it adds to what the GPUs draw otherwise.
+    const Watts draw = draw_of(collective, copies);
+    cost_.energy.joules[static_cast<std::size_t>(part)] +=
+        (draw - gpu_.power->idle).value() * collective.time.count() * plan_.stage_gpus();
+    transfer_.cost.draw = draw;
+  }
   explainer_.add(name, part, transfer_.cost,
                  (collective.nvlink + collective.network).value() * copies);
+}
+
+// By the rate at which the mean GPU of the stage sends.
+Watts CriticalPath::draw_of(const CollectiveCost& collective, double copies) const {
+  if (collective.time <= Seconds{}) return gpu_.power->idle;
+  const Bytes sent = (collective.nvlink + collective.network) * copies / plan_.stage_gpus();
+  const double rate = sent / gpu_.scale_up_bandwidth / collective.time;
+  return std::max(gpu_.power->idle, gpu_.power->draw(PowerClass::exchanges, rate, 0));
 }
 
 void CriticalPath::add_sum(const StepCost& sum) {
@@ -113,6 +136,7 @@ void CriticalPath::add_sum(const StepCost& sum) {
     cost_.idle[first_gpu_ + gpu] += sum.idle[gpu];
   cost_.flops += sum.flops;
   cost_.hbm_bytes += sum.hbm_bytes;
+  cost_.energy.add(sum.energy);
   spend(false, sum.total);
 }
 
@@ -130,6 +154,7 @@ void CriticalPath::experts(const std::vector<Cost>& ranks) {
   for (const Cost& rank : ranks) {
     cost_.flops += rank.work.flops.value() * plan_.moe_tp();
     cost_.hbm_bytes += rank.work.hbm.value() * plan_.moe_tp();
+    cost_.energy.add(Part::experts, rank, plan_.moe_tp());
   }
 }
 

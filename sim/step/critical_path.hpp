@@ -17,6 +17,7 @@ struct RankCost {
   Seconds total{};
   Flops flops{};
   Bytes hbm{};
+  Energy energy{};  ///< of one GPU
   void add_up();
 };
 
@@ -41,7 +42,7 @@ class Explainer {
 /// Walks the layers of a step, adding up the critical path barrier by barrier.
 class CriticalPath {
  public:
-  CriticalPath(const ParallelPlan& plan, StepCost& cost, Explainer explainer);
+  CriticalPath(const ParallelPlan& plan, const GpuSpec& gpu, StepCost& cost, Explainer explainer);
 
   /// Every rank does its own work and does not wait yet.
   void add(const RankCosts& ranks);
@@ -74,7 +75,10 @@ class CriticalPath {
   void finish_transfer(Seconds computed);
   void spend(bool on_link, Seconds time, double sms = 0);
 
+  Watts draw_of(const CollectiveCost&, double copies) const;
+
   const ParallelPlan& plan_;
+  const GpuSpec& gpu_;
   StepCost& cost_;
   Explainer explainer_;
   std::vector<const RankCosts*> pending_;

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "hardware/kernels/experts.hpp"
+#include "hardware/kernels/gemm.hpp"
 
 namespace moesim {
 
@@ -21,6 +22,7 @@ void run_beside(std::vector<Operation>& operations, const GpuSpec& gpu) {
     const Seconds loads = cost.work.hbm / gpu.hbm_bandwidth;
     const Seconds arithmetic = cost.peak.value() > 0 ? cost.work.flops / cost.peak : Seconds{};
     cost.time = std::min(cost.time, std::max(loads, arithmetic));
+    cost = drawing(cost, gemm_kernel, gpu);
   }
 }
 
@@ -159,6 +161,7 @@ RankPrices::Sums RankPrices::sums() const {
     for (const RankCost* rank : ranks) {
       sums.flops += rank->flops.value() * plan_.tp * times;
       sums.hbm_bytes += rank->hbm.value() * plan_.tp * times;
+      if (gpu_.power) sums.energy.add(rank->energy, plan_.tp * times);
     }
   };
   for (const Class& layers : classes_) {

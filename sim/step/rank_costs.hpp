@@ -46,6 +46,7 @@ class RankPrices {
   /// Work of all layers and the head, on all GPUs.
   struct Sums {
     double flops = 0, hbm_bytes = 0;
+    Energy energy{};
   };
   Sums sums() const;
 

@@ -42,6 +42,18 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
 
 }  // namespace
 
+void Energy::add(const Energy& more, double times) {
+  for (std::size_t part = 0; part < joules.size(); ++part)
+    joules[part] += more.joules[part] * times;
+  computing += more.computing * times;
+}
+
+void Energy::add(Part part, const Cost& cost, double gpus) {
+  if (cost.draw <= Watts{}) return;
+  joules[static_cast<std::size_t>(part)] += cost.draw.value() * cost.time.count() * gpus;
+  computing += cost.time.count() * gpus;
+}
+
 void add_layers(std::vector<LayerOutcome>& sum, std::span<const LayerOutcome> more) {
   for (std::size_t l = 0; l < sum.size(); ++l) add(sum[l], more[l]);
 }
@@ -116,6 +128,7 @@ void add_traffic(StepCost& sum, const StepCost& more) {
 void add_work(StepCost& sum, const StepCost& more) {
   sum.flops += more.flops;
   sum.hbm_bytes += more.hbm_bytes;
+  sum.energy.add(more.energy);
   for (std::size_t gpu = 0; gpu < sum.idle.size(); ++gpu) sum.idle[gpu] += more.idle[gpu];
 }
 
@@ -127,6 +140,8 @@ void scale_times(StepCost& step, double factor) {
   };
   scale_rows(step.parts);
   scale_rows(step.by_evidence);
+  for (double& joules : step.energy.joules) joules *= factor;
+  step.energy.computing *= factor;
   for (Traffic* traffic : {&step.dispatch, &step.combine, &step.all_reduce}) {
     traffic->time *= factor;
     traffic->hidden *= factor;

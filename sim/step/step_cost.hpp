@@ -25,6 +25,18 @@ using Breakdown = std::array<std::array<double, resource_names.size()>, part_nam
 /// Seconds of the critical path by part and by what their prediction rests on.
 using SecondsByEvidence = std::array<std::array<double, evidence_names.size()>, part_names.size()>;
 
+/// What GPUs draw for operations: all zero where the GPU's power is not known.
+struct Energy {
+  /// By part, in joules: what GPUs draw while they compute, and what exchanges add to the draw of a
+  /// GPU that waits.
+  std::array<double, part_names.size()> joules{};
+  /// GPU-seconds of computing. All other time of a GPU it draws as one that waits.
+  double computing = 0;
+
+  void add(const Energy& more, double times = 1);
+  void add(Part part, const Cost& cost, double gpus = 1);
+};
+
 /// What one rank computes in a step. An idle rank runs one dummy token.
 struct RankStep {
   std::vector<SequenceWork> sequences;
@@ -104,6 +116,8 @@ struct ExplainedOperation {
   double seconds = 0, flops = 0, hbm_bytes = 0, l2_bytes = 0, smem_bytes = 0, link_bytes = 0;
   /// Flops that its calls could have done in their time at the data sheet's peak.
   double peak_flops = 0;
+  /// What the slowest rank's GPU draws meanwhile.
+  double joules = 0;
 };
 
 /// One forward step, taken apart.
@@ -116,6 +130,7 @@ struct StepCost {
   std::vector<double> idle;
   /// Work of all GPUs.
   double flops = 0, hbm_bytes = 0;
+  Energy energy{};
   /// MoE layers; the sums over micro-batches where there are several. Nothing where samples stand
   /// for them.
   std::vector<LayerOutcome> layers;
@@ -166,10 +181,10 @@ inline void charge(StepCost& step, Part part, const Cost& cost) {
 void add_times(StepCost& sum, const StepCost& more, double scale = 1);
 /// Adds the communication of a step or micro-batch to a sum.
 void add_traffic(StepCost& sum, const StepCost& more);
-/// Adds the flops, HBM bytes and idle times of a step or micro-batch to a sum.
+/// Adds the flops, HBM bytes, energy and idle times of a step or micro-batch to a sum.
 void add_work(StepCost& sum, const StepCost& more);
 /// Multiplies every time of a step by a factor: the total, its parts, grounds, segments and stages,
-/// communication and idle times.
+/// communication and idle times; and the energy, as if GPUs drew what they draw for longer.
 void scale_times(StepCost&, double factor);
 
 }  // namespace moesim

@@ -286,6 +286,9 @@ void StepModel::wait_for_experts(int moe_layer, Time now, const ExpertPlacement&
     const Seconds time =
         memories_[at(rank)].run(moe_layer, now, tokens_of, gemm, result.expert_memory);
     if (time > 2 * cost.time) cost.bound = Resource::host_link;
+    // Meanwhile it waits for weights.
+    if (const auto& power = fabric_.cluster().gpu.power; power && time > cost.time)
+      cost.draw = power->idle + (cost.draw - power->idle) * (cost.time / time);
     cost.time = time;
   }
   result.expert_memory.stall += longest() - in_hbm;
@@ -312,7 +315,7 @@ void explain_pipeline(const StepCost& step, int stages, std::vector<ExplainedOpe
   for (ExplainedOperation& row : rows) {
     row.calls /= stages;
     for (double* sum : {&row.seconds, &row.flops, &row.hbm_bytes, &row.l2_bytes, &row.smem_bytes,
-                        &row.link_bytes, &row.peak_flops}) {
+                        &row.link_bytes, &row.peak_flops, &row.joules}) {
       *sum /= stages;
     }
   }
@@ -523,7 +526,7 @@ void StepModel::sum_up(StepSample& sample) const {
   paths.reserve(sample.stages.size());
   for (StepCost& stage : sample.stages) {
     stage.idle.assign(at(plan_.stage_gpus()), 0.0);
-    paths.emplace_back(plan_, stage, Explainer(nullptr));
+    paths.emplace_back(plan_, fabric_.cluster().gpu, stage, Explainer(nullptr));
   }
   std::size_t moe_layer = 0;
   for (int l = 0; l < layers; ++l) {
@@ -618,6 +621,7 @@ void StepModel::start_sum(StepCost& result) const {
   result.expert_memory = {};
   result.idle.assign(at(plan_.gpus()), 0.0);
   result.flops = result.hbm_bytes = 0;
+  result.energy = {};
 }
 
 // A MoE layer whose experts are on attention's GPUs. `wait` is called when tokens have arrived.
@@ -684,7 +688,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const bool summed = sample != nullptr && (pass == Pass::step || plan_.pp > 1) &&
                       !overlap_.shared_expert && !overlap_.combine_attention && !plan_.afd();
   start_sum(result);
-  CriticalPath path(plan_, result, Explainer(explain));
+  CriticalPath path(plan_, fabric_.cluster().gpu, result, Explainer(explain));
   // The ranks' tensor-parallel groups reduce side by side, each by itself, so the largest sets the
   // time.
   const double activations = double{2} * most_tokens * model_.hidden;
@@ -798,6 +802,7 @@ void StepModel::add_up(const StepBatch& batch, const ExpertPlacement* placements
   const RankPrices::Sums sums = ranks.sums();
   result.flops += sums.flops;
   result.hbm_bytes += sums.hbm_bytes;
+  result.energy.add(sums.energy);
 }
 
 }  // namespace moesim

@@ -30,7 +30,9 @@ std::vector<Report> reports() {
       {"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}};
   const Json failures = {{"instances", 2},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
-  const Json sampled = {{"fidelity", "sampled"}};
+  const Json sampled = {
+      {"fidelity", "sampled"},
+      {"power", {{"overhead_per_gpu", "500 W"}, {"pue", 1.2}, {"dollars_per_kwh", 0.1}}}};
   const Json apart = {{"parallel", {{"ffn_gpus", 4}}}};
   const Json sessions = {
       {"workload",

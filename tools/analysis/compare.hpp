@@ -22,7 +22,7 @@ struct ComparedMetric {
   bool more_is_better() const { return metric->key().better == Better::more; }
 };
 
-inline constexpr std::array<ComparedMetric, 8> compared_metrics{{
+inline constexpr std::array<ComparedMetric, 9> compared_metrics{{
     {"total_token_throughput", &metric("total_token_throughput")},
     {"output_throughput", &metric("output_throughput")},
     {"median_tpot_ms", &metric("median_tpot_ms")},
@@ -31,6 +31,7 @@ inline constexpr std::array<ComparedMetric, 8> compared_metrics{{
     {"decode_step_ms", &metric("decode_step_ms")},
     {"max_activated_mean", &metric("decode_max_activated_mean")},
     {"max_tokens_mean", &metric("decode_max_tokens_mean")},
+    {"joules_per_output_token", &metric("joules_per_output_token")},
 }};
 
 /// One condition on a config: "/token_routing/decode=metro".

@@ -35,6 +35,7 @@ std::string form_text(const Form& form) {
     case Kind::bytes_per_second: text = "rate: \"3.35 TB/s\""; break;
     case Kind::flops_per_second: text = "rate: \"989 TFLOP/s\""; break;
     case Kind::per_second: text = "rate: \"12 /s\""; break;
+    case Kind::watts: text = "power: \"700 W\""; break;
     case Kind::time: text = "time: \"50 ms\""; break;
     case Kind::choice: text = fmt::format("{}", fmt::join(form.names, " | ")); break;
     case Kind::list: text = fmt::format("list of {}", form_text(*form.element)); break;

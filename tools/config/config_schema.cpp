@@ -107,6 +107,7 @@ class Schema {
       case Kind::bytes_per_second: return quantity_schema("([kMGTPE]|[KMGT]i)?[Bb]/s");
       case Kind::flops_per_second: return quantity_schema("([kMGTPE]|[KMGT]i)?FLOP/s");
       case Kind::per_second: return quantity_schema("([kMGTPE]|[KMGT]i)?/s");
+      case Kind::watts: return quantity_schema("([kMGTPE]|[KMGT]i)?W");
       case Kind::time: return quantity_schema("ns|us|ms|s|min|h");
       case Kind::choice: return {{"enum", form.names}};
       case Kind::list: return {{"type", "array"}, {"items", of(*form.element)}};

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <limits>
 #include <memory>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -38,7 +40,7 @@ struct PlanOptions {
   int drafts = 0;
   double acceptance = .7;
   bool json = false, no_page = false;
-  std::string layouts = "usual";
+  std::string layouts = "usual", by = "rate";
   std::string sessions, host_memory = "256 GB";  // of a node; 0: no tier is asked
   SessionOptions session_limits;
 };
@@ -46,6 +48,8 @@ struct PlanOptions {
 Layouts layouts_of(const PlanOptions& options) {
   return options.layouts == "all" ? Layouts::all : Layouts::usual;
 }
+
+bool ranks_by_energy(const PlanOptions& options) { return options.by == "energy"; }
 
 // What is asked of one cluster.
 struct Asked {
@@ -177,6 +181,11 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   if (options.price > 0) asked.price = Price{options.price, "--price"};
   asked.cluster =
       fmt::format("{} x {}", asked.search.cluster.gpus(), asked.search.cluster.gpu.name);
+  if (ranks_by_energy(options) && !asked.search.cluster.gpu.power)
+    throw ConfigError(fmt::format(
+        "--by energy: what {} draws is not known; its file has no \"power\" (moesim calibrate "
+        "--power)",
+        asked.search.cluster.gpu.name));
   require_stem(asked.output);
   for (const char* ending : {".json", ".html"}) require_writable(asked.output + ending);
   return asked;
@@ -186,6 +195,18 @@ std::string margin(const SloRun& run, const Metric& metric, const char* limit) {
   const auto left = margin_of(run, limit);
   const std::string text = metric_text(run, metric);
   return left ? fmt::format("{} ({:+.0f} %)", text, 100 * *left) : text;
+}
+
+// What the GPUs draw for an output token; nothing where that is not known.
+std::optional<double> joules(const SloRun& run) {
+  const Json* value =
+      find_value(run.report, std::string(metric("joules_per_output_token").pointer));
+  return value == nullptr ? std::nullopt : std::optional(value->get<double>());
+}
+
+std::string joules_text(const SloRun& run) {
+  const auto value = joules(run);
+  return value ? fmt::format("{:.3g}", *value) : "-";
 }
 
 // Dollars per million output tokens; "-" where no price is known.
@@ -210,9 +231,10 @@ std::string rate_or_dash(const std::vector<std::optional<double>>& rates, std::s
   return i < rates.size() && rates[i] ? fmt::format("{:.4g}", *rates[i]) : "-";
 }
 
-std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked) {
+std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const Asked& asked,
+                     bool by_energy) {
   Table table({"", "copies", "routing", "chunk", "seqs", "req/s", "met", "+5 %", "uniform",
-               "p90 TTFT ms", "p90 TPOT ms", "$/M"});
+               "p90 TTFT ms", "p90 TPOT ms", by_energy ? "J/token" : "$/M"});
   std::string names;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const SloRun& run = runs[i];
@@ -226,7 +248,8 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
                limits.at("max_num_seqs").dump(), run.rate.substr(0, run.rate.find(' ')),
                percent(run.trial.attainment), run.heavier ? percent(run.heavier->attainment) : "-",
                rate_or_dash(plan.uniform, i), margin(run, metric("p90_ttft_ms"), "ttft"),
-               margin(run, metric("p90_tpot_ms"), "tpot"), cost(run, asked)});
+               margin(run, metric("p90_tpot_ms"), "tpot"),
+               by_energy ? joules_text(run) : cost(run, asked)});
     const std::string busy = busy_text(run);
     names += wrapped(fmt::format("{}: {}; {} binds{}", number, shape_text(run.config),
                                  limit_text(run), busy.empty() ? "" : "; " + busy),
@@ -237,13 +260,21 @@ std::string table_of(const std::vector<SloRun>& runs, const Plan& plan, const As
 }
 
 // What ranks the rows, and what their columns say.
-std::string legend() {
+std::string legend(bool by_energy) {
+  const std::string ranked =
+      by_energy ? "Ranked by J/token, of the deployments that sustain most requests. "
+                  "req/s: the heaviest load that lasts in a steady state. "
+                : "Ranked by req/s: the heaviest load that lasts in a steady "
+                  "state. ";
   return wrapped(
-             "Ranked by req/s: the heaviest load that lasts in a steady state. The best ran under "
+             ranked +
+             "The best ran under "
              "three seeds of arrivals and routing, and so did the best of the other kind unless it "
              "sustains less than half. The others ran under one. met: "
-             "requests within the limits, in the mean of the seeds. +5 %: met under 5 % more load. "
-             "$/M: a million output tokens. "
+             "requests within the limits, in the mean of the seeds. +5 %: met under 5 % more "
+             "load. " +
+             (by_energy ? "J/token: what the GPUs draw, over output tokens. "
+                        : "$/M: a million output tokens. ") +
              "In brackets: what is left to the limit.") +
          "\n";
 }
@@ -306,6 +337,7 @@ OrderedJson to_json(const SloRun& run) {
                        {"binds", run.heavier->binds}};
   }
   if (const Json* experts = decode_experts(run)) json["experts"] = *experts;
+  if (run.report.contains("energy")) json["energy"] = run.report.at("energy");
   for (const char* limit : {"ttft", "tpot"}) {
     if (const auto left = margin_of(run, limit)) json["margins"][limit] = *left;
   }
@@ -405,9 +437,11 @@ int say(const PlanOptions& options, const PlanQuestion& question, const Asked& a
   const bool met = !plan.best.empty();
   const SloRun& first = met ? plan.best.front() : plan.nearest.front();
   const MoeModel& model = asked.search.model;
-  std::string text = question_text(options, question, asked) +
-                     table_of(met ? plan.best : plan.nearest, plan, asked);
-  text += met ? "\n" + kinds_text(plan) + legend() : "\n" + least_text(plan);
+  std::string text =
+      question_text(options, question, asked) +
+      table_of(met ? plan.best : plan.nearest, plan, asked, ranks_by_energy(options));
+  text +=
+      met ? "\n" + kinds_text(plan) + legend(ranks_by_energy(options)) : "\n" + least_text(plan);
   const Json choices = scores_of_choices({options.gpu}, {question.engine});
   text +=
       active_text(first, model) + doubts(plan, model) + choices_text(choices) + price_text(asked);
@@ -471,6 +505,26 @@ class PlanProgress {
  private:
   std::optional<ProgressBar> bounds_, runs_;
 };
+
+// The best first by joules of an output token; those whose power is not known last, as they were.
+void rank_by_energy(Plan& plan) {
+  std::vector<std::size_t> order(plan.best.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  constexpr double unknown = std::numeric_limits<double>::infinity();
+  std::ranges::stable_sort(order, {},
+                           [&](std::size_t i) { return joules(plan.best[i]).value_or(unknown); });
+  Plan ranked = plan;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    ranked.best[i] = plan.best[order[i]];
+    if (order[i] < plan.uniform.size()) {
+      ranked.uniform.resize(std::max(ranked.uniform.size(), i + 1));
+      ranked.uniform[i] = plan.uniform[order[i]];
+    } else if (i < ranked.uniform.size()) {
+      ranked.uniform[i].reset();
+    }
+  }
+  plan = std::move(ranked);
+}
 
 Plan search(const Asked& asked) {
   TraceLibrary traces;
@@ -610,7 +664,8 @@ int run(const PlanOptions& options) {
   std::vector<Plan> plans;
   int code = 0;
   for (const Asked& one : asked) {
-    const Plan& plan = plans.emplace_back(search(one));
+    Plan& plan = plans.emplace_back(search(one));
+    if (ranks_by_energy(options)) rank_by_energy(plan);
     if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
     if (plan.stopped) {
       spdlog::warn(
@@ -701,6 +756,11 @@ Action setup_plan(CLI::App& command) {
       .add_option("--layouts", options->layouts,
                   "usual, or all: also KV caches shared by tokens (DCP)")
       ->check(CLI::IsMember({"usual", "all"}))
+      ->capture_default_str();
+  command
+      .add_option("--by", options->by,
+                  "rate: most requests/s first; energy: of the best, fewest joules a token first")
+      ->check(CLI::IsMember({"rate", "energy"}))
       ->capture_default_str();
   command.add_option("-o,--output", options->output,
                      "name of the files written, without ending (default: the question's)");

@@ -30,7 +30,7 @@ constexpr std::size_t most_turns = 20'000;        // of sessions: about 2 MB of 
 constexpr std::size_t most_pairs = 500;           // of a comparison; its summary is over all
 
 // What a page lets its reader choose as an axis, sort by, and see of a point.
-constexpr std::array<const Metric*, 32> page_metrics{
+constexpr std::array<const Metric*, 35> page_metrics{
     &metric("tokens_per_s_per_gpu"),
     &metric("total_tokens_per_s_per_gpu"),
     &metric("output_throughput"),
@@ -63,6 +63,9 @@ constexpr std::array<const Metric*, 32> page_metrics{
     &metric("kv_peak_utilization"),
     &metric("mfu"),
     &metric("mbu"),
+    &metric("joules_per_output_token"),
+    &metric("watts_per_gpu"),
+    &metric("output_tokens_per_s_per_mw"),
 };
 
 // A number in as many digits as a chart can show.

@@ -407,6 +407,7 @@ OrderedJson to_json(const ExplainedStep& step, const Deployment& e) {
                                   {"link_bytes", op.link_bytes},
                                   {"hbm_share", bandwidth_share(op, gpu)},
                                   {"peak_share", peak_share(op)}});
+    if (gpu.power) json["operations"].back()["joules"] = op.joules;
     if (step.cost.afd)
       json["operations"].back()["side"] = afd_stage_names[at(afd_stage_of(op.part))];
   }
@@ -458,6 +459,7 @@ std::string content_text(const ExplainedStep& step, const Deployment& e) {
 Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
   std::vector<std::string> heading{"operation", "ms",      "% time", "bound by", "GFLOP",
                                    "HBM MB",    "link MB", "flop/B", "% HBM",    "% peak"};
+  if (gpu.power) heading.emplace_back("mJ");
   if (step.cost.afd) heading.insert(heading.begin() + 1, "side");
   Table table(heading);
   for (const ExplainedOperation& op : step.operations) {
@@ -474,6 +476,7 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
                                  or_dash(intensity(op.flops, op.hbm_bytes), "{:.0f}"),
                                  or_dash(100 * bandwidth_share(op, gpu), "{:.0f}"),
                                  or_dash(100 * peak_share(op), "{:.0f}")};
+    if (gpu.power) row.push_back(or_dash(op.joules * 1e3, "{:.0f}"));
     if (step.cost.afd)
       row.insert(row.begin() + 1, std::string(afd_stage_names[at(afd_stage_of(op.part))]));
     table.add(row);

@@ -406,6 +406,25 @@ std::string sessions_of(const Report& report) {
   return text;
 }
 
+std::string energy_of(const Report& report) {
+  if (!report.energy) return "energy: the draw of this GPU is not known (its file has no power)\n";
+  const EnergyStats& energy = *report.energy;
+  if (!energy.joules_per_output_token) return "";
+  const auto most =
+      std::ranges::max_element(energy.shares, {}, &std::pair<std::string, double>::second);
+  std::string text = fmt::format(
+      "energy       {:.3g} J an output token, {:.3g} J a token; most in {} ({:.0f} %)\n"
+      "             {:.0f} W a GPU, {:.0f} % of the limit\n",
+      *energy.joules_per_output_token, *energy.joules_per_token, most->first, 100 * most->second,
+      energy.watts_per_gpu, 100 * energy.share_of_limit);
+  if (!energy.site) return text;
+  text += fmt::format("  of the site {:.3g} J an output token, {:.0f} W a GPU\n",
+                      energy.site->joules_per_output_token, energy.site->watts_per_gpu);
+  if (const auto dollars = energy.site->electricity_per_million_output_tokens)
+    text += fmt::format("  a million output tokens take {:.3f} dollars of electricity\n", *dollars);
+  return text;
+}
+
 std::string summary(const Report& report, const Deployment& e) {
   const Metrics& m = report.metrics;
   if (m.completed == 0 && m.timed_out) {
@@ -430,6 +449,7 @@ std::string summary(const Report& report, const Deployment& e) {
   text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
   text += sessions_of(report) + prefixes_of(report.pool.kv) + tiers_of(report.pool);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
+  text += energy_of(report);
   if (m.cost_per_million_output_tokens) {
     text += fmt::format("a million output tokens cost {} dollars\n",
                         number(m.cost_per_million_output_tokens, 2));

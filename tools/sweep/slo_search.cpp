@@ -316,7 +316,7 @@ class Runs {
       best_report_ = std::move(row.report);
     }
     Json kept;
-    for (const char* key : {"metrics", "measurement", "breakdown", "sessions", "turns"}) {
+    for (const char* key : {"metrics", "energy", "measurement", "breakdown", "sessions", "turns"}) {
       if (report.contains(key)) kept[key] = report.at(key);
     }
     for (const char* value : {"active_experts_mean", "uniform_experts_mean"}) {

@@ -367,9 +367,13 @@ std::vector<std::optional<std::string>> check_points(const std::vector<const Swe
 
 // Columns of a finished sweep's table.
 constexpr std::array text_columns{
-    &metric("tokens_per_s_per_gpu"), &metric("total_token_throughput"),
-    &metric("mean_tpot_ms"),         &metric("median_tpot_ms"),
-    &metric("p99_ttft_ms"),          &metric("decode_max_activated_mean"),
+    &metric("tokens_per_s_per_gpu"),
+    &metric("total_token_throughput"),
+    &metric("mean_tpot_ms"),
+    &metric("median_tpot_ms"),
+    &metric("p99_ttft_ms"),
+    &metric("decode_max_activated_mean"),
+    &metric("joules_per_output_token"),
 };
 
 // How many points' rates are not those of a steady state, by why.

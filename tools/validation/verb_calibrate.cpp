@@ -20,6 +20,7 @@
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/engine_fit.hpp"
 #include "tools/validation/family_calibration.hpp"
+#include "tools/validation/power_calibration.hpp"
 #include "tools/validation/table_calibration.hpp"
 
 namespace moesim {
@@ -27,7 +28,7 @@ namespace moesim {
 namespace {
 
 struct CalibrateOptions {
-  std::string points, serving, engine, tables, gpu, output, source, profiles, config;
+  std::string points, serving, power, engine, tables, gpu, output, source, profiles, config;
   std::vector<std::string> bench;
   std::filesystem::path root = data_folder();
   bool families = false;
@@ -37,7 +38,10 @@ struct CalibrateOptions {
 std::string file_text(const OrderedJson& gpu) {
   std::vector<std::string> lines;
   for (const auto& [key, value] : gpu.items()) {
-    if (key != "kernels" && key != "collectives") {
+    // What a GPU draws has constants by class, but for another's, scaled.
+    const bool by_line =
+        key == "kernels" || key == "collectives" || (key == "power" && value.contains("kernels"));
+    if (!by_line) {
       lines.push_back(fmt::format("  \"{}\": {}", key, value.dump()));
       continue;
     }
@@ -307,6 +311,62 @@ int calibrate_families(const CalibrateOptions& options) {
   return 0;
 }
 
+// ---- what a GPU draws
+
+void add_errors(std::vector<std::string>& row, const PowerErrors& errors, const char* whose) {
+  row.insert(row.end(), {fmt::format("{}{}", errors.points, whose),
+                         fmt::format("{:.1f} %", errors.fitted_median * 100),
+                         fmt::format("{}", errors.left_out),
+                         fmt::format("{:.1f} / {:.1f} %", errors.median * 100, errors.p90 * 100),
+                         fmt::format("{:.2f}", errors.energy)});
+}
+
+/// The constants of a GPU's power, fitted on measured kernels.
+int calibrate_power(const CalibrateOptions& options) {
+  const auto path = gpu_path(options);
+  Json facts = ConfigNode::from_file(path).json();
+  facts.erase("power");
+  const GpuSpec gpu = read_gpu(ConfigNode(std::move(facts), path));
+  const std::string name = path.stem().string();
+  FittedPower fit;
+  try {
+    fit = fit_power(read_power_points(options.power, name, gpu));
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}: {}", options.power, name, error.what()));
+  }
+  const std::string source = options.source.empty() ? options.power : options.source;
+  fit.power.source = "fitted on measured kernels: " + source;
+  Table table({"class", "floor W", "loads", "arithmetic", "exponent", "kernels", "fitted",
+               "shapes left out", "median / p90", "joules"});
+  for (std::size_t i = 0; i < fit.errors.size(); ++i) {
+    const PowerConstants& c = fit.power.classes[i];
+    const PowerErrors& errors = fit.errors[i];
+    if (!c.calibration)
+      fit.power.source +=
+          fmt::format("; {}: as other GPUs of the table, scaled", power_class_names[i]);
+    std::vector<std::string> row{std::string(power_class_names[i]),
+                                 fmt::format("{:g}", c.floor.value()), fmt::format("{:g}", c.loads),
+                                 fmt::format("{:g}", c.arithmetic),
+                                 fmt::format("{:g}", c.exponent)};
+    add_errors(row, errors, c.calibration ? "" : " (other GPUs)");
+    table.add(std::move(row));
+  }
+  std::vector<std::string> row{"all", "", "", "", ""};
+  add_errors(row, fit.all, "");
+  table.add(std::move(row));
+  std::ifstream in(path);
+  OrderedJson file = OrderedJson::parse(in);
+  file["power"] = to_json(fit.power);
+  write_file(options.output, file_text(file));
+  print(table.text() +
+        wrapped(fmt::format("idle {:g} W, limit {:g} W. Errors are |predicted / measured - 1| of "
+                            "watts: of all kernels by the fit, and of a tenth of the shapes, by a "
+                            "fit without them. joules: their energy, predicted over measured",
+                            fit.power.idle.value(), fit.power.limit.value())) +
+        "\n");
+  return 0;
+}
+
 }  // namespace
 
 Action setup_calibrate(CLI::App& command) {
@@ -330,6 +390,11 @@ Action setup_calibrate(CLI::App& command) {
       "--families", options->families,
       "fits the constants of kernel families on measured tables: with --gpu those of that GPU, "
       "without --gpu those of hardware/families.json on all GPUs");
+  CLI::Option* power =
+      command.add_option("--power", options->power,
+                         "measured power of kernels, CSV: fits what the GPU of --gpu draws");
+  power->excludes(of_points)->excludes(serving)->excludes(tables)->excludes(bench)->excludes(
+      families);
   families->excludes(of_points)->excludes(serving)->excludes(tables)->excludes(bench);
   of_points->excludes(tables)->excludes(serving);
   tables->excludes(serving);
@@ -355,11 +420,15 @@ Action setup_calibrate(CLI::App& command) {
     if (!options->bench.empty()) return calibrate_bench(*options);
     if (!options->engine.empty() && !options->serving.empty()) return calibrate_engine(*options);
     if (!options->serving.empty()) return calibrate_serving(*options);
-    if ((options->points.empty() && options->tables.empty()) || options->gpu.empty()) {
+    const bool of_gpu =
+        !options->points.empty() || !options->tables.empty() || !options->power.empty();
+    if (!of_gpu || options->gpu.empty()) {
       throw ConfigError(
-          "calibrate: give --points FILE.csv or --tables DIR with --gpu GPU, --families, "
+          "calibrate: give --points FILE.csv, --tables DIR or --power FILE.csv with --gpu GPU, "
+          "--families, "
           "--serving RUNS.csv, or --bench RUN.json with --config CONFIG.json");
     }
+    if (!options->power.empty()) return calibrate_power(*options);
     if (!options->tables.empty()) return calibrate_from_tables(*options);
     const auto path = gpu_path(*options);
     const ConfigNode node = ConfigNode::from_file(path);
