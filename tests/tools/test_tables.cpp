@@ -602,6 +602,7 @@ TEST_CASE("uneven rows of few tokens fill rank 0 where the source filled by id")
   CHECK(of("h100", "sglang", "0.5.10") == DrawFill::by_rank);
   CHECK(of("h100", "trtllm", "1.2.0rc5") == DrawFill::by_id);
   CHECK(of("h200", "trtllm", "1.2.0rc5") == DrawFill::by_id_of_none);
+  CHECK(of("a100_80g", "trtllm", "1.0.0") == DrawFill::by_id_of_none);
   CHECK(of("h200", "trtllm", "1.3.0rc20") == DrawFill::by_rank);
   CHECK(of("h200", "vllm", "0.19.0") == DrawFill::by_rank);
   CHECK(of("h100", "trtllm", "") == DrawFill::by_rank);
