@@ -538,6 +538,8 @@ std::vector<std::int32_t> lone_rank(std::int64_t tokens, int top_k, int experts,
   return counts;
 }
 
+namespace {
+
 // Which share of all selections falls on the first n of 256 experts, when balanced choices are cut
 // to 4 of 8 groups: a fit to the times of GB200, GB300, B300, L40S and RTX PRO 6000 at 4 to 256
 // ranks, which give the rows of rank 0 by the uneven rows of as many ranks.
@@ -560,6 +562,8 @@ BusiestRank in_groups(double tokens, double held) {
   }
   return {std::max(1.0, load.rows), std::max(1.0, load.active)};
 }
+
+}  // namespace
 
 BusiestRank rank_load(std::string_view distribution, double tokens, double top_k, double experts,
                       double ranks, Draws draws) {

@@ -231,6 +231,28 @@ def experts(meter):
         torch.cuda.empty_cache()
 
 
+def slices(meter):
+    """The same weights as few wide or many narrow experts: what does cutting an expert cost its kernel?"""
+    for name, slots, hidden, width, precision in (("deepseek_v3", 32, 7168, 2048, "fp8"), ("gpt_oss_20b", 4, 2880, 2880, "bf16"),
+                                                  ("deepseek_v2_lite", 8, 2048, 1408, "bf16"), ("qwen3_30b", 16, 2048, 768, "bf16")):
+        for cut in (1, 2, 4, 8):
+            if precision == "fp8" and width // cut % 16:
+                continue
+            layer = Experts(slots * cut, hidden, width // cut, precision)
+            for share in (2, 1):
+                for rows_each in (1, 4, 16):
+                    active = max(1, slots * cut // share)
+                    try:
+                        us = median_us(layer.calls(active, rows_each), repeats=7)
+                    except RuntimeError as error:
+                        print(f"skipped: {name} cut {cut}: {str(error).splitlines()[0]}", file=sys.stderr)
+                        continue
+                    row("slices", dict(model=name, precision=precision, slots=slots * cut, hidden=hidden, width=width // cut, cut=cut, active=active,
+                                       rows=active * rows_each), us, *layer.facts(active, active * rows_each))
+            del layer
+            torch.cuda.empty_cache()
+
+
 def watts(meter):
     mean, clock, _ = meter.draw(lambda: time.sleep(0.05), 2)
     row("watts_idle", {"context": 1}, None, watts=mean, megahertz=clock)
@@ -282,14 +304,14 @@ def routers(meter):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", "--output", required=True)
-    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "experts", "watts"])
+    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "experts", "slices", "watts"])
     options = options.parse_args()
     meter = Meter()
     limit = meter.number("nvmlDeviceGetEnforcedPowerLimit")
     about = (f"# {torch.cuda.get_device_name()}, driver {meter.text('nvmlSystemGetDriverVersion')}, PyTorch {torch.__version__}, "
              f"limit {limit / 1e3:.0f} W, {datetime.date.today()}: python3 hardware/measured/measure.py")
     print(about, flush=True)
-    parts = dict(routers=routers, memory=memory, gemms=gemms, experts=experts, watts=watts)
+    parts = dict(routers=routers, memory=memory, gemms=gemms, experts=experts, slices=slices, watts=watts)
     for name in options.only:
         begin = time.time()
         try:

@@ -7,7 +7,8 @@
 import csv
 import sys
 
-COLUMNS = ["id", "category", "gpu", "n_gpu", "model", "op", "precision", "ep", "tokens", "distribution", "active_experts_rank", "metric", "value", "use"]
+TOP_K = {"deepseek_v3": 8, "gpt_oss_20b": 4, "deepseek_v2_lite": 6, "qwen3_30b": 8}
+COLUMNS = ["id", "category", "gpu", "n_gpu", "model", "op", "precision", "tp", "ep", "tokens", "distribution", "active_experts_rank", "metric", "value", "use"]
 
 
 def points(path):
@@ -24,6 +25,14 @@ def points(path):
             yield {**point, "category": "moe_kernel", "model": shape["model"], "ep": 8, "tokens": shape["rows"], "distribution": "forced",
                    "active_experts_rank": shape["active"],
                    "op": f"experts hidden={shape['hidden']} width={shape['width']} experts={8 * int(shape['slots'])} top_k=8"}
+
+        # The same, experts cut over some of the 8 GPUs: fewer ranks hold more experts, each a slice.
+        if row["what"] == "slices":
+            cut, top_k = int(shape["cut"]), TOP_K[shape["model"]]
+            ranks = 8 // cut
+            yield {**point, "category": "moe_kernel", "model": shape["model"], "tp": cut, "ep": ranks, "tokens": int(shape["rows"]) * ranks / top_k,
+                   "distribution": "forced", "active_experts_rank": shape["active"],
+                   "op": f"experts hidden={shape['hidden']} width={cut * int(shape['width'])} experts={ranks * int(shape['slots'])} top_k={top_k}"}
 
 
 writer = csv.DictWriter(sys.stdout, COLUMNS, restval="", lineterminator="\n")
