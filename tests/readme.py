@@ -17,7 +17,7 @@ RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/RE
             "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md",
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
-LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "reproduce deployments_decode ",
+LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ", "reproduce deployments_decode ",
         "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json")
 PATIENCE_S = 10
 # Slurm is tested by slurm.sh; here only that the line is understood.
@@ -57,8 +57,10 @@ def run(command, patience, **where):
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
+        # Searches and studies end by themselves and keep what is done; other verbs by the signal.
         goes_on = "study" not in command or "the same command runs" in err
-        return subprocess.CompletedProcess(command, 0 if process.returncode == 130 and goes_on else process.returncode or 1, out, err)
+        stopped = process.returncode in (130, -signal.SIGINT)
+        return subprocess.CompletedProcess(command, 0 if stopped and goes_on else process.returncode or 1, out, err)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
