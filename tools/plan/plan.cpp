@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "tools/plan/stages.hpp"
 #include "tools/sweep/axes.hpp"
 #include "tools/sweep/store.hpp"
 
@@ -70,11 +71,7 @@ class Search {
  public:
   Search(const PlanSearch& search, TraceLibrary& traces, Remarks& remarks, const PlanHooks& hooks)
       : search_(search), traces_(traces), remarks_(remarks), hooks_(hooks) {
-    std::error_code none;
-    if (std::filesystem::file_size(search.store, none) > 0 && !none) {
-      for (const StoreRow& row : Store::open(search.store).rows())
-        plan_.before += row.status == PointStatus::done;
-    }
+    plan_.before = runs_in(search.store);
   }
 
   Plan run() {
@@ -101,18 +98,9 @@ class Search {
   // Runs of that many stays of a request over some deployments.
   SloSearch search_over(std::vector<Json> places, double stays) const {
     const double seconds = stays * longest_stay(search_.base);
-    SloSearch slo{.document = document(),
-                  .base_file = search_.folder / "plan",
-                  .places = std::move(places),
-                  .ladder = ladder_,
-                  .attainment = search_.attainment,
-                  .recheck = false,
-                  .proof = Proof::attained,
-                  .mixed_steps = true,
-                  .spot_checks = false,
-                  .give_up = true,
-                  .store = search_.store,
-                  .start = -1};
+    SloSearch slo = stage_search(search_, document(), std::move(places), ladder_);
+    slo.mixed_steps = true;
+    slo.start = -1;
     slo.set_load = [seconds](Json& place, const std::string& rate, double per_second) {
       constexpr double fewest = 200, most = 50'000;
       place[Json::json_pointer(arrivals_rate)] = rate;
@@ -123,34 +111,19 @@ class Search {
   }
 
   SloHooks begin(const std::string& stage) const {
-    hooks_.begins(leaders_.empty()
-                      ? stage
-                      : fmt::format("{} (best so far {})", stage, goodput_text(leaders_.front())));
-    return {.stop = hooks_.stop,
-            .bounded = hooks_.bounded,
-            .ran = [this, before = plan_.runs](std::size_t runs) { hooks_.ran(before + runs); }};
+    return begin_stage(hooks_, stage, leaders_.empty() ? "" : goodput_text(leaders_.front()),
+                       plan_.runs);
   }
 
   void count(const SloResult& result) {
     plan_.runs += result.search.runs;
     plan_.stopped |= result.search.stopped;
-    if (result.nearest.empty()) return;
-    const auto excess = [](const std::vector<SloRun>& miss) { return miss.front().trial.excess; };
-    if (nearest_.empty() || excess(result.nearest) < excess(nearest_)) nearest_ = result.nearest;
+    keep_nearest(nearest_, result);
   }
 
   // Of the best runs each shape once, and of each kind at least one.
   void join(std::vector<SloRun> found) {
-    std::ranges::move(found, std::back_inserter(leaders_));
-    std::ranges::stable_sort(leaders_, [](const SloRun& a, const SloRun& b) {
-      return std::pair(a.per_second(), a.trial.attainment) >
-             std::pair(b.per_second(), b.trial.attainment);
-    });
-    // What makes the most of a shape; of equals what was found first, which has fewer settings of
-    // its own.
-    std::set<std::string> seen;
-    std::erase_if(leaders_,
-                  [&](const SloRun& run) { return !seen.insert(shape_text(run.config)).second; });
+    join_best(leaders_, std::move(found));
     if (leaders_.size() <= kept) return;
     constexpr auto last = static_cast<std::ptrdiff_t>(kept) - 1;
     const auto other = std::ranges::find_if(leaders_, [&](const SloRun& run) {

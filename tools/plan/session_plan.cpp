@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <limits>
 #include <mutex>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -15,7 +14,7 @@
 #include <tbb/task_arena.h>
 
 #include "sim/serving/simulator.hpp"
-#include "tools/sweep/store.hpp"
+#include "tools/plan/stages.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/sessions/session_file.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -196,11 +195,7 @@ class SessionSearch {
   SessionSearch(const SessionPlanSearch& search, TraceLibrary& traces, Remarks& remarks,
                 const PlanHooks& hooks)
       : search_(search), plan_(search.plan), traces_(traces), remarks_(remarks), hooks_(hooks) {
-    std::error_code none;
-    if (std::filesystem::file_size(plan_.store, none) > 0 && !none) {
-      for (const StoreRow& row : Store::open(plan_.store).rows())
-        planned_.before += row.status == PointStatus::done;
-    }
+    planned_.before = runs_in(plan_.store);
   }
 
   SessionPlanned run() {
@@ -228,13 +223,10 @@ class SessionSearch {
   }
 
   SloHooks begin(const std::string& stage) const {
-    hooks_.begins(leaders_.empty()
-                      ? stage
-                      : fmt::format("{} (best so far {}: {})", stage, leaders_.front().rate,
-                                    shape_text(leaders_.front().config)));
-    return {.stop = hooks_.stop,
-            .bounded = hooks_.bounded,
-            .ran = [this, before = planned_.runs](std::size_t runs) { hooks_.ran(before + runs); }};
+    std::string best;
+    if (!leaders_.empty())
+      best = fmt::format("{}: {}", leaders_.front().rate, shape_text(leaders_.front().config));
+    return begin_stage(hooks_, stage, best, planned_.runs);
   }
 
   // Turns of a lane in a long run.
@@ -244,18 +236,9 @@ class SessionSearch {
   }
 
   SloSearch search_over(std::vector<Json> places, double turns) const {
-    SloSearch slo{.document = document(),
-                  .base_file = plan_.folder / "plan",
-                  .places = std::move(places),
-                  .ladder = coarse_,
-                  .attainment = plan_.attainment,
-                  .sessions = true,
-                  .session_limits = search_.limits,
-                  .recheck = false,
-                  .proof = Proof::attained,
-                  .spot_checks = false,
-                  .give_up = true,
-                  .store = plan_.store};
+    SloSearch slo = stage_search(plan_, document(), std::move(places), coarse_);
+    slo.sessions = true;
+    slo.session_limits = search_.limits;
     slo.set_load = [turns](Json& place, const std::string&, double lanes) {
       place[Json::json_pointer(lanes_pointer)] = static_cast<std::int64_t>(lanes);
       place["workload"]["requests"] =
@@ -270,22 +253,12 @@ class SessionSearch {
   void count(const SloResult& result) {
     planned_.runs += result.search.runs;
     planned_.stopped |= result.search.stopped;
-    if (result.nearest.empty()) return;
-    const auto excess = [](const std::vector<SloRun>& miss) { return miss.front().trial.excess; };
-    if (planned_.nearest.empty() || excess(result.nearest) < excess(planned_.nearest))
-      planned_.nearest = result.nearest;
+    keep_nearest(planned_.nearest, result);
   }
 
   // Of the best runs each shape once.
   void join(std::vector<SloRun> found) {
-    std::ranges::move(found, std::back_inserter(leaders_));
-    std::ranges::stable_sort(leaders_, [](const SloRun& a, const SloRun& b) {
-      return std::pair(a.per_second(), a.trial.attainment) >
-             std::pair(b.per_second(), b.trial.attainment);
-    });
-    std::set<std::string> seen;
-    std::erase_if(leaders_,
-                  [&](const SloRun& run) { return !seen.insert(shape_text(run.config)).second; });
+    join_best(leaders_, std::move(found));
     if (leaders_.size() > session_leaders) leaders_.resize(session_leaders);
   }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <type_traits>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -182,10 +183,11 @@ Asked ask(const PlanOptions& options, PlanQuestion question, int gpus) {
   asked.cluster =
       fmt::format("{} x {}", asked.search.cluster.gpus(), asked.search.cluster.gpu.name);
   if (ranks_by_energy(options) && !asked.search.cluster.gpu.power)
-    throw ConfigError(fmt::format(
-        "--by energy: what {} draws is not known; its file has no \"power\" (moesim calibrate "
-        "--power)",
-        asked.search.cluster.gpu.name));
+    throw ConfigError(
+        fmt::format("--by energy: the draw of {} is not known; the GPU's file has no \"power\" "
+                    "(moesim calibrate "
+                    "--power)",
+                    asked.search.cluster.gpu.name));
   require_stem(asked.output);
   for (const char* ending : {".json", ".html"}) require_writable(asked.output + ending);
   return asked;
@@ -513,17 +515,14 @@ void rank_by_energy(Plan& plan) {
   constexpr double unknown = std::numeric_limits<double>::infinity();
   std::ranges::stable_sort(order, {},
                            [&](std::size_t i) { return joules(plan.best[i]).value_or(unknown); });
-  Plan ranked = plan;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    ranked.best[i] = plan.best[order[i]];
-    if (order[i] < plan.uniform.size()) {
-      ranked.uniform.resize(std::max(ranked.uniform.size(), i + 1));
-      ranked.uniform[i] = plan.uniform[order[i]];
-    } else if (i < ranked.uniform.size()) {
-      ranked.uniform[i].reset();
-    }
-  }
-  plan = std::move(ranked);
+  const auto ranked = [&](const auto& values) {
+    std::remove_cvref_t<decltype(values)> sorted;
+    for (const std::size_t i : order) sorted.push_back(values[i]);
+    return sorted;
+  };
+  plan.uniform.resize(plan.best.size());
+  plan.best = ranked(plan.best);
+  plan.uniform = ranked(plan.uniform);
 }
 
 Plan search(const Asked& asked) {
@@ -626,6 +625,17 @@ int say_sessions(const PlanOptions& options, const Asked& asked, const SessionPl
   return met ? 0 : exit_limit_not_met;
 }
 
+// Says what was done before. Whether the search was stopped, which is said as well.
+template <class Found>
+bool was_stopped(const Found& plan, const Asked& asked) {
+  if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
+  if (plan.stopped)
+    spdlog::warn(
+        "stopped after {} runs, which {}.sqlite keeps; the same command continues from there",
+        plan.runs, asked.output);
+  return plan.stopped;
+}
+
 int run_sessions(const PlanOptions& options) {
   PlanQuestion question = read_question(options);
   const SessionLimits limits = limits_of(options, question);
@@ -643,13 +653,7 @@ int run_sessions(const PlanOptions& options) {
                            .host_memory = asks_tier ? options.host_memory : ""},
                           traces, remarks, progress.hooks());
     progress.finish();
-    if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
-    if (plan.stopped) {
-      spdlog::warn(
-          "stopped after {} runs, which {}.sqlite keeps; the same command continues from there",
-          plan.runs, asked.output);
-      return exit_interrupted;
-    }
+    if (was_stopped(plan, asked)) return exit_interrupted;
     code = std::max(code, say_sessions(options, asked, plan));
   }
   return code;
@@ -666,13 +670,7 @@ int run(const PlanOptions& options) {
   for (const Asked& one : asked) {
     Plan& plan = plans.emplace_back(search(one));
     if (ranks_by_energy(options)) rank_by_energy(plan);
-    if (plan.before > 0) spdlog::info("{} runs were done before", plan.before);
-    if (plan.stopped) {
-      spdlog::warn(
-          "stopped after {} runs, which {}.sqlite keeps; the same command continues from there",
-          plan.runs, one.output);
-      return exit_interrupted;
-    }
+    if (was_stopped(plan, one)) return exit_interrupted;
     if (plans.size() > 1 && !options.json) print("\n");
     code = std::max(code, say(options, question, one, plan));
   }
@@ -718,8 +716,9 @@ Action setup_plan(CLI::App& command) {
   command.add_option("--tpot", question.tpot, "limit of the time per output token, e.g. 50ms");
   options->session_limits.add_to(command);
   command
-      .add_option("--host-memory", options->host_memory,
-                  "of a node: what a tier of it is worth to --sessions; 0 B: not asked")
+      .add_option(
+          "--host-memory", options->host_memory,
+          "host memory of a node, whose worth as a KV tier --sessions tells; 0 B: not asked")
       ->capture_default_str();
   command
       .add_option("--attainment", options->attainment,
