@@ -209,6 +209,14 @@ class Experts:
         return size * weights * active + n * (size * self.hidden + 2 * 2 * self.width + size * self.width + 2 * self.hidden), 2 * n * weights
 
 
+    def measure(self, what, about, active, rows_each):
+        shape = dict(about, precision=self.precision, slots=self.slots, hidden=self.hidden, width=self.width, active=active, rows=active * rows_each)
+        try:
+            row(what, shape, median_us(self.calls(active, rows_each), repeats=7), *self.facts(active, active * rows_each))
+        except RuntimeError as error:
+            print(f"skipped: {what} {shape}: {str(error).splitlines()[0]}", file=sys.stderr)
+
+
 def experts(meter):
     """Equal rows on more or fewer experts, and more rows on the same: what sets the time?"""
     for name, slots, hidden, width, precision in (("deepseek_v3", 36, 7168, 2048, "fp8"), ("deepseek_v3", 36, 7168, 2048, "bf16"),
@@ -220,13 +228,7 @@ def experts(meter):
             for rows_each in (1, 4, 16, 64, 256):
                 if active * rows_each > 8192:
                     continue
-                try:
-                    us = median_us(layer.calls(active, rows_each), repeats=7)
-                except RuntimeError as error:
-                    print(f"skipped: {name} {precision} {active} x {rows_each}: {str(error).splitlines()[0]}", file=sys.stderr)
-                    continue
-                row("experts", dict(model=name, precision=precision, slots=slots, hidden=hidden, width=width, active=active, rows=active * rows_each),
-                    us, *layer.facts(active, active * rows_each))
+                layer.measure("experts", dict(model=name), active, rows_each)
         del layer
         torch.cuda.empty_cache()
 
@@ -242,13 +244,7 @@ def slices(meter):
             for share in (2, 1):
                 for rows_each in (1, 4, 16):
                     active = max(1, slots * cut // share)
-                    try:
-                        us = median_us(layer.calls(active, rows_each), repeats=7)
-                    except RuntimeError as error:
-                        print(f"skipped: {name} cut {cut}: {str(error).splitlines()[0]}", file=sys.stderr)
-                        continue
-                    row("slices", dict(model=name, precision=precision, slots=slots * cut, hidden=hidden, width=width // cut, cut=cut, active=active,
-                                       rows=active * rows_each), us, *layer.facts(active, active * rows_each))
+                    layer.measure("slices", dict(model=name, cut=cut), active, rows_each)
             del layer
             torch.cuda.empty_cache()
 

@@ -5,8 +5,6 @@
 //   mailbox    the GPU asks the host over pinned memory and waits for the answer, 64 bytes each way
 //   layers     61 kernels of equal work in one CUDA graph, stamped by the GPU's clock, 400 replays:
 //              how much longer do n ranks take that wait for each other after every layer?
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -16,14 +14,7 @@
 #include <random>
 #include <vector>
 
-#define CUDA(call)                                                        \
-  do {                                                                    \
-    const cudaError_t error = (call);                                     \
-    if (error != cudaSuccess) {                                           \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                       \
-    }                                                                     \
-  } while (false)
+#include "timing.cuh"
 
 __global__ void __launch_bounds__(512) read(const uint4* from, std::size_t n, unsigned* out) {
   unsigned sum = 0;
@@ -70,11 +61,6 @@ __global__ void fill(uint4* to, std::size_t n) {
   }
 }
 
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
-  return values[values.size() / 2];
-}
-
 int blocks() {
   cudaDeviceProp properties;
   CUDA(cudaGetDeviceProperties(&properties, 0));
@@ -82,34 +68,14 @@ int blocks() {
 }
 
 void measure_reads(const uint4* memory, std::size_t bytes, unsigned* out) {
-  cudaStream_t stream;
-  cudaEvent_t from, to;
-  CUDA(cudaStreamCreate(&stream));
-  CUDA(cudaEventCreate(&from));
-  CUDA(cudaEventCreate(&to));
   for (const std::size_t mib : {1, 4, 16, 24, 32, 48, 64, 96, 128, 256, 1024, 4096, 16384}) {
     const std::size_t size = mib << 20;
     if (size > bytes) continue;
     const int calls = static_cast<int>(std::max<std::size_t>(4, (std::size_t{2} << 30) / size / 4));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls; ++i) read<<<blocks(), 512, 0, stream>>>(memory, size / 16, out);
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    std::vector<double> us;
-    for (int i = 0; i < 13; ++i) {
-      CUDA(cudaEventRecord(from, stream));
-      CUDA(cudaGraphLaunch(exec, stream));
-      CUDA(cudaEventRecord(to, stream));
-      CUDA(cudaEventSynchronize(to));
-      float ms = 0;
-      CUDA(cudaEventElapsedTime(&ms, from, to));
-      if (i >= 2) us.push_back(1e3 * ms / calls);
-    }
-    std::printf("read,mib=%zu,%.3f,%zu\n", mib, median(us), size);
-    CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
+    const double us = median_us(calls, 2, 11, [&](int, cudaStream_t stream) {
+      read<<<blocks(), 512, 0, stream>>>(memory, size / 16, out);
+    });
+    std::printf("read,mib=%zu,%.3f,%zu\n", mib, us, size);
   }
 }
 
@@ -148,16 +114,14 @@ void measure_layers(const uint4* memory, std::size_t bytes, unsigned* out) {
   CUDA(cudaMalloc(&stamps, (layers + 1) * sizeof(std::uint64_t)));
   for (const std::size_t mib : {16, 64, 256, 1024}) {
     const std::size_t size = mib << 20, places = bytes / size;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    stamp<<<1, 1, 0, stream>>>(stamps);
-    for (int i = 0; i < layers; ++i) {
-      read<<<blocks(), 512, 0, stream>>>(memory + i % places * (size / 16), size / 16, out);
-      stamp<<<1, 1, 0, stream>>>(stamps + i + 1);
-    }
-    CUDA(cudaStreamEndCapture(stream, &graph));
-    CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    // Each layer is a read and a stamp, with a stamp before the first.
+    const cudaGraphExec_t exec = graph_of(stream, 2 * layers + 1, [&](int i, cudaStream_t at) {
+      const int layer = i / 2;
+      if (i % 2 == 0)
+        stamp<<<1, 1, 0, at>>>(stamps + layer);
+      else
+        read<<<blocks(), 512, 0, at>>>(memory + layer % places * (size / 16), size / 16, out);
+    });
     std::vector<std::vector<double>> us(layers);  // [layer][replay]
     double mean = 0;
     for (int r = -20; r < replays; ++r) {
@@ -190,7 +154,6 @@ void measure_layers(const uint4* memory, std::size_t bytes, unsigned* out) {
     }
     std::printf(",%.3f,%zu\n", mean, size);
     CUDA(cudaGraphExecDestroy(exec));
-    CUDA(cudaGraphDestroy(graph));
   }
 }
 

@@ -10,8 +10,6 @@
 // The last three read the ids of all ranks (the group's), write a slot for each expert, and map the
 // ids of their own rank. Each result is compared with one of the CPU; `exact` with a maximum flow.
 // Prints rows of CSV: what, shape, microseconds of one call in a CUDA graph (median of 25 graphs).
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,14 +21,7 @@
 #include <string>
 #include <vector>
 
-#define CUDA(call)                                                              \
-  do {                                                                          \
-    const cudaError_t error = (call);                                           \
-    if (error != cudaSuccess) {                                                 \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));       \
-      std::exit(1);                                                             \
-    }                                                                           \
-  } while (false)
+#include "timing.cuh"
 
 constexpr int max_experts = 512, max_gpus = 64, threads = 512, warps = threads / 32;
 
@@ -303,43 +294,11 @@ int least_most(const Hosts& hosts, const std::vector<char>& active, int gpus) {
   }
 }
 
-cudaStream_t current;  // what median_us captures
-
-double median_us(const std::function<void(int)>& launch, int batches) {
-  constexpr int calls = 192;
-  cudaStream_t stream;
-  CUDA(cudaStreamCreate(&stream));
-  (void)batches;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-
-  current = stream;
-  for (int i = 0; i < calls; ++i) launch(i);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t from, to;
-  CUDA(cudaEventCreate(&from));
-  CUDA(cudaEventCreate(&to));
-  std::vector<double> us;
-  for (int i = 0; i < 28; ++i) {
-    CUDA(cudaEventRecord(from, stream));
-    CUDA(cudaGraphLaunch(exec, stream));
-    CUDA(cudaEventRecord(to, stream));
-    CUDA(cudaEventSynchronize(to));
-    float ms = 0;
-    CUDA(cudaEventElapsedTime(&ms, from, to));
-    if (i >= 3) us.push_back(1e3 * ms / calls);
-  }
-  CUDA(cudaGetLastError());
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaGraphDestroy(graph));
-  CUDA(cudaStreamDestroy(stream));
-  std::nth_element(us.begin(), us.begin() + us.size() / 2, us.end());
-  return us[us.size() / 2];
+// Of 192 calls, 25 graphs.
+template <class Launch>
+double us_of(Launch launch) {
+  return median_us(192, 3, 25, launch);
 }
-
-
 
 struct Case {
   int experts, k, gpus, slots, tokens;  // tokens: of the whole group
@@ -439,24 +398,24 @@ void measure(const Case& c) {
   const auto row = [&](const char* what, double us, double most) {
     std::printf("%s,%s most=%.2f,%.3f\n", what, shape, most / batches, us);
   };
-  row("hash", median_us([&](int i) {
+  row("hash", us_of([&](int i, cudaStream_t stream) {
         const Batch& b = on_device[i % batches];
-        hash<<<(b.own + 255) / 256, 256, 0, current>>>(ordered, b, c.k);
-      }, batches), 0);
-  row("metro", median_us([&](int i) {
-        metro<<<1, threads, 0, current>>>(ordered, on_device[i % batches]);
-      }, batches), most_metro);
-  row("metro_fewest", median_us([&](int i) {
-        metro_fewest<<<1, threads, 0, current>>>(few, on_device[i % batches]);
-      }, batches), most_few);
-  row("exact", median_us([&](int i) {
-        exact<<<1, threads, 0, current>>>(few, on_device[i % batches]);
-      }, batches), most_exact);
+        hash<<<(b.own + 255) / 256, 256, 0, stream>>>(ordered, b, c.k);
+      }), 0);
+  row("metro", us_of([&](int i, cudaStream_t stream) {
+        metro<<<1, threads, 0, stream>>>(ordered, on_device[i % batches]);
+      }), most_metro);
+  row("metro_fewest", us_of([&](int i, cudaStream_t stream) {
+        metro_fewest<<<1, threads, 0, stream>>>(few, on_device[i % batches]);
+      }), most_few);
+  row("exact", us_of([&](int i, cudaStream_t stream) {
+        exact<<<1, threads, 0, stream>>>(few, on_device[i % batches]);
+      }), most_exact);
   std::fflush(stdout);
 }
 
 int main() {
-  std::printf("empty,,%.3f\n", median_us([](int) { empty<<<1, 32, 0, current>>>(); }, 1));
+  std::printf("empty,,%.3f\n", us_of([](int, cudaStream_t stream) { empty<<<1, 32, 0, stream>>>(); }));
   // Models: 256 experts of 8 (DeepSeek-V3), 128 of 8 (Qwen3), 32 of 4 (gpt-oss-20b).
   for (const int tokens : {64, 256, 1024, 4096}) {
     measure({256, 8, 8, 288, tokens});
