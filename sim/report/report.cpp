@@ -243,7 +243,7 @@ const std::vector<Field<TurnSpan>>& fields_of(const TurnSpan*) {
       FieldTable<S>()
           .add("agent", &S::agent, "of its session, in order of their beginning; 0: the main one")
           .add("turn", &S::turn, "of its agent, from 0")
-          .add("sent_s", &S::sent_s, "when its client sent it", "s")
+          .add("sent_s", &S::sent_s, "when its client sent the turn", "s")
           .add("begun_s", &S::begun_s, "when the first step of its prompt began", "s")
           .add("first_token_s", &S::first_token_s, "when its first token came", "s")
           .add("last_token_s", &S::last_token_s, "when its last token came", "s")

@@ -183,7 +183,7 @@ SiteEnergyStats site_of(const SitePower& site, const EnergyStats& gpus, const Me
 // Nothing where the power of a pool's GPUs is not known.
 std::optional<EnergyStats> energy_of(const Experiment& experiment, std::span<const Totals> pools,
                                      const Metrics& metrics) {
-  std::array<double, part_names.size()> parts{};
+  Energy computed;
   double waits = 0, between_steps = 0, limit = 0, gpu_seconds = 0;
   EnergyStats stats;
   for (std::size_t pool = 0; pool < pools.size(); ++pool) {
@@ -192,7 +192,7 @@ std::optional<EnergyStats> energy_of(const Experiment& experiment, std::span<con
     const auto& power = e.cluster.gpu.power;
     if (!power) return std::nullopt;
     const Energy& energy = totals.tokens.energy;
-    for (std::size_t part = 0; part < parts.size(); ++part) parts[part] += energy.joules[part];
+    computed.add(energy);
     double in_steps = 0;
     for (const auto& [number, group] : totals.groups) in_steps += group.busy * e.parallel.gpus();
     const double all = gpus_of(e) * metrics.duration_s;
@@ -204,6 +204,7 @@ std::optional<EnergyStats> energy_of(const Experiment& experiment, std::span<con
       stats.source += (pool == 0 ? "" : "; ") + power->source;
   }
   if (gpu_seconds <= 0) return std::nullopt;
+  const auto& parts = computed.joules;
   stats.joules = std::accumulate(parts.begin(), parts.end(), waits + between_steps);
   const double seconds = metrics.duration_s, megawatts = stats.joules / seconds / 1e6;
   const auto per_token = [&](double throughput) {

@@ -486,8 +486,8 @@ Table operations_table(const ExplainedStep& step, const GpuSpec& gpu) {
 
 /// What loads of KV blocks from tiers take, which are no part of a step, and who waits for them.
 std::string tiers_text(const Deployment& e) {
-  constexpr std::array waits{"their request waits, steps go on", "the step waits",
-                             "the step waits for the first layer's alone"};
+  constexpr std::array waits{"the request waits, steps go on", "the step waits",
+                             "the step waits for the first layer's blocks alone"};
   constexpr double tokens = 1024;
   std::string text;
   for (const KvTierPlan& tier : e.kv_cache.tiers) {

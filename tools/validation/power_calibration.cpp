@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <map>
 #include <optional>
@@ -38,7 +39,24 @@ struct PowerFamily {
   std::vector<ColumnName> columns;
 };
 
+std::vector<ColumnName> with_columns(std::vector<ColumnName> columns,
+                                     std::initializer_list<ColumnName> more) {
+  columns.insert(columns.end(), more);
+  return columns;
+}
+
 const std::vector<PowerFamily>& roofline_families() {
+  static const std::vector<ColumnName> attention{
+      {"attn_dtype", "precision"}, {"kv_cache_dtype", "kv_precision"},
+      {"num_heads", "q_heads"},    {"num_key_value_heads", "kv_heads"},
+      {"head_dim", "head_dim"},    {"window_size", "window"},
+      {"batch_size", "batch"}};
+  static const std::vector<ColumnName> latent{{"mla_dtype", "precision"},
+                                              {"kv_cache_dtype", "kv_precision"},
+                                              {"num_heads", "q_heads"},
+                                              {"batch_size", "batch"},
+                                              {"isl", "isl"},
+                                              {"step", "step"}};
   static const std::vector<PowerFamily> all{
       {"gemm", gemm_kernel, {{"gemm_dtype", "precision"}, {"m", "m"}, {"n", "n"}, {"k", "k"}}},
       {"moe",
@@ -52,43 +70,11 @@ const std::vector<PowerFamily>& roofline_families() {
         {"moe_tp_size", "tp"},
         {"moe_ep_size", "ep"},
         {"distribution", "distribution"}}},
-      {"generation_attention",
-       attention_decode_kernel,
-       {{"attn_dtype", "precision"},
-        {"kv_cache_dtype", "kv_precision"},
-        {"num_heads", "q_heads"},
-        {"num_key_value_heads", "kv_heads"},
-        {"head_dim", "head_dim"},
-        {"window_size", "window"},
-        {"batch_size", "batch"},
-        {"step", "ctx"}}},
-      {"context_attention",
-       attention_prefill_kernel,
-       {{"attn_dtype", "precision"},
-        {"kv_cache_dtype", "kv_precision"},
-        {"num_heads", "q_heads"},
-        {"num_key_value_heads", "kv_heads"},
-        {"head_dim", "head_dim"},
-        {"window_size", "window"},
-        {"batch_size", "batch"},
-        {"isl", "isl"},
-        {"step", "prefix"}}},
-      {"generation_mla",
-       mla_decode_kernel,
-       {{"mla_dtype", "precision"},
-        {"kv_cache_dtype", "kv_precision"},
-        {"num_heads", "q_heads"},
-        {"batch_size", "batch"},
-        {"isl", "isl"},
-        {"step", "step"}}},
-      {"context_mla",
-       mla_prefill_kernel,
-       {{"mla_dtype", "precision"},
-        {"kv_cache_dtype", "kv_precision"},
-        {"num_heads", "q_heads"},
-        {"batch_size", "batch"},
-        {"isl", "isl"},
-        {"step", "step"}}}};
+      {"generation_attention", attention_decode_kernel, with_columns(attention, {{"step", "ctx"}})},
+      {"context_attention", attention_prefill_kernel,
+       with_columns(attention, {{"isl", "isl"}, {"step", "prefix"}})},
+      {"generation_mla", mla_decode_kernel, latent},
+      {"context_mla", mla_prefill_kernel, latent}};
   return all;
 }
 
