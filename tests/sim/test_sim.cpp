@@ -193,6 +193,21 @@ TEST_CASE("prefill_first keeps prompts and decodes in steps of their own") {
   CHECK(decodes.admitted_tokens.empty());
 }
 
+TEST_CASE("prefill_first lets what a prefill pool has computed join the batch that decodes") {
+  // All but the last token of each is in the KV cache: no step of their own holds the others up.
+  const Sequence decode{0, 101, 100, 100, 7};
+  const Sequence arrived{1, 11, 10, 10, 0};
+  const Sequence fresh{2, 10, 0, 10, 0};
+  const auto s = scheduler("prefill_first", 64, 8);
+  CHECK(plan(*s, {decode}, {arrived, arrived}, 100, Turn::prefill).empty());
+  const StepPlan step = plan(*s, {decode}, {arrived, arrived, fresh}, 100, Turn::decode);
+  CHECK(step.running_tokens == std::vector<std::int32_t>{1});
+  CHECK(step.admitted_tokens == std::vector<std::int32_t>{1, 1});
+  // A prompt that was preempted is computed first; what arrived after it waits its turn.
+  const StepPlan again = plan(*s, {decode}, {fresh, arrived}, 100, Turn::prefill);
+  CHECK(again.admitted_tokens == std::vector<std::int32_t>{10});
+}
+
 TEST_CASE("routers choose by load, ties by lowest rank") {
   const std::vector<RankLoad> ranks{{500, 0, 3, 0}, {200, 4, 2, 1}, {200, 0, 5, 2}};
   const auto pick = [&](const char* name) {

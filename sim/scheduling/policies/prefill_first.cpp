@@ -1,14 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "sim/scheduling/scheduler.hpp"
 
 namespace moesim {
 
 namespace {
 
+bool decodes(const Sequence& s) { return s.decoding(); }
+bool prefills(const Sequence& s) { return !s.decoding(); }
+
+// Admits those at the head of the queue that are of one kind, in what running sequences leave.
+template <class Kind>
+void admit_first(RankView rank, const BatchLimits& limits, Kind&& kind, Leftover& left,
+                 StepPlan& plan) {
+  if (left.out_of_blocks) return;
+  const auto other = std::ranges::find_if_not(rank.waiting, kind);
+  rank.waiting = rank.waiting.first(static_cast<std::size_t>(other - rank.waiting.begin()));
+  plan_waiting(rank, limits, left, plan);
+}
+
 // Chunks of prompts and batches of decodes in steps of their own. As long as any rank of the group
 // has prompt tokens that it can compute, the group prefills and no rank decodes (SGLang's default
 // with DP attention; METRO's setting, which applies one token-routing rule to each phase).
-// max_num_batched_tokens limits the chunks; every running sequence decodes.
+// max_num_batched_tokens limits the chunks; every running sequence decodes. A sequence that arrives
+// computed, from a prefill pool, joins the batch that decodes (SGLang's ForwardMode.PREBUILT).
 class PrefillFirst final : public LimitedScheduler {
  public:
   explicit PrefillFirst(BatchLimits limits) : LimitedScheduler(limits) {
@@ -19,16 +35,15 @@ class PrefillFirst final : public LimitedScheduler {
   void plan(const RankView& rank, Turn turn, StepPlan& plan) const override {
     plan.clear();
     if (turn == Turn::decode) {
-      const auto decoding = [](const Sequence& s) { return s.decoding(); };
-      plan_running(rank, decode_limits_, OutOfBlocks::gives_up, decoding, plan);
+      Leftover left = plan_running(rank, decode_limits_, OutOfBlocks::gives_up, decodes, plan);
+      admit_first(rank, decode_limits_, decodes, left, plan);
       return;
     }
     // A prompt that runs out of blocks waits for decodes to free some. Were it to give up its own,
     // it would start again in the next step, and two ranks that take turns at that would never let
     // the group decode.
-    const auto prefilling = [](const Sequence& s) { return !s.decoding(); };
-    Leftover left = plan_running(rank, limits(), OutOfBlocks::waits, prefilling, plan);
-    if (!left.out_of_blocks) plan_waiting(rank, limits(), left, plan);
+    Leftover left = plan_running(rank, limits(), OutOfBlocks::waits, prefills, plan);
+    admit_first(rank, limits(), prefills, left, plan);
   }
   bool separates_phases() const override { return true; }
   std::int32_t max_num_batched_tokens() const override {
