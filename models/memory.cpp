@@ -96,11 +96,11 @@ std::int64_t KvLayout::blocks_at_most(std::int64_t tokens, std::int64_t chunk) c
 }
 
 KvLayout kv_layout(const MoeModel& model, const ParallelPlan& plan, const PrecisionPlan& precision,
-                   int block_tokens) {
+                   int block_tokens, bool keeps_all) {
   std::map<std::pair<int, bool>, double> layers_of_kind;
   const LayerSpec& unit = unit_layer(model);
   for (const LayerSpec& layer : model.layers) {
-    const Sight sight = layer.mixer->sight();
+    const Sight sight = keeps_all ? Sight{} : layer.mixer->sight();
     if (const double layers = kv_layers(layer, unit, plan); layers > 0)
       layers_of_kind[{sight.window, sight.chunked}] += layers;
   }

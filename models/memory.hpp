@@ -47,8 +47,9 @@ struct KvLayout {
 /// and 10 full ones six of 10; the last group of a kind is padded. Where the kind with most layers
 /// has less than 1.5 times as many, each kind is one group of that size. Of a group's layers a GPU
 /// holds those of its pipeline stage, at most 1/pp rounded up. `block_tokens` are those of one
-/// GPU's block.
-KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens);
+/// GPU's block. With `keeps_all` every layer is one without a window.
+KvLayout kv_layout(const MoeModel&, const ParallelPlan&, const PrecisionPlan&, int block_tokens,
+                   bool keeps_all = false);
 
 /// Bytes of KV cache one token adds on one GPU over the layers of its stage (the largest), windows
 /// ignored; with DCP in the mean. MLA is replicated, not sliced by tp.

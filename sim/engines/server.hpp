@@ -42,6 +42,8 @@ struct Server {
   bool drafts_itself = false;               ///< a layer of the model drafts them
   bool two_batches = false;                 ///< overlap of two batches is wanted
   bool prefix_caching = false;
+  bool has_windows = false;           ///< of attention, in some layers
+  bool keeps_all = false;             ///< those layers keep every token, too
   double gpu_memory_utilization = 0;  ///< share of HBM, as its engine counts it
   std::optional<double> free_gpu_memory_fraction{};
 

@@ -21,6 +21,8 @@ std::span<const Key> kv_cache_keys() {
       {"gpu_memory_utilization", form::number(0.01, 1), "0.9", "share of HBM that the engine uses"},
       {"free_gpu_memory_fraction", form::number(0.01, 1), unset("not used"),
        "instead: of what all else leaves of HBM (TensorRT-LLM)"},
+      {"disable_hybrid_kv_cache_manager", form::flag, "false",
+       "layers with a window keep every token, too"},
       {"prefix_caching", form::flag, "false", "blocks of finished prompts are found again"},
       {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
       {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
@@ -135,7 +137,8 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   if (!spec.prefix_caching) {
     tiers.fail("a tier is looked up by prefix; give \"prefix_caching\": true, or leave tiers out");
   }
-  const KvLayout layout = kv_layout(spec.model, spec.parallel, spec.precision, cache.block_tokens);
+  const KvLayout layout =
+      kv_layout(spec.model, spec.parallel, spec.precision, cache.block_tokens, cache.keeps_all);
   if (layout.has_windows()) {
     tiers.fail(fmt::format("a tier is not modelled for the windows of {}; leave tiers out",
                            spec.model.name));
@@ -156,6 +159,7 @@ void read_kv_cache(const ConfigNode& node, PoolSpec& spec) {
   read_object(node, kv_cache_keys, [&](ConfigReader& kv) {
     spec.kv_cache.block_tokens = static_cast<int>(kv.integer("block_size"));
     spec.kv_cache.gpu_memory_utilization = kv.number("gpu_memory_utilization");
+    spec.kv_cache.keeps_all = kv.flag("disable_hybrid_kv_cache_manager");
     if (kv.optional("free_gpu_memory_fraction"))
       spec.kv_cache.free_gpu_memory_fraction = kv.number("free_gpu_memory_fraction");
     spec.prefix_caching = kv.flag("prefix_caching");

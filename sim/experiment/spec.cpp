@@ -530,7 +530,8 @@ RooflineTime expert_time(const PoolSpec& e) {
 }
 
 KvLayout kv_layout_of(const PoolSpec& e) {
-  KvLayout layout = kv_layout(e.model, e.parallel, e.precision, e.kv_cache.block_tokens);
+  KvLayout layout =
+      kv_layout(e.model, e.parallel, e.precision, e.kv_cache.block_tokens, e.kv_cache.keeps_all);
   if (e.speculation.has_module()) {
     const double layers = double(e.model.layers.size());
     layout.block = layout.block * ((layers + 1) / layers);

@@ -54,6 +54,7 @@ struct KvCacheSpec {
   int block_tokens = 16;
   double gpu_memory_utilization = 0.9;               ///< of HBM
   std::optional<double> free_gpu_memory_fraction{};  ///< instead: of what all else leaves of HBM
+  bool keeps_all = false;                            ///< layers with a window keep every token
   std::vector<KvTierPlan> tiers{};                   ///< below HBM, nearest first
   TierRead read = TierRead::parked;
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed

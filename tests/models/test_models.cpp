@@ -1029,6 +1029,12 @@ TEST_CASE("layers of one kind page their KV cache together") {
   CHECK(oss.blocks_in_step(0, 8192) == 512 + 512);
   CHECK(oss.blocks_in_step(8192, 8193) == 513 + 9);
   CHECK(oss.blocks_in_step(8191, 8192) == 512 + 8);
+  // Without the hybrid manager all 24 layers keep all tokens, in blocks twice as large.
+  const KvLayout whole = kv_layout(zoo("gpt_oss_20b"), {}, {}, 16, true);
+  REQUIRE(whole.groups.size() == 1);
+  CHECK_FALSE(whole.has_windows());
+  CHECK(whole.block == Bytes(16 * 24 * 2048));
+  CHECK(whole.blocks_for(1600) == 100);
   // vLLM's cap: 128 - 1 + 8192 tokens in one block more than they fill.
   CHECK(oss.blocks_at_most(100'000, 8192) == 6250 + 521);
 

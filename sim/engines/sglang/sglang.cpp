@@ -120,6 +120,8 @@ constexpr Flag flags[] = {
      schedule},
     {"--disable-radix-cache", [](const Server& s) { return alone_if(!s.prefix_caching); },
      schedule},
+    {"--disable-hybrid-swa-memory",
+     [](const Server& s) { return alone_if(s.has_windows && s.keeps_all); }, schedule},
     {"--speculative-algorithm",
      [](const Server& s) { return value_if(s.drafts_itself, drafts(s)); }, schedule},
     {"--enable-two-batch-overlap",

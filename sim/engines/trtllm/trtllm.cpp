@@ -107,6 +107,10 @@ Notes notes_of(const Server& s) {
   const auto form = s.placement_file.extension();
   if (starts_from_file(s) && form != ".yaml" && form != ".yml")
     notes.push_back(other_form(s.placement_file, "trtllm"));
+  if (s.has_windows && !s.keeps_all)
+    notes.push_back(
+        "/kv_cache/disable_hybrid_kv_cache_manager: false; TensorRT-LLM keeps every token unless "
+        "kv_cache_config has the windows of all layers as max_attention_window");
   if (balances(s)) note_balancer(s, "of one layer in each step", notes);
   if (!s.free_gpu_memory_fraction)
     notes.push_back(

@@ -113,6 +113,8 @@ constexpr Flag flags[] = {
      arguments},
     {"--no-enable-prefix-caching", [](const Server& s) { return alone_if(!s.prefix_caching); },
      arguments},
+    {"--disable-hybrid-kv-cache-manager",
+     [](const Server& s) { return alone_if(s.has_windows && s.keeps_all); }, arguments},
     {"--speculative-config",
      [](const Server& s) {
        return value_if(
