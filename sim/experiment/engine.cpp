@@ -28,7 +28,8 @@ std::span<const std::string_view> choices() {
 }
 
 constexpr std::array<std::string_view, 3> fusions{"norm", "rope", "quantise"};
-constexpr std::array<std::string_view, 3> recipes{"none", "inferencex", "srt_slurm"};
+constexpr std::array<std::string_view, 4> recipes{"none", "inferencex", "srt_slurm",
+                                                  "trtllm_bench"};
 
 // What rules and conditions of a preset look at. Numbers that the experiment does not give are 0.
 struct Situation {
@@ -132,7 +133,10 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     all &= begins_with_any(r, "gpus", now.gpu);
     all &= begins_with_any(r, "models", now.model);
     all &= begins_with_any(r, "experts", now.experts);
-    if (r.optional("recipe")) all &= r.text("recipe") == now.engine.recipe;
+    if (r.optional("recipe")) {
+      const std::string& recipe = now.engine.recipe;
+      all &= r.text("recipe") == (recipe.empty() ? recipes[0] : recipe);
+    }
     if (r.optional("from")) all &= date.empty() || date >= r.text("from");
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
@@ -211,8 +215,7 @@ std::span<const Key> engine_keys() {
       {"version", form::text, unset("the newest"), "version of the release"},
       {"recipe", form::choice(recipes), "none", "recipe whose launch scripts set up the engine"},
       {"date", form::text, unset("the latest"), "date of the recipe, e.g. 2026-04-21"},
-      {"expert_kernel", form::text, unset("the fastest"),
-       "part of its name in tables of expert layers"},
+      {"expert_kernel", form::text, "fastest", "part of its name in tables of expert layers"},
       {"fused", form::list(fusion), "[]", "small operations that it computes inside larger ones"}};
   return keys;
 }
@@ -224,7 +227,8 @@ Engine read_engine(const ConfigNode& node) {
     if (r.optional("version")) engine.version = r.text("version");
     if (const auto recipe = r.choice("recipe"); recipe > 0) engine.recipe = recipes[recipe];
     if (r.optional("date")) engine.date = r.text("date");
-    if (r.optional("expert_kernel")) engine.expert_kernel = r.text("expert_kernel");
+    if (const std::string kernel = r.text("expert_kernel"); kernel != "fastest")
+      engine.expert_kernel = kernel;
     for (const ConfigNode& operation : r.child("fused").list())
       engine.fused.emplace_back(fusions[operation.choice()]);
     const Engine bare{.name = "none"};

@@ -44,7 +44,7 @@ LAYOUTS = [
     layout("deepseek_v3", "b200", "b200x8", "trtllm", "1.2.0rc5", "nvfp4", dp=8, kv_cache="fp8", attention="fp8_block", longest=8192),
     layout("qwen3_235b_a22b", "h200", "h200x8", "vllm", "0.19.0", "bf16", tp=8),
     layout("qwen3_235b_a22b", "h200", "h200x8", "trtllm", "1.2.0rc5", "fp8_block", dp=8, dispatch="deepep"),
-    layout("qwen3_235b_a22b", "b200", "b200x8", "trtllm", "1.2.0rc5", "nvfp4", tp=4),
+    layout("qwen3_235b_a22b", "b200", "b200x8", "trtllm", "1.2.0rc5", "nvfp4", tp=4, expert_kernel="cutlass"),
     layout("qwen3_30b_a3b", "h100", "h100x8", "vllm", "0.19.0", "bf16"),
     layout("qwen3_30b_a3b", "h200", "h200x8", "sglang", "0.5.9", "bf16", dp=8, dispatch="deepep"),
     layout("qwen3_30b_a3b", "a100_80g", "a100_80g_x8", "vllm", "0.14.0", "bf16", tp=2),

@@ -4,12 +4,14 @@
 
 #include "hardware/fabric.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "sim/experiment/experiment.hpp"
 #include "tests/support.hpp"
 #include "tests/temporary.hpp"
 #include "tools/validation/calibration.hpp"
 #include "tools/validation/engine_fit.hpp"
 #include "tools/validation/family_calibration.hpp"
 #include "tools/validation/serving_deployment.hpp"
+#include "tools/validation/trtllm_bench.hpp"
 #include "tools/validation/validation.hpp"
 
 namespace moesim::test_calibration {
@@ -227,6 +229,47 @@ TEST_CASE("a deployment whose GPU runs other kernels needs no file beside that G
     CHECK(cluster.gpus() == 32);
     CHECK(cluster.gpu.name.starts_with(point.gpu.substr(0, 4)));
   }
+}
+
+// DeepSeek-R1 on 8 H200 by hand: (8 x 143,771 MiB - 671.0e9 B) x .95 = 473 GiB; 61 layers, keys and
+// values of 7,168 numbers, 2 B each: 3.34 GiB for 2,048 tokens, so 141.9 requests and 283.8 tokens;
+// 55.0 GiB for 33,792, so 8.6 requests.
+TEST_CASE(
+    "trtllm-bench's limits follow from memory, lengths and a rule, no rank takes more than fit") {
+  const auto bench = [](double output) {
+    MeasuredPoint point;
+    point.category = "e2e";
+    point.gpu = "H200-SXM-141GB";
+    point.model = "DeepSeek-R1";
+    point.operation = "trtllm-bench offline max throughput";
+    point.precision = "fp8_block";
+    point.prompt = 1024;
+    point.output = output;
+    point.gpus = point.dp = point.ep = 8;
+    point.tp = point.nodes = 1;
+    return point;
+  };
+  const auto deployed = [](const MeasuredPoint& point) {
+    Json config = deployment_json(point, test::source_dir()).experiment;
+    config["workload"].update({{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}}},
+                               {"lengths",
+                                {{"type", "fixed"},
+                                 {"prompt", static_cast<int>(point.prompt)},
+                                 {"output", static_cast<int>(point.output)}}},
+                               {"requests", 8}});
+    TraceLibrary traces;
+    return load_experiment(ConfigNode(config, "validate.json"), traces).decode();
+  };
+  const Deployment d = deployed(bench(1024));
+  CHECK(d.charges.per_sequence.count() == 0);
+  CHECK(d.precision.kv_cache == Precision::bf16);
+  CHECK(trtllm_bench_limits(d, bench(1024)).max_batch_size == 160);
+  CHECK(trtllm_bench_limits(d, bench(1024)).max_num_tokens == 2048);
+  const BenchLimits longer = trtllm_bench_limits(d, bench(32768));
+  CHECK(longer.max_batch_size == d.memory.kv_blocks / (33792 / 16));
+  CHECK(longer.max_batch_size < 64);
+  // No prompt is cut: 1,024 + 64 tokens and more.
+  CHECK(longer.max_num_tokens == 2048);
 }
 
 TEST_CASE(

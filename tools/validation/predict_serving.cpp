@@ -13,6 +13,7 @@
 #include "sim/serving/simulator.hpp"
 #include "sim/step/step_model.hpp"
 #include "tools/validation/serving_deployment.hpp"
+#include "tools/validation/trtllm_bench.hpp"
 
 namespace moesim {
 
@@ -166,29 +167,6 @@ RateOf rate_of(const MeasuredPoint& point) {
   return {"GPU", 1};
 }
 
-/// Requests of a run of trtllm-bench, which all wait at its start, by their lengths (TensorRT-LLM,
-/// perf-overview.md, "Preparing a Dataset"); 0: the run is long.
-int requests_of(const MeasuredPoint& point) {
-  if (!contains(point.operation, "trtllm-bench")) return 0;
-  return std::max(point.prompt, point.output) > 4096 ? 1500 : 3000;
-}
-
-/// Seconds in which a rank with room for `room` sequences answers all its `requests`: as all have
-/// the same length, they come and go in waves.
-double seconds_of_waves(const Deployment& e, const MeasuredPoint& point, int room, int requests) {
-  const auto wave_seconds = [&](int sequences) {
-    const double tokens = sequences * point.prompt;
-    const double chunk = std::min<double>(tokens, e.scheduler->max_num_batched_tokens());
-    const double chunk_seconds = step_seconds(e, {.prompt = point.prompt, .prompt_tokens = chunk});
-    const double decode_seconds =
-        step_seconds(e, {.sequences = sequences, .context = point.prompt + point.output / 2});
-    return tokens / chunk * chunk_seconds + point.output * decode_seconds;
-  };
-  const int full = requests / room;
-  const int last = requests % room;
-  return (full > 0 ? full * wave_seconds(room) : 0) + (last > 0 ? wave_seconds(last) : 0);
-}
-
 /// MLPerf's limit on the time per output token of its Server scenario, v5.1.
 double step_limit(const MeasuredPoint& point) {
   if (!contains(point.operation, "Server")) return 1e9;
@@ -202,8 +180,6 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
   // default).
   const double held = point.output > 0 ? point.prompt + point.output : context;
   const std::int64_t blocks = e.kv_layout.blocks_for(static_cast<std::int64_t>(held));
-  const int ranks = plan.dp * plan.replicas;
-  const int requests = (requests_of(point) + ranks - 1) / ranks;  // of one rank
   const RateOf of = rate_of(point);
   Prediction best;
   for (int sequences = point.batch > 0 ? static_cast<int>(point.batch) : 16;
@@ -211,14 +187,12 @@ Prediction best_throughput(const Deployment& e, const MeasuredPoint& point,
        sequences *= 2) {
     SteadyStep step{.sequences = sequences, .context = context, .prompt = point.prompt};
     if (point.output > 0) step.prompt_tokens = sequences * point.prompt / point.output;
-    const double seconds = requests > 0 ? seconds_of_waves(e, point, sequences, requests) /
-                                              requests / point.output * sequences
-                                        : step_seconds(e, step);
+    const double seconds = step_seconds(e, step);
     const double rate = sequences * plan.dp / seconds / plan.gpus() * of.gpus;
     if (rate > best.value && seconds <= step_limit(point))
       best = {rate, fmt::format("tokens/s of a {}; {} sequences per rank; step {:.2f} ms", of.what,
                                 sequences, seconds * 1e3)};
-    if (point.batch > 0 || (requests > 0 && sequences >= requests)) break;
+    if (point.batch > 0) break;
   }
   return best;
 }
@@ -248,6 +222,20 @@ struct ServingPredictor::Runs {
   std::map<std::string, std::shared_ptr<std::once_flag>> flags;
   std::map<std::string, Latencies> seen;
   std::set<std::shared_ptr<const KernelTables>> tables;  // kept for the runs that follow
+
+  /// Output tokens a second and GPU of a run, from its start to its last token.
+  double output_rate(const Json& config) {
+    const Experiment e = load_experiment(ConfigNode(config, "validate.json"), traces);
+    RequestLog log;
+    std::array<RunObserver*, 1> observers{&log};
+    run(e, {}, observers);
+    double tokens = 0, seconds = 0;
+    for (const RequestRecord& r : log.requests()) {
+      tokens += r.output_tokens;
+      seconds = std::max(seconds, to_seconds(r.last_token).count());
+    }
+    return tokens / seconds / gpus_of(e);
+  }
 
   /// What clients of a run see, simulated for the first point that asks.
   Latencies of(const Json& config, const ServingClient& client) {
@@ -292,6 +280,26 @@ Predicted ServingPredictor::online(const MeasuredPoint& point, Json config) {
                     fmt::format("ttft {:.1f} ms; tpot {:.3f} ms", seen.ttft_ms, seen.tpot_ms)};
 }
 
+/// All requests wait as the run begins.
+Predicted ServingPredictor::bench(const MeasuredPoint& point, Json config) {
+  const int requests = requests_of_bench(point);
+  config["workload"].update({{"arrivals", {{"type", "closed_loop"}, {"concurrency", requests}}},
+                             {"lengths",
+                              {{"type", "fixed"},
+                               {"prompt", at_least_one(point.prompt)},
+                               {"output", at_least_one(point.output)}}},
+                             {"requests", requests}});
+  config["fidelity"] = "sampled";
+  const Experiment first = load_experiment(ConfigNode(config, "validate.json"), runs_->traces);
+  const BenchLimits limits = trtllm_bench_limits(first.decode(), point);
+  config["scheduling"] = {{"max_num_seqs", limits.max_batch_size},
+                          {"max_num_batched_tokens", limits.max_num_tokens}};
+  const double rate = runs_->output_rate(config);
+  return Prediction{rate, fmt::format("tokens/s of a GPU; {} requests; {} sequences and {} tokens "
+                                      "per rank",
+                                      requests, limits.max_batch_size, limits.max_num_tokens)};
+}
+
 Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   const MeasuredPoint stated = with_published_lengths(point);
   const bool lengths = stated.prompt > 0 && (stated.output > 0 || stated.context > 0);
@@ -302,6 +310,7 @@ Predicted ServingPredictor::predict(const MeasuredPoint& point) {
       apart ? pools_json(stated, root_, gpus_) : deployment_json(stated, root_, gpus_);
   if (!deployment.unknown.empty()) return Skipped{deployment.unknown};
   deployment.experiment.merge_patch(overrides_);
+  if (is_trtllm_bench(stated)) return bench(stated, std::move(deployment.experiment));
   if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));
   Json& config = deployment.experiment;
   config["workload"].update(offline_workload(stated));

@@ -9,9 +9,10 @@
 namespace moesim {
 
 /// Predicts points of whole deployments, categories e2e and prefill. Online runs are simulated,
-/// request by request. Runs at the greatest throughput, without a stated concurrency, are priced in
-/// their steady state: every step holds the same sequences and its share of prompts; the best over
-/// powers of two that fit the KV cache. Thread-safe; equal runs are simulated once.
+/// request by request, and so are runs of trtllm-bench, whose requests all wait as they begin.
+/// Other runs at the greatest throughput, without a stated concurrency, are priced in their steady
+/// state: every step holds the same sequences and its share of prompts; the best over powers of two
+/// that fit the KV cache. Thread-safe; equal runs are simulated once.
 class ServingPredictor {
  public:
   /// Experiments are changed by the merge patch `overrides`.
@@ -23,6 +24,7 @@ class ServingPredictor {
  private:
   struct Runs;
   Predicted online(const MeasuredPoint&, Json config);
+  Predicted bench(const MeasuredPoint&, Json config);
   std::filesystem::path root_;
   Json overrides_;
   GpuFiles gpus_;
