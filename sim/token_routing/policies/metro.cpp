@@ -43,7 +43,8 @@ class Metro final : public TokenRouter {
     const auto serve = [&](std::int32_t expert) {
       const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(expert)];
       const Host host = least_active_host(problem.placement.host_gpus_of(expert), active);
-      active[host.gpu] += tokens > 0 ? 1 : 0;
+      // Not `+=`: the next choice would wait until this one was read once more.
+      active[host.gpu] = host.active + (tokens > 0 ? 1 : 0);
       const std::int32_t slot = problem.placement.hosts_of(expert)[host.place];
       tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
     };
