@@ -174,6 +174,18 @@ struct ExpertCurve {
   GpuSpec gpu;  // without tables
   bool of_sibling = false;
   std::optional<LazyGrid> raw, monotone;  // of log time: tokens, rows, active
+  // Spots of small counts: a run asks for a few of them millions of times.
+  std::vector<LazyGrid::Spot> rows, active;
+
+  LazyGrid::Spot spot(std::size_t axis, double count) const {
+    return monotone->spot(axis, std::log2(count));
+  }
+  LazyGrid::Spot spot(std::size_t axis, const std::vector<LazyGrid::Spot>& known,
+                      double count) const {
+    const auto whole = static_cast<std::size_t>(count);
+    const bool is_known = whole < known.size() && static_cast<double>(whole) == count;
+    return is_known ? known[whole] : spot(axis, count);
+  }
 };
 
 namespace {
@@ -246,6 +258,11 @@ std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const 
       column.push_back(self.raw->at({at[0], at[1], active}));
     return ascending(column)[static_cast<std::size_t>(2 * at[2])];
   });
+  constexpr int known_rows = 4096, known_active = 256;
+  for (int count = 0; count < known_rows; ++count) {
+    made->rows.push_back(made->spot(1, std::max(1, count)));
+    if (count < known_active) made->active.push_back(made->spot(2, std::max(1, count)));
+  }
   return made;
 }
 
@@ -303,11 +320,12 @@ TableTime ExpertTables::time(double tokens, double rows, double active) const {
 TableTime ExpertTables::own_time(double tokens, double rows, double active) const {
   // Between grid points nothing was measured.
   constexpr double off_the_grid = 1e-3;
-  const Scattered::Guess log_time =
-      curve_->monotone->at({std::log2(std::max(1.0, tokens)), std::log2(std::max(1.0, rows)),
-                            std::log2(std::max(1.0, active))});
+  const ExpertCurve& curve = *curve_;
+  const Scattered::Guess log_time = curve.monotone->at_spots(
+      {curve.spot(0, std::max(1.0, tokens)), curve.spot(1, curve.rows, std::max(1.0, rows)),
+       curve.spot(2, curve.active, std::max(1.0, active))});
   const Evidence evidence =
-      KernelTables::evidence_of(curve_->of_sibling, std::max(log_time.nearest, off_the_grid));
+      KernelTables::evidence_of(curve.of_sibling, std::max(log_time.nearest, off_the_grid));
   return tables_.scaled_time(experts_table, {Seconds(std::exp(log_time.value) * 1e-6), evidence});
 }
 

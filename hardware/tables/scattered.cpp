@@ -134,20 +134,22 @@ LazyGrid::LazyGrid(std::array<std::vector<double>, 3> nodes,
                    std::function<Scattered::Guess(const Place&)> function)
     : nodes_(std::move(nodes)), function_(std::move(function)) {
   std::size_t size = 1;
-  for (std::vector<double>& axis : nodes_) {
-    if (axis.empty()) axis.push_back(0);
-    size *= axis.size();
+  for (std::size_t axis = 3; axis-- > 0;) {
+    if (nodes_[axis].empty()) nodes_[axis].push_back(0);
+    stride_[axis] = size;
+    size *= nodes_[axis].size();
   }
   known_ = std::vector<Node>(size);
   for (Node& node : known_)
     node.value.store(std::numeric_limits<double>::quiet_NaN(), std::memory_order_relaxed);
 }
 
-Scattered::Guess LazyGrid::node(const std::array<std::size_t, 3>& index) const {
-  Node& known = known_[(index[0] * nodes_[1].size() + index[1]) * nodes_[2].size() + index[2]];
+Scattered::Guess LazyGrid::node(std::size_t place) const {
+  Node& known = known_[place];
   Scattered::Guess guess{known.value.load(std::memory_order_acquire), 0};
   if (std::isnan(guess.value)) {
-    guess = function_({nodes_[0][index[0]], nodes_[1][index[1]], nodes_[2][index[2]]});
+    guess = function_({nodes_[0][place / stride_[0]], nodes_[1][place % stride_[0] / stride_[1]],
+                       nodes_[2][place % stride_[1]]});
     known.nearest.store(guess.nearest, std::memory_order_relaxed);
     known.value.store(guess.value, std::memory_order_release);
   } else {
@@ -156,34 +158,34 @@ Scattered::Guess LazyGrid::node(const std::array<std::size_t, 3>& index) const {
   return guess;
 }
 
-Scattered::Guess LazyGrid::at(const Place& place) const {
+LazyGrid::Spot LazyGrid::spot(std::size_t axis, double coordinate) const {
   constexpr double rounding = 1e-5;
-  std::array<std::size_t, 3> below{};
-  std::array<double, 3> share{};
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    const std::vector<double>& nodes = nodes_[axis];
-    const auto above = std::upper_bound(nodes.begin(), nodes.end(), place[axis]);
-    if (above == nodes.begin()) continue;  // before the first
-    const auto index = static_cast<std::size_t>(above - nodes.begin()) - 1;
-    below[axis] = index;
-    if (index + 1 == nodes.size()) continue;
-    share[axis] = (place[axis] - nodes[index]) / (nodes[index + 1] - nodes[index]);
-    // Nodes are kept as floats: a place is on a node if it is there but for the rounding.
-    const bool on_next = nodes[index + 1] - place[axis] < rounding;
-    if (on_next || place[axis] - nodes[index] < rounding) share[axis] = on_next ? 1 : 0;
-  }
+  const std::vector<double>& nodes = nodes_[axis];
+  const auto above = std::upper_bound(nodes.begin(), nodes.end(), coordinate);
+  if (above == nodes.begin()) return {};  // before the first
+  const auto index = static_cast<std::size_t>(above - nodes.begin()) - 1;
+  if (index + 1 == nodes.size()) return {index, 0};
+  // Nodes are kept as floats: a place is on a node if it is there but for the rounding.
+  if (nodes[index + 1] - coordinate < rounding) return {index, 1};
+  if (coordinate - nodes[index] < rounding) return {index, 0};
+  return {index, (coordinate - nodes[index]) / (nodes[index + 1] - nodes[index])};
+}
+
+Scattered::Guess LazyGrid::at_spots(const std::array<Spot, 3>& spots) const {
+  const std::size_t first =
+      spots[0].below * stride_[0] + spots[1].below * stride_[1] + spots[2].below;
   Scattered::Guess sum;
   bool on_node = false;
   for (unsigned corner = 0; corner < 8; ++corner) {
     double weight = 1;
-    std::array<std::size_t, 3> index = below;
+    std::size_t place = first;
     for (std::size_t axis = 0; axis < 3; ++axis) {
       const bool up = (corner >> axis & 1U) != 0;
-      weight *= up ? share[axis] : 1 - share[axis];
-      index[axis] += up ? 1 : 0;
+      weight *= up ? spots[axis].share : 1 - spots[axis].share;
+      place += up ? stride_[axis] : 0;
     }
     if (weight <= 0) continue;
-    const Scattered::Guess known = node(index);
+    const Scattered::Guess known = node(place);
     on_node = weight == 1;
     sum.value += weight * known.value;
     sum.nearest += weight * known.nearest;

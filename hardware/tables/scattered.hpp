@@ -54,11 +54,22 @@ class LazyGrid {
   LazyGrid(std::array<std::vector<double>, 3> nodes,
            std::function<Scattered::Guess(const Place&)> function);
   /// Between nodes `nearest` is more than 0.
-  Scattered::Guess at(const Place&) const;
+  Scattered::Guess at(const Place& place) const {
+    return at_spots({spot(0, place[0]), spot(1, place[1]), spot(2, place[2])});
+  }
+  /// Where a coordinate stands on its axis: a node, and the share of the way to the next one.
+  struct Spot {
+    std::size_t below = 0;
+    double share = 0;
+  };
+  /// Who asks for the same coordinates again and again keeps their spots.
+  Spot spot(std::size_t axis, double coordinate) const;
+  Scattered::Guess at_spots(const std::array<Spot, 3>&) const;
 
  private:
-  Scattered::Guess node(const std::array<std::size_t, 3>&) const;
+  Scattered::Guess node(std::size_t place) const;
   std::array<std::vector<double>, 3> nodes_;
+  std::array<std::size_t, 3> stride_{};  // from one node of an axis to the next
   std::function<Scattered::Guess(const Place&)> function_;
   struct Node {
     std::atomic<double> value, nearest;  // NaN: not yet

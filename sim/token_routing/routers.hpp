@@ -13,6 +13,7 @@ namespace moesim {
 /// One of an expert's GPUs: its place in LayerPlacement::host_gpus_of, and its number.
 struct Host {
   std::size_t place, gpu;
+  std::int32_t active;  // experts on that GPU so far
 };
 
 /// The one with the fewest active experts so far, ties to the lowest GPU.
@@ -26,7 +27,7 @@ inline Host least_active_host(std::span<const std::int32_t> gpus,
   };
   std::uint64_t least = std::min(key(0), key(gpus.size() > 1 ? 1 : 0));
   for (std::size_t i = 2; i < gpus.size(); ++i) least = std::min(least, key(i));
-  return {least >> 20 & 0xfffff, least & 0xfffff};
+  return {least >> 20 & 0xfffff, least & 0xfffff, static_cast<std::int32_t>(least >> 40)};
 }
 
 /// A stream of its own for every layer of every step, so that what is drawn does not depend on what

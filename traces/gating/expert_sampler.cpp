@@ -13,6 +13,7 @@ namespace moesim {
 void WeightedDraw::set_weights(std::span<const double> weights) {
   weights_.assign(weights.begin(), weights.end());
   total_ = std::accumulate(weights.begin(), weights.end(), 0.0);
+  size_ = static_cast<double>(weights.size());
   slots_.resize(weights.size());
   small_.clear();
   large_.clear();
@@ -41,6 +42,8 @@ ExpertSampler::ExpertSampler(int experts, int k, int groups, int groups_per_toke
   const bool limited = groups_per_token < groups;
   groups_.resize(limited ? static_cast<std::size_t>(groups) : 1);
   group_size_ = taken_.size() / groups_.size();
+  for (Group& group : groups_) group.bells.resize(group_size_ + 1);
+  unordered_.resize(groups_.size());
   order_.resize(groups_.size());
 }
 
@@ -51,88 +54,120 @@ void ExpertSampler::set_weights(std::span<const double> weights) {
 
 void ExpertSampler::first(std::span<std::uint16_t> picks, Rng& rng) { next(picks, 0, rng); }
 
-void ExpertSampler::next(std::span<std::uint16_t> picks, double reuse, Rng& rng) {
+// The untaken item at this share of the weight that is left.
+std::size_t ExpertSampler::find_untaken(const WeightedDraw& draw, const char* taken,
+                                        double share) const {
+  double left = 0;
+  for (std::size_t i = 0; i < group_size_; ++i)
+    if (!taken[i]) left += draw.weights()[i];
+  double point = share * left;
+  std::size_t found = group_size_;
+  for (std::size_t i = 0; i < group_size_ && (found == group_size_ || point >= 0); ++i) {
+    if (taken[i]) continue;
+    found = i;
+    point -= draw.weights()[i];
+  }
+  check(found < group_size_, "a token picks more experts than there are");
+  return found;
+}
+
+/// Draws until an untaken item comes, and takes it; where those are rare, among them only: exact
+/// either way. One function with all that leads here, so that the state of the stream stays in
+/// registers: here is where the time of a trace goes.
+[[gnu::always_inline]] inline std::size_t ExpertSampler::draw_untaken(const WeightedDraw& draw,
+                                                                      char* taken, Rng& rng) const {
+  constexpr int tries = 32;
+  std::size_t drawn = draw.draw(rng);
+  for (int i = 1; taken[drawn] && i < tries; ++i) drawn = draw.draw(rng);
+  if (taken[drawn]) drawn = find_untaken(draw, taken, rng.uniform());
+  taken[drawn] = 1;
+  return drawn;
+}
+
+/// Adds the group's next bell; one that never rings when every expert has.
+[[gnu::always_inline]] inline void ExpertSampler::ring(std::size_t index, Rng& rng) {
+  Group& group = groups_[index];
+  if (group.rung == group_size_) {
+    group.bells[group.rung++] = {std::numeric_limits<double>::infinity(), 0};
+    return;
+  }
+  const double last = group.rung == 0 ? 0 : group.bells[group.rung - 1].time;
+  // log() rather than exponential()'s log1p(): half the time.
+  const double time = last - std::log(1 - rng.uniform()) / std::max(group.left, 1e-300);
+  const std::size_t first = index * group_size_;
+  const std::size_t drawn = draw_untaken(group.draw, taken_.data() + first, rng);
+  group.left -= group.draw.weights()[drawn];
+  group.bells[group.rung++] = {time, static_cast<std::uint16_t>(first + drawn)};
+}
+
+// By time, equal ones by id. Each goes to the place that as many others are before: there are few,
+// and no branch could guess which is first.
+void ExpertSampler::sort_groups() {
+  const std::size_t count = unordered_.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const double time = unordered_[i].time;
+    std::size_t before = 0;
+    for (std::size_t j = 0; j < i; ++j) before += unordered_[j].time <= time ? 1U : 0U;
+    for (std::size_t j = i + 1; j < count; ++j) before += unordered_[j].time < time ? 1U : 0U;
+    order_[before] = unordered_[i];
+  }
+}
+
+[[gnu::always_inline]] inline void ExpertSampler::fill_from_groups(std::span<std::uint16_t> picks,
+                                                                   std::size_t kept, Rng& rng) {
+  for (Group& group : groups_) {
+    group.rung = group.used = 0;
+    group.left = group.draw.total();
+  }
+  for (const std::uint16_t expert : picks.first(kept)) {  // kept experts have rung at time 0
+    Group& group = groups_[expert / group_size_];
+    group.left -= group.draw.weights()[expert % group_size_];
+    group.bells[group.rung++] = {0, expert};
+  }
+  // Sum of the two best scores = -log(product of their times). A group with a kept expert has 0 and
+  // stays among the token's groups.
+  const std::size_t best_two = std::min<std::size_t>(2, group_size_);
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    while (group.rung < best_two) ring(i, rng);
+    unordered_[i] = {group.bells.front().time * group.bells[best_two - 1].time, i};
+  }
+  sort_groups();
+  const std::span<Ordered> allowed = std::span(order_).first(groups_per_token_);
+  // From here on a group's time is that of its next bell.
+  for (Ordered& group : allowed) group.time = groups_[group.group].bells.front().time;
+  for (std::uint16_t& pick : picks) {
+    std::size_t best = 0;
+    double first = allowed.front().time;
+    for (std::size_t i = 1; i < allowed.size(); ++i) {
+      best = allowed[i].time < first ? i : best;
+      first = std::min(first, allowed[i].time);
+    }
+    const std::size_t index = allowed[best].group;
+    Group& winner = groups_[index];
+    pick = winner.bells[winner.used++].expert;
+    if (winner.used == winner.rung) ring(index, rng);
+    allowed[best].time = winner.bells[winner.used].time;
+  }
+}
+
+void ExpertSampler::next(std::span<std::uint16_t> picks, double reuse, Rng& stream) {
+  // A copy stays in registers: a byte of `taken_` that is written may be one of the stream's as far
+  // as a compiler knows.
+  Rng rng = stream;
   const auto kept_end = reuse > 0 ? std::remove_if(picks.begin(), picks.end(),
                                                    [&](auto) { return rng.uniform() >= reuse; })
                                   : picks.begin();
   const auto kept = static_cast<std::size_t>(kept_end - picks.begin());
   std::fill(taken_.begin(), taken_.end(), char{0});
   for (const std::uint16_t expert : picks.first(kept)) taken_[expert] = 1;
-  if (groups_.size() > 1) return fill_from_groups(picks, kept, rng);
-  for (std::uint16_t& pick : picks.subspan(kept)) pick = draw_untaken(groups_[0], 0, rng);
-}
-
-void ExpertSampler::fill_from_groups(std::span<std::uint16_t> picks, std::size_t kept, Rng& rng) {
-  for (Group& group : groups_) {
-    group.bells.clear();
-    group.used = 0;
-    group.left = group.draw.total();
+  if (groups_.size() > 1) {
+    fill_from_groups(picks, kept, rng);
+  } else {
+    for (std::uint16_t& pick : picks.subspan(kept))
+      pick = static_cast<std::uint16_t>(draw_untaken(groups_[0].draw, taken_.data(), rng));
   }
-  for (const std::uint16_t expert : picks.first(kept)) {  // kept experts have rung at time 0
-    Group& group = groups_[expert / group_size_];
-    group.left -= group.draw.weights()[expert % group_size_];
-    group.bells.push_back({0, expert});
-  }
-  // Sum of the two best scores = -log(product of their times). A group with a kept expert has 0 and
-  // stays among the token's groups.
-  const std::size_t best_two = std::min<std::size_t>(2, group_size_);
-  for (std::size_t i = 0; i < groups_.size(); ++i) {
-    const auto& bells = groups_[i].bells;
-    while (bells.size() < best_two) ring(i, rng);
-    order_[i] = {bells.front().time * bells[best_two - 1].time, i};
-  }
-  const auto allowed = order_.begin() + static_cast<std::ptrdiff_t>(groups_per_token_);
-  std::partial_sort(order_.begin(), allowed, order_.end());
-  // From here on a group's time is that of its next bell.
-  for (auto group = order_.begin(); group != allowed; ++group)
-    group->first = groups_[group->second].bells.front().time;
-  for (std::uint16_t& pick : picks) {
-    const auto best = std::min_element(
-        order_.begin(), allowed, [](const auto& a, const auto& b) { return a.first < b.first; });
-    Group& winner = groups_[best->second];
-    pick = winner.bells[winner.used++].expert;
-    if (winner.used == winner.bells.size()) ring(best->second, rng);
-    best->first = winner.bells[winner.used].time;
-  }
-}
-
-/// Adds the group's next bell; one that never rings when every expert has.
-void ExpertSampler::ring(std::size_t index, Rng& rng) {
-  Group& group = groups_[index];
-  if (group.bells.size() == group_size_) {
-    group.bells.push_back({std::numeric_limits<double>::infinity(), 0});
-    return;
-  }
-  const double last = group.bells.empty() ? 0 : group.bells.back().time;
-  // log() rather than exponential()'s log1p(): half the time, and here is where the time goes.
-  const double time = last - std::log(1 - rng.uniform()) / std::max(group.left, 1e-300);
-  const std::uint16_t expert = draw_untaken(group, index * group_size_, rng);
-  group.left -= group.draw.weights()[expert % group_size_];
-  group.bells.push_back({time, expert});
-}
-
-/// Draws until an untaken expert comes; where those are rare, among them only: exact either way.
-std::uint16_t ExpertSampler::draw_untaken(const Group& group, std::size_t first_expert, Rng& rng) {
-  const auto take = [&](std::size_t in_group) {
-    taken_[first_expert + in_group] = 1;
-    return static_cast<std::uint16_t>(first_expert + in_group);
-  };
-  constexpr int tries = 32;
-  for (int i = 0; i < tries; ++i)
-    if (const std::size_t drawn = group.draw.draw(rng); !taken_[first_expert + drawn])
-      return take(drawn);
-  double left = 0;
-  for (std::size_t i = 0; i < group_size_; ++i)
-    if (!taken_[first_expert + i]) left += group.draw.weights()[i];
-  double point = rng.uniform() * left;
-  std::size_t drawn = group_size_;
-  for (std::size_t i = 0; i < group_size_ && (drawn == group_size_ || point >= 0); ++i) {
-    if (taken_[first_expert + i]) continue;
-    drawn = i;
-    point -= group.draw.weights()[i];
-  }
-  check(drawn < group_size_, "a token picks more experts than there are");
-  return take(drawn);
+  stream = rng;
 }
 
 }  // namespace moesim

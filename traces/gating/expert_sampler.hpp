@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "hardware/rng.hpp"
@@ -15,9 +14,11 @@ class WeightedDraw {
  public:
   void set_weights(std::span<const double> weights);
   std::size_t draw(Rng& rng) const {
-    const double scaled = rng.uniform() * static_cast<double>(slots_.size());
-    const auto slot = static_cast<std::size_t>(scaled);
-    return scaled - static_cast<double>(slot) < slots_[slot].keep ? slot : slots_[slot].alias;
+    const double scaled = rng.uniform() * size_;
+    const auto slot = static_cast<std::int32_t>(scaled);
+    // Both are read: which of them it is, no branch could guess.
+    const auto [keep, alias] = slots_[static_cast<std::size_t>(slot)];
+    return scaled - slot < keep ? static_cast<std::size_t>(slot) : alias;
   }
   std::span<const double> weights() const { return weights_; }
   double total() const { return total_; }
@@ -30,7 +31,7 @@ class WeightedDraw {
   std::vector<Slot> slots_;
   std::vector<double> weights_;
   std::vector<std::size_t> small_, large_;
-  double total_ = 0;
+  double total_ = 0, size_ = 0;
 };
 
 /// Picks the experts of tokens in one layer: the top k of log(weight) + Gumbel noise, which is the
@@ -60,19 +61,25 @@ class ExpertSampler {
       std::uint16_t expert;
     };
     WeightedDraw draw;
-    std::vector<Bell> bells;
-    std::size_t used = 0;
+    std::vector<Bell> bells;  ///< room for all; `rung` of them have
+    std::size_t rung = 0, used = 0;
     double left = 0;
+  };
+  struct Ordered {
+    double time;
+    std::size_t group;
   };
 
   void fill_from_groups(std::span<std::uint16_t> picks, std::size_t kept, Rng& rng);
-  std::uint16_t draw_untaken(const Group& group, std::size_t first_expert, Rng& rng);
+  std::size_t draw_untaken(const WeightedDraw& draw, char* taken, Rng& rng) const;
+  std::size_t find_untaken(const WeightedDraw& draw, const char* taken, double share) const;
   void ring(std::size_t group, Rng& rng);
+  void sort_groups();
 
   std::size_t group_size_ = 0, groups_per_token_;
   std::vector<Group> groups_;  ///< one when any group may be used
   std::vector<char> taken_;
-  std::vector<std::pair<double, std::size_t>> order_;  ///< a time and its group
+  std::vector<Ordered> unordered_, order_;  ///< the groups by id, and by time
 };
 
 }  // namespace moesim

@@ -43,7 +43,8 @@ class Metro final : public TokenRouter {
     const auto serve = [&](std::int32_t expert) {
       const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(expert)];
       const Host host = least_active_host(problem.placement.host_gpus_of(expert), active);
-      active[host.gpu] += tokens > 0 ? 1 : 0;
+      // Not `+=`: the next choice would wait until this one was read once more.
+      active[host.gpu] = host.active + (tokens > 0 ? 1 : 0);
       const std::int32_t slot = problem.placement.hosts_of(expert)[host.place];
       tokens_of_slot[static_cast<std::size_t>(slot)] = tokens;
     };
@@ -53,7 +54,19 @@ class Metro final : public TokenRouter {
       for (const Turn& turn : turns.turns) {
         for (const auto& [expert, gpu] : turn.known)
           active[gpu] += problem.tokens[expert] > 0 ? 1 : 0;
-        if (turn.chooses >= 0) serve(turn.chooses);
+        if (turn.chooses < 0) continue;
+        if (!turn.of_two) {
+          serve(turn.chooses);
+          continue;
+        }
+        // As serve(), but that nothing is looked up: most choices are of two hosts.
+        const auto [first, second] = turn.hosts;
+        const std::int32_t tokens = problem.tokens[static_cast<std::size_t>(turn.chooses)];
+        const std::int32_t on_first = active[first.gpu], on_second = active[second.gpu];
+        const bool takes_second = on_second < on_first;
+        active[takes_second ? second.gpu : first.gpu] =
+            std::min(on_first, on_second) + (tokens > 0 ? 1 : 0);
+        tokens_of_slot[takes_second ? second.slot : first.slot] = tokens;
       }
       return;
     }
@@ -78,9 +91,14 @@ class Metro final : public TokenRouter {
     std::uint32_t expert = 0;
     std::uint32_t place = 0;  // its GPU, or its slot
   };
+  struct Place {
+    std::uint32_t slot = 0, gpu = 0;
+  };
   struct Turn {
     std::array<Known, known_per_turn> known;
     std::int32_t chooses = -1;  // the expert after them; none: -1
+    bool of_two = false;        // it has two hosts: these
+    std::array<Place, 2> hosts{};
   };
   struct LayerTurns {
     std::size_t experts = 0;
@@ -99,16 +117,19 @@ class Metro final : public TokenRouter {
       result.turns.push_back(std::exchange(turn, empty));
       known = 0;
     };
+    const auto of = [](auto number) { return static_cast<std::uint32_t>(number); };
     for (const std::int32_t expert : fixed_order(layer, order)) {
-      if (layer.hosts_of(expert).size() > 1) {
+      const auto hosts = layer.hosts_of(expert), gpus = layer.host_gpus_of(expert);
+      if (hosts.size() > 1) {
         turn.chooses = expert;
+        turn.of_two = hosts.size() == 2;
+        for (std::size_t i = 0; i < 2; ++i) turn.hosts[i] = {of(hosts[i]), of(gpus[i])};
         end_turn();
         continue;
       }
-      const auto of = [](auto number) { return static_cast<std::uint32_t>(number); };
-      result.sole_slots.push_back({of(expert), of(layer.hosts_of(expert).front())});
+      result.sole_slots.push_back({of(expert), of(hosts.front())});
       if (known == known_per_turn) end_turn();
-      turn.known[known++] = {of(expert), of(layer.host_gpus_of(expert).front())};
+      turn.known[known++] = {of(expert), of(gpus.front())};
     }
     // Experts behind the last choice change none.
     return result;
