@@ -156,7 +156,14 @@ class World:
                 "link": self.one_of("fifo", "equal"), "eviction": self.policy("tier_eviction"), "write": self.policy("tier_write")}
         if self.chance(0.3):
             tier["aggregate_bandwidth"] = "20 MB/s"
-        return {"tiers": [tier], "read": self.one_of("parked", "parked", "blocking", "layerwise"),
+        tiers = [tier]
+        for name in ("disk", "pool"):
+            if self.chance(0.4):
+                scopes = ("rank", "node", "cluster")
+                below = dict(tier, name=name, per=self.one_of(*scopes[scopes.index(tiers[-1]["per"]):]), path=self.one_of("staged", "direct"),
+                             eviction=self.policy("tier_eviction"), write=self.policy("tier_write"))
+                tiers.append(below)
+        return {"tiers": tiers, "read": self.one_of("parked", "parked", "blocking", "layerwise"),
                 "min_load_tokens": self.one_of(0, 0, 50)}
 
     def sessions(self):

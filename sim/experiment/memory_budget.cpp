@@ -155,7 +155,12 @@ MemoryBudget ffn_memory_budget(const Deployment& e) {
 }
 
 int ranks_of_tier(const Deployment& e, const KvTierPlan& tier) {
-  return tier.per == TierScope::rank ? 1 : e.cluster.gpus_per_node / e.parallel.rank_gpus();
+  switch (tier.per) {
+    case TierScope::rank: return 1;
+    case TierScope::node: return e.cluster.gpus_per_node / e.parallel.rank_gpus();
+    case TierScope::cluster: break;
+  }
+  return e.instances * e.parallel.dp;
 }
 
 std::int64_t tier_blocks(const Deployment& e, const KvTierPlan& tier, int ranks) {
@@ -166,13 +171,13 @@ std::int64_t tier_blocks(const Deployment& e, const KvTierPlan& tier, int ranks)
 }
 
 void check_tiers(const Deployment& e) {
-  for (std::size_t i = 0; i < e.kv_cache.tiers.size(); ++i) {
-    if (tier_blocks(e, e.kv_cache.tiers[i], 1) > 0) continue;
+  for (const KvTierPlan& tier : e.kv_cache.tiers) {
+    if (tier_blocks(e, tier, 1) > 0) continue;
     const Bytes block = e.kv_layout.block * double(e.parallel.rank_gpus());
     throw ConfigError(fmt::format(
         "{}:{}/kv_cache/tiers/{}/capacity: holds less than one KV block of {:.3g} MB; give at "
         "least that, or 0 B for no tier",
-        e.node.file().string(), e.node.pointer(), i, block.value() / 1e6));
+        e.node.file().string(), e.node.pointer(), tier.place, block.value() / 1e6));
   }
 }
 

@@ -147,10 +147,12 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
     tiers.fail("a tier is not modelled with \"failures\"; leave one of them out");
   }
   const int gpus = spec.parallel.rank_gpus();
-  if (cache.tiers.front().per == TierScope::node && spec.cluster.gpus_per_node % gpus != 0) {
-    tiers.element(0).child("per").fail(
-        fmt::format("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,
-                    spec.cluster.gpus_per_node));
+  for (const KvTierPlan& tier : cache.tiers) {
+    if (tier.per != TierScope::node || spec.cluster.gpus_per_node % gpus == 0) continue;
+    tiers.element(tier.place)
+        .child("per")
+        .fail(fmt::format("ranks of {} GPUs do not divide a node of {} evenly; use \"rank\"", gpus,
+                          spec.cluster.gpus_per_node));
   }
 }
 

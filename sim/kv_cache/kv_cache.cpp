@@ -54,6 +54,11 @@ KvCache::KvCache(const KvLayout& layout, std::int64_t blocks, bool prefix_cachin
   check(below.tier == nullptr || (caching_ && layout.groups.size() == 1 && !layout.has_windows()),
         "a tier below a cache without prefixes, or with windows");
   if (!caching_) return;
+  for (Tier next{below.tier, below.port}; next.tier != nullptr;) {
+    tiers_.push_back(next);
+    const TierBelow& lower = next.tier->below();
+    next = {lower.tier, lower.first_port + next.port};
+  }
   check(layout.state_blocks == 0, "prefix caching over states");
   pool_.resize(1);
 }
@@ -76,6 +81,8 @@ CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) c
                                     : std::ranges::count_if(needed, held);
   }
   hit.loads = loadable(hashes, hit.blocks, tokens);
+  if (hit.loads > 0)
+    hit.of_lower = of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
   return hit;
 }
 
@@ -96,9 +103,25 @@ std::int64_t KvCache::loadable(std::span<const BlockHash> hashes, std::int64_t h
   if (below_.tier == nullptr) return 0;
   const std::int64_t most = most_found(hashes, tokens);
   std::int64_t end = hit;
-  while (end < most && below_.tier->has(hashes[static_cast<std::size_t>(end)])) ++end;
+  while (end < most && nearest(hashes[static_cast<std::size_t>(end)]) < tiers_.size()) ++end;
   const std::int64_t loads = end - hit - (drops_last_hit_ && end > hit ? 1 : 0);
   return loads < below_.least_blocks ? 0 : loads;
+}
+
+// The nearest tier that can load a block; the number of tiers if none can.
+std::size_t KvCache::nearest(BlockHash hash) const {
+  std::size_t tier = 0;
+  while (tier < tiers_.size() && !tiers_[tier].tier->has(hash)) ++tier;
+  return tier;
+}
+
+OfLowerTiers<std::int64_t> KvCache::of_lower(std::span<const BlockHash> loaded) const {
+  OfLowerTiers<std::int64_t> blocks{};
+  if (tiers_.size() < 2) return blocks;
+  for (const BlockHash hash : loaded) {
+    if (const std::size_t tier = nearest(hash); tier > 0) ++blocks[tier - 1];
+  }
+  return blocks;
 }
 
 // What a waiting sequence finds that has neither computed nor holds anything.
@@ -127,7 +150,8 @@ void KvCache::take_cached(Sequence& sequence) {
   if (looks_below) {
     check(hit.loads == 0, "a sequence is admitted that has blocks to load");
     note_hit(holding.hashes, hit.blocks);
-    below_.tier->use(std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
+    below_.tier->use(below_.port,
+                     std::span(holding.hashes).first(static_cast<std::size_t>(hit.blocks)));
   }
   const auto cached = static_cast<std::int32_t>(hit.blocks) * layout_.block_tokens;
   sequence.computed = std::max(sequence.computed, cached);
@@ -144,16 +168,16 @@ void KvCache::take_cached(Sequence& sequence) {
   holding.filled = static_cast<std::size_t>(hit.blocks);
 }
 
-std::int64_t KvCache::begin_load(Sequence& sequence) {
+CacheHit KvCache::begin_load(Sequence& sequence) {
   Holding& holding = holdings_.at(sequence.request);
   check(sequence.blocks == 0, "a sequence loads that holds blocks");
   const CacheHit hit = find_all(sequence);
-  if (hit.loads == 0) return 0;
+  if (hit.loads == 0) return hit;
   const auto in_hbm = static_cast<std::size_t>(hit.blocks),
              end = static_cast<std::size_t>(hit.all());
   const std::span<const BlockHash> prompt = std::span(holding.hashes).first(end);
   note_hit(prompt, hit.blocks);
-  below_.tier->use(prompt);
+  below_.tier->use(below_.port, prompt);
   Held& held = holding.groups.front();
   for (const BlockHash hash : prompt.first(in_hbm)) {
     held.blocks.push_back(block_of_.at(hash));
@@ -164,29 +188,54 @@ std::int64_t KvCache::begin_load(Sequence& sequence) {
   sequence.blocks = hit.all();
   sequence.computed = static_cast<std::int32_t>(hit.all()) * layout_.block_tokens;
   const auto loaded = prompt.subspan(in_hbm);
-  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}});
+  noted_loads_.push_back({sequence.request, end, {loaded.begin(), loaded.end()}, {}, {}});
   if (below_.read == TierRead::parked) {
     on_their_way_.insert(loaded.begin(), loaded.end());
   } else {
     fill(holding, sequence.request, end);  // its step computes when they are there
   }
-  return hit.loads;
+  return hit;
 }
 
-KvCache::Moves KvCache::move(Time now) {
-  Moves moves{now, now};
-  if (below_.tier == nullptr) return moves;
+Time KvCache::load_noted(Time now) {
+  Time loaded = now;
   for (Load& load : noted_loads_) {
-    const TransferId id = below_.tier->load(below_.port, load.blocks, now);
-    loading_.emplace(id, std::move(load));
-    moves.loaded = std::max(moves.loaded, below_.tier->loaded_by(id));
+    loaded = std::max(loaded, begin(load, now));
+    loading_.push_back(std::move(load));
   }
   noted_loads_.clear();
+  return loaded;
+}
+
+// Each tier carries what it has, all at the same time, and the first one what is staged through it.
+// Answers when the last will have landed.
+Time KvCache::begin(Load& load, Time now) {
+  std::vector<std::vector<BlockHash>> of_tier(tiers_.size());
+  for (const BlockHash hash : load.blocks) {
+    const std::size_t tier = nearest(hash);
+    of_tier.at(tier).push_back(hash);
+    if (tier > 0 && tiers_[tier].tier->path() == TierPath::staged) load.staged.push_back(hash);
+  }
+  Time landed = now;
+  for (std::size_t t = 0; t < tiers_.size(); ++t) {
+    const std::int64_t passing = t == 0 ? std::ssize(load.staged) : 0;
+    if (of_tier[t].empty() && passing == 0) continue;
+    const TransferId id = tiers_[t].tier->load(tiers_[t].port, std::move(of_tier[t]), now, passing);
+    load.parts.emplace_back(t, id);
+    landed = std::max(landed, tiers_[t].tier->loaded_by(id));
+  }
+  return landed;
+}
+
+Time KvCache::copy_taken(Time now) {
+  Time copied = now;
+  if (tiers_.empty()) return copied;
   std::erase_if(taken_, [&](BlockHash hash) { return block_of_.contains(hash); });
   for (const auto& stored : below_.tier->store(below_.port, taken_, now))
-    moves.copied = std::max(moves.copied, below_.tier->stored_by(stored.transfer, now));
+    copied = std::max(copied, below_.tier->stored_by(stored.transfer, now));
   taken_.clear();
-  return moves;
+  for (const Tier& tier : tiers_) tier.tier->copy_found(tier.port, now);
+  return copied;
 }
 
 void KvCache::store(Time now) {
@@ -204,12 +253,17 @@ void KvCache::store(Time now) {
       hold(held.back());
     }
   }
-  below_.tier->use(hashes);
+  below_.tier->stamp(hashes);
   offers_.clear();
 }
 
-std::optional<std::uint32_t> KvCache::land(const KvTier::Landed& landed) {
+std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Landed& landed,
+                                           Time now) {
   if (!landed.load) {
+    if (tier > 0) {
+      tiers_[tier - 1].tier->copied(landed.transfer);
+      return std::nullopt;
+    }
     const auto stored = storing_.find(landed.transfer);
     if (stored == storing_.end()) return std::nullopt;  // of a block that was taken
     std::for_each(stored->second.rbegin(), stored->second.rend(),
@@ -217,9 +271,16 @@ std::optional<std::uint32_t> KvCache::land(const KvTier::Landed& landed) {
     storing_.erase(stored);
     return std::nullopt;
   }
-  const auto found = loading_.find(landed.transfer);
-  const Load load = std::move(found->second);
+  const std::pair part{tier, landed.transfer};
+  const auto has_part = [&](const Load& load) {
+    return std::ranges::find(load.parts, part) != load.parts.end();
+  };
+  const auto found = std::ranges::find_if(loading_, has_part);
+  std::erase(found->parts, part);
+  if (!found->parts.empty()) return std::nullopt;
+  const Load load = std::move(*found);
   loading_.erase(found);
+  if (!load.staged.empty()) below_.tier->keep(below_.port, load.staged, now);
   if (below_.read != TierRead::parked) return std::nullopt;
   for (const BlockHash hash : load.blocks) on_their_way_.erase(hash);
   fill(holdings_.at(load.request), load.request, load.end);

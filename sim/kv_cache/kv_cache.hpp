@@ -33,8 +33,10 @@ struct CacheHit {
   /// takes no free block. Without a window a router counts them up to the first that no request
   /// holds.
   std::int64_t in_use = 0;
-  /// Blocks behind `blocks` that the tier below can load.
+  /// Blocks behind `blocks` that tiers below can load.
   std::int64_t loads = 0;
+  /// Of `loads`, those that no nearer tier has.
+  OfLowerTiers<std::int64_t> of_lower{};
   /// The block behind `blocks` is on its way to HBM, loaded for another request.
   bool awaits = false;
   std::int64_t all() const { return blocks + loads; }
@@ -53,11 +55,12 @@ struct CacheHit {
 /// the window, those of the chunk that the next token stands in. At the beginning of a chunk that
 /// is none.
 ///
-/// Below HBM there may be a tier: what a sequence finds is then a beginning of its blocks in HBM
-/// and those that follow in the tier. Loads take their blocks of HBM as they begin, and nobody
-/// finds these before they have landed. A copy to the tier holds its block of HBM until it has
-/// landed; one that is made because a block is taken for other tokens does not. The cache has no
-/// clock: loads and copies are noted, and begin in move() and store().
+/// Below HBM there may be tiers: what a sequence finds is then a beginning of its blocks in HBM and
+/// those that follow in any tier; each comes from the nearest one. Loads take their blocks of HBM
+/// as they begin, and nobody finds these before they have landed. A copy to the first tier holds
+/// its block of HBM until it has landed; one that is made because a block is taken for other tokens
+/// does not. The cache has no clock: loads and copies are noted, and begin in load_noted(),
+/// copy_taken() and store().
 class KvCache {
  public:
   /// Prefix caching needs a layout without states, a tier one without windows. With
@@ -73,7 +76,7 @@ class KvCache {
   /// Which of these blocks a sequence of `tokens` would find: at most (tokens - 1) / block_tokens,
   /// as it must compute its last token.
   CacheHit find(std::span<const BlockHash> hashes, std::int32_t tokens) const;
-  /// How many blocks behind a hit of so many the tier below could load for such a sequence.
+  /// How many blocks behind a hit of so many tiers could load for such a sequence.
   std::int64_t loadable(std::span<const BlockHash> hashes, std::int64_t hit,
                         std::int32_t tokens) const;
 
@@ -85,20 +88,21 @@ class KvCache {
   /// Gives a sequence that holds no blocks those that are cached: its `blocks` says how many, and
   /// its `computed` reaches at least as far.
   void take_cached(Sequence&);
-  /// Gives a sequence that holds no blocks those that are cached and room for those that the tier
-  /// loads. Both count as computed. Answers how many are loaded; if none are, the sequence gets
+  /// Gives a sequence that holds no blocks those that are cached and room for those that tiers
+  /// load. Both count as computed. Answers what it found; if none are loaded, the sequence gets
   /// nothing.
-  std::int64_t begin_load(Sequence&);
-  /// Begins the loads that were noted, and copies of blocks that were taken. Answers when they will
-  /// have landed if no other transfer makes them slower.
-  struct Moves {
-    Time copied{}, loaded{};
-  };
-  Moves move(Time now);
+  CacheHit begin_load(Sequence&);
+  /// Begins the loads that were noted. Answers when they will have landed if no other transfer
+  /// makes them slower. Those of all ranks come before any rank's copies, which may evict blocks.
+  Time load_noted(Time now);
+  /// Begins copies of blocks that were taken, and those from tier to tier of blocks that were
+  /// found. Answers when the first will have landed if no other transfer makes them slower.
+  Time copy_taken(Time now);
   /// Begins copies of blocks that became full, or were found, since it was asked last.
   void store(Time now);
-  /// A transfer has landed: the request whose load that was, if it was one.
-  std::optional<std::uint32_t> land(const KvTier::Landed&);
+  /// A transfer of a tier, counted from the first, has landed: the request whose load is now
+  /// whole, if one is.
+  std::optional<std::uint32_t> land(std::size_t tier, const KvTier::Landed&, Time now);
   /// Whether loads or copies are under way.
   bool moves() const { return !loading_.empty() || !storing_.empty(); }
   bool loads() const { return !loading_.empty() || !noted_loads_.empty(); }
@@ -148,6 +152,8 @@ class KvCache {
   CacheHit found_above(std::span<const BlockHash>, std::int32_t tokens, auto&& is_here,
                        auto&& on_its_way) const;
   CacheHit find_all(const Sequence&) const;
+  std::size_t nearest(BlockHash) const;
+  OfLowerTiers<std::int64_t> of_lower(std::span<const BlockHash> loaded) const;
   void note_hit(std::span<const BlockHash>, std::int64_t blocks);
   std::int64_t reach(std::span<const BlockHash>, std::int64_t blocks, auto&& is_here) const;
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
@@ -178,18 +184,26 @@ class KvCache {
   std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
 
-  // With a tier below.
+  // With tiers below.
   struct Load {
     std::uint32_t request = 0;
     std::size_t end = 0;  // leading blocks of the request when it has landed
     std::vector<BlockHash> blocks{};
+    std::vector<std::pair<std::size_t, TransferId>> parts{};  // under way, by tier
+    std::vector<BlockHash> staged{};                          // through the first tier
+  };
+  Time begin(Load&, Time now);
+  struct Tier {
+    KvTier* tier;
+    int port;
   };
   TierPort below_;
+  std::vector<Tier> tiers_;                                 // nearest first
   std::unordered_set<BlockHash> on_their_way_;              // to HBM
-  std::vector<Load> noted_loads_;                           // begin in move()
-  std::vector<BlockHash> taken_;                            // copied in move()
+  std::vector<Load> noted_loads_;                           // begin in load_noted()
+  std::vector<BlockHash> taken_;                            // copied in copy_taken()
   std::vector<std::pair<std::int32_t, BlockHash>> offers_;  // copied in store()
-  std::unordered_map<TransferId, Load> loading_;
+  std::vector<Load> loading_;
   std::unordered_map<TransferId, std::vector<std::int32_t>> storing_;  // blocks held
 };
 
@@ -208,6 +222,8 @@ CacheHit KvCache::found_above(std::span<const BlockHash> hashes, std::int32_t to
   CacheHit hit{reach(hashes, most, is_here)};
   hit.awaits = hit.blocks < most && on_its_way(hashes[static_cast<std::size_t>(hit.blocks)]);
   if (!hit.awaits) hit.loads = loadable(hashes, hit.blocks, tokens);
+  if (hit.loads > 0)
+    hit.of_lower = of_lower(hashes.subspan(std::size_t(hit.blocks), std::size_t(hit.loads)));
   if (drops_last_hit_ && hit.loads == 0 && hit.blocks > 0) --hit.blocks;
   return hit;
 }

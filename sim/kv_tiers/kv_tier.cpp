@@ -2,37 +2,57 @@
 #include "sim/kv_tiers/kv_tier.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace moesim {
 
-KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports)
+KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports,
+               TierBelow below)
     : plan_(plan),
+      below_(below),
       capacity_(blocks),
       of_block_(of_block),
       reads_(plan.share, {plan.bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
       writes_(plan.share, {plan.write_bandwidth, plan.aggregate_bandwidth, plan.latency}, ports),
-      order_(plan.eviction->order()) {
+      order_(plan.eviction->order()),
+      found_(static_cast<std::size_t>(ports)) {
   check(blocks >= 1, "a tier without room");
 }
 
-void KvTier::use(std::span<const BlockHash> prompt) {
+void KvTier::use(int port, std::span<const BlockHash> prompt) {
+  stamp(prompt);
+  if (below_.tier == nullptr) return;
+  for (const BlockHash hash : prompt) {
+    const auto found = blocks_.find(hash);
+    if (found == blocks_.end() || !found->second.landed) continue;
+    if (below_.tier->write().when_hit(++found->second.hits) && !below_.tier->holds(hash))
+      found_[static_cast<std::size_t>(port)].push_back(hash);
+  }
+  below_.tier->use(below_.first_port + port, prompt);
+}
+
+void KvTier::stamp(std::span<const BlockHash> prompt) {
   std::for_each(prompt.rbegin(), prompt.rend(), [this](BlockHash hash) {
-    if (holds(hash)) order_->use(hash);
+    const auto found = blocks_.find(hash);
+    if (found == blocks_.end()) return;
+    order_->use(hash);
+    found->second.stamp = ++last_stamp_;
   });
 }
 
-TransferId KvTier::load(int port, std::vector<BlockHash> blocks, Time now) {
+TransferId KvTier::load(int port, std::vector<BlockHash> blocks, Time now, std::int64_t passing) {
   for (const BlockHash hash : blocks) {
     Block& block = blocks_.at(hash);
     check(block.landed, "a block is loaded before it landed");
     block.read = true;
     ++block.pins;
   }
-  const Bytes bytes = bytes_of(blocks.size());
+  const Bytes bytes = bytes_of(blocks.size() + static_cast<std::size_t>(passing));
   const TransferId id = reads_.start(port, bytes, now);
   ++tally_.loads;
   tally_.read += std::ssize(blocks);
+  tally_.passed += passing;
   tally_.alone_read += bytes / plan_.bandwidth + plan_.latency;
   loading_.emplace(id, Moving{port, now, std::move(blocks)});
   return id;
@@ -65,13 +85,70 @@ std::vector<KvTier::Stored> KvTier::store(int port, std::span<const BlockHash> o
         continue;
       }
     }
-    blocks_.emplace(hash, Block{});
-    order_->add(hash);
+    take_in(hash, {});
     batch.places.push_back(place);
-    tally_.peak = std::max(tally_.peak, resident());
   }
   start();
+  copy_leaving(port, now);
   return all;
+}
+
+// From the far end on, so that the beginning stays where not all has room.
+void KvTier::keep(int port, std::span<const BlockHash> passed, Time now) {
+  count_fill(now);
+  std::for_each(passed.rbegin(), passed.rend(), [this](BlockHash hash) {
+    if (holds(hash) || !make_room()) return;
+    take_in(hash, {.landed = true, .read = true});
+    ++tally_.kept;
+  });
+  copy_leaving(port, now);
+  if (below_.tier == nullptr || !below_.tier->write().when_full()) return;
+  std::vector<BlockHash> here(passed.begin(), passed.end());
+  std::erase_if(here, [this](BlockHash hash) { return !has(hash); });
+  copy_below(port, std::move(here), now);
+}
+
+void KvTier::copy_found(int port, Time now) {
+  std::vector<BlockHash>& found = found_[static_cast<std::size_t>(port)];
+  if (found.empty()) return;
+  std::erase_if(found, [this](BlockHash hash) { return !has(hash); });
+  copy_below(port, std::exchange(found, {}), now);
+}
+
+// Copies blocks that are here to the tier below, as far as it lacks them: in its order, too, the
+// newest here makes room last. They are pinned until they are there.
+void KvTier::copy_below(int port, std::vector<BlockHash> blocks, Time now) {
+  const auto stamp = [this](BlockHash hash) { return blocks_.at(hash).stamp; };
+  std::ranges::sort(blocks, std::greater{}, stamp);
+  for (const Stored& stored : below_.tier->store(below_.first_port + port, blocks, now)) {
+    for (const std::size_t place : stored.places) {
+      if (below_.tier->has(blocks[place])) continue;  // a copy that took no time
+      ++blocks_.at(blocks[place]).pins;
+      copying_below_[stored.transfer].push_back(blocks[place]);
+    }
+  }
+  below_.tier->stamp(blocks);
+}
+
+void KvTier::copied(TransferId store_below) {
+  const auto pinned = copying_below_.find(store_below);
+  if (pinned == copying_below_.end()) return;
+  for (const BlockHash hash : pinned->second) --blocks_.at(hash).pins;
+  copying_below_.erase(pinned);
+}
+
+// What has made room goes to the tier below, if that takes such blocks.
+void KvTier::copy_leaving(int port, Time now) {
+  if (leaving_.empty()) return;
+  const std::vector<BlockHash> leaving = std::exchange(leaving_, {});
+  below_.tier->store(below_.first_port + port, leaving, now);
+}
+
+void KvTier::take_in(BlockHash hash, Block block) {
+  block.stamp = ++last_stamp_;
+  blocks_.emplace(hash, block);
+  order_->add(hash);
+  tally_.peak = std::max(tally_.peak, resident());
 }
 
 bool KvTier::make_room() {
@@ -83,6 +160,7 @@ bool KvTier::make_room() {
   if (!victim) return false;
   ++tally_.evicted;
   tally_.dead += blocks_.find(*victim)->second.read ? 0 : 1;
+  if (below_.tier != nullptr && below_.tier->write().when_taken()) leaving_.push_back(*victim);
   order_->remove(*victim);
   blocks_.erase(*victim);
   return true;
@@ -122,6 +200,8 @@ void KvTier::land_stores(Time now) {
     const auto store = storing_.find(id);
     for (const BlockHash hash : store->second.blocks) blocks_.at(hash).landed = true;
     landed_stores_.push_back({store->second.port, false, id});
+    if (below_.tier != nullptr && below_.tier->write().when_full())
+      copy_below(store->second.port, store->second.blocks, now);
     storing_.erase(store);
   }
 }

@@ -16,6 +16,8 @@ struct KvTierTally {
   std::int64_t evicted = 0, dead = 0;   ///< that made room; of these, never read
   std::int64_t refused = 0;             ///< not stored: all that the tier holds was pinned
   std::int64_t given_up = 0;            ///< loads whose request lost its blocks before it ran
+  std::int64_t passed = 0;              ///< blocks of lower tiers that loads carried past it
+  std::int64_t kept = 0;                ///< of these, those that stayed
   std::int64_t peak = 0;                ///< blocks resident at a time
   double block_seconds = 0;             ///< resident blocks over time
   std::vector<double> waits{};          ///< seconds from the start of each load to its end
@@ -24,15 +26,29 @@ struct KvTierTally {
   Time until{};                         ///< when it was counted
 };
 
+class KvTier;
+
+/// The next lower tier, none without `tier`; the upper one's first port is its `first_port`.
+struct TierBelow {
+  KvTier* tier = nullptr;
+  int first_port = 0;
+};
+
 /// Blocks of the KV cache in a memory below HBM, shared by ranks with a link each. A block is held
 /// from the moment in which its copy begins, and can be loaded once that copy has landed. Blocks on
 /// their way, to the tier or from it, are pinned: they make room for no other. A block stays in the
 /// tier when it is loaded.
+///
+/// Another tier may be below it, whose ranks include those of this one. The lower tier's write
+/// policy says which blocks of this one are copied there, over the lower one's link. Such a copy
+/// pins its source, unless the source has made room: then the block is in a buffer that no tier
+/// counts.
 class KvTier {
  public:
   /// Room for `blocks` >= 1; `of_block` are the bytes of a block on one GPU, which its own link
-  /// moves. `plan` must outlive the tier.
-  KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports);
+  /// moves. `plan` and what is below must outlive the tier.
+  KvTier(const KvTierPlan& plan, std::int64_t blocks, Bytes of_block, int ports,
+         TierBelow below = {});
 
   /// Whether a block can be loaded.
   bool has(BlockHash hash) const {
@@ -44,11 +60,21 @@ class KvTier {
   std::int64_t resident() const { return std::ssize(blocks_); }
   std::int64_t capacity() const { return capacity_; }
   const TierWrite& write() const { return *plan_.write; }
+  TierPath path() const { return plan_.path; }
+  const TierBelow& below() const { return below_; }
 
-  /// A request has these leading blocks of its prompt from HBM or from here.
-  void use(std::span<const BlockHash> prompt);
-  /// Begins to load blocks that it has.
-  TransferId load(int port, std::vector<BlockHash> blocks, Time now);
+  /// A rank's request has these leading blocks of its prompt from HBM, from here or from below.
+  void use(int port, std::span<const BlockHash> prompt);
+  /// Marks blocks of a prompt as the newest, its beginning last. No request has found them.
+  void stamp(std::span<const BlockHash> prompt);
+  /// Begins to load blocks that it has, and so many from below that pass over its link.
+  TransferId load(int port, std::vector<BlockHash> blocks, Time now, std::int64_t passing = 0);
+  /// Blocks of a prompt from below have passed, and stay as far as others can make room.
+  void keep(int port, std::span<const BlockHash> passed, Time now);
+  /// Begins the copies to the tier below of blocks that a rank's requests have found.
+  void copy_found(int port, Time now);
+  /// A store of the tier below has landed, perhaps of blocks from here.
+  void copied(TransferId store_below);
 
   struct Stored {
     TransferId transfer = 0;
@@ -80,7 +106,9 @@ class KvTier {
   struct Block {
     bool landed = false;
     bool read = false;
-    int pins = 0;  // by loads
+    int pins = 0;            // by loads, and by copies to the tier below
+    int hits = 0;            // by requests since it landed; counted above a tier
+    std::int64_t stamp = 0;  // the greatest is the newest
   };
   struct Moving {
     int port = 0;
@@ -89,10 +117,14 @@ class KvTier {
   };
   bool make_room();
   void land_stores(Time now);
+  void take_in(BlockHash hash, Block block);
+  void copy_below(int port, std::vector<BlockHash> blocks, Time now);
+  void copy_leaving(int port, Time now);
   void count_fill(Time now);
   Bytes bytes_of(std::size_t blocks) const { return of_block_ * static_cast<double>(blocks); }
 
   const KvTierPlan& plan_;
+  TierBelow below_;
   std::int64_t capacity_;
   Bytes of_block_;
   TransferLink reads_, writes_;
@@ -100,11 +132,19 @@ class KvTier {
   std::unordered_map<BlockHash, Block> blocks_;
   std::map<TransferId, Moving> loading_, storing_;
   std::vector<Landed> landed_stores_;  // not reported yet
+
+  std::int64_t last_stamp_ = 0;
+
+  // With a tier below.
+  std::vector<BlockHash> leaving_;                              // made room just now
+  std::vector<std::vector<BlockHash>> found_;                   // [port], not copied yet
+  std::map<TransferId, std::vector<BlockHash>> copying_below_;  // pinned here
+
   Time changed_{};
   KvTierTally tally_;
 };
 
-/// A rank's way to the tier below its HBM; none without `tier`.
+/// A rank's way to the first tier below its HBM; none without `tier`.
 struct TierPort {
   KvTier* tier = nullptr;
   int port = 0;

@@ -51,9 +51,12 @@ std::span<const Key> kv_tier_keys() {
       {"per", form::choice(tier_scope_names), "rank", "who shares the tier"},
       {"capacity", form::bytes.or_a(in_hbm), required,
        "all shards of all ranks that share the tier"},
-      {"bandwidth", form::bytes_per_second, unset("0.85 of the GPU's host link"),
+      {"path", form::choice(tier_path_names), unset("staged"),
+       "of loads from a lower tier: through the first one, or direct"},
+      {"bandwidth", form::bytes_per_second, unset("first tier: 0.85 of the GPU's host link"),
        "to HBM, of one GPU"},
-      {"write_bandwidth", form::bytes_per_second, unset("bandwidth"), "from HBM, of one GPU"},
+      {"write_bandwidth", form::bytes_per_second, unset("bandwidth"),
+       "from HBM or the tier above, of one GPU"},
       {"aggregate_bandwidth", form::bytes_per_second, unset("not bound"),
        "of all ranks that share the tier, one direction"},
       {"latency", form::time, "0 us", "of a transfer, before the first byte"},
@@ -85,16 +88,22 @@ void read_capacity(ConfigReader& reader, KvTierPlan& plan) {
       read_object(capacity, capacity_keys, [](ConfigReader& of) { return of.number("of_hbm"); });
 }
 
-KvTierPlan read_tier(const ConfigNode& node, const Registry<TierEviction>& evictions,
-                     const Registry<TierWrite>& writes, BytesPerSecond host_link) {
+KvTierPlan read_tier(const ConfigNode& node, std::size_t place,
+                     const Registry<TierEviction>& evictions, const Registry<TierWrite>& writes,
+                     BytesPerSecond host_link) {
   return read_object(node, kv_tier_keys, [&](ConfigReader& reader) {
     KvTierPlan plan;
+    plan.place = place;
     plan.name = reader.text("name");
     if (plan.name.empty() || plan.name == "hbm") {
       reader.child("name").fail("expected a name other than \"\" and \"hbm\"");
     }
     plan.per = choice<TierScope>(reader, "per", tier_scope_names);
+    if (reader.optional("path")) plan.path = choice<TierPath>(reader, "path", tier_path_names);
     read_capacity(reader, plan);
+    if (place > 0 && !reader.optional("bandwidth")) {
+      node.fail("a tier below the first needs its \"bandwidth\": no data sheet gives it");
+    }
     plan.bandwidth =
         reader.optional("bandwidth") ? read_rate(reader, "bandwidth") : host_link * host_link_share;
     plan.write_bandwidth =
@@ -115,13 +124,27 @@ std::vector<KvTierPlan> read_kv_tiers(const ConfigNode& node,
                                       const Registry<TierEviction>& evictions,
                                       const Registry<TierWrite>& writes, BytesPerSecond host_link) {
   const std::vector<ConfigNode> list = node.list();
-  if (list.size() > 1) {
-    node.fail(
-        fmt::format("one tier below HBM is modelled, found {}; keep the nearest", list.size()));
+  if (list.size() > most_tiers) {
+    node.fail(fmt::format("expected at most {} tiers, found {}; keep the nearest", most_tiers,
+                          list.size()));
   }
   std::vector<KvTierPlan> tiers;
-  for (const ConfigNode& tier : list) {
-    KvTierPlan plan = read_tier(tier, evictions, writes, host_link);
+  for (std::size_t place = 0; place < list.size(); ++place) {
+    const ConfigNode& tier = list[place];
+    KvTierPlan plan = read_tier(tier, place, evictions, writes, host_link);
+    for (const KvTierPlan& above : tiers) {
+      if (above.name == plan.name) {
+        tier.fail(fmt::format("a tier above is called \"{}\" too; give each a \"name\" of its own",
+                              plan.name));
+      }
+    }
+    if (!tiers.empty() && plan.per < tiers.back().per) {
+      tier.fail(fmt::format(
+          "is shared per {}, the tier above per {}: a tier below is shared by as "
+          "many ranks or more; give it \"per\": \"{}\"",
+          tier_scope_names[std::size_t(plan.per)], tier_scope_names[std::size_t(tiers.back().per)],
+          tier_scope_names[std::size_t(tiers.back().per)]));
+    }
     if (plan.of_hbm.value_or(plan.capacity.value()) > 0) tiers.push_back(std::move(plan));
   }
   return tiers;

@@ -42,13 +42,14 @@ class TierEviction {
   virtual std::unique_ptr<TierOrder> order() const = 0;
 };
 
-/// Decides when a block of HBM is copied to a tier that lacks it. Pure.
+/// Decides when a block of the memory above, HBM or a nearer tier, is copied to a tier that lacks
+/// it. Pure.
 class TierWrite {
  public:
   virtual ~TierWrite() = default;
-  /// The block has just been computed.
+  /// The block has just been computed, or its copy to the tier above has landed.
   virtual bool when_full() const { return false; }
-  /// A request found the block in HBM: the `hits`-th one since the block came there, from 1 on.
+  /// A request found the block above: the `hits`-th one since the block came there, from 1 on.
   virtual bool when_hit(int /*hits*/) const { return false; }
   /// The block is about to be taken for other tokens.
   virtual bool when_taken() const { return false; }
@@ -60,8 +61,21 @@ const Registry<TierEviction>& tier_evictions();
 const Registry<TierWrite>& tier_writes();
 
 /// Who shares a tier.
-enum class TierScope { rank, node };
-inline constexpr std::array<std::string_view, 2> tier_scope_names{"rank", "node"};
+enum class TierScope { rank, node, cluster };
+inline constexpr std::array<std::string_view, 3> tier_scope_names{"rank", "node", "cluster"};
+
+/// Tiers below each other, at most: host memory, a disk, a pool.
+inline constexpr std::size_t most_tiers = 3;
+/// Something of each tier below the first, nearest first.
+template <class T>
+using OfLowerTiers = std::array<T, most_tiers - 1>;
+
+/// How what a tier below the first has comes to HBM.
+enum class TierPath {
+  staged,  ///< through the first tier, over its link too, and stays there
+  direct   ///< over its own link alone
+};
+inline constexpr std::array<std::string_view, 2> tier_path_names{"staged", "direct"};
 
 /// Who waits for blocks on their way from a tier to HBM.
 enum class TierRead {
@@ -74,7 +88,9 @@ inline constexpr std::array<std::string_view, 3> tier_read_names{"parked", "bloc
 /// A memory below HBM that keeps blocks of the KV cache.
 struct KvTierPlan {
   std::string name = "host";
+  std::size_t place = 0;  ///< in the config's list
   TierScope per = TierScope::rank;
+  TierPath path = TierPath::staged;
   Bytes capacity{};                ///< over all of `per`, ranks' shards together; or ...
   std::optional<double> of_hbm{};  ///< ... in KV caches of the HBM of all ranks of `per`
   /// Of the link of one GPU: each moves its own shard.
@@ -86,8 +102,9 @@ struct KvTierPlan {
   std::shared_ptr<const TierWrite> write;
 };
 
-/// "kv_cache/tiers", nearest first. `host_link` is what the GPU's data sheet gives one direction of
-/// its link to the host. A tier without capacity is none. Throws ConfigError.
+/// "kv_cache/tiers", nearest first, at most `most_tiers`. `host_link` is what the GPU's data sheet
+/// gives one direction of its link to the host, which is the first tier's. A tier without capacity
+/// is none. Throws ConfigError.
 std::vector<KvTierPlan> read_kv_tiers(const ConfigNode&, const Registry<TierEviction>&,
                                       const Registry<TierWrite>&, BytesPerSecond host_link);
 std::span<const Key> kv_tier_keys();

@@ -106,6 +106,7 @@ struct Totals {
   std::vector<HotRank> hot_ranks;                               ///< the worst, by ratio then time
   std::int64_t preemptions = 0;
   std::int64_t prefix_queried = 0, prefix_hit = 0, prefix_loaded = 0;
+  OfLowerTiers<std::int64_t> prefix_of_lower{};
   std::int64_t cut_rank_steps = 0, cut_steps = 0;  ///< smaller because expert buffers were full
   ExpertMemoryTally expert_memory;
   SpeculationTally speculation;

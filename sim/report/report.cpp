@@ -763,7 +763,10 @@ const std::vector<Field<TierStats>>& fields_of(const TierStats*) {
           .add("capacity_blocks", &S::capacity_blocks, "blocks that the first one holds")
           .add("capacity_bytes", &S::capacity_bytes, "the same in bytes", "B")
           .add("read", &S::read, "from the tier to HBM")
-          .add("write", &S::write, "from HBM to the tier")
+          .add("write", &S::write, "from HBM, or the tier above, to the tier")
+          .add_if_any("passed_bytes", &S::passed_bytes,
+                      "read from lower tiers through this one, where there are any", "B")
+          .add_if_any("kept_bytes", &S::kept_bytes, "of these, what stayed", "B")
           .add("evicted_bytes", &S::evicted_bytes, "what made room for other blocks", "B", less)
           .add("dead_bytes", &S::dead_bytes, "evicted without having been read", "B", less)
           .add("refused_bytes", &S::refused_bytes, "not stored, because all else was pinned", "B",

@@ -328,6 +328,7 @@ struct TierStats {
   std::int64_t tiers = 0, capacity_blocks = 0;  ///< each
   double capacity_bytes = 0;                    ///< each
   TierLinkStats read, write;
+  std::optional<double> passed_bytes, kept_bytes;  ///< of the first of several tiers
   double evicted_bytes = 0, dead_bytes = 0, refused_bytes = 0;
   double mean_fill = 0, peak_fill = 0;
   std::int64_t given_up_loads = 0;

@@ -536,31 +536,41 @@ KvStats kv_of(const Deployment& e, const Totals& totals, std::int64_t total_bloc
                 .prefix_hit_tokens_by_tier = {},
                 .prefix_loaded_rate = {}};
   if (e.kv_cache.tiers.empty()) return stats;
+  std::int64_t of_first = totals.prefix_loaded;
+  for (const std::int64_t tokens : totals.prefix_of_lower) of_first -= tokens;
   stats.prefix_hit_tokens_by_tier = {{"hbm", totals.prefix_hit - totals.prefix_loaded},
-                                     {e.kv_cache.tiers.front().name, totals.prefix_loaded}};
+                                     {e.kv_cache.tiers.front().name, of_first}};
+  for (std::size_t depth = 1; depth < e.kv_cache.tiers.size(); ++depth)
+    stats.prefix_hit_tokens_by_tier.emplace_back(e.kv_cache.tiers[depth].name,
+                                                 totals.prefix_of_lower[depth - 1]);
   stats.prefix_loaded_rate = ratio(double(totals.prefix_loaded), double(totals.prefix_queried));
   return stats;
 }
 
 // Over all tiers alike of a pool, from the run's begin to its last transfer.
-Named<TierStats> tiers_of(const PoolRun& pool) {
-  if (pool.tiers.empty()) return {};
+TierStats tier_stats(const PoolRun& pool, std::size_t depth) {
   const Deployment& e = pool.deployment;
-  const KvTierPlan& plan = e.kv_cache.tiers.front();
   const double block = e.kv_layout.block.value() * e.parallel.rank_gpus();
-  TierStats stats{.per = std::string(tier_scope_names[std::size_t(plan.per)]),
-                  .tiers = std::ssize(pool.tiers),
-                  .capacity_blocks = pool.tiers.front().capacity,
-                  .capacity_bytes = double(pool.tiers.front().capacity) * block,
+  TierStats stats{.per = std::string(tier_scope_names[std::size_t(e.kv_cache.tiers[depth].per)]),
                   .read = {},
-                  .write = {}};
+                  .write = {},
+                  .passed_bytes = {},
+                  .kept_bytes = {}};
+  if (depth == 0 && e.kv_cache.tiers.size() > 1) stats.passed_bytes = stats.kept_bytes = 0;
   std::vector<double> waits;
   double ranks = 0, held = 0, room = 0;
   for (const TierRun& tier : pool.tiers) {
+    if (tier.depth != depth) continue;
     const KvTierTally& tally = tier.tally;
+    if (stats.tiers++ == 0) {
+      stats.capacity_blocks = tier.capacity;
+      stats.capacity_bytes = double(tier.capacity) * block;
+    }
     stats.read.transfers += tally.loads;
     stats.write.transfers += tally.stores;
-    stats.read.bytes += block * double(tally.read);
+    stats.read.bytes += block * double(tally.read + tally.passed);
+    if (stats.passed_bytes) *stats.passed_bytes += block * double(tally.passed);
+    if (stats.kept_bytes) *stats.kept_bytes += block * double(tally.kept);
     stats.write.bytes += block * double(tally.written);
     stats.read.busy_share += tally.read_busy.count();
     stats.write.busy_share += tally.write_busy.count();
@@ -581,7 +591,15 @@ Named<TierStats> tiers_of(const PoolRun& pool) {
   const Summary wait = summarize(std::move(waits));
   stats.mean_wait_ms = wait.mean * 1e3;
   stats.p99_wait_ms = wait.p99 * 1e3;
-  return {{plan.name, stats}};
+  return stats;
+}
+
+Named<TierStats> tiers_of(const PoolRun& pool) {
+  Named<TierStats> all;
+  const std::vector<KvTierPlan>& tiers = pool.deployment.kv_cache.tiers;
+  for (std::size_t depth = 0; depth < tiers.size(); ++depth)
+    all.emplace_back(tiers[depth].name, tier_stats(pool, depth));
+  return all;
 }
 
 // As vLLM counts: the length is what a verification yields, its own token included.

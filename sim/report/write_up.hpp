@@ -20,6 +20,7 @@ struct InstanceRun {
 
 /// A tier of the KV cache, as a run leaves it.
 struct TierRun {
+  std::size_t depth = 0;  ///< 0: the first one below HBM
   KvTierTally tally;
   std::int64_t capacity = 0;  ///< blocks
   std::int64_t ranks = 0;     ///< that shared it
@@ -31,7 +32,7 @@ struct PoolRun {
   Measurement& measurement;
   std::vector<InstanceRun> instances;
   std::optional<SampledStats> sampled;  ///< nothing where every token was routed
-  std::vector<TierRun> tiers;           ///< alike, one below the other's ranks
+  std::vector<TierRun> tiers;           ///< those of a depth are alike but for their ranks
 };
 
 /// What went from the prefill pool to the decode pool.

@@ -56,9 +56,10 @@ struct RequestRecord : RequestLife {
   std::int32_t generated = 0;
   std::int32_t instance = -1, rank = -1;  ///< the EP group, and the DP rank in it
   std::int32_t preemptions = 0;
-  std::int32_t cached_tokens = 0;  ///< of the prompt, found in the KV cache
-  std::int32_t loaded_tokens = 0;  ///< of these, loaded from a tier below HBM
-  Duration loading{};              ///< parked while blocks came from a tier
+  std::int32_t cached_tokens = 0;                ///< of the prompt, found in the KV cache
+  std::int32_t loaded_tokens = 0;                ///< of these, loaded from tiers below HBM
+  OfLowerTiers<std::int32_t> loaded_of_lower{};  ///< of these, those that no nearer tier had
+  Duration loading{};                            ///< parked while blocks came from a tier
   Time abandoned_at{};
   Binding binding;
   RoutingRecord routing;

@@ -332,6 +332,8 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
   summary_.prefix_queried += sequence.tokens;
   summary_.prefix_hit += sequence.computed;
   summary_.prefix_loaded += request.loaded_tokens;
+  for (std::size_t t = 0; t < request.loaded_of_lower.size(); ++t)
+    summary_.prefix_of_lower[t] += request.loaded_of_lower[t];
 }
 
 void Instance::apply_plan(Rank& rank, std::int32_t index) {

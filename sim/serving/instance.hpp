@@ -49,8 +49,8 @@ class Instance {
   /// The KV cache of a request that left after its first token stands elsewhere: its blocks are
   /// free. False if its rank has stopped meanwhile, and the KV cache with it.
   bool sent(std::uint32_t request);
-  /// A transfer between a rank and its tier has landed.
-  void land(std::size_t rank, const KvTier::Landed&, Time now);
+  /// A transfer of one of a rank's tiers, counted from the first, has landed.
+  void land(std::size_t rank, std::size_t tier, const KvTier::Landed&, Time now);
   /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
   /// step in flight ends.
   void abandon(std::uint32_t request);
@@ -147,7 +147,7 @@ class Instance {
   void admit(Rank& rank, Sequence& sequence);
   void plan_rank(Rank& rank, Turn turn);
   void apply_plan(Rank& rank, std::int32_t index);
-  void note_loads(const Sequence& sequence, std::int64_t loads);
+  void note_loads(const Sequence& sequence, const CacheHit& hit);
   void park(Rank& rank, Sequence sequence);
   void park_alone();
   void wait_again(Rank& rank, const Parked& parked, Time now);

@@ -4,23 +4,26 @@
 
 #include "sim/serving/instance.hpp"
 
-// What an EP group does with a tier below the HBM of its ranks.
+// What an EP group does with tiers below the HBM of its ranks.
 namespace moesim {
 
-// What of a request is loaded from a tier as it is first admitted.
-void Instance::note_loads(const Sequence& sequence, std::int64_t loads) {
+// What of a request is loaded from tiers as it is first admitted.
+void Instance::note_loads(const Sequence& sequence, const CacheHit& hit) {
   RequestRecord& request = requests_[sequence.request];
   if (request.preemptions > 0 || request.generated > 0) return;
-  request.loaded_tokens = static_cast<std::int32_t>(loads) * deployment_.kv_layout.block_tokens;
+  const std::int32_t block = deployment_.kv_layout.block_tokens;
+  request.loaded_tokens = static_cast<std::int32_t>(hit.loads) * block;
+  for (std::size_t t = 0; t < hit.of_lower.size(); ++t)
+    request.loaded_of_lower[t] = static_cast<std::int32_t>(hit.of_lower[t]) * block;
 }
 
 // A sequence, which waits no more, begins to load, or waits for what another loads.
 void Instance::park(Rank& rank, Sequence sequence) {
-  const std::int64_t loads = rank.kv.begin_load(sequence);
-  check(loads > 0 || rank.kv.loads(), "a sequence is parked for blocks that nothing loads");
-  note_loads(sequence, loads);
+  const CacheHit hit = rank.kv.begin_load(sequence);
+  check(hit.loads > 0 || rank.kv.loads(), "a sequence is parked for blocks that nothing loads");
+  note_loads(sequence, hit);
   rank.waiting_blocks -= sequence.blocks;
-  rank.parked.push_back({sequence, loads, planned_at_});
+  rank.parked.push_back({sequence, hit.loads, planned_at_});
 }
 
 // Carries out a plan that does nothing but park sequences.
@@ -53,10 +56,10 @@ void Instance::wait_again(Rank& rank, const Parked& parked, Time now) {
   ++rank.preempted;
 }
 
-void Instance::land(std::size_t index, const KvTier::Landed& landed, Time now) {
+void Instance::land(std::size_t index, std::size_t tier, const KvTier::Landed& landed, Time now) {
   ++changes_;
   Rank& rank = ranks_[index];
-  const std::optional<std::uint32_t> request = rank.kv.land(landed);
+  const std::optional<std::uint32_t> request = rank.kv.land(tier, landed, now);
   if (!request) return;
   for (const Parked& parked : std::exchange(rank.parked, {})) {
     if (parked.loads == 0 || parked.sequence.request == *request) {
@@ -77,7 +80,7 @@ bool Instance::give_up_load(Rank& rank) {
   rank.waiting_blocks += last->blocks;
   rank.kv.preempt(*last);
   rank.kv.below().tier->give_up();
-  note_loads(*last, 0);
+  note_loads(*last, {});
   ++rank.preempted;
   return true;
 }
@@ -87,12 +90,12 @@ bool Instance::give_up_load(Rank& rank) {
 Time Instance::move_blocks(Time now) {
   Time begins = loaded_ = now;
   for (Rank& rank : ranks_) {
-    const KvCache::Moves moves = rank.kv.move(now);
-    begins = std::max(begins, moves.copied);
+    const Time loaded = rank.kv.load_noted(now);
     const TierRead read = rank.kv.below().read;
-    if (read == TierRead::blocking) begins = std::max(begins, moves.loaded);
-    if (read == TierRead::layerwise) loaded_ = std::max(loaded_, moves.loaded);
+    if (read == TierRead::blocking) begins = std::max(begins, loaded);
+    if (read == TierRead::layerwise) loaded_ = std::max(loaded_, loaded);
   }
+  for (Rank& rank : ranks_) begins = std::max(begins, rank.kv.copy_taken(now));
   return begins;
 }
 

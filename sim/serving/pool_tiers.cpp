@@ -5,17 +5,25 @@
 
 namespace moesim {
 
-PoolTiers::PoolTiers(const Deployment& e) : deployment_(e) {
-  if (e.kv_cache.tiers.empty()) return;
-  const KvTierPlan& plan = e.kv_cache.tiers.front();
-  ranks_of_site_ = ranks_of_tier(e, plan);
+PoolTiers::PoolTiers(const Deployment& e) : deployment_(e), levels_(e.kv_cache.tiers.size()) {
   const int all = e.instances * e.parallel.dp;
-  for (int first = 0; first < all; first += ranks_of_site_) {
-    const int ranks = std::min(ranks_of_site_, all - first);
-    Site& site = sites_.emplace_back(Site{
-        std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks), e.kv_layout.block, ranks)});
-    for (int rank = first; rank < first + ranks; ++rank)
-      site.ranks.push_back({rank / e.parallel.dp, static_cast<std::size_t>(rank % e.parallel.dp)});
+  for (std::size_t depth = levels_.size(); depth-- > 0;) {
+    const KvTierPlan& plan = e.kv_cache.tiers[depth];
+    levels_[depth] = {sites_.size(), ranks_of_tier(e, plan)};
+    for (int first = 0; first < all; first += levels_[depth].ranks) {
+      const int ranks = std::min(levels_[depth].ranks, all - first);
+      TierBelow below;
+      if (depth + 1 < levels_.size()) {
+        const Level& lower = levels_[depth + 1];
+        below = {site_of(lower, first).tier.get(), first % lower.ranks};
+      }
+      Site site{depth, std::make_unique<KvTier>(plan, tier_blocks(e, plan, ranks),
+                                                e.kv_layout.block, ranks, below)};
+      for (int rank = first; rank < first + ranks; ++rank)
+        site.ranks.push_back(
+            {rank / e.parallel.dp, static_cast<std::size_t>(rank % e.parallel.dp)});
+      sites_.push_back(std::move(site));
+    }
   }
 }
 
@@ -27,9 +35,8 @@ std::vector<TierPort> PoolTiers::ports(int instance) const {
   const std::int64_t least = (cache.min_load_tokens + block - 1) / block;
   for (int r = 0; r < deployment_.parallel.dp; ++r) {
     const int rank = instance * deployment_.parallel.dp + r;
-    const Site& site = sites_[static_cast<std::size_t>(rank / ranks_of_site_)];
-    ports.push_back(
-        {site.tier.get(), rank % ranks_of_site_, cache.read, std::max<std::int64_t>(1, least)});
+    ports.push_back({site_of(levels_.front(), rank).tier.get(), rank % levels_.front().ranks,
+                     cache.read, std::max<std::int64_t>(1, least)});
   }
   return ports;
 }

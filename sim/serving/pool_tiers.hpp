@@ -21,18 +21,29 @@ class PoolTiers {
     std::size_t rank = 0;
   };
   struct Site {
+    std::size_t depth = 0;  ///< 0: the first tier below HBM
     std::unique_ptr<KvTier> tier;
     std::vector<Place> ranks{};  ///< by port
     std::optional<Time> due{};   ///< when an event stands for its next landing
   };
+  /// The lowest first.
   std::vector<Site>& sites() { return sites_; }
   const std::vector<Site>& sites() const { return sites_; }
-  /// The ways of an EP group's ranks, [rank]; none without tiers.
+  /// The ways of an EP group's ranks to their first tiers, [rank]; none without tiers.
   std::vector<TierPort> ports(int instance) const;
 
  private:
+  // Of the sites of one depth.
+  struct Level {
+    std::size_t first_site = 0;
+    int ranks = 1;  // of each, perhaps fewer of the last
+  };
+  const Site& site_of(const Level& level, int rank) const {
+    return sites_[level.first_site + static_cast<std::size_t>(rank / level.ranks)];
+  }
+
   const Deployment& deployment_;
-  int ranks_of_site_ = 1;
+  std::vector<Level> levels_;  // by depth
   std::vector<Site> sites_;
 };
 

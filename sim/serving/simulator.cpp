@@ -64,7 +64,8 @@ struct Pool {
     PoolRun run{deployment, measurement, {}, {}, {}};
     if (sampler) run.sampled = sampler->stats();
     for (const PoolTiers::Site& site : tiers.sites())
-      run.tiers.push_back({site.tier->tally(now), site.tier->capacity(), std::ssize(site.ranks)});
+      run.tiers.push_back(
+          {site.depth, site.tier->tally(now), site.tier->capacity(), std::ssize(site.ranks)});
     for (const Instance* instance : instances()) {
       run.instances.push_back({instance->number(), instance->rebalancing(), instance->outages()});
     }
@@ -375,8 +376,8 @@ class Simulation {
     site->tier->land(queue_.now(), landed);
     for (const KvTier::Landed& transfer : landed) {
       const PoolTiers::Place& place = site->ranks[static_cast<std::size_t>(transfer.port)];
-      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, transfer,
-                                                                            queue_.now());
+      pool->groups[static_cast<std::size_t>(place.instance)]->instance.land(place.rank, site->depth,
+                                                                            transfer, queue_.now());
       pool->changed = true;
     }
   }

@@ -7,6 +7,7 @@
 
 #include "hardware/units.hpp"
 #include "models/step_ops.hpp"
+#include "sim/kv_tiers/kv_tiers.hpp"
 #include "sim/step/step_cost.hpp"
 #include "traces/trace_rows.hpp"
 
@@ -29,8 +30,10 @@ struct StepSummary {
   std::int64_t prefix_queried = 0;
   /// Tokens of `prefix_queried` that were cached.
   std::int64_t prefix_hit = 0;
-  /// Tokens of `prefix_hit` that were loaded from a tier below HBM.
+  /// Tokens of `prefix_hit` that were loaded from tiers below HBM.
   std::int64_t prefix_loaded = 0;
+  /// Tokens of `prefix_loaded` that no nearer tier had.
+  OfLowerTiers<std::int64_t> prefix_of_lower{};
   /// Ranks that run fewer tokens because expert buffers are full.
   std::int32_t cut_ranks = 0;
   /// KV blocks held over all ranks while the step runs.

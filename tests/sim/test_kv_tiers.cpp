@@ -113,7 +113,7 @@ TEST_CASE("a block can be loaded when its copy has landed, and makes room only t
   REQUIRE(land(tier, 2).size() == 1);
   CHECK(tier.has(1));
   // What is being loaded makes no room either: the other one does, though it was used last.
-  tier.use(std::vector<BlockHash>{1, 2});
+  tier.use(0, std::vector<BlockHash>{1, 2});
   tier.load(0, {2}, at_s(2));
   tier.store(0, std::vector<BlockHash>{3}, at_s(2));
   CHECK(tier.holds(2));
@@ -134,7 +134,7 @@ TEST_CASE("the order of eviction is that of the last use, or of the copy") {
     KvTier tier(plan, 2, Bytes(1), 1);
     tier.store(0, std::vector<BlockHash>{1, 2}, at_s(0));
     land(tier, 1);
-    tier.use(std::vector<BlockHash>{1});
+    tier.use(0, std::vector<BlockHash>{1});
     tier.store(0, std::vector<BlockHash>{3}, at_s(1));
     CHECK(tier.holds(survivor));
     CHECK_FALSE(tier.holds(3 - survivor));
@@ -201,15 +201,16 @@ TEST_CASE("a tier never holds more than its room, and what it holds is stored le
 
 // ---- runs ----
 
-// One rank on one GPU, with prefix caching and a tier: 49,152 B of KV cache for a block of 16.
+// One rank on one GPU, with prefix caching and a tier or a list of them: 49,152 B of KV cache for a
+// block of 16.
 constexpr double block_bytes = 3 * 2 * 4 * 64 * 2 * 16;
-Json one_rank(const Json& tier) {
+Json one_rank(const Json& tiers) {
   Json set{{"parallel", {{"dp", 1}, {"tp", 1}, {"ep", 1}}},
            {"placement", {{"replication", 1}}},
            {"kv_cache", {{"prefix_caching", true}}},
            {"scheduling", {{"max_num_batched_tokens", 128}}},
            {"measurement", {{"warmup", 0}}}};
-  if (!tier.is_null()) set["kv_cache"]["tiers"] = Json::array({tier});
+  if (!tiers.is_null()) set["kv_cache"]["tiers"] = tiers.is_array() ? tiers : Json::array({tiers});
   return set;
 }
 
@@ -220,22 +221,26 @@ struct Figures {
 };
 
 // Prompts of 65 tokens, 10 s apart, A or B, with 6 blocks of HBM.
-Figures a_and_b(const std::string& prompts, const Json& tier) {
+Served serve_a_and_b(const std::string& prompts, const Json& tiers, int seconds_apart = 10) {
   std::string lines;
   for (std::size_t i = 0; i < prompts.size(); ++i)
     lines += fmt::format(
         R"({{"timestamp": {}, "input_length": 65, "output_length": 1, "hash_ids": [{}]}})"
         "\n",
-        10'000 * i, int(prompts[i]));
+        1000 * seconds_apart * int(i), int(prompts[i]));
   const test::TemporaryFile file("prompts.jsonl", lines);
-  Json set = one_rank(tier);
+  Json set = one_rank(tiers);
   set["workload"] = {
       {"lengths", nullptr},
       {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
       {"requests", prompts.size()}};
   Experiment e = load_tiny(set);
   e.decode().memory.kv_blocks = 6;
-  const Served served = serve(e);
+  return serve(e);
+}
+
+Figures a_and_b(const std::string& prompts, const Json& tier) {
+  const Served served = serve_a_and_b(prompts, tier);
   Figures figures;
   for (const RequestRecord& request : served.requests) {
     figures.hbm.push_back(request.cached_tokens - request.loaded_tokens);
@@ -287,6 +292,186 @@ TEST_CASE("two tiers: what is there already is not copied again") {
   CHECK(moved("write_through") == std::pair<std::int64_t, std::int64_t>{8, 9});
   CHECK(moved("write_back") == std::pair<std::int64_t, std::int64_t>{6, 9});
   CHECK(moved({{"type", "selective"}, {"hits", 1}}) == std::pair<std::int64_t, std::int64_t>{2, 0});
+}
+
+// ---- tiers below each other ----
+
+// The same as host(), below it.
+Json disk(int blocks, const Json& write, const Json& changes = Json::object()) {
+  Json tier = host(blocks, write);
+  tier["name"] = "disk";
+  tier.merge_patch(changes);
+  return tier;
+}
+
+// Blocks that a tier's links carried in all.
+struct Moved {
+  std::int64_t read = 0, passed = 0, kept = 0, written = 0;
+  bool operator==(const Moved&) const = default;
+};
+Moved moved(const Served& served, const char* tier) {
+  const OrderedJson stats = served.document()["tiers"][tier];
+  const auto blocks = [](double bytes) { return std::llround(bytes / block_bytes); };
+  return {blocks(stats["read"]["bytes"]), blocks(stats.value("passed_bytes", 0.)),
+          blocks(stats.value("kept_bytes", 0.)), blocks(stats["write"]["bytes"])};
+}
+
+// By hand. HBM of 6 blocks, a host of 4 that is written back. B takes A4, A3, A2 from HBM, and the
+// host has these three. The second A loads them; B4 and B3 make way meanwhile, when of the host
+// only B4 is not pinned: B3 takes its place, and B2 that of A4. The second B finds B1 in HBM, B2
+// and B3 in the host; B4 is lost, unless a disk below has it.
+TEST_CASE("what a host of 4 blocks gives up is found on the disk of 8 below it") {
+  const auto last = [](const Json& tiers) {
+    const Served served = serve_a_and_b("ABAB", tiers);
+    const RequestRecord& request = served.requests.back();
+    const auto on_disk = request.loaded_of_lower[0];
+    CHECK(request.cached_tokens - request.loaded_tokens == 16);
+    CHECK(request.loaded_of_lower[1] == 0);
+    return std::tuple(request.loaded_tokens - on_disk, on_disk,
+                      request.prompt_tokens - request.cached_tokens);
+  };
+  const Json four = host(4, "write_back");
+  const Json selective{{"type", "selective"}, {"hits", 1}};
+  CHECK(last(four) == std::tuple(32, 0, 17));
+  CHECK(last(Json::array({four, disk(8, "write_back")})) == std::tuple(32, 16, 1));
+  CHECK(last(Json::array({four, disk(8, "write_through")})) == std::tuple(32, 16, 1));
+  // Of B4 no request found a copy in the host.
+  CHECK(last(Json::array({four, disk(8, selective)})) == std::tuple(32, 0, 17));
+  // As good as a host of both sizes.
+  CHECK(last(host(12, "write_back")) == std::tuple(48, 0, 1));
+}
+
+// The host is written A4, A3, A2; B4, B3, B2; and under the second B A4, A3, A2 again. Of these B4
+// makes way for B3, A4 for B2, A3 for A4, and A2 for A3. B4 passes from the disk and stays, for
+// which B3 goes, and then B2 for A2: the disk is written B4, A4, A3, A2, B3, B2. Where loads go
+// directly, nothing stays: B3 makes way for A2, and B2 is left.
+TEST_CASE("what two tiers carried, block by block") {
+  const auto of = [](const Json& disk) {
+    const Served served = serve_a_and_b("ABAB", Json::array({host(4, "write_back"), disk}));
+    const OrderedJson json = served.document();
+    CHECK(json["kv"]["prefix_hit_tokens_by_tier"] ==
+          OrderedJson{{"hbm", 32},
+                      {"host", 80},
+                      {"disk", json["tiers"]["disk"]["read"]["bytes"].get<double>() > 0 ? 16 : 0}});
+    return std::pair(moved(served, "host"), moved(served, "disk"));
+  };
+  CHECK(of(disk(8, "write_back")) ==
+        std::pair(Moved{.read = 6, .passed = 1, .kept = 1, .written = 9},
+                  Moved{.read = 1, .written = 6}));
+  CHECK(of(disk(8, "write_back", {{"path", "direct"}})) ==
+        std::pair(Moved{.read = 5, .written = 9}, Moved{.read = 1, .written = 5}));
+  CHECK(of(disk(8, "write_through")) ==
+        std::pair(Moved{.read = 6, .passed = 1, .kept = 1, .written = 9},
+                  Moved{.read = 1, .written = 6}));
+  CHECK(of(disk(8, {{"type", "selective"}, {"hits", 1}})) ==
+        std::pair(Moved{.read = 5, .written = 9}, Moved{.written = 5}));
+}
+
+// The second B loads 2 blocks from the host at 1 a second, and 1 from the disk.
+TEST_CASE("a load from a lower tier takes both links or its own, and ends with the slower one") {
+  const auto waits = [](double disk_blocks_per_s, const char* path) {
+    Json near = host(4, "write_back");
+    near["bandwidth"] = fmt::format("{} B/s", block_bytes);
+    near["write_bandwidth"] = "1000000000 TB/s";
+    Json far = disk(8, "write_back", {{"path", path}});
+    far["bandwidth"] = fmt::format("{} B/s", disk_blocks_per_s * block_bytes);
+    far["write_bandwidth"] = "1000000000 TB/s";
+    const Served served = serve_a_and_b("ABAB", Json::array({near, far}));
+    const RequestRecord& request = served.requests.back();
+    CHECK(request.loaded_tokens == 48);
+    return to_seconds(request.loading).count();
+  };
+  CHECK_THAT(waits(2, "staged"), WithinRel(3., 1e-9));
+  CHECK_THAT(waits(2, "direct"), WithinRel(2., 1e-9));
+  CHECK_THAT(waits(.25, "staged"), WithinRel(4., 1e-9));
+  CHECK_THAT(waits(.25, "direct"), WithinRel(4., 1e-9));
+}
+
+TEST_CASE("a hit reaches over HBM and all tiers up to the first block that none has") {
+  const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
+  KvTier lowest(plan, 9, Bytes(1), 2);
+  KvTier lower(plan, 9, Bytes(1), 2, {&lowest, 0});
+  KvTier first(plan, 9, Bytes(1), 1, {&lower, 1});
+  const KvLayout layout = load_tiny(one_rank(nullptr)).decode().kv_layout;
+  KvCache cache(layout, 9, true, false, {&first, 0});
+  std::vector<BlockHash> prompt = prompt_hashes(nullptr, 1, 16 * 7, 16);
+  const auto find = [&](std::int32_t tokens = 16 * 7 + 1) {
+    const CacheHit hit = cache.find(prompt, tokens);
+    CHECK(hit.blocks == 0);
+    return std::tuple(hit.loads, hit.of_lower[0], hit.of_lower[1]);
+  };
+  // On their way nobody finds them; the first tier's also go down, as write-through has it.
+  lower.store(1, std::vector{prompt[1], prompt[3]}, at_s(0));
+  lowest.store(1, std::vector{prompt[2], prompt[5]}, at_s(0));
+  first.store(0, std::vector{prompt[0]}, at_s(0));
+  CHECK(find() == std::tuple(0, 0, 0));
+  land(first, 1);
+  CHECK(find() == std::tuple(1, 0, 0));
+  land(lower, 2), land(lowest, 2);
+  // 0 in the first, 1 and 3 in the next, 2 in the last; 4 is nowhere.
+  CHECK(find() == std::tuple(4, 2, 1));
+  CHECK(find(16 * 3) == std::tuple(2, 1, 0));
+  first.store(0, std::vector{prompt[4]}, at_s(2));
+  land(first, 3);
+  CHECK(find() == std::tuple(6, 2, 2));
+  // What is nearer is taken from there: by now the copy of 0 has gone down, too.
+  land(lower, 10);
+  CHECK(lower.has(prompt[0]));
+  CHECK(find() == std::tuple(6, 2, 2));
+}
+
+TEST_CASE("copies to a lower tier pin their source, and neither tier holds more than its room") {
+  for (const char* write : {"write_through", "write_back", "selective"}) {
+    CAPTURE(write);
+    Rng rng(2, "test/kv_tiers");
+    const KvTierPlan far = plan_of(
+        fmt::format(R"({{"capacity": "1 GB", "bandwidth": "2 B/s", "write": "{}"}})", write));
+    const KvTierPlan near = plan_of(R"({"capacity": "1 GB", "bandwidth": "5 B/s"})");
+    KvTier lower(far, 16, Bytes(1), 2);
+    std::vector<std::unique_ptr<KvTier>> upper;
+    for (int i = 0; i < 2; ++i)
+      upper.push_back(std::make_unique<KvTier>(near, 7, Bytes(1), 1, TierBelow{&lower, i}));
+    double now = 0;
+    for (int round = 0; round < 4000; ++round) {
+      now += rng.uniform();
+      for (const auto& tier : upper) land(*tier, now);
+      for (const KvTier::Landed& landed : land(lower, now)) {
+        if (!landed.load) upper[std::size_t(landed.port)]->copied(landed.transfer);
+      }
+      std::vector<BlockHash> some;
+      for (int i = 0; i < 4; ++i) some.push_back(rng.below(30));
+      std::ranges::sort(some);
+      some.erase(std::unique(some.begin(), some.end()), some.end());
+      const std::size_t rank = rng.below(2);
+      KvTier& near_tier = *upper[rank];
+      const auto keep_if_in = [&](const KvTier& tier) {
+        std::erase_if(some, [&](BlockHash hash) { return !tier.has(hash); });
+      };
+      switch (rng.below(4)) {
+        case 0: near_tier.store(0, some, at_s(now)); break;
+        case 1:
+          near_tier.use(0, some);
+          near_tier.copy_found(0, at_s(now));
+          break;
+        case 2:
+          keep_if_in(near_tier);
+          if (!some.empty()) near_tier.load(0, some, at_s(now));
+          break;
+        default:
+          keep_if_in(lower);
+          if (some.empty()) break;
+          lower.load(int(rank), some, at_s(now));
+          near_tier.keep(0, some, at_s(now));
+      }
+      for (const KvTier* tier : {upper[0].get(), upper[1].get(), &lower}) {
+        const KvTierTally tally = tier->tally(at_s(now));
+        REQUIRE(tier->resident() == tally.written + tally.kept - tally.evicted);
+        REQUIRE(tier->resident() <= tier->capacity());
+      }
+    }
+    CHECK(lower.tally(at_s(now)).written > 30);
+    CHECK(upper[0]->tally(at_s(now)).kept > 100);
+  }
 }
 
 // The last A, which loads 3 blocks in 3 s, with something beside it.
@@ -462,6 +647,118 @@ TEST_CASE("prompt tokens stood in HBM, in the tier, or are computed; what moved 
   }
 }
 
+TEST_CASE("hits are those of HBM and of each tier, and each link carries what was hit behind it") {
+  const Json host{{"capacity", "1500 kB"}, {"bandwidth", "50 MB/s"}, {"write", "write_back"}};
+  const Json disk{{"name", "disk"}, {"capacity", "4 MB"}, {"bandwidth", "20 MB/s"}};
+  const Json pool{{"name", "pool"},
+                  {"capacity", "9 MB"},
+                  {"bandwidth", "30 MB/s"},
+                  {"per", "cluster"},
+                  {"aggregate_bandwidth", "40 MB/s"}};
+  std::int64_t of_pool = 0;
+  for (const char* read : {"parked", "blocking", "layerwise"}) {
+    for (const auto& write : tier_writes().entries()) {
+      for (const char* path : {"staged", "direct"}) {
+        CAPTURE(read, write.name, path);
+        Json tiers = Json::array({host, disk, pool});
+        tiers[1]["write"] = write.name;
+        tiers[2]["write"] = write.name;
+        tiers[2]["path"] = path;
+        Json set = sessions(tiers);
+        set["kv_cache"]["read"] = read;
+        Experiment e = load_tiny(set);
+        e.decode().memory.kv_blocks = 40;
+        const Served served = serve(e);
+        const OrderedJson json = served.document();
+        std::array<std::int64_t, 3> loaded{};
+        for (const RequestRecord& request : served.requests) {
+          REQUIRE(request.state == RequestRecord::State::finished);
+          const auto& lower = request.loaded_of_lower;
+          REQUIRE(lower[0] + lower[1] <= request.loaded_tokens);
+          REQUIRE(request.loaded_tokens <= request.cached_tokens);
+          loaded[0] += request.loaded_tokens - lower[0] - lower[1];
+          loaded[1] += lower[0];
+          loaded[2] += lower[1];
+        }
+        CHECK(loaded[0] > 0);
+        CHECK(loaded[1] > 0);
+        of_pool += loaded[2];
+        const OrderedJson& by_tier = json["kv"]["prefix_hit_tokens_by_tier"];
+        std::int64_t hit = 0;
+        for (const auto& [name, tokens] : by_tier.items()) hit += tokens.get<std::int64_t>();
+        CHECK(by_tier.size() == 4);
+        CHECK(hit == json["kv"]["prefix_hit_tokens"]);
+        CHECK(json["turns"]["all"]["prefix"]["loaded_tokens"] == loaded[0] + loaded[1] + loaded[2]);
+        CHECK(json["turns"]["all"]["prefix"]["hit_tokens"] <=
+              json["turns"]["all"]["prefix"]["ideal_hit_tokens"]);
+        double through = 0;
+        const bool whole =
+            json["kv"]["preemptions"] == 0 && json["tiers"]["host"]["given_up_loads"] == 0;
+        for (const auto& [depth, name] :
+             std::map<std::size_t, std::string>{{2, "pool"}, {1, "disk"}, {0, "host"}}) {
+          CAPTURE(name);
+          const OrderedJson& tier = json["tiers"][name];
+          const double own = double(tier["read"]["bytes"]) - tier.value("passed_bytes", 0.);
+          CHECK(own >= double(loaded[depth] / 16) * block_bytes);
+          if (whole) CHECK(own == double(loaded[depth] / 16) * block_bytes);
+          CHECK(tier["peak_fill"] <= 1);
+          CHECK(tier["evicted_bytes"].get<double>() <=
+                tier["write"]["bytes"].get<double>() + tier.value("kept_bytes", 0.));
+          CHECK(tier["dead_bytes"] <= tier["evicted_bytes"]);
+          CHECK(tier.contains("passed_bytes") == (depth == 0));
+          if (depth == 1 || (depth == 2 && path == std::string("staged")))
+            through += double(tier["read"]["bytes"]);
+        }
+        CHECK(json["tiers"]["host"]["passed_bytes"] == through);
+        CHECK(json["tiers"]["host"]["kept_bytes"] <= through);
+      }
+    }
+  }
+  CHECK(of_pool > 0);
+}
+
+TEST_CASE("an endless disk below a small host brings the hits of an endless host") {
+  const auto prefix = [](const Json& tiers) {
+    Experiment e = load_tiny(sessions(tiers));
+    e.decode().memory.kv_blocks = 60;
+    return run(e).document()["turns"]["all"]["prefix"];
+  };
+  const Json small{{"capacity", "1 MB"}, {"bandwidth", "1000000000 TB/s"}, {"write", "write_back"}};
+  const Json endless{{"name", "disk"},
+                     {"capacity", "1 TB"},
+                     {"bandwidth", "1000000000 TB/s"},
+                     {"write", "write_back"}};
+  const OrderedJson both = prefix(Json::array({small, endless}));
+  CHECK(both["hit_tokens"] == prefix(endless)["hit_tokens"]);
+  CHECK(prefix(small)["hit_tokens"] < .95 * both["hit_tokens"].get<double>());
+  // A lower tier without room is none, and so is a first one.
+  Json none = endless;
+  none["capacity"] = "0 B";
+  CHECK(prefix(Json::array({small, none})) == prefix(small));
+  none["name"] = "first";
+  CHECK(prefix(Json::array({none, endless})) == prefix(endless));
+}
+
+TEST_CASE("a pool below the hosts of all ranks holds for each what another computed") {
+  Json set = sessions({{"capacity", "2 MB"}, {"bandwidth", "1 GB/s"}}, 240, 12);
+  set["parallel"] = {{"dp", 4}, {"tp", 1}, {"ep", 4}};
+  set["placement"] = {{"replication", 1.5}};
+  const auto served = [&] {
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 60;
+    return serve(e).document();
+  };
+  const OrderedJson alone = served();
+  set["kv_cache"]["tiers"].push_back(
+      {{"name", "pool"}, {"per", "cluster"}, {"capacity", "100 MB"}, {"bandwidth", "500 MB/s"}});
+  const OrderedJson pooled = served();
+  CHECK(pooled["tiers"]["host"]["tiers"] == 4);
+  CHECK(pooled["tiers"]["pool"]["tiers"] == 1);
+  CHECK(pooled["kv"]["prefix_hit_tokens"] > 1.5 * alone["kv"]["prefix_hit_tokens"].get<double>());
+  CHECK(pooled["kv"]["prefix_hit_tokens_by_tier"]["pool"] > 1000);
+  CHECK(pooled.dump() == served().dump());
+}
+
 TEST_CASE("sessions one by one: the slowest in order, each turn's times in order, tokens in all") {
   Json set = sessions({{"capacity", {{"of_hbm", 3}}}, {"bandwidth", "50 MB/s"}});
   set["measurement"] = {{"slowest_sessions", 4}};
@@ -607,7 +904,20 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
   const auto contains = [](const std::string& text) { return Catch::Matchers::Contains(text); };
   const Json host{{"capacity", "1 GB"}};
   CHECK(refused(Json::array({host})).empty());
-  CHECK_THAT(refused(Json::array({host, host})), contains("/kv_cache/tiers: one tier below HBM"));
+  const auto below = [&](Json tier) { return refused(Json::array({host, std::move(tier)})); };
+  Json disk{{"name", "disk"}, {"capacity", "1 GB"}, {"bandwidth", "7 GB/s"}};
+  CHECK(below(disk).empty());
+  CHECK_THAT(below(host), contains("/kv_cache/tiers/1: a tier below the first needs its \"bandw"));
+  disk["name"] = "host";
+  CHECK_THAT(below(disk), contains("/kv_cache/tiers/1: a tier above is called \"host\" too"));
+  CHECK_THAT(refused({{{"capacity", "1 GB"}, {"per", "node"}},
+                      {{"name", "disk"}, {"capacity", "1 GB"}, {"bandwidth", "7 GB/s"}}}),
+             contains("/kv_cache/tiers/1: is shared per rank, the tier above per node"));
+  CHECK_THAT(refused({{{"capacity", "0 B"}},
+                      {{"name", "disk"}, {"capacity", "1 kB"}, {"bandwidth", "7 GB/s"}}}),
+             contains("/kv_cache/tiers/1/capacity: holds less than one KV block"));
+  CHECK_THAT(refused(Json::array({host, host, host, host})),
+             contains("/kv_cache/tiers: expected at most 3 tiers, found 4"));
   CHECK_THAT(refused(Json::array({Json::object()})), contains("\"capacity\" is missing"));
   CHECK_THAT(refused({{{"capacity", "1 kB"}}}),
              contains("/kv_cache/tiers/0/capacity: holds less than one KV block of 0.0492 MB"));

@@ -44,7 +44,10 @@ std::vector<Report> reports() {
   Json trees = sessions;
   trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
-  tiers["kv_cache"] = {{"prefix_caching", true}, {"tiers", {{{"capacity", "1 GB"}}}}};
+  tiers["kv_cache"] = {{"prefix_caching", true},
+                       {"tiers",
+                        {{{"capacity", "1 GB"}},
+                         {{"capacity", "2 GB"}, {"name", "disk"}, {"bandwidth", "7 GB/s"}}}}};
   tiers["measurement"] = {{"slowest_sessions", 2}};
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,

@@ -98,6 +98,21 @@ TEST_CASE("a gap may count from the start of a turn, and is cut at a cap") {
   CHECK(second({{"idle_cap", "0 s"}}, 1.5) == at(1.5));
 }
 
+TEST_CASE("a recording's schedule is caught up with after a late reply; gaps from starts stay") {
+  // Turns 2 s apart. The first reply comes after 5 s, the second after half a second.
+  const auto third = [](const char* from) {
+    const auto source = workload(three_turns({{"sessions", {{"gap_from", from}}}})).make(1, 1);
+    CHECK(source->next()->arrival == at(0));
+    source->completed(0, Outcome::finished, at(5));
+    const Time second = source->next()->arrival;
+    source->completed(1, Outcome::finished, second + to_duration(Seconds(.5)));
+    return std::pair(second, source->next()->arrival);
+  };
+  CHECK(third("schedule") == std::pair(at(5), at(5.5)));  // due at 4
+  CHECK(third("start") == std::pair(at(5), at(7)));
+  CHECK(third("end") == std::pair(at(7), at(9.5)));
+}
+
 TEST_CASE("a turn that a reply brings about is not hidden by a session that starts later") {
   const auto source =
       workload(

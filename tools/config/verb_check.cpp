@@ -33,20 +33,24 @@ std::string stripes_text(const ParallelPlan& plan) {
 
 // "tier host: 81.2 GB per rank, 51234 blocks; 53.6 GB/s to HBM and 53.6 GB/s from HBM per GPU"
 std::string tiers_of(const Deployment& e) {
-  std::string text;
+  std::string text, above = "HBM";
+  std::int64_t per_rank_above = e.memory.kv_blocks;
   for (const KvTierPlan& tier : e.kv_cache.tiers) {
     const int ranks = std::min(ranks_of_tier(e, tier), e.instances * e.parallel.dp);
     const std::int64_t blocks = tier_blocks(e, tier, ranks);
     const double bytes = e.kv_layout.block.value() * e.parallel.rank_gpus();
     text += fmt::format(
-        "tier {}: {:.1f} GB per {}, {} blocks; {:.3g} GB/s to HBM and {:.3g} GB/s from HBM per "
+        "tier {}: {:.1f} GB per {}, {} blocks; {:.3g} GB/s to HBM and {:.3g} GB/s from {} per "
         "GPU\n",
         tier.name, double(blocks) * bytes / 1e9, tier_scope_names[std::size_t(tier.per)], blocks,
-        tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9);
-    if (tier.write->when_full() && blocks <= ranks * e.memory.kv_blocks)
-      text +=
-          "  a write-through tier no larger than HBM adds almost no hits; give the tier more "
-          "capacity, or \"write_back\"\n";
+        tier.bandwidth.value() / 1e9, tier.write_bandwidth.value() / 1e9, above);
+    if (tier.write->when_full() && blocks <= ranks * per_rank_above)
+      text += fmt::format(
+          "  a write-through tier no larger than {} adds almost no hits; give the tier more "
+          "capacity, or \"write_back\"\n",
+          above);
+    above = tier.name;
+    per_rank_above = blocks / ranks;
   }
   return text;
 }

@@ -370,12 +370,16 @@ std::string prefixes_of(const KvStats& kv) {
 std::string tiers_of(const PoolStats& pool) {
   std::string text;
   for (const auto& [name, tier] : pool.tiers) {
+    const auto hits = std::ranges::find(pool.kv.prefix_hit_tokens_by_tier, name,
+                                        &std::pair<std::string, std::int64_t>::first);
+    const double loaded =
+        double(hits->second) / std::max<double>(1, double(pool.kv.prefix_queried_tokens));
     text += fmt::format(
         "tier {}: {} of the prompts' tokens were loaded; a load took {:.1f} ms, p99 {:.1f} ms\n"
         "  fill {}, links busy {} reading and {} writing; {:.3g} GB read, {:.3g} GB written\n",
-        name, percent(pool.kv.prefix_loaded_rate.value_or(0)), tier.mean_wait_ms, tier.p99_wait_ms,
-        percent(tier.mean_fill), percent(tier.read.busy_share), percent(tier.write.busy_share),
-        tier.read.bytes / 1e9, tier.write.bytes / 1e9);
+        name, percent(loaded), tier.mean_wait_ms, tier.p99_wait_ms, percent(tier.mean_fill),
+        percent(tier.read.busy_share), percent(tier.write.busy_share), tier.read.bytes / 1e9,
+        tier.write.bytes / 1e9);
   }
   return text;
 }

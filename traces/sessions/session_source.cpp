@@ -131,6 +131,7 @@ class SessionSource final : public RequestSource {
     bool in_flight = false;
     Seconds gap{};                // before the next turn
     Time sent{}, replied{};       // the last turn
+    Time due{};                   // when it would have been sent if no reply had been late
     Request request{};            // the last turn, or the next one
     std::vector<Span> context{};  // names of its prompt and reply
   };
@@ -207,7 +208,7 @@ class SessionSource final : public RequestSource {
       Agent& agent = agents_.at(child);
       agent.own = told.turns;
       agent.turns = std::ssize(told.turns);
-      agent.sent = now;
+      agent.sent = agent.due = now;
       if (!prepare(child)) {
         leave(child, now);  // no turn of it fits
         continue;
@@ -257,18 +258,21 @@ class SessionSource final : public RequestSource {
 
   void pause(std::uint32_t id, Time now) {
     if (all_sent()) return;
-    const Agent& agent = agents_.at(id);
-    paused_.insert({end_of_pause(agent.gap, agent.sent, now), pauses_++, id});
+    paused_.insert({end_of_pause(agents_.at(id), now), pauses_++, id});
   }
 
-  Time end_of_pause(Seconds gap, Time sent, Time now) const {
-    if (rules_.idle_cap) gap = std::min(gap, *rules_.idle_cap);
-    const Time from = rules_.gaps_from_starts ? sent : now;
+  Time end_of_pause(Agent& agent, Time now) const {
+    using GapFrom = SessionRules::GapFrom;
+    const Seconds gap = rules_.idle_cap ? std::min(agent.gap, *rules_.idle_cap) : agent.gap;
+    const Time from = rules_.gap_from == GapFrom::end     ? now
+                      : rules_.gap_from == GapFrom::start ? agent.sent
+                                                          : agent.due;
     if (to_seconds(from) + gap > last_arrival)
       throw ConfigError(
           "workload/sessions: turns arrive for longer than the 60 days that can be simulated; "
           "give an \"idle_cap\" or fewer requests");
-    return std::max(now, from + to_duration(gap));
+    agent.due = from + to_duration(gap);
+    return std::max(now, agent.due);
   }
 
   TimedRequest resume() {
@@ -280,6 +284,7 @@ class SessionSource final : public RequestSource {
   TimedRequest send(std::uint32_t id, Time at) {
     Agent& agent = agents_.at(id);
     agent.sent = at;
+    if (agent.is_main() && agent.turn == 0) agent.due = at;
     agent.in_flight = true;
     agent.request.turn = {.session = agent.session,
                           .turn = static_cast<std::uint32_t>(agent.turn),

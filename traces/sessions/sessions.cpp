@@ -45,8 +45,7 @@ std::int64_t count_turns(std::span<const NextTurn> turns) {
 
 namespace {
 
-enum class GapFrom { end, start };
-constexpr std::array<std::string_view, 2> gap_from_names{"end", "start"};
+constexpr std::array<std::string_view, 3> gap_from_names{"end", "start", "schedule"};
 constexpr std::array<std::string_view, 3> too_long_names{"end", "drop", "compact"};
 enum class StartAt { first_turn, uniform };
 constexpr std::array<std::string_view, 2> start_at_names{"first_turn", "uniform"};
@@ -99,7 +98,7 @@ std::span<const Key> session_keys() {
   static constexpr Key keys[] = {
       {"gap_from", form::choice(gap_from_names),
        unset("end; start where a file has times but no gaps"),
-       "a gap counts from the end of the turn before, or from its start"},
+       "gaps count from a turn's end, start, or start without delays"},
       {"idle_cap", form::time, unset("none"), "longer gaps are cut to this"},
       {"reuse_output", form::flag, unset("true; false if recorded"),
        "the next turn can hit the KV cache of a reply"},
@@ -115,9 +114,10 @@ SessionPlan read_sessions(const ConfigNode& node) {
   return read_object(node.as_policy(), session_keys, [](ConfigReader& reader) {
     const std::shared_ptr<const Sessions> sessions = session_kinds().make_from(reader);
     SessionRules rules;
+    using GapFrom = SessionRules::GapFrom;
     const GapFrom usual = sessions->gaps_from_starts() ? GapFrom::start : GapFrom::end;
     const auto from = reader.choice_or("gap_from", gap_from_names, std::size_t(usual));
-    rules.gaps_from_starts = static_cast<GapFrom>(from) == GapFrom::start;
+    rules.gap_from = static_cast<GapFrom>(from);
     if (reader.optional("idle_cap")) rules.idle_cap = reader.quantity<Seconds>("idle_cap");
     rules.reuse_output = reader.flag_or("reuse_output", sessions->recorded_turns() == 0);
     rules.shared_prefix = reader.integer("shared_prefix");

@@ -73,7 +73,11 @@ struct SessionRules {
   /// What happens to a turn that is longer than a request may be.
   enum class TooLong { end, drop, compact };
 
-  bool gaps_from_starts = false;
+  /// What the gap before a turn counts from: the end of the turn before, its start, or when it
+  /// would have started if no reply had been late (a trace that is replayed at recorded times).
+  enum class GapFrom { end, start, schedule };
+
+  GapFrom gap_from = GapFrom::end;
   std::optional<Seconds> idle_cap{};  ///< no gap is longer
   bool reuse_output = true;           ///< a reply stands in the next prompt as it was generated
   std::int64_t shared_prefix = 0;     ///< leading tokens of every first prompt that are the same

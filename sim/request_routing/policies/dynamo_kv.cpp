@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <numeric>
 
 #include "hardware/rng.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -11,7 +12,8 @@ namespace {
 
 // The KV router of NVIDIA [Dynamo]: overlap_weight * prefill blocks + decode blocks, lower
 // is better. Prefill blocks: what the rank would have to prefill, its queue and the uncached part
-// of this prompt, where blocks that a tier can load count `tier_credit` of cached ones. Decode
+// of this prompt, where blocks that a tier can load count `tier_credit` of cached ones, and those
+// that only a lower tier can load `lower_tier_credit`. Decode
 // blocks: those in use or promised, with this request on it. Temperature 0 takes the least (ties
 // lowest rank), above 0 draws by softmax.
 class DynamoKv final : public OneByOneRouter {
@@ -21,6 +23,8 @@ class DynamoKv final : public OneByOneRouter {
         overlap_weight_(options.number("overlap_weight")),
         temperature_(options.number("temperature")),
         tier_credit_(options.number("tier_credit")),
+        lower_tier_credit_(
+            options.optional("lower_tier_credit") ? options.number("lower_tier_credit") : 0.25),
         block_tokens_(context.block_tokens),
         rng_(context.seed, "request_routing/dynamo_kv") {}
 
@@ -38,7 +42,10 @@ class DynamoKv final : public OneByOneRouter {
     const CacheHit hit = request.hits[static_cast<std::size_t>(rank.rank)];
     std::int64_t prefill = request.prompt_tokens - hit.blocks * block_tokens_;
     for (const RankRequest& r : rank.requests) prefill += r.prefill_left;
-    const double credit = tier_credit_ * static_cast<double>(hit.loads);
+    const std::int64_t lower =
+        std::accumulate(hit.of_lower.begin(), hit.of_lower.end(), std::int64_t{0});
+    const double credit = tier_credit_ * static_cast<double>(hit.loads - lower) +
+                          lower_tier_credit_ * static_cast<double>(lower);
     return overlap_weight_ * static_cast<double>(prefill) / block_tokens_ +
            static_cast<double>(rank.blocks + request.blocks - hit.in_use) -
            overlap_weight_ * credit;
@@ -55,7 +62,7 @@ class DynamoKv final : public OneByOneRouter {
     return chosen;
   }
 
-  double overlap_weight_, temperature_, tier_credit_;
+  double overlap_weight_, temperature_, tier_credit_, lower_tier_credit_;
   int block_tokens_;
   Rng rng_;
   std::vector<double> logits_;
@@ -70,7 +77,9 @@ std::span<const Key> dynamo_kv_router_keys() {
                                  {"temperature", form::number(non_negative), "0",
                                   "temperature of the draw by softmax; 0: the least cost"},
                                  {"tier_credit", form::number(0, 1), "0.75",
-                                  "of a block in a tier below HBM, where one in HBM counts 1"}};
+                                  "of a block in a tier below HBM, where one in HBM counts 1"},
+                                 {"lower_tier_credit", form::number(0, 1), unset("0.25"),
+                                  "the same of a block that only a tier below the first has"}};
   return keys;
 }
 
