@@ -193,7 +193,8 @@ class Picked:
 
     def experts(self, precision, hidden, width, top_k, experts, tokens, copies, active):
         found = self.series("experts", precision=shapes.TABLE[precision], hidden=hidden, width=width, top_k=top_k, experts=experts)
-        found = [f for f in found if "nongated" not in f[0]["kernel"]]
+        wanted = self.l["expert_kernel"] or ""
+        found = [f for f in found if "nongated" not in f[0]["kernel"] and wanted in f[0]["kernel"]]
         bandwidth, peak = shapes.SHEETS[self.l["gpu"]]
         bits = {"bf16": 16, "fp8": 8, "fp8_block": 8, "nvfp4": 4.5, "mxfp4": 4.25}[precision]
         peak *= {16: 1, 8: 2, 4.5: 4, 4.25: 1}[bits]
