@@ -10,6 +10,7 @@ std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
 std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
 std::span<const Key> all_gather_keys();
+std::unique_ptr<Dispatch> make_all_reduce(ConfigReader&);
 std::unique_ptr<Dispatch> make_ids_all_gather(ConfigReader&);
 std::unique_ptr<Dispatch> make_auto(ConfigReader&);
 
@@ -71,6 +72,8 @@ const Registry<Dispatch>& dispatches() {
         make_low_latency, token_bytes_keys},
        {"all_gather", "every rank receives all tokens (vLLM's default; METRO's, before top-k)",
         make_all_gather, all_gather_keys},
+       {"all_reduce", "all ranks' rows are summed, out and back (SGLang's steps with prompts)",
+        make_all_reduce, token_bytes_keys},
        {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all", make_ids_all_gather,
         token_bytes_keys},
        {"auto", "in each layer the one that the cost model finds fastest", make_auto,

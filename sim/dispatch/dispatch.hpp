@@ -67,7 +67,7 @@ class Dispatch {
   }
 };
 
-/// The table: all_to_all, low_latency, all_gather, ids_all_gather, auto.
+/// The table: all_to_all, low_latency, all_gather, all_reduce, ids_all_gather, auto.
 const Registry<Dispatch>& dispatches();
 
 /// Bytes of one token's activations on the way out: "precision" of the policy, bf16 unless said;

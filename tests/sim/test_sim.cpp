@@ -550,6 +550,21 @@ TEST_CASE("all-gather volume counts every token once per other GPU, whatever its
   CHECK_FALSE(gather->needs_copies());
 }
 
+TEST_CASE("an exchange by all-reduces sends twice what gathers do, however uneven the ranks") {
+  const Fabric fabric(two_nodes());
+  const std::vector<double> tokens{64, 0, 32, 32, 128, 0, 0, 0};
+  const auto sums = dispatches().make(config(R"("all_reduce")"));
+  const Exchange exchange = sums->exchange({fabric, tokens, 2048, 8, 128});
+  // A reduce-scatter and an all-gather of 256 rows over 8 GPUs: 2 x 7 x 256 x 2048 x 2 B.
+  CHECK_THAT(exchange.dispatch.nvlink.value(), WithinRel(2.0 * 7 * 256 * 2048 * 2, 1e-12));
+  CHECK_THAT(exchange.combine.nvlink.value(), WithinRel(2.0 * 7 * 256 * 2048 * 2, 1e-12));
+  CHECK(exchange.gathered);
+  CHECK(sums->gives_global_counts());
+  CHECK_FALSE(sums->needs_copies());
+  const std::vector<double> even(8, 32.0);
+  CHECK(sums->exchange({fabric, even, 2048, 8, 128}).dispatch.time == exchange.dispatch.time);
+}
+
 TEST_CASE("an all-to-all sends what the copies say, in the precision it was given") {
   const Fabric fabric(two_nodes());
   TrafficMatrix copies(8);
