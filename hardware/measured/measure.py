@@ -295,6 +295,9 @@ def routers(meter):
     for line in compiled("routers"):
         what, shape, us = line.split(",")
         row("router_" + what, shape.replace(" most=0.00", ""), float(us))
+    for line in compiled("topk"):
+        what, shape, us = line.split(",")
+        row(what, shape, float(us))
 
 
 def main():
