@@ -137,8 +137,7 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   if (!spec.prefix_caching) {
     tiers.fail("a tier is looked up by prefix; give \"prefix_caching\": true, or leave tiers out");
   }
-  const KvLayout layout =
-      kv_layout(spec.model, spec.parallel, spec.precision, cache.block_tokens, cache.keeps_all);
+  const KvLayout layout = kv_layout_of(spec);
   if (layout.has_windows()) {
     tiers.fail(fmt::format("a tier is not modelled for the windows of {}; leave tiers out",
                            spec.model.name));

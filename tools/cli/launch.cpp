@@ -58,9 +58,9 @@ ParallelPlan plan_of_command(ParallelPlan plan) {
   return plan;
 }
 
-bool has_windows(const MoeModel& model) {
-  return std::ranges::any_of(
-      model.layers, [](const LayerSpec& layer) { return layer.mixer->sight().window > 0; });
+bool has_windows(const PoolSpec& pool) {
+  return kv_layout(pool.model, pool.parallel, pool.precision, pool.kv_cache.block_tokens)
+      .has_windows();
 }
 
 Server server_of(const PoolSpec& pool, const std::string& role) {
@@ -80,7 +80,7 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .drafts_itself = pool.speculation.has_module(),
           .two_batches = pool.overlap.two_batch.has_value(),
           .prefix_caching = pool.prefix_caching,
-          .has_windows = has_windows(pool.model),
+          .has_windows = has_windows(pool),
           .keeps_all = pool.kv_cache.keeps_all,
           .gpu_memory_utilization = pool.kv_cache.gpu_memory_utilization,
           .free_gpu_memory_fraction = pool.kv_cache.free_gpu_memory_fraction,

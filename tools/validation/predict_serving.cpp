@@ -72,13 +72,13 @@ Json online_workload(const MeasuredPoint& point, const ServingClient& client, in
           {"requests", concurrency * waves}};
 }
 
-Json offline_workload(const MeasuredPoint& point) {
-  return {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 1}}},
+Json fixed_workload(const MeasuredPoint& point, int concurrency, int requests) {
+  return {{"arrivals", {{"type", "closed_loop"}, {"concurrency", concurrency}}},
           {"lengths",
            {{"type", "fixed"},
             {"prompt", at_least_one(point.prompt)},
             {"output", at_least_one(point.output)}}},
-          {"requests", 2}};
+          {"requests", requests}};
 }
 
 /// What the client saw.
@@ -283,12 +283,7 @@ Predicted ServingPredictor::online(const MeasuredPoint& point, Json config) {
 /// All requests wait as the run begins.
 Predicted ServingPredictor::bench(const MeasuredPoint& point, Json config) {
   const int requests = requests_of_bench(point);
-  config["workload"].update({{"arrivals", {{"type", "closed_loop"}, {"concurrency", requests}}},
-                             {"lengths",
-                              {{"type", "fixed"},
-                               {"prompt", at_least_one(point.prompt)},
-                               {"output", at_least_one(point.output)}}},
-                             {"requests", requests}});
+  config["workload"].update(fixed_workload(point, requests, requests));
   config["fidelity"] = "sampled";
   const Experiment first = load_experiment(ConfigNode(config, "validate.json"), runs_->traces);
   const BenchLimits limits = trtllm_bench_limits(first.decode(), point);
@@ -313,7 +308,7 @@ Predicted ServingPredictor::predict(const MeasuredPoint& point) {
   if (is_trtllm_bench(stated)) return bench(stated, std::move(deployment.experiment));
   if (stated.concurrency > 0) return online(stated, std::move(deployment.experiment));
   Json& config = deployment.experiment;
-  config["workload"].update(offline_workload(stated));
+  config["workload"].update(fixed_workload(stated, 1, 2));
   config["scheduling"]["max_num_seqs"] = 4096;
   const Experiment e = load_experiment(ConfigNode(config, "validate.json"), runs_->traces);
   if (point.category == "prefill") return prefill_rate(e.decode(), stated);

@@ -77,7 +77,8 @@ BenchLimits trtllm_bench_limits(const Deployment& d, const MeasuredPoint& point)
   const double memory = gpus * d.cluster.gpu.hbm_capacity.value() / gib - weights;
   const double kv_bytes = bytes_per_element(d.precision.kv_cache);
   const double of_request = kv_numbers(d, gpus) * kv_bytes * (point.prompt + point.output) / gib;
-  constexpr double share = .95, most = 4096, most_tokens = 32768;
+  const double share = d.kv_cache.free_gpu_memory_fraction.value_or(.9);  // TensorRT-LLM's default
+  constexpr double most = 4096, most_tokens = 32768;
   const double sequences = std::min(most, share * memory / of_request);
   const double tokens = std::min(most_tokens, sequences * (1 + point.prompt / point.output));
 

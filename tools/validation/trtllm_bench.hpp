@@ -14,16 +14,17 @@ bool is_trtllm_bench(const MeasuredPoint&);
 /// Dataset").
 int requests_of_bench(const MeasuredPoint&);
 
-/// The most sequences and tokens of a rank that trtllm-bench sets, if its user sets none: those of
-/// `d` whose KV cache all GPUs of a replica hold together, rounded up. The rule is that of
-/// tensorrt_llm/bench/build/tuning.py@04cba88 and bench/benchmark/utils/general.py@0171265. Experts
-/// in MXFP4 count as numbers of two bytes, and latent attention as if it kept every head: so says
-/// the rule. No prompt is cut. Sequences are never more than a rank's own KV cache holds to their
-/// end, as TensorRT-LLM admits no others (GUARANTEED_NO_EVICT).
+/// The most sequences of a rank, and the most tokens in a step.
 struct BenchLimits {
   int max_batch_size = 0;
   int max_num_tokens = 0;
 };
+/// What trtllm-bench sets if its user sets none: sequences of `d` whose KV cache all GPUs of a
+/// replica hold together, rounded up. The rule is that of
+/// tensorrt_llm/bench/build/tuning.py@04cba88 and bench/benchmark/utils/general.py@0171265. By the
+/// rule experts in MXFP4 are numbers of two bytes, and latent attention keeps every head. No prompt
+/// is cut. Sequences are never more than a rank's own KV cache holds to their end, as TensorRT-LLM
+/// admits no others (GUARANTEED_NO_EVICT).
 BenchLimits trtllm_bench_limits(const Deployment& d, const MeasuredPoint&);
 
 }  // namespace moesim
