@@ -209,7 +209,7 @@ const std::vector<Field<MeasurementStats>>& fields_of(const MeasurementStats*) {
       FieldTable<S>()
           .add("window", &S::window, "measured part of the run: steady, after_warm_up or whole")
           .add("state", &S::state,
-               "is the run in a steady state? stable, unsteady, overloaded or too_short")
+               "is the run steady? stable, unsteady, overloaded, too_short or offline")
           .add("begin_s", &S::begin_s, "when measuring began", "s")
           .add("end_s", &S::end_s, "when it ended", "s")
           .add("offered_request_rate", &S::offered_request_rate,

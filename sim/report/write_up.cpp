@@ -797,7 +797,8 @@ std::optional<AttainmentAlong> attainment_along(const Deployment& e, const Measu
 }
 
 // Which part of the run was measured, and whether it is a steady state. Whose clients wait for each
-// other (a closed loop) never asks for more than is served.
+// other (a closed loop) never asks for more than is served. Requests that all wait from the start
+// have no steady state: the queue only falls.
 MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
                                 const Totals& totals, std::span<const RequestLife> requests) {
   using Window = Measurement::Window;
@@ -813,6 +814,8 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
   // As many leave as arrive, where a tenth may be chance.
   const bool level = double(totals.completed + totals.abandoned) >= 0.9 * double(totals.arrived);
   const char* state = window == Window::steady && (closed || level) ? "stable" : "unsteady";
+  const bool at_once = requests.size() > 1 && arrivals == 0;
+  if (at_once) state = "offline";
   if (window == Window::whole) state = "too_short";
   if (growth > overload || (growth > rising && rises(waits_by_quarter(requests))))
     state = "overloaded";
@@ -821,7 +824,7 @@ MeasurementStats measurement_of(const Deployment& e, Measurement::Window window,
       .state = state,
       .begin_s = to_seconds(totals.begin).count(),
       .end_s = to_seconds(totals.end).count(),
-      .offered_request_rate = closed ? std::nullopt : std::optional(offered),
+      .offered_request_rate = closed || at_once ? std::nullopt : std::optional(offered),
       .served_request_rate = served,
       .ttft_growth = closed ? 0 : ttft_growth(measured_of(requests, {totals.begin, totals.end})),
       .attainment = attainment_along(e, {totals.begin, totals.end}, requests)};

@@ -98,6 +98,11 @@ TEST_CASE("a run says whether it kept up with what arrived") {
   const OrderedJson closed = two_groups(960)["measurement"];
   CHECK(closed["offered_request_rate"].is_null());
   CHECK(closed["state"] == "stable");
+  // All requests wait from the start.
+  const Json load{{"arrivals", {{"type", "closed_loop"}, {"concurrency", 960}}}};
+  const OrderedJson offline = two_groups(960, {{"workload", load}})["measurement"];
+  CHECK(offline["offered_request_rate"].is_null());
+  CHECK(offline["state"] == "offline");
 }
 
 }  // namespace

@@ -120,11 +120,12 @@ std::string abandoned(const Metrics& metrics) {
 // Whether throughput is that of a steady state, and how much was asked for.
 std::string state_of(const MeasurementStats& measurement) {
   const std::optional<double>& offered = measurement.offered_request_rate;
-  std::string text =
-      fmt::format("{}, served {} /s: ",
-                  offered ? fmt::format("offered {} /s", number(offered, 2)) : "closed loop",
-                  number(measurement.served_request_rate, 2));
   const std::string& state = measurement.state;
+  const std::string load = offered              ? fmt::format("offered {} /s", number(offered, 2))
+                           : state == "offline" ? "all requests at once"
+                                                : "closed loop";
+  std::string text =
+      fmt::format("{}, served {} /s: ", load, number(measurement.served_request_rate, 2));
   if (state == "stable") text += "STABLE";
   if (state == "overloaded")
     text += "OVERLOADED: the wait for a first token grows without end. Lower the load.";
@@ -133,6 +134,11 @@ std::string state_of(const MeasurementStats& measurement) {
         "NO STEADY STATE: fewer requests leave than arrive between warm-up and last arrival. Raise "
         "/workload/requests.";
   }
+  if (state == "offline")
+    text +=
+        "OFFLINE: rates are those of the queue until the queue is empty, warm-up aside. TTFT is "
+        "the "
+        "wait in this queue.";
   if (state == "too_short") {
     text +=
         "RUN TOO SHORT: some groups ran fewer than four steps after the warm-up. Rates include "
