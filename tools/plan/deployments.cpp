@@ -74,7 +74,11 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark) {
 
 namespace {
 
-Json gather() { return {{"prefill", "all_gather"}, {"decode", "all_gather"}}; }
+// How the engine exchanges tokens unless told otherwise is in its preset.
+void exchange_as_engine(const PlanQuestion& question, Json& config) {
+  if (find_engine(question.engine) == nullptr)
+    config["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+}
 
 // Distinct synthetic requests. Placements are fitted on half of them, and the others are served: as
 // many as the limit on sequences below.
@@ -97,7 +101,6 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
       {"cluster", question.cluster},
       {"model", question.model},
       {"token_routing", {{"prefill", "even"}, {"decode", "even"}}},
-      {"dispatch", gather()},
       {"workload",
        {{"arrivals", {{"type", "poisson"}, {"rate", question.rate}}},
         {"lengths", {{"type", "fixed"}, {"prompt", question.prompt}, {"output", question.output}}},
@@ -111,6 +114,7 @@ Json base_deployment(const PlanQuestion& question, const MoeModel& model,
                           {"max_num_batched_tokens", 8192},
                           {"max_num_seqs", 512}};
   config["engine"] = {{"name", question.engine}};
+  exchange_as_engine(question, config);
   if (model.experts > 0) {
     config["placement"] = {
         {"type", "eplb"}, {"replication", 1.0}, {"load", {{"from", "trace"}, {"disjoint", true}}}};
@@ -191,7 +195,6 @@ namespace {
 template <class Emit>
 void for_each_dispatch(Json group, Emit&& emit) {
   const ParallelPlan plan = plan_of(group);
-  group["dispatch"] = gather();
   emit(group);
   if (plan.dp == 1 || plan.ep == 1) return;
   group["dispatch"] = deep_ep();
@@ -237,9 +240,9 @@ std::vector<BoundedShape> best_per_gpu(std::vector<BoundedShape> all, double Tun
 }
 
 Json pool(const Json& shape, int instances) {
-  return {{"parallel", shape.at("parallel")},
-          {"instances", instances},
-          {"dispatch", shape.at("dispatch")}};
+  Json pool{{"parallel", shape.at("parallel")}, {"instances", instances}};
+  if (shape.contains("dispatch")) pool["dispatch"] = shape.at("dispatch");
+  return pool;
 }
 
 Json pools_of(const Json& prefill, int prefillers, const Json& decode, int decoders) {
@@ -431,8 +434,10 @@ std::string routing_text(const Json& deployment) {
   if (deployment.at("token_routing").at("decode") == "metro") return "metro";
   const ParallelPlan plan = plan_of(decode_group(deployment));
   if (plan.dp == 1 || plan.ep == 1) return "even";
-  const bool deep = decode_group(deployment).at("dispatch").at("decode") == "low_latency";
-  return deep ? "even+DeepEP" : "even+gather";
+  const Json& group = decode_group(deployment);
+  return group.contains("dispatch") && group["dispatch"].at("decode") == "low_latency"
+             ? "even+DeepEP"
+             : "even";
 }
 
 }  // namespace moesim
