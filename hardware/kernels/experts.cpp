@@ -33,6 +33,12 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
       .least_us = arithmetic};
 }
 
+// The masked layout has no copies to permute: the tokens of the group do not count.
+ExpertsCall without_tokens(ExpertsCall c) {
+  c.tokens = 0;
+  return c;
+}
+
 [[noreturn]] void refuse(const TableRow& row, std::string_view why) {
   throw ConfigError(fmt::format("{}: {}", row.place(), why));
 }
@@ -51,6 +57,13 @@ std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
                                    const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
   return {sample(precision, row, locate(experts_of(row, engine, gpu, precision), gpu))};
+}
+
+std::vector<Sample> masked_samples(const TableRow& row, const GpuSpec& gpu,
+                                   const EngineVersion& engine) {
+  const std::string precision(table_name(row.text("precision")));
+  const ExpertsCall call = without_tokens(experts_of(row, engine, gpu, precision));
+  return {sample(precision, row, locate(call, gpu))};
 }
 
 // The load of the measured rank stands for how it was drawn: a slice's width for `width` and `tp`,
@@ -117,6 +130,12 @@ constexpr MeasuredTable experts_table{.name = "experts",
                                       .model = {"hidden", "width", "top_k", "experts"},
                                       .kept = kept_columns};
 
+constexpr MeasuredTable masked_table{.name = "wideep_experts_decode",
+                                     .axes = experts_table.axes,
+                                     .along = "tokens",
+                                     .samples = masked_samples,
+                                     .kept = kept_columns};
+
 }  // namespace
 
 constinit const Kernel grouped_gemm_kernel{
@@ -133,6 +152,7 @@ constinit const Kernel masked_grouped_gemm_kernel{
     .name = "masked_grouped_gemm",
     .summary = "the same in DeepGEMM's layout for low-latency dispatch",
     .law = Law::roofline,
+    .table = &masked_table,
     .points = {"moe_kernel", "masked"},
     .power = PowerClass::experts,
 };
@@ -169,6 +189,7 @@ ExpertsCall experts_of(const TableRow& row, const EngineVersion& engine, const G
 // --- curves --------------------------------------------------------------------------------------
 
 struct ExpertCurve {
+  const MeasuredTable* table = nullptr;
   std::string precision;
   ExpertsCall shape;
   GpuSpec gpu;  // without tables
@@ -224,15 +245,20 @@ std::vector<Scattered::Guess> ascending(const std::vector<Scattered::Guess>& gue
   return values;
 }
 
+const MeasuredTable& table_of(const ExpertsCall& call) {
+  return call.masked ? masked_table : experts_table;
+}
+
 // Null where no table has the group.
 std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const ExpertsCall& call,
                                               std::string_view group) {
   ExpertsCall any = call;
   any.tokens = any.rows = any.active = 1;
   const auto found = std::make_shared<const Candidates>(
-      tables.candidates(experts_table, {std::string(group)}, locate(any, tables.gpu()).at));
+      tables.candidates(table_of(call), {std::string(group)}, locate(any, tables.gpu()).at));
   if (found->empty()) return nullptr;
   auto made = std::make_shared<ExpertCurve>();
+  made->table = &table_of(call);
   made->precision = call.precision;
   made->shape = call;
   made->shape.precision = made->precision;
@@ -272,8 +298,8 @@ std::shared_ptr<ExpertTables> ExpertTables::of_group(const KernelTables& tables,
                                                      const ExpertsCall& shape,
                                                      std::string_view group) {
   const std::string name =
-      fmt::format("experts {} by {}: {} {} {} {} {}", shape.precision, group, shape.hidden,
-                  shape.width, shape.top_k, shape.experts, shape.held);
+      fmt::format("{} {} by {}: {} {} {} {} {}", table_of(shape).name, shape.precision, group,
+                  shape.hidden, shape.width, shape.top_k, shape.experts, shape.held);
   auto curve =
       tables.remembered<ExpertCurve>(name, [&] { return make_curve(tables, shape, group); });
   if (!curve) return nullptr;
@@ -292,7 +318,7 @@ std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
   ExpertsCall call = shape;
   call.precision = names.front();
   for (const std::string_view name : names)
-    if (tables.has_wanted(experts_table, name)) return of_group(tables, call, name);
+    if (tables.has_wanted(table_of(shape), name)) return of_group(tables, call, name);
   std::shared_ptr<const ExpertTables> own;
   for (const std::string_view name : names) {
     ExpertsCall as_stored = shape;
@@ -303,7 +329,7 @@ std::shared_ptr<const ExpertTables> ExpertTables::of(const KernelTables& tables,
   // TensorRT-LLM's kernels are generated for all narrow formats alike: where one was measured in
   // another format only, it takes the share of the data sheet's time that it takes there; but no
   // longer than kernels of this format, beside which engines choose it.
-  if (!tables.has_wanted(experts_table, "nvfp4")) return own;
+  if (!tables.has_wanted(table_of(shape), "nvfp4")) return own;
   const auto borrowed = of_group(tables, call, "nvfp4");
   if (!borrowed) return own;
   borrowed->own_format_ = own;
@@ -326,7 +352,7 @@ TableTime ExpertTables::own_time(double tokens, double rows, double active) cons
        curve.spot(2, curve.active, std::max(1.0, active))});
   const Evidence evidence =
       KernelTables::evidence_of(curve.of_sibling, std::max(log_time.nearest, off_the_grid));
-  return tables_.scaled_time(experts_table, {Seconds(std::exp(log_time.value) * 1e-6), evidence});
+  return tables_.scaled_time(*curve.table, {Seconds(std::exp(log_time.value) * 1e-6), evidence});
 }
 
 // --- prices --------------------------------------------------------------------------------------
@@ -356,14 +382,15 @@ GroupedGemm::GroupedGemm(const GroupedGemmShape& shape, const GpuSpec& gpu)
     padded_.push_back(
         static_cast<std::int32_t>(grouped_rows(std::span(&tokens, 1), tile_m_).padded));
   }
-  if (gpu.tables && !shape.masked && shape.experts > 0) {
+  if (gpu.tables && shape.experts > 0) {
     tables_ = ExpertTables::of(*gpu.tables,
                                {.precision = {},
                                 .hidden = shape.hidden,
                                 .width = shape.width,
                                 .top_k = shape.top_k,
                                 .experts = shape.experts,
-                                .held = shape.held > 0 ? shape.held : shape.experts},
+                                .held = shape.held > 0 ? shape.held : shape.experts,
+                                .masked = shape.masked},
                                shape.weights, shape.activations);
   }
 }

@@ -20,6 +20,7 @@ struct ExpertsCall {
   double hidden = 0, width = 0, top_k = 0, experts = 0;
   double held = 0;  ///< of the experts, by the rank
   double tokens = 0, rows = 0, active = 0;
+  bool masked = false;  ///< by masked_grouped_gemm: `tokens` do not count
 };
 /// The call that a row measured, in the format of that name. Throws ConfigError if the row lacks a
 /// column or no layer is like that.
