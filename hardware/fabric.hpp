@@ -79,14 +79,18 @@ struct ClusterSpec {
 ClusterSpec read_cluster(const ConfigNode&);
 std::span<const Key> cluster_keys();
 
+/// The kernels that carry tokens: DeepEP's normal ones, its low-latency ones (a copy for each
+/// expert, straight to its GPU), or NVLinkOneSided (a copy for each GPU, within one NVLink domain).
+enum class TokenKernels { normal, low_latency, one_sided };
+
 /// Token copies [from, to] on their way to the experts, or the same copies on their way back. The
 /// way back carries the transposed matrix; per GPU that swaps sent and received, of which the
 /// fabric takes the larger, so one matrix serves for both ways.
 struct TokenExchange {
   const TrafficMatrix& copies;
-  double bytes = 0;          ///< of a copy
-  bool low_latency = false;  ///< one copy for each expert, straight to the GPU of the expert
-  bool combine = false;      ///< the way back
+  double bytes = 0;  ///< of a copy
+  TokenKernels kernels = TokenKernels::normal;
+  bool combine = false;  ///< the way back
   /// Of the model: the width of a token, its experts, and the experts of a layer. 0: no table is
   /// asked.
   double hidden = 0, top_k = 0, experts = 0;
@@ -125,8 +129,8 @@ class Fabric {
   /// node is the caller's. The kernel chooses the constants.
   CollectiveCost all_to_all(const TrafficMatrix& messages, const Kernel& kernel = all_to_all_kernel,
                             double bytes = 1) const;
-  /// Tokens on their way to experts or back: from DeepEP's tables where the GPU has them, else as
-  /// an all-to-all of the copies.
+  /// Tokens on their way to experts or back: from the tables of their kernels where the GPU has
+  /// them, else as an all-to-all of the copies.
   CollectiveCost exchange(const TokenExchange&) const;
   /// GPU `from` sends bytes to GPU `to` while the GPUs after them do likewise. With the constants
   /// of an all-gather between two, in which one has nothing to give.

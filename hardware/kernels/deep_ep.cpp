@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "hardware/kernels/collectives.hpp"
+#include "hardware/kernels/one_sided.hpp"
 #include "hardware/kernels/rough.hpp"
 
 namespace moesim {
@@ -137,18 +138,19 @@ double mean_below(double greatest, double ranks) {
 std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& tokens, int gpus,
                                        int domains, double nvlink_bytes, double network_bytes) {
   constexpr double sms_of_normal_kernels = 20;  // DeepEP, Buffer.num_sms
-  ExchangeCall call{.low_latency = tokens.low_latency,
+  const bool low_latency = tokens.kernels == TokenKernels::low_latency;
+  ExchangeCall call{.low_latency = low_latency,
                     .combine = tokens.combine,
                     .nodes = static_cast<double>(domains),
                     .hidden = tokens.hidden,
                     .top_k = tokens.top_k,
                     .experts = tokens.experts,
-                    .sms = tokens.low_latency ? 0 : sms_of_normal_kernels};
+                    .sms = low_latency ? 0 : sms_of_normal_kernels};
   const ExchangeVolume one = volume_of(call);
   // Rows were measured with experts drawn at random: their busiest rank has more than the mean,
   // too, and in steps of few tokens by much.
   const auto mean = [&](double bytes) {
-    return tokens.low_latency ? mean_below(bytes / tokens.bytes, gpus) * tokens.bytes : bytes;
+    return low_latency ? mean_below(bytes / tokens.bytes, gpus) * tokens.bytes : bytes;
   };
   const auto busy = [&](double nvlink, double network) {
     return std::max(nvlink / gpu.scale_up_bandwidth.value(), network / measured_nic);
@@ -165,25 +167,40 @@ std::optional<TableTime> exchange_time(const GpuSpec& gpu, const TokenExchange& 
   return time;
 }
 
+const Kernel& kernel_of(const TokenExchange& tokens) {
+  switch (tokens.kernels) {
+    case TokenKernels::low_latency:
+      return tokens.combine ? low_latency_combine_kernel : low_latency_all_to_all_kernel;
+    case TokenKernels::one_sided:
+      return tokens.combine ? one_sided_combine_kernel : one_sided_all_to_all_kernel;
+    case TokenKernels::normal: break;
+  }
+  return normal_all_to_all_kernel;
+}
+
 }  // namespace
 
 CollectiveCost Fabric::exchange(const TokenExchange& tokens) const {
   const int gpus = tokens.copies.gpus();
   check(gpus <= cluster_.gpus(), "an exchange is wider than the cluster");
   if (gpus <= 1) return {};
-  const Kernel& low_latency =
-      tokens.combine ? low_latency_combine_kernel : low_latency_all_to_all_kernel;
-  const Kernel& kernel = tokens.low_latency ? low_latency : normal_all_to_all_kernel;
+  const Kernel& kernel = kernel_of(tokens);
   const Volume volume = exchange_volume(tokens.copies, tokens.bytes);
   CollectiveCost exchange = cost(kernel, gpus, 1, volume);
   const GpuSpec& gpu = cluster_.gpu;
   if (!gpu.tables || tokens.hidden <= 0 || exchange.time <= Seconds{}) return exchange;
   const int domains = domain_of(gpus - 1) + 1;
+  const Seconds least = Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth;
+  if (tokens.kernels == TokenKernels::one_sided) {
+    const OneSidedCall call{tokens.combine, double(gpus), volume.nvlink_rank};
+    if (const auto measured = gpu.tables->time(ask(call, gpu))) take(exchange, *measured, least);
+    return exchange;
+  }
   const bool like_measured = std::abs(cluster_.network.bandwidth.value() / measured_nic - 1) < 0.2;
   if (domains > 1 && !like_measured) return exchange;
   const auto measured =
       exchange_time(gpu, tokens, gpus, domains, volume.nvlink_rank, volume.network_rank);
-  if (measured) take(exchange, *measured, Bytes(volume.nvlink_rank) / gpu.scale_up_bandwidth);
+  if (measured) take(exchange, *measured, least);
   return exchange;
 }
 

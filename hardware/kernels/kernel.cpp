@@ -12,6 +12,7 @@
 #include "hardware/kernels/hyper_connections.hpp"
 #include "hardware/kernels/linear_attention.hpp"
 #include "hardware/kernels/memory.hpp"
+#include "hardware/kernels/one_sided.hpp"
 #include "hardware/kernels/quantise.hpp"
 #include "hardware/kernels/sparse_attention.hpp"
 
@@ -48,6 +49,8 @@ std::span<const Kernel* const> kernels() {
                                            &all_gather_kernel,
                                            &reduce_scatter_kernel,
                                            &all_to_all_kernel,
+                                           &one_sided_all_to_all_kernel,
+                                           &one_sided_combine_kernel,
                                            &low_latency_all_to_all_kernel,
                                            &normal_all_to_all_kernel,
                                            &low_latency_combine_kernel};

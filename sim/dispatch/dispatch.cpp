@@ -8,6 +8,7 @@ namespace moesim {
 // The constructor of each row and its options, from policies/.
 std::unique_ptr<Dispatch> make_all_to_all(ConfigReader&);
 std::unique_ptr<Dispatch> make_low_latency(ConfigReader&);
+std::unique_ptr<Dispatch> make_one_sided(ConfigReader&);
 std::unique_ptr<Dispatch> make_all_gather(ConfigReader&);
 std::span<const Key> all_gather_keys();
 std::unique_ptr<Dispatch> make_all_reduce(ConfigReader&);
@@ -30,13 +31,12 @@ TokenBytes read_token_bytes(ConfigReader& options) {
 
 namespace {
 
-TokenExchange exchange_of(const DispatchProblem& problem, bool low_latency) {
-  if (problem.between_sides) {
-    return {.copies = low_latency ? *problem.selections : *problem.copies,
-            .low_latency = low_latency};
-  }
-  return {.copies = low_latency ? *problem.selections : *problem.copies,
-          .low_latency = low_latency,
+TokenExchange exchange_of(const DispatchProblem& problem, TokenKernels kernels) {
+  const bool by_expert = kernels == TokenKernels::low_latency;
+  const TrafficMatrix& copies = by_expert ? *problem.selections : *problem.copies;
+  if (problem.between_sides) return {.copies = copies, .kernels = kernels};
+  return {.copies = copies,
+          .kernels = kernels,
           .hidden = problem.hidden,
           .top_k = problem.experts_per_token,
           .experts = problem.experts};
@@ -44,15 +44,16 @@ TokenExchange exchange_of(const DispatchProblem& problem, bool low_latency) {
 
 }  // namespace
 
-CollectiveCost send_out(const DispatchProblem& problem, const TokenBytes& bytes, bool low_latency) {
-  TokenExchange out = exchange_of(problem, low_latency);
+CollectiveCost send_out(const DispatchProblem& problem, const TokenBytes& bytes,
+                        TokenKernels kernels) {
+  TokenExchange out = exchange_of(problem, kernels);
   out.bytes = bytes.out(problem.hidden);
   return problem.fabric.exchange(out);
 }
 
 CollectiveCost send_back(const DispatchProblem& problem, const TokenBytes& bytes,
-                         bool low_latency) {
-  TokenExchange back = exchange_of(problem, low_latency);
+                         TokenKernels kernels) {
+  TokenExchange back = exchange_of(problem, kernels);
   back.bytes = bytes.back(problem.hidden);
   back.combine = true;
   return problem.fabric.exchange(back);
@@ -70,13 +71,15 @@ const Registry<Dispatch>& dispatches() {
         make_all_to_all, token_bytes_keys},
        {"low_latency", "one message per token and expert, straight to it (DeepEP low latency)",
         make_low_latency, token_bytes_keys},
+       {"one_sided", "one copy per token and rank, written over NVLink (NVLinkOneSided)",
+        make_one_sided, token_bytes_keys},
        {"all_gather", "every rank receives all tokens (vLLM's default; METRO's, before top-k)",
         make_all_gather, all_gather_keys},
        {"all_reduce", "all ranks' rows are summed, out and back (SGLang's steps with prompts)",
         make_all_reduce, token_bytes_keys},
        {"ids_all_gather", "all-gather of top-k ids alone, then the all-to-all", make_ids_all_gather,
         token_bytes_keys},
-       {"auto", "in each layer the one that the cost model finds fastest", make_auto,
+       {"auto", "in each layer the fastest by the cost model, one_sided aside", make_auto,
         token_bytes_keys}});
   return table;
 }

@@ -57,6 +57,8 @@ class Dispatch {
   virtual bool gives_global_counts() const = 0;
   virtual bool needs_copies() const { return false; }
   virtual bool needs_selections() const { return false; }
+  /// Whether all GPUs of the group must be in one NVLink domain.
+  virtual bool within_nvlink() const { return false; }
   /// Whether it can give every GPU of the group all tokens. Where experts have GPUs of their own,
   /// these hold no tokens to gather.
   virtual bool gathers_tokens() const { return false; }
@@ -67,7 +69,7 @@ class Dispatch {
   }
 };
 
-/// The table: all_to_all, low_latency, all_gather, all_reduce, ids_all_gather, auto.
+/// The table: all_to_all, low_latency, one_sided, all_gather, all_reduce, ids_all_gather, auto.
 const Registry<Dispatch>& dispatches();
 
 /// Bytes of one token's activations on the way out: "precision" of the policy, bf16 unless said;
@@ -87,13 +89,16 @@ enum class Combine { all_to_all, reduce_scatter };
 
 std::unique_ptr<Dispatch> all_to_all(TokenBytes);
 std::unique_ptr<Dispatch> low_latency(TokenBytes);
+std::unique_ptr<Dispatch> one_sided(TokenBytes);
 std::unique_ptr<Dispatch> all_gather(TokenBytes, Combine);
 std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 
-/// The problem's copies on their way out, by `selections` where the exchange is of low latency.
-CollectiveCost send_out(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
+/// The problem's copies on their way out, by `selections` where the kernels are of low latency.
+CollectiveCost send_out(const DispatchProblem&, const TokenBytes&,
+                        TokenKernels = TokenKernels::normal);
 /// The same copies on their way back.
-CollectiveCost send_back(const DispatchProblem&, const TokenBytes&, bool low_latency = false);
+CollectiveCost send_back(const DispatchProblem&, const TokenBytes&,
+                         TokenKernels = TokenKernels::normal);
 /// What DeepEP's normal kernels hold of a GPU in either direction.
 Occupancy normal_kernels(const DispatchProblem&);
 

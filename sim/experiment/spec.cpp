@@ -417,6 +417,19 @@ void refuse_moving_unequal_layers(const PoolSpec& e) {
   }
 }
 
+// A kernel that writes into other GPUs' memory reaches those of its NVLink domain.
+void check_domain(ConfigReader& reader, const PoolSpec& e) {
+  const int gpus = e.parallel.stage_gpus(), domain = e.cluster.scale_up_domain;
+  if (!e.parallel.exchanges() || gpus <= domain) return;
+  for (const PhaseSpec& phase : e.phases) {
+    if (phase.dispatch->within_nvlink())
+      reader.child("dispatch").fail(
+          fmt::format("\"one_sided\" needs all {} GPUs of a group in one NVLink domain, which holds "
+                      "{}; use \"all_to_all\"",
+                      gpus, domain));
+  }
+}
+
 void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   refuse_moving_cached_experts(spec);
   refuse_moving_unequal_layers(spec);
@@ -426,6 +439,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   }
   check_pipeline(reader.child("parallel"), spec);
   check_afd(reader, spec);
+  check_domain(reader, spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
 }
 

@@ -119,6 +119,8 @@ TEST_CASE("a measured point is of the kernel that its category and its words nam
   CHECK(name("attn_decode", "MLA heads=16") == "mla_decode");
   CHECK(name("attn_decode", "GQA") == "attention_decode");
   CHECK(name("moe_a2a", "DeepEP normal combine") == "normal_all_to_all");
+  CHECK(name("moe_a2a", "NVLinkOneSided combine(bf16)") == "one_sided_combine");
+  CHECK(name("moe_a2a", "NVLinkOneSided dispatch(bf16)") == "one_sided_all_to_all");
   CHECK(name("moe_a2a", "DeepEP combine") == "low_latency_combine");
   CHECK(name("moe_a2a", "DeepEP dispatch") == "low_latency_all_to_all");
   CHECK(name("collective", "custom all_reduce") == "one_shot_all_reduce");

@@ -590,7 +590,7 @@ TEST_CASE("workers of vLLM's and TensorRT-LLM's recipes have the attention ranks
   kimi.decode = {.workers = 1, .batch = 512, .tp = 16, .dp = 1, .ep = 16};
   const Json wide = pools_json(kimi, test::source_dir()).experiment["pools"]["decode"];
   CHECK(wide["parallel"] == Json{{"dp", 16}, {"tp", 1}, {"ep", 16}});
-  CHECK(wide["dispatch"]["decode"]["type"] == "all_to_all");
+  CHECK(wide["dispatch"]["decode"]["type"] == "one_sided");
   CHECK_FALSE(wide.contains("scheduling"));
 
   MeasuredPoint h200 = apart_row("H200-SXM-141GB", "DeepSeek-R1", "trtllm 0.8.1", 8192);

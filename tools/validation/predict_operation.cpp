@@ -14,6 +14,7 @@
 #include "hardware/kernels/deep_ep.hpp"
 #include "hardware/kernels/experts.hpp"
 #include "hardware/kernels/gemm.hpp"
+#include "hardware/kernels/one_sided.hpp"
 #include "hardware/kernels/rough.hpp"
 #include "hardware/rng.hpp"
 #include "hardware/shipped.hpp"
@@ -571,26 +572,38 @@ Predicted OperationPredictor::collective(const MeasuredPoint& point, const GpuSp
 Predicted OperationPredictor::token_exchange(const MeasuredPoint& point, const GpuSpec& gpu) const {
   if (point.metric != "latency") return Skipped{"a bandwidth without the bytes it was taken over"};
   if (const auto prediction = exchange_table(point, gpu)) return *prediction;
+  constexpr int top_k = 8, experts = 256;
+  constexpr double hidden = 7168;
+  const bool combine = contains(point.operation, "combine");
+  // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
+  const bool bf16 = combine || contains(point.operation, "bf16");
+  const double token_bytes = bf16 ? 2 * hidden : hidden + hidden / 128 * 4;
+  const LinkSpec network =
+      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
+  const int gpus = point.gpus;
+  if (contains(point.operation, "OneSided")) {
+    // Its benchmark spreads a token's experts over as many GPUs as it can.
+    const Fabric fabric(cluster_of(point, gpu, network));
+    const TrafficMatrix copies =
+        even_traffic(gpus, point.batch * spread_copies(top_k, gpus) / (gpus - 1));
+    return in_us(fabric.exchange({.copies = copies,
+                                  .bytes = token_bytes,
+                                  .kernels = TokenKernels::one_sided,
+                                  .combine = combine,
+                                  .hidden = hidden,
+                                  .top_k = top_k,
+                                  .experts = experts}),
+                 gpus);
+  }
   // What DeepEP's tables do not hold are other kernels, which keep their constants.
   GpuSpec untabled = gpu;
   untabled.tables = nullptr;
-  constexpr int top_k = 8;
-  constexpr double hidden = 7168;
-  const LinkSpec network =
-      read_cluster(ConfigNode::from_file(root_ / "hardware/clusters/h100x32.json")).network;
   const ClusterSpec cluster = cluster_of(point, untabled, network);
-  const int gpus = point.gpus;
-  // fp8 with an fp32 scale per 128 values on the way out, bf16 on the way back.
-  const bool bf16 = contains(point.operation, "combine") || contains(point.operation, "bf16");
-  const double token_bytes = bf16 ? 2 * hidden : hidden + hidden / 128 * 4;
   const Kernel& kernel = *kernel_timed_by(point.category, point.operation);
   const auto traffic = [&] {
     if (&kernel == &normal_all_to_all_kernel)
       return hierarchical_traffic(gpus, cluster.scale_up_domain, point.batch, top_k, token_bytes);
-    // One message per token and expert; NVLinkOneSided sends one per token and GPU, and its
-    // benchmark spreads a token's experts over as many GPUs as it can.
-    const int messages = contains(point.operation, "OneSided") ? std::min(top_k, gpus) : top_k;
-    return even_traffic(gpus, point.batch * messages * token_bytes / gpus);
+    return even_traffic(gpus, point.batch * top_k * token_bytes / gpus);
   };
   return in_us(Fabric(cluster).all_to_all(traffic(), kernel), gpus);
 }

@@ -166,13 +166,21 @@ int seats_for(int in_flight) {
 }
 
 // Tokens go to where their experts are, in fp8 or narrower as DeepEP and NVLinkOneSided send them,
-// or to all ranks, as the engine's preset has it. vLLM's kernel of that name serves both phases
-// (--all2all-backend flashinfer_nvlink_one_sided).
+// or to all ranks, as the engine's preset has it. Within NVLink TensorRT-LLM and vLLM take the
+// latter (--all2all-backend flashinfer_nvlink_one_sided).
 Json dispatch_of_pool(const MeasuredPoint& point) {
-  const Json far{{"type", "all_to_all"}, {"precision", "fp8_block"}};
-  const Json near{{"type", "low_latency"}, {"precision", "fp8_block"}};
-  const bool vllm = engine_of(point).name == "vllm";
-  return {{"prefill", far}, {"decode", vllm ? far : near}};
+  const auto in_fp8 = [](const char* type) {
+    return Json{{"type", type}, {"precision", "fp8_block"}};
+  };
+  constexpr int gpus_of_node = 8;
+  const bool within_nvlink = is_rack(point) || largest_worker(point) <= gpus_of_node;
+  if (within_nvlink && engine_of(point).name != "sglang") {
+    const auto stored = checkpoint_of(point);
+    const bool fp4 = stored && stored->at("experts") == "nvfp4";
+    const Json both{{"type", "one_sided"}, {"precision", fp4 ? "nvfp4" : "fp8_block"}};
+    return {{"prefill", both}, {"decode", both}};
+  }
+  return {{"prefill", in_fp8("all_to_all")}, {"decode", in_fp8("low_latency")}};
 }
 
 bool sends_tokens(const MeasuredPoint& point) {

@@ -92,6 +92,12 @@ constexpr Flag flags[] = {
      parallel},
     {"--moe-a2a-backend deepep --deepep-mode",
      [](const Server& s) { return value_if(!deepep_mode(s).empty(), deepep_mode(s)); }, parallel},
+    {"--moe-a2a-backend",
+     [](const Server& s) {
+       const bool one_sided = s.decode_dispatch == "one_sided" && s.parallel.dp > 1;
+       return value_if(s.spreads_experts() && one_sided, "flashinfer");
+     },
+     parallel},
     {"--ep-num-redundant-experts",
      [](const Server& s) { return value_if(has_copies(s), redundant_experts(s)); }, parallel},
     // A .json with physical_to_logical_map (srt/eplb/expert_location.py).

@@ -15,6 +15,7 @@ namespace {
 struct Backend {
   bool deep_ep = false;
   bool low_latency = false;      // its kernels for few rows
+  bool one_sided = false;        // FlashInfer's over NVLink
   std::int64_t most_tokens = 0;  // of a rank and step, that the backend takes
 };
 
@@ -29,6 +30,7 @@ Backend backend_of(const Server& s) {
   const std::int64_t rows = s.most_decode_rows();
   backend.low_latency = wanted == "low_latency" && rows <= low_latency_rows;
   backend.deep_ep = wanted == "low_latency" || wanted == "all_to_all";
+  backend.one_sided = wanted == "one_sided";
   if (backend.low_latency)
     backend.most_tokens = std::min(std::max<std::int64_t>(rows, 256), backend.most_tokens);
   return backend;
@@ -90,6 +92,7 @@ constexpr Flag flags[] = {
     {"--all2all-backend",
      [](const Server& s) {
        const Backend backend = backend_of(s);
+       if (backend.one_sided) return value_of("flashinfer_nvlink_one_sided");
        return value_if(backend.deep_ep,
                        backend.low_latency ? "deepep_low_latency" : "deepep_high_throughput");
      },
