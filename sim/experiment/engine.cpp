@@ -38,6 +38,7 @@ struct Situation {
   double prompt = 0, output = 0;  // tokens of the longest
   double concurrency = 0;
   double dp = 1, tp = 1;
+  double domain = 1;  // GPUs of an NVLink domain
 };
 
 Situation look_at(const ConfigNode& experiment) {
@@ -48,6 +49,8 @@ Situation look_at(const ConfigNode& experiment) {
     const ConfigNode cluster = named_or_inline(experiment.child("cluster"), Shipped::cluster);
     if (cluster.json().contains("gpu"))
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
+    now.domain =
+        number_at(cluster.json(), "/scale_up_domain", number_at(cluster.json(), "/gpus_per_node", 1));
   }
   if (json.contains("model")) {
     const ConfigNode file = named_or_inline(experiment.child("model"), Shipped::model);
@@ -103,11 +106,12 @@ std::span<const Key> condition_keys() {
       {"versions", texts, any_at_all, "versions that begin with one of these"},
       {"gpus", texts, any_at_all, "GPUs whose names begin with one of these"},
       {"models", texts, any_at_all, "models whose names begin with one of these"},
-      {"experts", texts, any_at_all, "precisions of the experts"},
+      {"experts", texts, any_at_all, "precisions of the experts, in full"},
       {"recipe", form::text, any_at_all, "recipe whose launch scripts set this"},
       {"from", form::text, any_at_all, "first date of the recipe"},
       {"before", form::text, any_at_all, "first date after the recipe"},
       {"attention_dp", form::flag, any_at_all, "true: several attention ranks; false: one"},
+      {"one_domain", form::flag, any_at_all, "whether one NVLink domain holds all GPUs of a group"},
       {"tp_at_least", amount, "0", "GPUs of an attention rank"},
       {"tp_at_most", amount, "1e9", "GPUs of an attention rank"},
       {"prompt_at_least", amount, "0", "tokens of the longest prompt"},
@@ -118,11 +122,15 @@ std::span<const Key> condition_keys() {
   return keys;
 }
 
-bool begins_with_any(ConfigReader& r, std::string_view key, std::string_view name) {
+template <class Fits>
+bool any_fits(ConfigReader& r, std::string_view key, Fits&& fits) {
   if (!r.optional(key)) return true;
-  const auto begins = [&](const ConfigNode& start) { return name.starts_with(start.text()); };
-  const std::vector<ConfigNode> starts = r.child(key).list();
-  return std::any_of(starts.begin(), starts.end(), begins);
+  const std::vector<ConfigNode> listed = r.child(key).list();
+  return std::ranges::any_of(listed, [&](const ConfigNode& text) { return fits(text.text()); });
+}
+
+bool begins_with_any(ConfigReader& r, std::string_view key, std::string_view name) {
+  return any_fits(r, key, [&](const std::string& start) { return name.starts_with(start); });
 }
 
 // An undated recipe is the latest one: after every date.
@@ -132,7 +140,8 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     bool all = begins_with_any(r, "versions", now.engine.version);
     all &= begins_with_any(r, "gpus", now.gpu);
     all &= begins_with_any(r, "models", now.model);
-    all &= begins_with_any(r, "experts", now.experts);
+    // "fp8" is not "fp8_block".
+    all &= any_fits(r, "experts", [&](const std::string& name) { return name == now.experts; });
     if (r.optional("recipe")) {
       const std::string& recipe = now.engine.recipe;
       all &= r.text("recipe") == (recipe.empty() ? recipes[0] : recipe);
@@ -140,6 +149,8 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     if (r.optional("from")) all &= date.empty() || date >= r.text("from");
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
+    if (r.optional("one_domain"))
+      all &= r.flag("one_domain") == (now.dp * now.tp <= now.domain);
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
     all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
     all &= now.output <= r.number("output_at_most");
