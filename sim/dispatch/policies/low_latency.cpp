@@ -22,9 +22,10 @@ class LowLatency final : public Dispatch {
   explicit LowLatency(TokenBytes bytes) : bytes_(bytes) {}
 
   Exchange exchange(const DispatchProblem& problem) const override {
-    Exchange exchange{
-        "low_latency", send_out(problem, bytes_, TokenKernels::low_latency),
-        send_back(problem, bytes_, TokenKernels::low_latency), {}};
+    Exchange exchange{"low_latency",
+                      send_out(problem, bytes_, TokenKernels::low_latency),
+                      send_back(problem, bytes_, TokenKernels::low_latency),
+                      {}};
     const double most = *std::max_element(problem.tokens.begin(), problem.tokens.end());
     const double copied = most * problem.experts_per_token * problem.hidden / copied_values;
     exchange.dispatch_holds.kernels = std::min(exchange.dispatch.time, dispatch_kernels * copied);
