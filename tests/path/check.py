@@ -206,6 +206,14 @@ class Picked:
 
         return rows.expert_layer(found, rough, tokens, copies, active)
 
+    def masked_experts(self, hidden, width, top_k, experts, copies, active):
+        """No copies are permuted in the masked layout: tokens of the group do not count."""
+        found = [(fields, [(1, *p[1:]) for p in points]) for fields, points in
+                 self.profiles.series("sglang", "", "wideep_experts_decode", hidden=hidden, width=width, top_k=top_k,
+                                      experts=experts)]
+        bandwidth, _ = shapes.SHEETS[self.l["gpu"]]
+        return rows.expert_layer(found, lambda _, __, some: 20 + some * 3 * hidden * width / bandwidth * 1e6, 1, copies, active)
+
     def nccl(self, op, gpus, count):
         return rows.along(self.profiles.series("nccl", "", "collectives", op=op, gpus=gpus), count, 1)
 

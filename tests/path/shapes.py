@@ -95,8 +95,11 @@ def operations(model, layout, step):
     if moe:
         gemm("gate", moe, new, m["experts"], m["hidden"], "bf16", "gate")
         rows, active = busiest(new * dp, m["top_k"], m["experts"], ep)
-        ops.append((("expert_ffn", "experts"), moe,
-                    ("experts", experts, m["hidden"], m["width"] // moe_tp, m["top_k"], m["experts"], new * dp, rows, active)))
+        layer = m["hidden"], m["width"] // moe_tp, m["top_k"], m["experts"]
+        # Behind DeepEP's low-latency kernels experts in blocks of fp8 are multiplied in DeepGEMM's masked layout.
+        masked = layout["dispatch"] == "low_latency" and experts == "fp8_block" and dp > 1
+        question = ("masked_experts", *layer, rows, active) if masked else ("experts", experts, *layer, new * dp, rows, active)
+        ops.append((("expert_ffn", "experts"), moe, question))
     gemm("lm_head", 1, sampled, m["vocabulary"] // tp, m["hidden"], "bf16", "other")
 
     # Collectives, all activations in bf16.
