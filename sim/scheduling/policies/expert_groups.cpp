@@ -130,12 +130,12 @@ class ExpertGroups final : public LimitedScheduler {
 }  // namespace
 
 std::span<const Key> expert_groups_keys() {
-  static constexpr Key keys[] = {batch_limit_keys[0],
-                                 batch_limit_keys[1],
-                                 batch_limit_keys[2],
-                                 reserve_full_prompt_key,
-                                 {"slack_share", form::number(0, 1), "0.25",
-                                  "share of a request's slack that groups may use"}};
+  static constexpr Key keys[] = {
+      batch_limit_keys[0],
+      batch_limit_keys[1],
+      batch_limit_keys[2],
+      reserve_full_prompt_key,
+      {"slack_share", form::number(0, 1), "0.1", "share of a request's slack that groups may use"}};
   return keys;
 }
 
