@@ -387,6 +387,13 @@ Experiment at_half_speed(Experiment e) {
     for (Seconds* time : {&collective.launch, &collective.per_gpu, &collective.ramp}) *time *= 2;
   network.latency *= 2;
   network.latency_per_doubling *= 2;
+  // What is due in twice the time.
+  std::vector<Slo*> owed{&e.decode().slo};
+  for (RequestClass& one : e.decode().classes) owed.push_back(&one.slo);
+  for (Slo* slo : owed) {
+    for (std::optional<Seconds>* limit : {&slo->ttft, &slo->tpot, &slo->e2el})
+      if (*limit) **limit *= 2;
+  }
   return e;
 }
 
