@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/engines/launch_form.hpp"
 
+#include <algorithm>
+
 #include "hardware/quoting.hpp"
 
 namespace moesim {
@@ -25,6 +27,12 @@ void Command::add(std::span<const Flag> flags, const Server& server) {
     else
       add(flag.name, *value);
   }
+}
+
+bool mixes_chunks(const Server& server) {
+  constexpr std::string_view mixing[] = {"chunked_prefill", "priority", "earliest_deadline",
+                                         "expert_groups"};
+  return std::ranges::find(mixing, server.scheduling) != std::end(mixing);
 }
 
 std::string quoted_name(std::string_view name) { return fmt::format("\"{}\"", name); }

@@ -93,6 +93,8 @@ struct HttpRouter {
 };
 std::string http_router(const HttpRouter&, const Fleet&, Notes&);
 
+/// Whether prompt chunks share steps with decodes, whatever the order of requests.
+bool mixes_chunks(const Server&);
 /// "\"name\"", as notes quote what an experiment says.
 std::string quoted_name(std::string_view);
 /// That the experiment's placement file has not the form that the engine of that name reads.

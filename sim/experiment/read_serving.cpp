@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
 #include <fmt/format.h>
 
@@ -110,6 +111,15 @@ std::span<const Key> slo_keys() {
   static constexpr Key keys[] = {{"ttft", form::time, any, "time from arrival to the first token"},
                                  {"tpot", form::time, any, "per output token after the first"},
                                  {"e2el", form::time, any, "time from arrival to the last token"}};
+  return keys;
+}
+
+std::span<const Key> class_keys() {
+  static constexpr Key keys[] = {
+      {"name", form::text, required, "what the report calls it"},
+      {"share", form::number(0, 1), required, "share of the requests, or of the sessions"},
+      {"priority", form::integer(-1000, 1000), "0", "lower values come first, as vLLM has it"},
+      {"slo", form::object(slo_keys), unset("the experiment's"), "objectives of its requests"}};
   return keys;
 }
 
@@ -298,12 +308,41 @@ void read_anchor_of(ConfigReader& reader, PoolSpec& spec) {
 
 Slo read_slo(const ConfigNode& node) {
   return read_object(node, slo_keys, [](ConfigReader& reader) {
-    Slo slo;
-    if (reader.has("ttft")) slo.ttft = reader.quantity<Seconds>("ttft");
-    if (reader.has("tpot")) slo.tpot = reader.quantity<Seconds>("tpot");
-    if (reader.has("e2el")) slo.e2el = reader.quantity<Seconds>("e2el");
-    return slo;
+    const auto limit = [&](const char* key) -> std::optional<Seconds> {
+      if (!reader.has(key)) return std::nullopt;
+      const auto time = reader.quantity<Seconds>(key);
+      if (!(time.count() > 0)) reader.child(key).fail("must be above zero");
+      return time;
+    };
+    return Slo{limit("ttft"), limit("tpot"), limit("e2el")};
   });
+}
+
+RequestClass read_class(const ConfigNode& node, const Slo& otherwise) {
+  return read_object(node, class_keys, [&](ConfigReader& reader) {
+    RequestClass read{reader.text("name"), reader.number("share"),
+                      static_cast<std::int32_t>(reader.integer("priority")), otherwise};
+    if (reader.optional("slo")) read.slo = read_slo(reader.child("slo"));
+    return read;
+  });
+}
+
+std::vector<RequestClass> read_classes(const ConfigNode& list, const Slo& otherwise) {
+  constexpr std::size_t most = 64;
+  std::vector<RequestClass> classes;
+  double shares = 0;
+  for (const ConfigNode& node : list.list()) {
+    RequestClass read = read_class(node, otherwise);
+    if (std::ranges::find(classes, read.name, &RequestClass::name) != classes.end())
+      node.child("name").fail(fmt::format("\"{}\" is the name of two classes", read.name));
+    shares += read.share;
+    classes.push_back(std::move(read));
+  }
+  if (classes.size() > most)
+    list.fail(fmt::format("{} classes, at most {} can be told apart", classes.size(), most));
+  if (!classes.empty() && std::abs(shares - 1) > 1e-6)
+    list.fail(fmt::format("the shares of all classes sum to {:.6g}, not to 1", shares));
+  return classes;
 }
 
 }  // namespace
@@ -327,9 +366,14 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
   spec.api_server = read_api_server(reader.child("api_server"), launches);
 }
 
+void read_objectives(ConfigReader& reader, ConfigReader& workload, PoolSpec& spec) {
+  spec.slo = read_slo(reader.child("slo"));
+  if (workload.optional("classes"))
+    spec.classes = read_classes(workload.child("classes"), spec.slo);
+}
+
 void read_measurement(ConfigReader& reader, PoolSpec& spec) {
   read_anchor_of(reader, spec);
-  spec.slo = read_slo(reader.child("slo"));
   read_object(reader.child("measurement"), measurement_keys, [&](ConfigReader& measurement) {
     spec.warmup = measurement.number("warmup");
     spec.hot_rank_threshold = measurement.number("hot_rank_threshold");

@@ -60,6 +60,7 @@ enum class Fidelity { exact, sampled };
 constexpr std::array<std::string_view, 2> fidelity_names{"exact", "sampled"};
 
 std::span<const Key> workload_keys() {
+  static constexpr Form request_class = form::object(class_keys);
   static constexpr Form gating = form::policy("gating");
   static constexpr Key keys[] = {
       {"arrivals", form::policy("arrivals"), unset("required, but for recorded sessions"),
@@ -72,6 +73,8 @@ std::span<const Key> workload_keys() {
       {"gating", gating, unset("none, for dense models alone"), "which experts tokens choose"},
       {"prefill_gating", gating, unset("gating"), "which experts prompt tokens choose"},
       {"binding", form::typed_object(binding_keys), "random", "which recording a request replays"},
+      {"classes", form::list(request_class), unset("none: one kind"),
+       "kinds of requests: priorities, and objectives of their own"},
       {"timeout", form::time, unset("no limit"), "clients leave: from arrival to the last token"},
       {"ttft_timeout", form::time, unset("no limit"), "clients leave: to the first token"},
       {"cancellation", form::object(cancellation_keys), unset("none"), "clients that just leave"}};
@@ -430,7 +433,22 @@ void check_domain(ConfigReader& reader, const PoolSpec& e) {
   }
 }
 
+// A request that is never due would wait for all others.
+void refuse_without_deadlines(ConfigReader& reader, const PoolSpec& spec) {
+  if (!spec.scheduler->needs_deadlines()) return;
+  const auto never_due = [](const RequestClass& one) { return !one.slo.ttft; };
+  const auto without = std::ranges::find_if(spec.classes, never_due);
+  if (spec.classes.empty() ? spec.slo.ttft.has_value() : without == spec.classes.end()) return;
+  const std::string who =
+      spec.classes.empty() ? "requests have" : fmt::format("class \"{}\" has", without->name);
+  reader.child("scheduling")
+      .fail(fmt::format("\"{}\" goes by when first tokens are due, and {} no such objective; give "
+                        "\"slo\": {{\"ttft\": \"30 s\"}}",
+                        spec.names.scheduling, who));
+}
+
 void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
+  refuse_without_deadlines(reader, spec);
   refuse_moving_cached_experts(spec);
   refuse_moving_unequal_layers(spec);
   if (spec.overlap.two_batch && spec.expert_memory) {
@@ -483,6 +501,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
                   .rebalancing = {policies.rebalancing, rebalancing, rebalancing_keys}};
     if (workload.has("prefill_gating")) spec.prefill_gating = workload.child("prefill_gating");
     spec.binding = read_binding(workload.child("binding"), spec.workload);
+    read_objectives(reader, workload, spec);
     workload.finish();
     if (engine && engine->name != "none") {
       spec.engine = engine->version.empty() ? engine->name : engine->name + " " + engine->version;
@@ -516,6 +535,33 @@ Json resolved_config(const ExperimentSpec& spec) {
   if (spec.pools.size() > 1) return resolved_pools(spec);
   const ConfigNode& node = spec.pools.front().node;
   return node.resolved().at(Json::json_pointer(node.pointer()));
+}
+
+std::uint8_t draw_class(std::span<const RequestClass> classes, Rng& rng) {
+  if (classes.empty()) return 0;
+  double left = rng.uniform();
+  std::uint8_t drawn = 0;
+  while (drawn + 1U < classes.size() && left >= classes[drawn].share)
+    left -= classes[drawn++].share;
+  return drawn;
+}
+
+bool PoolSpec::has_objective(std::optional<Seconds> Slo::*objective) const {
+  const auto has = [&](const RequestClass& one) { return (one.slo.*objective).has_value(); };
+  return classes.empty() ? (slo.*objective).has_value() : std::ranges::any_of(classes, has);
+}
+
+Slo PoolSpec::loosest_slo() const {
+  if (classes.empty()) return slo;
+  const auto loosest = [&](std::optional<Seconds> Slo::*objective) {
+    std::optional<Seconds> longest = classes.front().slo.*objective;
+    for (const RequestClass& one : classes) {
+      const std::optional<Seconds>& own = one.slo.*objective;
+      longest = longest && own ? std::optional(std::max(*longest, *own)) : std::nullopt;
+    }
+    return longest;
+  };
+  return {loosest(&Slo::ttft), loosest(&Slo::tpot), loosest(&Slo::e2el)};
 }
 
 // METRO is for decode [METRO]; what a step does that holds both is the config's choice.

@@ -5,10 +5,12 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "hardware/fabric.hpp"
+#include "hardware/rng.hpp"
 #include "models/memory.hpp"
 #include "models/step_ops.hpp"
 #include "sim/experiment/anchor.hpp"
@@ -101,6 +103,16 @@ struct Slo {
   std::optional<Seconds> ttft, tpot, e2el;
 };
 
+/// A kind of requests. All turns of a session are of one class.
+struct RequestClass {
+  std::string name;
+  double share = 1;           ///< of the requests, or of the sessions
+  std::int32_t priority = 0;  ///< lower values come first
+  Slo slo{};                  ///< its own, or the experiment's
+};
+/// The place of the class that a request has, by the classes' shares; 0 of none, without a draw.
+std::uint8_t draw_class(std::span<const RequestClass>, Rng&);
+
 /// What a config says of the EP groups of one pool, read and checked, with what stands behind the
 /// names in it (cluster, model, anchor, placement files). Values, and policies that hold no state:
 /// no trace has been opened and nothing that depends on one is here, so that a changed copy is as
@@ -124,6 +136,7 @@ struct PoolSpec {
   ConfigNode gating;                           ///< of both phases, unless prefill has its own
   std::optional<ConfigNode> prefill_gating{};  ///< if prefill has its own
   RequestWorkload workload{};
+  std::vector<RequestClass> classes{};  ///< of requests; none: all are alike
   BindingOrder binding{};
   std::uint64_t seed = 1;
 
@@ -171,6 +184,15 @@ struct PoolSpec {
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.
   std::vector<std::string> remarks{};
 
+  /// What a request of that class is owed.
+  const Slo& slo_of(std::uint8_t of_class) const {
+    return classes.empty() ? slo : classes[of_class].slo;
+  }
+  /// What every request is owed at least: of each objective the longest of all classes, none where
+  /// a class has none.
+  Slo loosest_slo() const;
+  /// Whether any request has that objective.
+  bool has_objective(std::optional<Seconds> Slo::*objective) const;
   /// Attention ranks behind the router.
   int ranks() const { return instances * parallel.dp; }
 };

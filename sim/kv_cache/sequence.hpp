@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "hardware/units.hpp"
+
 namespace moesim {
 
 /// One request as the scheduler of its rank sees it.
@@ -22,7 +24,15 @@ struct Sequence {
   double locality = .5;
   /// Steps since it last computed, though it runs.
   std::int32_t skipped = 0;
-  bool decoding() const { return tokens > prompt_tokens && due() == 1; }
+  /// Lower values come first, where the scheduler goes by it.
+  std::int32_t priority = 0;
+  /// When its first token is due.
+  Time deadline = Time::max();
+  /// The workload tag of the recording that it replays, an index.
+  std::uint32_t topic = 0;
+  /// Whether its client has been shown a token.
+  bool has_token() const { return tokens > prompt_tokens; }
+  bool decoding() const { return has_token() && due() == 1; }
   /// Tokens that must be computed before the next one is known.
   std::int32_t due() const { return tokens - computed; }
   /// Tokens that are computed if a step has room: due tokens and drafts.

@@ -138,6 +138,33 @@ const std::vector<Field<Metrics>>& fields_of(const Metrics*) {
   return rows;
 }
 
+const std::vector<Field<ClassStats>>& fields_of(const ClassStats*) {
+  using S = ClassStats;
+  const auto ms = [](Summary S::*latency, double Summary::*value) {
+    return [latency, value](const S& of_class) {
+      const Summary& summary = of_class.*latency;
+      return summary.count == 0 ? std::nullopt : std::optional(summary.*value);
+    };
+  };
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("requests", &S::requests, "requests of the class that arrived while measured")
+          .add("mean_ttft_ms", ms(&S::ttft, &Summary::mean), "mean time to first token", "ms", less)
+          .add("p50_ttft_ms", ms(&S::ttft, &Summary::p50), "median of the same", "ms", less)
+          .add("p99_ttft_ms", ms(&S::ttft, &Summary::p99), "99th percentile of the same", "ms",
+               less)
+          .add("mean_tpot_ms", ms(&S::tpot, &Summary::mean), "mean time per output token", "ms",
+               less)
+          .add("p99_tpot_ms", ms(&S::tpot, &Summary::p99), "99th percentile of the same", "ms",
+               less)
+          .add_if_any("attainment", &S::attainment, "")
+          .add("slo_attainment", &S::slo_attainment,
+               "requests that met every objective of the class", "share of requests", more)
+          .add("request_goodput", &S::request_goodput,
+               "requests that finish within every objective of the class", "1/s", more);
+  return rows;
+}
+
 const std::vector<Field<SiteEnergyStats>>& fields_of(const SiteEnergyStats*) {
   using S = SiteEnergyStats;
   static const std::vector<Field<S>> rows =
@@ -1063,6 +1090,8 @@ const std::vector<Field<Report>>& fields_of(const Report*) {
           .add_if_any("anchored", &S::anchored, "corrections by measured runs, where there are any")
           .add("metrics", &S::metrics,
                "throughput and latency over all GPUs, as `vllm bench serve` names them")
+          .add_if_any("classes", &S::classes, "requests by class, where they have classes")
+          .each("CLASS")
           .add_if_any("energy", &S::energy, "of all GPUs, where their power is known")
           .add("measurement", &S::measurement, "measured part of the run")
           .add_if_any("sessions", &S::sessions, "sessions, where requests are turns of them")

@@ -52,6 +52,14 @@ struct Metrics {
   std::optional<double> cost_per_million_output_tokens;
 };
 
+/// The requests of one class.
+struct ClassStats {
+  std::int64_t requests = 0;
+  Summary ttft, tpot;                    ///< ms
+  std::optional<Attainment> attainment;  ///< where the class has objectives
+  double slo_attainment = 0, request_goodput = 0;
+};
+
 /// Power and energy of the site: GPUs, what stands beside them, and the building.
 struct SiteEnergyStats {
   double watts_per_gpu = 0, joules_per_output_token = 0, joules_per_token = 0;
@@ -425,6 +433,7 @@ struct Report {
   ReportContext context;
   std::optional<AnchorStats> anchored;
   Metrics metrics;
+  Named<ClassStats> classes;          ///< where requests have classes
   std::optional<EnergyStats> energy;  ///< where the power of the GPUs is known
   MeasurementStats measurement;
   std::optional<SessionStats> sessions;  ///< where requests are turns of sessions

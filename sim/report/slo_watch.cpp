@@ -14,6 +14,7 @@ constexpr Seconds rounding{1e-9};
 
 SloWatch::SloWatch(const Experiment& experiment, double attainment)
     : deployment_(experiment.decode()),
+      loosest_(deployment_.loosest_slo()),
       may_miss_(1 - attainment),
       warmup_(static_cast<std::int64_t>(deployment_.warmup *
                                         static_cast<double>(deployment_.workload.requests))) {}
@@ -32,8 +33,8 @@ void SloWatch::event(const EventSeen& seen) {
     const Time arrival = seen.sent;
     fates_.push_back({.arrival = arrival});
     start_if_warm();
-    if (deployment_.slo.ttft) {
-      const Seconds longest = *deployment_.slo.ttft / deployment_.anchored_ttft + rounding;
+    if (loosest_.ttft) {
+      const Seconds longest = *loosest_.ttft / deployment_.anchored_ttft + rounding;
       deadlines_.push({arrival + to_duration(longest), *seen.request, true});
     }
   }
@@ -42,8 +43,9 @@ void SloWatch::event(const EventSeen& seen) {
 
 void SloWatch::first_token(std::uint32_t id, const RequestRecord& request) {
   fates_[id].has_token = true;
-  if (!deployment_.slo.tpot || request.output_tokens < 2) return;
-  const Seconds longest = *deployment_.slo.tpot * double(request.output_tokens - 1) + rounding;
+  const Slo& slo = deployment_.slo_of(request.of_class);
+  if (!slo.tpot || request.output_tokens < 2) return;
+  const Seconds longest = *slo.tpot * double(request.output_tokens - 1) + rounding;
   deadlines_.push({now_ + to_duration(longest), id, false});
 }
 
@@ -53,10 +55,10 @@ void SloWatch::request_left(std::uint32_t id, const RequestRecord& request) {
   if (request.state == RequestLife::State::cancelled) {
     fates_[id].decided = true;  // nothing is owed
   } else {
-    decide(
-        id,
-        request.state == RequestLife::State::finished &&
-            objectives_met(latency_of(request, deployment_.anchored_ttft), deployment_.slo).all());
+    decide(id, request.state == RequestLife::State::finished &&
+                   objectives_met(latency_of(request, deployment_.anchored_ttft),
+                                  deployment_.slo_of(request.of_class))
+                       .all());
   }
 }
 

@@ -47,6 +47,7 @@ class SloWatch : public RunObserver {
   void decide(std::uint32_t id, bool met);
 
   const Deployment& deployment_;
+  Slo loosest_;      // as a request arrives its class is not known
   double may_miss_;  // share of the requests
   std::int64_t warmup_;
   std::int64_t left_ = 0, met_ = 0, missed_ = 0, missed_while_measured_ = 0;

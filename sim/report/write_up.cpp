@@ -35,12 +35,14 @@ struct RequestCounts {
   std::int64_t owed() const { return arrived - share_of(State::cancelled); }
 };
 
-std::optional<Attainment> attainment(const RequestCounts& counts, const Slo& slo) {
-  const auto share = [&](const std::optional<Seconds>& limit, std::int64_t met) {
-    return limit ? std::optional(ratio(double(met), double(counts.owed()))) : std::nullopt;
+// Shares that met each objective of which `has` says that there is one.
+template <class Has>
+std::optional<Attainment> attainment(const RequestCounts& counts, const Has& has) {
+  const auto share = [&](std::optional<Seconds> Slo::*objective, std::int64_t met) {
+    return has(objective) ? std::optional(ratio(double(met), double(counts.owed()))) : std::nullopt;
   };
-  const Attainment met{share(slo.ttft, counts.ttft), share(slo.tpot, counts.tpot),
-                       share(slo.e2el, counts.e2el)};
+  const Attainment met{share(&Slo::ttft, counts.ttft), share(&Slo::tpot, counts.tpot),
+                       share(&Slo::e2el, counts.e2el)};
   return met.any() ? std::optional(met) : std::nullopt;
 }
 
@@ -62,10 +64,13 @@ Sums sum(std::span<const Totals> pools) {
   return all;
 }
 
+// Of all requests, or of one class.
 RequestCounts count(const Deployment& e, const Measured& measured,
-                    std::span<const RequestLife> requests) {
+                    std::span<const RequestLife> requests,
+                    std::optional<std::size_t> of_class = {}) {
   RequestCounts counts;
   for (const RequestLife& request : requests) {
+    if (of_class && request.of_class != *of_class) continue;
     ++counts.all[std::size_t(request.state)];
     if (!measured.holds(request)) continue;
     ++counts.arrived;
@@ -73,7 +78,7 @@ RequestCounts count(const Deployment& e, const Measured& measured,
     // One that was rejected or timed out misses every objective and has no latency.
     if (request.state != RequestLife::State::finished) continue;
     const Latency latency = latency_of(request, e.anchored_ttft);
-    const Met met = objectives_met(latency, e.slo);
+    const Met met = objectives_met(latency, e.slo_of(request.of_class));
     counts.ttft += met.ttft ? 1 : 0;
     counts.tpot += met.tpot ? 1 : 0;
     counts.e2el += met.e2el ? 1 : 0;
@@ -240,8 +245,41 @@ Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
       metrics.request_throughput *
       ratio(double(counts.good), double(counts.share_of(RequestLife::State::finished)));
   metrics.slo_attainment = ratio(double(counts.good), double(counts.owed()));
-  metrics.attainment = attainment(counts, e.slo);
+  metrics.attainment =
+      attainment(counts, [&](auto objective) { return e.has_objective(objective); });
   return metrics;
+}
+
+// Goodput as metrics_of() has it: that of all classes sums to the whole.
+Named<ClassStats> classes_of(const Deployment& e, const Measured& measured, const Metrics& metrics,
+                             std::span<const RequestLife> requests) {
+  using State = RequestLife::State;
+  const RequestCounts all = count(e, measured, requests);
+  Named<ClassStats> classes;
+  for (std::size_t i = 0; i < e.classes.size(); ++i) {
+    const Slo& slo = e.classes[i].slo;
+    const RequestCounts counts = count(e, measured, requests, i);
+    std::vector<double> ttft, tpot;
+    for (const RequestLife& request : requests) {
+      if (request.of_class != i || request.state != State::finished || !measured.holds(request))
+        continue;
+      const Latency latency = latency_of(request, e.anchored_ttft);
+      ttft.push_back(latency.ttft);
+      if (latency.tpot) tpot.push_back(*latency.tpot);
+    }
+    const auto has = [&](auto objective) { return (slo.*objective).has_value(); };
+    classes.emplace_back(
+        e.classes[i].name,
+        ClassStats{
+            .requests = counts.arrived,
+            .ttft = summarize(std::move(ttft)),
+            .tpot = summarize(std::move(tpot)),
+            .attainment = attainment(counts, has),
+            .slo_attainment = ratio(double(counts.good), double(counts.owed())),
+            .request_goodput = metrics.request_throughput *
+                               ratio(double(counts.good), double(all.share_of(State::finished)))});
+  }
+  return classes;
 }
 
 Distribution distribution(const CountHistogram& histogram) {
@@ -767,7 +805,9 @@ std::vector<std::uint8_t> met_in_order(const Deployment& e, const Measured& meas
   for (const RequestLife& request : requests) {
     if (!measured.holds(request) || request.state == RequestLife::State::cancelled) continue;
     const bool finished = request.state == RequestLife::State::finished;
-    met.push_back(finished && objectives_met(latency_of(request, e.anchored_ttft), e.slo).all());
+    met.push_back(
+        finished &&
+        objectives_met(latency_of(request, e.anchored_ttft), e.slo_of(request.of_class)).all());
   }
   return met;
 }
@@ -777,7 +817,8 @@ std::vector<std::uint8_t> met_in_order(const Deployment& e, const Measured& meas
 std::optional<AttainmentAlong> attainment_along(const Deployment& e, const Measured& measured,
                                                 std::span<const RequestLife> requests) {
   constexpr std::size_t stretches = 10, fewest = 5;  // requests of a stretch
-  if (!e.slo.ttft && !e.slo.tpot && !e.slo.e2el) return std::nullopt;
+  if (!e.has_objective(&Slo::ttft) && !e.has_objective(&Slo::tpot) && !e.has_objective(&Slo::e2el))
+    return std::nullopt;
   const std::vector<std::uint8_t> all = met_in_order(e, measured, requests);
   const std::span<const std::uint8_t> met(all);
   if (met.size() < stretches * fewest) return std::nullopt;
@@ -890,6 +931,8 @@ Report write_up(const Experiment& experiment, std::span<const PoolRun> pools,
                        e.anchored_tpot, e.anchored_tpot * e.anchored_ttft};
   }
   report.metrics = metrics_of(experiment, totals, std::move(gaps), requests.lives());
+  report.classes =
+      classes_of(e, {totals.front().begin, totals.front().end}, report.metrics, requests.lives());
   report.energy = energy_of(experiment, totals, report.metrics);
   report.measurement = measurement_of(e, window, totals.back(), requests.lives());
   if (e.workload.sessions) {

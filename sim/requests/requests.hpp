@@ -45,6 +45,7 @@ struct RequestLife {
   Time first_token{}, last_token{};
   std::int32_t output_tokens = 0;
   State state = State::waiting;
+  std::uint8_t of_class = 0;  ///< an index into PoolSpec::classes
 };
 
 /// All about one request.

@@ -16,6 +16,12 @@ std::unique_ptr<Scheduler> make_decode_only(ConfigReader&);
 std::span<const Key> decode_only_keys();
 std::unique_ptr<Scheduler> make_comm_aware(ConfigReader&);
 std::span<const Key> comm_aware_keys();
+std::unique_ptr<Scheduler> make_priority(ConfigReader&);
+std::span<const Key> priority_keys();
+std::unique_ptr<Scheduler> make_earliest_deadline(ConfigReader&);
+std::span<const Key> earliest_deadline_keys();
+std::unique_ptr<Scheduler> make_expert_groups(ConfigReader&);
+std::span<const Key> expert_groups_keys();
 
 bool StepPlan::empty() const {
   const auto none = [](std::int32_t tokens) { return tokens == 0; };
@@ -31,15 +37,30 @@ std::int64_t StepPlan::new_tokens() const {
   return sum(running_tokens) + sum(admitted_tokens);
 }
 
-Seconds StepPrice::time(std::int64_t tokens, std::int64_t context) const {
-  if (tokens < 1) return Seconds{};
+namespace {
+
+// Seconds for so many tokens, of a table by powers of two.
+double on_a_line(const std::vector<double>& seconds, std::int64_t tokens) {
   const auto power = std::min<std::size_t>(
       static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(tokens))) - 1,
-      of_tokens.size() - 2);
+      seconds.size() - 2);
   const double size = static_cast<double>(std::uint64_t{1} << power);
   const double place = (static_cast<double>(tokens) - size) / size;
-  const double low = of_tokens[power], high = of_tokens[power + 1];
-  return Seconds(low + (high - low) * place + of_context * static_cast<double>(context));
+  const double low = seconds[power], high = seconds[power + 1];
+  return low + (high - low) * place;
+}
+
+}  // namespace
+
+Seconds StepPrice::time(std::int64_t tokens, std::int64_t context) const {
+  if (tokens < 1) return Seconds{};
+  return Seconds(on_a_line(of_tokens, tokens) + of_context * static_cast<double>(context));
+}
+
+Seconds StepPrice::prompt_time(std::int64_t tokens, std::int64_t chunk) const {
+  const std::int64_t pieces = tokens / chunk, rest = tokens % chunk;
+  const double whole = pieces > 0 ? on_a_line(of_prompt, chunk) : 0;
+  return Seconds(whole * static_cast<double>(pieces) + (rest > 0 ? on_a_line(of_prompt, rest) : 0));
 }
 
 void StepPlan::clear() {
@@ -104,7 +125,14 @@ const Registry<Scheduler>& schedulers() {
        {"decode_only", "decodes alone: prompts arrive computed, as from a prefill pool",
         make_decode_only, decode_only_keys},
        {"comm_aware", "decodes by expert locality and age, as many as a step's target time allows",
-        make_comm_aware, comm_aware_keys}});
+        make_comm_aware, comm_aware_keys},
+       {"priority", "chunked_prefill by priority of the request's class (vLLM's priority policy)",
+        make_priority, priority_keys},
+       {"earliest_deadline", "chunked_prefill by when first tokens are due (EDF)",
+        make_earliest_deadline, earliest_deadline_keys},
+       {"expert_groups",
+        "earliest_deadline; requests of one topic go ahead where the slack of others allows",
+        make_expert_groups, expert_groups_keys}});
   return table;
 }
 

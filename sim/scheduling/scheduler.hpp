@@ -19,15 +19,33 @@ struct StepPrice {
   std::vector<double> of_tokens;
   /// Seconds more for each token in the KV cache that a rank's decodes read.
   double of_context = 0;
+  /// Seconds of a step with so large a piece of one prompt per rank, of 1, 2, 4, .. tokens up to
+  /// the first that is no less than max_num_batched_tokens; empty unless
+  /// Scheduler::prices_prompts().
+  std::vector<double> of_prompt{};
   /// The estimate for so many tokens and so much context: a straight line between two powers of
   /// two, and beyond the last.
   Seconds time(std::int64_t tokens, std::int64_t context) const;
+  /// What a prompt of so many tokens takes alone, in pieces of `chunk` tokens. What a later piece
+  /// reads of those before it is left out.
+  Seconds prompt_time(std::int64_t tokens, std::int64_t chunk) const;
+};
+
+/// What the order of a rank's sequences may go by beside the sequences.
+struct QueueView {
+  Time now{};
+  std::span<const Sequence> running{};  ///< of the rank
+  const StepPrice* price = nullptr;     ///< null unless Scheduler::needs_price()
+  /// How many sequences of the whole group run, by Sequence::topic.
+  std::span<const std::int32_t> running_of_topic{};
+  /// Mean time so far between two sequences of the rank that finish; infinite before the first.
+  Seconds between_seats{};
 };
 
 /// One data-parallel rank between two steps.
 struct RankView {
-  std::span<const Sequence> running;  ///< in order of admission
-  std::span<const Sequence> waiting;  ///< first come, first served
+  std::span<const Sequence> running;  ///< in order of admission, or as the scheduler puts them
+  std::span<const Sequence> waiting;  ///< first come, first served, or as the scheduler puts them
   std::int64_t free_blocks = 0;
   const KvLayout& layout;
   /// New tokens that the group's expert buffers take from this rank in one step.
@@ -67,19 +85,33 @@ class Scheduler {
  public:
   virtual ~Scheduler() = default;
   /// Never takes more than the budget, the token room, max_num_seqs or the free blocks allow; keeps
-  /// the order of arrival. `plan` is overwritten.
+  /// the order of the view. `plan` is overwritten.
   virtual void plan(const RankView&, Turn, StepPlan& plan) const = 0;
+  /// Whether sequences are served in another order than that of their arrival. Then a rank's are
+  /// put in order before each plan.
+  virtual bool reorders() const { return false; }
+  /// Puts those that wait in the order in which they are to be admitted; as they came unless they
+  /// were put in order before.
+  virtual void order_waiting(const QueueView&, std::span<Sequence> /*waiting*/) const {}
+  /// Whether, of two that run, the first keeps its blocks longer; if neither does, the one that was
+  /// admitted first.
+  virtual bool keeps_longer(const Sequence&, const Sequence&) const { return false; }
+  /// Whether it goes by deadlines, so that every request needs one.
+  virtual bool needs_deadlines() const { return false; }
   /// Whether the ranks must agree on prefill or decode before each step.
   virtual bool separates_phases() const { return false; }
   /// Whether all of a prompt but its last token is in the KV cache when a request arrives.
   virtual bool prompts_arrive_computed() const { return false; }
   /// Whether it plans by the price of steps.
   virtual bool needs_price() const { return false; }
+  /// Whether that is to hold the price of prompts.
+  virtual bool prices_prompts() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
 };
 
-/// The table: chunked_prefill, prefill_first, decode_only, comm_aware.
+/// The table: chunked_prefill, prefill_first, decode_only, comm_aware, priority, earliest_deadline,
+/// expert_groups.
 const Registry<Scheduler>& schedulers();
 
 /// The limits that every scheduler reads: per DP rank, as in vLLM.

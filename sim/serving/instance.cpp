@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 namespace moesim {
@@ -73,6 +75,16 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   Sequence& sequence = rank.waiting.emplace_back(Sequence{
       id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
   if (request.routing.locality > 0) sequence.locality = request.routing.locality;
+  if (deployment_.scheduler->reorders()) {
+    constexpr Seconds longest{2.592e6};  // 30 days, of the clock's 106
+    if (!deployment_.classes.empty())
+      sequence.priority = deployment_.classes[request.of_class].priority;
+    if (const auto& ttft = deployment_.slo_of(request.of_class).ttft) {
+      sequence.deadline =
+          request.arrival + to_duration(std::min(*ttft / deployment_.anchored_ttft, longest));
+    }
+    sequence.topic = rows_.workload(request.binding);
+  }
   if (deployment_.prefix_caching) {
     rank.kv.expect(id, known_hashes(request.prompt_ids.get(), id, request.prompt_tokens,
                                     deployment_.kv_layout.block_tokens));
@@ -193,16 +205,49 @@ CacheHit Instance::find(std::size_t rank, std::span<const BlockHash> prompt,
 
 // Shows the scheduler the waiting sequences that it may see: one beyond the seats of a step cannot
 // be admitted.
-void Instance::show_waiting(Rank& rank) const {
+void Instance::show_waiting(Rank& rank) {
   const auto seats = static_cast<std::size_t>(deployment_.scheduler->max_num_seqs());
   const std::int64_t known = rank.known.empty() ? rank.arrived : rank.known.front();
   const auto received = static_cast<std::size_t>(std::max<std::int64_t>(known - rank.gone, 0));
   const auto visible =
       static_cast<std::ptrdiff_t>(std::min({seats, received, rank.waiting.size()}));
+  if (deployment_.scheduler->reorders()) {
+    order_waiting(rank, std::min(received, rank.waiting.size()));
+    rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+    return;
+  }
   // Most steps change nothing here, and a queue may be long.
   const Rank::Shown shown{rank.arrived, rank.gone, rank.preempted, visible};
   if (std::exchange(rank.waiting_shown, shown) == shown) return;
   rank.waiting_view.assign(rank.waiting.begin(), rank.waiting.begin() + visible);
+}
+
+// Lets the scheduler put those in order that the engine knows. Behind them others go on waiting.
+void Instance::order_waiting(Rank& rank, std::size_t known) {
+  Seconds between_seats(std::numeric_limits<double>::infinity());
+  if (rank.finished > 0)
+    between_seats = to_seconds(planned_at_ - *rank.runs_since) / double(rank.finished);
+  const QueueView view{planned_at_, rank.running, price_, running_of_topic_, between_seats};
+  ordered_.assign(rank.waiting.begin(), rank.waiting.begin() + static_cast<std::ptrdiff_t>(known));
+  deployment_.scheduler->order_waiting(view, ordered_);
+  std::ranges::copy(ordered_, rank.waiting.begin());
+}
+
+// Those that give up their blocks first come last.
+void Instance::order_running(Rank& rank) const {
+  const auto longer = [&](std::size_t a, std::size_t b) {
+    return deployment_.scheduler->keeps_longer(rank.running[a], rank.running[b]);
+  };
+  std::vector<std::size_t> places(rank.running.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  if (std::ranges::is_sorted(places, longer)) return;
+  std::ranges::stable_sort(places, longer);
+  const std::vector<Sequence> running = rank.running;
+  const std::vector<Progress> progress = rank.progress;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    rank.running[i] = running[places[i]];
+    rank.progress[i] = progress[places[i]];
+  }
 }
 
 // Plans within the room of the expert buffers. A rank that fills it is planned without them too, to
@@ -241,6 +286,7 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
 bool Instance::plan_turn(Turn turn) {
   bool any = false;
   for (Rank& rank : ranks_) {
+    if (deployment_.scheduler->reorders()) order_running(rank);
     show_waiting(rank);
     for (Sequence& sequence : rank.running) {
       sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
@@ -282,6 +328,12 @@ void Instance::receive() {
 
 bool Instance::plan_step() {
   receive();
+  if (deployment_.scheduler->reorders()) {
+    running_of_topic_.assign(rows_.trace(Phase::decode).workloads().size(), 0);
+    for (const Rank& rank : ranks_) {
+      for (const Sequence& sequence : rank.running) ++running_of_topic_[sequence.topic];
+    }
+  }
   if (!deployment_.scheduler->separates_phases()) return plan_turn(Turn::any);
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
 }
@@ -354,6 +406,7 @@ void Instance::apply_plan(Rank& rank, std::int32_t index) {
     ++summary_.preemptions;
   }
   const std::size_t stay = rank.running.size();
+  if (!rank.runs_since && !rank.plan.admitted_tokens.empty()) rank.runs_since = planned_at_;
   std::vector<std::pair<std::size_t, Sequence>> parked;  // with how many run that came before
   for (const std::int32_t tokens : rank.plan.admitted_tokens) {
     const Sequence sequence = rank.waiting.front();
@@ -580,7 +633,9 @@ StepRecord Instance::end_step(Time now) {
       Sequence& sequence = rank.running[place];
       sequence.computed += tokens[place];
       const bool computed = tokens[place] > 0 && sequence.due() <= 0;
-      return computed && !rank.progress[place].abandoned && emit(rank, place, now);
+      const bool leaves = computed && !rank.progress[place].abandoned && emit(rank, place, now);
+      rank.finished += leaves ? 1 : 0;
+      return leaves;
     });
   }
   drop_abandoned();

@@ -132,6 +132,9 @@ class Instance {
     // Whether a request on this rank was abandoned.
     bool abandoned = false;
     bool down = false;
+    // Since when sequences run here, and how many have finished.
+    std::optional<Time> runs_since{};
+    std::int64_t finished = 0;
 
     std::int64_t last_known() const { return known.empty() ? 0 : known.back(); }
   };
@@ -139,7 +142,9 @@ class Instance {
   RankRequest show_request(const Sequence& sequence, std::int32_t generated) const;
   KvCache empty_cache(std::size_t rank) const;
   std::int64_t blocks_wanted(const Sequence&) const;
-  void show_waiting(Rank& rank) const;
+  void show_waiting(Rank& rank);
+  void order_running(Rank& rank) const;
+  void order_waiting(Rank& rank, std::size_t known);
   void receive();
   bool should_hold_back() const;
   bool plan_step();
@@ -185,7 +190,9 @@ class Instance {
   Time busy_until_{};
   bool stepping_ = false;
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
-  std::vector<std::int32_t> decode_places_;      // tokens generated before; of a sampled step
+  std::vector<std::int32_t> running_of_topic_;   // if the scheduler reorders
+  std::vector<Sequence> ordered_;
+  std::vector<std::int32_t> decode_places_;  // tokens generated before; of a sampled step
 };
 
 }  // namespace moesim

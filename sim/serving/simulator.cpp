@@ -2,6 +2,7 @@
 #include "sim/serving/simulator.hpp"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -120,6 +121,7 @@ class Simulation {
         requests_(load_.workload.requests),
         rows_(load_.trace, load_.prefill_trace, load_.bind_odd_only, load_.seed, load_.binding),
         patience_rng_(load_.seed, "workload/patience"),
+        class_rng_(load_.seed, "workload/classes"),
         ingress_(load_.api_server, load_.ranks()) {
     for (const Deployment& pool : experiment.pools) add_pool(pool);
   }
@@ -251,6 +253,7 @@ class Simulation {
     request.received = queue_.now();
     request.binding =
         rows_.bind(request.turn ? std::optional(request.turn->session) : std::nullopt);
+    request.of_class = class_of(request.turn);
     const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
@@ -270,6 +273,13 @@ class Simulation {
     }
     schedule_arrival();
     first.changed = true;
+  }
+
+  std::uint8_t class_of(const std::optional<SessionTurn>& turn) {
+    if (!turn) return draw_class(load_.classes, class_rng_);
+    const auto [session, begins] = class_of_session_.try_emplace(turn->session);
+    if (begins) session->second = draw_class(load_.classes, class_rng_);
+    return session->second;
   }
 
   void await(std::uint32_t id, const Patience& patience) {
@@ -514,7 +524,8 @@ class Simulation {
   };
   std::vector<TierOfPool> tiers_;
   KvTransferTally transfers_;
-  Rng patience_rng_;
+  Rng patience_rng_, class_rng_;
+  std::unordered_map<std::uint32_t, std::uint8_t> class_of_session_;
   Ingress ingress_;  // from clients to the engine
   std::optional<TimedRequest> due_;
   bool arrival_pending_ = false;

@@ -28,6 +28,18 @@ StepPrice price_steps(const Deployment& e) {
   constexpr std::int32_t context = 4096;
   const std::int32_t most = sequences / 2;
   price.of_context = (seconds(most, context) - price.of_tokens.back()) / most / context;
+  if (!e.scheduler->prices_prompts()) return price;
+  // Two figures at least, as lines go between two.
+  const std::int32_t budget = std::max(2, e.scheduler->max_num_batched_tokens());
+  for (std::int32_t tokens = 1; tokens < 2 * budget; tokens *= 2) {
+    StepBatch batch;
+    for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
+      batch.ranks.emplace_back();
+      add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, 0}, 0);
+    }
+    model.price(batch, e.rules.of(StepKind::prefill), e.placement, rows, cost);
+    price.of_prompt.push_back(cost.total.count());
+  }
   return price;
 }
 

@@ -6,7 +6,8 @@
 namespace moesim {
 
 /// What steps of this experiment cost as it starts, for schedulers that plan by time: steps of 1,
-/// 2, 4, .. decodes on every rank, up to max_num_seqs, taken at random from its trace.
+/// 2, 4, .. decodes on every rank, up to max_num_seqs, taken at random from its trace. Where the
+/// scheduler asks for them, steps of 1, 2, 4, .. prompt tokens as well.
 StepPrice price_steps(const Deployment&);
 
 }  // namespace moesim

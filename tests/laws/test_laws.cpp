@@ -114,6 +114,9 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
           {"requests", 12},
           {"prompt_rows", 10},
           {"decode_rows", 10}}},
+        {"classes",
+         {{{"name", "urgent"}, {"share", 0.5}, {"slo", {{"ttft", "4 ms"}}}},
+          {{"name", "patient"}, {"share", 0.5}, {"priority", 1}}}},
         {"requests", 20 + rng.below(30)}}},
       {"placement",
        {{"type", any_of(rng, placers())},
@@ -126,6 +129,7 @@ Json drawn_experiment(std::uint64_t seed, const std::string& stream) {
        {{"prefill", pick(rng, {"all_to_all", "low_latency", "auto"})},
         {"decode", decode_dispatch}}},
       {"request_routing", any_of(rng, request_routers())},
+      {"slo", {{"ttft", "20 ms"}}},
       {"kv_cache",
        {{"block_size", 16}, {"gpu_memory_utilization", 0.9}, {"prefix_caching", seed % 3 == 0}}},
       {"seed", seed}};
@@ -383,6 +387,13 @@ Experiment at_half_speed(Experiment e) {
     for (Seconds* time : {&collective.launch, &collective.per_gpu, &collective.ramp}) *time *= 2;
   network.latency *= 2;
   network.latency_per_doubling *= 2;
+  // What is due in twice the time.
+  std::vector<Slo*> owed{&e.decode().slo};
+  for (RequestClass& one : e.decode().classes) owed.push_back(&one.slo);
+  for (Slo* slo : owed) {
+    for (std::optional<Seconds>* limit : {&slo->ttft, &slo->tpot, &slo->e2el})
+      if (*limit) **limit *= 2;
+  }
   return e;
 }
 

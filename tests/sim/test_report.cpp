@@ -26,7 +26,9 @@ std::vector<Report> reports() {
   const Json objectives = {
       {"slo", {{"ttft", "2 ms"}, {"tpot", "1 ms"}, {"e2el", "1 s"}}},
       {"workload",
-       {{"timeout", "12 ms"}, {"cancellation", {{"share", 0.1}, {"mean_after", "5 ms"}}}}},
+       {{"timeout", "12 ms"},
+        {"cancellation", {{"share", 0.1}, {"mean_after", "5 ms"}}},
+        {"classes", {{{"name", "a"}, {"share", 0.5}}, {{"name", "b"}, {"share", 0.5}}}}}},
       {"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}};
   const Json failures = {{"instances", 2},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};

@@ -41,6 +41,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--eplb-config",
                                               "--max-num-seqs",
                                               "--max-num-batched-tokens",
+                                              "--scheduling-policy",
                                               "--max-model-len",
                                               "--gpu-memory-utilization",
                                               "--kv-cache-dtype",
@@ -90,6 +91,8 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--max-running-requests",
                                               "--chunked-prefill-size",
                                               "--enable-mixed-chunk",
+                                              "--enable-priority-scheduling",
+                                              "--schedule-low-priority-values-first",
                                               "--context-length",
                                               "--mem-fraction-static",
                                               "--kv-cache-dtype",
@@ -176,6 +179,7 @@ std::vector<Json> deployments() {
             {"workload",
              {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 8}, {"rate", nullptr}}}}}}),
       with({{"engine", {{"name", "trtllm"}}}}),
+      with({{"scheduling", {{"type", "priority"}}}}),
       with({{"parallel", four_gpus},
             {"instances", nullptr},
             {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}}}}),
@@ -481,6 +485,22 @@ TEST_CASE("a name that a shell or a terminal would obey is one word, or refused"
     CHECK(!has_hidden_characters(visible(hidden), "\n"));
   }
   CHECK(visible("a\x1b[2J\n\tb") == "a\\u001b[2J\n\tb");
+}
+
+TEST_CASE("engines are told to go by priorities, and none is told of deadlines") {
+  const Json by_priority = with({{"scheduling", {{"type", "priority"}}}});
+  CHECK_THAT(launch("vllm", by_priority), Contains("--scheduling-policy priority"));
+  CHECK_THAT(launch("sglang", by_priority),
+             Contains("--enable-priority-scheduling --schedule-low-priority-values-first") &&
+                 Contains("--enable-mixed-chunk"));
+  CHECK(flags_in(launch("vllm", base)).count("--scheduling-policy") == 0);
+  for (const char* type : {"earliest_deadline", "expert_groups"}) {
+    const Json due = with({{"scheduling", {{"type", type}}}, {"slo", {{"ttft", "1 s"}}}});
+    for (const char* engine : {"vllm", "sglang", "trtllm"}) {
+      CHECK_THAT(launch(engine, due), Contains("# not in these commands: /scheduling: \"") &&
+                                          Contains("no engine goes by deadlines"));
+    }
+  }
 }
 
 }  // namespace

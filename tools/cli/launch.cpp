@@ -157,6 +157,11 @@ void note_common(const PoolSpec& pool, Notes& notes) {
   note("/expert_memory", pool.names.expert_memory, "resident");
   if (!pool.kv_cache.tiers.empty())
     notes.push_back("/kv_cache/tiers: give the engine its memory for KV blocks by its own flags");
+  if (pool.scheduler->needs_deadlines())
+    notes.push_back(fmt::format("/scheduling: {}; no engine goes by deadlines",
+                                quoted_name(pool.names.scheduling)));
+  if (pool.names.scheduling == "priority")
+    notes.push_back("/workload/classes: each request of a class says its priority to the engine");
   note("/rebalancing", pool.rebalancing.name(), "none");
   note("/token_routing/decode", decode_routing(pool), "even");
   const std::string& placement = pool.names.placement;

@@ -77,14 +77,16 @@ std::string session_name(const SessionTurn& turn) {
                          : fmt::format("{}.{}", turn.session, turn.agent);
 }
 
-std::string requests_csv(const std::vector<RequestRecord>& requests) {
+std::string requests_csv(const std::vector<RequestRecord>& requests,
+                         std::span<const RequestClass> classes) {
   const bool sessions = !requests.empty() && requests.front().turn;
   std::string csv =
       "request,arrival_s,instance,rank,state,prompt_tokens,output_tokens,generated_tokens,ttft_ms,"
       "tpot_ms,e2el_ms,preemptions,cached_tokens,score,hit_share,locality,load_kv_tokens,"
       "prefill_instance,prefill_rank,prefill_score,prefill_hit_share,prefill_locality,"
       "prefill_load_kv_tokens,kv_transfer_ms";
-  csv += sessions ? ",session,turn\n" : "\n";
+  if (sessions) csv += ",session,turn";
+  csv += classes.empty() ? "\n" : ",class\n";
   constexpr std::array<std::string_view, 6> states{
       "waiting", "running", "finished", "rejected: exceeds_kv_capacity", "timed_out", "cancelled"};
   for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -102,6 +104,7 @@ std::string requests_csv(const std::vector<RequestRecord>& requests) {
                        length(r.arrival, r.last_token, 1), r.preemptions, r.cached_tokens,
                        decision_cells(r.routing), prefill_cells(r));
     if (r.turn) csv += fmt::format(",{},{}", session_name(*r.turn), r.turn->turn);
+    if (!classes.empty()) csv += "," + classes[r.of_class].name;
     csv += '\n';
   }
   return csv;

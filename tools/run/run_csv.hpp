@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
+#include "sim/experiment/spec.hpp"
 #include "sim/report/observer.hpp"
 #include "tools/cli/output.hpp"
 
@@ -33,7 +35,8 @@ class StepsCsv : public RunObserver {
 /// prefill_ columns say the same of a prefill pool, kv_transfer_ms what came between the first
 /// token and the decode pool; empty without pools. Latencies of finished requests only; TPOT of
 /// those with two output tokens and more. Turns of sessions have two columns more, which session
-/// and which turn of it, both from 0: with these the file can be replayed. Units as above.
-std::string requests_csv(const std::vector<RequestRecord>&);
+/// and which turn of it, both from 0: with these the file can be replayed. Where requests have
+/// classes, a last column names that of each. Units as above.
+std::string requests_csv(const std::vector<RequestRecord>&, std::span<const RequestClass>);
 
 }  // namespace moesim

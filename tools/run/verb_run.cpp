@@ -270,6 +270,26 @@ std::string latency_table(const Metrics& metrics) {
                                     number(metrics.prefill_ms, 2));
 }
 
+// A row for each class of requests, with what it is owed.
+std::string class_table(const Report& report, const Deployment& e) {
+  if (report.classes.empty()) return "";
+  Table table({"class", "requests", "ttft ms, median", "p99", "due in", "in time", "all objectives",
+               "goodput/s"});
+  for (std::size_t i = 0; i < report.classes.size(); ++i) {
+    const ClassStats& stats = report.classes[i].second;
+    const auto& due = e.classes[i].slo.ttft;
+    const auto ms = [&](double value) {
+      return number(stats.ttft.count == 0 ? std::nullopt : std::optional(value), 2);
+    };
+    table.add({report.classes[i].first, fmt::format("{}", stats.requests), ms(stats.ttft.p50),
+               ms(stats.ttft.p99), due ? number(due->count() * 1e3, 0) : "-",
+               due ? percent(*stats.attainment->ttft) : "-",
+               stats.attainment ? percent(stats.slo_attainment) : "-",
+               number(stats.request_goodput, 2)});
+  }
+  return table.text() + "\n";
+}
+
 std::string step_table(const PoolStats& pool) {
   Table table({"steps", "count", "mean ms", "time", "decodes/rank", "max activated", "max tokens",
                "balance"});
@@ -456,7 +476,8 @@ std::string summary(const Report& report, const Deployment& e) {
       m.completed, m.rejected, abandoned(m), m.duration_s, m.total_token_throughput,
       m.output_throughput, m.tokens_per_s_per_gpu, m.request_throughput,
       state_of(report.measurement) + slo_of(report));
-  text += latency_table(m) + step_table(report.pool) + pool_text(report.pool, e);
+  text += latency_table(m) + class_table(report, e) + step_table(report.pool) +
+          pool_text(report.pool, e);
   text += sessions_of(report) + prefixes_of(report.pool.kv) + tiers_of(report.pool);
   text += anchored_text(report) + groups_of(report) + events_of(report.pool);
   text += energy_of(report);
@@ -573,7 +594,8 @@ int run_experiment(const RunOptions& options) {
   }
   const std::string json = document.dump(1) + "\n";
   if (!options.profile.empty()) write_file(options.profile, profile.dump(1) + "\n");
-  if (!options.requests.empty()) write_file(options.requests, requests_csv(requests.requests()));
+  if (!options.requests.empty())
+    write_file(options.requests, requests_csv(requests.requests(), experiment.decode().classes));
   if (timeline) timeline->finish();
   if (steps) steps->finish();
   if (events) events->finish();

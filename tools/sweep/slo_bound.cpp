@@ -139,7 +139,7 @@ TuneBound prefill_bound(const Deployment& e, const Slo& slo, const MeanLengths& 
 // whose prompts are computed beside them. Either every step holds its share of them, or whole
 // chunks are computed now and then and the other steps are pure decodes, which activate fewer
 // experts: which one is quicker depends on the model.
-double mixed_bound(const Deployment& e, const MeanLengths& lengths) {
+double mixed_bound(const Deployment& e, const Slo& slo, const MeanLengths& lengths) {
   if (lengths.output <= 1 || e.prefix_caching) return std::numeric_limits<double>::infinity();
   const auto context = static_cast<int>(lengths.prompt + lengths.output / 2);
   const double emitted = tokens_per_step(e.speculation);
@@ -165,7 +165,7 @@ double mixed_bound(const Deployment& e, const MeanLengths& lengths) {
   };
   const int fitting = static_cast<int>(chunk / (1 + prompt_per_decode));
   const int largest = std::max(1, std::min(most_sequences(e, context), fitting));
-  const double limit = limit_of(e.slo);
+  const double limit = limit_of(slo);
   const TuneBound bound = most_of(largest, limit, gap, rate);
   // Where a batch of one misses the limit, fewer than one decode at a time, which is less.
   return bound.goodput > 0 ? bound.goodput : rate(1, slack * limit);
@@ -175,25 +175,27 @@ double mixed_bound(const Deployment& e, const MeanLengths& lengths) {
 
 TuneBound bound_of(const Experiment& experiment, double attainment, bool mixed_steps) {
   const Deployment& e = experiment.decode();
-  if (!e.slo.tpot && !e.slo.ttft && !e.slo.e2el)
+  if (!e.has_objective(&Slo::tpot) && !e.has_objective(&Slo::ttft) && !e.has_objective(&Slo::e2el))
     throw ConfigError("the experiment has no \"slo\", so goodput has no limits; add one");
+  // No request of a class is owed less.
+  const Slo slo = e.loosest_slo();
   const MeanLengths lengths = lengths_of(e, attainment);
   // Where prefill and decode have pools, each bounds the other's requests.
   const Deployment& prefill = experiment.pools.front();
   const TuneBound p = prefill.scheduler->prompts_arrive_computed()
                           ? TuneBound{std::numeric_limits<double>::infinity(), 0}
-                          : prefill_bound(prefill, e.slo, lengths);
-  const TuneBound d = decode_bound(e, e.slo, lengths);
+                          : prefill_bound(prefill, slo, lengths);
+  const TuneBound d = decode_bound(e, slo, lengths);
   double goodput = std::min(p.goodput, d.goodput);
   // Steps of one kind or the other share the time.
   if (goodput > 0 && !experiment.apart() && e.scheduler->separates_phases()) {
     goodput = 1 / (1 / p.goodput + 1 / d.goodput);
   } else if (goodput > 0 && !experiment.apart() && mixed_steps) {
-    goodput = std::min(goodput, mixed_bound(e, lengths));
+    goodput = std::min(goodput, mixed_bound(e, slo, lengths));
   }
   TuneBound bound{slack * goodput, std::max(p.excess, d.excess), p.goodput, d.goodput};
-  if (e.slo.ttft) bound.least_ttft = p.excess * e.slo.ttft->count();
-  if (e.slo.tpot) bound.least_tpot = d.excess * e.slo.tpot->count();
+  if (slo.ttft) bound.least_ttft = p.excess * slo.ttft->count();
+  if (slo.tpot) bound.least_tpot = d.excess * slo.tpot->count();
   return bound;
 }
 

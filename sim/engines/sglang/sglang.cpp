@@ -114,8 +114,11 @@ constexpr Flag flags[] = {
      schedule},
     {"--chunked-prefill-size",
      [](const Server& s) { return value_of(s.max_num_batched_tokens * s.parallel.dp); }, schedule},
-    {"--enable-mixed-chunk",
-     [](const Server& s) { return alone_if(s.scheduling == "chunked_prefill"); }, schedule},
+    {"--enable-mixed-chunk", [](const Server& s) { return alone_if(mixes_chunks(s)); }, schedule},
+    // Otherwise its higher values come first.
+    {"--enable-priority-scheduling --schedule-low-priority-values-first",
+     [](const Server& s) { return alone_if(s.scheduling == "priority"); },
+     "docs.nvidia.com/dynamo, SGLang for Agentic Workloads, November 2026"},
     {"--context-length",
      [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, schedule},
     {"--mem-fraction-static",

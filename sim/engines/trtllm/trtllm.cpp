@@ -45,7 +45,7 @@ OptionsFile options(const Server& s) {
   };
   const bool fp8 = s.precision.kv_cache == Precision::fp8;
   add(true, "enable_attention_dp", s.parallel.dp > 1);
-  add(true, "enable_chunked_prefill", s.scheduling == "chunked_prefill");
+  add(true, "enable_chunked_prefill", mixes_chunks(s));
   add(true, "kv_cache_config",
       fmt::format("{{enable_block_reuse: {}{}}}", s.prefix_caching, fp8 ? ", dtype: fp8" : ""));
   if (starts_from_file(s) || balances(s))

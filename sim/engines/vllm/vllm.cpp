@@ -106,6 +106,8 @@ constexpr Flag flags[] = {
     {"--max-num-seqs", [](const Server& s) { return value_of(s.max_num_seqs); }, arguments},
     {"--max-num-batched-tokens",
      [](const Server& s) { return value_of(backend_of(s).most_tokens); }, arguments},
+    {"--scheduling-policy",
+     [](const Server& s) { return value_if(s.scheduling == "priority", "priority"); }, arguments},
     {"--max-model-len",
      [](const Server& s) { return value_if(s.max_model_len > 0, s.max_model_len); }, arguments},
     {"--gpu-memory-utilization",
