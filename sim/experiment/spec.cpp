@@ -426,10 +426,11 @@ void check_domain(ConfigReader& reader, const PoolSpec& e) {
   if (!e.parallel.exchanges() || gpus <= domain) return;
   for (const PhaseSpec& phase : e.phases) {
     if (phase.dispatch->within_nvlink())
-      reader.child("dispatch").fail(
-          fmt::format("\"one_sided\" needs all {} GPUs of a group in one NVLink domain, which holds "
-                      "{}; use \"all_to_all\"",
-                      gpus, domain));
+      reader.child("dispatch")
+          .fail(fmt::format(
+              "\"one_sided\" needs all {} GPUs of a group in one NVLink domain, which holds "
+              "{}; use \"all_to_all\"",
+              gpus, domain));
   }
 }
 
