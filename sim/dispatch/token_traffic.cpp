@@ -274,7 +274,7 @@ void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_
   std::vector<std::size_t> place(at(placement.experts()));
   slot_of_selection.assign(ids.size(), -1);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (dropped[i] != 0) continue;
+    if (!dropped.empty() && dropped[i] != 0) continue;
     const auto slots = placement.slots_of(ids[i]);
     std::size_t& p = place[ids[i]];
     while (left[at(slots[p])] == 0) ++p;

@@ -96,7 +96,8 @@ class CopyCounter {
 };
 
 /// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of
-/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k].
+/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k], which may be
+/// empty.
 void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
                     std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
                     std::vector<std::int32_t>& slot_of_selection);

@@ -321,7 +321,8 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
   if (reader.has("cuda_graph")) spec.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
   if (!spec.graph_sizes.empty()) spec.charges.graph_tokens = spec.graph_sizes.back();
   const double launches =
-      kernel_launches(spec.model, spec.parallel, spec.precision, fusions_of(spec.cluster.gpu));
+      kernel_launches(beside_slots(spec.model, spec.shared_expert), spec.parallel, spec.precision,
+                      fusions_of(spec.cluster.gpu));
   spec.charges.eager_layer =
       spec.charges.eager_launch * (launches / static_cast<double>(spec.model.layers.size()));
   spec.api_server = read_api_server(reader.child("api_server"), launches);

@@ -105,6 +105,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form inline_anchor = form::object(anchor_keys);
   static constexpr Form overlap = form::typed_object(overlap_keys);
   static constexpr Form overlaps = form::list(overlap);
+  static constexpr Form shared_expert = form::typed_object(shared_expert_keys);
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
@@ -126,6 +127,8 @@ std::span<const Key> experiment_keys() {
        "which experts HBM holds"},
       {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
+      {"shared_expert", shared_expert, unset("local"),
+       "rank that computes a token's shared expert"},
       {"speculative", form::object(speculative_keys), unset("none"), "drafts"},
       {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
       {"api_server", form::object(api_server_keys), "{}", "time between clients and the engine"},
@@ -397,6 +400,24 @@ void check_afd(ConfigReader& reader, const PoolSpec& e) {
   }
 }
 
+// A shared expert that is one more slot of a rank is like an expert, and every rank has it whole.
+void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
+  const MoeModel& model = e.model;
+  const auto refuse = [&](bool present, std::string_view why) {
+    if (present)
+      node.fail(fmt::format("the shared expert is no slot of the experts {}; use \"local\"", why));
+  };
+  refuse(model.shared_width == 0, "of a model without one");
+  refuse(model.shared_width != model.expert_width || model.expert_input() != model.hidden,
+         fmt::format("if it is {} wide and they are {}", model.shared_width, model.expert_width));
+  refuse(e.precision.ffn != e.precision.experts, "in another precision");
+  refuse(e.parallel.tp > 1 || e.parallel.ep != e.parallel.dp || e.parallel.afd(),
+         "unless tp is 1, ep is dp and there are no \"ffn_gpus\"");
+  refuse(e.overlap.shared_expert, "with overlap \"shared_expert\"");
+  refuse(e.capacity->limits(), "with a capacity rule");
+  refuse(e.expert_memory.has_value(), "with experts below HBM");
+}
+
 // A cache below HBM knows slots by their number: they must stay where they are.
 void refuse_moving_cached_experts(const PoolSpec& e) {
   if (!e.expert_memory) return;
@@ -426,6 +447,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   }
   check_pipeline(reader.child("parallel"), spec);
   check_afd(reader, spec);
+  if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
 }
 
@@ -482,6 +504,8 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
         !warning.empty())
       spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);
+    if (reader.optional("shared_expert"))
+      spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
     if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));

@@ -15,6 +15,7 @@
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
 #include "sim/step/overlap.hpp"
+#include "sim/step/shared_expert.hpp"
 #include "sim/step/step_record.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "traces/requests/request_source.hpp"
@@ -154,6 +155,7 @@ struct PoolSpec {
   std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
   Charges charges{};
   Overlap overlap{};
+  SharedExpert shared_expert{};
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
 
   // What is measured.

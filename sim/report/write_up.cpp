@@ -265,6 +265,9 @@ ExpertSummary expert_summary(const ExpertTotals& totals) {
           .imbalance = ratio(totals.max_tokens, totals.mean_tokens),
           .cv = ratio(totals.cv, n),
           .gemm_occupancy = ratio(totals.useful_rows, totals.padded_rows),
+          .imbalance_with_shared = totals.max_rows > 0
+                                       ? std::optional(totals.max_rows / totals.mean_rows)
+                                       : std::nullopt,
           .step_copies_mean = if_any(totals.step_copies),
           .step_copy_bytes_mean = if_any(totals.step_copy_bytes),
           .hot_rank_events = {totals.hot_layer_steps, totals.hottest}};
@@ -284,6 +287,8 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.uniformly_active += part.uniformly_active;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
+    all.max_rows += part.max_rows;
+    all.mean_rows += part.mean_rows;
     all.step_copies += part.step_copies;
     all.step_copy_bytes += part.step_copy_bytes;
     all.capacity += part.capacity;

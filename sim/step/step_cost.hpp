@@ -77,6 +77,8 @@ struct Traffic {
 struct LayerOutcome {
   /// Tokens and activated slots of every EP rank.
   LayerLoad load;
+  /// Tokens whose shared expert each EP rank computes as one more slot; none where it is no slot.
+  std::vector<std::int32_t> shared_tokens;
   /// Logical experts with at least one token.
   std::int32_t active_experts = 0;
   /// What the token-routing policy itself takes on a GPU.

@@ -17,6 +17,7 @@
 #include "sim/expert_memory/rank_memory.hpp"
 #include "sim/step/critical_path.hpp"
 #include "sim/step/overlap.hpp"
+#include "sim/step/shared_expert.hpp"
 #include "sim/step/step_cost.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -40,7 +41,8 @@ struct LayerRange {
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
 /// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss; without any,
-/// every expert stands in HBM.
+/// every expert stands in HBM. A shared expert that is a slot runs with the routed ones, on the EP
+/// ranks of shared_tokens.
 /// step = sum over layers + embedding, LM head, sampling, host overhead.
 /// Overlap hides communication beside computation; parts and total then hold what is exposed.
 /// With AFD a step is several micro-batches that alternate between attention's GPUs and those of
@@ -50,7 +52,7 @@ class StepModel {
  public:
   StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
             Overlap = {}, std::shared_ptr<const CapacityRule> = dropless(),
-            std::vector<RankMemory> memories = {});
+            std::vector<RankMemory> memories = {}, SharedExpert = {});
   ~StepModel();
   StepModel(StepModel&&) noexcept;
 
@@ -117,6 +119,7 @@ class StepModel {
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
+  Seconds rank_load_gather() const;
   CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
 
   Fabric fabric_;
@@ -130,6 +133,7 @@ class StepModel {
   Overlap overlap_;
   std::shared_ptr<const CapacityRule> capacity_;
   std::vector<RankMemory> memories_;  // [EP ranks], or none
+  SharedExpert shared_;
   LayerRange priced_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;
