@@ -99,8 +99,10 @@ StepModel step_model(const Deployment& e) {
                           expert_bytes(e.model, e.parallel, e.precision),
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
-  return {e.cluster, e.model,    e.parallel,          e.precision,    e.charges,
-          e.overlap, e.capacity, std::move(memories), e.shared_expert};
+  StepModel model{e.cluster, e.model,    e.parallel,          e.precision,    e.charges,
+                  e.overlap, e.capacity, std::move(memories), e.shared_expert};
+  if (e.locality) model.count_locality();
+  return model;
 }
 
 PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {

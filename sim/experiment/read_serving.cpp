@@ -118,6 +118,8 @@ std::span<const Key> measurement_keys() {
       {"warmup", form::number(0, 0.9), "0", "share of the requests before the measurement starts"},
       {"hot_rank_threshold", form::number(1, 1e9), "2", "max/mean above which a step is counted"},
       {"expert_counts", form::flag, "true", "the report has tokens per layer and expert"},
+      {"locality", form::flag, unset("false"),
+       "the report has the shares of selections served near their tokens"},
       {"slowest_sessions", form::integer(1, 1000), unset("none"),
        "sessions whose turns the report has, one by one, and hits over time"}};
   return keys;
@@ -335,6 +337,10 @@ void read_measurement(ConfigReader& reader, PoolSpec& spec) {
     spec.warmup = measurement.number("warmup");
     spec.hot_rank_threshold = measurement.number("hot_rank_threshold");
     spec.expert_counts = measurement.flag("expert_counts");
+    if (measurement.optional("locality")) spec.locality = measurement.flag("locality");
+    if (spec.locality && spec.parallel.afd())
+      measurement.child("locality")
+          .fail("no token is on a GPU of the experts with ffn_gpus; leave out one of them");
     if (measurement.optional("slowest_sessions"))
       spec.slowest_sessions = measurement.integer("slowest_sessions");
     if (spec.slowest_sessions > 0 && !spec.workload.sessions)

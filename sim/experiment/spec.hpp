@@ -168,6 +168,7 @@ struct PoolSpec {
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;
+  bool locality = false;              ///< counted: whether selections are served near their tokens
   std::int64_t slowest_sessions = 0;  ///< whose turns the report has; 0: no turns
 
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.

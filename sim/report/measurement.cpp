@@ -265,6 +265,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
     }
     totals.step_copies += outcome.step_copies * times;
     totals.step_copy_bytes += (outcome.bringing.nvlink + outcome.bringing.network).value() * times;
+    for (std::int64_t Locality::*count :
+         {&Locality::selections, &Locality::own_gpu, &Locality::own_domain})
+      totals.locality.*count += outcome.locality.*count * steps;
     totals.capacity += outcome.capacity;
     totals.hot_layer_steps += hot ? steps : 0;
     totals.hottest = std::max(totals.hottest, ratio);

@@ -205,7 +205,13 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   const bool by_selection =
       rule.router->needs_token_rows() || limited || !routed.copies().empty() || shared_.draws();
   std::span<const std::int32_t> slots;
-  if (by_selection && s.rows.has_ids()) slots = routed.slot_of_selection(*rule.router, problem);
+  if ((by_selection || counts_locality_) && s.rows.has_ids())
+    slots = routed.slot_of_selection(*rule.router, problem);
+  outcome.locality = {};
+  if (counts_locality_ && plan_.exchanges()) {
+    outcome.locality = locality(placement, slots, problem.rows.source_rank,
+                                std::max(1, fabric_.cluster().scale_up_domain / plan_.moe_tp()));
+  }
 
   outcome.shared_tokens.assign(shared_.is_slot() ? at(plan_.ep) : 0, 0);
   if (shared_.draws()) {
@@ -495,7 +501,7 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   s.rows.start(batch, range.first, range.end,
                capacity_->limits() || rule.router->needs_token_rows() || shared_.draws() ||
-                   (plan_.exchanges() && follows_copies));
+                   (plan_.exchanges() && (follows_copies || counts_locality_)));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {

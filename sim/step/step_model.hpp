@@ -65,6 +65,9 @@ class StepModel {
   /// Not for memories below HBM.
   void price_only(LayerRange layers) { priced_ = layers; }
 
+  /// Counts from now on whether selections are served near their tokens. Not with AFD.
+  void count_locality() { counts_locality_ = true; }
+
   /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. Those of
   /// `priced` stand for the others too, in turn. Its `number` is the caller's.
   StepSample sample(const StepBatch&, const PhaseRule&, const ExpertPlacement&, const RowSource&,
@@ -134,6 +137,7 @@ class StepModel {
   std::shared_ptr<const CapacityRule> capacity_;
   std::vector<RankMemory> memories_;  // [EP ranks], or none
   SharedExpert shared_;
+  bool counts_locality_ = false;
   LayerRange priced_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;

@@ -5,6 +5,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
+#include "sim/replay/replay.hpp"
 #include "sim/serving/simulator.hpp"
 #include "sim/step/shared_expert.hpp"
 #include "tests/step_parts.hpp"
@@ -185,6 +186,37 @@ TEST_CASE("a run reports the imbalance that waterfill works on; local is as with
   };
   CHECK(imbalance(filled) < imbalance(fused));
   CHECK(imbalance(filled) >= 1);
+}
+
+TEST_CASE("replay counts the shared expert's tokens on the busiest GPU") {
+  // Experts 0 and 1 are on GPU 0. One token chooses both, the other one 0 and 2: L = 3, 1, H = 3,
+  // S = 0, 2. The other token goes to GPU 1 from either GPU. The first one stays where it is: on
+  // GPU 0 the busiest GPU has four, on GPU 1 three.
+  TraceMeta meta;
+  meta.model = "hand";
+  meta.num_experts = 4;
+  meta.experts_per_token = 2;
+  meta.layer_ids = {0};
+  meta.phases = {"decode"};
+  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}}, {0, 1, 0, 2});
+  ReplayConfig config;
+  config.gpus = 2;
+  config.placements = {ConfigNode("linear", "test")};
+  config.replications = {1};
+  config.routings = {ConfigNode("even", "test")};
+  config.batches = {2};
+  config.sampled_batches = 50;
+  const auto most = [&](std::optional<SharedExpert> shared) {
+    config.shared_expert = shared;
+    return replay(trace, config)[0].max_tokens_with_shared_mean;
+  };
+  CHECK_FALSE(most(std::nullopt));
+  CHECK(most(SharedExpert{SharedExpert::Type::fused, 0}) == 4);
+  const std::optional<double> filled = most(SharedExpert{SharedExpert::Type::waterfill, 1});
+  REQUIRE(filled);
+  CHECK(*filled < 4);
+  CHECK(*filled > 3);
+  CHECK(to_json(replay(trace, config))["rows"][0].at("max_tokens_with_shared_mean") == *filled);
 }
 
 TEST_CASE("a shared expert that cannot be a slot is refused") {
