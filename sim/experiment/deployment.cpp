@@ -66,6 +66,7 @@ void make_rules(Deployment& e) {
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
   }
+  e.rules.by_kind[static_cast<std::size_t>(StepKind::decode)].keep = e.keep_experts;
 }
 
 }  // namespace

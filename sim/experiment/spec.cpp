@@ -17,6 +17,7 @@
 #include "sim/experiment/read_phases.hpp"
 #include "sim/experiment/read_placement.hpp"
 #include "sim/experiment/read_serving.hpp"
+#include "sim/step/reselection.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -105,6 +106,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form inline_anchor = form::object(anchor_keys);
   static constexpr Form overlap = form::typed_object(overlap_keys);
   static constexpr Form overlaps = form::list(overlap);
+  static constexpr Form reselection = form::object(reselection_keys);
   static constexpr Form shared_expert = form::typed_object(shared_expert_keys);
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
@@ -123,6 +125,8 @@ std::span<const Key> experiment_keys() {
       {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
       {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
       {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
+      {"expert_reselection", reselection, unset("none"),
+       "decode: fewer active experts, at other answers (OEA)"},
       {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
        "which experts HBM holds"},
       {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
@@ -438,6 +442,22 @@ void refuse_moving_unequal_layers(const PoolSpec& e) {
   }
 }
 
+// What is active must be known before a token drops an expert.
+void read_keep(ConfigReader& reader, PoolSpec& spec) {
+  const ConfigNode node = reader.child("expert_reselection");
+  spec.keep_experts = read_reselection(node, spec.model.experts_per_token);
+  if (spec.keep_experts == 0) return;
+  if (spec.capacity->limits())
+    node.fail("\"capacity\" drops selections too; leave out one of them");
+  const Dispatch& decode = *spec.phases[static_cast<std::size_t>(StepKind::decode)].dispatch;
+  if (spec.parallel.exchanges() && !decode.gives_global_counts())
+    node.fail(
+        "a token must know the choices of the whole group; use \"ids_all_gather\" or "
+        "\"all_gather\" as dispatch of decode");
+  spec.remarks.push_back(
+      "\"expert_reselection\" changes what the model answers; output quality is not modelled");
+}
+
 void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   refuse_moving_cached_experts(spec);
   refuse_moving_unequal_layers(spec);
@@ -504,6 +524,7 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
         !warning.empty())
       spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);
+    if (reader.optional("expert_reselection")) read_keep(reader, spec);
     if (reader.optional("shared_expert"))
       spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);

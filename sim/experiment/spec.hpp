@@ -156,6 +156,7 @@ struct PoolSpec {
   Charges charges{};
   Overlap overlap{};
   SharedExpert shared_expert{};
+  int keep_experts = 0;  ///< of a token in a decode step, whatever others choose; 0: all
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
 
   // What is measured.

@@ -78,6 +78,7 @@ void waterfill(const SharedExpert& policy, const RoutingProblem& problem,
       visited.assign(1, own);
       std::int64_t sum = preference * weight[at(own)];
       for (const std::int32_t slot : slots.subspan(token * k, k)) {
+        if (slot < 0) continue;
         const std::int32_t rank = placement.gpu_of_slot(slot);
         if (std::ranges::find(visited, rank) != visited.end()) continue;
         visited.push_back(rank);

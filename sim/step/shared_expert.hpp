@@ -39,8 +39,9 @@ MoeModel beside_slots(MoeModel, const SharedExpert&);
 
 /// The rank of every token's shared expert under waterfill, [tokens]: drawn among the ranks that
 /// the token visits and its own, which `problem.rows` names. `slots` are those of its selections,
-/// [tokens, k]; `load` is the routed selections of every rank. Where no such rank is below the
-/// water line, it is the token's own, unless it has more than 1.1 times the load of another one.
+/// [tokens, k], -1 for those that do not run; `load` is the routed selections of every rank. Where
+/// no such rank is below the water line, it is the token's own, unless it has more than 1.1 times
+/// the load of another one.
 void waterfill(const SharedExpert&, const RoutingProblem&, const LayerPlacement&,
                std::span<const std::int32_t> slots, std::span<const std::int32_t> load,
                std::vector<std::int32_t>& rank_of_token);

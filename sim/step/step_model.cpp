@@ -185,11 +185,13 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   RoutingProblem asked{standing, tokens, moe_layer, step, {}};
   if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
-  const bool limited = capacity_->limits();
+  const bool limited = capacity_->limits() || rule.keep > 0;
   const RoutingProblem problem =
-      limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
-                             tokens, outcome.capacity)
-              : asked;
+      rule.keep > 0
+          ? routed.keep_active(rule.keep, asked, s.rows.source_gpu(), tokens, outcome.capacity)
+      : limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
+                               tokens, outcome.capacity)
+                : asked;
   const std::span<const std::int32_t> source_gpu =
       limited ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
   routed.route(*rule.router, problem, outcome.load);
@@ -500,8 +502,8 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   s.rows.start(batch, range.first, range.end,
-               capacity_->limits() || rule.router->needs_token_rows() || shared_.draws() ||
-                   (plan_.exchanges() && (follows_copies || counts_locality_)));
+               capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
+                   shared_.draws() || (plan_.exchanges() && (follows_copies || counts_locality_)));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {

@@ -30,6 +30,7 @@ struct PhaseRule {
   std::string router_name;
   std::shared_ptr<const TokenRouter> router;
   std::shared_ptr<const Dispatch> dispatch;
+  int keep = 0;  ///< experts of a token that always run, others if active: keep_active(); 0: all
 };
 
 /// Consecutive MoE layers: from `first` to before `end`.
