@@ -35,7 +35,8 @@ void place(Deployment& e, TraceFits& fits) {
 
 RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
   return {placement, expert_time(e), e.seen,
-          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp())};
+          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp()),
+          expert_bytes(e.model, e.parallel, e.precision) / e.cluster.gpu.scale_up_bandwidth};
 }
 
 // Policies that need the whole group's counts are refused where no dispatch gives them.

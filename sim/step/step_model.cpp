@@ -202,6 +202,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.step_copies = static_cast<std::int32_t>(routed.copies().size());
   outcome.bringing = {};
   if (outcome.step_copies > 0) outcome.bringing = bring(routed.copies(), standing);
+  if (rule.router->hides_copies()) outcome.bringing.time = {};
   const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
   const bool by_selection =
