@@ -267,6 +267,27 @@ void CopyCounter::count_tokens(std::size_t first, std::size_t end, std::size_t k
   }
 }
 
+Locality& Locality::operator+=(const Locality& other) {
+  selections += other.selections;
+  own_gpu += other.own_gpu;
+  own_domain += other.own_domain;
+  return *this;
+}
+
+Locality locality(const LayerPlacement& placement, std::span<const std::int32_t> slot_of_selection,
+                  std::span<const std::int32_t> source_rank, int ranks_per_domain) {
+  Locality sum;
+  const std::size_t k = source_rank.empty() ? 0 : slot_of_selection.size() / source_rank.size();
+  for (std::size_t i = 0; i < slot_of_selection.size(); ++i) {
+    if (slot_of_selection[i] < 0) continue;
+    const std::int32_t from = source_rank[i / k], to = placement.gpu_of_slot(slot_of_selection[i]);
+    ++sum.selections;
+    sum.own_gpu += from == to ? 1 : 0;
+    sum.own_domain += from / ranks_per_domain == to / ranks_per_domain ? 1 : 0;
+  }
+  return sum;
+}
+
 void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_t> tokens_of_slot,
                     std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
                     std::vector<std::int32_t>& slot_of_selection) {
@@ -274,7 +295,7 @@ void slots_in_order(const LayerPlacement& placement, std::span<const std::int32_
   std::vector<std::size_t> place(at(placement.experts()));
   slot_of_selection.assign(ids.size(), -1);
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (dropped[i] != 0) continue;
+    if (!dropped.empty() && dropped[i] != 0) continue;
     const auto slots = placement.slots_of(ids[i]);
     std::size_t& p = place[ids[i]];
     while (left[at(slots[p])] == 0) ++p;

@@ -95,8 +95,22 @@ class CopyCounter {
   std::vector<std::int32_t> counts_;     // by bit
 };
 
+/// Selections, and how many of them stay near their token.
+struct Locality {
+  std::int64_t selections = 0;
+  std::int64_t own_gpu = 0;     ///< on the EP rank that holds the token
+  std::int64_t own_domain = 0;  ///< within its NVLink domain, own ones too
+  Locality& operator+=(const Locality&);
+};
+/// `slot_of_selection` is [tokens, k], -1 for selections that do not run, which do not count;
+/// `source_rank` [tokens] is the EP rank of each token. `ranks_per_domain` ranks in a row share
+/// NVLink.
+Locality locality(const LayerPlacement&, std::span<const std::int32_t> slot_of_selection,
+                  std::span<const std::int32_t> source_rank, int ranks_per_domain);
+
 /// The slot of every selection, [tokens, k], where only counts per slot were chosen: selections of
-/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k].
+/// an expert fill its slots in order. -1 for selections with `dropped` [tokens, k], which may be
+/// empty.
 void slots_in_order(const LayerPlacement&, std::span<const std::int32_t> tokens_of_slot,
                     std::span<const std::uint16_t> ids, std::span<const std::uint8_t> dropped,
                     std::vector<std::int32_t>& slot_of_selection);

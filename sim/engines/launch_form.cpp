@@ -56,6 +56,11 @@ void note_two_batches(const Server& server, bool deep_ep, Notes& notes) {
     notes.push_back("/overlap: \"two_batch\" without an all-to-all; theirs needs DeepEP");
 }
 
+void note_waterfill(const Server& server, bool has_it, Notes& notes) {
+  if (server.waterfill && !has_it)
+    notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");
+}
+
 namespace {
 
 // The policy of the routers that is the experiment's.

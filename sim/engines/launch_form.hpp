@@ -103,5 +103,7 @@ std::string other_form(const std::filesystem::path& file, std::string_view engin
 void note_balancer(const Server&, std::string_view how_often, Notes&);
 /// That two batches do not overlap: vLLM and SGLang refuse to start so without DeepEP.
 void note_two_batches(const Server&, bool deep_ep, Notes&);
+/// That the engine computes shared experts where their tokens are.
+void note_waterfill(const Server&, bool has_it, Notes&);
 
 }  // namespace moesim

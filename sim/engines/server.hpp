@@ -41,6 +41,7 @@ struct Server {
   int drafts = 0;                           ///< speculative tokens of a sequence
   bool drafts_itself = false;               ///< a layer of the model drafts them
   bool two_batches = false;                 ///< overlap of two batches is wanted
+  bool waterfill = false;                   ///< shared experts go where there is room
   bool prefix_caching = false;
   bool has_windows = false;           ///< of attention, in some layers
   bool keeps_all = false;             ///< those layers keep every token, too

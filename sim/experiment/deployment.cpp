@@ -35,7 +35,8 @@ void place(Deployment& e, TraceFits& fits) {
 
 RoutingContext routing_context(const Deployment& e, const ExpertPlacement& placement) {
   return {placement, expert_time(e), e.seen,
-          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp())};
+          std::max(1, e.cluster.scale_up_domain / e.parallel.moe_tp()),
+          expert_bytes(e.model, e.parallel, e.precision) / e.cluster.gpu.scale_up_bandwidth};
 }
 
 // Policies that need the whole group's counts are refused where no dispatch gives them.
@@ -66,6 +67,7 @@ void make_rules(Deployment& e) {
     e.rules.by_kind.push_back(
         {std::string(phase.routing.name()), std::move(router), phase.dispatch});
   }
+  e.rules.by_kind[static_cast<std::size_t>(StepKind::decode)].keep = e.keep_experts;
 }
 
 }  // namespace
@@ -99,8 +101,10 @@ StepModel step_model(const Deployment& e) {
                           expert_bytes(e.model, e.parallel, e.precision),
                           e.seed ^ static_cast<std::uint64_t>(rank));
   }
-  return {e.cluster, e.model,   e.parallel, e.precision,
-          e.charges, e.overlap, e.capacity, std::move(memories)};
+  StepModel model{e.cluster, e.model,    e.parallel,          e.precision,    e.charges,
+                  e.overlap, e.capacity, std::move(memories), e.shared_expert};
+  if (e.locality) model.count_locality();
+  return model;
 }
 
 PhaseRules rules_over(const Deployment& e, const ExpertPlacement& placement) {

@@ -128,6 +128,8 @@ std::span<const Key> measurement_keys() {
       {"warmup", form::number(0, 0.9), "0", "share of the requests before the measurement starts"},
       {"hot_rank_threshold", form::number(1, 1e9), "2", "max/mean above which a step is counted"},
       {"expert_counts", form::flag, "true", "the report has tokens per layer and expert"},
+      {"locality", form::flag, unset("false"),
+       "the report has the shares of selections served near their tokens"},
       {"slowest_sessions", form::integer(1, 1000), unset("none"),
        "sessions whose turns the report has, one by one, and hits over time"}};
   return keys;
@@ -360,7 +362,8 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
   if (reader.has("cuda_graph")) spec.graph_sizes = read_graph_sizes(reader.child("cuda_graph"));
   if (!spec.graph_sizes.empty()) spec.charges.graph_tokens = spec.graph_sizes.back();
   const double launches =
-      kernel_launches(spec.model, spec.parallel, spec.precision, fusions_of(spec.cluster.gpu));
+      kernel_launches(beside_slots(spec.model, spec.shared_expert), spec.parallel, spec.precision,
+                      fusions_of(spec.cluster.gpu));
   spec.charges.eager_layer =
       spec.charges.eager_launch * (launches / static_cast<double>(spec.model.layers.size()));
   spec.api_server = read_api_server(reader.child("api_server"), launches);
@@ -378,6 +381,10 @@ void read_measurement(ConfigReader& reader, PoolSpec& spec) {
     spec.warmup = measurement.number("warmup");
     spec.hot_rank_threshold = measurement.number("hot_rank_threshold");
     spec.expert_counts = measurement.flag("expert_counts");
+    if (measurement.optional("locality")) spec.locality = measurement.flag("locality");
+    if (spec.locality && spec.parallel.afd())
+      measurement.child("locality")
+          .fail("no token is on a GPU of the experts with ffn_gpus; leave out one of them");
     if (measurement.optional("slowest_sessions"))
       spec.slowest_sessions = measurement.integer("slowest_sessions");
     if (spec.slowest_sessions > 0 && !spec.workload.sessions)

@@ -17,6 +17,7 @@
 #include "sim/experiment/read_phases.hpp"
 #include "sim/experiment/read_placement.hpp"
 #include "sim/experiment/read_serving.hpp"
+#include "sim/step/reselection.hpp"
 #include "traces/requests/arrivals.hpp"
 #include "traces/requests/lengths.hpp"
 #include "traces/sessions/sessions.hpp"
@@ -108,6 +109,8 @@ std::span<const Key> experiment_keys() {
   static constexpr Form inline_anchor = form::object(anchor_keys);
   static constexpr Form overlap = form::typed_object(overlap_keys);
   static constexpr Form overlaps = form::list(overlap);
+  static constexpr Form reselection = form::object(reselection_keys);
+  static constexpr Form shared_expert = form::typed_object(shared_expert_keys);
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
   static constexpr Key keys[] = {
@@ -125,10 +128,14 @@ std::span<const Key> experiment_keys() {
       {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
       {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
       {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
+      {"expert_reselection", reselection, unset("none"),
+       "decode: fewer active experts, at other answers (OEA)"},
       {"expert_memory", form::policy("expert_memory", expert_memory_keys), "resident",
        "which experts HBM holds"},
       {"expert_buffers", form::object(expert_buffers_keys), "{}", "room for dispatched tokens"},
       {"overlap", overlap.or_a(overlaps), "none", "communication beside computation"},
+      {"shared_expert", shared_expert, unset("local"),
+       "rank that computes a token's shared expert"},
       {"speculative", form::object(speculative_keys), unset("none"), "drafts"},
       {"kv_cache", form::object(kv_cache_keys), "{}", "KV cache"},
       {"api_server", form::object(api_server_keys), "{}", "time between clients and the engine"},
@@ -400,6 +407,24 @@ void check_afd(ConfigReader& reader, const PoolSpec& e) {
   }
 }
 
+// A shared expert that is one more slot of a rank is like an expert, and every rank has it whole.
+void check_shared_slot(const ConfigNode& node, const PoolSpec& e) {
+  const MoeModel& model = e.model;
+  const auto refuse = [&](bool present, std::string_view why) {
+    if (present)
+      node.fail(fmt::format("the shared expert is no slot of the experts {}; use \"local\"", why));
+  };
+  refuse(model.shared_width == 0, "of a model without one");
+  refuse(model.shared_width != model.expert_width || model.expert_input() != model.hidden,
+         fmt::format("if it is {} wide and they are {}", model.shared_width, model.expert_width));
+  refuse(e.precision.ffn != e.precision.experts, "in another precision");
+  refuse(e.parallel.tp > 1 || e.parallel.ep != e.parallel.dp || e.parallel.afd(),
+         "unless tp is 1, ep is dp and there are no \"ffn_gpus\"");
+  refuse(e.overlap.shared_expert, "with overlap \"shared_expert\"");
+  refuse(e.capacity->limits(), "with a capacity rule");
+  refuse(e.expert_memory.has_value(), "with experts below HBM");
+}
+
 // A cache below HBM knows slots by their number: they must stay where they are.
 void refuse_moving_cached_experts(const PoolSpec& e) {
   if (!e.expert_memory) return;
@@ -448,6 +473,22 @@ void refuse_without_deadlines(ConfigReader& reader, const PoolSpec& spec) {
                         spec.names.scheduling, who));
 }
 
+// What is active must be known before a token drops an expert.
+void read_keep(ConfigReader& reader, PoolSpec& spec) {
+  const ConfigNode node = reader.child("expert_reselection");
+  spec.keep_experts = read_reselection(node, spec.model.experts_per_token);
+  if (spec.keep_experts == 0) return;
+  if (spec.capacity->limits())
+    node.fail("\"capacity\" drops selections too; leave out one of them");
+  const Dispatch& decode = *spec.phases[static_cast<std::size_t>(StepKind::decode)].dispatch;
+  if (spec.parallel.exchanges() && !decode.gives_global_counts())
+    node.fail(
+        "a token must know the choices of the whole group; use \"ids_all_gather\" or "
+        "\"all_gather\" as dispatch of decode");
+  spec.remarks.push_back(
+      "\"expert_reselection\" changes what the model answers; output quality is not modelled");
+}
+
 void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   refuse_without_deadlines(reader, spec);
   refuse_moving_cached_experts(spec);
@@ -459,6 +500,7 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   check_pipeline(reader.child("parallel"), spec);
   check_afd(reader, spec);
   check_domain(reader, spec);
+  if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
 }
 
@@ -516,6 +558,9 @@ PoolSpec read_pool(const ConfigNode& node, const Policies& policies) {
         !warning.empty())
       spec.remarks.push_back(std::move(warning));
     read_policies(reader, spec);
+    if (reader.optional("expert_reselection")) read_keep(reader, spec);
+    if (reader.optional("shared_expert"))
+      spec.shared_expert = read_shared_expert(reader.child("shared_expert"));
     read_serving(reader, spec);
     spec.overlap = read_overlap(reader.child("overlap"));
     if (reader.optional("power")) spec.site_power = read_power(reader.child("power"));

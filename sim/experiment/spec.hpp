@@ -17,6 +17,7 @@
 #include "sim/experiment/policies.hpp"
 #include "sim/failures/failures.hpp"
 #include "sim/step/overlap.hpp"
+#include "sim/step/shared_expert.hpp"
 #include "sim/step/step_record.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "traces/requests/request_source.hpp"
@@ -167,6 +168,8 @@ struct PoolSpec {
   std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
   Charges charges{};
   Overlap overlap{};
+  SharedExpert shared_expert{};
+  int keep_experts = 0;  ///< of a token in a decode step, whatever others choose; 0: all
   bool sampled = false;  ///< MoE layers are drawn from steps alike: see StepSampler
 
   // What is measured.
@@ -179,6 +182,7 @@ struct PoolSpec {
   double warmup = 0;  ///< share of the requests, in order of arrival, before measuring starts
   double hot_rank_threshold = 2;
   bool expert_counts = true;
+  bool locality = false;              ///< counted: whether selections are served near their tokens
   std::int64_t slowest_sessions = 0;  ///< whose turns the report has; 0: no turns
 
   /// How it was read where that may surprise, a line each: for a user to see, not to fail on.

@@ -13,6 +13,7 @@
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "sim/capacity/capacity.hpp"
+#include "sim/dispatch/token_traffic.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
@@ -217,6 +218,8 @@ struct Score {
   CapacityTally capacity{};
   std::int64_t hits = 0, accesses = 0;  // of HBM
   std::int64_t step_copies = 0;
+  Locality locality{};
+  std::int64_t max_with_shared = 0;
   std::vector<std::int64_t> of_batch{};  // max_activated, over layers
 
   Score& operator+=(const Score& other) {
@@ -233,6 +236,8 @@ struct Score {
     capacity += other.capacity;
     hits += other.hits;
     step_copies += other.step_copies;
+    locality += other.locality;
+    max_with_shared += other.max_with_shared;
     accesses += other.accesses;
     return *this;
   }
@@ -254,16 +259,24 @@ Routers make_routers(const std::vector<ConfigNode>& routings, const Policies& po
   return routers;
 }
 
-// What limits a layer beside its placement.
+int ranks_of_node(const ReplayConfig& config) {
+  return (config.gpus + config.nodes - 1) / config.nodes;
+}
+
+// What limits a layer beside its placement, and what is counted of it.
 struct Limits {
   std::unique_ptr<CapacityRule> capacity;
   std::unique_ptr<ExpertMemory> memory;  // if the config has one
   int slots_per_layer = 0;
+  int locality_ranks = 0;                     // of a node, if it is counted who serves near; else 0
+  std::optional<SharedExpert> shared_expert;  // if its tokens are counted
+  bool by_selection() const { return locality_ranks > 0 || shared_expert.has_value(); }
   bool caches() const { return memory && !memory->resident(); }
 };
 
 Limits read_limits(const ReplayConfig& config, const Policies& policies) {
-  Limits limits{policies.capacity.make(config.capacity), nullptr, 0};
+  Limits limits{policies.capacity.make(config.capacity), nullptr, 0,
+                config.locality ? ranks_of_node(config) : 0, config.shared_expert};
   if (!config.expert_memory) return limits;
   read_object(config.expert_memory->as_policy(), expert_memory_keys, [&](ConfigReader& reader) {
     limits.memory = policies.expert_memory.make_from(reader);
@@ -318,6 +331,17 @@ class LayerMemory {
   std::vector<int> misses_;
 };
 
+// Tokens on the GPU that has most when those of the shared expert count too.
+std::int32_t most_with_shared(const SharedExpert& shared, const RoutingProblem& problem,
+                              const RoutedLayer& routed, std::span<const std::int32_t> slots,
+                              const LayerLoad& load) {
+  std::vector<std::int32_t> ranks(problem.rows.source_rank.begin(), problem.rows.source_rank.end());
+  if (shared.draws()) waterfill(shared, problem, routed.placement(), slots, load.tokens, ranks);
+  std::vector<std::int32_t> tokens = load.tokens;
+  for (const std::int32_t rank : ranks) ++tokens[at(rank)];
+  return *std::ranges::max_element(tokens);
+}
+
 std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t layer,
                                const Routers& routers, const Batches& batches, RooflineTime time,
                                const Limits& limits) {
@@ -330,9 +354,10 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
   for (std::size_t i = 0; limits.caches() && i < routers.size(); ++i) {
     memories.emplace_back(placement, limits);
   }
-  const bool needs_rows =
-      limited || std::any_of(routers.begin(), routers.end(),
-                             [](const auto& router) { return router->needs_token_rows(); });
+  const bool needs_rows = limited || limits.by_selection() ||
+                          std::any_of(routers.begin(), routers.end(), [](const auto& router) {
+                            return router->needs_token_rows();
+                          });
   std::vector<LayerLoad> loads(routers.size());
   std::vector<Score> scores(routers.size());
   for (Score& score : scores) score.of_batch.resize(batches.samples());
@@ -351,6 +376,15 @@ std::vector<Score> score_layer(const LayerPlacement& placement, std::size_t laye
       const std::vector<std::int32_t>& tokens_of_slot = routed.tokens_of_slot();
       scores[i].time += time.busiest(routed.placement(), tokens_of_slot);
       scores[i].step_copies += std::ssize(routed.copies());
+      if (limits.by_selection()) {
+        const auto slots = routed.slot_of_selection(*routers[i], problem);
+        if (limits.locality_ranks > 0)
+          scores[i].locality +=
+              locality(routed.placement(), slots, problem.rows.source_rank, limits.locality_ranks);
+        if (limits.shared_expert)
+          scores[i].max_with_shared +=
+              most_with_shared(*limits.shared_expert, problem, routed, slots, loads[i]);
+      }
       scores[i].capacity += tally;
       if (limits.caches()) memories[i].run(tokens_of_slot, scores[i]);
     }
@@ -418,6 +452,12 @@ ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_o
     row.dropped = ratio(score.capacity.dropped, score.capacity.selections);
   }
   if (score.accesses > 0) row.hit_rate = ratio(score.hits, score.accesses);
+  if (score.max_with_shared > 0)
+    row.max_tokens_with_shared_mean = ratio(score.max_with_shared, score.cases);
+  if (const Locality& near = score.locality; near.selections > 0) {
+    row.own_gpu_share = ratio(near.own_gpu, near.selections);
+    row.own_node_share = ratio(near.own_domain, near.selections);
+  }
   return row;
 }
 
@@ -496,8 +536,7 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
       const ExpertPlacement placement = place_all(*asked[p], problem, seen);
       const double token_imbalance = score_placement(placement, scored).imbalance_mean;
       const Routers routers = make_routers(
-          config.routings, policies,
-          {placement, config.time, seen.load, (config.gpus + config.nodes - 1) / config.nodes});
+          config.routings, policies, {placement, config.time, seen.load, ranks_of_node(config)});
       require_standing(routers, limits);
       for (std::size_t b = 0; b < batches.size(); ++b) {
         const std::vector<Score> scores =
@@ -552,6 +591,12 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
     if (brings)
       list.back()["step_copies_mean"] =
           row.step_copies_mean ? OrderedJson(*row.step_copies_mean) : OrderedJson();
+    if (row.max_tokens_with_shared_mean)
+      list.back()["max_tokens_with_shared_mean"] = *row.max_tokens_with_shared_mean;
+    if (row.own_gpu_share) {
+      list.back()["own_gpu_share"] = *row.own_gpu_share;
+      list.back()["own_node_share"] = *row.own_node_share;
+    }
     if (each_batch) list.back()["activated_of_batch"] = row.activated_of_batch;
   }
   return {{"rows", list}};

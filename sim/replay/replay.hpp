@@ -10,6 +10,7 @@
 
 #include "hardware/config.hpp"
 #include "sim/experiment/policies.hpp"
+#include "sim/step/shared_expert.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "traces/routing_trace.hpp"
 
@@ -54,6 +55,8 @@ struct ReplayConfig {
   /// A policy of Policies::expert_memory with "slots_per_layer", HBM slots of each GPU. Batches are
   /// steps, in the order drawn: what one request picks again and again shows only in a run.
   std::optional<ConfigNode> expert_memory{};
+  std::optional<SharedExpert> shared_expert{};  ///< its tokens are counted too
+  bool locality = false;  ///< counts whether selections are served near their tokens
 };
 
 /// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
@@ -71,7 +74,9 @@ struct ReplayRow {
   double max_activated_margin = 0;
   double bound_mean = 0;  ///< ceil(active experts / GPUs), which no placement or routing goes below
   double max_tokens_mean = 0;  ///< tokens on the GPU that has the most
-  double time_mean = 0;        ///< RooflineTime of the GPU that takes longest
+  /// The same with those of the shared expert; if they are counted.
+  std::optional<double> max_tokens_with_shared_mean{};
+  double time_mean = 0;  ///< RooflineTime of the GPU that takes longest
   double activated_vs_bound = 1;
   double activated_vs_optimal = 1;
   double activated_vs_even = 1;
@@ -83,6 +88,8 @@ struct ReplayRow {
   /// Copies that a routing brings for one layer of one batch; of those that bring any. What their
   /// bytes take is not in the time.
   std::optional<double> step_copies_mean{};
+  /// Selections served on the GPU of their token, or on its node; if they are counted.
+  std::optional<double> own_gpu_share{}, own_node_share{};
   std::int64_t above_optimal = 0;  ///< cases with more activated than the exact optimum
   std::int64_t above_even = 0;     ///< cases with more activated than the even split: inversions
   /// max_activated_mean of each batch, for comparisons of rows batch by batch: all rows of a batch
@@ -100,7 +107,8 @@ std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Po
 std::vector<std::string> remarks_of(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// {"rows": [{"placement": ..., ...}]}, keys named as the fields of ReplayRow; activated_of_batch
-/// only where it is asked for, step_copies_mean only where some row has it.
+/// only where it is asked for, step_copies_mean only where some row has it, shares of selections
+/// and tokens with the shared expert only where they are counted.
 OrderedJson to_json(const std::vector<ReplayRow>&, bool each_batch = false);
 
 }  // namespace moesim

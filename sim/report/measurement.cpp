@@ -253,8 +253,21 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
                                times;
     totals.useful_rows += static_cast<double>(outcome.useful_rows) * times;
     totals.padded_rows += static_cast<double>(outcome.padded_rows) * times;
+    if (!outcome.shared_tokens.empty()) {
+      double most = 0, sum = 0;
+      for (std::size_t rank = 0; rank < outcome.shared_tokens.size(); ++rank) {
+        const double rows = double(load.tokens[rank]) + outcome.shared_tokens[rank];
+        most = std::max(most, rows);
+        sum += rows;
+      }
+      totals.max_rows += most * times;
+      totals.mean_rows += sum / ranks * times;
+    }
     totals.step_copies += outcome.step_copies * times;
     totals.step_copy_bytes += (outcome.bringing.nvlink + outcome.bringing.network).value() * times;
+    for (std::int64_t Locality::*count :
+         {&Locality::selections, &Locality::own_gpu, &Locality::own_domain})
+      totals.locality.*count += outcome.locality.*count * steps;
     totals.capacity += outcome.capacity;
     totals.hot_layer_steps += hot ? steps : 0;
     totals.hottest = std::max(totals.hottest, ratio);

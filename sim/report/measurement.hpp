@@ -37,7 +37,9 @@ struct ExpertTotals {
   double active_experts = 0;    ///< logical
   double uniformly_active = 0;  ///< as many tokens under uniform routing
   double useful_rows = 0, padded_rows = 0;
+  double max_rows = 0, mean_rows = 0;  ///< of EP ranks, with a shared expert that is a slot
   double step_copies = 0, step_copy_bytes = 0;  ///< brought for one layer of one step
+  Locality locality;
   CapacityTally capacity;
   std::int64_t hot_layer_steps = 0;  ///< busiest rank above the threshold times the mean
   double hottest = 0;                ///< the largest such ratio

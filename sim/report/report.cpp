@@ -499,6 +499,14 @@ const std::vector<Field<ExpertSummary>>& fields_of(const ExpertSummary*) {
           .add("cv", &S::cv, "coefficient of variation of tokens over EP ranks", "", less)
           .add("gemm_occupancy", &S::gemm_occupancy, "rows of padded GEMMs that hold tokens",
                "share of rows", more)
+          .add_if_any("imbalance_with_shared", &S::imbalance_with_shared,
+                      "imbalance when tokens of the shared expert count too", "max/mean", less)
+          .add_if_any("own_gpu_share", &S::own_gpu_share,
+                      "selections that the EP rank of their token serves", "share of selections",
+                      more)
+          .add_if_any("own_domain_share", &S::own_domain_share,
+                      "selections served within the NVLink domain of their token",
+                      "share of selections", more)
           .add_if_any("step_copies_mean", &S::step_copies_mean,
                       "copies of experts that a step brings for a layer", "", less)
           .add_if_any("step_copy_bytes_mean", &S::step_copy_bytes_mean,

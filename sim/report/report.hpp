@@ -202,6 +202,8 @@ struct ExpertSummary {
   double uniform_experts_mean = 0;
   double max_tokens_mean = 0, tokens_mean = 0;
   double balancedness = 0, imbalance = 0, cv = 0, gemm_occupancy = 0;
+  std::optional<double> imbalance_with_shared;            ///< where the shared expert is a slot
+  std::optional<double> own_gpu_share, own_domain_share;  ///< where selections are counted
   std::optional<double> step_copies_mean, step_copy_bytes_mean;  ///< where steps bring any
   HotRankEvents hot_rank_events;
 };

@@ -293,6 +293,11 @@ Distribution distribution(const CountHistogram& histogram) {
 ExpertSummary expert_summary(const ExpertTotals& totals) {
   const double n = totals.layer_steps;
   const auto if_any = [&](double sum) { return sum > 0 ? std::optional(sum / n) : std::nullopt; };
+  const auto near = [&](std::int64_t selections) {
+    return totals.locality.selections > 0
+               ? std::optional(ratio(double(selections), double(totals.locality.selections)))
+               : std::nullopt;
+  };
   return {.max_activated_mean = ratio(totals.max_activated, n),
           .activated_mean = ratio(totals.mean_activated, n),
           .active_experts_mean = ratio(totals.active_experts, n),
@@ -303,6 +308,11 @@ ExpertSummary expert_summary(const ExpertTotals& totals) {
           .imbalance = ratio(totals.max_tokens, totals.mean_tokens),
           .cv = ratio(totals.cv, n),
           .gemm_occupancy = ratio(totals.useful_rows, totals.padded_rows),
+          .imbalance_with_shared = totals.max_rows > 0
+                                       ? std::optional(totals.max_rows / totals.mean_rows)
+                                       : std::nullopt,
+          .own_gpu_share = near(totals.locality.own_gpu),
+          .own_domain_share = near(totals.locality.own_domain),
           .step_copies_mean = if_any(totals.step_copies),
           .step_copy_bytes_mean = if_any(totals.step_copy_bytes),
           .hot_rank_events = {totals.hot_layer_steps, totals.hottest}};
@@ -322,6 +332,9 @@ ExpertTotals sum(const std::array<StepTotals, 3>& kinds) {
     all.uniformly_active += part.uniformly_active;
     all.useful_rows += part.useful_rows;
     all.padded_rows += part.padded_rows;
+    all.max_rows += part.max_rows;
+    all.mean_rows += part.mean_rows;
+    all.locality += part.locality;
     all.step_copies += part.step_copies;
     all.step_copy_bytes += part.step_copy_bytes;
     all.capacity += part.capacity;

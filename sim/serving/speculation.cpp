@@ -17,7 +17,8 @@ namespace {
 StepModel module_of(const Deployment& e) {
   MoeModel layer = e.model;
   layer.layers.erase(layer.layers.begin(), layer.layers.end() - 1);
-  return {e.cluster, layer, e.parallel, e.precision, e.charges, e.overlap};
+  return {e.cluster, layer,      e.parallel, e.precision,    e.charges,
+          e.overlap, dropless(), {},         e.shared_expert};
 }
 
 // What every GPU of attention computes after the step.

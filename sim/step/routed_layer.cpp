@@ -2,22 +2,40 @@
 #include "sim/step/routed_layer.hpp"
 
 #include "sim/dispatch/token_traffic.hpp"
+#include "sim/step/reselection.hpp"
 
 namespace moesim {
 
-RoutingProblem RoutedLayer::limit(const CapacityRule& rule, const RoutingProblem& problem,
-                                  std::span<const std::int32_t> source_gpu,
-                                  std::vector<DelayedSelection>& backlog,
-                                  std::span<std::int32_t> tokens, CapacityTally& tally) {
+void RoutedLayer::take(const RoutingProblem& problem, std::span<const std::int32_t> source_gpu) {
   choices_.ids.assign(problem.rows.ids.begin(), problem.rows.ids.end());
   choices_.source_rank.assign(problem.rows.source_rank.begin(), problem.rows.source_rank.end());
   choices_.source_gpu.assign(source_gpu.begin(), source_gpu.end());
-  limit_choices(rule, choices_, backlog, tokens, tally);
+}
+
+RoutingProblem RoutedLayer::left(const RoutingProblem& problem,
+                                 std::span<const std::int32_t> tokens) const {
   return {problem.placement,
           tokens,
           problem.layer,
           problem.step,
           {choices_.ids, choices_.source_rank, choices_.dropped}};
+}
+
+RoutingProblem RoutedLayer::keep_active(int keep, const RoutingProblem& problem,
+                                        std::span<const std::int32_t> source_gpu,
+                                        std::span<std::int32_t> tokens, CapacityTally& tally) {
+  take(problem, source_gpu);
+  moesim::keep_active(keep, choices_, tokens, tally);
+  return left(problem, tokens);
+}
+
+RoutingProblem RoutedLayer::limit(const CapacityRule& rule, const RoutingProblem& problem,
+                                  std::span<const std::int32_t> source_gpu,
+                                  std::vector<DelayedSelection>& backlog,
+                                  std::span<std::int32_t> tokens, CapacityTally& tally) {
+  take(problem, source_gpu);
+  limit_choices(rule, choices_, backlog, tokens, tally);
+  return left(problem, tokens);
 }
 
 void RoutedLayer::route(const TokenRouter& router, const RoutingProblem& problem, LayerLoad& load) {

@@ -23,6 +23,10 @@ class RoutedLayer {
                        std::span<const std::int32_t> source_gpu,
                        std::vector<DelayedSelection>& backlog, std::span<std::int32_t> tokens,
                        CapacityTally&);
+  /// The same for keep_active() in the place of a capacity: tokens stay where they are.
+  RoutingProblem keep_active(int keep, const RoutingProblem&,
+                             std::span<const std::int32_t> source_gpu,
+                             std::span<std::int32_t> tokens, CapacityTally&);
   /// Where the tokens of the limited problem are, [tokens].
   std::span<const std::int32_t> source_gpu() const { return choices_.source_gpu; }
 
@@ -42,6 +46,8 @@ class RoutedLayer {
 
  private:
   void add_copies(const LayerPlacement& standing);
+  void take(const RoutingProblem&, std::span<const std::int32_t> source_gpu);
+  RoutingProblem left(const RoutingProblem&, std::span<const std::int32_t> tokens) const;
 
   LayerChoices choices_;
   std::vector<std::int32_t> tokens_of_slot_, slot_of_selection_;

@@ -30,6 +30,9 @@ void add(LayerOutcome& sum, const LayerOutcome& other) {
     sum.load.max_tokens = std::max(sum.load.max_tokens, sum.load.tokens[rank]);
     sum.experts[rank].time += other.experts[rank].time;
   }
+  for (std::size_t rank = 0; rank < sum.shared_tokens.size(); ++rank)
+    sum.shared_tokens[rank] += other.shared_tokens[rank];
+  sum.locality += other.locality;
   sum.active_experts += other.active_experts;
   sum.routing += other.routing;
   sum.step_copies += other.step_copies;

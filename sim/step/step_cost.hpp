@@ -11,6 +11,7 @@
 #include "models/step_ops.hpp"
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/dispatch.hpp"
+#include "sim/dispatch/token_traffic.hpp"
 #include "sim/expert_memory/rank_memory.hpp"
 #include "sim/step/attention_ffn.hpp"
 #include "sim/step/overlap.hpp"
@@ -77,6 +78,10 @@ struct Traffic {
 struct LayerOutcome {
   /// Tokens and activated slots of every EP rank.
   LayerLoad load;
+  /// Tokens whose shared expert each EP rank computes as one more slot; none where it is no slot.
+  std::vector<std::int32_t> shared_tokens;
+  /// Where selections are served, if a step counts that.
+  Locality locality;
   /// Logical experts with at least one token.
   std::int32_t active_experts = 0;
   /// What the token-routing policy itself takes on a GPU.

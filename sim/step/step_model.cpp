@@ -64,6 +64,8 @@ struct StepModel::Scratch {
     CopyCounter counter;
     TrafficMatrix copies, selections;
     ExpertCosts expert_costs, masked_costs;
+    std::vector<std::int32_t> shared_rank;     // of each token
+    std::vector<std::int32_t> tokens_of_slot;  // of one rank, with the shared expert behind them
   };
   StepRows rows;
   RankPrices ranks;
@@ -100,7 +102,8 @@ std::optional<GroupedGemm> masked_experts(const ClusterSpec& cluster, const MoeM
 
 StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const ParallelPlan& plan,
                      const PrecisionPlan& precision, Charges charges, Overlap overlap,
-                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories)
+                     std::shared_ptr<const CapacityRule> capacity, std::vector<RankMemory> memories,
+                     SharedExpert shared)
     : fabric_(cluster),
       experts_(shape_of_experts(model, plan, precision, /*masked=*/false), cluster.gpu),
       masked_experts_(masked_experts(cluster, model, plan, precision)),
@@ -111,8 +114,9 @@ StepModel::StepModel(const ClusterSpec& cluster, const MoeModel& model, const Pa
       overlap_(overlap),
       capacity_(std::move(capacity)),
       memories_(std::move(memories)),
+      shared_(shared),
       priced_{0, model.moe_layers()},
-      scratch_(std::make_unique<Scratch>(cluster, model, plan, precision)) {
+      scratch_(std::make_unique<Scratch>(cluster, beside_slots(model, shared), plan, precision)) {
   scratch_->backlog.resize(at(model_.moe_layers()));
 }
 
@@ -165,6 +169,11 @@ CollectiveCost StepModel::bring(std::span<const StepCopy> copies,
   return cost;
 }
 
+// Every rank learns how many selections and tokens all ranks have, 8 bytes each (sglang#19290).
+Seconds StepModel::rank_load_gather() const {
+  return fabric_.all_reduce(plan_.ep, Bytes(16.0 * plan_.ep)).time;
+}
+
 void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
                                 const LayerPlacement& standing, std::uint64_t step,
                                 LayerOutcome& outcome) {
@@ -176,11 +185,13 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   RoutingProblem asked{standing, tokens, moe_layer, step, {}};
   if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
-  const bool limited = capacity_->limits();
+  const bool limited = capacity_->limits() || rule.keep > 0;
   const RoutingProblem problem =
-      limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
-                             tokens, outcome.capacity)
-              : asked;
+      rule.keep > 0
+          ? routed.keep_active(rule.keep, asked, s.rows.source_gpu(), tokens, outcome.capacity)
+      : limited ? routed.limit(*capacity_, asked, s.rows.source_gpu(), s.backlog[at(moe_layer)],
+                               tokens, outcome.capacity)
+                : asked;
   const std::span<const std::int32_t> source_gpu =
       limited ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
   routed.route(*rule.router, problem, outcome.load);
@@ -191,8 +202,28 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.step_copies = static_cast<std::int32_t>(routed.copies().size());
   outcome.bringing = {};
   if (outcome.step_copies > 0) outcome.bringing = bring(routed.copies(), standing);
+  if (rule.router->hides_copies()) outcome.bringing.time = {};
   const bool replicated = standing.slots() > standing.experts() || rule.router->step_slots() > 0;
   outcome.routing = charges_.routing(rule.router_name, outcome.active_experts, replicated);
+  const bool by_selection =
+      rule.router->needs_token_rows() || limited || !routed.copies().empty() || shared_.draws();
+  std::span<const std::int32_t> slots;
+  if ((by_selection || counts_locality_) && s.rows.has_ids())
+    slots = routed.slot_of_selection(*rule.router, problem);
+  outcome.locality = {};
+  if (counts_locality_ && plan_.exchanges()) {
+    outcome.locality = locality(placement, slots, problem.rows.source_rank,
+                                std::max(1, fabric_.cluster().scale_up_domain / plan_.moe_tp()));
+  }
+
+  outcome.shared_tokens.assign(shared_.is_slot() ? at(plan_.ep) : 0, 0);
+  if (shared_.draws()) {
+    waterfill(shared_, problem, placement, slots, outcome.load.tokens, worker.shared_rank);
+    for (const std::int32_t rank : worker.shared_rank) ++outcome.shared_tokens[at(rank)];
+    outcome.routing += rank_load_gather();
+  } else if (shared_.is_slot()) {
+    for (const std::int32_t rank : s.rows.source_rank()) ++outcome.shared_tokens[at(rank)];
+  }
 
   outcome.exchange = {};
   if (plan_.exchanges()) {
@@ -204,10 +235,6 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     exchange.between_sides = plan_.afd();
     if (global && replicated) exchange.top_k_of_all_tokens = charges_.top_k_of_all_tokens;
     const int domain = fabric_.cluster().scale_up_domain;
-    const bool by_selection =
-        rule.router->needs_token_rows() || limited || !routed.copies().empty();
-    std::span<const std::int32_t> slots;
-    if (by_selection) slots = routed.slot_of_selection(*rule.router, problem);
     const auto count = [&](CopyRule copies, TrafficMatrix& matrix) {
       const CopyPaths paths{copies, domain, plan_.moe_tp(), plan_.first_expert_gpu()};
       if (by_selection) {
@@ -223,6 +250,8 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
     }
     if (rule.dispatch->needs_selections()) {
       exchange.selections = count(CopyRule::per_selection, worker.selections);
+      for (std::size_t token = 0; shared_.draws() && token < source_gpu.size(); ++token)
+        worker.selections.at(source_gpu[token], worker.shared_rank[token]) += 1;
     }
     outcome.exchange = rule.dispatch->exchange(exchange);
     if (plan_.afd()) {
@@ -248,9 +277,15 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   outcome.useful_rows = outcome.padded_rows = 0;
   for (int rank = 0; rank < plan_.ep; ++rank) {
     const auto first = at(placement.first_slot(rank));
-    const auto slots = std::span<const std::int32_t>(routed.tokens_of_slot())
-                           .subspan(first, at(placement.first_slot(rank + 1)) - first);
-    const GroupedRows rows = experts.rows(slots);
+    std::span<const std::int32_t> of_rank =
+        std::span<const std::int32_t>(routed.tokens_of_slot())
+            .subspan(first, at(placement.first_slot(rank + 1)) - first);
+    if (shared_.is_slot()) {
+      worker.tokens_of_slot.assign(of_rank.begin(), of_rank.end());
+      worker.tokens_of_slot.push_back(outcome.shared_tokens[at(rank)]);
+      of_rank = worker.tokens_of_slot;
+    }
+    const GroupedRows rows = experts.rows(of_rank);
     outcome.experts[at(rank)] = costs.of(rows, outcome.tokens_held, [&](const GroupedRows& r) {
       return experts.cost(r, static_cast<double>(outcome.tokens_held));
     });
@@ -468,8 +503,8 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
   s.rows.start(batch, range.first, range.end,
-               capacity_->limits() || rule.router->needs_token_rows() ||
-                   (plan_.exchanges() && follows_copies));
+               capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
+                   shared_.draws() || (plan_.exchanges() && (follows_copies || counts_locality_)));
   const auto price = [&](int first, int last) {
     s.rows.read(batch, rows, first, last);
     for (int layer = first; layer < last; ++layer) {

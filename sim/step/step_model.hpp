@@ -17,6 +17,7 @@
 #include "sim/expert_memory/rank_memory.hpp"
 #include "sim/step/critical_path.hpp"
 #include "sim/step/overlap.hpp"
+#include "sim/step/shared_expert.hpp"
 #include "sim/step/step_cost.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "sim/token_routing/token_routing.hpp"
@@ -29,6 +30,7 @@ struct PhaseRule {
   std::string router_name;
   std::shared_ptr<const TokenRouter> router;
   std::shared_ptr<const Dispatch> dispatch;
+  int keep = 0;  ///< experts of a token that always run, others if active: keep_active(); 0: all
 };
 
 /// Consecutive MoE layers: from `first` to before `end`.
@@ -40,7 +42,8 @@ struct LayerRange {
 ///   attention, gate -> barrier: slowest rank; [token routing] dispatch; expert FFN -> barrier:
 ///   slowest rank; combine
 /// With memories below HBM [EP ranks], expert FFNs wait for the weights they miss; without any,
-/// every expert stands in HBM.
+/// every expert stands in HBM. A shared expert that is a slot runs with the routed ones, on the EP
+/// ranks of shared_tokens.
 /// step = sum over layers + embedding, LM head, sampling, host overhead.
 /// Overlap hides communication beside computation; parts and total then hold what is exposed.
 /// With AFD a step is several micro-batches that alternate between attention's GPUs and those of
@@ -50,7 +53,7 @@ class StepModel {
  public:
   StepModel(const ClusterSpec&, const MoeModel&, const ParallelPlan&, const PrecisionPlan&, Charges,
             Overlap = {}, std::shared_ptr<const CapacityRule> = dropless(),
-            std::vector<RankMemory> memories = {});
+            std::vector<RankMemory> memories = {}, SharedExpert = {});
   ~StepModel();
   StepModel(StepModel&&) noexcept;
 
@@ -62,6 +65,9 @@ class StepModel {
   /// Prices exactly these MoE layers alone from now on, which stand for the others too, in turn.
   /// Not for memories below HBM.
   void price_only(LayerRange layers) { priced_ = layers; }
+
+  /// Counts from now on whether selections are served near their tokens. Not with AFD.
+  void count_locality() { counts_locality_ = true; }
 
   /// The MoE layers of a step, for others: of one micro-batch, every expert in HBM. Those of
   /// `priced` stand for the others too, in turn. Its `number` is the caller's.
@@ -117,6 +123,7 @@ class StepModel {
   void wait_for_experts(int moe_layer, Time now, const ExpertPlacement&, StepCost&);
   void price_moe_layer(int moe_layer, const PhaseRule&, const LayerPlacement&, std::uint64_t step,
                        LayerOutcome&);
+  Seconds rank_load_gather() const;
   CollectiveCost bring(std::span<const StepCopy>, const LayerPlacement& standing) const;
 
   Fabric fabric_;
@@ -130,6 +137,8 @@ class StepModel {
   Overlap overlap_;
   std::shared_ptr<const CapacityRule> capacity_;
   std::vector<RankMemory> memories_;  // [EP ranks], or none
+  SharedExpert shared_;
+  bool counts_locality_ = false;
   LayerRange priced_;
   std::unique_ptr<Scratch> scratch_;
   std::uint64_t steps_ = 0;

@@ -12,6 +12,7 @@ void StepPlan::start(const RoutingProblem& problem, int slots_of_gpu) {
   placement_ = &problem.placement;
   tokens_of_slot_.resize(at(placement_->slots()));
   split_evenly(problem, tokens_of_slot_);
+  first_tokens_ = tokens_of_slot_;
   load_.assign(at(placement_->gpus()), 0);
   room_.assign(at(placement_->gpus()), slots_of_gpu);
   copies_.clear();

@@ -22,6 +22,10 @@ class StepPlan {
   /// lowest.
   std::span<const std::int32_t> hottest_first() const { return hottest_first_; }
   std::int32_t tokens(int slot) const { return tokens_of_slot_[static_cast<std::size_t>(slot)]; }
+  /// What it began with.
+  std::int32_t first_tokens(int slot) const {
+    return first_tokens_[static_cast<std::size_t>(slot)];
+  }
   /// The tokens of a GPU, copies counted.
   std::int32_t load(int gpu) const { return load_[static_cast<std::size_t>(gpu)]; }
   /// Whether a GPU has room for one more copy, and no slot or copy of the expert.
@@ -34,7 +38,7 @@ class StepPlan {
 
  private:
   const LayerPlacement* placement_ = nullptr;
-  std::vector<std::int32_t> tokens_of_slot_, hottest_first_;
+  std::vector<std::int32_t> tokens_of_slot_, first_tokens_, hottest_first_;
   std::vector<std::int32_t> load_, room_;  // [gpus]
   std::vector<StepCopy> copies_;
 };

@@ -30,6 +30,8 @@ TokenRouterFactory make_llep(ConfigReader&);
 std::span<const Key> llep_routing_keys();
 TokenRouterFactory make_quota(ConfigReader&);
 std::span<const Key> quota_routing_keys();
+TokenRouterFactory make_probe(ConfigReader&);
+std::span<const Key> probe_routing_keys();
 
 namespace {
 
@@ -67,6 +69,10 @@ constexpr Decision by_balancing{RoutingCharge{100us, 0us}, RoutingCharge{100us, 
 // LLEP's authors publish no time; their code plans on the host.
 constexpr Decision by_planning{RoutingCharge{73us, 0us}, RoutingCharge{73us, 0us},
                                "quota: UltraEP's plan, 64 ranks; llep: taken as long"};
+
+// PROBE predicts and plans beside what computes (arXiv:2602.00509).
+constexpr Decision beside_computing{std::nullopt, std::nullopt,
+                                    "probe: predictor and plan run during the layer before"};
 
 struct Row {
   Table::Entry entry;
@@ -113,7 +119,10 @@ const std::vector<Row>& rows() {
        by_planning},
       {{"quota", "tokens over the least quota move to NVLink neighbours, with copies (UltraEP)",
         make_quota, quota_routing_keys},
-       by_planning}};
+       by_planning},
+      {{"probe", "foreseen hot experts are copied while the layer before computes (PROBE)",
+        make_probe, probe_routing_keys},
+       beside_computing}};
   return rows;
 }
 

@@ -90,6 +90,9 @@ class TokenRouter {
   /// room, one after the other: it is counted once, not per layer. Bytes that travel and the time
   /// to decide are charged by the step. Not for routers with needs_token_rows().
   virtual int step_slots() const { return 0; }
+  /// Whether copies were sent beside what computes before the layer, so that no step waits for
+  /// them.
+  virtual bool hides_copies() const { return false; }
   /// What it minimises, if it weighs weights against tokens.
   virtual std::optional<RooflineTime> objective() const { return std::nullopt; }
 };
@@ -104,6 +107,8 @@ struct RoutingContext {
   std::span<const ExpertLoad> load{};
   /// GPUs (EP ranks) next to each other that reach each other over NVLink; 0: all do.
   int ranks_per_domain = 0;
+  /// What an expert's weights take on a GPU's NVLink; 0: no GPU is known.
+  Seconds time_of_copy{};
 };
 
 /// Makes routers of one policy and its options, one for each placement.

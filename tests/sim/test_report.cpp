@@ -43,6 +43,9 @@ std::vector<Report> reports() {
          {{"type", "generated"}, {"turns", 2}, {"first", 9}, {"new", 3}, {"output", 4}}}}}};
   const Json brings = {{"token_routing", {{"decode", {{"type", "quota"}, {"min_tokens", 1}}}}},
                        {"dispatch", {{"decode", "ids_all_gather"}}}};
+  const Json near = {{"model", {{"experts", {{"shared_width", 256}}}}},
+                     {"shared_expert", "fused"},
+                     {"measurement", {{"locality", true}}}};
   Json trees = sessions;
   trees["workload"]["sessions"]["fan_out"] = {{"children", 2}};
   Json tiers = sessions;
@@ -53,7 +56,7 @@ std::vector<Report> reports() {
   tiers["measurement"] = {{"slowest_sessions", 2}};
   std::vector<Report> all;
   for (const Json& set : {Json::object(), pools, memory, hot, objectives, failures, sampled, apart,
-                          sessions, trees, tiers, brings}) {
+                          sessions, trees, tiers, brings, near}) {
     all.push_back(run(test::load_tiny(set)));
   }
   return all;

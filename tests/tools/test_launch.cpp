@@ -102,6 +102,7 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--speculative-eagle-topk",
                                               "--speculative-num-draft-tokens",
                                               "--enable-two-batch-overlap",
+                                              "--enable-deepep-waterfill",
                                               "--disaggregation-mode",
                                               "--nnodes",
                                               "--node-rank",
@@ -168,6 +169,7 @@ const Json speculative{{"num_speculative_tokens", 2}, {"acceptance_rate", 0.5}};
 const Json four_gpus{{"dp", 2}, {"tp", 2}, {"ep", 4}};
 const Json eight_gpus{{"dp", 4}, {"tp", 2}, {"ep", 8}};
 const Json sixteen_gpus{{"dp", 8}, {"tp", 2}, {"ep", 16}};
+const Json ranks_alone{{"dp", 8}, {"tp", 1}, {"ep", 8}};
 const Json shared_cache{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"dcp", 8}, {"dcp_merge", "all_to_all"}};
 const Json stages{{"dp", 1}, {"tp", 8}, {"ep", 8}, {"pp", 2}};
 
@@ -184,6 +186,7 @@ std::vector<Json> deployments() {
             {"instances", nullptr},
             {"pools", {{"prefill", {{"instances", 1}}}, {"decode", {{"instances", 2}}}}}}),
       with({{"parallel", shared_cache}, {"model", "deepseek_v3"}}),
+      with({{"parallel", ranks_alone}, {"shared_expert", "waterfill"}}),
       with({{"parallel", sixteen_gpus}, {"instances", 1}}),  // over nodes, as ranks ...
       with({{"parallel", stages}, {"instances", 1}})};       // ... and as one rank
 }
@@ -253,6 +256,14 @@ TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine star
     CHECK(flags_in(text).count("--enable-two-batch-overlap") == 0);
     CHECK_THAT(text, Contains("/overlap: \"two_batch\""));
   }
+}
+
+TEST_CASE("waterfill is a flag of SGLang with DeepEP, and a note elsewhere") {
+  Json filled = with({{"parallel", ranks_alone}, {"shared_expert", "waterfill"}});
+  CHECK(flags_in(launch("sglang", filled)).count("--enable-deepep-waterfill") == 1);
+  CHECK_THAT(launch("vllm", filled), Contains("/shared_expert: \"waterfill\""));
+  filled["dispatch"] = {{"prefill", "all_gather"}, {"decode", "all_gather"}};
+  CHECK(flags_in(launch("sglang", filled)).count("--enable-deepep-waterfill") == 0);
 }
 
 TEST_CASE("attention and experts apart: commands of attention's GPUs, and what starts the others") {

@@ -79,6 +79,7 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .drafts = pool.speculation.tokens,
           .drafts_itself = pool.speculation.has_module(),
           .two_batches = pool.overlap.two_batch.has_value(),
+          .waterfill = pool.shared_expert.draws(),
           .prefix_caching = pool.prefix_caching,
           .has_windows = has_windows(pool),
           .keeps_all = pool.kv_cache.keeps_all,

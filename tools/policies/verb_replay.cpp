@@ -18,7 +18,8 @@ struct ReplayOptions {
   std::string trace;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
-  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory, csv;
+  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory,
+              shared_expert, csv;
   ReplayConfig config;
   bool json = false, each_batch = false;
 };
@@ -40,6 +41,10 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
   if (drops) columns.push_back("dropped");
   if (misses) columns.push_back("in HBM");
   if (brings) columns.push_back("copies");
+  const bool shared = !rows.empty() && rows.front().max_tokens_with_shared_mean;
+  if (shared) columns.push_back("with shared");
+  const bool near = !rows.empty() && rows.front().own_gpu_share;
+  if (near) columns.insert(columns.end(), {"own GPU", "own node"});
   Table table(columns);
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
@@ -57,6 +62,9 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
     if (drops) cells.push_back(fmt::format("{:.2f} %", 100 * row.dropped));
     if (misses) cells.push_back(fmt::format("{:.2f} %", 100 * row.hit_rate.value_or(1)));
     if (brings) cells.push_back(fmt::format("{:.2f}", row.step_copies_mean.value_or(0)));
+    if (shared) cells.push_back(fmt::format("{:.2f}", *row.max_tokens_with_shared_mean));
+    for (const auto& share : {row.own_gpu_share, row.own_node_share})
+      if (near) cells.push_back(fmt::format("{:.2f} %", 100 * share.value_or(0)));
     table.add(cells);
   }
   const char* copies =
@@ -64,7 +72,11 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
           ? "copies: copies of experts that a layer of a batch brings; their bytes are not in the "
             "time.\n"
           : "";
-  return table.text() + copies +
+  const char* served =
+      near ? "own GPU, own node: selections that the GPU or the node of their token serves.\n" : "";
+  const char* with_shared =
+      shared ? "with shared: tokens on the busiest GPU, those of the shared expert too.\n" : "";
+  return table.text() + copies + with_shared + served +
          "slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: "
          "95 % "
          "interval\nover batches. tokens: tokens on the busiest GPU. prefill: tokens of the "
@@ -154,6 +166,11 @@ Action setup_replay(CLI::App& command) {
   command.add_option(
       "--expert-memory", options->expert_memory,
       "which experts HBM holds, e.g. lru:slots_per_layer=4; batches follow each other as drawn");
+  command.add_option("--shared-expert", options->shared_expert,
+                     "count tokens of the shared expert too: local, fused or waterfill, e.g. "
+                     "waterfill:min_tokens=1");
+  command.add_flag("--locality", config.locality,
+                   "count selections that the GPU or the node of their token serves");
   command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
@@ -169,6 +186,9 @@ Action setup_replay(CLI::App& command) {
     if (!options->expert_memory.empty()) {
       asked.expert_memory = policy_node(options->expert_memory, "--expert-memory");
     }
+    if (!options->shared_expert.empty())
+      asked.shared_expert =
+          read_shared_expert(policy_node(options->shared_expert, "--shared-expert"));
     const auto sample =
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());

@@ -135,6 +135,9 @@ constexpr Flag flags[] = {
      [](const Server& s) { return value_if(s.drafts_itself, drafts(s)); }, schedule},
     {"--enable-two-batch-overlap",
      [](const Server& s) { return alone_if(s.two_batches && !deepep_mode(s).empty()); }, parallel},
+    {"--enable-deepep-waterfill",
+     [](const Server& s) { return alone_if(s.waterfill && !deepep_mode(s).empty()); },
+     "sgl-project/sglang#19290, May 2026"},
     {"--disaggregation-mode",
      [](const Server& s) {
        return value_if(!s.role.empty(),
@@ -170,6 +173,7 @@ Notes notes_of(const Server& s) {
         "/parallel/dcp_merge: \"reduce_scatter\"; SGLang merges partial outputs by all_to_all");
   note_placement(s, notes);
   note_two_batches(s, !deepep_mode(s).empty(), notes);
+  note_waterfill(s, !deepep_mode(s).empty(), notes);
   if (!has_own_share(s))
     notes.push_back(
         "/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "

@@ -112,6 +112,7 @@ Notes notes_of(const Server& s) {
         "/kv_cache/disable_hybrid_kv_cache_manager: false; TensorRT-LLM keeps every token unless "
         "kv_cache_config has the windows of all layers as max_attention_window");
   if (balances(s)) note_balancer(s, "of one layer in each step", notes);
+  note_waterfill(s, false, notes);
   if (!s.free_gpu_memory_fraction)
     notes.push_back(
         "/kv_cache/gpu_memory_utilization: TensorRT-LLM's fraction is of the memory "
