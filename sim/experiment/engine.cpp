@@ -242,7 +242,8 @@ Engine read_engine(const ConfigNode& node) {
       engine.expert_kernel = kernel;
     for (const ConfigNode& operation : r.child("fused").list())
       engine.fused.emplace_back(fusions[operation.choice()]);
-    const Engine bare{.name = "none"};
+    Engine bare;
+    bare.name = "none";
     if (engine.name == bare.name && engine != bare)
       r.node().fail("\"none\" is not an engine: remove the other keys");
     return engine;
