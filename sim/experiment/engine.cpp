@@ -49,8 +49,8 @@ Situation look_at(const ConfigNode& experiment) {
     const ConfigNode cluster = named_or_inline(experiment.child("cluster"), Shipped::cluster);
     if (cluster.json().contains("gpu"))
       now.gpu = text_at(named_or_inline(cluster.child("gpu"), Shipped::gpu).json(), "/name");
-    now.domain =
-        number_at(cluster.json(), "/scale_up_domain", number_at(cluster.json(), "/gpus_per_node", 1));
+    now.domain = number_at(cluster.json(), "/scale_up_domain",
+                           number_at(cluster.json(), "/gpus_per_node", 1));
   }
   if (json.contains("model")) {
     const ConfigNode file = named_or_inline(experiment.child("model"), Shipped::model);
@@ -149,8 +149,7 @@ bool holds(const ConfigNode& condition, const Situation& now) {
     if (r.optional("from")) all &= date.empty() || date >= r.text("from");
     if (r.optional("before")) all &= !date.empty() && date < r.text("before");
     if (r.optional("attention_dp")) all &= r.flag("attention_dp") == (now.dp > 1);
-    if (r.optional("one_domain"))
-      all &= r.flag("one_domain") == (now.dp * now.tp <= now.domain);
+    if (r.optional("one_domain")) all &= r.flag("one_domain") == (now.dp * now.tp <= now.domain);
     all &= now.tp >= r.number("tp_at_least") && now.tp <= r.number("tp_at_most");
     all &= now.prompt >= r.number("prompt_at_least") && now.prompt <= r.number("prompt_at_most");
     all &= now.output <= r.number("output_at_most");
