@@ -8,7 +8,7 @@
 
 namespace moesim {
 
-void StepPlan::start(const RoutingProblem& problem, int slots_of_gpu) {
+void CopyPlan::start(const RoutingProblem& problem, int slots_of_gpu) {
   placement_ = &problem.placement;
   tokens_of_slot_.resize(at(placement_->slots()));
   split_evenly(problem, tokens_of_slot_);
@@ -25,7 +25,7 @@ void StepPlan::start(const RoutingProblem& problem, int slots_of_gpu) {
                            [&](std::int32_t slot) { return tokens(slot); });
 }
 
-bool StepPlan::takes(int expert, int gpu) const {
+bool CopyPlan::takes(int expert, int gpu) const {
   if (room_[at(gpu)] == 0) return false;
   const auto hosts = placement_->host_gpus_of(expert);
   return std::ranges::find(hosts, gpu) == hosts.end() &&
@@ -34,7 +34,7 @@ bool StepPlan::takes(int expert, int gpu) const {
          });
 }
 
-void StepPlan::bring(int slot, int gpu, std::int32_t tokens) {
+void CopyPlan::bring(int slot, int gpu, std::int32_t tokens) {
   copies_.push_back({placement_->expert_of_slot(slot), gpu, tokens});
   tokens_of_slot_[at(slot)] -= tokens;
   load_[at(placement_->gpu_of_slot(slot))] -= tokens;
@@ -42,7 +42,7 @@ void StepPlan::bring(int slot, int gpu, std::int32_t tokens) {
   --room_[at(gpu)];
 }
 
-void StepPlan::write(SlotChoice choice) const {
+void CopyPlan::write(SlotChoice choice) const {
   std::ranges::copy(tokens_of_slot_, choice.tokens_of_slot.begin());
   if (copies_.empty()) return;
   check(choice.copies != nullptr, "a routing that brings copies has no place to say which");

@@ -13,7 +13,7 @@ namespace moesim {
 /// One layer's tokens while a policy decides which copies this step brings: on the standing slots,
 /// split evenly to begin with, and on the copies so far. A value: a policy tries moves on another
 /// plan and keeps the better one.
-class StepPlan {
+class CopyPlan {
  public:
   /// Begins anew, without copies. `slots_of_gpu`: how many copies a GPU has room for.
   void start(const RoutingProblem&, int slots_of_gpu);

@@ -425,6 +425,15 @@ TEST_CASE("TensorRT-LLM balances experts on kernels that it still has") {
   CHECK_THAT(backend("nvfp4", "b200_nvl16"), Contains("moe_config: {backend: CUTEDSL, load_bal"));
 }
 
+TEST_CASE(
+    "one-sided exchanges have a backend in vLLM and SGLang; TensorRT-LLM chooses them itself") {
+  const Json config = with({{"dispatch", {{"prefill", "one_sided"}, {"decode", "one_sided"}}}});
+  CHECK_THAT(launch("vllm", config), Contains("--all2all-backend flashinfer_nvlink_one_sided"));
+  CHECK_THAT(launch("sglang", config),
+             Contains("--moe-a2a-backend flashinfer") && !Contains("--moe-a2a-backend deepep"));
+  CHECK_THAT(launch("trtllm", config), !Contains("a2a"));
+}
+
 // DeepEP's kernels assert that a rank brings no more rows than their buffers hold.
 TEST_CASE("low-latency kernels get buffers for the rows of a decode step, or are not asked") {
   const auto direct = [](int sequences) {

@@ -29,7 +29,7 @@ class Llep final : public TokenRouter {
   explicit Llep(const LlepLimits& limits) : limits_(limits) {}
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
-    StepPlan& plan = plan_.local();
+    CopyPlan& plan = plan_.local();
     plan.start(problem, limits_.slots);
     const LayerPlacement& placement = problem.placement;
     double most = 0, all = 0;
@@ -49,7 +49,7 @@ class Llep final : public TokenRouter {
   int step_slots() const override { return limits_.slots; }
 
  private:
-  void spill(StepPlan& plan, const LayerPlacement& placement, std::int32_t slot,
+  void spill(CopyPlan& plan, const LayerPlacement& placement, std::int32_t slot,
              std::int32_t full) const {
     std::int32_t over = std::min(plan.tokens(slot), plan.load(placement.gpu_of_slot(slot)) - full);
     while (over > 0) {
@@ -68,7 +68,7 @@ class Llep final : public TokenRouter {
   }
 
   LlepLimits limits_;
-  PerThread<StepPlan> plan_;
+  PerThread<CopyPlan> plan_;
 };
 
 }  // namespace

@@ -70,7 +70,7 @@ class Probe final : public TokenRouter {
     double share;  // of the slot's tokens
   };
   struct Workspace {
-    StepPlan foreseen, plan;
+    CopyPlan foreseen, plan;
     std::vector<std::int32_t> tokens, sent;  // [experts], [gpus]
   };
 
@@ -86,7 +86,7 @@ class Probe final : public TokenRouter {
   }
 
   // One more copy, of a slot on the fullest GPU that can still come down.
-  bool improve(const LayerPlacement& placement, StepPlan& plan, std::vector<std::int32_t>& sent,
+  bool improve(const LayerPlacement& placement, CopyPlan& plan, std::vector<std::int32_t>& sent,
                std::vector<Move>& moves) const {
     int fullest = 0;
     for (int gpu = 1; gpu < placement.gpus(); ++gpu) {

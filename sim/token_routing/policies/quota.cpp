@@ -28,7 +28,7 @@ class Quota final : public TokenRouter {
 
   void route(const RoutingProblem& problem, SlotChoice choice) const override {
     Workspace& workspace = workspace_.local();
-    StepPlan& plan = workspace.plan;
+    CopyPlan& plan = workspace.plan;
     std::vector<int>& fullest = workspace.fullest;
     const LayerPlacement& placement = problem.placement;
     plan.start(problem, slots_);
@@ -54,14 +54,14 @@ class Quota final : public TokenRouter {
 
  private:
   struct Workspace {
-    StepPlan plan, tried;
+    CopyPlan plan, tried;
     std::vector<int> fullest;  // the GPUs of a domain
   };
 
   // `plan` becomes that of the least quota found, from `least` on.
   void balance(const LayerPlacement& placement, std::span<const int> fullest, std::int32_t least,
-               StepPlan& plan, StepPlan& tried) const {
-    const StepPlan before = plan;
+               CopyPlan& plan, CopyPlan& tried) const {
+    const CopyPlan before = plan;
     const auto meets = [&](std::int32_t quota) {
       tried = before;
       const bool met = std::ranges::all_of(
@@ -83,7 +83,7 @@ class Quota final : public TokenRouter {
 
   // Whether a GPU comes down to its quota.
   bool exports(const LayerPlacement& placement, std::span<const int> domain, int from,
-               std::int32_t quota, StepPlan& plan) const {
+               std::int32_t quota, CopyPlan& plan) const {
     for (const std::int32_t slot : plan.hottest_first()) {
       if (plan.load(from) <= quota) break;
       if (placement.gpu_of_slot(slot) != from) continue;
