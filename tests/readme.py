@@ -14,7 +14,8 @@ import os, pathlib, re, shutil, signal, stat, subprocess, sys, tempfile, time
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
 RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/README.md",
-            "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/questions.md",
+            "sim/rebalancing/README.md", "sim/token_routing/README.md", "tools/analysis/regimes.md", "tools/docs/paper.md",
+            "tools/docs/questions.md",
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
 LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ", "reproduce deployments_decode ",
