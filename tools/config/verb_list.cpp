@@ -74,7 +74,7 @@ std::string describe_model(const ConfigNode& file) {
 std::string describe_gpu(const ConfigNode& file) {
   const GpuSpec gpu = read_gpu(file);
   const bool fitted = file.json().contains("kernels");
-  return fmt::format("{}: {:.0f} GiB at {:.3g} TB/s, {:.4g} TFLOP/s in bf16; {}", gpu.name,
+  return fmt::format("{}: {:.0f} GiB at {:.3g} TB/s, {:.5g} TFLOP/s in bf16; {}", gpu.name,
                      gpu.hbm_capacity.value() / (1 << 30), gpu.hbm_bandwidth.value() / 1e12,
                      gpu.peak(Precision::bf16, Precision::bf16).value() / 1e12,
                      fitted ? "constants fitted" : "data sheet alone");
