@@ -33,12 +33,6 @@ Located locate(const ExpertsCall& c, const GpuSpec& gpu) {
       .least_us = arithmetic};
 }
 
-// The masked layout has no copies to permute: the tokens of the group do not count.
-ExpertsCall without_tokens(ExpertsCall c) {
-  c.tokens = 0;
-  return c;
-}
-
 [[noreturn]] void refuse(const TableRow& row, std::string_view why) {
   throw ConfigError(fmt::format("{}: {}", row.place(), why));
 }
@@ -53,16 +47,13 @@ void check_experts(const TableRow& row, const ExpertsCall& c, double ranks) {
     refuse(row, "ep: expected a divisor of experts");
 }
 
+template <bool masked>
 std::vector<Sample> expert_samples(const TableRow& row, const GpuSpec& gpu,
                                    const EngineVersion& engine) {
   const std::string precision(table_name(row.text("precision")));
-  return {sample(precision, row, locate(experts_of(row, engine, gpu, precision), gpu))};
-}
-
-std::vector<Sample> masked_samples(const TableRow& row, const GpuSpec& gpu,
-                                   const EngineVersion& engine) {
-  const std::string precision(table_name(row.text("precision")));
-  const ExpertsCall call = without_tokens(experts_of(row, engine, gpu, precision));
+  ExpertsCall call = experts_of(row, engine, gpu, precision);
+  // The masked layout has no copies to permute: the tokens of the group do not count.
+  if (masked) call.tokens = 0;
   return {sample(precision, row, locate(call, gpu))};
 }
 
@@ -125,7 +116,7 @@ constexpr MeasuredTable experts_table{.name = "experts",
                                                 {"top_k", TableAxis::by_shape},
                                                 {"tokens > experts held", TableAxis::derived}}},
                                       .along = "tokens",
-                                      .samples = expert_samples,
+                                      .samples = expert_samples<false>,
                                       .other_layer = without_gate,
                                       .model = {"hidden", "width", "top_k", "experts"},
                                       .kept = kept_columns};
@@ -133,7 +124,7 @@ constexpr MeasuredTable experts_table{.name = "experts",
 constexpr MeasuredTable masked_table{.name = "wideep_experts_decode",
                                      .axes = experts_table.axes,
                                      .along = "tokens",
-                                     .samples = masked_samples,
+                                     .samples = expert_samples<true>,
                                      .kept = kept_columns};
 
 }  // namespace

@@ -89,7 +89,6 @@ enum class Combine { all_to_all, reduce_scatter };
 
 std::unique_ptr<Dispatch> all_to_all(TokenBytes);
 std::unique_ptr<Dispatch> low_latency(TokenBytes);
-std::unique_ptr<Dispatch> one_sided(TokenBytes);
 std::unique_ptr<Dispatch> all_gather(TokenBytes, Combine);
 std::unique_ptr<Dispatch> ids_all_gather(TokenBytes);
 

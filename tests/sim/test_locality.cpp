@@ -4,6 +4,7 @@
 #include "sim/replay/replay.hpp"
 #include "sim/serving/simulator.hpp"
 #include "tests/support.hpp"
+#include "tests/trace_meta.hpp"
 
 namespace moesim::test_locality {
 
@@ -83,13 +84,8 @@ TEST_CASE("no share where experts have GPUs of their own") {
 
 TEST_CASE("replay counts by the same function") {
   // Two requests of one token; each chooses both experts of its own GPU.
-  TraceMeta meta;
-  meta.model = "hand";
-  meta.num_experts = 4;
-  meta.experts_per_token = 2;
-  meta.layer_ids = {0};
-  meta.phases = {"decode"};
-  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}}, {0, 1, 0, 1});
+  const RoutingTrace trace(test::trace_meta("hand", 4, 2, {0}), {"any"},
+                           {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}}, {0, 1, 0, 1});
   ReplayConfig config;
   config.gpus = 2;
   config.placements = {ConfigNode("linear", "test")};

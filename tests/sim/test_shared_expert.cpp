@@ -10,6 +10,7 @@
 #include "sim/step/shared_expert.hpp"
 #include "tests/step_parts.hpp"
 #include "tests/support.hpp"
+#include "tests/trace_meta.hpp"
 
 namespace moesim::test_shared_expert {
 
@@ -192,13 +193,8 @@ TEST_CASE("replay counts the shared expert's tokens on the busiest GPU") {
   // Experts 0 and 1 are on GPU 0. One token chooses both, the other one 0 and 2: L = 3, 1, H = 3,
   // S = 0, 2. The other token goes to GPU 1 from either GPU. The first one stays where it is: on
   // GPU 0 the busiest GPU has four, on GPU 1 three.
-  TraceMeta meta;
-  meta.model = "hand";
-  meta.num_experts = 4;
-  meta.experts_per_token = 2;
-  meta.layer_ids = {0};
-  meta.phases = {"decode"};
-  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}}, {0, 1, 0, 2});
+  const RoutingTrace trace(test::trace_meta("hand", 4, 2, {0}), {"any"},
+                           {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}}, {0, 1, 0, 2});
   ReplayConfig config;
   config.gpus = 2;
   config.placements = {ConfigNode("linear", "test")};

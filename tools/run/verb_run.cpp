@@ -136,9 +136,8 @@ std::string state_of(const MeasurementStats& measurement) {
   }
   if (state == "offline")
     text +=
-        "OFFLINE: rates are those of the queue until the queue is empty, warm-up aside. TTFT is "
-        "the "
-        "wait in this queue.";
+        "OFFLINE: all requests wait from the start. Rates leave out the warm-up. TTFT is mostly "
+        "the wait in the queue.";
   if (state == "too_short") {
     text +=
         "RUN TOO SHORT: some groups ran fewer than four steps after the warm-up. Rates include "

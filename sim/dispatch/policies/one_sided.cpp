@@ -32,10 +32,8 @@ class OneSided final : public Dispatch {
 
 }  // namespace
 
-std::unique_ptr<Dispatch> one_sided(TokenBytes bytes) { return std::make_unique<OneSided>(bytes); }
-
 std::unique_ptr<Dispatch> make_one_sided(ConfigReader& options) {
-  return one_sided(read_token_bytes(options));
+  return std::make_unique<OneSided>(read_token_bytes(options));
 }
 
 }  // namespace moesim
