@@ -69,7 +69,7 @@ class Dispatch {
   }
 };
 
-/// The table: all_to_all, low_latency, one_sided, all_gather, all_reduce, ids_all_gather, auto.
+/// The table, in the order of `moesim list`.
 const Registry<Dispatch>& dispatches();
 
 /// Bytes of one token's activations on the way out: "precision" of the policy, bf16 unless said;

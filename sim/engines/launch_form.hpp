@@ -73,6 +73,8 @@ struct LaunchForm {
   /// Environment and program, up to the weights.
   std::string (*program)(const Server&) = nullptr;
   std::span<const Flag> flags{};
+  /// Dispatches that the flags ask for, or that the engine takes by itself; others are noted.
+  std::span<const std::string_view> dispatches{};
   /// What the flags do not say of a server.
   Notes (*notes)(const Server&) = nullptr;
   /// The command on each node, where one does not hold the server; none: the command is the same.

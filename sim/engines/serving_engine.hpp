@@ -45,7 +45,7 @@ struct ServingEngine {
   std::span<const CarriedVersion> carried{};  ///< by NVIDIA Dynamo
 };
 
-/// The table, in the order of texts: vllm, sglang, trtllm.
+/// The table, in the order of texts.
 std::span<const ServingEngine> serving_engines();
 /// The row of a name, or nullptr.
 const ServingEngine* find_engine(std::string_view name);

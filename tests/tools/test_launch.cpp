@@ -11,6 +11,7 @@
 namespace moesim::test_launch {
 namespace {
 
+using Catch::Matchers::Contains;
 using Words = std::set<std::string>;
 
 // What the engines' parsers know of what is printed, and where it was seen, November 2026.
@@ -231,6 +232,26 @@ TEST_CASE("every flag of every engine says where it was seen") {
   }
 }
 
+TEST_CASE("a dispatch that an engine has no flag for is a note, and others are none") {
+  const Json own =
+      with({{"dispatch", {{"prefill", "ids_all_gather"}, {"decode", "ids_all_gather"}}}});
+  for (const ServingEngine& engine : serving_engines()) {
+    CAPTURE(engine.name);
+    for (const char* phase : {"prefill", "decode"})
+      CHECK_THAT(launch(std::string(engine.name), own),
+                 Contains(fmt::format("/dispatch/{}: \"ids_all_gather\"; {} has no flag", phase,
+                                      engine.title)));
+    for (const std::string_view name : engine.launch.dispatches) {
+      const Json known = with({{"dispatch", {{"prefill", name}, {"decode", name}}}});
+      CHECK_THAT(launch(std::string(engine.name), known), !Contains("has no flag for"));
+    }
+  }
+  const Json whole = with({{"parallel", {{"dp", 1}, {"tp", 8}, {"ep", 1}}},
+                           {"placement", "linear"},
+                           {"dispatch", {{"prefill", "ids_all_gather"}}}});
+  CHECK_THAT(launch("vllm", whole), !Contains("has no flag for"));
+}
+
 TEST_CASE("the options of TensorRT-LLM are keys that it has") {
   Words printed;
   for (const Json& deployment : deployments()) {
@@ -244,8 +265,6 @@ TEST_CASE("the options of TensorRT-LLM are keys that it has") {
   }
   CHECK(printed == trtllm_options);
 }
-
-using Catch::Matchers::Contains;
 
 TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine starts so") {
   const Json gathered = with({{"overlap", "two_batch"},

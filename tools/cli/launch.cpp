@@ -176,6 +176,18 @@ void note_common(const PoolSpec& pool, Notes& notes) {
     notes.push_back("/speculative/draft: the model that drafts; name it by the engine's own flag");
 }
 
+// Which way of tokens to their experts the commands cannot ask for.
+void note_dispatch(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
+  if (pool.model.experts == 0 || pool.parallel.ep == 1) return;
+  const auto note = [&](std::string_view phase, const std::string& name) {
+    if (std::ranges::find(engine.launch.dispatches, name) == engine.launch.dispatches.end())
+      notes.push_back(fmt::format("/dispatch/{}: {}; {} has no flag for this dispatch", phase,
+                                  quoted_name(name), engine.title));
+  };
+  note("prefill", pool.names.prefill_dispatch);
+  if (!pool.prefill_only) note("decode", pool.names.decode_dispatch);
+}
+
 // Which roles no command here starts.
 void note_afd(const PoolSpec& pool, const ServingEngine& engine, Notes& notes) {
   if (!pool.parallel.afd()) return;
@@ -288,6 +300,7 @@ std::string launch_text(const std::string& engine, const ExperimentSpec& spec) {
   text += "# the load\n" + benchmark(form.benchmark, decode, path, notes) + "\n";
   for (const PoolSpec& pool : spec.pools) {
     note_common(pool, notes);
+    note_dispatch(pool, *row, notes);
     note_afd(pool, *row, notes);
   }
   if (!decode.engine.empty() && fleet.servers.back().engine != engine)

@@ -30,6 +30,9 @@ std::int64_t deepep_rows(const Server& s) {
   return std::min(s.most_decode_rows(), low_latency_rows + 1);
 }
 
+constexpr std::string_view dispatches[] = {"all_gather", "all_reduce", "all_to_all", "low_latency",
+                                           "one_sided"};
+
 std::string program(const Server& s) {
   std::string variables = s.devices();
   if (const std::int64_t rows = deepep_rows(s); rows > 0) {
@@ -222,6 +225,7 @@ ServingEngine sglang_engine() {
           .prompts_first = true,
           .launch = {.program = program,
                      .flags = flags,
+                     .dispatches = dispatches,
                      .notes = notes_of,
                      .on_nodes = on_nodes,
                      .router = router,

@@ -81,6 +81,8 @@ constexpr Flag flags[] = {
     {"--extra_llm_api_options", [](const Server& s) { return value_of(file_name(s)); }, serve},
 };
 
+constexpr std::string_view dispatches[] = {"all_gather", "one_sided"};
+
 // It has a process for each GPU; on several nodes MPI starts them (documentation of trtllm-serve).
 std::string program(const Server& s) {
   std::string text = s.devices();
@@ -164,6 +166,7 @@ ServingEngine trtllm_engine() {
       .next_graph_size = next_graph_size,
       .launch = {.program = program,
                  .flags = flags,
+                 .dispatches = dispatches,
                  .notes = notes_of,
                  .options = options,
                  .router = router,

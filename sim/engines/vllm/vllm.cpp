@@ -133,6 +133,8 @@ constexpr Flag flags[] = {
      [](const Server& s) { return value_if(!s.role.empty(), kv_transfer(s)); }, arguments},
 };
 
+constexpr std::string_view dispatches[] = {"all_gather", "all_to_all", "low_latency", "one_sided"};
+
 std::string program(const Server& s) {
   std::string variables = s.devices();
   if (!s.role.empty())
@@ -233,6 +235,7 @@ ServingEngine vllm_engine() {
           .next_graph_size = next_graph_size,
           .launch = {.program = program,
                      .flags = flags,
+                     .dispatches = dispatches,
                      .notes = notes_of,
                      .on_nodes = on_nodes,
                      .router = router,
