@@ -85,6 +85,7 @@ TEST_CASE("a GPU that is like another takes its constants and says whose they ar
 
 TEST_CASE("every kernel has constants in the data that is built in") {
   for (const Kernel* kernel : kernels()) {
+    INFO(kernel->name);
     if (kernel->has_own(Law::roofline)) CHECK(default_constants(*kernel).bandwidth_share > 0);
     if (kernel->has_own(Law::links)) CHECK(default_link_constants(*kernel).bandwidth_share > 0);
   }
