@@ -35,6 +35,16 @@ struct KvLayout {
       blocks += group.window == 0 ? all : all - group.first_block(computed, block_tokens);
     return blocks;
   }
+  /// Of these, blocks beyond the `held` ones; negative where a window leaves more behind than it
+  /// takes.
+  std::int64_t more_in_step(std::int64_t held, std::int32_t computed, std::int32_t end) const {
+    // Most often there is one group that keeps all, and room in the last block: no division then.
+    if (groups.size() == 1 && groups.front().window == 0 && state_blocks == 0) {
+      const std::int64_t room = held * block_tokens - end;
+      if (room >= 0 && room < block_tokens) return 0;
+    }
+    return blocks_in_step(computed, end) - held;
+  }
   /// What blocks_in_step() never exceeds for a sequence of `tokens` computed in chunks of at most
   /// `chunk`: a window's group holds window - 1 + chunk tokens in one block more than they fill, as
   /// they need not start with a block (vLLM's max_admission_blocks_per_request).

@@ -29,8 +29,16 @@ std::int64_t first_seen(std::int64_t p, const Sight& sight) {
 
 AttentionWork attention_work(std::span<const SequenceWork> sequences, const Sight& sight) {
   AttentionWork work{.window = sight.chunked ? 0 : sight.window};
+  // Most steps hold nothing but decodes that see all before them.
+  const bool sees_all = sight == Sight{};
+  std::int64_t singles = 0, keys_of_singles = 0;
   for (const auto& [new_tokens, context, verifies] : sequences) {
     if (new_tokens == 0) continue;
+    if (sees_all && new_tokens == 1) {
+      ++singles;
+      keys_of_singles += context + 1;
+      continue;
+    }
     const std::int64_t first = context;
     const std::int64_t end = first + new_tokens;
     const auto pairs_of = [&](const Sight& range) {
@@ -61,14 +69,22 @@ AttentionWork attention_work(std::span<const SequenceWork> sequences, const Sigh
       work.prefill_context += static_cast<double>(end);
     }
   }
+  for (double AttentionWork::*of : {&AttentionWork::sequences, &AttentionWork::decode_sequences,
+                                    &AttentionWork::decode_batch}) {
+    work.*of += static_cast<double>(singles);
+  }
+  for (double AttentionWork::*of : {&AttentionWork::decode_kv_tokens, &AttentionWork::decode_pairs,
+                                    &AttentionWork::decode_context}) {
+    work.*of += static_cast<double>(keys_of_singles);
+  }
   return work;
 }
 
 double decode_queries(std::span<const SequenceWork> sequences) {
-  double queries = 0;
+  std::int64_t queries = 0;
   for (const auto& [new_tokens, context, verifies] : sequences)
-    if (new_tokens == 1 || verifies) queries += new_tokens;
-  return queries;
+    queries += new_tokens == 1 || verifies ? new_tokens : 0;
+  return static_cast<double>(queries);
 }
 
 }  // namespace moesim

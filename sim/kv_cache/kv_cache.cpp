@@ -287,16 +287,10 @@ std::optional<std::uint32_t> KvCache::land(std::size_t tier, const KvTier::Lande
   return load.request;
 }
 
-void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
-  const std::int64_t wanted = layout_.blocks_in_step(sequence.computed, tokens);
-  if (!caching_) {
-    check(wanted - sequence.blocks <= free_, "a scheduler took more KV blocks than were free");
-    free_ -= wanted - sequence.blocks;
-    sequence.blocks = wanted;
-    return;
-  }
+void KvCache::grow_cached(Sequence& sequence, std::int32_t tokens, std::int32_t known,
+                          std::int64_t more) {
   const auto full = static_cast<std::size_t>(known / layout_.block_tokens);
-  if (wanted != sequence.blocks || layout_.has_windows() ||
+  if (more != 0 || layout_.has_windows() ||
       full != static_cast<std::size_t>(sequence.computed / layout_.block_tokens)) {
     Holding& holding = holdings_.at(sequence.request);
     leave_behind(sequence);
@@ -306,7 +300,7 @@ void KvCache::grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) 
     }
     fill(holding, sequence.request, full);
   }
-  sequence.blocks = wanted;
+  sequence.blocks += more;
 }
 
 // A window's group lets go of the blocks that the next token to compute sees no more.

@@ -110,7 +110,13 @@ class KvCache {
   /// Holds blocks for a step that computes up to `tokens` tokens, of which the first `known` will
   /// stay, drafts perhaps not; what a window left behind before this step is let go of. There must
   /// be enough free ones.
-  void grow(Sequence&, std::int32_t tokens, std::int32_t known);
+  void grow(Sequence& sequence, std::int32_t tokens, std::int32_t known) {
+    const std::int64_t more = layout_.more_in_step(sequence.blocks, sequence.computed, tokens);
+    if (caching_) return grow_cached(sequence, tokens, known, more);
+    check(more <= free_, "a scheduler took more KV blocks than were free");
+    free_ -= more;
+    sequence.blocks += more;
+  }
   void grow(Sequence& sequence, std::int32_t tokens) { grow(sequence, tokens, tokens); }
   /// Lets go of blocks behind the computed tokens, which will all stay.
   void shrink(Sequence&);
@@ -159,6 +165,7 @@ class KvCache {
   void for_needed(std::span<const BlockHash>, std::int64_t blocks, std::int64_t computed,
                   auto&& action) const;
   std::int64_t count_left_behind(const Sequence&, auto&& action) const;
+  void grow_cached(Sequence&, std::int32_t tokens, std::int32_t known, std::int64_t more);
   void leave_behind(const Sequence&);
   void release(Sequence&);
   void add_copy(BlockHash, std::int32_t block);

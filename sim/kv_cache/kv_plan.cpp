@@ -14,21 +14,18 @@ KvPlan::KvPlan(const KvLayout& layout, std::int64_t free_blocks, const KvCache* 
   oldest_ = cache_->at(KvCache::ring_end).newer;
 }
 
-std::int64_t KvPlan::wanted(const Sequence& sequence, std::int32_t tokens) const {
-  std::int64_t more =
-      layout_.blocks_in_step(sequence.computed, sequence.computed + tokens) - sequence.blocks;
-  if (cache_ == nullptr) return more;
-  // What a window leaves behind stays taken where others hold it.
+// What a window leaves behind stays taken where others hold it.
+std::int64_t KvPlan::held_by_others(const Sequence& sequence) const {
+  std::int64_t taken = 0;
   cache_->count_left_behind(sequence,
-                            [&](std::int32_t block) { more += holders(block) > 1 ? 1 : 0; });
-  return more;
+                            [&](std::int32_t block) { taken += holders(block) > 1 ? 1 : 0; });
+  return taken;
 }
 
-void KvPlan::grow(const Sequence& sequence, std::int32_t tokens) {
+void KvPlan::grow_cached(const Sequence& sequence, std::int32_t tokens) {
   std::int64_t more =
-      layout_.blocks_in_step(sequence.computed, sequence.computed + tokens) - sequence.blocks;
-  if (cache_ != nullptr)
-    more += cache_->count_left_behind(sequence, [&](std::int32_t block) { let_go(block); });
+      layout_.more_in_step(sequence.blocks, sequence.computed, sequence.computed + tokens);
+  more += cache_->count_left_behind(sequence, [&](std::int32_t block) { let_go(block); });
   take_oldest(more);
   if (looks_up_) fill(sequence, cache_->holdings_.at(sequence.request).filled, tokens);
 }

@@ -20,9 +20,19 @@ class KvPlan {
   std::int64_t free_blocks() const { return free_; }
   /// Blocks for `tokens` more tokens of a running sequence beyond those that it holds; negative
   /// when its window leaves more behind than it takes.
-  std::int64_t wanted(const Sequence&, std::int32_t tokens) const;
-  /// Gives a running sequence its wanted() blocks, of which there must be enough.
-  void grow(const Sequence&, std::int32_t tokens);
+  std::int64_t wanted(const Sequence& sequence, std::int32_t tokens) const {
+    const std::int64_t more =
+        layout_.more_in_step(sequence.blocks, sequence.computed, sequence.computed + tokens);
+    return cache_ == nullptr ? more : more + held_by_others(sequence);
+  }
+  /// Gives a running sequence these blocks, which are wanted() and of which there must be enough.
+  void grow(const Sequence& sequence, std::int32_t tokens, std::int64_t wanted) {
+    if (cache_ == nullptr) {
+      free_ -= wanted;
+    } else {
+      grow_cached(sequence, tokens);
+    }
+  }
   /// A running sequence that took nothing in this step lets go of its blocks. The ones that no
   /// other sequence holds are free now; nothing is looked up any more.
   void preempt(const Sequence&);
@@ -38,6 +48,8 @@ class KvPlan {
   void park(const Sequence&, const CacheHit&);
 
  private:
+  std::int64_t held_by_others(const Sequence&) const;
+  void grow_cached(const Sequence&, std::int32_t tokens);
   std::int32_t first_copy(BlockHash) const;
   bool in_use(BlockHash) const;
   std::int64_t holders(std::int32_t block) const;

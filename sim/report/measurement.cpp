@@ -91,17 +91,18 @@ void Measurement::no_more_arrivals(Time now) {
   before_drain_ = running_;
 }
 
-void Measurement::add_gap(Duration gap) {
+void Measurement::add_gap(TokenGap gap) {
   constexpr std::uint32_t most = std::numeric_limits<std::uint32_t>::max();
   // Gaps before the first open one are in totals that have ended.
   const std::size_t first_open = before_drain_ ? before_drain_->end_gap : running_.first_gap;
-  const bool again = gaps_.size() > first_open && gaps_.back().duration() == gap;
-  if (again && gaps_.back().count() < most) {
-    gaps_.back().repeat();
-  } else {
-    gaps_.emplace_back(gap, 1);
-    running_.end_gap = gaps_.size();
+  if (gaps_.size() > first_open && gaps_.back().duration() == gap.length) {
+    const std::uint32_t again = std::min(most - gaps_.back().count(), gap.tokens);
+    gaps_.back().repeat(again);
+    gap.tokens -= again;
   }
+  if (gap.tokens == 0) return;
+  gaps_.emplace_back(gap.length, gap.tokens);
+  running_.end_gap = gaps_.size();
 }
 
 void Measurement::step_ended(const StepRecord& record, const Requests& requests, Time now) {
@@ -118,14 +119,13 @@ void Measurement::step_ended(const StepRecord& record, const Requests& requests,
     }
   }
   WindowTokens tokens{
-      .output = double(record.tokens.size()),
+      .output = double(record.tokens),
       .computed = double(record.step.prefill_tokens) + double(record.step.decode_tokens),
       .hbm_bytes = record.cost.hbm_bytes,
       .energy = record.cost.energy};
-  for (const EmittedToken& token : record.tokens) {
+  for (const Milestone& token : record.milestones)
     if (token.first) tokens.prompt += requests[token.request].prompt_tokens;
-    if (!token.first) add_gap(token.gap);
-  }
+  for (const TokenGap& gap : record.gaps) add_gap(gap);
   add(running_, record, tokens, now);
   // Of two pools the one that decodes says what is measured of both.
   if (measuring_ && (deployment_.prefill_only || !long_enough_)) {
@@ -145,8 +145,8 @@ void Measurement::add(Totals& totals, const StepRecord& record, const WindowToke
     totals.coverage[phase].wrapped += record.step.coverage[phase].wrapped;
     totals.coverage[phase].synthetic += record.step.coverage[phase].synthetic;
   }
-  totals.groups[record.instance].output_tokens += std::ssize(record.tokens);
-  totals.completed += std::ranges::count(record.tokens, true, &EmittedToken::last);
+  totals.groups[record.instance].output_tokens += record.tokens;
+  totals.completed += std::ranges::count(record.milestones, true, &Milestone::last);
   totals.end = now;
 }
 

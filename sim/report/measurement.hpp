@@ -161,7 +161,7 @@ class Measurement {
  private:
   bool steady() const;
   void start_if_warm(Time now);
-  void add_gap(Duration gap);
+  void add_gap(TokenGap gap);
   void add(Totals&, const StepRecord&, const WindowTokens&, Time now) const;
   void add_step(Totals&, const StepRecord&, Time now) const;
   void add_layers(ExpertTotals&, Totals&, std::span<const LayerOutcome>,

@@ -38,8 +38,8 @@ class Repeated {
         count_(count) {}
   Duration duration() const { return Duration((std::int64_t{high_} << 32) | low_); }
   std::uint32_t count() const { return count_; }
-  /// Occurred once more.
-  void repeat() { ++count_; }
+  /// Occurred so many times more.
+  void repeat(std::uint32_t times) { count_ += times; }
 
  private:
   std::uint32_t high_, low_, count_;

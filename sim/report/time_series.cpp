@@ -43,11 +43,10 @@ void OverTime::add(const StepRecord& record, Time now) {
   const TokenBalance balance = cost.token_balance();
   step.max_tokens = balance.max_tokens;
   step.mean_tokens = balance.mean_tokens;
-  for (const EmittedToken& token : record.tokens) {
-    ++step.tokens;
-    if (token.first) continue;
-    step.gaps_ms += to_seconds(token.gap).count() * 1e3;
-    ++step.gaps;
+  step.tokens = record.tokens;
+  for (const TokenGap& gap : record.gaps) {
+    step.gaps_ms += to_seconds(gap.length).count() * 1e3 * double(gap.tokens);
+    step.gaps += gap.tokens;
   }
 
   if (!buckets_.empty() && buckets_.back().steps < steps_per_bucket_) {

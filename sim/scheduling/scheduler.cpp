@@ -67,6 +67,7 @@ void StepPlan::clear() {
   running_tokens.clear();
   admitted_tokens.clear();
   preempted = 0;
+  one_each = false;
 }
 
 BatchLimits read_batch_limits(ConfigReader& options) {
@@ -106,8 +107,22 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& lef
   }
 }
 
+bool plan_one_each(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
+  const std::int64_t sequences = std::ssize(rank.running);
+  if (!rank.needs_one_each || (!rank.waiting.empty() && sequences < limits.max_num_seqs))
+    return false;
+  const std::int64_t most_blocks = sequences * std::ssize(rank.layout.groups);
+  if (std::min(limits.max_num_batched_tokens, rank.token_room) < sequences ||
+      rank.free_blocks < most_blocks)
+    return false;
+  plan.running_tokens.assign(rank.running.size(), 1);
+  plan.one_each = true;
+  return true;
+}
+
 void plan_first_come(const RankView& rank, const BatchLimits& limits, StepPlan& plan) {
   plan.clear();
+  if (plan_one_each(rank, limits, plan)) return;
   const auto any_sequence = [](const Sequence&) { return true; };
   Leftover left = plan_running(rank, limits, OutOfBlocks::gives_up, any_sequence, plan);
   if (!left.out_of_blocks) plan_waiting(rank, limits, left, plan);

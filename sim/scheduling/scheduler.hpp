@@ -54,6 +54,8 @@ struct RankView {
   const StepPrice* price = nullptr;
   /// The cache in which waiting sequences find their prefixes; null without prefix caching.
   const KvCache* cache = nullptr;
+  /// Whether it is known that every running sequence needs one token.
+  bool needs_one_each = false;
 };
 
 /// Which of a rank's sequences compute how many tokens in the next step.
@@ -65,6 +67,8 @@ struct StepPlan {
   std::vector<std::int32_t> admitted_tokens;
   /// How many sequences at the end of `running` give up their blocks, to be recomputed later.
   std::size_t preempted = 0;
+  /// Whether it is known that every running sequence computes one token, and that is all.
+  bool one_each = false;
   /// Whether no sequence computes.
   bool empty() const;
   bool parks() const;
@@ -180,22 +184,19 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
     if (limits.long_prefill_token_threshold > 0) {
       tokens = std::min(tokens, limits.long_prefill_token_threshold);
     }
-    const auto lacks_blocks = [&] {
-      return left.kv.wanted(sequence, tokens) > left.kv.free_blocks();
-    };
     const std::size_t keeps = out_of_blocks == OutOfBlocks::waits ? i + 1 : i;
-    bool lacking = lacks_blocks();
-    while (lacking && end > keeps) {
+    std::int64_t wanted = left.kv.wanted(sequence, tokens);
+    while (wanted > left.kv.free_blocks() && end > keeps) {
       left.out_of_blocks = true;
       left.kv.preempt(rank.running[--end]);
-      lacking = lacks_blocks();
+      wanted = left.kv.wanted(sequence, tokens);
     }
     if (end <= i) continue;
-    if (lacking) {
+    if (wanted > left.kv.free_blocks()) {
       left.out_of_blocks = true;
       continue;
     }
-    left.kv.grow(sequence, tokens);
+    left.kv.grow(sequence, tokens, wanted);
     left.budget -= tokens;
     plan.running_tokens[i] = tokens;
   }
@@ -207,6 +208,11 @@ Leftover plan_running(const RankView& rank, const BatchLimits& limits, OutOfBloc
 /// Admits waiting sequences in order while budget, seats and blocks last; the first that does not
 /// fit ends it. Each computes what it does not find in the prefix cache after those before it.
 void plan_waiting(const RankView&, const BatchLimits&, Leftover&, StepPlan&);
+
+/// Plans one token for each running sequence without a look at each, where these need no more,
+/// nobody waits for a free seat, and budget and blocks suffice in any case. Otherwise false, and no
+/// plan.
+bool plan_one_each(const RankView&, const BatchLimits&, StepPlan&);
 
 /// A whole step of [vLLM] v1 (vllm/v1/core/sched/scheduler.py). Running sequences
 /// come first, in order, so that decodes are never held up by a prompt; waiting ones are admitted

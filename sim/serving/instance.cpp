@@ -261,7 +261,8 @@ void Instance::plan_rank(Rank& rank, Turn turn) {
                 deployment_.kv_layout,
                 deployment_.buffer_tokens,
                 price_,
-                cache};
+                cache,
+                rank.steady};
   scheduler.plan(view, turn, rank.plan);
   // One that runs gives up its own blocks only where loads hold the others.
   const auto stuck = [&] {
@@ -288,8 +289,9 @@ bool Instance::plan_turn(Turn turn) {
   for (Rank& rank : ranks_) {
     if (deployment_.scheduler->reorders()) order_running(rank);
     show_waiting(rank);
-    for (Sequence& sequence : rank.running) {
-      sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
+    if (deployment_.speculation.tokens > 0) {
+      for (Sequence& sequence : rank.running)
+        sequence.drafts = sequence.decoding() ? deployment_.speculation.tokens : 0;
     }
     plan_rank(rank, turn);
     any = any || !rank.plan.empty();
@@ -338,8 +340,10 @@ bool Instance::plan_step() {
   return plan_turn(Turn::prefill) || plan_turn(Turn::decode);
 }
 
-// Adds a sequence's next tokens to the step: attention work and trace rows.
-void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32_t index) {
+// Adds a sequence's next tokens to the step: attention work and trace rows. This and what ends a
+// step is done for each sequence of each step, where calls would be a third of the time.
+[[gnu::always_inline]] inline void Instance::compute(const Sequence& sequence, std::int32_t tokens,
+                                                     std::int32_t index) {
   RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
   step.sequences.push_back({tokens, sequence.computed, sequence.decoding() && tokens > 1});
   step.tokens += tokens;
@@ -350,11 +354,7 @@ void Instance::compute(const Sequence& sequence, std::int32_t tokens, std::int32
   } else {
     summary_.prefill_tokens += tokens;
   }
-  if (sampler_ != nullptr) {
-    if (tokens == 1)
-      decode_places_.push_back(std::max(0, sequence.computed - sequence.prompt_tokens));
-    return;
-  }
+  if (sampler_ != nullptr) return;
   // After a preemption generated tokens are prefilled again, but their rows stay those of decode.
   const Binding& binding = requests_[sequence.request].binding;
   const std::int32_t of_prompt = std::clamp(sequence.prompt_tokens - sequence.computed, 0, tokens);
@@ -388,8 +388,24 @@ void Instance::admit(Rank& rank, Sequence& sequence) {
     summary_.prefix_of_lower[t] += request.loaded_of_lower[t];
 }
 
+// What apply_plan() does for a sampled step in which every running sequence computes one token: all
+// that differs are contexts and blocks.
+void Instance::compute_one_each(Rank& rank, std::int32_t index) {
+  RankStep& step = batch_.ranks[static_cast<std::size_t>(index)];
+  step.sequences.resize(rank.running.size());
+  auto work = step.sequences.begin();
+  for (Sequence& sequence : rank.running) {
+    *work++ = {1, sequence.computed};
+    rank.kv.grow(sequence, sequence.computed + 1);
+  }
+  const auto sequences = static_cast<std::int32_t>(rank.running.size());
+  step.tokens = step.sampled = sequences;
+  summary_.decode_tokens += sequences;
+}
+
 void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
+  if (rank.plan.one_each && sampler_ != nullptr) return compute_one_each(rank, index);
   for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
     write_back(rank, rank.running.size() - 1);
     Sequence sequence = rank.running.back();
@@ -465,15 +481,31 @@ void Instance::pad_to_graph() {
   }
 }
 
+// Tokens that were generated before each single token of the step, in its order.
+std::span<const std::int32_t> Instance::decode_places() {
+  if (!decode_places_.empty()) return decode_places_;
+  for (std::size_t r = 0; r < ranks_.size(); ++r) {
+    if (batch_.ranks[r].dummy) decode_places_.push_back(0);
+    const Rank& rank = ranks_[r];
+    for (std::size_t i = 0; i < rank.running.size(); ++i) {
+      const Sequence& sequence = rank.running[i];
+      if (rank.plan.running_tokens[i] == 1)
+        decode_places_.push_back(std::max(0, sequence.computed - sequence.prompt_tokens));
+    }
+  }
+  return decode_places_;
+}
+
 // What the step costs, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
     StepSampler::Coins coins;
+    const DecodePlaces places = [this] { return decode_places(); };
     const auto draw = [&](const StepBatch& part) -> const StepSample& {
-      return sampler_->draw(summary_.rule, part, decode_places_, coins);
+      return sampler_->draw(summary_.rule, part, places, coins);
     };
     model_.price(batch_, draw, cost_);
-    sampler_->step_priced(summary_.rule, batch_, decode_places_, cost_.total);
+    sampler_->step_priced(summary_.rule, batch_, places, cost_.total);
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
@@ -515,10 +547,7 @@ std::optional<Seconds> Instance::begin_step(Time now) {
     // An idle rank runs one token, so that the collectives complete [vLLM].
     step = {{{1, 0}}, 1, 0, 0, true};
     ++summary_.dummy_ranks;
-    if (sampler_ != nullptr) {
-      decode_places_.push_back(0);
-      continue;
-    }
+    if (sampler_ != nullptr) continue;
     batch_.rows.push_back(rows_.dummy(index));
     request_of_range_.push_back(StepSeen::no_request);
   }
@@ -580,23 +609,49 @@ Seconds Instance::recover(const Outage& outage, Time now) {
   return layout_.recover(outage, now);
 }
 
+// The first and the last of a request's tokens of this step, where they are such.
+void Instance::note_milestones(std::uint32_t request, std::int32_t tokens, bool starts,
+                               bool finished) {
+  if (tokens == 1 || !finished) {
+    milestones_.push_back({request, starts, finished});
+  } else {
+    if (starts) milestones_.push_back({request, true, false});
+    milestones_.push_back({request, false, true});
+  }
+}
+
+// Tokens that came so long after those before them.
+[[gnu::always_inline]] inline void Instance::note_gap(Duration length, std::int32_t tokens) {
+  if (tokens == 0) return;
+  const auto more = static_cast<std::uint32_t>(tokens);
+  if (!gaps_.empty() && gaps_.back().length == length) {
+    gaps_.back().tokens += more;
+  } else {
+    gaps_.push_back({length, more});
+  }
+}
+
 // A step has computed all that was due of a sequence: its next token is known and, if it verified
 // drafts, those that hold before it. What was computed of the others is dropped. Answers whether it
 // runs no more.
-bool Instance::emit(Rank& rank, std::size_t place, Time now) {
+[[gnu::always_inline]] inline bool Instance::emit(Rank& rank, std::size_t place, Time now) {
   Sequence& sequence = rank.running[place];
   Progress& progress = rank.progress[place];
   const std::int32_t drafts = -sequence.due();
   const std::int32_t known = 1 + (drafts > 0 ? speculation_.accept(drafts) : 0);
   const std::int32_t tokens = std::min(known, progress.output_tokens - progress.generated);
+  const bool starts = progress.generated == 0;
+  const bool shows_first = progress.generated < std::max(1, deployment_.api_server.first_chunk);
+  progress.generated += tokens;
+  const bool finished = progress.generated == progress.output_tokens;
   // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
-  const Duration gap = (now - progress.last_token) / tokens;
+  note_gap(tokens == 1 ? now - progress.last_token : (now - progress.last_token) / tokens,
+           tokens - (starts ? 1 : 0));
   progress.last_token = now;
-  for (std::int32_t i = 0; i < tokens; ++i) {
-    const bool first = ++progress.generated == 1;
-    const bool last = progress.generated == progress.output_tokens;
-    emitted_.push_back({sequence.request, first, last, first ? Duration{} : gap});
-    if (progress.generated > std::max(1, deployment_.api_server.first_chunk)) continue;
+  emitted_ += tokens;
+  if (starts || finished || deployment_.prefill_only)
+    note_milestones(sequence.request, tokens, starts, finished);
+  if (shows_first) {
     requests_[sequence.request].first_token = now;
     write_back(rank, place);
   }
@@ -606,18 +661,61 @@ bool Instance::emit(Rank& rank, std::size_t place, Time now) {
     sequence.computed = sequence.tokens - 1;
     rank.kv.shrink(sequence);
   }
-  const bool finished = progress.generated == progress.output_tokens;
   if (!finished && !deployment_.prefill_only) return false;
+  leave(rank, place, finished);
+  return true;
+}
+
+// A request runs no more: it has finished, or goes on in another pool.
+void Instance::leave(Rank& rank, std::size_t place, bool finished) {
   write_back(rank, place);
-  RequestRecord& request = requests_[sequence.request];
-  request.state = finished ? RequestRecord::State::finished : RequestRecord::State::waiting;
+  Sequence& sequence = rank.running[place];
+  requests_[sequence.request].state =
+      finished ? RequestRecord::State::finished : RequestRecord::State::waiting;
   rank.kv_tokens -= sequence.tokens;
   if (finished) {
     rank.kv.finish(sequence);
   } else {
     rank.sending.push_back(sequence);
   }
-  return true;
+}
+
+// As emit() does, for every sequence of a rank of which none starts, finishes or was abandoned.
+void Instance::emit_one_each(Rank& rank, Time now) {
+  const auto sequences = static_cast<std::int32_t>(rank.running.size());
+  if (sequences > 0) note_gap(now - rank.progress.front().last_token, sequences);
+  for (Sequence& sequence : rank.running) {
+    ++sequence.computed;
+    ++sequence.tokens;
+  }
+  for (Progress& progress : rank.progress) {
+    progress.last_token = now;
+    ++progress.generated;
+  }
+  emitted_ += sequences;
+  rank.kv_tokens += sequences;
+  --rank.steps_left;
+}
+
+// Looks at each sequence of a rank as a step ends.
+void Instance::end_each(Rank& rank, Time now) {
+  const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
+  const std::int32_t shown = std::max(1, deployment_.api_server.first_chunk);
+  rank.steady = deployment_.speculation.tokens == 0 && !deployment_.prefill_only;
+  rank.steps_left = std::numeric_limits<std::int32_t>::max();
+  erase_running(rank, [&](std::size_t place) {
+    Sequence& sequence = rank.running[place];
+    sequence.computed += tokens[place];
+    const Progress& progress = rank.progress[place];
+    const bool emits = tokens[place] > 0 && sequence.due() <= 0 && !progress.abandoned;
+    if (emits && emit(rank, place, now)) {
+      ++rank.finished;
+      return true;
+    }
+    rank.steady = rank.steady && emits && progress.generated >= shown;
+    rank.steps_left = std::min(rank.steps_left, progress.output_tokens - progress.generated);
+    return false;
+  });
 }
 
 StepRecord Instance::end_step(Time now) {
@@ -625,22 +723,21 @@ StepRecord Instance::end_step(Time now) {
   busy_until_ = now;
   stepping_ = false;
   layout_.switch_arrived();
-  emitted_.clear();
+  emitted_ = 0;
+  milestones_.clear();
+  gaps_.clear();
   for (Rank& rank : ranks_) {
     rank.kv.store(now);
-    const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
-    erase_running(rank, [&](std::size_t place) {
-      Sequence& sequence = rank.running[place];
-      sequence.computed += tokens[place];
-      const bool computed = tokens[place] > 0 && sequence.due() <= 0;
-      const bool leaves = computed && !rank.progress[place].abandoned && emit(rank, place, now);
-      rank.finished += leaves ? 1 : 0;
-      return leaves;
-    });
+    if (rank.plan.one_each && rank.steps_left > 1 && !rank.abandoned) {
+      emit_one_each(rank, now);
+    } else {
+      end_each(rank, now);
+    }
   }
   drop_abandoned();
-  return {number_,  summary_,     cost_, batch_, model_.tokens_of_expert(), speculation_.tally(),
-          emitted_, used_blocks()};
+  return {
+      number_,  summary_,    cost_, batch_,       model_.tokens_of_expert(), speculation_.tally(),
+      emitted_, milestones_, gaps_, used_blocks()};
 }
 
 bool Instance::sent(std::uint32_t id) {

@@ -127,6 +127,10 @@ class Instance {
     std::int64_t waiting_blocks = 0;
     std::vector<RankRequest> shown{};
     StepPlan plan{};
+    // Whether each that runs has just emitted a token that was not its first, and takes one token a
+    // step until the first of them finishes, so many steps from now.
+    bool steady = false;
+    std::int32_t steps_left = 0;
     // Whether the plan would hold more tokens if the expert buffers did.
     bool cut_by_buffers = false;
     // Whether a request on this rank was abandoned.
@@ -160,10 +164,17 @@ class Instance {
   Time move_blocks(Time now);
   void stretch_by_loads(Time now);
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
+  void compute_one_each(Rank& rank, std::int32_t index);
   void classify_step();
   void pad_to_graph();
+  std::span<const std::int32_t> decode_places();
   void price_step(Time now);
   bool emit(Rank& rank, std::size_t place, Time now);
+  void note_milestones(std::uint32_t request, std::int32_t tokens, bool starts, bool finished);
+  void note_gap(Duration length, std::int32_t tokens);
+  void leave(Rank& rank, std::size_t place, bool finished);
+  void emit_one_each(Rank& rank, Time now);
+  void end_each(Rank& rank, Time now);
   void write_back(const Rank& rank, std::size_t place);
   void drop_abandoned();
   void drop_requests_of(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
@@ -184,7 +195,10 @@ class Instance {
   StepBatch batch_;
   StepCost cost_;
   StepSummary summary_;
-  std::vector<EmittedToken> emitted_;
+  // Of the step that ended.
+  std::int64_t emitted_ = 0;
+  std::vector<Milestone> milestones_;
+  std::vector<TokenGap> gaps_;
   ExpertLayout layout_;
   std::int32_t decodes_since_received_ = 0, held_back_ = 0;
   Time busy_until_{};
@@ -192,7 +206,7 @@ class Instance {
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
   std::vector<std::int32_t> running_of_topic_;   // if the scheduler reorders
   std::vector<Sequence> ordered_;
-  std::vector<std::int32_t> decode_places_;  // tokens generated before; of a sampled step
+  std::vector<std::int32_t> decode_places_;  // of the step, once they are asked for
 };
 
 }  // namespace moesim

@@ -323,7 +323,7 @@ class Simulation {
     const StepRecord record = ended.instance.end_step(queue_.now());
     pool.measurement.step_ended(record, requests_, queue_.now());
     for (RunObserver* observer : observers_) observer->step_ended(record, queue_.now());
-    for (const EmittedToken& token : record.tokens) {
+    for (const Milestone& token : record.milestones) {
       if (token.first) {
         for (RunObserver* observer : observers_)
           observer->first_token(token.request, requests_[token.request]);

@@ -24,11 +24,11 @@ SpotChecks::SpotChecks(const Deployment& deployment)
             deployment.seed ^ fnv1a("spot checks"), deployment.binding),
       model_(step_model(deployment)) {}
 
-void SpotChecks::step(StepKind rule, const StepBatch& batch, std::span<const std::int32_t> places,
+void SpotChecks::step(StepKind rule, const StepBatch& batch, const DecodePlaces& places,
                       Seconds sampled) {
   const std::uint64_t weight = stands_for(++steps_);
   if (weight == 0) return;
-  checks_.push_back({static_cast<double>(weight), sampled, price(rule, batch, places)});
+  checks_.push_back({static_cast<double>(weight), sampled, price(rule, batch, places())});
 }
 
 SpotChecks::Answer SpotChecks::answer() const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -10,6 +11,10 @@
 #include "traces/trace_rows.hpp"
 
 namespace moesim {
+
+/// Asks a step for the tokens that its requests with one new token have generated before, in order.
+/// Most steps are not asked.
+using DecodePlaces = std::function<std::span<const std::int32_t>()>;
 
 /// Steps of a sampled run that are priced exactly beside it, token by token, on rows of recordings
 /// drawn afresh: how far samples are off, in this run, in its own mix of steps. From the
@@ -22,7 +27,7 @@ class SpotChecks {
 
   /// A step that took `sampled` by its sample. `places`: tokens that requests with one new token
   /// have generated before, in their order.
-  void step(StepKind rule, const StepBatch&, std::span<const std::int32_t> places, Seconds sampled);
+  void step(StepKind rule, const StepBatch&, const DecodePlaces& places, Seconds sampled);
   struct Answer {
     std::int64_t checks = 0;
     /// By how much samples make the run's steps longer than they are, by the ratio of sums, and the

@@ -43,7 +43,7 @@ SampledStats StepSampler::stats() const {
 }
 
 const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
-                                    std::span<const std::int32_t> places, Coins& coins) {
+                                    const DecodePlaces& places, Coins& coins) {
   std::int64_t decode = 0, prefill = 0, most = 0, prompts = 0;
   for (const RankStep& rank : batch.ranks) {
     const std::int64_t before = prefill;
@@ -63,7 +63,7 @@ const StepSample& StepSampler::draw(StepKind rule, const StepBatch& batch,
   const std::size_t which = rng_.below(wanted);
   if (which < samples.size()) return *samples[which];
   const auto prompt_tokens = prefill / std::max<std::int64_t>(1, prompts);
-  samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places));
+  samples.push_back(&price(key, static_cast<std::int32_t>(prompt_tokens), places()));
   return *samples.back();
 }
 

@@ -42,13 +42,12 @@ class StepSampler {
     std::optional<double> decode, most, others;
   };
 
-  /// A step like this one, or a micro-batch of one; good as long as the sampler. `places`: tokens
-  /// that requests in decode have generated before; without any, the single tokens of the batch
-  /// (prompts that micro-batches cut) are taken to be first ones.
-  const StepSample& draw(StepKind rule, const StepBatch&, std::span<const std::int32_t> places,
-                         Coins&);
+  /// A step like this one, or a micro-batch of one; good as long as the sampler. `places` is asked
+  /// for what a new sample needs; without any, the single tokens of the batch (prompts that
+  /// micro-batches cut) are taken to be first ones.
+  const StepSample& draw(StepKind rule, const StepBatch&, const DecodePlaces& places, Coins&);
   /// A step of the run has been priced by samples: it may be checked.
-  void step_priced(StepKind rule, const StepBatch& batch, std::span<const std::int32_t> places,
+  void step_priced(StepKind rule, const StepBatch& batch, const DecodePlaces& places,
                    Seconds time) {
     if (checks_) checks_->step(rule, batch, places, time);
   }

@@ -60,12 +60,17 @@ struct SpeculationTally {
   }
 };
 
-/// A token that a step emitted.
-struct EmittedToken {
+/// A token after which something becomes of its request: the first, the last, and each that a pool
+/// for prefill emits.
+struct Milestone {
   std::uint32_t request;
   bool first, last;
-  /// Time since the request's previous token; zero for the first.
-  Duration gap;
+};
+
+/// Tokens that came so long after the previous one of their request.
+struct TokenGap {
+  Duration length;
+  std::uint32_t tokens;
 };
 
 /// One step of an EP group when it has ended: all that measurement and observers see of it. What it
@@ -78,7 +83,11 @@ struct StepRecord {
   /// [MoE layers, experts]; empty where a sample stands for the step's layers.
   std::span<const std::int32_t> tokens_of_expert;
   const SpeculationTally& speculation;
-  std::span<const EmittedToken> tokens;
+  /// Tokens that the step emitted.
+  std::int64_t tokens = 0;
+  std::span<const Milestone> milestones;
+  /// Of all tokens but first ones, in order; equal ones that follow each other are one.
+  std::span<const TokenGap> gaps;
   /// KV blocks held over all ranks when what left with the step has freed its own.
   std::int64_t kv_blocks_held = 0;
 };

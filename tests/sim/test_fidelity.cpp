@@ -96,7 +96,8 @@ TEST_CASE("a check tells what a sample's step is off by") {
     rank.sequences.assign(4, {1, 100});
     rank.tokens = rank.sampled = 4;
   }
-  const std::vector<std::int32_t> places(16);
+  const std::vector<std::int32_t> single(16);
+  const DecodePlaces places = [&] { return std::span(single); };
   const auto error = [&](Seconds time) {
     SpotChecks checks(e.decode());
     for (int i = 0; i < 64; ++i) checks.step(StepKind::decode, batch, places, time);
@@ -116,7 +117,8 @@ TEST_CASE("a sampled run is the same on every call") {
 TEST_CASE("sizes between two on the grid take either, so that the mean comes out") {
   const Experiment e = load_tiny(Json::object());
   StepSampler sampler(e.decode());
-  const std::vector<std::int32_t> places{0, 1, 2, 3};
+  const std::vector<std::int32_t> first_four{0, 1, 2, 3};
+  const DecodePlaces places = [&] { return std::span(first_four); };
   StepBatch batch;
   batch.ranks.resize(4);
   // 4 x 9 = 36 decode tokens: between 36 = 32 + 4 and 40 on the grid 32, 36, 40, .. it is exact;
@@ -178,7 +180,8 @@ TEST_CASE("of a large sample some layers are priced and stand for the others") {
   const Experiment e = load_tiny(
       {{"model", {{"layers", Json::array({{{"repeat", 20}, {"pattern", {{{"ffn", "moe"}}}}}})}}}});
   StepSampler sampler(e.decode());
-  const std::vector<std::int32_t> places{0, 1, 2, 3};
+  const std::vector<std::int32_t> first_four{0, 1, 2, 3};
+  const DecodePlaces places = [&] { return std::span(first_four); };
   StepBatch batch;
   batch.ranks.resize(4);
   // On the grid, and of 2,048 tokens 8 layers are priced.

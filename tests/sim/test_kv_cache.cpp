@@ -329,7 +329,7 @@ TEST_CASE("what a plan finds and takes on paper is what the cache then does, ove
       const bool fits = plan.wanted(sequence, tokens) <= plan.free_blocks();
       const std::int64_t left = plan.free_blocks() - plan.wanted(sequence, tokens);
       if (fits) {
-        plan.grow(sequence, tokens);
+        plan.grow(sequence, tokens, plan.wanted(sequence, tokens));
         REQUIRE(plan.free_blocks() == left);
       }
       given.push_back(fits ? tokens : 0);

@@ -98,7 +98,7 @@ TEST_CASE("blocks of who leaves are free when the step ends, and none is lost") 
         REQUIRE(instance.used_blocks() == held);
       }
       now += to_duration(*length);
-      for (const EmittedToken& token : instance.end_step(now).tokens) {
+      for (const Milestone& token : instance.end_step(now).milestones) {
         REQUIRE_FALSE(requests[token.request].abandoned());
       }
       REQUIRE(instance.used_blocks() <= instance.total_blocks());

@@ -208,6 +208,35 @@ TEST_CASE("prefill_first lets what a prefill pool has computed join the batch th
   CHECK(again.admitted_tokens == std::vector<std::int32_t>{10});
 }
 
+TEST_CASE("knowing that every sequence needs one token saves looks, and changes no plan") {
+  Rng rng(1, "test/one token each");
+  int saved = 0;
+  for (int round = 0; round < 2000; ++round) {
+    std::vector<Sequence> running, waiting;
+    for (std::uint64_t i = rng.below(8); i > 0; --i) {
+      const auto computed = static_cast<std::int32_t>(1 + rng.below(100));
+      running.push_back({0, computed + 1, computed, 1, (computed + 15) / 16});
+    }
+    if (rng.below(4) == 0) waiting.push_back({9, 20, 0, 20, 0});
+    const auto free_blocks = static_cast<std::int64_t>(rng.below(12));
+    const auto s =
+        scheduler(rng.below(2) == 0 ? "chunked_prefill" : "prefill_first",
+                  static_cast<int>(4 + rng.below(6)), static_cast<int>(4 + rng.below(6)));
+    for (const Turn turn : {Turn::prefill, Turn::decode}) {
+      StepPlan looked, known;
+      RankView rank{running, waiting, free_blocks, layout};
+      s->plan(rank, turn, looked);
+      rank.needs_one_each = true;
+      s->plan(rank, turn, known);
+      CHECK(known.running_tokens == looked.running_tokens);
+      CHECK(known.admitted_tokens == looked.admitted_tokens);
+      CHECK(known.preempted == looked.preempted);
+      saved += known.one_each ? 1 : 0;
+    }
+  }
+  CHECK(saved > 500);
+}
+
 TEST_CASE("routers choose by load, ties by lowest rank") {
   const std::vector<RankLoad> ranks{{500, 0, 3, 0}, {200, 4, 2, 1}, {200, 0, 5, 2}};
   const auto pick = [&](const char* name) {

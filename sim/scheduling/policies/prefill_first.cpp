@@ -35,6 +35,7 @@ class PrefillFirst final : public LimitedScheduler {
   void plan(const RankView& rank, Turn turn, StepPlan& plan) const override {
     plan.clear();
     if (turn == Turn::decode) {
+      if (plan_one_each(rank, decode_limits_, plan)) return;
       Leftover left = plan_running(rank, decode_limits_, OutOfBlocks::gives_up, decodes, plan);
       admit_first(rank, decode_limits_, decodes, left, plan);
       return;
