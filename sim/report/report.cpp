@@ -974,6 +974,11 @@ const std::vector<Field<OutageStats>>& fields_of(const OutageStats*) {
       FieldTable<S>()
           .merge(&S::outage)
           .add("gpu_seconds_down", &S::gpu_seconds_down, "its GPUs times the time away", "s", less)
+          .add_if_any("kv_blocks_given_up", &S::kv_blocks,
+                      "KV blocks that all ranks which are up gave up for experts", "", less)
+          .add_if_any("kv_given_up_seconds", &S::kv_seconds, "until the blocks held KV again", "s",
+                      less)
+          .add_if_any("requests_preempted", &S::preempted, "that held these blocks", "", less)
           .add_if_any("instance", &S::instance, "the EP group, where there are several");
   return rows;
 }

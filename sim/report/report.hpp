@@ -366,6 +366,9 @@ struct CoverageStats {
 struct OutageStats {
   OutageRecord outage;
   double gpu_seconds_down = 0;
+  std::optional<std::int64_t> kv_blocks;  ///< given up for experts, as the next two, if any were
+  std::optional<std::int64_t> preempted;
+  std::optional<double> kv_seconds;
   std::optional<int> instance;  ///< where there are several
 };
 

@@ -730,9 +730,14 @@ std::vector<OutageStats> failures_of(const PoolRun& pool, Time now) {
   std::vector<OutageStats> failures;
   for (const InstanceRun& instance : pool.instances) {
     for (const OutageRecord& outage : instance.outages) {
-      OutageStats& stats = failures.emplace_back(OutageStats{outage, 0, {}});
-      stats.gpu_seconds_down = to_seconds(outage.recovered.value_or(now) - outage.at).count() *
-                               double(outage.gpus.size());
+      OutageStats& stats = failures.emplace_back(OutageStats{.outage = outage});
+      const double away = to_seconds(outage.recovered.value_or(now) - outage.at).count();
+      stats.gpu_seconds_down = away * double(outage.gpus.size());
+      if (outage.kv_blocks > 0) {
+        stats.kv_blocks = outage.kv_blocks;
+        stats.kv_seconds = away;
+        stats.preempted = outage.preempted;
+      }
       if (pool.instances.size() > 1) stats.instance = instance.number;
     }
   }

@@ -261,10 +261,7 @@ class Simulation {
     }
     const Patience patience = load_.workload.patience.draw(patience_rng_);
     Pool& first = *pools_.front();
-    const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
-      return pool->groups.front()->instance.can_ever_hold(request);
-    });
-    if (fits) {
+    if (fits(request)) {
       await(id, patience);
       first.frontend.arrive(id, queue_.now());
     } else {
@@ -273,6 +270,12 @@ class Simulation {
     }
     schedule_arrival();
     first.changed = true;
+  }
+
+  // Whether every group could hold it: routers do not look for one that can.
+  bool fits(const RequestRecord& request) const {
+    return std::ranges::all_of(
+        groups_, [&](const Group* group) { return group->instance.can_ever_hold(request); });
   }
 
   std::uint8_t class_of(const std::optional<SessionTurn>& turn) {
@@ -302,16 +305,29 @@ class Simulation {
     request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
                                                          : RequestRecord::State::timed_out;
     request.abandoned_at = queue_.now();
-    const bool waited = std::ranges::any_of(
-        pools_, [&](const auto& pool) { return pool->frontend.withdraw(client.request); });
-    if (!waited) group(request.instance).instance.abandon(client.request);
-    for (const auto& pool : pools_) {
-      pool->frontend.left(client.request, queue_.now());
-      pool->measurement.request_abandoned();
-    }
-    request_left(client.request);
+    for (const auto& pool : pools_) pool->measurement.request_abandoned();
+    drop(client.request);
+  }
+
+  // An open request gets no further token.
+  void drop(std::uint32_t id) {
+    const bool waited =
+        std::ranges::any_of(pools_, [&](const auto& pool) { return pool->frontend.withdraw(id); });
+    if (!waited) group(requests_[id].instance).instance.abandon(id);
+    for (const auto& pool : pools_) pool->frontend.left(id, queue_.now());
+    request_left(id);
     schedule_arrival();
     for (const auto& pool : pools_) pool->changed = true;
+  }
+
+  // An outage has left KV caches less room than some requests need.
+  void reject_what_fits_no_more() {
+    for (std::uint32_t id = 0; id < static_cast<std::uint32_t>(requests_.size()); ++id) {
+      if (!requests_.has(id) || !requests_[id].open() || fits(requests_[id])) continue;
+      ended_ = queue_.now();
+      requests_[id].state = RequestRecord::State::rejected;
+      drop(id);
+    }
   }
 
   void handle(const StepEnds& step) {
@@ -372,7 +388,7 @@ class Simulation {
     // If the rank has stopped on the way, the decode pool computes the prompt again.
     request.kv_arrived = group(request.instance).instance.sent(kv.request);
     prefill.frontend.left(kv.request, queue_.now());
-    if (!request.abandoned()) {
+    if (!request.left()) {
       request.routing = {};
       decode.frontend.arrive(kv.request, queue_.now());
     }
@@ -420,6 +436,7 @@ class Simulation {
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
     for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id, queue_.now());
+    reject_what_fits_no_more();
     pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
       queue_.schedule(queue_.now() + *outage.recovers_after,
