@@ -351,6 +351,13 @@ struct SpeculationStats {
   double draft_seconds = 0, draft_share = 0;
 };
 
+/// Of a request router that takes time.
+struct RouterStats {
+  double decision_us = 0, most_per_second = 0;
+  std::int64_t decisions = 0;
+  double busy_share = 0, mean_wait_ms = 0;
+};
+
 /// Of a run whose steps are drawn from samples.
 struct SampledStats {
   std::int64_t samples = 0, spot_checks = 0;
@@ -386,6 +393,7 @@ struct PoolStats {
   KvStats kv;
   Named<TierStats> tiers;
   std::optional<SpeculationStats> speculative;
+  std::optional<RouterStats> request_router;
   std::optional<SampledStats> sampled;
   Named<CoverageStats> routing_coverage;
   RebalancingLog rebalancing;

@@ -469,6 +469,13 @@ void Instance::pad_to_graph() {
   }
 }
 
+// Where a config has no kernels but two terms, the parts of a step keep their shares of it.
+void Instance::take_two_terms() {
+  if (!deployment_.two_term) return;
+  const auto up = std::ranges::count(ranks_, false, &Rank::down);
+  scale_times(cost_, deployment_.two_term->of(batch_, up) / cost_.total);
+}
+
 // What the step costs, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
@@ -478,11 +485,13 @@ void Instance::price_step(Time now) {
     };
     model_.price(batch_, draw, cost_);
     sampler_->step_priced(summary_.rule, batch_, decode_places_, cost_.total);
+    take_two_terms();
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
     speculation_.clear_tally();
     speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
+    take_two_terms();
     layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
   }
 }

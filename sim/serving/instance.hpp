@@ -163,6 +163,7 @@ class Instance {
   void compute(const Sequence& sequence, std::int32_t tokens, std::int32_t rank);
   void classify_step();
   void pad_to_graph();
+  void take_two_terms();
   void price_step(Time now);
   bool emit(Rank& rank, std::size_t place, Time now);
   void write_back(const Rank& rank, std::size_t place);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -62,7 +63,7 @@ struct Pool {
   }
   // As the last event leaves it.
   PoolRun run(Time now) {
-    PoolRun run{deployment, measurement, {}, {}, {}};
+    PoolRun run{deployment, measurement, router, {}, {}, {}};
     if (sampler) run.sampled = sampler->stats();
     for (const PoolTiers::Site& site : tiers.sites())
       run.tiers.push_back(
@@ -79,6 +80,8 @@ struct Pool {
   PoolTiers tiers;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
+  Time router_idle{};  // from when on the router is free
+  RouterTally router{};
   Measurement measurement;
   bool changed = false;  // something happened at this moment
 };
@@ -208,6 +211,7 @@ class Simulation {
   std::optional<EventSeen> seen_as(const OutageEnds& ends) const {
     return EventSeen{{}, "outage_ends", {}, ends.instance};
   }
+  std::optional<EventSeen> seen_as(const RouterDecides&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const KvArrives& kv) const {
     return EventSeen{{}, "kv_arrives", kv.request, {}};
@@ -263,13 +267,35 @@ class Simulation {
     Pool& first = *pools_.front();
     if (fits(request)) {
       await(id, patience);
-      first.frontend.arrive(id, queue_.now());
+      to_router(0, id);
     } else {
       request.state = RequestRecord::State::rejected;
       request_left(id);
     }
     schedule_arrival();
     first.changed = true;
+  }
+
+  // A router that takes time sees requests one after the other.
+  void to_router(std::size_t pool_number, std::uint32_t id) {
+    Pool& pool = *pools_[pool_number];
+    const Seconds each = pool.deployment.charges.request_routing;
+    if (each == Seconds{}) {
+      pool.frontend.arrive(id, queue_.now());
+      return;
+    }
+    pool.router_idle = end_of(each, "a router's queue", std::max(pool.router_idle, queue_.now()));
+    ++pool.router.decisions;
+    pool.router.waited += pool.router_idle - queue_.now();
+    at_router_.insert(id);
+    queue_.schedule(pool.router_idle, RouterDecides{static_cast<int>(pool_number), id});
+  }
+
+  void handle(const RouterDecides& decision) {
+    if (at_router_.erase(decision.request) == 0) return;
+    Pool& pool = *pools_[static_cast<std::size_t>(decision.pool)];
+    pool.frontend.arrive(decision.request, queue_.now());
+    pool.changed = true;
   }
 
   // Whether every group could hold it: routers do not look for one that can.
@@ -312,6 +338,7 @@ class Simulation {
   // An open request gets no further token.
   void drop(std::uint32_t id) {
     const bool waited =
+        at_router_.erase(id) > 0 ||
         std::ranges::any_of(pools_, [&](const auto& pool) { return pool->frontend.withdraw(id); });
     if (!waited) group(requests_[id].instance).instance.abandon(id);
     for (const auto& pool : pools_) pool->frontend.left(id, queue_.now());
@@ -390,7 +417,7 @@ class Simulation {
     prefill.frontend.left(kv.request, queue_.now());
     if (!request.left()) {
       request.routing = {};
-      decode.frontend.arrive(kv.request, queue_.now());
+      to_router(pools_.size() - 1, kv.request);
     }
     decode.changed = prefill.changed = true;
   }
@@ -435,7 +462,9 @@ class Simulation {
     const Outage& outage = outages_of(hit)[begins.outage];
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
-    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id, queue_.now());
+    const auto in_pools = std::ranges::find(pools_, &pool, &std::unique_ptr<Pool>::get);
+    for (const std::uint32_t id : stopped.requests)
+      to_router(static_cast<std::size_t>(in_pools - pools_.begin()), id);
     reject_what_fits_no_more();
     pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
@@ -540,6 +569,7 @@ class Simulation {
     PoolTiers::Site* site;
   };
   std::vector<TierOfPool> tiers_;
+  std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for
   KvTransferTally transfers_;
   Rng patience_rng_, class_rng_;
   std::unordered_map<std::uint32_t, std::uint8_t> class_of_session_;
