@@ -507,6 +507,10 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   check_domain(reader, spec);
   if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
+  if (spec.two_term && spec.speculation.tokens > 0) {
+    reader.child("two_term_step")
+        .fail("two terms do not say what drafts take; leave out this or \"speculative\"");
+  }
 }
 
 // A token that leaves its GPU carries activations there and back in bf16, on the slowest link that

@@ -35,6 +35,10 @@ TEST_CASE("one request alone: known answer") {
   CHECK_THAT(breakdown["busy_seconds"].get<double>(), WithinRel(.0723, 1e-9));
   CHECK_THAT(test::refused(test::tiny_experiment({{"two_term_step", {{"b", "1 us"}}}})),
              Catch::Contains("/two_term_step: \"a\" is missing"));
+  Json drafts = set("1 ms", "0 s", "0 s");
+  drafts["speculative"] = {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}};
+  CHECK_THAT(test::refused(test::tiny_experiment(drafts)),
+             Catch::Contains("/two_term_step: two terms do not say what drafts take"));
 }
 
 TEST_CASE("whatever kernels and links would take, two terms take the same") {
