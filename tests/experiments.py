@@ -230,6 +230,10 @@ class World:
             parallel["dcp"] = parallel["tp"]
             if self.chance(0.5):
                 parallel["dcp_merge"] = self.one_of("reduce_scatter", "all_to_all")
+        if self.chance(0.1):
+            e["charges"] = {"request_routing": self.time(0.01, 5)}
+        if self.chance(0.1):
+            e["two_term_step"] = {"a": "0.2 us", "b": self.one_of("0 s", "0.1 us"), "c": self.time(0.01, 20)}
         return e
 
     def put_experts_apart(self, e):

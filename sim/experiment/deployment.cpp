@@ -82,6 +82,7 @@ Deployment deploy(const PoolSpec& spec, const Traces& traces) {
   e.memory = memory_budget(e);
   if (e.parallel.afd()) e.ffn_memory = ffn_memory_budget(e);
   check_tiers(e);
+  check_outages(e);
   e.request_router = e.request_routing.make(router_context(e));
   return e;
 }

@@ -10,6 +10,7 @@
 #include "hardware/at.hpp"
 #include "sim/experiment/deployment.hpp"
 #include "sim/experiment/does_not_fit.hpp"
+#include "sim/placement/live_ranks.hpp"
 
 namespace moesim {
 
@@ -152,6 +153,39 @@ MemoryBudget ffn_memory_budget(const Deployment& e) {
   MemoryBudget memory = budget(e, all ? 1 : e.kv_cache.gpu_memory_utilization, GpuRole::ffn);
   check_memory(e.node, memory, GpuRole::ffn);
   return memory;
+}
+
+std::int64_t kv_blocks_for_experts(const Deployment& e, std::ptrdiff_t live) {
+  if (live == 0 || e.model.experts == 0) return 0;
+  const int room = e.placement_problem.slots_per_gpu + e.rebalancer()->free_slots();
+  const int missing = slots_on_live(e.placement_problem, live) - room;
+  if (missing <= 0) return 0;
+  const bool moe_module = e.speculation.has_module() && e.model.layers.back().moe;
+  const Bytes experts = expert_bytes(e.model, e.parallel, e.precision) *
+                        double(missing * (e.model.moe_layers() + (moe_module ? 1 : 0)));
+  return static_cast<std::int64_t>(std::ceil(experts / e.kv_layout.block));
+}
+
+void check_outages(const Deployment& e) {
+  for (const Outage& outage : e.failures.outages) {
+    std::vector<char> live(at(e.parallel.ep), 1);
+    for (const Outage& other : e.failures.outages) {
+      const bool lasts = !other.recovers_after || other.at + *other.recovers_after > outage.at;
+      if (other.instance != outage.instance || other.at > outage.at || !lasts) continue;
+      for (const int rank : other.ep_ranks) live[at(rank)] = 0;
+    }
+    const auto ranks = std::ranges::count(live, 1);
+    const std::int64_t needed = kv_blocks_for_experts(e, ranks);
+    if (needed < e.memory.kv_blocks) continue;
+    throw DoesNotFit(fmt::format(
+        "{}:{}/failures: without {} {} slots are left for {} experts, and each rank would give up "
+        "{} KV blocks for the others but has {}; use a replication of at least {:.3g}, more GPUs "
+        "or "
+        "a narrower precision",
+        e.node.file().string(), e.node.pointer(), outage.what,
+        ranks * e.placement_problem.slots_per_gpu, e.model.experts, needed, e.memory.kv_blocks,
+        double(e.parallel.ep) / double(ranks)));
+  }
 }
 
 int ranks_of_tier(const Deployment& e, const KvTierPlan& tier) {

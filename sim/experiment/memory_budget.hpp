@@ -35,6 +35,13 @@ MemoryBudget memory_budget(const Deployment&);
 /// holds no blocks. Throws DoesNotFit if weights and buffers take more than there is.
 MemoryBudget ffn_memory_budget(const Deployment&);
 
+/// KV blocks that each rank gives up while so many of its EP ranks are live: for the slots that all
+/// experts need there and the budget has no room for. 0 where its slots are enough, or none is
+/// live.
+std::int64_t kv_blocks_for_experts(const Deployment&, std::ptrdiff_t live);
+/// Throws DoesNotFit if an outage takes all of a KV cache.
+void check_outages(const Deployment&);
+
 /// DP ranks that share a tier of the KV cache, where there are as many.
 int ranks_of_tier(const Deployment&, const KvTierPlan&);
 /// Blocks that a tier holds which so many ranks share. A block counts on all GPUs of its rank, as

@@ -113,6 +113,7 @@ std::span<const Key> experiment_keys() {
   static constexpr Form shared_expert = form::typed_object(shared_expert_keys);
   static constexpr Form outage = form::object(outage_keys);
   static constexpr Form outages = form::list(outage);
+  static constexpr Form two_term_step = form::object(two_term_step_keys);
   static constexpr Key keys[] = {
       {"engine", form::object(engine_keys), unset("no preset; measured kernels of any engine"),
        "engine whose defaults fill what is left out"},
@@ -127,6 +128,8 @@ std::span<const Key> experiment_keys() {
       {"rebalancing", form::policy("rebalancing", rebalancing_keys), "none", "when experts move"},
       {"request_routing", form::policy("request_routing"), "least_kv", "which rank has a request"},
       {"charges", form::object(charges_keys), "{}", "time that no kernel model gives"},
+      {"two_term_step", two_term_step, unset("kernels and links"),
+       "steps by KV tokens alone: a max L + b mean L + c"},
       {"capacity", form::policy("capacity"), "dropless", "bounds of an expert's tokens"},
       {"expert_reselection", reselection, unset("none"),
        "decode: fewer active experts, at other answers (OEA)"},
@@ -343,6 +346,8 @@ void read_policies(ConfigReader& reader, PoolSpec& spec) {
   read_placement(reader.child("placement"), spec);
   read_phases(reader, spec);
   spec.charges = read_charges(reader.child("charges"), policies.token_routing.names());
+  if (reader.has("two_term_step"))
+    spec.two_term = read_two_term_step(reader.child("two_term_step"));
   remark_on_charges(spec);
   spec.capacity = policies.capacity.make(reader.child("capacity"));
   spec.expert_memory =
@@ -502,6 +507,10 @@ void refuse_combinations(ConfigReader& reader, const PoolSpec& spec) {
   check_domain(reader, spec);
   if (spec.shared_expert.is_slot()) check_shared_slot(reader.child("shared_expert"), spec);
   if (spec.sampled) check_sampled(reader.child("fidelity"), spec);
+  if (spec.two_term && spec.speculation.tokens > 0) {
+    reader.child("two_term_step")
+        .fail("two terms do not say what drafts take; leave out this or \"speculative\"");
+  }
 }
 
 // A token that leaves its GPU carries activations there and back in bf16, on the slowest link that

@@ -19,6 +19,7 @@
 #include "sim/step/overlap.hpp"
 #include "sim/step/shared_expert.hpp"
 #include "sim/step/step_record.hpp"
+#include "sim/step/two_term.hpp"
 #include "sim/token_routing/charges.hpp"
 #include "traces/requests/request_source.hpp"
 #include "traces/trace_rows.hpp"
@@ -167,6 +168,7 @@ struct PoolSpec {
   ApiServer api_server{};
   std::vector<std::int32_t> graph_sizes{};  ///< captured batch sizes, ascending; none: eager
   Charges charges{};
+  std::optional<TwoTermStep> two_term{};  ///< what steps take, in place of kernels and links
   Overlap overlap{};
   SharedExpert shared_expert{};
   int keep_experts = 0;  ///< of a token in a decode step, whatever others choose; 0: all

@@ -32,8 +32,8 @@ struct FailurePlan {
 /// "failures": [outages], or {"events": [{"gpu": 3 | "node": 1, "at": "20 s", "recovers_after":
 /// "60 s"}], "detection": "0 s", "reload_bandwidth": "25 GB/s", "placement": placer}. Of several
 /// EP groups "instance" names one (0), and all of it where neither GPU nor node is named. Throws
-/// ConfigError if at any time no attention rank would be left, or too few slots for all experts of
-/// a group that has some.
+/// ConfigError if at any time no attention rank would be left, or none for the experts of a group
+/// that has some.
 FailurePlan read_failures(const ConfigNode&, const Registry<Placer>&, const ClusterSpec&,
                           const ParallelPlan&, const PlacementProblem&, int instances = 1);
 std::span<const Key> outage_keys();

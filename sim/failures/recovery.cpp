@@ -57,13 +57,13 @@ OutageRecord& Recovery::end(const Outage& outage, Time now) {
 }
 
 ExpertPlacement Recovery::placed_anew(std::span<const ExpertLoad> loads) const {
-  ExpertPlacement placement;
+  ExpertPlacement placement = on_survivors(whole_, live_);
   for (std::size_t layer = 0; layer < whole_.size(); ++layer) {
     const bool seen = plan_.placer && !loads.empty() &&
                       std::ranges::any_of(loads[layer], [](double tokens) { return tokens > 0; });
-    placement.push_back(
-        seen ? place_on_live(*plan_.placer, problem_, loads[layer], static_cast<int>(layer), live_)
-             : on_survivors(whole_[layer], live_));
+    if (!seen) continue;
+    placement[layer] =
+        place_on_live(*plan_.placer, problem_, loads[layer], static_cast<int>(layer), live_);
   }
   return placement;
 }

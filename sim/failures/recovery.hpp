@@ -19,6 +19,8 @@ struct OutageRecord {
   std::int64_t experts_lost = 0;  ///< (layer, expert) pairs of which no copy was left
   Bytes moved{}, reloaded{};      ///< weights: over links, from outside
   Seconds stopped{};              ///< no GPU computed: detection, movement, reloading
+  std::int64_t kv_blocks = 0;     ///< that ranks which are up gave up for experts
+  std::int64_t preempted = 0;     ///< requests whose blocks these were
   std::optional<Time> recovered{};
   Bytes moved_back{};
   Seconds stopped_again{};  ///< while experts moved back

@@ -67,6 +67,18 @@ BlockHash KvCache::name_in(std::size_t group, BlockHash hash) {
   return group == 0 ? hash : chain(hash, of_group(group));
 }
 
+void KvCache::set_aside(std::int64_t blocks) {
+  check(blocks - set_aside_ <= free_, "KV blocks are set aside that requests hold");
+  if (!caching_) free_ -= blocks - set_aside_;
+  set_aside_ = blocks;
+  if (!caching_) return;
+  while (std::ssize(aside_) < blocks) aside_.push_back(take_oldest());
+  for (; std::ssize(aside_) > blocks; aside_.pop_back()) {
+    at(aside_.back()).holders = 0;
+    insert_free(aside_.back(), ring_end);
+  }
+}
+
 CacheHit KvCache::find(std::span<const BlockHash> hashes, std::int32_t tokens) const {
   CacheHit hit{found(hashes, tokens, [&](BlockHash name) { return block_of_.contains(name); })};
   for (std::size_t g = 0; g < layout_.groups.size(); ++g) {
@@ -426,12 +438,14 @@ void KvCache::let_go(std::int32_t block) {
 }
 
 // The free list is a ring through its end, whose `newer` is the oldest.
-void KvCache::append_free(std::int32_t block) {
-  const std::int32_t newest = at(ring_end).older;
-  at(block).older = newest;
-  at(block).newer = ring_end;
-  at(newest).newer = block;
-  at(ring_end).older = block;
+void KvCache::append_free(std::int32_t block) { insert_free(block, at(ring_end).older); }
+
+void KvCache::insert_free(std::int32_t block, std::int32_t older) {
+  const std::int32_t newer = at(older).newer;
+  at(block).older = older;
+  at(block).newer = newer;
+  at(older).newer = block;
+  at(newer).older = block;
   ++free_;
 }
 

@@ -69,9 +69,15 @@ class KvCache {
   KvCache(const KvLayout&, std::int64_t blocks, bool prefix_caching, bool drops_last_hit = false,
           TierPort below = {});
 
-  std::int64_t blocks() const { return blocks_; }
+  std::int64_t blocks() const { return blocks_ - set_aside_; }
   /// Blocks that no request holds, including cached ones that can still be hit.
   std::int64_t free_blocks() const { return free_; }
+
+  /// So many blocks hold no KV from now on; of those that did not, the rest is free and empty
+  /// again. There must be enough free ones: what they are cached for is forgotten, the oldest
+  /// first.
+  void set_aside(std::int64_t blocks);
+  std::int64_t set_aside() const { return set_aside_; }
 
   /// Which of these blocks a sequence of `tokens` would find: at most (tokens - 1) / block_tokens,
   /// as it must compute its last token.
@@ -175,6 +181,7 @@ class KvCache {
   void hold(std::int32_t block);
   void let_go(std::int32_t block);
   void append_free(std::int32_t block);
+  void insert_free(std::int32_t block, std::int32_t older);
   void unlink(std::int32_t block);
   std::int64_t untouched() const { return blocks_ + 1 - std::ssize(pool_); }
   Block& at(std::int32_t block) { return pool_[static_cast<std::size_t>(block)]; }
@@ -183,13 +190,14 @@ class KvCache {
   static constexpr std::int32_t ring_end = 0;  // of the free list
 
   KvLayout layout_;
-  std::int64_t blocks_, free_;
+  std::int64_t blocks_, free_, set_aside_ = 0;
   bool caching_, drops_last_hit_;
   // [1 + blocks that were ever held] when caching, the first one the free list's end. Most of a
   // large cache is never touched: what is not here yet is free, and older than all that is.
   std::vector<Block> pool_;
   std::unordered_map<BlockHash, std::int32_t> block_of_;  // the first copy
   std::unordered_map<std::uint32_t, Holding> holdings_;
+  std::vector<std::int32_t> aside_;  // when caching
 
   // With tiers below.
   struct Load {

@@ -24,6 +24,7 @@ std::unique_ptr<Placer> make_eplb(ConfigReader& options);
 std::unique_ptr<Placer> make_eplb_distinct(ConfigReader& options);
 std::span<const Key> eplb_distinct_placement_keys();
 std::unique_ptr<Placer> make_flat(ConfigReader& options);
+std::span<const Key> flat_placement_keys();
 std::unique_ptr<Placer> make_coactivation(ConfigReader& options);
 std::span<const Key> coactivation_placement_keys();
 std::unique_ptr<Placer> make_joint(ConfigReader& options);
@@ -141,7 +142,8 @@ const Registry<Placer>& placers() {
         make_eplb},
        {"eplb_distinct", "EPLB's rules, but never two copies on a GPU; may spread them over nodes",
         make_eplb_distinct, eplb_distinct_placement_keys},
-       {"flat", "one more copy of each of the hottest experts before any gets a third", make_flat},
+       {"flat", "one more copy of each of the hottest experts before any gets a third", make_flat,
+        flat_placement_keys},
        {"coactivation", "experts that tokens pick together on one GPU, loads balanced within slack",
         make_coactivation, coactivation_placement_keys},
        {"joint", "fewest experts activated in sampled batches by exact routing, tokens even too",

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "hardware/at.hpp"
 
@@ -130,6 +133,28 @@ std::vector<std::vector<int>> balanced_apart(std::span<const int> copies,
   std::stable_sort(order.begin(), order.end(),
                    [&](int a, int b) { return share[at(a)] > share[at(b)]; });
   return deal_apart(order, share, gpus);
+}
+
+std::vector<std::vector<int>> balanced_over_domains(std::span<const int> copies,
+                                                    std::span<const double> load, int gpus,
+                                                    int domains, std::string_view policy) {
+  if (gpus % domains != 0) {
+    throw ConfigError(
+        fmt::format("{}: {} failure domains do not divide {} GPUs evenly", policy, domains, gpus));
+  }
+  std::vector<double> share(load.begin(), load.end());
+  for (std::size_t e = 0; e < share.size(); ++e) share[e] /= std::max(copies[e], 1);
+  std::vector<std::vector<int>> experts_on_gpu;
+  for (const auto& in_domain : balanced_apart(copies, load, domains)) {
+    // Still by share descending, but for experts that were moved.
+    std::vector<int> order = in_domain;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return share[at(a)] > share[at(b)]; });
+    for (auto& gpu : deal_apart(order, share, gpus / domains)) {
+      experts_on_gpu.push_back(std::move(gpu));
+    }
+  }
+  return experts_on_gpu;
 }
 
 }  // namespace moesim

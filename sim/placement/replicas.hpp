@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "sim/placement/placement.hpp"
@@ -25,5 +26,13 @@ std::vector<std::vector<int>> deal_apart(std::span<const int> copies,
 /// its load, by share descending (ties: lowest expert). Answers [GPU][experts].
 std::vector<std::vector<int>> balanced_apart(std::span<const int> copies,
                                              std::span<const double> load, int gpus);
+
+/// The same over failure domains, blocks of GPUs in order that divide them evenly: each gets at
+/// most ceil(copies / domains) of an expert, so that an expert with two copies survives the loss of
+/// any block. Copies are dealt to the blocks first, to the GPUs of each block then. Throws
+/// ConfigError, named after the `policy`, if the domains do not divide the GPUs evenly.
+std::vector<std::vector<int>> balanced_over_domains(std::span<const int> copies,
+                                                    std::span<const double> load, int gpus,
+                                                    int domains, std::string_view policy);
 
 }  // namespace moesim

@@ -816,6 +816,21 @@ const std::vector<Field<TierStats>>& fields_of(const TierStats*) {
 }
 
 // Keys as vLLM counts.
+const std::vector<Field<RouterStats>>& fields_of(const RouterStats*) {
+  using S = RouterStats;
+  static const std::vector<Field<S>> rows =
+      FieldTable<S>()
+          .add("decision_us", &S::decision_us, "time for each request", "us", less)
+          .add("most_per_second", &S::most_per_second, "requests that it can route at most", "1/s",
+               more)
+          .add("decisions", &S::decisions, "requests that it routed, over the whole run")
+          .add("busy_share", &S::busy_share, "of the whole run, it decided", "", less)
+          .add("mean_wait_ms", &S::mean_wait_ms,
+               "from a request's arrival at the router to the end of its decision; part of TTFT",
+               "ms", less);
+  return rows;
+}
+
 const std::vector<Field<SampledStats>>& fields_of(const SampledStats*) {
   using S = SampledStats;
   static const std::vector<Field<S>> rows =
@@ -974,6 +989,11 @@ const std::vector<Field<OutageStats>>& fields_of(const OutageStats*) {
       FieldTable<S>()
           .merge(&S::outage)
           .add("gpu_seconds_down", &S::gpu_seconds_down, "its GPUs times the time away", "s", less)
+          .add_if_any("kv_blocks_given_up", &S::kv_blocks,
+                      "KV blocks that all ranks which are up gave up for experts", "", less)
+          .add_if_any("kv_given_up_seconds", &S::kv_seconds, "until the blocks held KV again", "s",
+                      less)
+          .add_if_any("requests_preempted", &S::preempted, "that held these blocks", "", less)
           .add_if_any("instance", &S::instance, "the EP group, where there are several");
   return rows;
 }
@@ -1016,6 +1036,8 @@ const std::vector<Field<PoolStats>>& fields_of(const PoolStats*) {
           .add_if_any("tiers", &S::tiers, "memories below HBM that keep its blocks, whole run")
           .each("TIER")
           .add_if_any("speculative", &S::speculative, "speculative decoding, where there is any")
+          .add_if_any("request_router", &S::request_router,
+                      "the request router's own time, where \"charges\" has one")
           .add_if_any("sampled", &S::sampled,
                       "how far samples are off, where steps are drawn from them")
           .add("routing_coverage", &S::routing_coverage, "which rows of the trace the tokens took")

@@ -351,6 +351,13 @@ struct SpeculationStats {
   double draft_seconds = 0, draft_share = 0;
 };
 
+/// Of a request router that takes time.
+struct RouterStats {
+  double decision_us = 0, most_per_second = 0;
+  std::int64_t decisions = 0;
+  double busy_share = 0, mean_wait_ms = 0;
+};
+
 /// Of a run whose steps are drawn from samples.
 struct SampledStats {
   std::int64_t samples = 0, spot_checks = 0;
@@ -366,6 +373,9 @@ struct CoverageStats {
 struct OutageStats {
   OutageRecord outage;
   double gpu_seconds_down = 0;
+  std::optional<std::int64_t> kv_blocks;  ///< given up for experts, as the next two, if any were
+  std::optional<std::int64_t> preempted;
+  std::optional<double> kv_seconds;
   std::optional<int> instance;  ///< where there are several
 };
 
@@ -383,6 +393,7 @@ struct PoolStats {
   KvStats kv;
   Named<TierStats> tiers;
   std::optional<SpeculationStats> speculative;
+  std::optional<RouterStats> request_router;
   std::optional<SampledStats> sampled;
   Named<CoverageStats> routing_coverage;
   RebalancingLog rebalancing;

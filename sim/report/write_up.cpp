@@ -240,6 +240,10 @@ Metrics metrics_of(const Experiment& experiment, std::span<const Totals> pools,
   add_latencies(metrics, e, measured, std::move(gaps), requests);
   add_rates(metrics, e, sum(pools), to_seconds(measured.end - measured.begin).count(),
             gpus_of(experiment));
+  // Two terms do not say how long kernels compute and read.
+  const bool by_terms = std::ranges::any_of(
+      experiment.pools, [](const Deployment& pool) { return pool.two_term.has_value(); });
+  if (by_terms) metrics.mfu = metrics.mbu = 0;
   // The share of finished requests that met every objective.
   metrics.request_goodput =
       metrics.request_throughput *
@@ -726,13 +730,28 @@ RebalancingLog rebalancing_of(const PoolRun& pool) {
   return log;
 }
 
+RouterStats router_of(const PoolRun& pool, Time now) {
+  const double each = pool.deployment.charges.request_routing.count();
+  const auto decisions = static_cast<double>(pool.router.decisions);
+  return {.decision_us = each * 1e6,
+          .most_per_second = 1 / each,
+          .decisions = pool.router.decisions,
+          .busy_share = ratio(decisions * each, to_seconds(now - Time{}).count()),
+          .mean_wait_ms = ratio(to_seconds(pool.router.waited).count() * 1e3, decisions)};
+}
+
 std::vector<OutageStats> failures_of(const PoolRun& pool, Time now) {
   std::vector<OutageStats> failures;
   for (const InstanceRun& instance : pool.instances) {
     for (const OutageRecord& outage : instance.outages) {
-      OutageStats& stats = failures.emplace_back(OutageStats{outage, 0, {}});
-      stats.gpu_seconds_down = to_seconds(outage.recovered.value_or(now) - outage.at).count() *
-                               double(outage.gpus.size());
+      OutageStats& stats = failures.emplace_back(OutageStats{.outage = outage});
+      const double away = to_seconds(outage.recovered.value_or(now) - outage.at).count();
+      stats.gpu_seconds_down = away * double(outage.gpus.size());
+      if (outage.kv_blocks > 0) {
+        stats.kv_blocks = outage.kv_blocks;
+        stats.kv_seconds = away;
+        stats.preempted = outage.preempted;
+      }
       if (pool.instances.size() > 1) stats.instance = instance.number;
     }
   }
@@ -902,6 +921,7 @@ PoolStats pool_of(const PoolRun& pool, const Totals& totals, Time now) {
   if (e.speculation.tokens > 0) {
     stats.speculative = speculation_of(totals.speculation, totals.busy_seconds());
   }
+  if (e.charges.request_routing > Seconds{}) stats.request_router = router_of(pool, now);
   stats.sampled = pool.sampled;
   stats.routing_coverage = coverage_of(totals);
   stats.rebalancing = rebalancing_of(pool);

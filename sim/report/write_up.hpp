@@ -26,10 +26,17 @@ struct TierRun {
   std::int64_t ranks = 0;     ///< that shared it
 };
 
+/// What a router that takes time was asked.
+struct RouterTally {
+  std::int64_t decisions = 0;
+  Duration waited{};  ///< from a request's arrival at the router to its decision
+};
+
 /// EP groups alike that served behind one router, as a run leaves them.
 struct PoolRun {
   const Deployment& deployment;
   Measurement& measurement;
+  RouterTally router;
   std::vector<InstanceRun> instances;
   std::optional<SampledStats> sampled;  ///< nothing where every token was routed
   std::vector<TierRun> tiers;           ///< those of a depth are alike but for their ranks

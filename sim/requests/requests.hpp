@@ -52,6 +52,8 @@ struct RequestLife {
 struct RequestRecord : RequestLife {
   bool kv_arrived = false;  ///< from a prefill pool: only its next token is left to compute
   bool abandoned() const { return state == State::timed_out || state == State::cancelled; }
+  /// Whether it was given up on: ranks drop what they hold of it.
+  bool left() const { return abandoned() || state == State::rejected; }
   bool open() const { return state == State::waiting || state == State::running; }
   std::int32_t prompt_tokens = 0;
   std::int32_t generated = 0;

@@ -46,6 +46,13 @@ struct KvArrives {
   std::uint32_t request = 0;
 };
 
+/// A pool's router has spent its time on a request, which a rank is now chosen for. Stale when the
+/// request has left before.
+struct RouterDecides {
+  int pool = 0;
+  std::uint32_t request = 0;
+};
+
 /// A transfer between HBM and a tier below it may have landed. Stale when others have made it
 /// slower.
 struct BlocksLand {
@@ -54,7 +61,7 @@ struct BlocksLand {
 
 /// Everything that can happen. Events are values: they can be compared, printed and asserted on.
 using Happening = std::variant<RequestArrives, PauseEnds, ClientLeaves, StepEnds, EngineReady,
-                               OutageBegins, OutageEnds, KvArrives, BlocksLand>;
+                               OutageBegins, OutageEnds, KvArrives, RouterDecides, BlocksLand>;
 
 struct Event {
   Time at;

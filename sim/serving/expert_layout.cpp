@@ -100,6 +100,10 @@ MoveCost ExpertLayout::move_all(ExpertPlacement to, std::span<const char> source
   return all;
 }
 
+std::int64_t ExpertLayout::kv_blocks() const {
+  return kv_blocks_for_experts(deployment_, std::ranges::count(recovery_.live(), 1));
+}
+
 OutageRecord& ExpertLayout::stop(const Outage& outage, Time now) {
   relocation_.cancel();
   return recovery_.stop(outage, placement_, now);

@@ -26,6 +26,8 @@ class ExpertLayout {
   const PhaseRules& rules() const { return rules_; }
   /// What was moved in the run so far.
   const RebalancingLog& rebalancing() const { return relocation_.log(); }
+  /// Blocks of each rank's KV cache that experts take while some ranks are down.
+  std::int64_t kv_blocks() const;
   const std::vector<OutageRecord>& outages() const { return recovery_.outages(); }
 
   /// The engine stood idle; what travels beside steps has had the links to itself.

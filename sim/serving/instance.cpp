@@ -41,8 +41,8 @@ std::int64_t Instance::total_blocks() const {
 }
 
 std::int64_t Instance::used_blocks() const {
-  std::int64_t used = total_blocks();
-  for (const Rank& rank : ranks_) used -= rank.kv.free_blocks();
+  std::int64_t used = 0;
+  for (const Rank& rank : ranks_) used += rank.kv.blocks() - rank.kv.free_blocks();
   return used;
 }
 
@@ -56,7 +56,8 @@ bool Instance::can_ever_hold(const RequestRecord& request) const {
   const std::int32_t drafts = deployment_.prefill_only ? 0 : deployment_.speculation.tokens;
   const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
   const std::int32_t chunk = deployment_.scheduler->max_num_batched_tokens();
-  return deployment_.kv_layout.blocks_at_most(tokens, chunk) <= deployment_.memory.kv_blocks;
+  return deployment_.kv_layout.blocks_at_most(tokens, chunk) <=
+         deployment_.memory.kv_blocks - for_experts_;
 }
 
 void Instance::submit(std::uint32_t id, std::size_t index) {
@@ -135,7 +136,7 @@ void erase_running(Rank& rank, Gone&& gone) {
 }  // namespace
 
 void Instance::drop_abandoned() {
-  const auto gone = [&](const Sequence& s) { return requests_[s.request].abandoned(); };
+  const auto gone = [&](const Sequence& s) { return requests_[s.request].left(); };
   for (Rank& rank : ranks_) {
     if (!std::exchange(rank.abandoned, false)) continue;
     const auto let_go = [&](Sequence& sequence) {
@@ -403,24 +404,27 @@ void Instance::compute_one_each(Rank& rank, std::int32_t index) {
   summary_.decode_tokens += sequences;
 }
 
+// The sequence that came last waits again, first of all, and has lost its KV cache.
+void Instance::preempt_last(Rank& rank) {
+  write_back(rank, rank.running.size() - 1);
+  Sequence sequence = rank.running.back();
+  rank.running.pop_back();
+  rank.progress.pop_back();
+  rank.kv.preempt(sequence);
+  sequence.drafts = 0;
+  rank.waiting_blocks += blocks_wanted(sequence);
+  rank.waiting.push_front(sequence);
+  --rank.gone;
+  ++rank.preempted;
+  ++requests_[sequence.request].preemptions;
+  requests_[sequence.request].state = RequestRecord::State::waiting;
+}
+
 void Instance::apply_plan(Rank& rank, std::int32_t index) {
   summary_.cut_ranks += rank.cut_by_buffers ? 1 : 0;
   if (rank.plan.one_each && sampler_ != nullptr) return compute_one_each(rank, index);
-  for (std::size_t i = 0; i < rank.plan.preempted; ++i) {
-    write_back(rank, rank.running.size() - 1);
-    Sequence sequence = rank.running.back();
-    rank.running.pop_back();
-    rank.progress.pop_back();
-    rank.kv.preempt(sequence);
-    sequence.drafts = 0;
-    rank.waiting_blocks += blocks_wanted(sequence);
-    rank.waiting.push_front(sequence);
-    --rank.gone;
-    ++rank.preempted;
-    ++requests_[sequence.request].preemptions;
-    requests_[sequence.request].state = RequestRecord::State::waiting;
-    ++summary_.preemptions;
-  }
+  for (std::size_t i = 0; i < rank.plan.preempted; ++i) preempt_last(rank);
+  summary_.preemptions += static_cast<std::int64_t>(rank.plan.preempted);
   const std::size_t stay = rank.running.size();
   if (!rank.runs_since && !rank.plan.admitted_tokens.empty()) rank.runs_since = planned_at_;
   std::vector<std::pair<std::size_t, Sequence>> parked;  // with how many run that came before
@@ -496,6 +500,13 @@ std::span<const std::int32_t> Instance::decode_places() {
   return decode_places_;
 }
 
+// Where a config has no kernels but two terms, the parts of a step keep their shares of it.
+void Instance::take_two_terms() {
+  if (!deployment_.two_term) return;
+  const auto up = std::ranges::count(ranks_, false, &Rank::down);
+  scale_times(cost_, deployment_.two_term->of(batch_, up) / cost_.total);
+}
+
 // What the step costs, routed token by token or drawn from samples.
 void Instance::price_step(Time now) {
   if (sampler_ != nullptr) {
@@ -506,11 +517,13 @@ void Instance::price_step(Time now) {
     };
     model_.price(batch_, draw, cost_);
     sampler_->step_priced(summary_.rule, batch_, places, cost_.total);
+    take_two_terms();
   } else {
     const PhaseRules& rules = layout_.rules();
     model_.price(batch_, rules.of(summary_.rule), layout_.placement(), rows_, cost_);
     speculation_.clear_tally();
     speculation_.draft(batch_, rules.of(StepKind::decode), layout_.placement(), rows_, cost_);
+    take_two_terms();
     layout_.after_step(batch_, request_of_range_, model_.tokens_of_expert(), rows_, now, cost_);
   }
 }
@@ -583,8 +596,28 @@ void Instance::drop_requests_of(Rank& rank, OutageRecord& record,
   rank.down = true;
 }
 
+// KV blocks that no rank which is up can use, because experts stand there.
+std::int64_t Instance::set_aside() const {
+  std::int64_t blocks = 0;
+  for (const Rank& rank : ranks_) blocks += rank.down ? 0 : rank.kv.set_aside();
+  return blocks;
+}
+
+// Experts take so many blocks of a rank: what does not fit beside them has lost its KV cache. Of
+// those on their way to a decode pool, which computes them again, the last ones go last.
+void Instance::make_room(Rank& rank, std::int64_t blocks, OutageRecord& record) {
+  const auto lacks = [&] { return rank.kv.free_blocks() + rank.kv.set_aside() < blocks; };
+  for (; lacks() && !rank.running.empty(); ++record.preempted) {
+    record.tokens_lost += rank.running.back().computed;
+    preempt_last(rank);
+  }
+  for (; lacks(); rank.sending.pop_back()) rank.kv.finish(rank.sending.back());
+  rank.kv.set_aside(blocks);
+}
+
 Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   ++changes_;
+  const std::int64_t aside = set_aside();
   OutageRecord& record = layout_.stop(outage, now);
   if (stepping_) record.step_lost = to_seconds(now - summary_.start);
   stepping_ = false;
@@ -600,13 +633,23 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   }
   record.requests = std::ssize(stopped.requests);
   stopped.time = layout_.make_whole(record);
+  for_experts_ = layout_.kv_blocks();
+  for (Rank& rank : ranks_) {
+    if (!rank.down) make_room(rank, for_experts_, record);
+  }
+  record.kv_blocks = std::max<std::int64_t>(set_aside() - aside, 0);
   return stopped;
 }
 
 Seconds Instance::recover(const Outage& outage, Time now) {
   ++changes_;
   for (const int rank : outage.dp_ranks) ranks_[static_cast<std::size_t>(rank)].down = false;
-  return layout_.recover(outage, now);
+  const Seconds time = layout_.recover(outage, now);
+  for_experts_ = layout_.kv_blocks();
+  for (Rank& rank : ranks_) {
+    if (!rank.down) rank.kv.set_aside(for_experts_);
+  }
+  return time;
 }
 
 // The first and the last of a request's tokens of this step, where they are such.

@@ -37,6 +37,7 @@ class Instance {
   /// Queues a request on a rank that is up and must be able to hold it. One that comes from a rank
   /// that stopped computes again what it has generated.
   void submit(std::uint32_t request, std::size_t rank);
+  /// Whether a rank that holds nothing else has room for it; an outage may have taken some.
   bool can_ever_hold(const RequestRecord&) const;
 
   /// Composes and prices the next step, and answers when it will have ended; nothing when no rank
@@ -51,8 +52,8 @@ class Instance {
   bool sent(std::uint32_t request);
   /// A transfer of one of a rank's tiers, counted from the first, has landed.
   void land(std::size_t rank, std::size_t tier, const KvTier::Landed&, Time now);
-  /// The request, which is on a rank, was abandoned: it emits nothing any more, and leaves when the
-  /// step in flight ends.
+  /// The request, which is on a rank, was abandoned or rejected: it emits nothing any more, and
+  /// leaves when the step in flight ends.
   void abandon(std::uint32_t request);
 
   /// GPUs stop now, and the step in flight with them. Answers the requests that lost their rank, in
@@ -168,6 +169,7 @@ class Instance {
   void classify_step();
   void pad_to_graph();
   std::span<const std::int32_t> decode_places();
+  void take_two_terms();
   void price_step(Time now);
   bool emit(Rank& rank, std::size_t place, Time now);
   void note_milestones(std::uint32_t request, std::int32_t tokens, bool starts, bool finished);
@@ -178,6 +180,9 @@ class Instance {
   void write_back(const Rank& rank, std::size_t place);
   void drop_abandoned();
   void drop_requests_of(Rank& rank, OutageRecord& record, std::vector<std::uint32_t>& requests);
+  void preempt_last(Rank& rank);
+  void make_room(Rank& rank, std::int64_t blocks, OutageRecord& record);
+  std::int64_t set_aside() const;
 
   const Deployment& deployment_;
   StepSampler* sampler_;    // none: every token is routed
@@ -203,6 +208,7 @@ class Instance {
   std::int32_t decodes_since_received_ = 0, held_back_ = 0;
   Time busy_until_{};
   bool stepping_ = false;
+  std::int64_t for_experts_ = 0;                 // KV blocks of each rank that experts have taken
   std::vector<std::uint32_t> request_of_range_;  // of batch_.rows
   std::vector<std::int32_t> running_of_topic_;   // if the scheduler reorders
   std::vector<Sequence> ordered_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -62,7 +63,7 @@ struct Pool {
   }
   // As the last event leaves it.
   PoolRun run(Time now) {
-    PoolRun run{deployment, measurement, {}, {}, {}};
+    PoolRun run{deployment, measurement, router, {}, {}, {}};
     if (sampler) run.sampled = sampler->stats();
     for (const PoolTiers::Site& site : tiers.sites())
       run.tiers.push_back(
@@ -79,6 +80,8 @@ struct Pool {
   PoolTiers tiers;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
+  Time router_idle{};  // from when on the router is free
+  RouterTally router{};
   Measurement measurement;
   bool changed = false;  // something happened at this moment
 };
@@ -208,6 +211,7 @@ class Simulation {
   std::optional<EventSeen> seen_as(const OutageEnds& ends) const {
     return EventSeen{{}, "outage_ends", {}, ends.instance};
   }
+  std::optional<EventSeen> seen_as(const RouterDecides&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const BlocksLand&) const { return std::nullopt; }
   std::optional<EventSeen> seen_as(const KvArrives& kv) const {
     return EventSeen{{}, "kv_arrives", kv.request, {}};
@@ -261,18 +265,43 @@ class Simulation {
     }
     const Patience patience = load_.workload.patience.draw(patience_rng_);
     Pool& first = *pools_.front();
-    const bool fits = std::ranges::all_of(pools_, [&](const auto& pool) {
-      return pool->groups.front()->instance.can_ever_hold(request);
-    });
-    if (fits) {
+    if (fits(request)) {
       await(id, patience);
-      first.frontend.arrive(id, queue_.now());
+      to_router(0, id);
     } else {
       request.state = RequestRecord::State::rejected;
       request_left(id);
     }
     schedule_arrival();
     first.changed = true;
+  }
+
+  // A router that takes time sees requests one after the other.
+  void to_router(std::size_t pool_number, std::uint32_t id) {
+    Pool& pool = *pools_[pool_number];
+    const Seconds each = pool.deployment.charges.request_routing;
+    if (each == Seconds{}) {
+      pool.frontend.arrive(id, queue_.now());
+      return;
+    }
+    pool.router_idle = end_of(each, "a router's queue", std::max(pool.router_idle, queue_.now()));
+    ++pool.router.decisions;
+    pool.router.waited += pool.router_idle - queue_.now();
+    at_router_.insert(id);
+    queue_.schedule(pool.router_idle, RouterDecides{static_cast<int>(pool_number), id});
+  }
+
+  void handle(const RouterDecides& decision) {
+    if (at_router_.erase(decision.request) == 0) return;
+    Pool& pool = *pools_[static_cast<std::size_t>(decision.pool)];
+    pool.frontend.arrive(decision.request, queue_.now());
+    pool.changed = true;
+  }
+
+  // Whether every group could hold it: routers do not look for one that can.
+  bool fits(const RequestRecord& request) const {
+    return std::ranges::all_of(
+        groups_, [&](const Group* group) { return group->instance.can_ever_hold(request); });
   }
 
   std::uint8_t class_of(const std::optional<SessionTurn>& turn) {
@@ -302,16 +331,30 @@ class Simulation {
     request.state = client.because == Because::cancelled ? RequestRecord::State::cancelled
                                                          : RequestRecord::State::timed_out;
     request.abandoned_at = queue_.now();
-    const bool waited = std::ranges::any_of(
-        pools_, [&](const auto& pool) { return pool->frontend.withdraw(client.request); });
-    if (!waited) group(request.instance).instance.abandon(client.request);
-    for (const auto& pool : pools_) {
-      pool->frontend.left(client.request, queue_.now());
-      pool->measurement.request_abandoned();
-    }
-    request_left(client.request);
+    for (const auto& pool : pools_) pool->measurement.request_abandoned();
+    drop(client.request);
+  }
+
+  // An open request gets no further token.
+  void drop(std::uint32_t id) {
+    const bool waited =
+        at_router_.erase(id) > 0 ||
+        std::ranges::any_of(pools_, [&](const auto& pool) { return pool->frontend.withdraw(id); });
+    if (!waited) group(requests_[id].instance).instance.abandon(id);
+    for (const auto& pool : pools_) pool->frontend.left(id, queue_.now());
+    request_left(id);
     schedule_arrival();
     for (const auto& pool : pools_) pool->changed = true;
+  }
+
+  // An outage has left KV caches less room than some requests need.
+  void reject_what_fits_no_more() {
+    for (std::uint32_t id = 0; id < static_cast<std::uint32_t>(requests_.size()); ++id) {
+      if (!requests_.has(id) || !requests_[id].open() || fits(requests_[id])) continue;
+      ended_ = queue_.now();
+      requests_[id].state = RequestRecord::State::rejected;
+      drop(id);
+    }
   }
 
   void handle(const StepEnds& step) {
@@ -372,9 +415,9 @@ class Simulation {
     // If the rank has stopped on the way, the decode pool computes the prompt again.
     request.kv_arrived = group(request.instance).instance.sent(kv.request);
     prefill.frontend.left(kv.request, queue_.now());
-    if (!request.abandoned()) {
+    if (!request.left()) {
       request.routing = {};
-      decode.frontend.arrive(kv.request, queue_.now());
+      to_router(pools_.size() - 1, kv.request);
     }
     decode.changed = prefill.changed = true;
   }
@@ -419,7 +462,10 @@ class Simulation {
     const Outage& outage = outages_of(hit)[begins.outage];
     const Instance::Stopped stopped = hit.instance.fail(outage, queue_.now());
     hit.busy = true;
-    for (const std::uint32_t id : stopped.requests) pool.frontend.arrive(id, queue_.now());
+    const auto in_pools = std::ranges::find(pools_, &pool, &std::unique_ptr<Pool>::get);
+    for (const std::uint32_t id : stopped.requests)
+      to_router(static_cast<std::size_t>(in_pools - pools_.begin()), id);
+    reject_what_fits_no_more();
     pool.frontend.place(queue_.now());
     if (outage.recovers_after) {
       queue_.schedule(queue_.now() + *outage.recovers_after,
@@ -523,6 +569,7 @@ class Simulation {
     PoolTiers::Site* site;
   };
   std::vector<TierOfPool> tiers_;
+  std::unordered_set<std::uint32_t> at_router_;  // requests that a router takes its time for
   KvTransferTally transfers_;
   Rng patience_rng_, class_rng_;
   std::unordered_map<std::uint32_t, std::uint8_t> class_of_session_;

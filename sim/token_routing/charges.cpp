@@ -92,6 +92,7 @@ std::span<const Key> charges_keys() {
   static constexpr Key keys[] = {
       {"token_routing", form::choice(routing_charge_names).or_a(values), "measured",
        "policies' own GPU time"},
+      {"request_routing", form::time, "0 us", "time of the request router for each request"},
       {"host_overhead", form::time, "0 us", "time of the host per step"},
       {"per_layer", form::time, "0 us", "gaps between kernels, per layer"},
       {"per_sequence", form::time, "0 us", "time of the host per sequence of the fullest rank"},
@@ -109,6 +110,7 @@ Charges read_charges(const ConfigNode& node, std::span<const std::string_view> p
       charges =
           routing_charges(choice<RoutingCharges>(reader, "token_routing", routing_charge_names));
     }
+    charges.request_routing = reader.quantity<Seconds>("request_routing");
     charges.host_overhead = reader.quantity<Seconds>("host_overhead");
     charges.per_layer = reader.quantity<Seconds>("per_layer");
     charges.per_sequence = reader.quantity<Seconds>("per_sequence");

@@ -15,6 +15,7 @@ struct Charges {
   std::map<std::string, RoutingCharge, std::less<>>
       token_routing;              ///< by policy; others take no time of their own
   Seconds top_k_of_all_tokens{};  ///< when hidden states are gathered before top-k
+  Seconds request_routing{};      ///< of the request router, which decides one by one
   Seconds host_overhead{};        ///< once per step
   Seconds per_layer{};            ///< gaps between the kernels of a layer
   Seconds per_sequence{};         ///< of the host, for each sequence of the rank that has most

@@ -36,9 +36,24 @@ TEST_CASE("survivors keep their slots, a lost expert takes the last slot of the 
   const LayerPlacement map(6, {{0, 1, 2}, {3, 0, 1}, {4, 5, 2}, {0, 1, 3}});
   const std::vector<char> live{1, 1, 0, 1};
   // 4 takes 0's slot on GPU 3; then 0, 1 and 3 have 2, 3 and 2 copies: 5 takes 1's on GPU 3.
-  CHECK(on_survivors(map, live) == LayerPlacement(6, {{0, 1, 2}, {3, 0, 1}, {}, {4, 5, 3}}));
+  CHECK(on_survivors({map}, live) ==
+        ExpertPlacement{LayerPlacement(6, {{0, 1, 2}, {3, 0, 1}, {}, {4, 5, 3}})});
   const std::vector<char> all(4, 1);
-  CHECK(on_survivors(map, all) == map);
+  CHECK(on_survivors({map}, all) == ExpertPlacement{map});
+}
+
+TEST_CASE("without copies lost experts take further slots, on the ranks that have fewest") {
+  const LayerPlacement map(6, {{0, 1}, {2, 3}, {4, 5}});
+  const LayerPlacement uneven(5, {{0, 1}, {2}, {3, 4}});
+  const std::vector<char> live{1, 1, 0};
+  CHECK(on_survivors({map, uneven}, live) ==
+        ExpertPlacement{LayerPlacement(6, {{0, 1, 4}, {2, 3, 5}, {}}),
+                        LayerPlacement(5, {{0, 1, 4}, {2, 3}, {}})});
+  // One more on each of two ranks that have two; a layer later, the other one goes first.
+  const LayerPlacement odd(5, {{0, 1}, {2, 3}, {4}});
+  CHECK(on_survivors({odd, odd}, live) ==
+        ExpertPlacement{LayerPlacement(5, {{0, 1, 4}, {2, 3}, {}}),
+                        LayerPlacement(5, {{0, 1}, {2, 3, 4}, {}})});
 }
 
 TEST_CASE("failures that leave nothing to serve with are refused") {
@@ -46,9 +61,8 @@ TEST_CASE("failures that leave nothing to serve with are refused") {
   CHECK_THAT(refused(Json::array({{{"gpu", 4}, {"at", "1 s"}}})), Catch::Contains("gpu"));
   CHECK_THAT(refused(Json::array({{{"node", 0}, {"at", "1 s"}}})),
              Catch::Contains("no attention rank is left"));
-  // 2 GPUs with 6 slots each cannot hold 16 experts: twice as many slots as experts would do.
-  CHECK_THAT(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}}, {{"gpu", 1}, {"at", "2 s"}}})),
-             Catch::Contains("12 slots left for 16 experts") && Catch::Contains("at least 2"));
+  // Two GPUs with 6 slots each hold 16 experts only if they give up KV blocks.
+  CHECK(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}}, {{"gpu", 1}, {"at", "2 s"}}})).empty());
   // One after the other is fine.
   CHECK(refused(Json::array({{{"gpu", 0}, {"at", "1 s"}, {"recovers_after", "1 s"}},
                              {{"gpu", 1}, {"at", "2 s"}}}))
@@ -164,6 +178,140 @@ TEST_CASE("without a copy left experts come from outside, at the rate that was g
   CHECK_THAT(outage["bytes_reloaded"].get<double>(), WithinRel(lost * w, 1e-12));
   // Three GPUs load side by side: at best a third of it each.
   CHECK(outage["stopped_seconds"].get<double>() >= lost * w / 3 / 1e6);
+}
+
+// Of 16 experts 4 on each of 4 GPUs, and memory for a KV cache of so many blocks, or none more.
+Json without_copies(const Json& failures, const Json& set = Json::object()) {
+  Json json = experiment(failures);
+  json["placement"] = {{"type", "linear"}, {"replication", 1.0}};
+  json["token_routing"]["decode"] = "even";
+  json.merge_patch(set);
+  return json;
+}
+
+// On GPUs whose memory has room for so many KV blocks.
+Experiment with_kv_blocks(const Json& json, std::int64_t blocks) {
+  Experiment e = test::load(json);
+  MemoryBudget& memory = e.pools.front().memory;
+  memory.kv_blocks = blocks;
+  memory.kv = e.decode().kv_layout.block * (double(blocks) + .5);
+  memory.usable = memory.weights + memory.experts + memory.replicas + memory.buffers + memory.kv;
+  return e;
+}
+
+// An expert has 3 x 512 x 256 weights of 2 B. Three GPUs need ceil(16 / 3) = 6 slots in each of 3
+// layers, two more than they have: 6 x 0.75 MiB of each GPU. A KV block has 16 tokens of 3
+// layers, 2 x 4 heads of 64 elements of 2 B: 48 KiB. So each rank gives up 96 blocks.
+constexpr std::int64_t given_up = 96;
+
+TEST_CASE("experts without room take KV blocks of the ranks that are up, until the GPU is back") {
+  const bool prefixes = GENERATE(false, true);
+  const Json json = without_copies(Json::array({{{"gpu", 2}, {"at", "1 s"}}}),
+                                   {{"kv_cache", {{"prefix_caching", prefixes}}}});
+  const Experiment e = with_kv_blocks(json, given_up + 6);
+  const MemoryBudget& memory = e.decode().memory;
+  const Bytes expert = expert_bytes(e.decode().model, e.decode().parallel, e.decode().precision);
+  RowSource rows(e.decode().trace, e.decode().prefill_trace, e.decode().bind_odd_only,
+                 e.decode().seed);
+  Requests requests;
+  Instance instance(e.decode(), rows, requests);
+  const auto rank_blocks = [&] {
+    std::vector<RankLoad> loads;
+    instance.loads(false, loads);
+    std::vector<std::int64_t> blocks;
+    for (const RankLoad& load : loads) blocks.push_back(load.total_blocks);
+    return blocks;
+  };
+  // What a GPU holds: everything but KV and experts, its slots of all layers, its KV blocks.
+  const auto sums_up = [&](int slots) {
+    for (int gpu = 0; gpu < 4; ++gpu) {
+      std::int64_t held = 0;
+      for (const LayerPlacement& layer : instance.placement())
+        held += layer.first_slot(gpu + 1) - layer.first_slot(gpu);
+      CHECK(held <= 3 * slots);
+    }
+    for (const std::int64_t blocks : rank_blocks()) {
+      const Bytes all = memory.weights + memory.buffers + expert * (3.0 * slots) +
+                        e.decode().kv_layout.block * double(blocks);
+      CHECK(all <= memory.usable);
+      CHECK(all + e.decode().kv_layout.block > memory.usable);
+    }
+  };
+  sums_up(4);
+  // Three requests of 2 blocks on each rank: 6 of 102.
+  for (std::uint32_t id = 0; id < 12; ++id) {
+    RequestRecord& r = requests.add();
+    r.prompt_tokens = 20;
+    r.output_tokens = 20;
+    r.binding = rows.bind();
+  }
+  for (std::uint32_t id = 0; id < 12; ++id) instance.submit(id, id % 4);
+  Time now{};
+  const auto step = [&] {
+    const auto length = instance.begin_step(now);
+    if (!length) return false;
+    now += to_duration(*length);
+    instance.end_step(now);
+    return true;
+  };
+  for (int i = 0; i < 14; ++i) REQUIRE(step());  // 33 tokens: 3 blocks each
+  const Instance::Stopped stopped = instance.fail(e.decode().failures.outages[0], now);
+  CHECK(rank_blocks() == std::vector<std::int64_t>(3, 6));
+  sums_up(6);
+  const OutageRecord record = instance.outages().front();
+  CHECK(record.experts_lost == 3 * 4);
+  CHECK(record.kv_blocks == 3 * given_up);
+  CHECK(record.preempted == 3);  // the last of each rank, which holds 3 blocks of 9
+  CHECK(record.reloaded == expert * 12.0);
+  // Ranks take turns over the layers: 4 experts each, of which a rank loads 3.1 MB in a row.
+  CHECK_THAT(stopped.time.count(),
+             WithinRel((expert * 4.0 / e.decode().failures.reload).count(), 1e-9));
+  RequestRecord largest{};
+  largest.prompt_tokens = 96;
+  largest.output_tokens = 1;
+  CHECK(instance.can_ever_hold(largest));
+  largest.prompt_tokens = 97;
+  CHECK_FALSE(instance.can_ever_hold(largest));
+  for (const std::uint32_t id : stopped.requests) instance.submit(id, id % 2);
+  for (int i = 0; i < 5; ++i) REQUIRE(step());
+  instance.recover(e.decode().failures.outages[0], now);
+  CHECK(rank_blocks() == std::vector<std::int64_t>(4, given_up + 6));
+  CHECK(instance.placement() == e.decode().placement);
+  sums_up(4);
+  CHECK(instance.can_ever_hold(largest));
+  while (step()) continue;
+  for (std::uint32_t id = 0; id < 12; ++id) CHECK(requests[id].generated == 20);
+  CHECK(instance.used_blocks() == 0);
+}
+
+TEST_CASE("a run without copies keeps every token through an outage, and says what KV it cost") {
+  const auto with = [&](std::int64_t blocks, const Json& lengths) {
+    const Json outage = {{"gpu", 1}, {"at", "10 ms"}, {"recovers_after", "20 ms"}};
+    return with_kv_blocks(
+        without_copies(Json::array({outage}), {{"workload", {{"lengths", lengths}}}}), blocks);
+  };
+  const Json lengths = {{"type", "fixed"}, {"prompt", 20}, {"output", 30}};
+  const test::Served report = test::serve(with(given_up + 4, lengths));
+  CHECK(report.document()["metrics"]["completed"] == 120);
+  for (const RequestRecord& r : report.requests) REQUIRE(r.generated == r.output_tokens);
+  const OrderedJson outage = report.document()["failures"][0];
+  CHECK(outage["kv_blocks_given_up"] == 3 * given_up);
+  CHECK(outage["kv_given_up_seconds"].get<double>() ==
+        outage["recovered_at_s"].get<double>() - outage["at_s"].get<double>());
+  CHECK(outage["requests_preempted"] > 0);
+  CHECK(run(with(given_up + 4, lengths)).document().dump() == report.document().dump());
+  // With as much room as before the outage nothing more is lost than the GPU's own requests.
+  CHECK(run(with(1000, lengths)).document()["failures"][0]["requests_preempted"] == 0);
+  // Requests of 200 tokens need 13 blocks: none fits while there are 12.
+  const Json longer = {{"type", "fixed"}, {"prompt", 170}, {"output", 30}};
+  const OrderedJson metrics = run(with(given_up + 12, longer)).document()["metrics"];
+  CHECK(metrics["rejected"] > 24);
+  CHECK(metrics["completed"] > 0);
+  CHECK(metrics["rejected"].get<int>() + metrics["completed"].get<int>() == 120);
+  CHECK_THAT(config_error([&] { check_outages(with(given_up, lengths).decode()); }),
+             Catch::Contains("/failures: without GPU 1 12 slots are left for 16 experts") &&
+                 Catch::Contains("give up 96 KV blocks for the others but has 96") &&
+                 Catch::Contains("a replication of at least 1.33"));
 }
 
 TEST_CASE("an outage after the last request changes nothing") {

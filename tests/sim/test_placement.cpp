@@ -353,6 +353,23 @@ TEST_CASE("flat gives the hottest experts one more copy each before any gets a t
   CHECK(by_gpu(layer) == GpuSlots{{0, 2}, {0, 3}, {1, 2}});
 }
 
+TEST_CASE("with two copies of all over two domains no half takes an expert with it") {
+  const auto over_halves = placer(R"({"type": "flat", "failure_domains": 2})");
+  // By load per copy expert 0 would have all further copies, and others none to spare.
+  const LayerPlacement layer =
+      over_halves->place({8, 4, 4}, ExpertLoad{90, 1, 1, 1, 1, 1, 1, 1}, 0);
+  for (int expert = 0; expert < 8; ++expert) {
+    std::array<int, 2> copies{};
+    for (const std::int32_t slot : layer.slots_of(expert))
+      ++copies.at(static_cast<std::size_t>(layer.gpu_of_slot(slot) / 2));
+    CHECK(copies == std::array{1, 1});
+  }
+  CHECK_THAT(config_error([&] {
+               over_halves->place({4, 5, 1}, ExpertLoad(4), 0);
+             }),
+             Catch::Contains("flat: 2 failure domains do not divide 5 GPUs evenly"));
+}
+
 TEST_CASE("random deals differently for every layer and seed, and the same for the same") {
   const PlacementProblem problem{64, 8, 12};
   const auto dealt = [&](int seed, int layer) {

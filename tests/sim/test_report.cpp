@@ -31,6 +31,8 @@ std::vector<Report> reports() {
         {"classes", {{{"name", "a"}, {"share", 0.5}}, {{"name", "b"}, {"share", 0.5}}}}}},
       {"speculative", {{"num_speculative_tokens", 2}, {"acceptance_rate", 0.7}}}};
   const Json failures = {{"instances", 2},
+                         {"placement", {{"replication", 1}}},
+                         {"charges", {{"request_routing", "1 us"}}},
                          {"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
   const Json sampled = {
       {"fidelity", "sampled"},

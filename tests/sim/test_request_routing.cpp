@@ -12,6 +12,7 @@
 #include "sim/request_routing/request_router.hpp"
 #include "sim/request_routing/scores.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/step/two_term.hpp"
 #include "tests/support.hpp"
 #include "tests/tiny_experiment.hpp"
 #include "tests/trace_meta.hpp"
@@ -100,7 +101,7 @@ TEST_CASE("a step of all ranks takes as long as the one with the most tokens: kn
   const Json o = oracle("router_01_step_time");
   if (o.empty()) return;
   for (const Json& c : o["cases"]) {
-    CHECK(step_time(c["a"], c["b"], c["L"].get<std::vector<double>>()) == c["t"]);
+    CHECK(two_term_step(c["a"], c["b"], c["L"].get<std::vector<double>>()) == c["t"]);
   }
 }
 
@@ -1045,6 +1046,64 @@ TEST_CASE("work is conserved: no group stands idle while a request of its own is
     }
     CHECK(gaps > 0);
   }
+}
+
+// Any step takes 1 ms.
+Json with_router_time(const char* each, const Json& set = Json::object()) {
+  Json json = test::tiny_experiment(
+      {{"two_term_step", {{"a", "0 s"}, {"c", "1 ms"}}}, {"charges", {{"request_routing", each}}}});
+  json.merge_patch(set);
+  return json;
+}
+
+TEST_CASE("a router that takes time decides one by one: known answer for two requests at once") {
+  const Json two = {
+      {"workload", {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 2}}}, {"requests", 2}}}};
+  const test::Served served = test::serve(test::load(with_router_time("5 ms", two)));
+  const auto ms = [](Time at) { return to_seconds(at).count() * 1e3; };
+  // The first is routed at 5 ms. Steps of 1 ms follow; the second is routed as one ends, at 10 ms.
+  CHECK(ms(served.requests[0].begun) == 5);
+  CHECK(ms(served.requests[0].first_token) == 6);
+  CHECK(ms(served.requests[1].begun) == 10);
+  CHECK(ms(served.requests[1].first_token) == 11);
+  const OrderedJson report = served.document();
+  CHECK_THAT(report["metrics"]["mean_ttft_ms"].get<double>(), WithinRel(8.5, 1e-12));
+  const OrderedJson& router = report["request_router"];
+  CHECK(router["decisions"] == 2);
+  CHECK_THAT(router["mean_wait_ms"].get<double>(), WithinRel(7.5, 1e-12));
+  CHECK_THAT(router["most_per_second"].get<double>(), WithinRel(200, 1e-12));
+}
+
+TEST_CASE("no rate is above that of a router that takes time, and no request is lost at it") {
+  const Json pools = {
+      {"pools",
+       {{"prefill", {{"instances", 2}}},
+        {"decode", {{"scheduling", {{"type", "decode_only"}, {"max_num_seqs", 8}}}}}}}};
+  const Json outage = {{"failures", Json::array({{{"gpu", 1}, {"at", "10 ms"}}})}};
+  for (const Json& set : {Json::object(), pools, outage}) {
+    CAPTURE(set.dump());
+    const test::Served served = test::serve(test::load(with_router_time("2 ms", set)));
+    CHECK(served.document()["metrics"]["completed"] == 120);
+    std::vector<Time> begun;
+    for (const RequestRecord& r : served.requests) begun.push_back(r.begun);
+    std::ranges::sort(begun);
+    for (std::size_t i = 0; i < begun.size(); ++i)
+      REQUIRE(to_seconds(begun[i]).count() >= 2e-3 * double(i + 1) - 1e-12);
+  }
+  // Clients that wait for 30 ms leave a router that 24 of them share at 2 ms each.
+  const test::Served left =
+      test::serve(test::load(with_router_time("2 ms", {{"workload", {{"timeout", "30 ms"}}}})));
+  CHECK(left.document()["metrics"]["timed_out"] == 120);
+}
+
+TEST_CASE("a router that takes no time is the same run, byte for byte") {
+  Json json = test::tiny_experiment(Json::object());
+  OrderedJson without = run(test::load(json)).document();
+  json["charges"] = {{"request_routing", "0 us"}};
+  OrderedJson with = run(test::load(json)).document();
+  for (OrderedJson* report : {&without, &with}) report->erase("context");
+  CHECK(with.dump() == without.dump());
+  CHECK_FALSE(with.contains("request_router"));
 }
 
 TEST_CASE("what a router cannot mean is refused") {

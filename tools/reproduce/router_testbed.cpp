@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/reproduce/router_testbed.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
+#include <numeric>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "hardware/rng.hpp"
+#include "sim/step/two_term.hpp"
 
 namespace moesim {
 
@@ -138,7 +141,8 @@ ArticleResult article_testbed(const ArticleWorld& world, const ConfigNode& route
     }
     bed.place(steps);
     const std::vector<double> loads = bed.loads();
-    for (std::size_t i = 0; i < bs.size(); ++i) result.throughput[i] += step_time(1, bs[i], loads);
+    for (std::size_t i = 0; i < bs.size(); ++i)
+      result.throughput[i] += two_term_step(1, bs[i], loads);
     const auto [min, max] = std::minmax_element(loads.begin(), loads.end());
     result.imbalance += *max - *min;
     bed.step();

@@ -4,20 +4,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <numeric>
 #include <span>
 #include <vector>
 
 #include "sim/request_routing/request_router.hpp"
 
 namespace moesim {
-
-/// The step of [barrier-tax]: t = a max L + b mean L.
-inline double step_time(double a, double b, const std::vector<double>& loads) {
-  const double sum = std::accumulate(loads.begin(), loads.end(), 0.0);
-  return a * *std::max_element(loads.begin(), loads.end()) +
-         b * sum / static_cast<double>(loads.size());
-}
 
 /// Ranks with seats, sticky requests that grow by a token each step, no prefill: the world in which
 /// routers are compared on paper. KV blocks never run out.
@@ -151,7 +143,7 @@ std::unique_ptr<RequestRouter> bfio_round_robin();
 
 /// The world of [barrier-tax], rebuilt from its text: lognormal
 /// lengths, Poisson arrivals at 70 % of the slots, routed as they arrive, first come, first served
-/// on a rank; step = max L + b mean L.
+/// on a rank; step = two_term_step(1, b, L).
 struct ArticleWorld {
   int ranks = 8;
   std::int64_t slots = 64;

@@ -1,8 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
-
-#include <fmt/format.h>
-
 #include "sim/placement/placers.hpp"
 #include "sim/placement/replicas.hpp"
 
@@ -14,9 +10,7 @@ namespace {
 // GPUs, and no two on one GPU, where the second would serve no token that the first does not
 // (FlashLB of vllm-ascend has the second rule). In double precision.
 //
-// {"failure_domains": D}: the GPUs are D blocks in order, e.g. nodes, and each block gets at most
-// ceil(copies / D) of an expert, so that an expert with two copies survives the loss of any block.
-// Copies are dealt to the blocks first, to the GPUs of each block then.
+// {"failure_domains": D}: the GPUs are D blocks in order, e.g. nodes (balanced_over_domains).
 class EplbDistinct final : public Placer {
  public:
   explicit EplbDistinct(int failure_domains) : failure_domains_(failure_domains) {}
@@ -24,27 +18,9 @@ class EplbDistinct final : public Placer {
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
     require_sound(problem, seen.load);
-    if (problem.gpus % failure_domains_ != 0) {
-      throw ConfigError(
-          fmt::format("eplb_distinct: {} failure domains do not divide {} GPUs evenly",
-                      failure_domains_, problem.gpus));
-    }
-    const std::vector<int> copies = copies_by_load(problem, seen.load);
-    std::vector<double> share(seen.load.begin(), seen.load.end());
-    for (std::size_t e = 0; e < share.size(); ++e) share[e] /= copies[e];
-
-    std::vector<std::vector<int>> experts_on_gpu;
-    for (const auto& in_domain : balanced_apart(copies, seen.load, failure_domains_)) {
-      // Still by share descending, but for experts that were moved.
-      std::vector<int> order = in_domain;
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
-        return share[static_cast<std::size_t>(a)] > share[static_cast<std::size_t>(b)];
-      });
-      for (auto& gpu : deal_apart(order, share, problem.gpus / failure_domains_)) {
-        experts_on_gpu.push_back(std::move(gpu));
-      }
-    }
-    return {problem.experts, experts_on_gpu};
+    return {problem.experts,
+            balanced_over_domains(copies_by_load(problem, seen.load), seen.load, problem.gpus,
+                                  failure_domains_, "eplb_distinct")};
   }
 
   bool uses_load() const override { return true; }

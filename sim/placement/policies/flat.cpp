@@ -7,14 +7,20 @@
 
 namespace moesim {
 
+std::span<const Key> eplb_distinct_placement_keys();
+
 namespace {
 
 // Flat replication: the P - N redundant slots hold one more copy of each of the P - N hottest
 // experts; none gets a third before all have a second. Where the number of active experts bounds a
 // step, and not their tokens, a choice of two GPUs for many experts serves better than a choice of
-// many for a few. Packed as by eplb_distinct.
+// many for a few. Where copies are an insurance, too: a GPU that fails takes the last copy of
+// fewest experts, of none with twice as many slots as experts. Packed as by eplb_distinct, with its
+// {"failure_domains": D}.
 class Flat final : public Placer {
  public:
+  explicit Flat(int failure_domains) : failure_domains_(failure_domains) {}
+
   LayerPlacement place(const PlacementProblem& problem, const LayerStatistics& seen,
                        int) const override {
     require_sound(problem, seen.load);
@@ -29,14 +35,22 @@ class Flat final : public Placer {
     for (std::size_t slot = 0; slot < slots; ++slot) {
       ++copies[static_cast<std::size_t>(hottest[slot % hottest.size()])];
     }
-    return {problem.experts, balanced_apart(copies, seen.load, problem.gpus)};
+    return {problem.experts,
+            balanced_over_domains(copies, seen.load, problem.gpus, failure_domains_, "flat")};
   }
 
   bool uses_load() const override { return true; }
+
+ private:
+  int failure_domains_;
 };
 
 }  // namespace
 
-std::unique_ptr<Placer> make_flat(ConfigReader&) { return std::make_unique<Flat>(); }
+std::span<const Key> flat_placement_keys() { return eplb_distinct_placement_keys(); }
+
+std::unique_ptr<Placer> make_flat(ConfigReader& options) {
+  return std::make_unique<Flat>(static_cast<int>(options.integer("failure_domains")));
+}
 
 }  // namespace moesim
