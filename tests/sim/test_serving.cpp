@@ -192,18 +192,31 @@ TEST_CASE("an unknown engine is refused with the names there are") {
 // ---- the client and the engine's front ----
 
 TEST_CASE("staggered clients begin with shares of their outputs, and go on with whole ones") {
-  const Experiment e =
-      load_tiny({{"workload",
-                  {{"arrivals", {{"type", "closed_loop"}, {"concurrency", 4}, {"staggered", true}}},
-                   {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
-                   {"requests", 6}}}});
-  const auto source = e.decode().workload.make(1, 1);
-  std::vector<std::int32_t> outputs;
-  for (int i = 0; i < 6; ++i) {
-    if (i >= 4) source->completed(i - 4, Outcome::finished, Time{});
-    outputs.push_back(source->next().value().request.output_tokens);
-  }
-  CHECK(outputs == std::vector<std::int32_t>{5, 10, 15, 20, 20, 20});
+  const auto outputs = [](const Json& more) {
+    Json arrivals = {{"type", "closed_loop"}, {"concurrency", 4}, {"staggered", true}};
+    arrivals.update(more);
+    const Experiment e =
+        load_tiny({{"workload",
+                    {{"arrivals", arrivals},
+                     {"lengths", {{"type", "fixed"}, {"prompt", 8}, {"output", 20}}},
+                     {"requests", 6}}}});
+    const auto source = e.decode().workload.make(1, 1);
+    std::vector<std::int32_t> outputs;
+    for (int i = 0; i < 6; ++i) {
+      if (i >= 4) source->completed(i - 4, Outcome::finished, Time{});
+      outputs.push_back(source->next().value().request.output_tokens);
+    }
+    return outputs;
+  };
+  using Outputs = std::vector<std::int32_t>;
+  CHECK(outputs(Json::object()) == Outputs{5, 10, 15, 20, 20, 20});
+  CHECK(outputs({{"clients_in_step", 2}}) == Outputs{10, 10, 20, 20, 20, 20});
+  // The last clients may be fewer.
+  CHECK(outputs({{"clients_in_step", 3}}) == Outputs{15, 15, 15, 20, 20, 20});
+  CHECK_THAT(test::config_error([&] {
+               outputs({{"staggered", false}, {"clients_in_step", 2}});
+             }),
+             Catch::Matchers::Contains("clients_in_step: needs \"staggered\": true"));
 }
 
 TEST_CASE("lengths of the benchmark's client lie evenly between a share and the whole") {

@@ -17,7 +17,8 @@ std::span<const Key> closed_loop_keys() {
       {"concurrency", count, unset("by rank"), "requests in flight over all ranks; or ..."},
       {"concurrency_per_rank", count, unset("in all"), "... of each attention rank"},
       {"staggered", form::flag, "false",
-       "first outputs are cut short, evenly: clients out of step"}};
+       "first outputs are cut short, evenly: clients out of step"},
+      {"clients_in_step", count, unset("1"), "so many staggered clients each share a cut"}};
   return keys;
 }
 
@@ -79,9 +80,12 @@ class ClosedLoop final : public Arrivals {
       options.node().fail("has both \"concurrency\" and \"concurrency_per_rank\"; give one");
     concurrency_ = options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency");
     staggered_ = options.flag("staggered");
+    in_step_ = options.integer_or("clients_in_step", 1);
+    if (options.has("clients_in_step") && !staggered_)
+      options.child("clients_in_step").fail("needs \"staggered\": true");
   }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
-    return std::make_unique<Source>(start, in_flight(start.dp_ranks), staggered_);
+    return std::make_unique<Source>(start, in_flight(start.dp_ranks), staggered_ ? in_step_ : 0);
   }
   std::int64_t in_flight(int dp_ranks) const override {
     return concurrency_ * (per_rank_ ? dp_ranks : 1);
@@ -91,18 +95,21 @@ class ClosedLoop final : public Arrivals {
  private:
   class Source final : public Numbered {
    public:
-    Source(const SourceStart& start, std::int64_t clients, bool staggered)
+    /// `in_step`: so many staggered clients each are in step; 0: all are.
+    Source(const SourceStart& start, std::int64_t clients, std::int64_t in_step)
         : Numbered(start),
           idle_(static_cast<std::size_t>(clients)),
-          cut_(staggered ? clients : 0) {}
+          cut_(in_step > 0 ? clients : 0),
+          in_step_(in_step) {}
     std::optional<TimedRequest> next() override {
       if (idle_.empty() || ended()) return std::nullopt;
       TimedRequest request = send(idle_.front());
       idle_.pop_front();
-      // Client i of n begins with i/n of its output.
+      // Client i of n begins with i/n of its output, or with the share of the last one in its step.
       if (sent() <= cut_) {
+        const std::int64_t last = std::min(cut_, (sent() - 1) / in_step_ * in_step_ + in_step_);
         std::int32_t& output = request.request.output_tokens;
-        output = static_cast<std::int32_t>(std::max<std::int64_t>(1, output * sent() / cut_));
+        output = static_cast<std::int32_t>(std::max<std::int64_t>(1, output * last / cut_));
       }
       return request;
     }
@@ -111,9 +118,11 @@ class ClosedLoop final : public Arrivals {
    private:
     std::deque<Time> idle_;  ///< since when each client that waits for nothing does so
     std::int64_t cut_;       ///< first requests that are cut short
+    std::int64_t in_step_;
   };
 
   bool per_rank_, staggered_;
+  std::int64_t in_step_;
   std::int64_t concurrency_;
 };
 
