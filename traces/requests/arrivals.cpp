@@ -80,9 +80,9 @@ class ClosedLoop final : public Arrivals {
       options.node().fail("has both \"concurrency\" and \"concurrency_per_rank\"; give one");
     concurrency_ = options.integer(per_rank_ ? "concurrency_per_rank" : "concurrency");
     staggered_ = options.flag("staggered");
-    in_step_ = options.integer_or("clients_in_step", 1);
-    if (options.has("clients_in_step") && !staggered_)
-      options.child("clients_in_step").fail("needs \"staggered\": true");
+    if (!options.optional("clients_in_step")) return;
+    if (!staggered_) options.child("clients_in_step").fail("needs \"staggered\": true");
+    in_step_ = options.integer("clients_in_step");
   }
   std::unique_ptr<RequestSource> start(const SourceStart& start) const override {
     return std::make_unique<Source>(start, in_flight(start.dp_ranks), staggered_ ? in_step_ : 0);
@@ -122,7 +122,7 @@ class ClosedLoop final : public Arrivals {
   };
 
   bool per_rank_, staggered_;
-  std::int64_t in_step_;
+  std::int64_t in_step_ = 1;
   std::int64_t concurrency_;
 };
 
