@@ -19,7 +19,8 @@ RECORDED = {"hardware/README.md", "sim/engines/README.md", "hardware/profiles/RE
             "traces/README.md"}
 # Other tests see the ends of all but the studies: tune.sh, plan.sh, quick_figures.py, tests/tools.
 LONG = ("study regimes configs/", "plan --model qwen3_30b_a3b --gpu h100 --gpus 1,2,4 ", "--gpu h200 --gpus 8 --sessions codex ", "reproduce deployments_decode ",
-        "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json")
+        "tune configs/tune_quick.json", "calibrate --families ", "sensitivity configs/quick_rivals_sweep.json",
+        "sweep configs/study_insurance_sweep.json ")
 PATIENCE_S = 10
 # Slurm is tested by slurm.sh; here only that the line is understood.
 SBATCH = "#!/bin/sh\necho 1\n"
