@@ -74,7 +74,7 @@ def contrasts():
     layout, engine = signs["layout"], signs["engine"]
     compare("layouts", stated(r"predicted in (\d+) % of (\d+) pairs \(rule of thumb: (\d+) %\)"),
             [share(layout, "right"), layout["pairs"], share(layout, "rule_right")])
-    compare("engines", stated(r"Of two engines it was the better one in (\d+) % \((\d+) %\)"),
+    compare("engines", stated(r"Of two engines the better one was predicted in (\d+) % \((\d+) %\)"),
             [share(engine, "right"), share(engine, "rule_right")])
     regret = ACCURACY["contrasts"]["regret"]["layouts"]
     mine = stated(r"lost ([\d.]+) % of tokens/s per GPU in the mean \((\d+) %\)")

@@ -68,10 +68,12 @@ BlockHash KvCache::name_in(std::size_t group, BlockHash hash) {
 }
 
 void KvCache::set_aside(std::int64_t blocks) {
-  check(blocks - set_aside_ <= free_, "KV blocks are set aside that requests hold");
-  if (!caching_) free_ -= blocks - set_aside_;
-  set_aside_ = blocks;
-  if (!caching_) return;
+  const std::int64_t more = blocks - std::exchange(set_aside_, blocks);
+  check(more <= free_, "KV blocks are set aside that requests hold");
+  if (!caching_) {
+    free_ -= more;
+    return;
+  }
   while (std::ssize(aside_) < blocks) aside_.push_back(take_oldest());
   for (; std::ssize(aside_) > blocks; aside_.pop_back()) {
     at(aside_.back()).holders = 0;

@@ -684,7 +684,7 @@ void Instance::note_milestones(std::uint32_t request, std::int32_t tokens, bool 
   const std::int32_t known = 1 + (drafts > 0 ? speculation_.accept(drafts) : 0);
   const std::int32_t tokens = std::min(known, progress.output_tokens - progress.generated);
   const bool starts = progress.generated == 0;
-  const bool shows_first = progress.generated < std::max(1, deployment_.api_server.first_chunk);
+  const bool shows_first = progress.generated < deployment_.api_server.first_chunk;
   progress.generated += tokens;
   const bool finished = progress.generated == progress.output_tokens;
   // Tokens of one step come as if evenly spaced, as SGLang's benchmark counts them.
@@ -743,7 +743,6 @@ void Instance::emit_one_each(Rank& rank, Time now) {
 // Looks at each sequence of a rank as a step ends.
 void Instance::end_each(Rank& rank, Time now) {
   const std::vector<std::int32_t>& tokens = rank.plan.running_tokens;
-  const std::int32_t shown = std::max(1, deployment_.api_server.first_chunk);
   rank.steady = deployment_.speculation.tokens == 0 && !deployment_.prefill_only;
   rank.steps_left = std::numeric_limits<std::int32_t>::max();
   erase_running(rank, [&](std::size_t place) {
@@ -755,7 +754,7 @@ void Instance::end_each(Rank& rank, Time now) {
       ++rank.finished;
       return true;
     }
-    rank.steady = rank.steady && emits && progress.generated >= shown;
+    rank.steady = rank.steady && emits && progress.generated >= deployment_.api_server.first_chunk;
     rank.steps_left = std::min(rank.steps_left, progress.output_tokens - progress.generated);
     return false;
   });

@@ -298,10 +298,14 @@ class Simulation {
     pool.changed = true;
   }
 
-  // Whether every group could hold it: routers do not look for one that can.
+  // Whether every group could hold a request: routers do not look for one that can. Groups of a
+  // pool are alike but for KV blocks that experts take in outages.
   bool fits(const RequestRecord& request) const {
-    return std::ranges::all_of(
-        groups_, [&](const Group* group) { return group->instance.can_ever_hold(request); });
+    const auto holds = [&](const auto& group) { return group->instance.can_ever_hold(request); };
+    return std::ranges::all_of(pools_, [&](const auto& pool) {
+      return pool->deployment.failures.outages.empty() ? holds(pool->groups.front())
+                                                       : std::ranges::all_of(pool->groups, holds);
+    });
   }
 
   std::uint8_t class_of(const std::optional<SessionTurn>& turn) {

@@ -31,6 +31,22 @@ std::string refused(const Json& failures) {
   return config_error([&] { load(failures); });
 }
 
+struct Asked {
+  std::uint32_t requests;
+  std::int32_t prompt, output;
+};
+
+// Requests alike, on four ranks in turn.
+void submit(Instance& instance, Requests& requests, RowSource& rows, const Asked& asked) {
+  for (std::uint32_t id = 0; id < asked.requests; ++id) {
+    RequestRecord& r = requests.add();
+    r.prompt_tokens = asked.prompt;
+    r.output_tokens = asked.output;
+    r.binding = rows.bind();
+  }
+  for (std::uint32_t id = 0; id < asked.requests; ++id) instance.submit(id, id % 4);
+}
+
 TEST_CASE("survivors keep their slots, a lost expert takes the last slot of the most copied one") {
   // GPU 2 goes, and with it the only copies of 4 and 5. Expert 0 has three copies left, 1 has two.
   const LayerPlacement map(6, {{0, 1, 2}, {3, 0, 1}, {4, 5, 2}, {0, 1, 3}});
@@ -91,13 +107,7 @@ TEST_CASE("a rank that stops computes nothing, and its experts are served elsewh
                  e.decode().seed);
   Requests requests;
   Instance instance(e.decode(), rows, requests);
-  for (std::uint32_t id = 0; id < 16; ++id) {
-    RequestRecord& r = requests.add();
-    r.prompt_tokens = 10;
-    r.output_tokens = 5;
-    r.binding = rows.bind();
-  }
-  for (std::uint32_t id = 0; id < 16; ++id) instance.submit(id, id % 4);
+  submit(instance, requests, rows, {.requests = 16, .prompt = 10, .output = 5});
   Time now{};
   const auto step = [&] {
     const auto length = instance.begin_step(now);
@@ -239,13 +249,7 @@ TEST_CASE("experts without room take KV blocks of the ranks that are up, until t
   };
   sums_up(4);
   // Three requests of 2 blocks on each rank: 6 of 102.
-  for (std::uint32_t id = 0; id < 12; ++id) {
-    RequestRecord& r = requests.add();
-    r.prompt_tokens = 20;
-    r.output_tokens = 20;
-    r.binding = rows.bind();
-  }
-  for (std::uint32_t id = 0; id < 12; ++id) instance.submit(id, id % 4);
+  submit(instance, requests, rows, {.requests = 12, .prompt = 20, .output = 20});
   Time now{};
   const auto step = [&] {
     const auto length = instance.begin_step(now);

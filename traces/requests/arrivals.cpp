@@ -18,7 +18,7 @@ std::span<const Key> closed_loop_keys() {
       {"concurrency_per_rank", count, unset("in all"), "... of each attention rank"},
       {"staggered", form::flag, "false",
        "first outputs are cut short, evenly: clients out of step"},
-      {"clients_in_step", count, unset("1"), "so many staggered clients each share a cut"}};
+      {"clients_in_step", count, unset("1"), "how many staggered clients share one cut"}};
   return keys;
 }
 
