@@ -33,6 +33,7 @@ struct Group {
   Instance instance;
   bool busy = false;                     // a step runs, or the engine stands still
   std::int64_t serial = 0;               // of the step or stop that is under way
+  Time stopped_until{};                  // by outages so far
   std::vector<std::size_t> returning{};  // outages that have ended
 };
 
@@ -492,10 +493,11 @@ class Simulation {
     stopped.pool.changed = true;
   }
 
+  // A stop that begins while another lasts ends no sooner than that one.
   void stop_engine(Group& group, Seconds time) {
     group.busy = true;
-    queue_.schedule(end_of(time, "a stop", queue_.now()),
-                    EngineReady{group.instance.number(), ++group.serial});
+    group.stopped_until = std::max(group.stopped_until, end_of(time, "a stop", queue_.now()));
+    queue_.schedule(group.stopped_until, EngineReady{group.instance.number(), ++group.serial});
   }
 
   // When something ends that begins at `begin`. A run may outlast the clock on hardware slow

@@ -318,6 +318,24 @@ TEST_CASE("a run without copies keeps every token through an outage, and says wh
                  Catch::Contains("a replication of at least 1.33"));
 }
 
+TEST_CASE("an outage during another one's stop does not end that stop sooner") {
+  // GPU 2's experts come from outside, and stop the engine for longer than those of GPU 3.
+  const Json events = Json::array({{{"gpu", 2}, {"at", "10 ms"}}, {{"gpu", 3}, {"at", "11 ms"}}});
+  Json json = experiment({{"events", events}, {"reload_bandwidth", "1 MB/s"}});
+  json["placement"] = {{"type", "linear"}, {"replication", 1.5}};
+  const test::Served report = test::serve(test::load(json));
+  const OrderedJson outages = report.document()["failures"];
+  const auto end = [](const OrderedJson& outage) {
+    return outage["at_s"].get<double>() + outage["stopped_seconds"].get<double>();
+  };
+  CAPTURE(outages.dump());
+  REQUIRE(end(outages[0]) > end(outages[1]));
+  for (const RequestRecord& r : report.requests) {
+    const double last = to_seconds(r.last_token).count();
+    CHECK((last < 0.011 || last >= end(outages[0])));
+  }
+}
+
 TEST_CASE("an outage after the last request changes nothing") {
   OrderedJson before = run(load(Json::array())).document();
   OrderedJson after = run(load(Json::array({{{"gpu", 1}, {"at", "1000 s"}}}))).document();
