@@ -61,6 +61,13 @@ void note_waterfill(const Server& server, bool has_it, Notes& notes) {
     notes.push_back("/shared_expert: \"waterfill\"; SGLang alone has it, with DeepEP");
 }
 
+void note_capacity(const Server& server, Notes& notes) {
+  if (!server.evicts)
+    notes.push_back(
+        "/scheduling/capacity_scheduler_policy: TensorRT-LLM alone keeps room for all output "
+        "tokens");
+}
+
 namespace {
 
 // The policy of the routers that is the experiment's.

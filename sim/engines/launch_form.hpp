@@ -107,5 +107,7 @@ void note_balancer(const Server&, std::string_view how_often, Notes&);
 void note_two_batches(const Server&, bool deep_ep, Notes&);
 /// That the engine computes shared experts where their tokens are.
 void note_waterfill(const Server&, bool has_it, Notes&);
+/// That the engine preempts requests where KV blocks run out.
+void note_capacity(const Server&, Notes&);
 
 }  // namespace moesim

@@ -38,6 +38,7 @@ struct Server {
   std::int64_t max_model_len = 0;           ///< tokens that a request needs; 0: not known
   std::int32_t max_num_seqs = 0;            ///< of a rank
   std::int64_t max_num_batched_tokens = 0;  ///< of a rank and step
+  bool evicts = true;                       ///< rather than keep room for all output tokens
   int drafts = 0;                           ///< speculative tokens of a sequence
   bool drafts_itself = false;               ///< a layer of the model drafts them
   bool two_batches = false;                 ///< overlap of two batches is wanted

@@ -30,6 +30,8 @@ struct Sequence {
   Time deadline = Time::max();
   /// The workload tag of the recording that it replays, an index.
   std::uint32_t topic = 0;
+  /// Tokens that the KV cache holds when its last one is known.
+  std::int32_t at_end = 0;
   /// Whether its client has been shown a token.
   bool has_token() const { return tokens > prompt_tokens; }
   bool decoding() const { return has_token() && due() == 1; }

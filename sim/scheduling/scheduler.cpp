@@ -78,12 +78,31 @@ BatchLimits read_batch_limits(ConfigReader& options) {
   limits.long_prefill_token_threshold =
       static_cast<std::int32_t>(options.integer("long_prefill_token_threshold"));
   limits.reserve_full_prompt = options.flag("reserve_full_prompt");
+  limits.capacity = read_capacity_policy(options);
   return limits;
+}
+
+CapacityPolicy read_capacity_policy(ConfigReader& options) {
+  constexpr std::string_view key = "capacity_scheduler_policy";
+  return options.optional(key) ? choice<CapacityPolicy>(options, key, capacity_policy_names)
+                               : BatchLimits{}.capacity;
+}
+
+// Blocks that no running sequence will ever take; negative where they may not all end.
+static std::int64_t unpromised_blocks(const RankView& rank, const BatchLimits& limits) {
+  std::int64_t blocks = rank.free_blocks;
+  for (const Sequence& sequence : rank.running) {
+    blocks += sequence.blocks -
+              rank.layout.blocks_at_most(sequence.at_end, limits.max_num_batched_tokens);
+  }
+  return blocks;
 }
 
 void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& left, StepPlan& plan) {
   auto seats = static_cast<std::size_t>(limits.max_num_seqs);
   seats -= std::min(seats, plan.running_tokens.size());
+  const bool whole = limits.capacity == CapacityPolicy::guaranteed_no_evict;
+  std::int64_t unpromised = whole && !rank.waiting.empty() ? unpromised_blocks(rank, limits) : 0;
   for (Sequence sequence : rank.waiting) {
     if (left.budget <= 0 || seats == 0) break;
     const CacheHit hit = left.kv.find(sequence);
@@ -100,6 +119,11 @@ void plan_waiting(const RankView& rank, const BatchLimits& limits, Leftover& lef
                         rank.layout.blocks_at_most(sequence.tokens, limits.max_num_batched_tokens));
     }
     if (!hit.awaits && blocks - hit.in_use > left.kv.free_blocks()) break;
+    if (whole) {
+      unpromised +=
+          hit.in_use - rank.layout.blocks_at_most(sequence.at_end, limits.max_num_batched_tokens);
+      if (unpromised < 0) break;
+    }
     parks ? left.kv.park(sequence, hit) : left.kv.admit(sequence, hit, tokens);
     left.budget -= tokens;
     seats -= parks ? 0 : 1;

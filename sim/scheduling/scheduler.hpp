@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "hardware/choice.hpp"
 #include "hardware/registry.hpp"
 #include "models/memory.hpp"
 #include "sim/kv_cache/kv_plan.hpp"
@@ -84,6 +85,15 @@ enum class Turn {
   decode
 };
 
+/// What a rank's KV cache must have room for when a sequence is admitted: TensorRT-LLM's
+/// CapacitySchedulerPolicy (tensorrt_llm/llmapi/llm_args.py).
+enum class CapacityPolicy {
+  max_utilization,     ///< what is computed now; where blocks run out a running sequence gives way
+  guaranteed_no_evict  ///< all that runs, and this one, with the last of their output tokens
+};
+inline constexpr std::array<std::string_view, 2> capacity_policy_names{"max_utilization",
+                                                                       "guaranteed_no_evict"};
+
 /// Composes the next step of one rank: views in, a plan out.
 class Scheduler {
  public:
@@ -112,6 +122,7 @@ class Scheduler {
   virtual bool prices_prompts() const { return false; }
   virtual std::int32_t max_num_batched_tokens() const = 0;
   virtual std::int32_t max_num_seqs() const = 0;
+  virtual CapacityPolicy capacity_policy() const { return CapacityPolicy::max_utilization; }
 };
 
 /// The table: chunked_prefill, prefill_first, decode_only, comm_aware, priority, earliest_deadline,
@@ -127,17 +138,24 @@ struct BatchLimits {
   /// A waiting sequence is admitted only when blocks are free for all its tokens, though it takes
   /// those of its first chunk only: vLLM's scheduler_reserve_full_isl, on by default.
   bool reserve_full_prompt = true;
+  CapacityPolicy capacity = CapacityPolicy::max_utilization;
 };
 BatchLimits read_batch_limits(ConfigReader&);
+/// The policy that the options name, or that of BatchLimits.
+CapacityPolicy read_capacity_policy(ConfigReader&);
 inline constexpr Key reserve_full_prompt_key{
     "reserve_full_prompt", form::flag, "true",
     "admits a prompt only when all of it fits the KV cache"};
-inline constexpr std::array<Key, 4> batch_limit_keys{
+inline constexpr Key capacity_policy_key{
+    "capacity_scheduler_policy", form::choice(capacity_policy_names), "max_utilization",
+    "guaranteed_no_evict admits what fits with all its output tokens"};
+inline constexpr std::array<Key, 5> batch_limit_keys{
     {{"max_num_batched_tokens", form::integer(1, 1 << 24), required, "tokens of a rank in a step"},
      {"max_num_seqs", form::integer(1, 1 << 24), required, "sequences that run on a rank"},
      {"long_prefill_token_threshold", form::integer(0, 1 << 24), "0",
       "tokens of one prompt in a step, 0 for no limit"},
-     reserve_full_prompt_key}};
+     reserve_full_prompt_key,
+     capacity_policy_key}};
 
 /// A scheduler within batch limits.
 class LimitedScheduler : public Scheduler {
@@ -145,6 +163,7 @@ class LimitedScheduler : public Scheduler {
   explicit LimitedScheduler(BatchLimits limits) : limits_(limits) {}
   std::int32_t max_num_batched_tokens() const override { return limits_.max_num_batched_tokens; }
   std::int32_t max_num_seqs() const override { return limits_.max_num_seqs; }
+  CapacityPolicy capacity_policy() const override { return limits_.capacity; }
 
  protected:
   const BatchLimits& limits() const { return limits_; }

@@ -46,15 +46,19 @@ std::int64_t Instance::used_blocks() const {
   return used;
 }
 
+// The last output token is never fed back, so it needs no room, but drafts behind it do: that it is
+// the last one is not known before.
+std::int64_t Instance::tokens_at_end(const RequestRecord& request) const {
+  const std::int32_t outputs = deployment_.prefill_only ? 1 : request.output_tokens;
+  const std::int32_t drafts = deployment_.prefill_only ? 0 : deployment_.speculation.tokens;
+  return std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
+}
+
 bool Instance::can_ever_hold(const RequestRecord& request) const {
   const std::int64_t limit = deployment_.max_model_len;
   if (limit > 0 && std::int64_t{request.prompt_tokens} + request.output_tokens > limit)
     return false;
-  // The last output token is never fed back, so it needs no room, but drafts behind it do: that it
-  // is the last one is not known before.
-  const std::int32_t outputs = deployment_.prefill_only ? 1 : request.output_tokens;
-  const std::int32_t drafts = deployment_.prefill_only ? 0 : deployment_.speculation.tokens;
-  const std::int64_t tokens = std::int64_t{request.prompt_tokens} + outputs - 1 + drafts;
+  const std::int64_t tokens = tokens_at_end(request);
   const std::int32_t chunk = deployment_.scheduler->max_num_batched_tokens();
   return deployment_.kv_layout.blocks_at_most(tokens, chunk) <=
          deployment_.memory.kv_blocks - for_experts_;
@@ -75,6 +79,7 @@ void Instance::submit(std::uint32_t id, std::size_t index) {
   const std::int32_t tokens = request.prompt_tokens + request.generated;
   Sequence& sequence = rank.waiting.emplace_back(Sequence{
       id, tokens, computed ? tokens - 1 : 0, computed ? tokens - 1 : request.prompt_tokens, 0});
+  sequence.at_end = static_cast<std::int32_t>(tokens_at_end(request));
   if (request.routing.locality > 0) sequence.locality = request.routing.locality;
   if (deployment_.scheduler->reorders()) {
     constexpr Seconds longest{2.592e6};  // 30 days, of the clock's 106

@@ -87,6 +87,7 @@ class Instance {
   const RebalancingLog& rebalancing() const { return layout_.rebalancing(); }
 
  private:
+  std::int64_t tokens_at_end(const RequestRecord&) const;
   // What every step changes of a running request, kept beside its sequence, as records lie far
   // apart in memory. The record learns of it with the first token, and as the request runs no more.
   struct Progress {

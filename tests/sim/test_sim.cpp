@@ -141,6 +141,49 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("guaranteed_no_evict admits what all that runs leaves when it ends") {
+  // Of 16 tokens of prompt and 33 of output 48 need room: 3 blocks. Two that run hold one each and
+  // take four more, so that of 8 free blocks 4 are left: room for one sequence, not for two.
+  Sequence runs{0, 17, 16, 16, 1};
+  Sequence fresh{2, 16, 0, 16, 0};
+  runs.at_end = fresh.at_end = 48;
+  for (const char* type : {"chunked_prefill", "prefill_first"}) {
+    const auto with = [&](const char* policy) {
+      return schedulers().make(config(fmt::format(
+          R"({{"type": "{}", "max_num_batched_tokens": 64, "max_num_seqs": 8, "capacity_scheduler_policy": "{}"}})",
+          type, policy)));
+    };
+    const auto guaranteed = with("guaranteed_no_evict");
+    CHECK(plan(*guaranteed, {runs, runs}, {fresh, fresh}, 8).admitted_tokens.size() == 1);
+    CHECK(plan(*guaranteed, {runs, runs}, {fresh, fresh}, 10).admitted_tokens.size() == 2);
+    CHECK(plan(*guaranteed, {runs, runs}, {fresh}, 6).admitted_tokens.empty());
+    CHECK(plan(*with("max_utilization"), {runs, runs}, {fresh, fresh}, 8).admitted_tokens.size() ==
+          2);
+  }
+}
+
+TEST_CASE("with guaranteed_no_evict no request is ever preempted, and all are served") {
+  const auto serve = [](const char* policy) {
+    Json json =
+        test::tiny_experiment({{"scheduling", {{"capacity_scheduler_policy", policy}}},
+                               {"workload",
+                                {{"lengths", {{"type", "fixed"}, {"prompt", 16}, {"output", 33}}},
+                                 {"arrivals", {{"type", "closed_loop"}, {"concurrency", 32}}}}}});
+    Experiment e = test::load(json);
+    e.pools.front().memory.kv_blocks = 10;  // three requests of a rank, not eight
+    return test::serve(e);
+  };
+  const auto preempted = [](const test::Served& report) {
+    std::int64_t sum = 0;
+    for (const RequestRecord& r : report.requests) sum += r.preemptions;
+    return sum;
+  };
+  const test::Served evicts = serve("max_utilization"), guaranteed = serve("guaranteed_no_evict");
+  CHECK(preempted(evicts) > 0);
+  CHECK(preempted(guaranteed) == 0);
+  for (const RequestRecord& r : guaranteed.requests) REQUIRE(r.generated == 33);
+}
+
 TEST_CASE("a long prompt takes at most its threshold, so that others share the step") {
   const Sequence fresh{0, 1000, 0, 1000, 0};
   const auto s = scheduler("chunked_prefill", 64, 8, 20);

@@ -145,9 +145,10 @@ const std::map<std::string, Words> flags_of{{"vllm",
                                               "--mpi=pmix"}}};
 
 // Keys of llm_args.py in the options that trtllm-serve reads.
-const Words trtllm_options{
-    "enable_attention_dp", "enable_chunked_prefill",   "kv_cache_config",          "moe_config",
-    "speculative_config",  "cache_transceiver_config", "disable_overlap_scheduler"};
+const Words trtllm_options{"enable_attention_dp",      "enable_chunked_prefill",
+                           "kv_cache_config",          "moe_config",
+                           "scheduler_config",         "speculative_config",
+                           "cache_transceiver_config", "disable_overlap_scheduler"};
 
 const Json base = Json::parse(R"({"model": "glm_4_5_air", "cluster": "h200x16", "instances": 2,
     "parallel": {"dp": 4, "tp": 2, "ep": 8},
@@ -264,6 +265,19 @@ TEST_CASE("the options of TensorRT-LLM are keys that it has") {
     }
   }
   CHECK(printed == trtllm_options);
+}
+
+TEST_CASE("TensorRT-LLM is told to evict where requests were; other engines always do") {
+  const auto policy = [](const char* name) {
+    return with({{"scheduling", {{"capacity_scheduler_policy", name}}}});
+  };
+  const char* evicts = "scheduler_config: {capacity_scheduler_policy: MAX_UTILIZATION}";
+  CHECK_THAT(launch("trtllm", policy("max_utilization")), Contains(evicts));
+  CHECK_THAT(launch("trtllm", policy("guaranteed_no_evict")), !Contains("scheduler_config"));
+  for (const char* engine : {"vllm", "sglang"}) {
+    CHECK_THAT(launch(engine, policy("guaranteed_no_evict")), Contains("TensorRT-LLM alone"));
+    CHECK_THAT(launch(engine, policy("max_utilization")), !Contains("TensorRT-LLM alone"));
+  }
 }
 
 TEST_CASE("two batches overlap where DeepEP is chosen; without it no engine starts so") {

@@ -76,6 +76,7 @@ Server server_of(const PoolSpec& pool, const std::string& role) {
           .max_model_len = max_model_len(pool),
           .max_num_seqs = pool.scheduler->max_num_seqs(),
           .max_num_batched_tokens = pool.scheduler->max_num_batched_tokens(),
+          .evicts = pool.scheduler->capacity_policy() == CapacityPolicy::max_utilization,
           .drafts = pool.speculation.tokens,
           .drafts_itself = pool.speculation.has_module(),
           .two_batches = pool.overlap.two_batch.has_value(),

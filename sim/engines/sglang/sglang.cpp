@@ -177,6 +177,7 @@ Notes notes_of(const Server& s) {
   note_placement(s, notes);
   note_two_batches(s, !deepep_mode(s).empty(), notes);
   note_waterfill(s, !deepep_mode(s).empty(), notes);
+  note_capacity(s, notes);
   if (!has_own_share(s))
     notes.push_back(
         "/kv_cache/gpu_memory_utilization: SGLang's --mem-fraction-static counts "

@@ -53,6 +53,7 @@ OptionsFile options(const Server& s) {
         fmt::format("{{backend: {}, load_balancer: {}}}", balanced_backend(s), load_balancer(s)));
   add(s.drafts_itself, "speculative_config",
       fmt::format("{{decoding_type: MTP, max_draft_len: {}}}", s.drafts));
+  add(s.evicts, "scheduler_config", "{capacity_scheduler_policy: MAX_UTILIZATION}");
   add(!s.role.empty(), "cache_transceiver_config", "{backend: DEFAULT}");
   add(s.role == "prefill", "disable_overlap_scheduler", "true");
   return {file_name(s), text};

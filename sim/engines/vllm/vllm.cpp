@@ -185,6 +185,7 @@ Notes notes_of(const Server& s) {
   note_backend(s, notes);
   note_two_batches(s, backend_of(s).deep_ep, notes);
   note_waterfill(s, false, notes);
+  note_capacity(s, notes);
   if (s.scheduling == "prefill_first")
     notes.push_back("/scheduling: \"prefill_first\"; vLLM mixes prompt chunks with decodes");
   if (!has_own_share(s))

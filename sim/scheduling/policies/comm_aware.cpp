@@ -95,6 +95,7 @@ std::span<const Key> comm_aware_keys() {
       batch_limit_keys[1],
       batch_limit_keys[2],
       reserve_full_prompt_key,
+      capacity_policy_key,
       {"target", form::time, "50 ms", "what a step may take"},
       {"max_skips", form::number(1, 1e6), "8", "steps until a decode goes before any nearer one"}};
   return keys;

@@ -25,7 +25,8 @@ std::span<const Key> decode_only_keys() {
   static constexpr Key keys[] = {
       {"max_num_seqs", count, required, "sequences that run on a rank"},
       {"max_num_batched_tokens", count, unset("max_num_seqs"), "tokens of a rank in a step"},
-      reserve_full_prompt_key};
+      reserve_full_prompt_key,
+      capacity_policy_key};
   return keys;
 }
 
@@ -35,6 +36,7 @@ std::unique_ptr<Scheduler> make_decode_only(ConfigReader& options) {
   limits.max_num_batched_tokens =
       static_cast<std::int32_t>(options.integer_or("max_num_batched_tokens", limits.max_num_seqs));
   limits.reserve_full_prompt = options.flag("reserve_full_prompt");
+  limits.capacity = read_capacity_policy(options);
   return std::make_unique<DecodeOnly>(limits);
 }
 

@@ -135,6 +135,7 @@ std::span<const Key> expert_groups_keys() {
       batch_limit_keys[1],
       batch_limit_keys[2],
       reserve_full_prompt_key,
+      capacity_policy_key,
       {"slack_share", form::number(0, 1), "0.1", "share of a request's slack that groups may use"}};
   return keys;
 }
