@@ -28,7 +28,9 @@ std::span<const Key> kv_cache_keys() {
       {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
       {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
       {"min_load_tokens", form::integer(0, 1 << 30), "0",
-       "a hit in a tier of fewer tokens is computed"}};
+       "a hit in a tier of fewer tokens is computed"},
+      {"fetch", form::choice(tier_fetch_names), "all",
+       "hits in a tier that are loaded: all, or if that is shorter"}};
   return keys;
 }
 
@@ -145,9 +147,14 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   const ConfigNode tiers = kv.child("tiers");
   cache.tiers = read_kv_tiers(tiers, spec.policies->tier_eviction, spec.policies->tier_write,
                               spec.cluster.gpu.host_bandwidth);
+  cache.fetch = choice<TierFetch>(kv, "fetch", tier_fetch_names);
   if (cache.tiers.empty()) return;
   if (!spec.prefix_caching) {
     tiers.fail("a tier is looked up by prefix; give \"prefix_caching\": true, or leave tiers out");
+  }
+  if (cache.fetch == TierFetch::if_shorter && cache.tiers.size() > 1) {
+    kv.child("fetch").fail(
+        R"("if_shorter" compares one tier's link with computing; give one tier, or "all")");
   }
   const KvLayout layout = kv_layout_of(spec);
   if (layout.has_windows()) {

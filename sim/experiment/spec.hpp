@@ -62,6 +62,7 @@ struct KvCacheSpec {
   std::vector<KvTierPlan> tiers{};                   ///< below HBM, nearest first
   TierRead read = TierRead::parked;
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed
+  TierFetch fetch = TierFetch::all;
 };
 
 /// What a config calls the policies that do not know their names.
