@@ -257,7 +257,7 @@ class Simulation {
     request.received = queue_.now();
     request.binding =
         rows_.bind(request.turn ? std::optional(request.turn->session) : std::nullopt);
-    request.of_class = class_of(request.turn);
+    request.of_class = class_of(due_->request);
     const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
@@ -308,10 +308,15 @@ class Simulation {
     });
   }
 
-  std::uint8_t class_of(const std::optional<SessionTurn>& turn) {
-    if (!turn) return draw_class(load_.classes, class_rng_);
-    const auto [session, begins] = class_of_session_.try_emplace(turn->session);
-    if (begins) session->second = draw_class(load_.classes, class_rng_);
+  // All turns of a session are of the class of its first.
+  std::uint8_t class_of(const Request& request) {
+    const auto own = [&] {
+      return load_.recorded_classes.empty() ? draw_class(load_.classes, class_rng_)
+                                            : load_.recorded_classes[request.recorded_class];
+    };
+    if (!request.turn) return own();
+    const auto [session, begins] = class_of_session_.try_emplace(request.turn->session);
+    if (begins) session->second = own();
     return session->second;
   }
 
