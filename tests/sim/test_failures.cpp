@@ -2,6 +2,8 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "sim/placement/live_ranks.hpp"
 #include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
@@ -316,6 +318,32 @@ TEST_CASE("a run without copies keeps every token through an outage, and says wh
              Catch::Contains("/failures: without GPU 1 12 slots are left for 16 experts") &&
                  Catch::Contains("give up 96 KV blocks for the others but has 96") &&
                  Catch::Contains("a replication of at least 1.33"));
+}
+
+// A step that is lost may have admitted a request that has fewer tokens left than those that run.
+TEST_CASE("a step that is lost as it admits a request costs no request a token, or more tokens") {
+  // Every expert has a copy left, so that the others go on at once.
+  Json json = test::tiny_experiment(
+      {{"placement", {{"type", "linear"}, {"replication", 2}}},
+       {"request_routing", "least_kv"},
+       {"workload",
+        {{"arrivals", {{"type", "constant"}, {"rate", "1354 /s"}, {"concurrency", nullptr}}},
+         {"lengths",
+          {{"type", "lognormal"},
+           {"prompt", {{"median", 5}, {"sigma", .5}, {"max", 40}}},
+           {"output", {{"median", 9}, {"sigma", 1}, {"max", 60}}}}},
+         {"requests", 40}}}});
+  json["model"]["layers"][0]["repeat"] = 1;
+  for (int i = 1; i < 80; ++i) {
+    CAPTURE(i);
+    json["failures"] = Json::array({{{"gpu", 3}, {"at", fmt::format("{:.3f} ms", .113 * i)}}});
+    const test::Served served = test::serve(test::load(json));
+    REQUIRE(served.requests.size() == 40);
+    for (const RequestRecord& request : served.requests) {
+      REQUIRE(request.state == RequestRecord::State::finished);
+      REQUIRE(request.generated == request.output_tokens);
+    }
+  }
 }
 
 TEST_CASE("an outage after the last request changes nothing") {
