@@ -80,7 +80,6 @@ struct Pool {
   PoolTiers tiers;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
-  Time router_idle{};  // from when on the router is free
   RouterTally router{};
   Measurement measurement;
   bool changed = false;  // something happened at this moment
@@ -284,11 +283,12 @@ class Simulation {
       pool.frontend.arrive(id, queue_.now());
       return;
     }
-    pool.router_idle = end_of(each, "a router's queue", std::max(pool.router_idle, queue_.now()));
+    Time& idle_from = pool.router.idle_from;
+    idle_from = end_of(each, "a router's queue", std::max(idle_from, queue_.now()));
     ++pool.router.decisions;
-    pool.router.waited += pool.router_idle - queue_.now();
+    pool.router.waited += idle_from - queue_.now();
     at_router_.insert(id);
-    queue_.schedule(pool.router_idle, RouterDecides{static_cast<int>(pool_number), id});
+    queue_.schedule(idle_from, RouterDecides{static_cast<int>(pool_number), id});
   }
 
   void handle(const RouterDecides& decision) {
