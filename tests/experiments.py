@@ -163,8 +163,11 @@ class World:
                 below = dict(tier, name=name, per=self.one_of(*scopes[scopes.index(tiers[-1]["per"]):]), path=self.one_of("staged", "direct"),
                              eviction=self.policy("tier_eviction"), write=self.policy("tier_write"))
                 tiers.append(below)
-        return {"tiers": tiers, "read": self.one_of("parked", "parked", "blocking", "layerwise"),
-                "min_load_tokens": self.one_of(0, 0, 50)}
+        cache = {"tiers": tiers, "read": self.one_of("parked", "parked", "blocking", "layerwise"),
+                 "min_load_tokens": self.one_of(0, 0, 50)}
+        if len(tiers) == 1:
+            cache["fetch"] = self.one_of("all", "if_shorter")
+        return cache
 
     def sessions(self):
         tokens = lambda median: {"median": median, "sigma": self.one_of(0, 1), "max": 300}

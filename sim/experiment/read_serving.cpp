@@ -9,9 +9,11 @@
 
 #include "hardware/choice.hpp"
 #include "hardware/find_value.hpp"
+#include "hardware/parse_json.hpp"
 #include "hardware/shipped.hpp"
 #include "models/launches.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "traces/requests/lengths.hpp"
 
 namespace moesim {
 
@@ -28,7 +30,9 @@ std::span<const Key> kv_cache_keys() {
       {"tiers", form::list(tier), "[]", "memories below HBM that keep blocks, nearest first"},
       {"read", form::choice(tier_read_names), "parked", "who waits for blocks from a tier"},
       {"min_load_tokens", form::integer(0, 1 << 30), "0",
-       "a hit in a tier of fewer tokens is computed"}};
+       "a hit in a tier of fewer tokens is computed"},
+      {"fetch", form::choice(tier_fetch_names), "all",
+       "hits in a tier that are loaded: all, or if that is shorter"}};
   return keys;
 }
 
@@ -117,7 +121,8 @@ std::span<const Key> slo_keys() {
 std::span<const Key> class_keys() {
   static constexpr Key keys[] = {
       {"name", form::text, required, "what the report calls it"},
-      {"share", form::number(0, 1), required, "share of the requests, or of the sessions"},
+      {"share", form::number(0, 1), unset("as a file's column class says"),
+       "share of the requests, or of the sessions"},
       {"priority", form::integer(-1000, 1000), "0", "lower values come first, as vLLM has it"},
       {"slo", form::object(slo_keys), unset("the experiment's"), "objectives of its requests"}};
   return keys;
@@ -142,10 +147,15 @@ void read_tiers(ConfigReader& kv, PoolSpec& spec) {
   KvCacheSpec& cache = spec.kv_cache;
   cache.read = choice<TierRead>(kv, "read", tier_read_names);
   cache.min_load_tokens = kv.integer("min_load_tokens");
+  cache.fetch = choice<TierFetch>(kv, "fetch", tier_fetch_names);
   const ConfigNode tiers = kv.child("tiers");
   cache.tiers = read_kv_tiers(tiers, spec.policies->tier_eviction, spec.policies->tier_write,
                               spec.cluster.gpu.host_bandwidth);
   if (cache.tiers.empty()) return;
+  if (cache.fetch == TierFetch::if_shorter && cache.tiers.size() > 1) {
+    kv.child("fetch").fail(
+        R"("if_shorter" compares one tier's link with computing; give one tier, or "all")");
+  }
   if (!spec.prefix_caching) {
     tiers.fail("a tier is looked up by prefix; give \"prefix_caching\": true, or leave tiers out");
   }
@@ -322,8 +332,10 @@ Slo read_slo(const ConfigNode& node) {
 
 RequestClass read_class(const ConfigNode& node, const Slo& otherwise) {
   return read_object(node, class_keys, [&](ConfigReader& reader) {
-    RequestClass read{reader.text("name"), reader.number("share"),
-                      static_cast<std::int32_t>(reader.integer("priority")), otherwise};
+    RequestClass read{.name = reader.text("name"),
+                      .priority = static_cast<std::int32_t>(reader.integer("priority")),
+                      .slo = otherwise};
+    if (reader.optional("share")) read.share = reader.number("share");
     if (reader.optional("slo")) read.slo = read_slo(reader.child("slo"));
     return read;
   });
@@ -337,14 +349,43 @@ std::vector<RequestClass> read_classes(const ConfigNode& list, const Slo& otherw
     RequestClass read = read_class(node, otherwise);
     if (std::ranges::find(classes, read.name, &RequestClass::name) != classes.end())
       node.child("name").fail(fmt::format("\"{}\" is the name of two classes", read.name));
-    shares += read.share;
+    shares += read.share.value_or(0);
     classes.push_back(std::move(read));
   }
   if (classes.size() > most)
     list.fail(fmt::format("{} classes, at most {} can be told apart", classes.size(), most));
-  if (!classes.empty() && std::abs(shares - 1) > 1e-6)
+  const auto drawn = [](const RequestClass& one) { return one.share.has_value(); };
+  if (std::ranges::none_of(classes, drawn)) return classes;
+  const auto without = std::ranges::find_if_not(classes, drawn);
+  if (without != classes.end())
+    list.fail(
+        fmt::format("class \"{}\" has no \"share\"; give one to all classes, or to none if a "
+                    "recorded file names them",
+                    without->name));
+  if (std::abs(shares - 1) > 1e-6)
     list.fail(fmt::format("the shares of all classes sum to {:.6g}, not to 1", shares));
   return classes;
+}
+
+// The class of each that a file names.
+std::vector<std::uint8_t> recorded_classes(const ConfigNode& list,
+                                           std::span<const RequestClass> classes,
+                                           std::span<const std::string> recorded) {
+  if (recorded.empty())
+    list.fail(
+        "no class has a \"share\", and no file of requests or sessions has a column \"class\"");
+  std::vector<std::uint8_t> places;
+  for (const std::string& name : recorded) {
+    const auto found = std::ranges::find(classes, name, &RequestClass::name);
+    if (found == classes.end()) {
+      std::vector<std::string_view> known;
+      for (const RequestClass& one : classes) known.push_back(one.name);
+      list.fail(one_line(fmt::format("recorded requests are of class \"{}\"; the classes are {}",
+                                     name, join_names(known))));
+    }
+    places.push_back(static_cast<std::uint8_t>(found - classes.begin()));
+  }
+  return places;
 }
 
 }  // namespace
@@ -371,8 +412,11 @@ void read_serving(ConfigReader& reader, PoolSpec& spec) {
 
 void read_objectives(ConfigReader& reader, ConfigReader& workload, PoolSpec& spec) {
   spec.slo = read_slo(reader.child("slo"));
-  if (workload.optional("classes"))
-    spec.classes = read_classes(workload.child("classes"), spec.slo);
+  if (!workload.optional("classes")) return;
+  const ConfigNode list = workload.child("classes");
+  spec.classes = read_classes(list, spec.slo);
+  if (!spec.classes.empty() && !spec.classes.front().share)
+    spec.recorded_classes = recorded_classes(list, spec.classes, spec.workload.lengths->classes());
 }
 
 void read_measurement(ConfigReader& reader, PoolSpec& spec) {

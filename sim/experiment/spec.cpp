@@ -596,8 +596,8 @@ std::uint8_t draw_class(std::span<const RequestClass> classes, Rng& rng) {
   if (classes.empty()) return 0;
   double left = rng.uniform();
   std::uint8_t drawn = 0;
-  while (drawn + 1U < classes.size() && left >= classes[drawn].share)
-    left -= classes[drawn++].share;
+  while (drawn + 1U < classes.size() && left >= *classes[drawn].share)
+    left -= *classes[drawn++].share;
   return drawn;
 }
 

@@ -62,6 +62,7 @@ struct KvCacheSpec {
   std::vector<KvTierPlan> tiers{};                   ///< below HBM, nearest first
   TierRead read = TierRead::parked;
   std::int64_t min_load_tokens = 0;  ///< a shorter hit of a tier is computed
+  TierFetch fetch = TierFetch::all;
 };
 
 /// What a config calls the policies that do not know their names.
@@ -108,9 +109,9 @@ struct Slo {
 /// A kind of requests. All turns of a session are of one class.
 struct RequestClass {
   std::string name;
-  double share = 1;           ///< of the requests, or of the sessions
-  std::int32_t priority = 0;  ///< lower values come first
-  Slo slo{};                  ///< its own, or the experiment's
+  std::optional<double> share{};  ///< of the requests, or of the sessions; none: recorded
+  std::int32_t priority = 0;      ///< lower values come first
+  Slo slo{};                      ///< its own, or the experiment's
 };
 /// The place of the class that a request has, by the classes' shares; 0 of none, without a draw.
 std::uint8_t draw_class(std::span<const RequestClass>, Rng&);
@@ -139,6 +140,8 @@ struct PoolSpec {
   std::optional<ConfigNode> prefill_gating{};  ///< if prefill has its own
   RequestWorkload workload{};
   std::vector<RequestClass> classes{};  ///< of requests; none: all are alike
+  /// Places in `classes` by Request::recorded_class; none: classes are drawn by their shares.
+  std::vector<std::uint8_t> recorded_classes{};
   BindingOrder binding{};
   std::uint64_t seed = 1;
 

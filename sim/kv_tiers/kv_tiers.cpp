@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/kv_tiers/kv_tiers.hpp"
 
+#include <algorithm>
+#include <cmath>
+
 #include <fmt/format.h>
 
 #include "hardware/choice.hpp"
@@ -119,6 +122,12 @@ KvTierPlan read_tier(const ConfigNode& node, std::size_t place,
 }
 
 }  // namespace
+
+std::optional<std::int64_t> break_even_blocks(Seconds latency, Seconds load, Seconds compute) {
+  if (load >= compute) return std::nullopt;
+  constexpr double most = 1e15;  // more than any prompt has
+  return static_cast<std::int64_t>(std::min(most, std::floor(latency / (compute - load)))) + 1;
+}
 
 std::vector<KvTierPlan> read_kv_tiers(const ConfigNode& node,
                                       const Registry<TierEviction>& evictions,

@@ -85,6 +85,17 @@ enum class TierRead {
 };
 inline constexpr std::array<std::string_view, 3> tier_read_names{"parked", "blocking", "layerwise"};
 
+/// Which of the blocks that a tier has are loaded; the others are computed.
+enum class TierFetch {
+  all,        ///< all
+  if_shorter  ///< those of hits that take longer to compute than to load: break_even_blocks()
+};
+inline constexpr std::array<std::string_view, 2> tier_fetch_names{"all", "if_shorter"};
+
+/// The fewest blocks that are loaded sooner than computed: n with latency + n load < n compute.
+/// Nothing if no number is: load >= compute.
+std::optional<std::int64_t> break_even_blocks(Seconds latency, Seconds load, Seconds compute);
+
 /// A memory below HBM that keeps blocks of the KV cache.
 struct KvTierPlan {
   std::string name = "host";

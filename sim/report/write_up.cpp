@@ -733,10 +733,11 @@ RebalancingLog rebalancing_of(const PoolRun& pool) {
 RouterStats router_of(const PoolRun& pool, Time now) {
   const double each = pool.deployment.charges.request_routing.count();
   const auto decisions = static_cast<double>(pool.router.decisions);
+  const double beyond = std::max(0., to_seconds(pool.router.idle_from - now).count());
   return {.decision_us = each * 1e6,
           .most_per_second = 1 / each,
           .decisions = pool.router.decisions,
-          .busy_share = ratio(decisions * each, to_seconds(now - Time{}).count()),
+          .busy_share = ratio(decisions * each - beyond, to_seconds(now - Time{}).count()),
           .mean_wait_ms = ratio(to_seconds(pool.router.waited).count() * 1e3, decisions)};
 }
 

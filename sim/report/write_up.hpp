@@ -30,6 +30,7 @@ struct TierRun {
 struct RouterTally {
   std::int64_t decisions = 0;
   Duration waited{};  ///< from a request's arrival at the router to its decision
+  Time idle_from{};   ///< when the last decision is made: after the end if its client leaves before
 };
 
 /// EP groups alike that served behind one router, as a run leaves them.

@@ -626,6 +626,8 @@ Instance::Stopped Instance::fail(const Outage& outage, Time now) {
   OutageRecord& record = layout_.stop(outage, now);
   if (stepping_) record.step_lost = to_seconds(now - summary_.start);
   stepping_ = false;
+  // A step that is lost has admitted sequences, whose tokens nobody has looked at.
+  for (Rank& rank : ranks_) rank.steady = false;
   drop_abandoned();
   Stopped stopped;
   for (const int rank : outage.dp_ranks) {

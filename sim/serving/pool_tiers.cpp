@@ -2,6 +2,9 @@
 #include "sim/serving/pool_tiers.hpp"
 
 #include <algorithm>
+#include <limits>
+
+#include "sim/serving/step_time_estimate.hpp"
 
 namespace moesim {
 
@@ -25,18 +28,32 @@ PoolTiers::PoolTiers(const Deployment& e) : deployment_(e), levels_(e.kv_cache.t
       sites_.push_back(std::move(site));
     }
   }
+  if (!sites_.empty()) least_blocks_ = least_blocks();
+}
+
+// Hits of fewer blocks are computed: as the config says, and where a load would take longer, by the
+// full rate of one GPU's link.
+std::int64_t PoolTiers::least_blocks() const {
+  const KvCacheSpec& cache = deployment_.kv_cache;
+  const KvLayout& layout = deployment_.kv_layout;
+  const std::int64_t least = std::max<std::int64_t>(
+      1, (cache.min_load_tokens + layout.block_tokens - 1) / layout.block_tokens);
+  if (cache.fetch == TierFetch::all) return least;
+  const KvTierPlan& tier = cache.tiers.front();
+  const BytesPerSecond rate =
+      std::min(tier.bandwidth, tier.aggregate_bandwidth.value_or(tier.bandwidth));
+  const Seconds compute = prompt_token_time(deployment_) * layout.block_tokens;
+  return std::max(least, break_even_blocks(tier.latency, layout.block / rate, compute)
+                             .value_or(std::numeric_limits<std::int64_t>::max()));
 }
 
 std::vector<TierPort> PoolTiers::ports(int instance) const {
   std::vector<TierPort> ports;
   if (sites_.empty()) return ports;
-  const KvCacheSpec& cache = deployment_.kv_cache;
-  const std::int64_t block = deployment_.kv_layout.block_tokens;
-  const std::int64_t least = (cache.min_load_tokens + block - 1) / block;
   for (int r = 0; r < deployment_.parallel.dp; ++r) {
     const int rank = instance * deployment_.parallel.dp + r;
     ports.push_back({site_of(levels_.front(), rank).tier.get(), rank % levels_.front().ranks,
-                     cache.read, std::max<std::int64_t>(1, least)});
+                     deployment_.kv_cache.read, least_blocks_});
   }
   return ports;
 }

@@ -42,9 +42,12 @@ class PoolTiers {
     return sites_[level.first_site + static_cast<std::size_t>(rank / level.ranks)];
   }
 
+  std::int64_t least_blocks() const;
+
   const Deployment& deployment_;
   std::vector<Level> levels_;  // by depth
   std::vector<Site> sites_;
+  std::int64_t least_blocks_ = 1;
 };
 
 }  // namespace moesim

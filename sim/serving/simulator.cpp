@@ -81,7 +81,6 @@ struct Pool {
   PoolTiers tiers;
   std::vector<std::unique_ptr<Group>> groups;
   Frontend frontend;
-  Time router_idle{};  // from when on the router is free
   RouterTally router{};
   Measurement measurement;
   bool changed = false;  // something happened at this moment
@@ -258,7 +257,7 @@ class Simulation {
     request.received = queue_.now();
     request.binding =
         rows_.bind(request.turn ? std::optional(request.turn->session) : std::nullopt);
-    request.of_class = class_of(request.turn);
+    request.of_class = class_of(due_->request);
     const bool last = requests_.size() == load_.workload.requests;
     for (const auto& pool : pools_) {
       pool->measurement.request_arrived(queue_.now());
@@ -285,11 +284,12 @@ class Simulation {
       pool.frontend.arrive(id, queue_.now());
       return;
     }
-    pool.router_idle = end_of(each, "a router's queue", std::max(pool.router_idle, queue_.now()));
+    Time& idle_from = pool.router.idle_from;
+    idle_from = end_of(each, "a router's queue", std::max(idle_from, queue_.now()));
     ++pool.router.decisions;
-    pool.router.waited += pool.router_idle - queue_.now();
+    pool.router.waited += idle_from - queue_.now();
     at_router_.insert(id);
-    queue_.schedule(pool.router_idle, RouterDecides{static_cast<int>(pool_number), id});
+    queue_.schedule(idle_from, RouterDecides{static_cast<int>(pool_number), id});
   }
 
   void handle(const RouterDecides& decision) {
@@ -309,10 +309,15 @@ class Simulation {
     });
   }
 
-  std::uint8_t class_of(const std::optional<SessionTurn>& turn) {
-    if (!turn) return draw_class(load_.classes, class_rng_);
-    const auto [session, begins] = class_of_session_.try_emplace(turn->session);
-    if (begins) session->second = draw_class(load_.classes, class_rng_);
+  // All turns of a session are of the class of its first.
+  std::uint8_t class_of(const Request& request) {
+    const auto own = [&] {
+      return load_.recorded_classes.empty() ? draw_class(load_.classes, class_rng_)
+                                            : load_.recorded_classes[request.recorded_class];
+    };
+    if (!request.turn) return own();
+    const auto [session, begins] = class_of_session_.try_emplace(request.turn->session);
+    if (begins) session->second = own();
     return session->second;
   }
 

@@ -3,6 +3,29 @@
 
 namespace moesim {
 
+namespace {
+
+// A step with so large a piece of one prompt on every rank.
+Seconds prompt_step(const Deployment& e, StepModel& model, RowSource& rows, std::int32_t tokens) {
+  StepBatch batch;
+  for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
+    batch.ranks.emplace_back();
+    add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, 0}, 0);
+  }
+  StepCost cost;
+  model.price(batch, e.rules.of(StepKind::prefill), e.placement, rows, cost);
+  return cost.total;
+}
+
+}  // namespace
+
+Seconds prompt_token_time(const Deployment& e) {
+  RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
+  StepModel model = step_model(e);
+  const std::int32_t tokens = std::max(1, e.scheduler->max_num_batched_tokens());
+  return prompt_step(e, model, rows, tokens) / tokens;
+}
+
 StepPrice price_steps(const Deployment& e) {
   RowSource rows(e.trace, e.prefill_trace, e.bind_odd_only, e.seed);
   StepModel model = step_model(e);
@@ -31,15 +54,8 @@ StepPrice price_steps(const Deployment& e) {
   if (!e.scheduler->prices_prompts()) return price;
   // Two figures at least, as lines go between two.
   const std::int32_t budget = std::max(2, e.scheduler->max_num_batched_tokens());
-  for (std::int32_t tokens = 1; tokens < 2 * budget; tokens *= 2) {
-    StepBatch batch;
-    for (std::int32_t r = 0; r < e.parallel.dp; ++r) {
-      batch.ranks.emplace_back();
-      add_sequence(batch, rows, rows.bind(), Phase::prefill, {tokens, 0}, 0);
-    }
-    model.price(batch, e.rules.of(StepKind::prefill), e.placement, rows, cost);
-    price.of_prompt.push_back(cost.total.count());
-  }
+  for (std::int32_t tokens = 1; tokens < 2 * budget; tokens *= 2)
+    price.of_prompt.push_back(prompt_step(e, model, rows, tokens).count());
   return price;
 }
 

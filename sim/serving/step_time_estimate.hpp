@@ -10,4 +10,8 @@ namespace moesim {
 /// scheduler asks for them, steps of 1, 2, 4, .. prompt tokens as well.
 StepPrice price_steps(const Deployment&);
 
+/// What a prompt token takes in a step of nothing but prompts that has max_num_batched_tokens on
+/// every rank, each at the beginning of one prompt.
+Seconds prompt_token_time(const Deployment&);
+
 }  // namespace moesim

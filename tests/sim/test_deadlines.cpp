@@ -14,6 +14,7 @@
 #include "sim/serving/simulator.hpp"
 #include "sim/serving/step_time_estimate.hpp"
 #include "tests/support.hpp"
+#include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
 namespace moesim::test_deadlines {
@@ -475,6 +476,99 @@ TEST_CASE("with no slack to use, expert_groups is earliest_deadline") {
   alone.erase("context");
   grouped.erase("context");
   CHECK(alone.dump() == grouped.dump());
+}
+
+// A load in which a file says of which class each row is.
+Json recorded_classes(const test::TemporaryFile& file, const Json& classes,
+                      const char* kind = "arrivals") {
+  Json set{{"workload", {{"lengths", nullptr}, {"classes", classes}, {"requests", nullptr}}}};
+  set["workload"][kind] = {{"type", kind == std::string("sessions") ? "recorded" : "trace"},
+                           {"concurrency", nullptr},
+                           {"file", file.path().string()}};
+  if (kind == std::string("sessions")) set["workload"][kind].erase("concurrency");
+  return set;
+}
+
+TEST_CASE("recorded requests are of the classes that their file names") {
+  const Json classes{{{"name", "batch"}, {"priority", 1}}, {{"name", "interactive"}}};
+  const std::vector<std::uint8_t> expected{1, 0, 0, 1};
+  const auto of_file = [&](const char* name, const std::string& text) {
+    const test::TemporaryFile file(name, text);
+    std::vector<std::uint8_t> of;
+    for (const RequestRecord& request :
+         test::serve(load_tiny(recorded_classes(file, classes))).requests)
+      of.push_back(request.of_class);
+    return of;
+  };
+  CHECK(of_file("classes.csv",
+                "arrival_s,class,prompt_tokens,output_tokens\n0,interactive,20,3\n"
+                "1,batch,20,3\n2,batch,20,3\n3,interactive,20,3\n") == expected);
+  std::string lines;
+  for (int i = 0; i < 4; ++i)
+    lines +=
+        fmt::format(R"({{"timestamp": {}, "input_length": 20, "output_length": 3, "class": "{}"}})"
+                    "\n",
+                    1000 * i, expected[std::size_t(i)] == 1 ? "interactive" : "batch");
+  CHECK(of_file("classes.jsonl", lines) == expected);
+}
+
+TEST_CASE("all turns of a recorded session are of the class of its first row") {
+  std::string lines;
+  const auto row = [&](const char* session, const char* more) {
+    lines += fmt::format(
+        R"({{"session_id": "{}", "input_length": 20, "output_length": 3, "timestamp": {}{}}})"
+        "\n",
+        session, 1000 * std::ranges::count(lines, '\n'), more);
+  };
+  row("a", R"(, "class": "fast")");
+  row("b", R"(, "class": "slow")");
+  row("a", "");
+  row("b", R"(, "class": "slow")");
+  const test::TemporaryFile file("sessions.jsonl", lines);
+  Json set = recorded_classes(file, {{{"name", "slow"}}, {{"name", "fast"}}}, "sessions");
+  set["workload"]["arrivals"] = nullptr;
+  const test::Served served = test::serve(load_tiny(set));
+  REQUIRE(served.requests.size() == 4);
+  for (const RequestRecord& request : served.requests)
+    CHECK(request.of_class == (request.turn->session == 0 ? 1 : 0));
+}
+
+TEST_CASE("what a run wrote of classes is replayed, each request in its class") {
+  const Json classes{{{"name", "a"}, {"share", .25}}, {{"name", "b"}, {"share", .75}}};
+  const test::Served drawn = test::serve(load_tiny({{"workload", {{"classes", classes}}}}));
+  std::string rows = "arrival_s,prompt_tokens,output_tokens,class\n";
+  for (const RequestRecord& request : drawn.requests)
+    rows +=
+        fmt::format("{:.9f},{},{},{}\n", to_seconds(request.arrival).count(), request.prompt_tokens,
+                    request.output_tokens, request.of_class == 0 ? "a" : "b");
+  const test::TemporaryFile file("run.csv", rows);
+  const test::Served again =
+      test::serve(load_tiny(recorded_classes(file, {{{"name", "b"}}, {{"name", "a"}}})));
+  REQUIRE(again.requests.size() == drawn.requests.size());
+  for (std::size_t i = 0; i < drawn.requests.size(); ++i)
+    REQUIRE(again.requests[i].of_class == 1 - drawn.requests[i].of_class);
+  // Shares are drawn, whatever the file says.
+  const auto drawn_anew = test::serve(load_tiny(recorded_classes(file, classes))).requests;
+  CHECK(std::ranges::count(drawn_anew, 0, &RequestRecord::of_class) > 0);
+}
+
+TEST_CASE("classes that a file cannot give are refused in one line") {
+  const auto why = [](const std::string& text, const Json& classes) {
+    const test::TemporaryFile file("classes.csv", text);
+    return test::refused(tiny_experiment(recorded_classes(file, classes)));
+  };
+  const std::string rows = "arrival_s,prompt_tokens,output_tokens,class\n0,20,3,a\n1,20,3,b\n";
+  const Json a_and_b{{{"name", "a"}}, {{"name", "b"}}};
+  CHECK(why(rows, a_and_b).empty());
+  CHECK_THAT(why(rows, {{{"name", "a"}}}),
+             Catch::Contains(
+                 "/workload/classes: recorded requests are of class \"b\"; the classes are a"));
+  CHECK_THAT(why(rows + "2,20,3,\n", a_and_b),
+             Catch::Contains("recorded requests are of class \"\"; the classes are a, b"));
+  CHECK_THAT(why("arrival_s,prompt_tokens,output_tokens\n0,20,3\n", a_and_b),
+             Catch::Contains("/workload/classes: no class has a \"share\", and no file"));
+  CHECK_THAT(why(rows, {{{"name", "a"}, {"share", 1}}, {{"name", "b"}}}),
+             Catch::Contains("/workload/classes: class \"b\" has no \"share\""));
 }
 
 TEST_CASE("what classes and deadlines cannot be is said in one line") {

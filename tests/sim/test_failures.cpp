@@ -2,6 +2,8 @@
 // When GPUs stop, is nothing lost but what the report says?
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include "sim/placement/live_ranks.hpp"
 #include "sim/serving/instance.hpp"
 #include "sim/serving/simulator.hpp"
@@ -333,6 +335,32 @@ TEST_CASE("an outage during another one's stop does not end that stop sooner") {
   for (const RequestRecord& r : report.requests) {
     const double last = to_seconds(r.last_token).count();
     CHECK((last < 0.011 || last >= end(outages[0])));
+  }
+}
+
+// A step that is lost may have admitted a request that has fewer tokens left than those that run.
+TEST_CASE("a step that is lost as it admits a request costs no request a token, or more tokens") {
+  // Every expert has a copy left, so that the others go on at once.
+  Json json = test::tiny_experiment(
+      {{"placement", {{"type", "linear"}, {"replication", 2}}},
+       {"request_routing", "least_kv"},
+       {"workload",
+        {{"arrivals", {{"type", "constant"}, {"rate", "1354 /s"}, {"concurrency", nullptr}}},
+         {"lengths",
+          {{"type", "lognormal"},
+           {"prompt", {{"median", 5}, {"sigma", .5}, {"max", 40}}},
+           {"output", {{"median", 9}, {"sigma", 1}, {"max", 60}}}}},
+         {"requests", 40}}}});
+  json["model"]["layers"][0]["repeat"] = 1;
+  for (int i = 1; i < 80; ++i) {
+    CAPTURE(i);
+    json["failures"] = Json::array({{{"gpu", 3}, {"at", fmt::format("{:.3f} ms", .113 * i)}}});
+    const test::Served served = test::serve(test::load(json));
+    REQUIRE(served.requests.size() == 40);
+    for (const RequestRecord& request : served.requests) {
+      REQUIRE(request.state == RequestRecord::State::finished);
+      REQUIRE(request.generated == request.output_tokens);
+    }
   }
 }
 

@@ -10,6 +10,7 @@
 #include "hardware/rng.hpp"
 #include "sim/kv_tiers/kv_tier.hpp"
 #include "sim/serving/simulator.hpp"
+#include "sim/serving/step_time_estimate.hpp"
 #include "tests/temporary.hpp"
 #include "tests/tiny_experiment.hpp"
 
@@ -38,7 +39,7 @@ std::vector<double> ends(TransferLink link, const std::vector<std::pair<int, Byt
   return seconds;
 }
 
-TEST_CASE("two loads on one link take turns, or share it from the first to the last byte") {
+TEST_CASE("known answer 6: two loads on a link take turns, or share it from first to last byte") {
   const TransferLink::Rates rates{.port = BytesPerSecond(10e9)};
   const std::vector<std::pair<int, Bytes>> two{{0, Bytes(1e9)}, {0, Bytes(1e9)}};
   CHECK(ends({LinkShare::fifo, rates, 1}, two) == std::vector{.1, .2});
@@ -52,7 +53,7 @@ TEST_CASE("two loads on one link take turns, or share it from the first to the l
         std::vector{.1, .2});
 }
 
-TEST_CASE("ranks share what all their links have together, and have more when one is done") {
+TEST_CASE("known answer 6: ranks share what all links have, and have more when one is done") {
   // 80 GB/s for four links of 32: 20 each; three: 26.7; two: 32, which their own links allow.
   for (const LinkShare share : {LinkShare::fifo, LinkShare::equal}) {
     const TransferLink::Rates rates{.port = BytesPerSecond(32e9), .all = BytesPerSecond(80e9)};
@@ -97,7 +98,7 @@ std::vector<KvTier::Landed> land(KvTier& tier, double seconds) {
   return landed;
 }
 
-TEST_CASE("a block can be loaded when its copy has landed, and makes room only then") {
+TEST_CASE("law 4: a block can be loaded when its copy has landed, and makes room only then") {
   const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
   KvTier tier(plan, 2, Bytes(1), 1);
   const std::vector<BlockHash> blocks{1, 2, 3};
@@ -141,7 +142,7 @@ TEST_CASE("the order of eviction is that of the last use, or of the copy") {
   }
 }
 
-TEST_CASE("a tier never holds more than its room, and what it holds is stored less evicted") {
+TEST_CASE("law 3: a tier never holds more than its room, and holds what was stored less evicted") {
   Rng rng(1, "test/kv_tiers");
   const KvTierPlan plan = plan_of(
       R"({"capacity": "1 GB", "bandwidth": "3 B/s", "aggregate_bandwidth": "7 B/s", "latency": "50 ms", "link": "equal"})");
@@ -221,7 +222,8 @@ struct Figures {
 };
 
 // Prompts of 65 tokens, 10 s apart, A or B, with 6 blocks of HBM.
-Served serve_a_and_b(const std::string& prompts, const Json& tiers, int seconds_apart = 10) {
+Served serve_a_and_b(const std::string& prompts, const Json& tiers, int seconds_apart = 10,
+                     const Json& changes = Json::object()) {
   std::string lines;
   for (std::size_t i = 0; i < prompts.size(); ++i)
     lines += fmt::format(
@@ -234,6 +236,7 @@ Served serve_a_and_b(const std::string& prompts, const Json& tiers, int seconds_
       {"lengths", nullptr},
       {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
       {"requests", prompts.size()}};
+  set.merge_patch(changes);
   Experiment e = load_tiny(set);
   e.decode().memory.kv_blocks = 6;
   return serve(e);
@@ -263,7 +266,7 @@ Json host(int blocks, const Json& write) {
           {"write", write}};
 }
 
-TEST_CASE("two tiers: what A finds after B, and what was copied for that") {
+TEST_CASE("known answer 4: what A finds after B, and what was copied for that") {
   struct Row {
     Json tier;
     int loaded, computed, written, read;
@@ -284,7 +287,7 @@ TEST_CASE("two tiers: what A finds after B, and what was copied for that") {
   }
 }
 
-TEST_CASE("two tiers: what is there already is not copied again") {
+TEST_CASE("known answer 4: what is there already is not copied again") {
   const auto moved = [](const Json& write) {
     const Figures figures = a_and_b("ABABA", host(8, write));
     return std::pair{figures.written, figures.read};
@@ -387,7 +390,7 @@ TEST_CASE("a load from a lower tier takes both links or its own, and ends with t
   CHECK_THAT(waits(.25, "direct"), WithinRel(4., 1e-9));
 }
 
-TEST_CASE("a hit reaches over HBM and all tiers up to the first block that none has") {
+TEST_CASE("law 4: a hit reaches over HBM and all tiers up to the first block that none has") {
   const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
   KvTier lowest(plan, 9, Bytes(1), 2);
   KvTier lower(plan, 9, Bytes(1), 2, {&lowest, 0});
@@ -575,6 +578,110 @@ TEST_CASE("a hit shorter than it is worth is computed") {
   CHECK(loaded(49) == 0);
 }
 
+// Known answer 7: 98,304 B a token over 54.38 GB/s are 1.808 us, computing takes 20 us: from 2,000
+// / (20 - 1.808) = 110 tokens on, which are 7 blocks of 16.
+TEST_CASE("known answer 7: a hit of 7 blocks is loaded sooner than computed, one of 6 is not") {
+  const Seconds load = Bytes(98304) / BytesPerSecond(54.38e9), compute(20e-6), latency(2e-3);
+  CHECK_THAT(load.count(), WithinRel(1.808e-6, 1e-3));
+  CHECK(break_even_blocks(latency, load, compute) == 110);  // of one token
+  CHECK(break_even_blocks(latency, 16. * load, 16. * compute) == 7);
+  CHECK(break_even_blocks(Seconds(0), load, compute) == 1);
+  // A load of exactly the same length is not shorter.
+  CHECK(break_even_blocks(Seconds(4), Seconds(1), Seconds(2)) == 5);
+  CHECK_FALSE(break_even_blocks(latency, compute, compute));
+  CHECK_FALSE(break_even_blocks(Seconds(0), compute, load));
+}
+
+TEST_CASE("hits are loaded from the break-even on, and none where to compute is always shorter") {
+  const auto last = [](const Json& changes) {
+    Json tier = host(8, "write_through");
+    tier.merge_patch(changes);
+    Json set{{"kv_cache", {{"fetch", "if_shorter"}}}};
+    const Served served = serve_a_and_b("ABA", tier, 10, set);
+    return served.requests.back().loaded_tokens;
+  };
+  // What a token of a full step of 128 takes, by the step that the first prompt had.
+  Experiment e = load_tiny(one_rank(host(8, "write_through")));
+  const double computed = 48 * prompt_token_time(e.decode()).count();
+  CHECK(computed > 0);
+  const auto latency = [](double seconds) { return fmt::format("{:.17g} s", seconds); };
+  CHECK(last({{"latency", latency(.99 * computed)}}) == 48);
+  CHECK(last({{"latency", latency(1.01 * computed)}}) == 0);
+  CHECK(last({{"bandwidth", fmt::format("{:.17g} B/s", 3 * block_bytes / (.99 * computed))}}) ==
+        48);
+  CHECK(last({{"bandwidth", fmt::format("{:.17g} B/s", 3 * block_bytes / (1.01 * computed))}}) ==
+        0);
+}
+
+// Known answer 3. Of a prompt of 65,537 tokens 65,536 are in the host, 6,442,450,944 B, and a step
+// takes 48 times c, whatever it computes.
+TEST_CASE("known answer 3: 65,536 tokens of a host, parked, blocking and layer by layer") {
+  const auto ms = [](const char* read, double c_ms) {
+    std::string lines;
+    for (const int prompt : {1, 2, 1}) {
+      std::string ids = fmt::format("{}", 1000 * prompt);
+      for (int i = 1; i <= 128; ++i) ids += fmt::format(", {}", 1000 * prompt + i);
+      lines += fmt::format(
+          R"({{"timestamp": {}, "input_length": 65537, "output_length": 1, "hash_ids": [{}]}})"
+          "\n",
+          10'000 * (prompt == 2     ? 1
+                    : lines.empty() ? 0
+                                    : 2),
+          ids);
+    }
+    const test::TemporaryFile file("prompts.jsonl", lines);
+    Json set = one_rank({{"capacity", "20 GB"}, {"bandwidth", "54.38 GB/s"}});
+    set["model"] = "../models/zoo/qwen3_30b_a3b.json";
+    set["precision"] = {{"experts", "bf16"}, {"attention", "bf16"}, {"kv_cache", "bf16"}};
+    set["scheduling"]["max_num_batched_tokens"] = 16384;
+    set["max_model_len"] = 131072;
+    set["two_term_step"] = {{"a", "0 s"}, {"c", fmt::format("{} ms", 48 * c_ms)}};
+    set["kv_cache"]["read"] = read;
+    set["workload"] = {
+        {"lengths", nullptr},
+        {"arrivals", {{"type", "trace"}, {"concurrency", nullptr}, {"file", file.path().string()}}},
+        {"requests", 3}};
+    Json json = test::tiny_experiment(set);
+    json["model"] = set["model"];
+    Experiment e = test::load(json);
+    e.decode().memory.kv_blocks = 4097;
+    const Served served = serve(e);
+    CHECK(served.requests.back().loaded_tokens == 65536);
+    return 1e3 * ttft(served.requests.back());
+  };
+  for (const char* read : {"parked", "blocking"}) {
+    CHECK_THAT(ms(read, .5), WithinAbs(118.47 + 24, .01));
+    CHECK_THAT(ms(read, 3), WithinAbs(262.47, .01));
+  }
+  CHECK_THAT(ms("layerwise", .5), WithinAbs(118.47 + .5, .01));
+  CHECK_THAT(ms("layerwise", 3), WithinAbs(2.468 + 144, .01));
+}
+
+TEST_CASE("law 9: of a hit a drafting module computes the last block again, wherever it was") {
+  const auto last = [](const std::string& prompts, const Json& tiers) {
+    const Json drafts{
+        {"speculative", {{"num_speculative_tokens", 1}, {"acceptance_rate", 0}, {"draft", "mtp"}}}};
+    const Served served = serve_a_and_b(prompts, tiers, 10, drafts);
+    const RequestRecord& request = served.requests.back();
+    const auto on_disk = request.loaded_of_lower[0];
+    return std::tuple(request.cached_tokens - request.loaded_tokens,
+                      request.loaded_tokens - on_disk, on_disk);
+  };
+  // Without drafts the second A finds 1 block in HBM and 3 in the host.
+  Json near = host(8, "write_through");
+  near["capacity"] = "1 GB";
+  CHECK(last("AA", near) == std::tuple(48, 0, 0));
+  CHECK(last("ABA", near) == std::tuple(16, 32, 0));
+  // A first tier that holds nothing of use: one block, which is B's.
+  Json one = host(1, "write_back");
+  one["capacity"] = fmt::format("{} B", 2 * block_bytes);
+  Json far = disk(8, "write_through", {{"capacity", "1 GB"}, {"path", "direct"}});
+  const auto [hbm, in_host, on_disk] = last("ABA", Json::array({one, far}));
+  CHECK(hbm == 16);
+  CHECK(in_host + on_disk == 32);
+  CHECK(on_disk > 0);
+}
+
 // Sessions that outgrow HBM, over a tier.
 Json sessions(const Json& tier, int requests = 160, int lanes = 5) {
   Json set = one_rank(tier);
@@ -588,7 +695,7 @@ Json sessions(const Json& tier, int requests = 160, int lanes = 5) {
   return set;
 }
 
-TEST_CASE("prompt tokens stood in HBM, in the tier, or are computed; what moved is what was hit") {
+TEST_CASE("laws 1, 2: prompt tokens were in HBM, a tier, or are computed; what was hit moved") {
   std::vector<Json> tiers;
   for (const auto& eviction : tier_evictions().entries()) {
     for (const auto& write : tier_writes().entries()) {
@@ -837,7 +944,58 @@ TEST_CASE("what a tier is for: hits that HBM has forgotten, up to all that an en
   CHECK(hits(through) < 1.1 * none["hit_tokens"].get<double>());
 }
 
-TEST_CASE("a tier without room is none, byte for byte") {
+TEST_CASE("law 8: write policies change what is copied, not what is hit, while everything fits") {
+  for (const int blocks : {60, 4000}) {
+    CAPTURE(blocks);
+    std::map<std::string, OrderedJson> prefix;
+    std::map<std::string, double> written;
+    for (const auto& write : tier_writes().entries()) {
+      // A pause: what makes room in a step is in the tier only when the step begins.
+      Json set =
+          sessions({{"capacity", "1 TB"}, {"bandwidth", "1000000000 TB/s"}, {"write", write.name}});
+      set["workload"]["sessions"]["gap"] = {{"median", "1 s"}, {"sigma", 1}};
+      Experiment e = load_tiny(set);
+      e.decode().memory.kv_blocks = blocks;
+      const OrderedJson json = run(e).document();
+      prefix[std::string(write.name)] = json["turns"]["all"]["prefix"];
+      written[std::string(write.name)] = json["tiers"]["host"]["write"]["bytes"];
+    }
+    for (const auto& [write, hits] : prefix) {
+      CAPTURE(write);
+      // What nobody found twice is lost where HBM is small.
+      if (write != "selective" || blocks == 4000)
+        CHECK(hits["hit_tokens"] == hits["ideal_hit_tokens"]);
+    }
+    CHECK(written["write_through"] > written["selective"]);
+    CHECK(written["write_through"] > written["write_back"]);
+    CHECK((written["write_back"] == 0) == (blocks == 4000));
+  }
+}
+
+TEST_CASE("a tier whose link is too slow to be worth a load is none") {
+  const auto document = [](const Json& tier) {
+    Json set = sessions(tier);
+    if (!tier.is_null()) set["kv_cache"]["fetch"] = "if_shorter";
+    Experiment e = load_tiny(set);
+    e.decode().memory.kv_blocks = 60;
+    OrderedJson json = run(e).document();
+    json.erase("context");
+    if (!tier.is_null()) {
+      CHECK(json["tiers"]["host"]["read"]["bytes"] == 0);
+      CHECK(json["tiers"]["host"]["write"]["bytes"] > 0);
+      CHECK(json["kv"]["prefix_hit_tokens_by_tier"]["host"] == 0);
+    }
+    return std::tuple(json["metrics"].dump(), json["turns"]["all"]["prefix"]["hit_tokens"].dump(),
+                      json["sessions"].dump());
+  };
+  // Copies to the tier take no time, and hold no block of HBM.
+  CHECK(document({{"capacity", "1 GB"},
+                  {"write", "write_back"},
+                  {"bandwidth", "1 B/s"},
+                  {"write_bandwidth", "1000000000 TB/s"}}) == document(nullptr));
+}
+
+TEST_CASE("law 6: a tier without room is none, byte for byte") {
   const auto document = [](const Json& tier) {
     Experiment e = load_tiny(sessions(tier));
     e.decode().memory.kv_blocks = 40;
@@ -919,6 +1077,9 @@ TEST_CASE("a tier that makes no sense is refused, and the message says where and
   CHECK_THAT(refused(Json::array({host, host, host, host})),
              contains("/kv_cache/tiers: expected at most 3 tiers, found 4"));
   CHECK_THAT(refused(Json::array({Json::object()})), contains("\"capacity\" is missing"));
+  CHECK_THAT(refused({host, {{"name", "disk"}, {"capacity", "1 GB"}, {"bandwidth", "7 GB/s"}}},
+                     {{"kv_cache", {{"fetch", "if_shorter"}}}}),
+             contains("/kv_cache/fetch: \"if_shorter\" compares one tier's link"));
   CHECK_THAT(refused({{{"capacity", "1 kB"}}}),
              contains("/kv_cache/tiers/0/capacity: holds less than one KV block of 0.0492 MB"));
   CHECK_THAT(refused({{{"capacity", "1 GB"}, {"bandwidth", "0 B/s"}}}),

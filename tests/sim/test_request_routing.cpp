@@ -1094,6 +1094,8 @@ TEST_CASE("no rate is above that of a router that takes time, and no request is 
   const test::Served left =
       test::serve(test::load(with_router_time("2 ms", {{"workload", {{"timeout", "30 ms"}}}})));
   CHECK(left.document()["metrics"]["timed_out"] == 120);
+  // They have left before the last decisions, which are beyond the end.
+  CHECK_THAT(left.document()["request_router"]["busy_share"].get<double>(), WithinRel(1., 1e-9));
 }
 
 TEST_CASE("a router that takes no time is the same run, byte for byte") {

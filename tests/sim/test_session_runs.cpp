@@ -31,7 +31,7 @@ Json sessions(const Json& of_kind, int requests, int lanes = 1) {
   return set;
 }
 
-TEST_CASE("of T turns that each add whole blocks, (T - 1) / (T + 1) of the tokens are hit") {
+TEST_CASE("known answer 1: of T turns of whole blocks (T - 1) / (T + 1) of the tokens are hit") {
   for (const int turns : {6, 8}) {
     CAPTURE(turns);
     constexpr int grown = 4 * 16;
@@ -154,7 +154,7 @@ TEST_CASE("sessions hit all that they can until the cache is smaller than what t
   CHECK(hit_rate(all_but_last / 2) < .3);
 }
 
-TEST_CASE("a reply that is used again is hit as far as its whole blocks were computed") {
+TEST_CASE("known answer 2: a reply that is used again is hit as far as its whole blocks reach") {
   const auto second = [](bool reuse, bool drafts) {
     Json set = sessions(
         {{"turns", 2}, {"first", 1024}, {"new", 192}, {"output", 64}, {"reuse_output", reuse}}, 2);
@@ -174,7 +174,7 @@ TEST_CASE("a reply that is used again is hit as far as its whole blocks were com
   CHECK(second(false, true) == 63 * 16);
 }
 
-TEST_CASE("sessions of one turn each are a closed loop, byte for byte") {
+TEST_CASE("law 6: sessions of one turn each are a closed loop, byte for byte") {
   const auto document = [](const Json& set) {
     OrderedJson json = run(load_tiny(set)).document();
     json.erase("context");
@@ -221,7 +221,7 @@ std::map<std::uint32_t, Session> by_session(const Served& report) {
 }
 
 TEST_CASE(
-    "each turn arrives a gap after the reply before, and as many sessions are alive as lanes") {
+    "law 5: a turn arrives a gap after the reply before, and as many sessions are alive as lanes") {
   const Json of_kind{{"turns", {{"median", 3}, {"sigma", .8}, {"max", 9}}},
                      {"first", {{"median", 60}, {"sigma", .5}, {"max", 200}}},
                      {"new", 20},
@@ -302,7 +302,7 @@ TEST_CASE("prompt tokens are hit or computed, and never hit more than in an endl
   }
 }
 
-TEST_CASE("no turn of a session arrives whose client has left or whose request was too long") {
+TEST_CASE("law 5: no turn of a session arrives whose client left or whose request was too long") {
   Json set = sessions({{"turns", 6}, {"first", 40}, {"new", 20}, {"output", 30}}, 200, 12);
   set["workload"]["cancellation"] = {{"share", .3}, {"mean_after", "1 ms"}};
   const Served report = serve(load_tiny(set));
@@ -326,7 +326,7 @@ TEST_CASE("no turn of a session arrives whose client has left or whose request w
   CHECK(breaks.document()["metrics"]["rejected"] == 6);
 }
 
-TEST_CASE("a run of sessions is the same on any number of threads and for one seed") {
+TEST_CASE("law 7: a run of sessions is the same for one seed, and another for another") {
   const Json set = sessions({{"turns", {{"median", 3}, {"sigma", 1}}},
                              {"first", 30},
                              {"new", 20},

@@ -82,7 +82,7 @@ TEST_CASE("T turns that each add whole blocks hit (T - 1) / (T + 1) of an endles
   }
 }
 
-TEST_CASE("the curve is what a cache of each size hits, and never falls") {
+TEST_CASE("law 8: the curve is what a cache of each size hits, and never falls") {
   Rng rng(1, "reuse");
   std::vector<Ids> ids;
   for (int i = 0; i < 300; ++i) {

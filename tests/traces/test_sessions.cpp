@@ -466,7 +466,7 @@ std::string waiting(const std::string& last = R"(["r1", "x1", "y2"])") {
          row("main", "r2", 200, last, R"(, "delay": 400)");
 }
 
-TEST_CASE("a turn waits for the agents that the one before has started: by hand") {
+TEST_CASE("known answer 5: a turn waits for the agents that the one before has started") {
   const auto seconds = [](const SessionTurn& turn) {
     if (turn.agent == 0) return Seconds(turn.turn == 0 ? 2 : 1);
     return Seconds(turn.agent == 1 ? 3 : 1);
@@ -538,7 +538,7 @@ Json fan_out(double background) {
 }
 
 TEST_CASE(
-    "arrival(k + 1) = max(end(k), ends of the agents waited for) + gap, and lanes stay full") {
+    "law 5: arrival(k + 1) = max(end(k), ends of agents waited for) + gap, and lanes stay full") {
   for (const double background : {0., 1.}) {
     CAPTURE(background);
     const auto source = workload(three_turns(fan_out(background))).make(1, 1);

@@ -389,16 +389,14 @@ function show_best() {
   const x = data.metrics[state.x], y = data.metrics[state.y];
   by_id('limit-label').textContent = `${x.label} ${x.less ? 'at most' : 'at least'}`;
   const limit = Number(by_id('limit').value), baseline = Number(by_id('best-baseline').value);
-  const best = groups.map(points => {
-    const allowed = points.filter(p => keeps_limits(p) && p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
-      (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit));
-    return best_of(allowed);
-  });
+  const keeps = p => p.metrics[state.x] !== null && p.metrics[state.y] !== null &&
+    (x.less ? p.metrics[state.x] <= limit : p.metrics[state.x] >= limit);
+  const best = groups.map(points => best_of(points.filter(p => keeps(p) && keeps_limits(p))));
   const head = element('thead', {}, element('tr', {}, element('th', { class: 'text' }, 'group'), element('th', {}, with_unit(y)),
     element('th', {}, 'ratio'), element('th', {}, with_unit(x)), element('th', { class: 'text' }, 'at')));
-  const rows = groups.map((_, g) => {
+  const rows = groups.map((points, g) => {
     const p = best[g];
-    if (!p) return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, '–'), element('td'), element('td'), element('td', { class: 'text' }, 'none keeps it'));
+    if (!p) return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, '–'), element('td'), element('td'), element('td', { class: 'text' }, points.some(keeps) ? 'none keeps the limits above too' : 'none keeps it'));
     const ratio = best[baseline] ? p.metrics[state.y] / best[baseline].metrics[state.y] : null;
     return element('tr', {}, element('th', { class: 'text' }, swatch(g), group_label(g)), element('td', {}, number(p.metrics[state.y])),
       ratio_cell(g === baseline ? null : ratio, !y.less), element('td', {}, number(p.metrics[state.x])),
@@ -451,7 +449,7 @@ function show_comparisons() {
     return element('div', { class: 'comparison' }, element('h3', {}, `${c.axis}: ${c.candidate} over ${c.baseline}`),
       ...c.also.length ? [element('p', { class: 'hint' }, `The pairs differ in ${c.also.join(', ')} too.`)] : [],
       element('div', { class: 'scroll' }, summary),
-      element('details', {}, element('summary', {}, `${c.pairs.length} pairs${c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : ''}`), element('div', { class: 'scroll' }, pairs)));
+      element('details', {}, element('summary', {}, `${c.pairs.length} ${c.pairs.length === 1 ? 'pair' : 'pairs'}${c.pairs_left_out ? ` (${c.pairs_left_out} left out)` : ''}`), element('div', { class: 'scroll' }, pairs)));
   }));
 }
 
@@ -460,7 +458,9 @@ function show_comparisons() {
 function draw_parts() {
   const kind = by_id('parts-kind').value, share = by_id('parts-unit').value === 'share';
   const most = 48;
-  let points = (by_id('parts-points').value === 'all' ? data.points : frontiers().flat()).filter(p => p.parts[kind]);
+  // Where all points miss a limit no frontier has any.
+  const best = by_id('parts-points').value === 'all' ? [] : frontiers().flat();
+  let points = (best.length ? best : data.points).filter(p => p.parts[kind]);
   const all = points.length;
   if (all > most) points = Array.from({ length: most }, (_, i) => points[Math.floor(i * all / most)]);
   const total = p => p.parts[kind].reduce((a, b) => a + b, 0);

@@ -262,6 +262,7 @@ class Recorded final : public Arrivals {
     if (!trace.has_arrivals)
       file.fail("has lengths but no times; use the file for lengths, with other arrivals");
     auto rows = std::make_shared<Rows>();
+    rows->of_file = trace.classes;
     for (const RequestTrace::Row& row : trace.rows) {
       const double picoseconds = static_cast<double>(row.arrival.count()) * 1e3 / speedup;
       if (picoseconds > last_arrival.count() * 1e12)
@@ -279,9 +280,11 @@ class Recorded final : public Arrivals {
  private:
   struct Rows final : Lengths {
     std::vector<TimedRequest> timed;
+    RecordedClasses of_file;
     Request request(std::int64_t index, Rng&) const override {
       return timed[static_cast<std::size_t>(index)].request;
     }
+    std::span<const std::string> classes() const override { return of_file.names(); }
   };
   class Source final : public Numbered {
    public:

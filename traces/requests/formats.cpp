@@ -174,6 +174,8 @@ struct GapColumn {
 
 /// Where a file says to which session a row belongs, as aiperf, Dynamo and BurstGPT write it.
 constexpr std::array<std::string_view, 3> session_columns{"session_id", "session", "Session ID"};
+/// Where a file says of which class of requests a row is, as `run --requests` writes it.
+constexpr std::string_view class_column = "class";
 constexpr std::array gap_columns{GapColumn{"delay", parse_milliseconds},
                                  GapColumn{"delay_ms", parse_milliseconds},
                                  GapColumn{"gap_s", parse_seconds}};
@@ -201,6 +203,7 @@ std::optional<RecordedRow> read_row(const Format& format, const Rows& rows, Text
   row.prompt_tokens = parse_tokens(text_of(format.prompt_tokens));
   row.output_tokens = parse_tokens(text_of(format.output_tokens));
   if (format.no_output_is_failure && row.output_tokens == 0) return std::nullopt;
+  if (has(class_column)) row.of_class = text_of(class_column);
   if (rows.session.empty()) return row;
   row.session = text_of(rows.session);
   for (const GapColumn& column : gap_columns) {
@@ -284,11 +287,13 @@ void read_dependencies(const Json& object, RecordedRow& row) {
 std::string json_column(const Json& object, const Format& format, const Rows& rows,
                         std::string_view column) {
   const auto found = object.find(column);
-  const bool may_be_text = column == format.time || column == rows.session;
+  const bool may_be_text =
+      column == format.time || column == rows.session || column == class_column;
   if (found != object.end() && found->is_string() && may_be_text) return found->get<std::string>();
   if (found == object.end() || !found->is_number()) {
-    throw ConfigError(fmt::format("has no {} \"{}\"",
-                                  column == rows.session ? "number or text" : "number", column));
+    const bool is_name = column == rows.session || column == class_column;
+    throw ConfigError(
+        fmt::format("has no {} \"{}\"", is_name ? "number or text" : "number", column));
   }
   return found->dump();
 }
@@ -300,7 +305,10 @@ RowReader json_reader(const Format& format, const Rows& rows) {
     auto row = read_row(
         format, rows,
         [&](std::string_view column) { return json_column(object, format, rows, column); },
-        [&](std::string_view column) { return object.contains(column); });
+        [&](std::string_view column) {
+          const auto found = object.find(column);
+          return found != object.end() && (column != class_column || !found->is_null());
+        });
     if (const auto ids = object.find("hash_ids"); row && ids != object.end()) {
       row->prompt_ids = hash_ids(*ids, row->prompt_tokens, rows.id_block_tokens);
       row->id_block_tokens = row->prompt_ids.empty() ? 0 : rows.id_block_tokens;

@@ -19,6 +19,7 @@ struct RecordedRow {
   std::int32_t id_block_tokens = 0;               ///< tokens that a prompt id covers; 0 = no ids
   std::vector<std::uint64_t> prompt_ids{};        ///< see PromptIds
   std::string session{};                          ///< where rows are turns
+  std::string of_class{};                         ///< "": the row does not say
   bool has_time = true;                           ///< of a turn that may have none
   std::optional<std::chrono::nanoseconds> gap{};  ///< since the end of what it waits for
   std::string id{};                               ///< of a turn that others may wait for
@@ -34,8 +35,9 @@ struct RowReader {
 };
 
 /// The reader of the format that a file's first line belongs to: the first in the table all of
-/// whose columns it names, as the header of a CSV file or the keys of a JSON object. Throws
-/// ConfigError, without a place, naming the formats there are.
+/// whose columns it names, as the header of a CSV file or the keys of a JSON object. A
+/// column "class" may name the class of each row. Throws ConfigError, without a place, naming the
+/// formats there are.
 RowReader recognise_format(std::string_view first_line);
 
 /// The same of a file whose rows are turns of sessions: a column "session_id", "session" or

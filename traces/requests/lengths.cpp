@@ -116,6 +116,7 @@ class FromTrace final : public Lengths {
   Request request(std::int64_t index, Rng&) const override {
     return trace_.rows[static_cast<std::size_t>(index) % trace_.rows.size()].request;
   }
+  std::span<const std::string> classes() const override { return trace_.classes.names(); }
 
  private:
   RequestTrace trace_;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string>
 
 #include "hardware/registry.hpp"
 #include "hardware/rng.hpp"
@@ -18,6 +20,9 @@ class Lengths {
   /// The longest prompt and the longest output, where the config says them; 0 tokens: lengths are
   /// drawn without a bound or recorded.
   virtual Request longest() const { return {}; }
+  /// Names of the classes that recorded requests are of; none: no file says so. A row without a
+  /// class among others that have one is of class "".
+  virtual std::span<const std::string> classes() const { return {}; }
 };
 
 /// The table: fixed, uniform, lognormal, trace.

@@ -67,6 +67,7 @@ struct Request {
   std::int32_t output_tokens = 0;                 ///< >= 1; the first is produced by the prefill
   std::shared_ptr<const PromptIds> prompt_ids{};  ///< null: the prompt begins like no other
   std::optional<SessionTurn> turn{};              ///< nothing: a request by itself
+  std::uint32_t recorded_class = 0;               ///< place in Lengths::classes(), if there are any
 };
 
 struct TimedRequest {

@@ -32,6 +32,13 @@ Request request_of(const RecordedRow& row) {
   return request;
 }
 
+std::uint32_t RecordedClasses::place(const std::string& name) {
+  named_ = named_ || !name.empty();
+  const auto [found, fresh] = places_.try_emplace(name, static_cast<std::uint32_t>(names_.size()));
+  if (fresh) names_.push_back(name);
+  return found->second;
+}
+
 RequestTrace read_request_trace(const std::filesystem::path& file) {
   RequestTrace trace;
   std::optional<RowReader> reader;
@@ -44,6 +51,7 @@ RequestTrace read_request_trace(const std::filesystem::path& file) {
       std::optional<RecordedRow> row = reader->read(line);
       if (!row) return;
       trace.rows.push_back({row->time, request_of(*row)});
+      trace.rows.back().request.recorded_class = trace.classes.place(row->of_class);
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{}:{}: {}", file.string(), number, error.what()));
     }

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
+#include <span>
+#include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "traces/requests/request_source.hpp"
@@ -15,6 +19,22 @@ struct RecordedRow;
 /// What a row asks for. Throws ConfigError, without a place, if that is no tokens or too many.
 Request request_of(const RecordedRow&);
 
+/// The classes that a file's rows name.
+class RecordedClasses {
+ public:
+  /// The place of a row's class among the names; "": the row has none.
+  std::uint32_t place(const std::string& name);
+  /// In order of their first rows; none if no row names any.
+  std::span<const std::string> names() const {
+    return named_ ? std::span<const std::string>(names_) : std::span<const std::string>();
+  }
+
+ private:
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, std::uint32_t> places_;
+  bool named_ = false;
+};
+
 /// Requests that were recorded somewhere, in order of arrival.
 struct RequestTrace {
   struct Row {
@@ -23,6 +43,7 @@ struct RequestTrace {
   };
   std::vector<Row> rows;      ///< never empty
   bool has_arrivals = false;  ///< the file tells times, not only lengths
+  RecordedClasses classes{};  ///< Request::recorded_class is a place among them
 };
 
 /// Reads a request trace; the format is recognised from the first line:
@@ -34,9 +55,10 @@ struct RequestTrace {
 ///   Mooncake              JSON lines: timestamp (ms), input_length, output_length
 ///   moesim                JSON lines: arrival_s, prompt_tokens, output_tokens
 ///                         CSV: the same columns (what `run --requests` writes), or lengths only
-/// JSON lines may have hash_ids, one for each 512 tokens of the prompt, chained. Columns may stand
-/// in any order among others. Rows out of order are sorted by time, ties as in the file. Throws
-/// ConfigError with the line number at a row that is malformed or asks for no tokens.
+/// JSON lines may have hash_ids, one for each 512 tokens of the prompt, chained. Every form may
+/// have a column class. Columns may stand in any order among others. Rows out of order are sorted
+/// by time, ties as in the file. Throws ConfigError with the line number at a row that is malformed
+/// or asks for no tokens.
 RequestTrace read_request_trace(const std::filesystem::path& file);
 
 }  // namespace moesim

@@ -31,8 +31,12 @@ class RecordedSessions final : public Sessions {
 
   Request request(std::int64_t index, Rng&) const override {
     const NextTurn first = replayed(index, 0);
-    return {static_cast<std::int32_t>(first.prompt_tokens), first.output_tokens, first.ids};
+    return {.prompt_tokens = static_cast<std::int32_t>(first.prompt_tokens),
+            .output_tokens = first.output_tokens,
+            .prompt_ids = first.ids,
+            .recorded_class = of(index).of_class};
   }
+  std::span<const std::string> classes() const override { return file_.classes.names(); }
   std::int64_t turns(std::int64_t session, Rng&) const override {
     return std::ssize(of(session).turns);
   }

@@ -12,7 +12,6 @@
 #include "hardware/parse_json.hpp"
 #include "traces/mapped_file.hpp"
 #include "traces/requests/formats.hpp"
-#include "traces/requests/request_trace.hpp"
 
 namespace moesim {
 
@@ -42,7 +41,8 @@ class Assembly {
   void add(const RecordedRow& row) {
     const auto [found, fresh] = number_of_.try_emplace(row.session, file_.sessions.size());
     if (fresh) {
-      file_.sessions.push_back({.name = row.session});
+      file_.sessions.push_back(
+          {.name = row.session, .of_class = file_.classes.place(row.of_class)});
       between_starts_.emplace_back();
     }
     RecordedSession& session = file_.sessions[found->second];

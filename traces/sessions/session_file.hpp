@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "hardware/config.hpp"
+#include "traces/requests/request_trace.hpp"
 #include "traces/sessions/sessions.hpp"
 
 namespace moesim {
@@ -19,6 +20,7 @@ struct RecordedSession {
   std::vector<NextTurn> turns{};                    ///< the first one too; never empty
   std::optional<std::chrono::nanoseconds> start{};  ///< when the first turn was sent
   std::optional<std::chrono::nanoseconds> last{};   ///< when the last one was
+  std::uint32_t of_class = 0;                       ///< of its first row: Request::recorded_class
 };
 
 struct SessionFile {
@@ -28,6 +30,7 @@ struct SessionFile {
   bool has_ids = false;                   ///< names of tokens were recorded
   std::int32_t id_block_tokens = 0;       ///< that one of them covers
   std::int64_t agents_left_out = 0;       ///< see read_agent_run()
+  RecordedClasses classes{};              ///< named by the rows of a request trace
 };
 
 /// Reads sessions. The form is recognised by the first line: a request trace whose rows say to
