@@ -82,17 +82,16 @@ void StepRows::find_sources(const StepBatch& batch) {
   }
 }
 
-void LayerIds::start(int first_layer, int last_layer, std::size_t selections) {
-  first_layer_ = first_layer;
-  selections_ = selections;
-  if (selections > 0) ids_.resize(at(last_layer - first_layer) * stride());
-}
-
-void StepRows::start(const StepBatch& batch, bool keep_ids) {
+void StepRows::start(const StepBatch& batch, int first_layer, int last_layer, bool keep_ids) {
   find_sources(batch);
+  const std::size_t selections = static_cast<std::size_t>(tokens_) * k_;
   tokens_of_expert_.assign(layers_ * experts_, 0);
   small_counts_.assign(layers_ * experts_, 0);
   has_ids_ = keep_ids;
+  first_layer_ = first_layer;
+  // A stride of a power of two would have all layers share a few lines of the cache.
+  layer_ids_ = selections + 32;
+  if (keep_ids) ids_.resize(at(last_layer - first_layer) * layer_ids_);
 }
 
 // Adds narrow counts to the step's.
@@ -103,9 +102,8 @@ void StepRows::carry(std::size_t first, std::size_t layers) {
   std::fill_n(counts, layers * experts_, std::uint8_t{0});
 }
 
-void StepRows::read(const RowSource& rows, int first_layer, int last_layer, LayerIds& ids) {
+void StepRows::read(const RowSource& rows, int first_layer, int last_layer) {
   const std::size_t first = at(first_layer), layers = at(last_layer) - first;
-  ids.start(first_layer, last_layer, has_ids_ ? at(tokens_) * k_ : 0);
   // Counts of a byte stay in the nearest cache. A token counts once at most for an expert, so that
   // so many tokens are counted without a carry.
   constexpr std::size_t countable = std::numeric_limits<std::uint8_t>::max();
@@ -113,8 +111,8 @@ void StepRows::read(const RowSource& rows, int first_layer, int last_layer, Laye
                k_,
                experts_,
                small_counts_.data() + first * experts_,
-               has_ids_ ? ids.of_layer(first_layer) : nullptr,
-               ids.stride()};
+               has_ids_ ? ids_.data() + at(first_layer - first_layer_) * layer_ids_ : nullptr,
+               layer_ids_};
   const std::size_t row_ids = layers_ * k_, ahead = rows_ahead(layers * k_);
   std::size_t counted = 0;
   for (std::size_t run = 0; run < runs_.size(); ++run) {

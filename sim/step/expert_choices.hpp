@@ -10,36 +10,18 @@
 
 namespace moesim {
 
-/// The experts that the tokens of a few layers chose: of one thread, which keeps its memory.
-class LayerIds {
- public:
-  /// Begins anew, with room for so many choices of each of some consecutive layers.
-  void start(int first_layer, int last_layer, std::size_t selections);
-  /// [tokens, k].
-  std::span<const std::uint16_t> of(int layer) const {
-    return std::span(ids_).subspan(at(layer - first_layer_) * stride(), selections_);
-  }
-  std::uint16_t* of_layer(int layer) { return ids_.data() + at(layer - first_layer_) * stride(); }
-  /// From layer to layer. A power of two would have all layers share a few lines of the cache.
-  std::size_t stride() const { return selections_ + 32; }
-
- private:
-  int first_layer_ = 0;
-  std::size_t selections_ = 0;
-  std::vector<std::uint16_t> ids_;
-};
-
 /// What the trace rows of one step say: how many tokens chose each expert of each MoE layer, where
-/// every token stands and, if asked for, every choice. Keeps its memory from step to step.
+/// every token stands and, if asked for, every choice. Reads each row once, and keeps its
+/// memory from step to step.
 class StepRows {
  public:
   StepRows(const MoeModel&, const ParallelPlan&);
 
-  /// Begins a new step; `keep_ids` asks for every choice.
-  void start(const StepBatch&, bool keep_ids);
-  /// Reads these layers of the step, with their choices if they were asked for. Threads may read
-  /// different ones at a time.
-  void read(const RowSource&, int first_layer, int last_layer, LayerIds&);
+  /// Begins a new step, of which some consecutive layers will be read; `keep_ids` asks for their
+  /// ids().
+  void start(const StepBatch&, int first_layer, int last_layer, bool keep_ids);
+  /// Reads these layers of the step. Threads may read different ones at a time.
+  void read(const RowSource&, int first_layer, int last_layer);
 
   std::int64_t tokens() const { return tokens_; }
   /// [MoE layers, experts]; a caller that prices several batches for one step may add them up.
@@ -48,6 +30,10 @@ class StepRows {
     return std::span(tokens_of_expert_).subspan(at(layer) * experts_, experts_);
   }
   bool has_ids() const { return has_ids_; }
+  /// The experts that one layer's tokens chose, [tokens, k].
+  std::span<const std::uint16_t> ids(int layer) const {
+    return std::span(ids_).subspan(at(layer - first_layer_) * layer_ids_, at(tokens_) * k_);
+  }
   /// The GPU that holds each token, and the EP rank that policies count it to: [tokens], never
   /// decreasing.
   const std::vector<std::int32_t>& source_gpu() const { return source_gpu_; }
@@ -64,6 +50,9 @@ class StepRows {
   std::vector<std::int32_t> tokens_of_expert_;
   std::vector<std::uint8_t> small_counts_;  // tokens_of_expert_ while it is counted, else zero
   bool has_ids_ = false;
+  int first_layer_ = 0;  // of those in ids_
+  std::vector<std::uint16_t> ids_;
+  std::size_t layer_ids_ = 0;  // distance in ids_ from layer to layer
   // Tokens in a row whose rows are of one trace begin at `first`.
   struct Run {
     Phase phase;

@@ -27,8 +27,6 @@ namespace {
 // it saves.
 constexpr std::int64_t ids_worth_threads = 1 << 16;
 
-constexpr int layers_at_once = 16;
-
 // The costs of grouped GEMMs by their rows: in decode the same few come again from layer to layer
 // and from step to step. A place may be taken by other rows.
 class ExpertCosts {
@@ -62,7 +60,6 @@ struct StepModel::Scratch {
 
   // Per-layer work of one thread.
   struct Worker {
-    LayerIds ids;
     RoutedLayer routed;
     CopyCounter counter;
     TrafficMatrix copies, selections;
@@ -186,7 +183,7 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   RoutedLayer& routed = worker.routed;
 
   RoutingProblem asked{standing, tokens, moe_layer, step, {}};
-  if (s.rows.has_ids()) asked.rows = {worker.ids.of(moe_layer), s.rows.source_rank()};
+  if (s.rows.has_ids()) asked.rows = {s.rows.ids(moe_layer), s.rows.source_rank()};
   outcome.capacity = {};
   const bool limited = capacity_->limits() || rule.keep > 0;
   const RoutingProblem problem =
@@ -506,16 +503,12 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
   Scratch& s = *scratch_;
   const int layers = range.end - range.first;
   const bool follows_copies = rule.dispatch->needs_copies() || rule.dispatch->needs_selections();
-  s.rows.start(batch, capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
-                          shared_.draws() ||
-                          (plan_.exchanges() && (follows_copies || counts_locality_)));
+  s.rows.start(batch, range.first, range.end,
+               capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
+                   shared_.draws() || (plan_.exchanges() && (follows_copies || counts_locality_)));
   const auto price = [&](int first, int last) {
-    // Choices are read and counted while they are in a near cache: so many layers at a time.
-    const int at_once = s.rows.has_ids() ? layers_at_once : last - first;
+    s.rows.read(rows, first, last);
     for (int layer = first; layer < last; ++layer) {
-      if ((layer - first) % at_once == 0) {
-        s.rows.read(rows, layer, std::min(layer + at_once, last), s.workers.local().ids);
-      }
       price_moe_layer(layer, rule, placements[at(layer)], step, outcomes[at(layer)]);
     }
   };
