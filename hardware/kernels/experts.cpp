@@ -187,7 +187,7 @@ struct ExpertCurve {
   bool of_sibling = false;
   std::optional<LazyGrid> raw, monotone;  // of log time: tokens, rows, active
   // Spots of small counts: a run asks for a few of them millions of times.
-  std::vector<LazyGrid::Spot> rows, active;
+  std::vector<LazyGrid::Spot> tokens, rows, active;
 
   LazyGrid::Spot spot(std::size_t axis, double count) const {
     return monotone->spot(axis, std::log2(count));
@@ -277,6 +277,7 @@ std::shared_ptr<const ExpertCurve> make_curve(const KernelTables& tables, const 
   });
   constexpr int known_rows = 4096, known_active = 256;
   for (int count = 0; count < known_rows; ++count) {
+    made->tokens.push_back(made->spot(0, std::max(1, count)));
     made->rows.push_back(made->spot(1, std::max(1, count)));
     if (count < known_active) made->active.push_back(made->spot(2, std::max(1, count)));
   }
@@ -338,9 +339,10 @@ TableTime ExpertTables::own_time(double tokens, double rows, double active) cons
   // Between grid points nothing was measured.
   constexpr double off_the_grid = 1e-3;
   const ExpertCurve& curve = *curve_;
-  const Scattered::Guess log_time = curve.monotone->at_spots(
-      {curve.spot(0, std::max(1.0, tokens)), curve.spot(1, curve.rows, std::max(1.0, rows)),
-       curve.spot(2, curve.active, std::max(1.0, active))});
+  const Scattered::Guess log_time =
+      curve.monotone->at_spots({curve.spot(0, curve.tokens, std::max(1.0, tokens)),
+                                curve.spot(1, curve.rows, std::max(1.0, rows)),
+                                curve.spot(2, curve.active, std::max(1.0, active))});
   const Evidence evidence =
       KernelTables::evidence_of(curve.of_sibling, std::max(log_time.nearest, off_the_grid));
   return tables_.scaled_time(*curve.table, {Seconds(std::exp(log_time.value) * 1e-6), evidence});

@@ -377,6 +377,7 @@ Evidence KernelTables::evidence_of(bool of_sibling, double nearest) {
 }
 
 TableTime KernelTables::scaled_time(const MeasuredTable& table, TableTime time) const {
+  if (factors_.empty()) return time;
   if (const auto factors = factors_.find(table.name); factors != factors_.end())
     time.time *= factors->second[static_cast<std::size_t>(time.evidence)];
   return time;

@@ -176,20 +176,23 @@ Scattered::Guess LazyGrid::at_spots(const std::array<Spot, 3>& spots) const {
       spots[0].below * stride_[0] + spots[1].below * stride_[1] + spots[2].below;
   Scattered::Guess sum;
   bool on_node = false;
-  for (unsigned corner = 0; corner < 8; ++corner) {
-    double weight = 1;
-    std::size_t place = first;
-    for (std::size_t axis = 0; axis < 3; ++axis) {
-      const bool up = (corner >> axis & 1U) != 0;
-      weight *= up ? spots[axis].share : 1 - spots[axis].share;
-      place += up ? stride_[axis] : 0;
-    }
-    if (weight <= 0) continue;
-    const Scattered::Guess known = node(place);
-    on_node = weight == 1;
-    sum.value += weight * known.value;
-    sum.nearest += weight * known.nearest;
-  }
+  // Corners without weight are passed by axis: most places are on a node of one axis at least.
+  const auto along = [&](std::size_t axis, auto&& corner) {
+    const double share = spots[axis].share;
+    if (share < 1) corner(1 - share, std::size_t{0});
+    if (share > 0) corner(share, stride_[axis]);
+  };
+  along(2, [&](double z, std::size_t up_z) {
+    along(1, [&](double y, std::size_t up_y) {
+      along(0, [&](double x, std::size_t up_x) {
+        const double weight = x * y * z;
+        const Scattered::Guess known = node(first + up_x + up_y + up_z);
+        on_node = weight == 1;
+        sum.value += weight * known.value;
+        sum.nearest += weight * known.nearest;
+      });
+    });
+  });
   // Farther than two rows of one point are apart, so that nothing takes this for a row.
   constexpr double between = 2e-4;
   if (!on_node) sum.nearest = std::max(sum.nearest, between);

@@ -66,11 +66,14 @@ void CopyCounter::find_sole_ranks(const LayerPlacement& placement,
   // Slots without tokens write to an expert too many: which they are, no branch could guess.
   const int no_expert = placement.experts();
   rank_of_expert_.assign(at(no_expert) + 1, 0);
+  // Both at hand: as far as a compiler knows, a rank that is written may change what others hold.
+  const std::span<std::int32_t> rank_of_expert = rank_of_expert_;
   for (int gpu = 0; gpu < placement.gpus(); ++gpu) {
-    for (int slot = placement.first_slot(gpu); slot < placement.first_slot(gpu + 1); ++slot) {
+    const int end = placement.first_slot(gpu + 1);
+    for (int slot = placement.first_slot(gpu); slot < end; ++slot) {
       const int active = tokens_of_slot[at(slot)] > 0 ? 1 : 0;
       const int expert = no_expert + (placement.expert_of_slot(slot) - no_expert) * active;
-      rank_of_expert_[at(expert)] = gpu;
+      rank_of_expert[at(expert)] = gpu;
     }
   }
   rank_of_expert_.pop_back();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sim/experiment/trace_library.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 namespace moesim {
@@ -31,21 +33,27 @@ std::string key_of(const ConfigNode& gating, const PoolSpec& pool) {
 }  // namespace
 
 RoutingTrace TraceLibrary::get(const std::string& key, const ConfigNode& gating,
-                               const PoolSpec& pool) {
+                               const PoolSpec& pool, Holds holds) {
   // Constructing the gating records its options in the resolved config, also when the trace is at
   // hand.
   const auto maker = gatings().make(gating);
   if (pool.model.experts == 0) return no_routing(pool.model);
-  return *traces_.get(key, [&] { return maker->trace(pool.model, pool.seed); });
+  return *traces_.get(key, [&] {
+    return holds == Holds::outlines ? maker->outline(pool.model, pool.seed)
+                                    : maker->trace(pool.model, pool.seed);
+  });
 }
 
 Traces TraceLibrary::open(const ExperimentSpec& spec) {
   const PoolSpec& pool = spec.pools.back();
+  const bool by_gain =
+      std::ranges::any_of(spec.pools, [](const PoolSpec& any) { return any.placed.by_gain; });
+  const Holds holds = by_gain ? Holds::traces : holds_;
   std::string key = key_of(pool.gating, pool);
-  Traces traces{get(key, pool.gating, pool), {}};
+  Traces traces{get(key, pool.gating, pool, holds), {}};
   if (pool.prefill_gating) {
     const std::string prefill = key_of(*pool.prefill_gating, pool);
-    traces.prefill = get(prefill, *pool.prefill_gating, pool);
+    traces.prefill = get(prefill, *pool.prefill_gating, pool, holds);
     key += '\n' + prefill;
   }
   const std::lock_guard lock(mutex_);

@@ -27,12 +27,17 @@ struct Traces {
 /// generates each one once. Thread-safe.
 class TraceLibrary {
  public:
+  /// Of generated traces the outlines, where no copies are given by what was seen (`by_gain`).
+  enum class Holds { traces, outlines };
+  explicit TraceLibrary(Holds holds = Holds::traces) : holds_(holds) {}
+
   /// Opens or generates what a spec names, all of whose pools have the same. Throws ConfigError.
   Traces open(const ExperimentSpec&);
 
  private:
-  RoutingTrace get(const std::string& key, const ConfigNode& gating, const PoolSpec&);
+  RoutingTrace get(const std::string& key, const ConfigNode& gating, const PoolSpec&, Holds);
 
+  Holds holds_;
   Memo<RoutingTrace> traces_{std::numeric_limits<std::size_t>::max()};
   std::mutex mutex_;  // of the map
   std::map<std::string, std::shared_ptr<TraceFits>> fits_;

@@ -237,7 +237,9 @@ void Measurement::add_layers(ExpertTotals& totals, Totals& all,
     layer.rank_activated.add(load.activated, steps);
     const auto tokens_of_layer = tokens_of_expert.subspan(l * experts, experts);
     layer.expert_tokens.add(tokens_of_layer, steps);
-    const double selections = std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), 0.0);
+    // As whole numbers, of which several are added at a time.
+    const auto selections = static_cast<double>(
+        std::accumulate(tokens_of_layer.begin(), tokens_of_layer.end(), std::int64_t{0}));
     const double mean = tokens / ranks;
     const double ratio = load.max_tokens / mean;
     const bool hot = ratio > deployment_.hot_rank_threshold;

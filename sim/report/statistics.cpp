@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 namespace moesim {
@@ -141,17 +142,32 @@ void CountHistogram::add(std::span<const std::int32_t> values, std::int64_t time
     bits |= value;
   }
   if (bucket_of(bits) >= buckets_.size()) buckets_.resize(bucket_of(bits) + 1);
-  for (const std::int32_t value : values) buckets_[bucket_of(value)] += times;
+  constexpr std::int64_t countable = std::numeric_limits<std::uint16_t>::max();
+  if (times == 1 && bits < 1 << exact_bits && std::ssize(values) <= countable) {
+    if (uncarried_ + std::ssize(values) > countable) carry();
+    uncarried_ += std::ssize(values);
+    narrow_.resize(std::size_t{1} << exact_bits);
+    for (const std::int32_t value : values) ++narrow_[static_cast<std::size_t>(value)];
+  } else {
+    for (const std::int32_t value : values) buckets_[bucket_of(value)] += times;
+  }
   count_ += std::ssize(values) * times;
   sum_ += static_cast<double>(sum) * static_cast<double>(times);
   if (bits > max_) max_ = std::max<std::int64_t>(max_, std::ranges::max(values));
+}
+
+void CountHistogram::carry() {
+  const std::size_t used = std::min(narrow_.size(), buckets_.size());
+  for (std::size_t bucket = 0; bucket < used; ++bucket)
+    buckets_[bucket] += std::exchange(narrow_[bucket], std::uint16_t{0});
+  uncarried_ = 0;
 }
 
 std::int64_t CountHistogram::quantile(double q) const {
   const auto wanted = static_cast<std::int64_t>(std::ceil(q * static_cast<double>(count_)));
   std::int64_t seen = 0;
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    seen += buckets_[bucket];
+    seen += buckets_[bucket] + (bucket < narrow_.size() ? narrow_[bucket] : 0);
     if (seen >= wanted && seen > 0) return floor_of(bucket);
   }
   return 0;

@@ -32,34 +32,6 @@ struct RowTarget {
   }
 };
 
-// The rows of a step in order, some of them ahead of those that are read: a request's rows are
-// anywhere in memory, and are asked for before they are needed.
-class RowsAhead {
- public:
-  RowsAhead(std::span<const RowRange> ranges, std::size_t rows) : ranges_(ranges) {
-    skip_empty();
-    for (std::size_t row = 0; row < rows; ++row) next();
-  }
-  // The range of the row ahead, or null behind the last; and the row's number.
-  const RowRange* range() const { return range_ < ranges_.size() ? &ranges_[range_] : nullptr; }
-  std::int64_t row() const { return ranges_[range_].first_row + in_range_; }
-  void next() {
-    if (range_ == ranges_.size() || ++in_range_ < ranges_[range_].count) return;
-    in_range_ = 0;
-    ++range_;
-    skip_empty();
-  }
-
- private:
-  void skip_empty() {
-    while (range_ < ranges_.size() && ranges_[range_].count == 0) ++range_;
-  }
-
-  std::span<const RowRange> ranges_;
-  std::size_t range_ = 0;
-  std::int32_t in_range_ = 0;
-};
-
 // How many rows ahead: while so many ids are counted, a row comes from the farthest memory.
 std::size_t rows_ahead(std::size_t ids_of_row) {
   constexpr std::size_t ids_meanwhile = 1024, most = 16;
@@ -87,6 +59,8 @@ void StepRows::find_sources(const StepBatch& batch) {
   for (const RowRange& range : batch.rows) tokens_ += range.count;
   source_gpu_.resize(static_cast<std::size_t>(tokens_));
   source_rank_.resize(static_cast<std::size_t>(tokens_));
+  row_of_token_.resize(static_cast<std::size_t>(tokens_));
+  runs_.clear();
   tokens_of_gpu_.assign(at(plan_.attention_gpus()), 0.0);
   std::size_t token = 0;
   std::int32_t rank = -1;
@@ -94,11 +68,13 @@ void StepRows::find_sources(const StepBatch& batch) {
   for (const RowRange& range : batch.rows) {
     if (range.rank != rank) in_rank = 0;
     rank = range.rank;
+    if (runs_.empty() || runs_.back().phase != range.phase) runs_.push_back({range.phase, token});
     const std::int64_t of_rank = batch.ranks[at(rank)].tokens;
     for (std::int32_t i = 0; i < range.count; ++i, ++in_rank) {
       // With tensor parallelism every GPU of the rank dispatches its share of the tokens.
       const int gpu =
           plan_.tp == 1 ? rank : rank * plan_.tp + static_cast<int>(in_rank * plan_.tp / of_rank);
+      row_of_token_[token] = static_cast<std::size_t>(range.first_row + i);
       source_gpu_[token] = gpu;
       source_rank_[token++] = plan_.source_rank(gpu);
       tokens_of_gpu_[at(gpu)] += 1;
@@ -126,8 +102,7 @@ void StepRows::carry(std::size_t first, std::size_t layers) {
   std::fill_n(counts, layers * experts_, std::uint8_t{0});
 }
 
-void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_layer,
-                    int last_layer) {
+void StepRows::read(const RowSource& rows, int first_layer, int last_layer) {
   const std::size_t first = at(first_layer), layers = at(last_layer) - first;
   // Counts of a byte stay in the nearest cache. A token counts once at most for an expert, so that
   // so many tokens are counted without a carry.
@@ -138,23 +113,18 @@ void StepRows::read(const StepBatch& batch, const RowSource& rows, int first_lay
                small_counts_.data() + first * experts_,
                has_ids_ ? ids_.data() + at(first_layer - first_layer_) * layer_ids_ : nullptr,
                layer_ids_};
-  const std::size_t row_ids = layers_ * k_;
-  const auto place = [&](std::int64_t row) {
-    return static_cast<std::size_t>(row) * row_ids + first * k_;
-  };
-  RowsAhead ahead(batch.rows, rows_ahead(layers * k_));
+  const std::size_t row_ids = layers_ * k_, ahead = rows_ahead(layers * k_);
   std::size_t counted = 0;
-  for (const RowRange& range : batch.rows) {
-    rows.trace(range.phase).visit([&](auto ids) {
-      const auto* row = ids.data() + place(range.first_row);
-      for (std::int32_t i = 0; i < range.count; ++i, row += row_ids) {
-        if (const RowRange* next = ahead.range(); next != nullptr) {
-          rows.trace(next->phase).visit([&](auto there) {
-            prefetch(there.data() + place(ahead.row()), layers * k_);
-          });
-          ahead.next();
-        }
+  for (std::size_t run = 0; run < runs_.size(); ++run) {
+    const std::size_t end = run + 1 < runs_.size() ? runs_[run + 1].first : row_of_token_.size();
+    rows.trace(runs_[run].phase).visit([&](auto choices) {
+      const auto* const of_layers = choices.data() + first * k_;
+      for (std::size_t token = runs_[run].first; token < end; ++token) {
+        // A request's rows are anywhere in memory, and are asked for before they are needed.
+        prefetch(of_layers + row_of_token_[std::min(token + ahead, end - 1)] * row_ids,
+                 layers * k_);
         if (++counted % countable == 0) carry(first, layers);
+        const auto* const row = of_layers + row_of_token_[token] * row_ids;
         if (k_ == 8) {
           to.add<8>(row);
         } else {

@@ -21,7 +21,7 @@ class StepRows {
   /// ids().
   void start(const StepBatch&, int first_layer, int last_layer, bool keep_ids);
   /// Reads these layers of the step. Threads may read different ones at a time.
-  void read(const StepBatch&, const RowSource&, int first_layer, int last_layer);
+  void read(const RowSource&, int first_layer, int last_layer);
 
   std::int64_t tokens() const { return tokens_; }
   /// [MoE layers, experts]; a caller that prices several batches for one step may add them up.
@@ -53,6 +53,13 @@ class StepRows {
   int first_layer_ = 0;  // of those in ids_
   std::vector<std::uint16_t> ids_;
   std::size_t layer_ids_ = 0;  // distance in ids_ from layer to layer
+  // Tokens in a row whose rows are of one trace begin at `first`.
+  struct Run {
+    Phase phase;
+    std::size_t first;
+  };
+  std::vector<Run> runs_;
+  std::vector<std::size_t> row_of_token_;
   std::vector<std::int32_t> source_gpu_, source_rank_;
   std::vector<double> tokens_of_gpu_;
 };

@@ -195,8 +195,9 @@ void StepModel::price_moe_layer(int moe_layer, const PhaseRule& rule,
   const std::span<const std::int32_t> source_gpu =
       limited ? routed.source_gpu() : std::span<const std::int32_t>(s.rows.source_gpu());
   routed.route(*rule.router, problem, outcome.load);
-  outcome.active_experts = 0;
-  for (const std::int32_t t : tokens) outcome.active_experts += t > 0 ? 1 : 0;
+  std::int32_t active = 0;  // in a register
+  for (const std::int32_t t : tokens) active += t > 0 ? 1 : 0;
+  outcome.active_experts = active;
 
   const LayerPlacement& placement = routed.placement();
   outcome.step_copies = static_cast<std::int32_t>(routed.copies().size());
@@ -506,7 +507,7 @@ void StepModel::price_layers(const StepBatch& batch, const PhaseRule& rule,
                capacity_->limits() || rule.keep > 0 || rule.router->needs_token_rows() ||
                    shared_.draws() || (plan_.exchanges() && (follows_copies || counts_locality_)));
   const auto price = [&](int first, int last) {
-    s.rows.read(batch, rows, first, last);
+    s.rows.read(rows, first, last);
     for (int layer = first; layer < last; ++layer) {
       price_moe_layer(layer, rule, placements[at(layer)], step, outcomes[at(layer)]);
     }

@@ -5,7 +5,9 @@
 
 #include <fmt/format.h>
 
+#include "hardware/at.hpp"
 #include "hardware/kernels/deep_ep.hpp"
+#include "hardware/rng.hpp"
 #include "sim/dispatch/dispatch.hpp"
 #include "sim/report/statistics.hpp"
 #include "sim/request_routing/request_router.hpp"
@@ -93,6 +95,27 @@ TEST_CASE("count histograms are exact below 1,024 and within 0.8 % above") {
     CHECK(large.quantile(.5) <= value);
     CHECK_THAT(double(large.quantile(.5)), WithinRel(double(value), .008));
   }
+}
+
+TEST_CASE("count histograms of values by the row hold what they hold value by value") {
+  Rng rng(3, "test/count_histogram");
+  CountHistogram rows, values;
+  // More than 65,535 values of one row are counted otherwise, as are repeated ones and large ones.
+  for (const int size : {3, 256, 70'000, 40'000, 40'001}) {
+    for (const std::int64_t times : {1, 1, 5}) {
+      for (const std::int32_t most : {2, 300, 5000}) {
+        std::vector<std::int32_t> row(at(size));
+        for (std::int32_t& value : row) value = static_cast<std::int32_t>(rng.below(at(most)));
+        rows.add(row, times);
+        for (const std::int32_t value : row) values.add(value, times);
+      }
+    }
+  }
+  CHECK(rows.count() == values.count());
+  CHECK(rows.mean() == values.mean());
+  CHECK(rows.max() == values.max());
+  for (int percent = 0; percent <= 100; ++percent)
+    CHECK(rows.quantile(percent / 100.) == values.quantile(percent / 100.));
 }
 
 // Blocks of 16 tokens, one group that keeps every token.

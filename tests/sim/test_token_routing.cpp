@@ -7,6 +7,7 @@
 
 #include "hardware/at.hpp"
 #include "hardware/rng.hpp"
+#include "sim/token_routing/metro_turns.hpp"
 #include "sim/token_routing/token_routing.hpp"
 #include "tests/support.hpp"
 
@@ -304,6 +305,36 @@ TEST_CASE("METRO decides as its algorithm does by hand, on few GPUs and on very 
     problem.experts_on_gpu.resize(17000, {0});
     REQUIRE(route(R"("metro")", problem.placement(), problem.tokens) ==
             metro_by_hand(problem.placement(), problem.tokens));
+  }
+}
+
+TEST_CASE("METRO's turns choose the same in lanes of a register as one count at a time") {
+  Rng rng(8, "test/metro_turns");
+  std::vector<std::int32_t> memory;
+  for (int i = 0; i < 300; ++i) {
+    Problem problem = random_problem(rng);
+    if (i % 10 == 0) problem.experts_on_gpu.resize(16, {0});
+    const LayerPlacement placement = problem.placement();
+    std::vector<std::int32_t> order(at(placement.experts()));
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::reverse(order);
+    Tokens in_lanes(at(placement.slots()), -7), plain(at(placement.slots()), -8);
+    MetroTurns(placement, order).route(problem.tokens, in_lanes, memory);
+    MetroTurns(placement, order, false).route(problem.tokens, plain, memory);
+    CAPTURE(i);
+    REQUIRE(in_lanes == plain);
+  }
+  // 127 of the slots of a GPU are counted in a lane; one more makes its placement go the plain way.
+  for (const int slots : {127, 128, 300}) {
+    std::vector<int> of_all(at(slots));
+    std::iota(of_all.begin(), of_all.end(), 0);
+    const LayerPlacement placement(slots, {of_all, of_all, {0}});
+    Tokens in_lanes(at(placement.slots())), plain(in_lanes);
+    const Tokens tokens(at(slots), 1);
+    MetroTurns(placement, of_all).route(tokens, in_lanes, memory);
+    MetroTurns(placement, of_all, false).route(tokens, plain, memory);
+    CHECK(in_lanes == plain);
+    CHECK(in_lanes == metro_by_hand(placement, tokens));
   }
 }
 

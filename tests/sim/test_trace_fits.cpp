@@ -47,6 +47,24 @@ TEST_CASE("experiments that share their traces have the placements that each wou
   CHECK(different > 20);  // of 48: what decides a placement is in what was varied
 }
 
+TEST_CASE(
+    "a library of outlines gives what fits where, and draws where copies go by what was seen") {
+  const auto of = [](TraceLibrary::Holds holds, const Json& placement) {
+    TraceLibrary library(holds);
+    return load_experiment(tiny({{"placement", placement}}), library).decode();
+  };
+  using enum TraceLibrary::Holds;
+  const auto uniform = R"({"type": "eplb", "replication": 1.5})"_json;
+  const Deployment drawn = of(traces, uniform), outlined = of(outlines, uniform);
+  CHECK(outlined.seen != drawn.seen);  // nothing was drawn
+  CHECK(outlined.trace.tokens() == drawn.trace.tokens());
+  CHECK(outlined.memory.kv_blocks == drawn.memory.kv_blocks);
+  CHECK(outlined.placement.front().slots() == drawn.placement.front().slots());
+  const auto by_gain = R"({"type": "eplb", "replication": 1.5, "copies": "by_gain"})"_json;
+  CHECK(of(outlines, by_gain).placement == of(traces, by_gain).placement);
+  CHECK(of(outlines, by_gain).seen == of(traces, by_gain).seen);
+}
+
 TEST_CASE("a memo makes a value once, whatever asks for it, and begins anew after 64",
           "[threads]") {
   Memo<ExpertPlacement> memo;

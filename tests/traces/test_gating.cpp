@@ -74,6 +74,29 @@ std::filesystem::path tiny_trace(const TemporaryFolder& folder) {
 
 }  // namespace
 
+TEST_CASE("an outline has a trace's requests and rows, whose experts are sound but not drawn") {
+  const MoeModel model = model_of(3, 10, 4);
+  for (const std::string name : {"uniform", "popularity", "topical"}) {
+    CAPTURE(name);
+    const auto gating = gatings().make(config(
+        R"({"type": ")" + name +
+        R"(", "requests": 5, "prompt_rows": 2, "decode_rows": 3, "workloads": ["a", "b"]})"));
+    const RoutingTrace drawn = gating->trace(model, 1), outline = gating->outline(model, 1);
+    outline.check_ids();
+    CHECK(outline.layers() == drawn.layers());
+    CHECK(outline.tokens() == drawn.tokens());
+    CHECK(outline.meta().phases == drawn.meta().phases);
+    CHECK(std::ranges::equal(outline.workloads(), drawn.workloads()));
+    REQUIRE(outline.requests().size() == drawn.requests().size());
+    for (std::size_t i = 0; i < drawn.requests().size(); ++i) {
+      const TraceRequest &a = outline.requests()[i], &b = drawn.requests()[i];
+      CHECK(std::tie(a.row_start, a.num_tokens, a.prompt_rows, a.workload) ==
+            std::tie(b.row_start, b.num_tokens, b.prompt_rows, b.workload));
+    }
+    CHECK(row(outline, 1) == std::vector<int>{2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3});
+  }
+}
+
 TEST_CASE("the sampler draws without replacement in proportion to weight") {
   // Weights 1, 2, 5, two picks: P(2 then 1) = 5/8 * 2/3, P(2 then 0) = 5/8 * 1/3, ...
   ExpertSampler sampler(3, 2, 1, 1);

@@ -61,7 +61,7 @@ Action setup_check(CLI::App& command) {
   const auto options = std::make_shared<ExperimentOptions>();
   options->add_to(command);
   return [options] {
-    TraceLibrary traces;
+    TraceLibrary traces(TraceLibrary::Holds::outlines);
     const Experiment experiment = Remarks().say_of(load_experiment(options->read(), traces));
     const Deployment& e = experiment.decode();
     const bool given = options->read().json().contains("precision");

@@ -7,22 +7,21 @@
 namespace moesim {
 namespace {
 
-class Popularity final : public Gating {
+class Popularity final : public SyntheticGating {
  public:
-  explicit Popularity(ConfigReader& options) : rows_(read_rows(options)) {
+  explicit Popularity(ConfigReader& options) : SyntheticGating(options) {
     terms_.popularity_sigma = options.number("popularity_sigma");
     terms_.popularity_spread = options.number("popularity_spread");
     terms_.spikes = static_cast<int>(options.integer("spikes"));
     terms_.spike_height = options.number("spike_height");
   }
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
-    return generate_trace(model, rows_, terms_,
+    return generate_trace(model, rows(), terms_,
                           fmt::format("popularity gating, sigma {}", terms_.popularity_sigma),
                           seed);
   }
 
  private:
-  SyntheticRows rows_;
   GatingTerms terms_;
 };
 

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
 
+#include "hardware/at.hpp"
 #include "hardware/rng.hpp"
 #include "traces/gating/expert_sampler.hpp"
 
@@ -127,6 +128,28 @@ TraceMeta describe(const MoeModel& model, const SyntheticRows& rows, std::string
   return meta;
 }
 
+std::vector<TraceRequest> requests_of(const SyntheticRows& rows) {
+  const std::int64_t tokens = rows.prompt_rows + rows.decode_rows;
+  std::vector<TraceRequest> requests;
+  for (int i = 0; i < rows.requests; ++i)
+    requests.push_back(
+        {i * tokens, tokens, rows.prompt_rows, static_cast<int>(at(i) % rows.workloads.size())});
+  return requests;
+}
+
+std::vector<std::uint16_t> room_for_ids(const MoeModel& model, const SyntheticRows& rows,
+                                        std::size_t layers) {
+  const std::size_t tokens = at(rows.prompt_rows + rows.decode_rows);
+  const std::size_t request_ids = tokens * layers * at(model.experts_per_token);
+  const double ids_of_all = double(rows.requests) * double(request_ids);
+  if (ids_of_all > most_ids)
+    throw ConfigError(
+        fmt::format("gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
+                    "than {:.0g}; ask for fewer requests or rows",
+                    rows.requests, tokens, ids_of_all, model.name, most_ids));
+  return std::vector<std::uint16_t>(at(rows.requests) * request_ids);
+}
+
 }  // namespace
 
 std::vector<int> moe_layer_ids(const MoeModel& model) {
@@ -152,20 +175,25 @@ SyntheticRows read_rows(ConfigReader& options) {
   return rows;
 }
 
+RoutingTrace SyntheticGating::outline(const MoeModel& model, std::uint64_t seed) const {
+  TraceMeta meta = describe(model, rows_, "experts in turn", seed);
+  std::vector<std::uint16_t> ids = room_for_ids(model, rows_, meta.layer_ids.size());
+  int next = 0;
+  for (std::uint16_t& id : ids) {
+    id = static_cast<std::uint16_t>(next);
+    next = next + 1 == model.experts ? 0 : next + 1;
+  }
+  return RoutingTrace(std::move(meta), rows_.workloads, requests_of(rows_), std::move(ids));
+}
+
 RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
                             const GatingTerms& terms, std::string_view recipe, std::uint64_t seed) {
   TraceMeta meta = describe(model, rows, recipe, seed);
   const std::size_t layers = meta.layer_ids.size();
   const auto experts = static_cast<std::size_t>(model.experts);
   const auto k = static_cast<std::size_t>(model.experts_per_token);
-  const std::int64_t tokens = rows.prompt_rows + rows.decode_rows;
-  const std::size_t request_ids = static_cast<std::size_t>(tokens) * layers * k;
-  const double ids_of_all = double(rows.requests) * double(request_ids);
-  if (ids_of_all > most_ids)
-    throw ConfigError(
-        fmt::format("gating of {} requests with {} rows each makes {:.2g} expert ids of {}, more "
-                    "than {:.0g}; ask for fewer requests or rows",
-                    rows.requests, tokens, ids_of_all, model.name, most_ids));
+  std::vector<TraceRequest> requests = requests_of(rows);
+  std::vector<std::uint16_t> ids = room_for_ids(model, rows, layers);
 
   const Logits own = popularity(layers, experts, terms, Rng(seed, "gating popularity"));
   std::vector<Logits> of_workload;
@@ -180,25 +208,21 @@ RoutingTrace generate_trace(const MoeModel& model, const SyntheticRows& rows,
 
   const std::vector<float> of_topics = topic_weights(layers, experts, terms, seed);
 
-  const auto count = static_cast<std::size_t>(rows.requests);
-  std::vector<TraceRequest> requests(count);
-  std::vector<std::uint16_t> ids(count * request_ids);
+  const auto tokens = static_cast<std::size_t>(rows.prompt_rows + rows.decode_rows);
+  const std::size_t request_ids = tokens * layers * k;
   // Requests have random streams of their own, so the order in which they are made is free.
-  tbb::parallel_for(std::size_t{0}, count, [&](std::size_t i) {
+  tbb::parallel_for(std::size_t{0}, requests.size(), [&](std::size_t i) {
     const std::size_t workload = i % of_workload.size();
     Logits logits = of_workload[workload];
     add_noise(logits, terms.request_sigma, Rng(seed, fmt::format("gating request {}", i)));
-    generate_request(
-        logits, layers, k, terms.reuse,
-        request_topics(static_cast<std::size_t>(tokens), terms, topics_of_workload[workload],
-                       Rng(seed, fmt::format("gating topics {}", i))),
-        of_topics,
-        ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
-                      model.groups_per_token),
-        Rng(seed, fmt::format("gating tokens {}", i)),
-        std::span(ids).subspan(i * request_ids, request_ids));
-    requests[i] = {static_cast<std::int64_t>(i) * tokens, tokens, rows.prompt_rows,
-                   static_cast<int>(workload)};
+    generate_request(logits, layers, k, terms.reuse,
+                     request_topics(tokens, terms, topics_of_workload[workload],
+                                    Rng(seed, fmt::format("gating topics {}", i))),
+                     of_topics,
+                     ExpertSampler(model.experts, model.experts_per_token, model.expert_groups,
+                                   model.groups_per_token),
+                     Rng(seed, fmt::format("gating tokens {}", i)),
+                     std::span(ids).subspan(i * request_ids, request_ids));
   });
   return RoutingTrace(std::move(meta), rows.workloads, std::move(requests), std::move(ids));
 }

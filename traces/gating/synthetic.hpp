@@ -9,6 +9,7 @@
 
 #include "hardware/config.hpp"
 #include "models/moe_model.hpp"
+#include "traces/gating/gating.hpp"
 #include "traces/routing_trace.hpp"
 
 namespace moesim {
@@ -54,6 +55,20 @@ inline constexpr std::array<Key, 4> row_keys{
      {"decode_rows", form::integer(0, 1e6), "192", "tokens decoded in each"},
      {"workloads", form::list(form::text), R"(["chat", "code", "math", "law"])",
       "tags, which recordings take in turn"}}};
+
+/// A gating that a seeded generator makes.
+class SyntheticGating : public Gating {
+ public:
+  explicit SyntheticGating(ConfigReader& options) : rows_(read_rows(options)) {}
+  /// Experts come in turn.
+  RoutingTrace outline(const MoeModel& model, std::uint64_t seed) const final;
+
+ protected:
+  const SyntheticRows& rows() const { return rows_; }
+
+ private:
+  SyntheticRows rows_;
+};
 
 /// Generates a trace shaped for the model. `recipe` names the generator in meta(). Same arguments,
 /// same rows. Throws ConfigError if the model has no experts.

@@ -10,9 +10,9 @@
 namespace moesim {
 namespace {
 
-class Topical final : public Gating {
+class Topical final : public SyntheticGating {
  public:
-  explicit Topical(ConfigReader& options) : rows_(read_rows(options)) {
+  explicit Topical(ConfigReader& options) : SyntheticGating(options) {
     preset_ = &gating_presets[options.choice("preset")];
     const GatingTerms& fitted = preset_->terms;
     const auto number = [&](std::string_view key, double preset_value) {
@@ -34,12 +34,11 @@ class Topical final : public Gating {
     terms_.topic_stay = number("topic_stay", fitted.topic_stay);
   }
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
-    return generate_trace(model, rows_, terms_,
+    return generate_trace(model, rows(), terms_,
                           fmt::format("topical gating, preset {}", preset_->name), seed);
   }
 
  private:
-  SyntheticRows rows_;
   const GatingPreset* preset_ = nullptr;
   GatingTerms terms_;
 };

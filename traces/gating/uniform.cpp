@@ -5,15 +5,12 @@
 namespace moesim {
 namespace {
 
-class Uniform final : public Gating {
+class Uniform final : public SyntheticGating {
  public:
-  explicit Uniform(ConfigReader& options) : rows_(read_rows(options)) {}
+  explicit Uniform(ConfigReader& options) : SyntheticGating(options) {}
   RoutingTrace trace(const MoeModel& model, std::uint64_t seed) const override {
-    return generate_trace(model, rows_, GatingTerms{}, "uniform gating", seed);
+    return generate_trace(model, rows(), GatingTerms{}, "uniform gating", seed);
   }
-
- private:
-  SyntheticRows rows_;
 };
 
 }  // namespace
