@@ -20,14 +20,16 @@ RoutingTrace no_routing(const MoeModel& model) {
   return RoutingTrace(std::move(meta), {"none"}, {{0, 2, 1, 0}}, {0, 0});
 }
 
-// Everything that a gating can read. Before a trace resolves it, its text is what was written.
-std::string key_of(const ConfigNode& gating, const PoolSpec& pool) {
+// Everything that a gating can read, and what is asked of it. Before a trace resolves it, its text
+// is what was written.
+std::string key_of(const ConfigNode& gating, const PoolSpec& pool, TraceLibrary::Holds holds) {
   const MoeModel& model = pool.model;
   std::string layers;
   for (const LayerSpec& layer : model.layers) layers += layer.moe ? 'm' : '-';
-  return fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}", gating.file().parent_path().string(),
+  return fmt::format("{}\n{}\n{} {} {} {} {} {}\n{}\n{}", gating.file().parent_path().string(),
                      gating.json().dump(), model.name, model.experts, model.experts_per_token,
-                     model.expert_groups, model.groups_per_token, pool.seed, layers);
+                     model.expert_groups, model.groups_per_token, pool.seed, layers,
+                     holds == TraceLibrary::Holds::outlines ? "outline" : "trace");
 }
 
 }  // namespace
@@ -49,10 +51,10 @@ Traces TraceLibrary::open(const ExperimentSpec& spec) {
   const bool by_gain =
       std::ranges::any_of(spec.pools, [](const PoolSpec& any) { return any.placed.by_gain; });
   const Holds holds = by_gain ? Holds::traces : holds_;
-  std::string key = key_of(pool.gating, pool);
+  std::string key = key_of(pool.gating, pool, holds);
   Traces traces{get(key, pool.gating, pool, holds), {}};
   if (pool.prefill_gating) {
-    const std::string prefill = key_of(*pool.prefill_gating, pool);
+    const std::string prefill = key_of(*pool.prefill_gating, pool, holds);
     traces.prefill = get(prefill, *pool.prefill_gating, pool, holds);
     key += '\n' + prefill;
   }

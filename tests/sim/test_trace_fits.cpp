@@ -63,6 +63,11 @@ TEST_CASE(
   const auto by_gain = R"({"type": "eplb", "replication": 1.5, "copies": "by_gain"})"_json;
   CHECK(of(outlines, by_gain).placement == of(traces, by_gain).placement);
   CHECK(of(outlines, by_gain).seen == of(traces, by_gain).seen);
+  // Nor does an outline that the library has already stand for the trace.
+  TraceLibrary library(outlines);
+  load_experiment(tiny({{"placement", uniform}}), library);
+  CHECK(load_experiment(tiny({{"placement", by_gain}}), library).decode().seen ==
+        of(traces, by_gain).seen);
 }
 
 TEST_CASE("a memo makes a value once, whatever asks for it, and begins anew after 64",
