@@ -18,7 +18,7 @@ cat >sweep.json <<JSON
          "/workload/lengths": {"type": "fixed", "prompt": 16, "output": 12},
          "/workload/arrivals": {"type": "poisson", "rate": "1 /s"},
          "/placement": {"type": "eplb"}, "/scheduling/type": "chunked_prefill"},
- "axes": {"/scheduling/max_num_seqs": [4, 16], "/placement/replication": [1.0, 1.5],
+ "axes": {"/scheduling/max_num_seqs": [4, 8, 16], "/placement/replication": [1.0, 1.5],
           "/token_routing/decode": ["even", "static_primary", "metro"],
           "/workload/arrivals/rate": ["250 /s", "354 /s", "500 /s", "707 /s", "1000 /s", "1414 /s", "2000 /s",
                                       "2828 /s", "4000 /s", "5657 /s", "8000 /s", "11314 /s"]},
