@@ -233,10 +233,13 @@ def experts(meter):
         torch.cuda.empty_cache()
 
 
+SLICED = (("deepseek_v3", 32, 7168, 2048, "fp8"), ("gpt_oss_20b", 4, 2880, 2880, "bf16"), ("deepseek_v2_lite", 8, 2048, 1408, "bf16"),
+          ("qwen3_30b", 16, 2048, 768, "bf16"))
+
+
 def slices(meter):
     """The same weights as few wide or many narrow experts: what does cutting an expert cost its kernel?"""
-    for name, slots, hidden, width, precision in (("deepseek_v3", 32, 7168, 2048, "fp8"), ("gpt_oss_20b", 4, 2880, 2880, "bf16"),
-                                                  ("deepseek_v2_lite", 8, 2048, 1408, "bf16"), ("qwen3_30b", 16, 2048, 768, "bf16")):
+    for name, slots, hidden, width, precision in SLICED:
         for cut in (1, 2, 4, 8):
             if precision == "fp8" and width // cut % 16:
                 continue
@@ -247,6 +250,34 @@ def slices(meter):
                     layer.measure("slices", dict(model=name, cut=cut), active, rows_each)
             del layer
             torch.cuda.empty_cache()
+
+
+def fused(meter):
+    """Experts as a fused kernel of 16 rows a tile has them, by how many are active and how they are cut; 1 to 16 rows each."""
+    from fused_experts import FusedExperts, tilings
+
+    def measure(what, about, slots, hidden, width, precision, actives):
+        layer = FusedExperts(slots, hidden, width, precision)
+        layer.check()
+        for active in actives:
+            best = tilings(precision)[0]
+            best = min(tilings(precision), key=lambda up: median_us(layer.calls(active, up, best), repeats=5)), best
+            best = best[0], min(tilings(precision), key=lambda down: median_us(layer.calls(active, best[0], down), repeats=5))
+            size, weights, n = (2 if precision == "bf16" else 1), 3 * hidden * width, 4 * active
+            row(what, dict(about, precision=precision, slots=slots, hidden=hidden, width=width, active=active, rows=n,
+                           up="x".join(map(str, best[0])), down="x".join(map(str, best[1]))),
+                median_us(layer.calls(active, *best), repeats=9),
+                size * weights * active + n * (size * hidden + 4 * width + size * width + 2 * hidden), 2 * n * weights)
+        del layer
+        torch.cuda.empty_cache()
+
+    for name, slots, hidden, width, precision in (("deepseek_v3", 36, 7168, 2048, "fp8"), ("qwen3_30b", 24, 2048, 768, "bf16")):
+        measure("fused", dict(model=name), slots, hidden, width, precision, [n for n in (1, 2, 4, 8, 12, 18, 24, 36) if n <= slots])
+    for name, slots, hidden, width, precision in SLICED:
+        for cut in (1, 2, 4, 8):
+            if precision == "fp8" and width // cut % 128:
+                continue
+            measure("fused_slices", dict(model=name, cut=cut), slots * cut, hidden, width // cut, precision, [slots * cut // 2, slots * cut])
 
 
 def watts(meter):
@@ -300,17 +331,30 @@ def routers(meter):
         row(what, shape, float(us))
 
 
+def passes(meter):
+    import row_passes
+
+    for what, shape, us, bytes_ in row_passes.measured(median_us):
+        row(what, shape, us, bytes_)
+
+
+def link(meter):
+    for line in compiled("host_link"):
+        what, shape, us, bytes_ = line.split(",")
+        row(what, shape, float(us), int(bytes_))
+
+
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", "--output", required=True)
-    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "experts", "slices", "watts"])
+    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "experts", "slices", "fused", "passes", "link", "watts"])
     options = options.parse_args()
     meter = Meter()
     limit = meter.number("nvmlDeviceGetEnforcedPowerLimit")
     about = (f"# {torch.cuda.get_device_name()}, driver {meter.text('nvmlSystemGetDriverVersion')}, PyTorch {torch.__version__}, "
              f"limit {limit / 1e3:.0f} W, {datetime.date.today()}: python3 hardware/measured/measure.py")
     print(about, flush=True)
-    parts = dict(routers=routers, memory=memory, gemms=gemms, experts=experts, slices=slices, watts=watts)
+    parts = dict(routers=routers, memory=memory, gemms=gemms, experts=experts, slices=slices, fused=fused, passes=passes, link=link, watts=watts)
     for name in options.only:
         begin = time.time()
         try:

@@ -16,18 +16,17 @@ def points(path):
     gpu = lines[0].removeprefix("# NVIDIA ").split(",")[0].split()[0]
     for i, row in enumerate(csv.DictReader(lines[1:])):
         shape = dict(pair.split("=") for pair in row["shape"].split())
-        point = {"id": f"own-{gpu}-{i}", "gpu": gpu, "n_gpu": 1, "precision": shape.get("precision"), "metric": "kernel_time", "value": row["us"],
+        point = {"id": f"own-{gpu}-{row['what']}-{i}", "gpu": gpu, "n_gpu": 1, "precision": shape.get("precision"), "metric": "kernel_time", "value": row["us"],
                  "use": "holdout"}
         if row["what"] == "gemm":
             yield {**point, "category": "gemm", "op": f"GEMM M={shape['m']} N={shape['n']} K={shape['k']}", "tokens": shape["m"]}
         # A rank of EP 8 of an imagined model with 8 times these slots: 8 selections of each token, so a row for each token.
-        if row["what"] == "experts":
+        if row["what"] in ("experts", "fused"):
             yield {**point, "category": "moe_kernel", "model": shape["model"], "ep": 8, "tokens": shape["rows"], "distribution": "forced",
                    "active_experts_rank": shape["active"],
                    "op": f"experts hidden={shape['hidden']} width={shape['width']} experts={8 * int(shape['slots'])} top_k=8"}
-
         # The same, experts cut over some of the 8 GPUs: fewer ranks hold more experts, each a slice.
-        if row["what"] == "slices":
+        if row["what"] in ("slices", "fused_slices"):
             cut, top_k = int(shape["cut"]), TOP_K[shape["model"]]
             ranks = 8 // cut
             yield {**point, "category": "moe_kernel", "model": shape["model"], "tp": cut, "ep": ranks, "tokens": int(shape["rows"]) * ranks / top_k,
