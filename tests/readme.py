@@ -9,7 +9,7 @@ that takes long, and whose result no other line reads, is stopped after a while 
 command goes on. `--to-the-end` (.ci/nightly) stops none. A line that needs ../shared is refused in one
 line that names it, and only the READMEs below may have such; a line that draws a page is named as not run where charts could not be fetched. Other programs
 that READMEs name must be there to be run."""
-import os, pathlib, re, shutil, signal, stat, subprocess, sys, tempfile, time
+import os, pathlib, re, resource, shutil, signal, stat, subprocess, sys, tempfile, time
 
 root = pathlib.Path(__file__).resolve().parents[1]
 COPIED = ["configs", "hardware", "models", "traces/samples"]
@@ -50,9 +50,15 @@ def missing_programs(name, text):
             yield f"{program} cannot be run"
 
 
+def heed_ctrl_c():
+    """What is started in the background ignores Ctrl-C, and so would the command."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run(command, patience, **where):
     """Exit status and what was said; long work is interrupted as by Ctrl-C after `patience` seconds, none: never."""
-    process = subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **where)
+    process = subprocess.Popen(["bash", "-c", f"exec {command}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               preexec_fn=heed_ctrl_c, **where)
     long = any(line in command + " " for line in LONG)
     try:
         out, err = process.communicate(timeout=patience if long else None)
@@ -64,6 +70,12 @@ def run(command, patience, **where):
         stopped = process.returncode in (130, -signal.SIGINT)
         return subprocess.CompletedProcess(command, 0 if stopped and goes_on else process.returncode or 1, out, err)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def cpu_s():
+    """Of all commands that ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main():
@@ -100,7 +112,7 @@ def main():
                 if command in done_before and all(wrote.get(file) == command for file in outputs):
                     print(f"{name}: as on a page above: {command}")
                     continue
-                began = time.monotonic()
+                began, spent = time.monotonic(), cpu_s()
                 done = run(command, patience, cwd=here, env=environment)
                 ran += 1
                 # Long work on a busy machine tells its progress before it is refused.
@@ -117,7 +129,7 @@ def main():
                 else:
                     done_before.add(command)
                     wrote.update((file, command) for file in outputs)
-                    print(f"{name}: {time.monotonic() - began:.1f} s: {command}")
+                    print(f"{name}: {time.monotonic() - began:.1f} s, {cpu_s() - spent:.1f} s of CPU: {command}", flush=True)
     print(f"{ran} command lines, {failures} failures")
     return 1 if failures or ran < 20 else 0
 

@@ -164,6 +164,24 @@ def gemms(meter):
         row("gemm", dict(precision="fp8", m=m, n=n, k=k), median_us(calls), m * k + n * k + 2 * m * n, 2 * m * n * k)
 
 
+def per_tensor(meter):
+    """Products in fp8 with one scale for each operand, as checkpoints with static scales are multiplied: by cuBLAS, for Llama's layers."""
+    one = torch.ones((), device="cuda")
+    for hidden, width, heads, kv_heads in ((8192, 28672, 64, 8), (4096, 14336, 32, 8)):
+        for tp in (1, 2, 4, 8):
+            for n, k in (((heads + 2 * kv_heads) * 128 // tp, hidden), (hidden, heads * 128 // tp), (2 * width // tp, hidden), (hidden, width // tp)):
+                copies = max(1, min(16, int(4e8 / (n * k))))
+                b8 = [random_fp8(n, k) for _ in range(copies)]
+                for m in (1, 4, 8, 16, 32, 64, 128, 256, 1024, 4096):
+                    a8 = random_fp8(max(m, 1), k)
+                    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+                    calls = [lambda i=i: torch._scaled_mm(a8, b8[i % copies].t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True, out=out)
+                             for i in range(max(copies, 4))]
+                    row("gemm_per_tensor", dict(precision="fp8", m=m, n=n, k=k), median_us(calls, repeats=7), m * k + n * k + 2 * m * n, 2 * m * n * k)
+                del b8
+                torch.cuda.empty_cache()
+
+
 class Experts:
     """Both GEMMs of a rank's experts and SwiGLU between them, `slots` of them held, as a fused layer without routing and permutation."""
 
@@ -347,14 +365,14 @@ def link(meter):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("-o", "--output", required=True)
-    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "experts", "slices", "fused", "passes", "link", "watts"])
+    options.add_argument("--only", nargs="*", default=["routers", "memory", "gemms", "per_tensor", "experts", "slices", "fused", "passes", "link", "watts"])
     options = options.parse_args()
     meter = Meter()
     limit = meter.number("nvmlDeviceGetEnforcedPowerLimit")
     about = (f"# {torch.cuda.get_device_name()}, driver {meter.text('nvmlSystemGetDriverVersion')}, PyTorch {torch.__version__}, "
              f"limit {limit / 1e3:.0f} W, {datetime.date.today()}: python3 hardware/measured/measure.py")
     print(about, flush=True)
-    parts = dict(routers=routers, memory=memory, gemms=gemms, experts=experts, slices=slices, fused=fused, passes=passes, link=link, watts=watts)
+    parts = dict(routers=routers, memory=memory, gemms=gemms, per_tensor=per_tensor, experts=experts, slices=slices, fused=fused, passes=passes, link=link, watts=watts)
     for name in options.only:
         begin = time.time()
         try:

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <set>
 
+#include <fmt/format.h>
+
 #include "tests/support.hpp"
 #include "tools/plan/deployments.hpp"
 #include "traces/gating/presets.hpp"
 
 namespace moesim::test_deployments {
 namespace {
+
+using Catch::Matchers::Contains;
 
 // 32 GPUs that all reach each other, and a model of 64 experts.
 ClusterSpec one_domain() {
@@ -125,8 +129,7 @@ TEST_CASE("where nothing prefills apart there are no other layouts of it") {
   CHECK(with_prefill_layouts(together, some_model(), one_domain()) == std::vector<Json>{together});
 }
 
-TEST_CASE(
-    "all layouts are the usual ones and, where GPUs hold the same cache, those that share it") {
+TEST_CASE("all layouts are the usual ones, and DCP, slices of experts, GPUs for experts alone") {
   ClusterSpec node = one_domain();
   node.nodes = 1;
   node.scale_up_domain = 8;
@@ -136,23 +139,47 @@ TEST_CASE(
     return shapes(shape(1, 1, 1, 1).config, model, node, which);
   };
   using Words = std::set<std::string>;
-  // Latent attention: over all of tp or half of it. Four KV heads: over two of tp 8.
+  // DCP, "tp dcp". Latent attention: over all of tp or half of it. Four KV heads: over two of tp 8.
   for (const auto& [name, stripes] :
        {std::pair{"deepseek_v3", Words{"8 8", "8 4", "4 4", "4 2", "2 2"}},
         std::pair{"qwen3_235b_a22b", Words{"8 2"}}}) {
     const std::vector<Json> usual = looked_at(name, Layouts::usual);
     std::vector<Json> all = looked_at(name, Layouts::all);
-    std::set<std::string> found;
+    Words striped, sliced, apart;
     std::erase_if(all, [&](const Json& config) {
       const Json& plan = config.at("parallel");
-      if (!plan.contains("dcp")) return false;
-      found.insert(plan.at("tp").dump() + " " + plan.at("dcp").dump());
-      CHECK(shape_text(config).find("dcp") != std::string::npos);
-      CHECK_FALSE(is_plain(config));
+      const int dp = plan.at("dp"), tp = plan.at("tp"), ep = plan.at("ep");
+      const bool between = ep > 1 && ep < dp * tp;
+      if (!plan.contains("dcp") && !plan.contains("ffn_gpus") && !between) return false;
+      if (plan.contains("dcp")) {
+        striped.insert(fmt::format("{} {}", tp, plan.at("dcp").get<int>()));
+        CHECK_THAT(shape_text(config), Contains("dcp"));
+        CHECK_FALSE(is_plain(config));
+      } else if (plan.contains("ffn_gpus")) {
+        apart.insert(fmt::format("{} {} {}", dp, tp, ep));
+        CHECK_THAT(shape_text(config), Contains(fmt::format("ffn{}", ep)));
+        CHECK_FALSE(is_plain(config));
+        // Attention's GPUs and experts' GPUs send to each other: nothing is gathered.
+        CHECK(config.at("dispatch").at("prefill") == "all_to_all");
+        Json served = config;
+        served["placement"] = {{"replication", 1.0}};
+        served["token_routing"] = {{"decode", "even"}};
+        for (const Json& copies : with_copies(served, some_model()))
+          CHECK(copies.at("token_routing").at("decode") == "even");
+      } else {
+        sliced.insert(fmt::format("{} {} {}", dp, tp, ep));
+      }
       return true;
     });
     CHECK(all == usual);
-    CHECK(found == stripes);
+    CHECK(striped == stripes);
+    // "dp tp ep" of groups of 4 and 8; two GPUs have nothing between 1 and 2. Pipelines of two
+    // stages have those of groups of 4.
+    CHECK(sliced == Words{"1 4 2", "2 2 2", "4 1 2", "1 8 2", "1 8 4", "2 4 2", "2 4 4", "4 2 2",
+                          "4 2 4", "8 1 2", "8 1 4"});
+    // "dp tp ffn_gpus" of groups of 2, 4 and 8: heads are not cut in 3 or 6.
+    CHECK(apart == Words{"1 1 1", "3 1 1", "2 1 2", "1 2 2", "1 1 3", "6 1 2", "4 1 4", "1 4 4",
+                         "2 1 6", "1 2 6"});
   }
 }
 

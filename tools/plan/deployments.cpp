@@ -7,6 +7,7 @@
 #include <iterator>
 #include <map>
 #include <set>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -143,9 +144,11 @@ std::vector<int> divisors(int n) {
 // Prompts to their experts by the all-to-all, single tokens straight to each.
 Json deep_ep() { return {{"prefill", "all_to_all"}, {"decode", "low_latency"}}; }
 
+constexpr int widest_tp = 16;
+
 // Layouts of one group of that many GPUs.
 std::vector<ParallelPlan> layouts(int gpus, const MoeModel& model, int domain) {
-  constexpr int widest_tp = 16, deepest = 4;
+  constexpr int deepest = 4;
   std::vector<ParallelPlan> plans;
   for (const int pp : divisors(gpus)) {
     const int stage = gpus / pp;
@@ -160,15 +163,46 @@ std::vector<ParallelPlan> layouts(int gpus, const MoeModel& model, int domain) {
   return plans;
 }
 
-// The layouts, and those with DCP behind them.
-std::vector<ParallelPlan> with_stripes(std::vector<ParallelPlan> plans, const MoeModel& model) {
-  const std::size_t usual = plans.size();
-  for (std::size_t i = 0; i < usual; ++i) {
-    const int most = most_stripes(model, plans[i].tp);
+// The same with DCP, of each layout.
+std::vector<ParallelPlan> striped(std::span<const ParallelPlan> usual, const MoeModel& model) {
+  std::vector<ParallelPlan> plans;
+  for (ParallelPlan plan : usual) {
+    const int most = most_stripes(model, plan.tp);
     for (const int dcp : {most, most / 2}) {
       if (dcp < 2 || most % dcp != 0) continue;
-      plans.push_back(plans[i]);
-      plans.back().dcp = dcp;
+      plan.dcp = dcp;
+      plans.push_back(plan);
+    }
+  }
+  return plans;
+}
+
+// The same with each expert cut over some of the GPUs, of each layout that cuts experts over all.
+std::vector<ParallelPlan> sliced(std::span<const ParallelPlan> usual, const MoeModel& model) {
+  std::vector<ParallelPlan> plans;
+  for (ParallelPlan plan : usual) {
+    if (plan.ep != 1) continue;
+    for (const int ep : divisors(plan.stage_gpus())) {
+      if (ep == 1 || ep == plan.stage_gpus() || ep > model.experts) continue;
+      plan.ep = ep;
+      plans.push_back(plan);
+    }
+  }
+  return plans;
+}
+
+// Layouts of one group of that many GPUs that gives a quarter, half or three quarters of them to
+// experts alone. Attention is data parallel, or one rank of all its GPUs.
+std::vector<ParallelPlan> apart(int gpus, const MoeModel& model, int domain) {
+  std::vector<ParallelPlan> plans;
+  for (const int quarters : {1, 2, 3}) {
+    const int experts = gpus * quarters / 4, attention = gpus - experts;
+    if (gpus * quarters % 4 != 0 || experts < 1 || experts > model.experts) continue;
+    for (const int tp : std::set{1, attention}) {
+      if (tp > std::min(widest_tp, domain) || !model.cut_fault(tp).empty()) continue;
+      ParallelPlan plan{attention / tp, tp, experts, 1};
+      plan.ffn_gpus = experts;
+      plans.push_back(plan);
     }
   }
   return plans;
@@ -177,6 +211,7 @@ std::vector<ParallelPlan> with_stripes(std::vector<ParallelPlan> plans, const Mo
 Json json_of(const ParallelPlan& plan) {
   Json json{{"dp", plan.dp}, {"tp", plan.tp}, {"ep", plan.ep}, {"pp", plan.pp}};
   if (plan.dcp > 1) json["dcp"] = plan.dcp;
+  if (plan.afd()) json["ffn_gpus"] = plan.ffn_gpus;
   return json;
 }
 
@@ -184,6 +219,7 @@ ParallelPlan plan_of(const Json& group) {
   const Json& json = group.at("parallel");
   ParallelPlan plan{json.at("dp"), json.at("tp"), json.at("ep"), json.at("pp")};
   plan.dcp = json.value("dcp", 1);
+  plan.ffn_gpus = json.value("ffn_gpus", 0);
   return plan;
 }
 
@@ -195,8 +231,10 @@ namespace {
 template <class Emit>
 void for_each_dispatch(Json group, Emit&& emit) {
   const ParallelPlan plan = plan_of(group);
+  // Tokens that all GPUs gathered would have no way back to attention's GPUs.
+  if (plan.afd()) group["dispatch"] = {{"prefill", "all_to_all"}, {"decode", "all_to_all"}};
   emit(group);
-  if (plan.dp == 1 || plan.ep == 1) return;
+  if (!plan.afd() && (plan.dp == 1 || plan.ep == 1)) return;
   group["dispatch"] = deep_ep();
   emit(group);
 }
@@ -210,7 +248,10 @@ std::vector<Json> shapes(const Json& base, const MoeModel& model, const ClusterS
   for (const int group : divisors(gpus)) {
     if (group % domain != 0 && domain % group != 0) continue;
     std::vector<ParallelPlan> plans = layouts(group, model, domain);
-    if (which == Layouts::all) plans = with_stripes(std::move(plans), model);
+    if (which == Layouts::all) {
+      for (auto& more : {striped(plans, model), sliced(plans, model), apart(group, model, domain)})
+        plans.insert(plans.end(), more.begin(), more.end());
+    }
     for (const ParallelPlan& plan : plans) {
       Json config = base;
       config["parallel"] = json_of(plan);
@@ -330,7 +371,8 @@ bool is_apart(const Json& deployment) { return deployment.contains("pools"); }
 bool is_plain(const Json& deployment) {
   if (is_apart(deployment)) return false;
   const ParallelPlan plan = plan_of(deployment);
-  return plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && (plan.ep == 1 || plan.ep == plan.tp);
+  return plan.dp == 1 && plan.pp == 1 && plan.dcp == 1 && !plan.afd() &&
+         (plan.ep == 1 || plan.ep == plan.tp);
 }
 
 const Json& decode_group(const Json& deployment) {
@@ -359,6 +401,7 @@ std::vector<Json> with_copies(const Json& deployment, const MoeModel& model) {
     if (!group.contains("placement")) group["placement"] = config.at("placement");
     group["placement"]["replication"] = double(per_gpu) * plan.ep / model.experts;
     all.push_back(config);
+    if (plan.afd()) continue;
     config["token_routing"]["decode"] = "metro";
     group["dispatch"]["decode"] = {{"type", "all_gather"}, {"combine", "all_to_all"}};
     all.push_back(std::move(config));
@@ -415,8 +458,10 @@ std::string group_text(const Json& group) {
     if (value > 1) text += fmt::format("{}{}{}", text.empty() ? "" : " ", name, value);
   };
   add("tp", plan.tp), add("dcp", plan.dcp), add("dp", plan.dp);
-  add("ep", plan.ep), add("pp", plan.pp);
+  if (!plan.afd()) add("ep", plan.ep);
+  add("pp", plan.pp);
   if (text.empty()) text = "tp1";
+  if (plan.afd()) text += fmt::format(" ffn{}", plan.ffn_gpus);
   const int instances = group.at("instances");
   return instances > 1 ? fmt::format("{} x {}", instances, text) : text;
 }
@@ -433,7 +478,7 @@ std::string shape_text(const Json& deployment) {
 std::string routing_text(const Json& deployment) {
   if (deployment.at("token_routing").at("decode") == "metro") return "metro";
   const ParallelPlan plan = plan_of(decode_group(deployment));
-  if (plan.dp == 1 || plan.ep == 1) return "even";
+  if (!plan.afd() && (plan.dp == 1 || plan.ep == 1)) return "even";
   const Json& group = decode_group(deployment);
   return group.contains("dispatch") && group["dispatch"].at("decode") == "low_latency"
              ? "even+DeepEP"

@@ -31,8 +31,12 @@ Json cluster_of(const std::string& gpu, int gpus, std::string& remark);
 /// placement of one copy each.
 Json base_deployment(const PlanQuestion&, const MoeModel&, const std::optional<StoredPrecision>&);
 
-/// Which layouts are looked at: TP x DP x EP x PP, or these and each with the KV cache shared by
-/// tokens over the most GPUs that can (DCP), and over half as many.
+/// Which layouts are looked at: TP x DP x PP with whole experts or experts cut over all GPUs; or
+/// these and
+/// - each with the KV cache shared by tokens over the most GPUs that can (DCP), and over half as
+///   many;
+/// - each with experts cut over some of the GPUs;
+/// - a quarter, half or three quarters of a group's GPUs for experts alone (AFD).
 enum class Layouts { usual, all };
 
 /// Every layout x instances that fills the cluster with groups alike, each under every dispatch
@@ -68,7 +72,7 @@ bool is_apart(const Json& deployment);
 bool is_plain(const Json& deployment);
 /// The keys of the groups that decode: of a pool, or of the whole experiment.
 const Json& decode_group(const Json& deployment);
-/// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"
+/// "2 x dp8 ep8", "prefill 4 x tp2, decode dp8 ep8 pp2"; with AFD "dp4 ffn4"
 std::string shape_text(const Json& deployment);
 /// "metro", or the engine's own "even" and how tokens travel: "even, DeepEP"
 std::string routing_text(const Json& deployment);

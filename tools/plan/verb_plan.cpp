@@ -753,7 +753,7 @@ Action setup_plan(CLI::App& command) {
       ->capture_default_str();
   command
       .add_option("--layouts", options->layouts,
-                  "usual, or all: also KV caches shared by tokens (DCP)")
+                  "usual, or all: also DCP, experts cut over some GPUs, GPUs for experts alone (AFD)")
       ->check(CLI::IsMember({"usual", "all"}))
       ->capture_default_str();
   command
