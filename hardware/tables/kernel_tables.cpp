@@ -133,6 +133,7 @@ struct KernelTables::State {
                                              const std::vector<std::string>& groups,
                                              const Coordinates& shape, bool has_wanted) const;
   Versions versions_of(std::string_view engine, const MeasuredTable&, bool sibling) const;
+  bool lacks_own(const MeasuredTable&, std::string_view group) const;
   std::shared_ptr<const Scattered> change(const MeasuredTable&,
                                           const std::vector<std::string>& groups,
                                           const ProfileTables& from, bool sibling) const;
@@ -287,6 +288,18 @@ KernelTables::State::Versions KernelTables::State::versions_of(std::string_view 
   return versions;
 }
 
+// Whether the asked engine was measured in the table, here or on the sibling, but not in the group.
+bool KernelTables::State::lacks_own(const MeasuredTable& table, std::string_view group) const {
+  bool measured = false;
+  for (const bool sibling : {false, true}) {
+    for (const ProfileTables* version : versions_of(asked, table, sibling)) {
+      if (version->points(table, group) > 0) return false;
+      measured = true;
+    }
+  }
+  return measured;
+}
+
 // How the version that was asked for differs from this one, by few points of the former: of any of
 // the groups, the foremost first, as measured here or between the same two versions on the sibling.
 std::shared_ptr<const Scattered> KernelTables::State::change(const MeasuredTable& table,
@@ -345,7 +358,10 @@ const Curve& KernelTables::State::curve(const Question& question) const {
     const auto known = curves.find(name);
     if (known != curves.end()) return *known->second;
   }
-  const auto found = std::make_shared<const Candidates>(find(table, question.groups, shape));
+  std::vector<std::string> groups = question.groups;
+  if (!question.stand_in.empty() && lacks_own(table, groups.front()))
+    groups.insert(groups.begin(), question.stand_in);
+  const auto found = std::make_shared<const Candidates>(find(table, groups, shape));
   auto made_curve = std::make_unique<Curve>();
   if (!found->empty()) {
     made_curve->of_sibling = found->of_sibling();

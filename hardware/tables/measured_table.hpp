@@ -80,6 +80,9 @@ struct Question {
   const MeasuredTable& table;
   std::vector<std::string> groups;  ///< that may answer, the most fitting first
   Located place;
+  /// The group whose shares another engine's kernels answer by, where the engine that is asked for
+  /// was measured in the table, but not in the foremost group; empty: theirs of that group.
+  std::string stand_in{};
 };
 
 /// The samples of a row. Throws ConfigError if the row lacks a column or is no kernel's.

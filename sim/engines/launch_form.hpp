@@ -59,7 +59,8 @@ class Command {
 struct BenchCommand {
   std::string_view program;       ///< up to the weights
   std::string_view random_ids{};  ///< prompts are random tokens; empty: by default
-  int fixed_lengths = 0;          ///< the --random-range-ratio at which all lengths are the same
+  /// What --random-range-ratio R of a length L draws from: (1 - R) L to (1 + R) L, or R L to L.
+  enum Range { around, up_to } range = around;
   std::string_view to_the_end{};  ///< outputs are as long as asked for; empty: by default
 };
 

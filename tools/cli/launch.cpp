@@ -2,6 +2,7 @@
 #include "tools/cli/launch.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 
@@ -210,9 +211,15 @@ std::string benchmark(const BenchCommand& bench, const PoolSpec& pool, const std
   if (const auto request = longest_of(pool)) {
     command.add("--dataset-name random");
     if (!bench.random_ids.empty()) command.add(bench.random_ids);
-    command.add("--random-input-len", request->prompt_tokens);
-    command.add("--random-output-len", request->output_tokens);
-    command.add("--random-range-ratio", bench.fixed_lengths);
+    const double least = pool.workload.lengths->least();
+    const bool around = bench.range == BenchCommand::around;
+    const auto named = [&](std::int32_t longest) {
+      return around ? std::llround(longest * (1 + least) / 2) : std::llround(longest);
+    };
+    command.add("--random-input-len", named(request->prompt_tokens));
+    command.add("--random-output-len", named(request->output_tokens));
+    const double ratio = around ? (1 - least) / (1 + least) : least;
+    command.add("--random-range-ratio", fmt::format("{:.4g}", ratio));
   } else if (pool.workload.sessions) {
     notes.push_back("/workload/sessions: give the benchmark a dataset of these sessions");
   } else {

@@ -143,7 +143,7 @@ int mean_batch(const ConfigNode& config, TraceLibrary& traces, int context) {
 
 // Whether the step is the mean batch of the experiment's own load: one is asked for, of no size.
 bool of_own_load(const ExplainOptions& options) {
-  return options.steps.empty() && !options.sequences && options.kind != "prefill";
+  return options.steps.empty() && !options.sequences && options.kind == "decode";
 }
 
 StepContent step_of(const ExplainOptions& options, const ConfigNode& config, TraceLibrary& traces,
@@ -178,6 +178,28 @@ std::vector<StepContent> steps_of(const ExplainOptions& options, const ConfigNod
   for (const ConfigNode& step : ConfigNode::from_file(options.steps).list())
     steps.push_back(read_step(step));
   return steps;
+}
+
+// The pool that computes such steps.
+const Deployment& pool_of(const Experiment& experiment, bool prompts, bool decodes) {
+  const bool apart = experiment.pools.size() > 1;
+  if (apart && prompts && decodes) {
+    throw ConfigError(
+        "prefill and decode have pools of their own, and no step has both; give --step prefill "
+        "or --step decode");
+  }
+  return apart && prompts ? experiment.pools.front() : experiment.decode();
+}
+
+// A remark on a batch that the KV cache cannot hold.
+std::string room_text(const StepContent& content, const Deployment& e) {
+  if (content.sequences == 0) return "";
+  const int most = most_sequences(e, content.context);
+  if (content.sequences <= most) return "";
+  return wrapped(fmt::format("this step cannot run: {} sequences of {} tokens are more than the KV "
+                             "cache and max_num_seqs allow; {} at most",
+                             content.sequences, content.context, most)) +
+         "\n";
 }
 
 // --- what they cost
@@ -574,18 +596,21 @@ Action setup_explain(CLI::App& command) {
     TraceLibrary traces;
     const ConfigNode config = options->experiment.read();
     const Experiment experiment = Remarks().say_of(load_experiment(config, traces));
-    const Deployment& e = experiment.decode();
+    const Deployment& asked =
+        pool_of(experiment, options->kind != "decode", options->kind != "prefill");
     if (!options->prompts.empty() && options->kind == "decode")
       throw ConfigError(
           "--prompts: a decode step has no prompts; give --step prefill or --step mixed");
     OrderedJson all = OrderedJson::array();
     std::string text;
-    for (const StepContent& content : steps_of(*options, config, traces, e)) {
+    for (const StepContent& content : steps_of(*options, config, traces, asked)) {
+      const Deployment& e = pool_of(experiment, !content.prompts.empty(), content.sequences > 0);
       const ExplainedStep step = explain_step(e, content, options->samples);
       if (options->json) {
         all.push_back(to_json(step, e));
       } else {
-        text += (text.empty() ? "" : "\n\n") + to_text(step, e, of_own_load(*options));
+        text += (text.empty() ? "" : "\n\n") + room_text(content, e) +
+                to_text(step, e, of_own_load(*options));
       }
     }
     if (options->json) text = (options->steps.empty() ? all.at(0) : all).dump(1) + "\n";

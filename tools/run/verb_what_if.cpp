@@ -40,6 +40,14 @@ int experts_of(const ConfigNode& config) {
 void add_copies(Json& config, int redundant, int experts) {
   if (experts == 0) throw ConfigError("--redundant: the model has no experts");
   Json& group = decoders(config);
+  const Json plan = group.value("parallel", Json::object());
+  const int spread = plan.value("dp", 1) * plan.value("tp", 1);
+  if (redundant > 0 && plan.value("ep", spread) == 1) {
+    throw ConfigError(
+        spread == 1 ? "--redundant: one GPU holds all experts, and copies have no place"
+                    : "--redundant: every expert is cut over all GPUs (ep 1), and copies need "
+                      "several EP ranks; give --ep on too");
+  }
   if (!group.contains("placement")) group["placement"] = config.value("placement", Json::object());
   group["placement"]["replication"] = 1 + double(redundant) / experts;
 }
@@ -62,6 +70,10 @@ ConfigNode changed(const ConfigNode& base, const WhatIfOptions& options) {
   if (options.metro) route_by_metro(config);
   for (const std::string& change : options.experiment.overrides) apply_override(config, change);
   if (config == base.json()) {
+    if (!options.ep.empty()) {
+      throw ConfigError(
+          fmt::format("--ep {}: the experiment has experts so already, or one GPU", options.ep));
+    }
     throw ConfigError(
         "what-if: nothing is changed; give --set /key=value, --redundant, --ep or --metro");
   }

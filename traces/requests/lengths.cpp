@@ -54,6 +54,7 @@ class Uniform final : public Lengths {
     return {prompt, draw(longest_.output_tokens, rng)};
   }
   Request longest() const override { return longest_; }
+  double least() const override { return least_; }
 
  private:
   std::int32_t draw(std::int32_t longest, Rng& rng) const {

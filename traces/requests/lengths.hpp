@@ -20,6 +20,9 @@ class Lengths {
   /// The longest prompt and the longest output, where the config says them; 0 tokens: lengths are
   /// drawn without a bound or recorded.
   virtual Request longest() const { return {}; }
+  /// The shortest prompt and output, each as a share of the longest, where every length between is
+  /// as likely; 1: all are of one length.
+  virtual double least() const { return 1; }
   /// Names of the classes that recorded requests are of; none: no file says so. A row without a
   /// class among others that have one is of class "".
   virtual std::span<const std::string> classes() const { return {}; }

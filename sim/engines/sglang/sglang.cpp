@@ -234,7 +234,7 @@ ServingEngine sglang_engine() {
                      // ratio).
                      .benchmark = {.program =
                                        "python3 -m sglang.bench_serving --backend sglang --model ",
-                                   .fixed_lengths = 1}},
+                                   .range = BenchCommand::up_to}},
           .bench_names = bench_names,
           .images = images};
 }
