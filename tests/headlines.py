@@ -1,5 +1,6 @@
 """README's figures are those of the pages that commands write: SCORECARD.md (`moesim validate --scorecard`), accuracy.json
-(`moesim validate --contrasts`) and RESULTS.md (`moesim reproduce --all`). headlines.py, from anywhere."""
+(`moesim validate --contrasts`) and RESULTS.md (`moesim reproduce --all`). What README's pages say of studies is what studies.json has
+(study_figures.py). headlines.py, from anywhere."""
 import json, pathlib, re, sys
 
 root = pathlib.Path(__file__).parents[1]
@@ -7,15 +8,16 @@ root = pathlib.Path(__file__).parents[1]
 README = re.sub(r"(?<!\n)\n(?![|\n])", " ", (root / "README.md").read_text())
 SCORECARD = (root / "hardware/SCORECARD.md").read_text()
 ACCURACY = json.loads((root / "hardware/accuracy.json").read_text())
+STUDIES = json.loads((root / "configs/reproduce/studies.json").read_text())
 RESULTS = re.sub(r"\s+", " ", (root / "configs/reproduce/RESULTS.md").read_text()[:4000])
 NAMES = {"vLLM": "vllm", "TensorRT-LLM": "trtllm", "SGLang": "sglang", "trtllm-bench": "trtllm, offline"}
 
 failures = []
 
 
-def compare(what, stated, measured):
+def compare(what, stated, measured, page="README.md"):
     if stated != measured:
-        failures.append(f"README.md: {what}: {stated}; the command's page says {measured}")
+        failures.append(f"{page}: {what}: {stated}; the command's page says {measured}")
 
 
 def percents(text):
@@ -89,8 +91,62 @@ def figures():
             [within + sign + missed, within, sign, missed])
 
 
+# What pages say of studies: the page, its sentence, and where studies.json (tests/study_figures.py) has its numbers.
+RECORDED, PRESETS, PREFILL = "recorded", "presets", "prefill"
+V3, PAYS = "DeepSeek-V3, x 1", "break-even, DeepSeek-V3, x 1"
+SENTENCES = [
+    ("configs/reproduce/RESULTS.md", r"step by ([\d.]+) to ([\d.]+) %, in (\d+) of (\d+) recorded cases",
+     (RECORDED, "even least"), (RECORDED, "even most"), (RECORDED, "even longer"), (RECORDED, "cells")),
+    ("configs/reproduce/RESULTS.md", r"shortens a prefill step by ([\d.]+) to ([\d.]+) %; 32 redundant experts change that by -([\d.]+) to \+([\d.]+)",
+     (PREFILL, "packing saves least"), (PREFILL, "packing saves most"), (PREFILL, "copies change most"), (PREFILL, "copies change least")),
+    ("configs/reproduce/RESULTS.md", r"shorten a decode step by ([\d.]+) to ([\d.]+) %, in (\d+) of (\d+) recorded cases.*?cost ([\d.]+) to ([\d.]+) %",
+     (RECORDED, "cut saves least"), (RECORDED, "cut saves most"), (RECORDED, "small cells cut"), (RECORDED, "small cells"),
+     (PREFILL, "cut costs least"), (PREFILL, "cut costs most")),
+    ("configs/reproduce/RESULTS.md", r"against no replication, below ([\d.]+) us a layer", (PRESETS, PAYS, "exact against none")),
+    ("tools/docs/questions.md", r"takes ([\d.]+) to ([\d.]+) % longer than without copies, in (\d+) of (\d+) recorded",
+     (RECORDED, "even least"), (RECORDED, "even most"), (RECORDED, "even longer"), (RECORDED, "cells")),
+    ("tools/docs/questions.md", r"Packing without redundant experts shortens a step by ([\d.]+) to ([\d.]+) %",
+     (PREFILL, "packing saves least"), (PREFILL, "packing saves most")),
+    ("tools/docs/questions.md", r"Experts cut over 2 to 8 GPUs shorten a decode step by ([\d.]+) to ([\d.]+) %.*?in (\d+) of (\d+) recorded cases",
+     (RECORDED, "cut saves least"), (RECORDED, "cut saves most"), (RECORDED, "small cells cut"), (RECORDED, "small cells")),
+    ("tools/docs/questions.md", r"\*\*Below ([\d.]+) us a layer by id, below ([\d.]+) us with fewest",
+     (PRESETS, PAYS, "metro against none"), (PRESETS, PAYS, "metro fewest against none")),
+    ("tools/docs/questions.md", r"disagree: in (\d+) of (\d+) recorded cases and (\d+) of (\d+) of the presets",
+     (RECORDED, "open"), (RECORDED, "cells"), (PRESETS, "open"), (PRESETS, "cells")),
+    ("tools/docs/paper.md", r"longer step in (\d+) of (\d+) cases, by ([\d.]+) to ([\d.]+) %",
+     (RECORDED, "even longer"), (RECORDED, "cells"), (RECORDED, "even least"), (RECORDED, "even most")),
+    ("tools/docs/paper.md", r"METRO by id, deciding free \| shorter than no copies in (\d+) of (\d+)", (RECORDED, "metro faster"), (RECORDED, "cells")),
+    ("tools/docs/paper.md", r"copies first, free \| in (\d+) of (\d+)", (RECORDED, "fewest faster"), (RECORDED, "cells")),
+    ("tools/docs/paper.md", r"exact choice, free \| in (\d+) of (\d+)", (RECORDED, "exact faster"), (RECORDED, "cells")),
+    ("tools/docs/paper.md", r"the shortest step in (\d+) of (\d+) cases", (RECORDED, "small cells cut"), (RECORDED, "small cells")),
+    ("tools/docs/paper.md", r"METRO by id (-[\d.]+) %, fewest first (-[\d.]+) %, exact (-[\d.]+) %, hybrid (-[\d.]+) %, EPLB's split \+([\d.]+) %",
+     (PRESETS, V3, "metro"), (PRESETS, V3, "metro fewest"), (PRESETS, V3, "exact"), (PRESETS, V3, "hybrid"), (PRESETS, V3, "even")),
+    ("tools/docs/paper.md", r"Exact may take ([\d.]+) us against them", (PRESETS, PAYS, "exact against ep 4")),
+    ("tools/docs/paper.md", r"by ([\d.]+) to ([\d.]+) %\. 32 redundant experts change that by -([\d.]+) to \+([\d.]+) points\. Cut experts cost ([\d.]+) to ([\d.]+) %",
+     (PREFILL, "packing saves least"), (PREFILL, "packing saves most"), (PREFILL, "copies change most"), (PREFILL, "copies change least"),
+     (PREFILL, "cut costs least"), (PREFILL, "cut costs most")),
+]
+
+
+def studies():
+    for page, pattern, *places in SENTENCES:
+        text = re.sub(r"\s+", " ", (root / page).read_text())
+        found = re.search(pattern, text)
+        if found is None:
+            failures.append(f"{page}: no sentence like {pattern!r}")
+            continue
+        mine, theirs = [float(number) for number in found.groups()], []
+        for place in places:
+            value = STUDIES
+            for name in place:
+                value = value[name]
+            theirs.append(abs(value) if "copies change" in place[-1] else value)
+        compare(pattern, mine, like(mine, theirs), page)
+
+
 accuracy_table()
+studies()
 contrasts()
 figures()
-print("\n".join(failures) or "README's figures are those of the pages")
+print("\n".join(failures) or "the pages' figures are those of the commands")
 sys.exit(1 if failures else 0)

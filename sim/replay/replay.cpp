@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <tuple>
 
 #include <fmt/format.h>
 #include <tbb/parallel_for.h>
@@ -15,6 +16,7 @@
 #include "sim/capacity/capacity.hpp"
 #include "sim/dispatch/token_traffic.hpp"
 #include "sim/expert_memory/expert_memory.hpp"
+#include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
 #include "sim/step/routed_layer.hpp"
@@ -428,6 +430,61 @@ double margin_of_mean(std::span<const double> values, double mean) {
   return count > 1 ? 1.96 * std::sqrt(squares / (count - 1) / count) : 0;
 }
 
+// Half the 95 % interval of what resampling gave: 1.96 standard deviations.
+double margin_of_resamples(std::span<const double> values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  const auto count = static_cast<double>(values.size());
+  return margin_of_mean(values, sum / count) * std::sqrt(count);
+}
+
+// As many requests as there are, drawn with replacement.
+Usable resampled(const Usable& usable, std::uint64_t seed, int number) {
+  Rng rng(seed, fmt::format("replay/resample/{}", number));
+  Usable drawn{{}, {}, usable.described};
+  for (std::size_t i = 0; i < usable.requests.size(); ++i)
+    drawn.requests.push_back(usable.requests[rng.below(usable.requests.size())]);
+  return drawn;
+}
+
+void compare_with_first(std::vector<ReplayRow>& rows) {
+  for (ReplayRow& row : rows) {
+    if (row.activated_of_resample.empty()) continue;
+    row.requests_margin = margin_of_resamples(row.activated_of_resample);
+    const auto alike = std::ranges::find_if(rows, [&](const ReplayRow& first) {
+      return std::tie(first.replication, first.batch, first.routing) ==
+             std::tie(row.replication, row.batch, row.routing);
+    });
+    if (alike->placement == row.placement) continue;
+    const auto change = [](double a, double b) { return 100 * (a / b - 1); };
+    std::vector<double> changes;
+    std::ranges::transform(row.activated_of_resample, alike->activated_of_resample,
+                           std::back_inserter(changes), change);
+    row.against_first = {change(row.max_activated_mean, alike->max_activated_mean),
+                         margin_of_resamples(changes)};
+  }
+}
+
+// A slice of an expert that is cut over `cut` GPUs is that part of a slot.
+void count_as_whole(ReplayRow& row, int cut) {
+  row.placement += fmt::format(", cut in {}", cut);
+  for (double* const figure : {&row.max_activated_mean, &row.max_activated_margin, &row.bound_mean,
+                               &row.max_tokens_mean, &row.time_mean})
+    *figure /= cut;
+  for (auto* const figure : {&row.requests_margin, &row.max_tokens_with_shared_mean})
+    if (*figure) **figure /= cut;
+  for (auto* const figures : {&row.activated_of_batch, &row.activated_of_resample})
+    for (double& figure : *figures) figure /= cut;
+}
+
+ReplayConfig cut_over(ReplayConfig config, int cut) {
+  config.gpus /= cut;
+  config.cuts.clear();
+  config.placements.erase(config.placements.begin() + 1, config.placements.end());
+  config.replications = {1};
+  config.routings = {ConfigNode("even", "replay")};
+  return config;
+}
+
 ReplayRow scored_row(const Score& score, const Score& of_even, const Score& of_optimal) {
   const auto ratio = [](std::int64_t a, std::int64_t b) {
     return static_cast<double>(a) / static_cast<double>(b);
@@ -474,6 +531,15 @@ std::string label(const ConfigNode& policy) {
 
 void require_sound(const ReplayConfig& config) {
   if (config.gpus < 1) throw ConfigError("replay: expected at least 1 GPU");
+  for (const int cut : config.cuts) {
+    if (cut < 2 || config.gpus % cut != 0)
+      throw ConfigError(
+          fmt::format("replay: experts cut over {} of {} GPUs; expected a divider of {} above 1",
+                      cut, config.gpus, config.gpus));
+  }
+  if (!config.cuts.empty() && config.expert_memory)
+    throw ConfigError(
+        "replay: cut experts do not go with experts below HBM; leave out one of them");
   if (config.sampled_batches < 1) throw ConfigError("replay: expected at least 1 sampled batch");
   for (const int batch : config.batches) {
     if (batch < 1) throw ConfigError(fmt::format("replay: a batch of {}; expected >= 1", batch));
@@ -523,6 +589,13 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
   for (const int batch : config.batches) {
     batches.push_back(sample_batches(trace, usable, batch, config));
   }
+  std::vector<std::vector<Batches>> resamples;  // [resamples][batches]
+  for (int i = 0; i < config.bootstrap; ++i) {
+    const Usable drawn = resampled(usable, config.seed, i);
+    auto& sampled = resamples.emplace_back();
+    for (const int batch : config.batches)
+      sampled.push_back(sample_batches(trace, drawn, batch, config));
+  }
   const std::vector<ExpertLoad> scored = scored_load(trace, usable);
   std::vector<std::unique_ptr<Placer>> asked;
   for (const ConfigNode& policy : config.placements)
@@ -533,7 +606,8 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
     const ExpertStatistics seen = observe(std::array{&trace}, observation(*asked[p], config));
     for (const double replication : config.replications) {
       const PlacementProblem problem = placement_problem(trace, config, replication);
-      const ExpertPlacement placement = place_all(*asked[p], problem, seen);
+      const ExpertPlacement placement = config.by_gain ? place_by_gain(*asked[p], problem, seen)
+                                                       : place_all(*asked[p], problem, seen);
       const double token_imbalance = score_placement(placement, scored).imbalance_mean;
       const Routers routers = make_routers(
           config.routings, policies, {placement, config.time, seen.load, ranks_of_node(config)});
@@ -556,7 +630,23 @@ std::vector<ReplayRow> replay(const RoutingTrace& trace, const ReplayConfig& con
           row.routing = label(config.routings[i]);
           rows.push_back(std::move(row));
         }
+        for (const std::vector<Batches>& resample : resamples) {
+          const std::vector<Score> drawn =
+              score_all(placement, routers, resample[b], config.time, limits);
+          for (std::size_t i = 0; i < config.routings.size(); ++i) {
+            const Score& score = drawn[asked_for + i];
+            rows[rows.size() - config.routings.size() + i].activated_of_resample.push_back(
+                static_cast<double>(score.max_activated) / static_cast<double>(score.cases));
+          }
+        }
       }
+    }
+  }
+  compare_with_first(rows);
+  for (const int cut : config.cuts) {
+    for (ReplayRow& row : replay(trace, cut_over(config, cut), policies)) {
+      count_as_whole(row, cut);
+      rows.push_back(std::move(row));
     }
   }
   return rows;
@@ -567,6 +657,8 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
   // Rows have the same keys.
   const bool brings = std::ranges::any_of(
       rows, [](const ReplayRow& row) { return row.step_copies_mean.has_value(); });
+  const bool brings_change =
+      std::ranges::any_of(rows, [](const ReplayRow& row) { return row.against_first.has_value(); });
   for (const ReplayRow& row : rows) {
     list.push_back({{"placement", row.placement},
                     {"replication", row.replication},
@@ -591,6 +683,13 @@ OrderedJson to_json(const std::vector<ReplayRow>& rows, bool each_batch) {
     if (brings)
       list.back()["step_copies_mean"] =
           row.step_copies_mean ? OrderedJson(*row.step_copies_mean) : OrderedJson();
+    if (row.requests_margin) list.back()["max_activated_requests_margin"] = *row.requests_margin;
+    if (brings_change) {
+      list.back()["against_first_percent"] =
+          row.against_first ? OrderedJson(row.against_first->percent) : OrderedJson();
+      list.back()["against_first_margin"] =
+          row.against_first ? OrderedJson(row.against_first->margin) : OrderedJson();
+    }
     if (row.max_tokens_with_shared_mean)
       list.back()["max_tokens_with_shared_mean"] = *row.max_tokens_with_shared_mean;
     if (row.own_gpu_share) {

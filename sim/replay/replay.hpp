@@ -57,6 +57,19 @@ struct ReplayConfig {
   std::optional<ConfigNode> expert_memory{};
   std::optional<SharedExpert> shared_expert{};  ///< its tokens are counted too
   bool locality = false;  ///< counts whether selections are served near their tokens
+  bool by_gain = false;   ///< more copies in layers where these gain more (place_by_gain())
+  /// Experts cut over so many GPUs each, dividers of `gpus`, as further rows: gpus / cut ranks,
+  /// one copy of each expert, the first placement, the even split.
+  std::vector<int> cuts{};
+  /// Resamples of the requests that batches are drawn from, with replacement; 0: none. What they
+  /// say is as wide as another recording of as many requests would make it.
+  int bootstrap = 0;
+};
+
+/// How much more slots a row has than the first placement's row, in percent, and half its 95 %
+/// interval over resampled requests.
+struct ReplayChange {
+  double percent = 0, margin = 0;
 };
 
 /// One combination. A case is one layer of one sampled batch; means are over cases, ratios are
@@ -72,6 +85,10 @@ struct ReplayRow {
   double max_activated_mean = 0;  ///< slots with tokens on the GPU that has the most
   /// Half the 95 % interval of max_activated_mean over batches, whose layers stay together.
   double max_activated_margin = 0;
+  /// The same over resampled requests; with `bootstrap`.
+  std::optional<double> requests_margin{};
+  /// Against the first placement at equal replication, batch and routing; with `bootstrap`.
+  std::optional<ReplayChange> against_first{};
   double bound_mean = 0;  ///< ceil(active experts / GPUs), which no placement or routing goes below
   double max_tokens_mean = 0;  ///< tokens on the GPU that has the most
   /// The same with those of the shared expert; if they are counted.
@@ -95,12 +112,15 @@ struct ReplayRow {
   /// max_activated_mean of each batch, for comparisons of rows batch by batch: all rows of a batch
   /// size share their batches.
   std::vector<double> activated_of_batch{};
+  std::vector<double> activated_of_resample{};  ///< max_activated_mean of each resample
 };
 
-/// Rows in the order placement, replication, batch, routing. The same configuration, trace and seed
-/// give the same rows on any number of threads. Policies are those that ship and those that a
-/// program adds. Throws ConfigError if a policy is unknown, a placement has no solution, an id of
-/// the trace is none, or it has too few usable requests or tokens for a batch.
+/// Rows in the order placement, replication, batch, routing, then those of cut experts, whose
+/// slots, tokens and times are in whole experts: a slice of a half is half a slot. The same
+/// configuration, trace and seed give the same rows on any number of threads. Policies are those
+/// that ship and those that a program adds. Throws ConfigError if a policy is unknown, a placement
+/// has no solution, an id of the trace is none, or it has too few usable requests or tokens for a
+/// batch.
 std::vector<ReplayRow> replay(const RoutingTrace&, const ReplayConfig&, const Policies& = {});
 
 /// How its placements are taken where that may surprise, a line each.

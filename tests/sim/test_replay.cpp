@@ -79,6 +79,53 @@ void check_laws(const std::vector<ReplayRow>& rows) {
 
 }  // namespace
 
+TEST_CASE("cut experts: a slice is a part of a slot, and all GPUs read the active experts evenly") {
+  // Experts 0 and 1 stand on GPU 0 of 2. Cut in two, each GPU reads half of both: one expert.
+  const TraceMeta meta = test::trace_meta("made up", 4, 1, {3});
+  const RoutingTrace trace(meta, {"any"}, {{0, 1, 0, 0, false}, {1, 1, 0, 0, false}},
+                           std::vector<std::uint16_t>{0, 1});
+  ReplayConfig config;
+  config.gpus = 2;
+  config.placements = policies({"linear"});
+  config.replications = {1.0};
+  config.routings = policies({"even"});
+  config.batches = {2};
+  config.sampled_batches = 3;
+  config.cuts = {2};
+  const auto rows = replay(trace, config);
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].max_activated_mean == 2);
+  CHECK(rows[1].placement == "linear, cut in 2");
+  CHECK(rows[1].max_activated_mean == 1);
+  CHECK(rows[1].max_tokens_mean == 1);
+  config.cuts = {3};
+  CHECK_THROWS_AS(replay(trace, config), ConfigError);
+}
+
+TEST_CASE("intervals over requests: none for requests that are alike, wider for fewer requests") {
+  const auto margins = [](const RoutingTrace& trace) {
+    ReplayConfig config = small_config();
+    config.placements = policies({"linear"});
+    config.replications = {1.0};
+    config.routings = policies({"even"});
+    config.batches = {6};
+    config.sampled_batches = 200;
+    config.bootstrap = 40;
+    return replay(trace, config).at(0).requests_margin.value();
+  };
+  const RoutingTrace alike(test::trace_meta("made up", 8, 2, {0, 1}), {"any"},
+                           {{0, 1, 0, 0, false}}, std::vector<std::uint16_t>{0, 1, 2, 3});
+  ReplayConfig one = small_config();
+  one.batches = {1};
+  one.bootstrap = 10;
+  for (const ReplayRow& row : replay(alike, one)) {
+    CHECK(row.requests_margin.value() < 1e-9);
+    if (row.against_first) CHECK(row.against_first->margin < 1e-9);
+  }
+  const double few = margins(random_trace(8, 1)), many = margins(random_trace(200, 1));
+  CHECK(few > 1.5 * many);
+}
+
 TEST_CASE("replay counts the busiest GPU by hand-worked numbers") {
   // One layer, 4 experts top-1, 2 GPUs; two requests of one token: experts 0 and 1. Linear puts
   // both on GPU 0: 2 activated, 2 tokens. At 1.5x the slots are 0 1 2 | 3 0 1: even serves both by

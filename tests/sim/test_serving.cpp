@@ -125,7 +125,7 @@ TEST_CASE("a recipe names the kernel of its expert layers, where tables have sev
   };
   CHECK(kernel("vllm", "0.19.0", "fp8_block") == "trtllm_moe");
   CHECK(kernel("vllm", "0.17.0", "fp8_block") == "fused_moe");
-  CHECK(kernel("vllm", "0.19.0", "nvfp4").empty());
+  CHECK(kernel("vllm", "0.19.0", "nvfp4") == "flashinfer_trtllm");
   CHECK(kernel("trtllm", "1.1.0", "fp8_block") == "deepgemm");
 }
 

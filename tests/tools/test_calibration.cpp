@@ -138,6 +138,35 @@ TEST_CASE(
   CHECK(changed["settings"][2] == preset["settings"][2]);
 }
 
+TEST_CASE("experts that EPLB has placed: a level load, and nothing to gain for one expert a rank") {
+  OperationPredictor predictor(test::source_dir());
+  const auto price = [&](int ranks, int tokens, const char* distribution, int slots = 256) {
+    MeasuredPoint point;
+    point.id = "made";
+    point.category = "moe_kernel";
+    point.gpu = "H200-SXM-141GB";
+    point.operation = "experts hidden=7168 width=2048 experts=256 top_k=8 kernel=cutlass slots=" +
+                      std::to_string(slots);
+    point.source = "trtllm-1.3.0rc10";
+    point.precision = "fp8_block";
+    point.distribution = distribution;
+    point.ep = ranks;
+    point.tokens = tokens;
+    point.gpus = point.nodes = 1;
+    return std::get<Prediction>(predictor.predict(point)).value;
+  };
+  // Two ranks of 128 experts share a skewed load almost evenly: rows and active experts are those
+  // of a balanced layer.
+  CHECK_THAT(price(2, 16384, "power_law_1.2_eplb"), WithinRel(price(2, 16384, "balanced"), 0.03));
+  CHECK(price(32, 16384, "power_law_1.2") > 1.5 * price(32, 16384, "power_law_1.2_eplb"));
+  CHECK_THAT(price(256, 4096, "power_law_1.2_eplb"),
+             WithinRel(price(256, 4096, "power_law_1.2"), 0.1));
+  // One expert a rank cannot be moved, but it can be shared: 512 slots are two a rank.
+  CHECK(price(256, 16384, "power_law_1.2_eplb", 512) < price(256, 16384, "power_law_1.2_eplb"));
+  // Few tokens: every copy that serves one is read.
+  CHECK(price(8, 64, "power_law_1.2_eplb", 512) > price(8, 64, "power_law_1.2_eplb"));
+}
+
 TEST_CASE("families are fitted to the constants that made their calls, each precision's own") {
   MeasuredGpu made{OperationPredictor(test::source_dir()).gpu("h100"), {}};
   KernelConstants& truth = made.gpu.kernels[&gemm_kernel];

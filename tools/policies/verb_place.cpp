@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "sim/placement/copies_by_gain.hpp"
 #include "sim/placement/files/placement_file.hpp"
 #include "sim/placement/placement.hpp"
 #include "sim/placement/placement_score.hpp"
@@ -24,7 +25,7 @@ constexpr std::int64_t most_comparisons = 1 << 28;
 
 struct PlaceOptions {
   PolicyOptions policy;
-  std::string placement, load, trace, output, format = "sglang";
+  std::string placement, load, trace, output, format = "sglang", copies = "uniform";
   int gpus = 0, slots = 0, nodes = 1, groups = 1, first_layer = 0;
   double replication = 1;
   bool score = false, json = false;
@@ -89,7 +90,9 @@ Placed make_placement(const PlaceOptions& options) {
   problem.moe_layers = seen->layers;
   problem.model_layers = *std::ranges::max_element(seen->layers) + 1;
   Remarks().say(placer->remark(problem));
-  return {place_all(*placer, problem, *seen), std::move(seen->load)};
+  ExpertPlacement placement = options.copies == "by_gain" ? place_by_gain(*placer, problem, *seen)
+                                                          : place_all(*placer, problem, *seen);
+  return {std::move(placement), std::move(seen->load)};
 }
 
 // From --placement.
@@ -170,6 +173,11 @@ Action setup_place(CLI::App& command) {
   command.add_option("--replication", options->replication, "slots per expert (default: 1)")
       ->check(CLI::Range(1.0, 1e6))
       ->excludes(slots);
+  command
+      .add_option("--copies", options->copies,
+                  "by_gain: more copies in layers where these gain more (default: uniform)")
+      ->check(CLI::IsMember({"uniform", "by_gain"}))
+      ->needs(policy);
   command.add_option("--nodes", options->nodes, "nodes that hold the GPUs (default: 1)")
       ->check(CLI::Range(1, 1 << 16));
   command.add_option("--groups", options->groups, "expert groups (default: 1)")

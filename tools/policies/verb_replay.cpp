@@ -18,8 +18,8 @@ struct ReplayOptions {
   std::string trace;
   std::vector<std::string> placements{"eplb"};
   std::vector<std::string> routings{"even", "metro", "optimal"};
-  std::string sample = "distinct", fit = "self", capacity = "dropless", expert_memory,
-              shared_expert, csv;
+  std::string sample = "distinct", fit = "self", capacity = "dropless", copies = "uniform",
+              expert_memory, shared_expert, csv;
   ReplayConfig config;
   bool json = false, each_batch = false;
 };
@@ -45,6 +45,8 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
   if (shared) columns.push_back("with shared");
   const bool near = !rows.empty() && rows.front().own_gpu_share;
   if (near) columns.insert(columns.end(), {"own GPU", "own node"});
+  const bool resampled = !rows.empty() && rows.front().requests_margin;
+  if (resampled) columns.insert(columns.end(), {"+- requests", "% of first", "+-"});
   Table table(columns);
   for (const ReplayRow& row : rows) {
     std::vector<std::string> cells(
@@ -65,6 +67,12 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
     if (shared) cells.push_back(fmt::format("{:.2f}", *row.max_tokens_with_shared_mean));
     for (const auto& share : {row.own_gpu_share, row.own_node_share})
       if (near) cells.push_back(fmt::format("{:.2f} %", 100 * share.value_or(0)));
+    if (resampled) {
+      cells.push_back(fmt::format("{:.3f}", row.requests_margin.value_or(0)));
+      const auto& change = row.against_first;
+      cells.push_back(change ? fmt::format("{:+.2f}", change->percent) : "-");
+      cells.push_back(change ? fmt::format("{:.2f}", change->margin) : "-");
+    }
     table.add(cells);
   }
   const char* copies =
@@ -76,7 +84,12 @@ std::string to_text(const std::vector<ReplayRow>& rows) {
       near ? "own GPU, own node: selections that the GPU or the node of their token serves.\n" : "";
   const char* with_shared =
       shared ? "with shared: tokens on the busiest GPU, those of the shared expert too.\n" : "";
-  return table.text() + copies + with_shared + served +
+  const char* over_requests =
+      resampled ? "+- requests: 95 % interval over resampled requests. % of first: slots against "
+                  "the first placement's\nwith the same routing, and the interval of that over "
+                  "the same resamples.\n"
+                : "";
+  return table.text() + copies + with_shared + served + over_requests +
          "slots: number of slots with tokens on the busiest GPU, mean over layers and batches. +-: "
          "95 % "
          "interval\nover batches. tokens: tokens on the busiest GPU. prefill: tokens of the "
@@ -171,6 +184,18 @@ Action setup_replay(CLI::App& command) {
                      "waterfill:min_tokens=1");
   command.add_flag("--locality", config.locality,
                    "count selections that the GPU or the node of their token serves");
+  command
+      .add_option("--copies", options->copies,
+                  "by_gain: more copies in layers where these gain more (uniform)")
+      ->check(CLI::IsMember({"uniform", "by_gain"}));
+  command
+      .add_option("--cut", config.cuts,
+                  "rows of experts cut over so many GPUs too; slots in whole experts")
+      ->delimiter(',');
+  command
+      .add_option("--bootstrap", config.bootstrap,
+                  "resamples of the requests, for intervals over requests (0)")
+      ->check(CLI::Range(0, 1000));
   command.add_option("--seed", config.seed, "seed of the sampled batches (1)");
   command.add_option("--csv", options->csv, "write every row, named as in JSON, to this file");
   auto* json = command.add_flag("--json", options->json, "print JSON instead of a table");
@@ -192,6 +217,7 @@ Action setup_replay(CLI::App& command) {
     const auto sample =
         std::find(replay_sample_names.begin(), replay_sample_names.end(), options->sample);
     asked.sample = static_cast<ReplaySample>(sample - replay_sample_names.begin());
+    asked.by_gain = options->copies == "by_gain";
     asked.fit = options->fit == "self" ? ReplayFit::self : ReplayFit::half;
     require_writable(options->csv);
     const RoutingTrace trace = RoutingTrace::open(options->trace);

@@ -24,6 +24,7 @@
 #include "models/moe_model.hpp"
 #include "models/step_ops.hpp"
 #include "sim/engines/serving_engine.hpp"
+#include "sim/placement/placement.hpp"
 
 namespace moesim {
 
@@ -165,6 +166,14 @@ Prediction in_us(const Cost& cost) {
 }
 
 // --- experts -------------------------------------------------------------------------------------
+
+/// The word behind the name in "experts hidden=7168 kernel=cutlass"; empty where there is none.
+std::string word_after(const std::string& text, const std::string& name) {
+  const std::size_t place = text.find(name);
+  if (place == std::string::npos) return {};
+  const std::size_t begin = place + name.size();
+  return text.substr(begin, text.find_first_of(" ,", begin) - begin);
+}
 
 /// Weights that fit in 70 % of the L2 stay there when a benchmark repeats a kernel on them
 /// (RRZE-HPC/gpu-benches: resident up to about 28 of 40 MB on A100).
@@ -417,19 +426,23 @@ const GpuSpec& OperationPredictor::gpu(const std::string& file) {
   return gpus_.emplace(file, read_gpu(ConfigNode::from_file(path))).first->second;
 }
 
-const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineVersion& engine) {
-  const std::string key = name + " " + engine.name + " " + engine.version;
+const GpuSpec& OperationPredictor::gpu_of(const std::string& name, const EngineVersion& engine,
+                                          const std::string& expert_kernel) {
+  const std::string key = name + " " + engine.name + " " + engine.version + " " + expert_kernel;
   const auto found = engines_.find(key);
   if (found != engines_.end()) return found->second;
   const auto given = given_.find(name);
   const GpuSpec& plain = given != given_.end() ? given->second : gpu(gpu_file(name));
-  return engines_.emplace(key, with_engine(plain, engine)).first->second;
+  KernelChoice kernels;
+  if (!expert_kernel.empty()) kernels["experts"] = expert_kernel;
+  return engines_.emplace(key, with_engine(plain, engine, kernels)).first->second;
 }
 
 Predicted OperationPredictor::predict(const MeasuredPoint& point) {
   if (gpu_file(point.gpu).empty() && !given_.contains(point.gpu))
     return Skipped{"no such GPU in hardware/gpus; name its file with --gpu"};
-  return predict(point, gpu_of(point.gpu, timed_engine(point)));
+  return predict(point,
+                 gpu_of(point.gpu, timed_engine(point), word_after(point.operation, "kernel=")));
 }
 
 Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec& spec) const {
@@ -442,6 +455,42 @@ Predicted OperationPredictor::predict(const MeasuredPoint& point, const GpuSpec&
 }
 
 namespace {
+
+// Draws of a power law that EPLB has placed, as TensorRT-LLM's wide-EP tables time them:
+// "power_law_1.01_eplb".
+constexpr std::string_view placed_by_eplb = "_eplb";
+
+/// Rows and active slots of the fullest rank, in the mean over draws: EPLB places each draw by its
+/// own load, on the point's `slots=` (default: the experts), and a copy takes an even share.
+BusiestRank eplb_load(const MeasuredPoint& point, const ExpertShape& shape, Draws draws) {
+  const int ranks = std::max(1, point.ep);
+  const auto slots = static_cast<int>(number_after(point.operation, "slots"));
+  const PlacementProblem problem{.experts = shape.experts,
+                                 .gpus = ranks,
+                                 .slots_per_gpu = std::max(slots, shape.experts) / ranks};
+  const auto eplb = placers().make(ConfigNode("eplb", "placement"));
+  Rng rng(1, fmt::format("{} {} {}", point.distribution, point.tokens, shape.experts));
+  BusiestRank mean;
+  for (int i = 0; i < power_law_draws; ++i) {
+    const std::vector<std::int32_t> tokens = power_law_rank(
+        point.distribution, point.tokens, shape.per_token, shape.experts, 1, draws.fill, rng);
+    const ExpertLoad seen(tokens.begin(), tokens.end());
+    const LayerPlacement placed = eplb->place(problem, LayerStatistics(seen), 0);
+    std::vector<BusiestRank> loads(static_cast<std::size_t>(ranks));
+    for (int slot = 0; slot < placed.slots(); ++slot) {
+      const int expert = placed.expert_of_slot(slot);
+      const double rows = tokens[static_cast<std::size_t>(expert)] /
+                          static_cast<double>(placed.slots_of(expert).size());
+      BusiestRank& load = loads[static_cast<std::size_t>(placed.gpu_of_slot(slot))];
+      load.rows += rows;
+      load.active += std::min(1.0, rows);
+    }
+    const BusiestRank fullest = std::ranges::max(loads, {}, &BusiestRank::rows);
+    mean.rows += fullest.rows / power_law_draws;
+    mean.active += fullest.active / power_law_draws;
+  }
+  return mean;
+}
 
 /// The layer that a table times, or nothing where no table has its precision.
 std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertShape& shape,
@@ -457,8 +506,10 @@ std::optional<Prediction> expert_table(const MeasuredPoint& point, const ExpertS
   if (!layer) return std::nullopt;
   // A distribution that is not named is taken for an even one.
   const Draws draws = draws_of(point, shape, gpu);
-  BusiestRank load =
-      rank_load(point.distribution, point.tokens, shape.per_token, shape.experts, ranks, draws);
+  BusiestRank load = point.distribution.ends_with(placed_by_eplb)
+                         ? eplb_load(point, shape, draws)
+                         : rank_load(point.distribution, point.tokens, shape.per_token,
+                                     shape.experts, ranks, draws);
   if (point.active_experts > 0 && draws.balanced == Draws::Balanced::even &&
       !point.distribution.starts_with("power_law")) {
     load.active = point.active_experts;

@@ -53,7 +53,8 @@ class OperationPredictor {
   /// Points of the GPU of this name are predicted on this one, whatever file is meant for it.
   void use(const std::string& name, GpuSpec gpu) { given_[name] = std::move(gpu); }
   /// A GPU by the name that points give it, with an engine's tables.
-  const GpuSpec& gpu_of(const std::string& name, const EngineVersion& engine);
+  const GpuSpec& gpu_of(const std::string& name, const EngineVersion& engine,
+                        const std::string& expert_kernel);
 
  private:
   Predicted expert_layer(const MeasuredPoint&, const GpuSpec&) const;
