@@ -119,6 +119,13 @@ cmp "$work/a" "$work/c" || fail "the resolved config gives another report"
 # A tier: 98,304 B of each token, 1,024 tokens, 63 GB/s x .85.
 "$moesim" explain configs/agent_sessions_tiers.json --step prefill --samples 1 2>/dev/null |
   grep -q 'tier host: a load of 1,024 tokens takes 1.880 ms' || fail "explain: no time of a load from a tier"
+# Of pools, each explains its own steps; no step has both.
+pools='/pools={"prefill":{"parallel":{"dp":4},"scheduling":{"type":"chunked_prefill","max_num_batched_tokens":512,"max_num_seqs":8}},"decode":{"parallel":{"dp":4},"scheduling":{"type":"decode_only","max_num_seqs":32}}}'
+in_pools() { "$moesim" explain configs/quick.json --set "$pools" --set /placement/replication=1 --samples 1 "$@"; }
+in_pools --step prefill 2>/dev/null | grep -q '^one prefill step of 512 prompt tokens a rank' || fail "explain: not the prefill pool's step"
+in_pools --sequences 33 2>/dev/null | grep -q '^this step cannot run: 33 sequences' || fail "explain: 33 sequences where 32 run"
+in_pools --step mixed 2>"$work/err" && fail "explain: a mixed step of two pools passed"
+grep -q 'no step has both' "$work/err" || fail "explain: a mixed step of two pools: $(cat "$work/err")"
 # explain names who is last, as the same step's layers have it.
 "$moesim" explain "$config" --json 2>/dev/null | python3 -c '
 import json, sys

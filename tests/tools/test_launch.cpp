@@ -267,6 +267,21 @@ TEST_CASE("the options of TensorRT-LLM are keys that it has") {
   CHECK(printed == trtllm_options);
 }
 
+TEST_CASE("a benchmark draws the lengths that were simulated") {
+  const Json uniform = with(
+      {{"workload",
+        {{"lengths", {{"type", "uniform"}, {"prompt", 1000}, {"output", 500}, {"least", 0.6}}}}}});
+  // Of 600 to 1,000 tokens and 300 to 500: 800 and 400, a quarter less or more.
+  for (const char* engine : {"vllm", "trtllm"}) {
+    CHECK_THAT(launch(engine, uniform), Contains("--random-input-len 800"));
+    CHECK_THAT(launch(engine, uniform), Contains("--random-output-len 400"));
+    CHECK_THAT(launch(engine, uniform), Contains("--random-range-ratio 0.25"));
+  }
+  CHECK_THAT(launch("sglang", uniform), Contains("--random-input-len 1000"));
+  CHECK_THAT(launch("sglang", uniform), Contains("--random-output-len 500"));
+  CHECK_THAT(launch("sglang", uniform), Contains("--random-range-ratio 0.6"));
+}
+
 TEST_CASE("TensorRT-LLM is told to evict where requests were; other engines always do") {
   const auto policy = [](const char* name) {
     return with({{"scheduling", {{"capacity_scheduler_policy", name}}}});

@@ -300,6 +300,77 @@ TEST_CASE("a fast kernel with few rows of a shape wins; one that never had the s
   CHECK_THAT(share(1024, 128), WithinRel(0.5, 0.05));
 }
 
+TEST_CASE("a GEMM of 64 rows is not priced by those of 65: kernels take the next tile there") {
+  const TemporaryFolder folder;
+  GpuSpec h100 = gpu("h100");
+  h100.sibling = nullptr;
+  std::filesystem::create_directories(folder.path() / "vllm-1.0");
+  {
+    std::ofstream out(folder.path() / "vllm-1.0/gemm.csv");
+    out << "precision,kernel,m,n,k,us\n";
+    for (const int m : {1, 17, 33, 65, 66, 81, 97, 129, 257}) {
+      const double share = m <= 64 ? 1 : 1.4;
+      for (int n = 1024; n <= 16384; n *= 2) {
+        for (int k = 1024; k <= 16384; k *= 2) {
+          const GemmCall call{"fp8", double(m), double(n), double(k)};
+          out << fmt::format("fp8,made,{},{},{},{}\n", m, n, k, share * rough_us(call, h100));
+        }
+      }
+    }
+  }
+  h100.profiles = {{{"vllm", "1.0"}, folder.path() / "vllm-1.0"}};
+  const GpuSpec spec = with_engine(h100, {"vllm", "1.0"});
+  for (const double n : {3072., 5120., 12288.}) {
+    CHECK_THAT(share_of({"fp8", 64, n, 6144}, spec), WithinRel(1.0, 0.05));
+    CHECK_THAT(share_of({"fp8", 65, n, 6144}, spec), WithinRel(1.4, 0.05));
+  }
+}
+
+TEST_CASE("large caches of 8 bits that only other engines were measured with: their 16 bits say") {
+  const TemporaryFolder folder;
+  GpuSpec h100 = gpu("h100");
+  h100.sibling = nullptr;
+  const auto call_of = [](double kv_bytes, double batch) {
+    return AttentionCall{.kv_bytes = kv_bytes,
+                         .q_heads = 32,
+                         .kv_heads = 8,
+                         .head_dim = 128,
+                         .batch = batch,
+                         .queries = 1,
+                         .context = 8192,
+                         .pairs = 8192};
+  };
+  const auto write = [&](const char* profile, std::initializer_list<double> batches,
+                         std::initializer_list<std::pair<double, double>> shares) {
+    std::filesystem::create_directories(folder.path() / profile);
+    std::ofstream out(folder.path() / profile / "attention_decode.csv");
+    out << "precision,kv_precision,kernel,q_heads,kv_heads,head_dim,window,batch,ctx,us\n";
+    for (const auto& [kv_bytes, share] : shares) {
+      for (const double batch : batches) {
+        out << fmt::format("bfloat16,{},made,32,8,128,0,{},8191,{}\n",
+                           kv_bytes < 2 ? "fp8" : "bfloat16", batch,
+                           share * ask(call_of(kv_bytes, batch), h100).place.rough_us);
+      }
+    }
+    h100.profiles.push_back(
+        {{profile == std::string("few-1.0") ? "trtllm" : "vllm", "1.0"}, folder.path() / profile});
+  };
+  h100.profiles.clear();
+  write("few-1.0", {1, 2, 4}, {{1, 1.0}, {2, 1.0}});
+  write("vllm-1.0", {64, 128, 256}, {{1, 2.0}, {2, 1.25}});
+  REQUIRE(reads_from_hbm(bytes_of(call_of(1, 64)), h100));
+  REQUIRE_FALSE(reads_from_hbm(bytes_of(call_of(1, 4)), h100));
+  const auto share = [&](const char* engine, double kv_bytes) {
+    const GpuSpec spec = with_engine(h100, {engine, "1.0"});
+    const Question question = ask(call_of(kv_bytes, 128), spec);
+    return spec.tables->time(question)->time.count() * 1e6 / question.place.rough_us;
+  };
+  CHECK_THAT(share("trtllm", 1), WithinRel(1.25, 1e-3));
+  CHECK_THAT(share("trtllm", 2), WithinRel(1.25, 1e-3));
+  CHECK_THAT(share("vllm", 1), WithinRel(2.0, 1e-3));    // its own rows
+  CHECK_THAT(share("sglang", 1), WithinRel(2.0, 1e-3));  // never measured: nothing speaks for it
+}
+
 TEST_CASE("profiles by nearness: the engine's nearest version first, others' newest first") {
   const std::vector<Profile> profiles{{{"sglang", "0.5.9"}, "a"},
                                       {{"vllm", "0.14.0"}, "b"},
