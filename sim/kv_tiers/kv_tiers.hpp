@@ -77,6 +77,13 @@ enum class TierPath {
 };
 inline constexpr std::array<std::string_view, 2> tier_path_names{"staged", "direct"};
 
+/// What of a block lies together in both memories, and moves as one piece.
+enum class TierPieces {
+  layer,  ///< what a layer keeps in one array: its keys, its values, its latent vectors
+  block   ///< all layers (vLLM from 0.12 on)
+};
+inline constexpr std::array<std::string_view, 2> tier_pieces_names{"layer", "block"};
+
 /// Who waits for blocks on their way from a tier to HBM.
 enum class TierRead {
   parked,    ///< their request alone; steps go on without it (vLLM)
@@ -108,10 +115,17 @@ struct KvTierPlan {
   BytesPerSecond bandwidth{}, write_bandwidth{};
   std::optional<BytesPerSecond> aggregate_bandwidth{};  ///< of all links of `per`, one direction
   Seconds latency{};
+  Seconds piece_time{};  ///< of each piece, beside its bytes
+  TierPieces pieces = TierPieces::layer;
   LinkShare share = LinkShare::fifo;
   std::shared_ptr<const TierEviction> eviction;
   std::shared_ptr<const TierWrite> write;
 };
+
+/// Pieces that move a block of which each layer's arrays lie in so many.
+double pieces_of_block(const KvTierPlan&, double of_layers);
+/// What a load takes on one GPU's link, with nothing else on any link and without the latency.
+Seconds load_time(const KvTierPlan&, Bytes, double pieces);
 
 /// "kv_cache/tiers", nearest first, at most `most_tiers`. `host_link` is what the GPU's data sheet
 /// gives one direction of its link to the host, which is the first tier's. A tier without capacity

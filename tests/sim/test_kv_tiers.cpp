@@ -84,6 +84,36 @@ TEST_CASE("a transfer alone takes its latency and its bytes, and a link is busy 
   CHECK_THAT(link.busy(at_s(5)).count(), WithinRel(.4 + 3 * .002, 1e-9));
 }
 
+// A piece of b bytes takes .5 or 2.9 us and b / 55 GB/s: one cudaMemcpyBatchAsync for all pieces,
+// or one cudaMemcpyAsync for each. H100 over PCIe 5 has 9, 51, 30 and 54 GB/s where this says the
+// same.
+TEST_CASE(
+    "pieces of 32 KiB move at 9 GB/s one by one, at 30 in a batch, and large ones at 51 to 54") {
+  const auto rate = [](double piece_us, double bytes) {
+    const KvTierPlan plan{.bandwidth = BytesPerSecond(55e9),
+                          .piece_time = Seconds(1e-6 * piece_us)};
+    return 1e-9 * bytes / load_time(plan, Bytes(bytes), 1).count();
+  };
+  constexpr double kib = 1024;
+  CHECK_THAT(rate(2.9, 32 * kib), WithinAbs(9.37, .01));
+  CHECK_THAT(rate(2.9, 2048 * kib), WithinAbs(51.11, .01));
+  CHECK_THAT(rate(.5, 32 * kib), WithinAbs(29.91, .01));
+  CHECK_THAT(rate(.5, 2048 * kib), WithinAbs(54.29, .01));
+}
+
+TEST_CASE("each piece of a transfer takes its time beside the bytes") {
+  TransferLink link(
+      LinkShare::fifo,
+      {.port = BytesPerSecond(10e9), .latency = Seconds(.002), .piece_time = Seconds(.001)}, 1);
+  std::vector<TransferId> landed;
+  link.start(0, Bytes(1e9), at_s(0), 96);
+  CHECK(link.next() == at_s(.1 + .002 + .096));
+  link.land(at_s(1), landed);
+  link.start(0, Bytes(1e9), at_s(1), 0);
+  CHECK(link.next() == at_s(1.102));
+  CHECK_THAT(link.alone(Bytes(1e9), 96).count(), WithinRel(.198, 1e-9));
+}
+
 // ---- a tier ----
 
 KvTierPlan plan_of(const std::string& tier) {
@@ -100,7 +130,7 @@ std::vector<KvTier::Landed> land(KvTier& tier, double seconds) {
 
 TEST_CASE("law 4: a block can be loaded when its copy has landed, and makes room only then") {
   const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
-  KvTier tier(plan, 2, Bytes(1), 1);
+  KvTier tier(plan, 2, {Bytes(1)}, 1);
   const std::vector<BlockHash> blocks{1, 2, 3};
   const auto stored = tier.store(0, blocks, at_s(0));
   // The third has no room: both others are on their way.
@@ -132,7 +162,7 @@ TEST_CASE("the order of eviction is that of the last use, or of the copy") {
     CAPTURE(eviction);
     const KvTierPlan plan =
         plan_of(fmt::format(R"({{"capacity": "1 GB", "eviction": "{}"}})", eviction));
-    KvTier tier(plan, 2, Bytes(1), 1);
+    KvTier tier(plan, 2, {Bytes(1)}, 1);
     tier.store(0, std::vector<BlockHash>{1, 2}, at_s(0));
     land(tier, 1);
     tier.use(0, std::vector<BlockHash>{1});
@@ -146,7 +176,7 @@ TEST_CASE("law 3: a tier never holds more than its room, and holds what was stor
   Rng rng(1, "test/kv_tiers");
   const KvTierPlan plan = plan_of(
       R"({"capacity": "1 GB", "bandwidth": "3 B/s", "aggregate_bandwidth": "7 B/s", "latency": "50 ms", "link": "equal"})");
-  KvTier tier(plan, 20, Bytes(1), 4);
+  KvTier tier(plan, 20, {Bytes(1)}, 4);
   std::map<TransferId, std::vector<BlockHash>> storing, loading;
   std::multiset<BlockHash> pinned;
   std::set<BlockHash> on_their_way;
@@ -392,9 +422,9 @@ TEST_CASE("a load from a lower tier takes both links or its own, and ends with t
 
 TEST_CASE("law 4: a hit reaches over HBM and all tiers up to the first block that none has") {
   const KvTierPlan plan = plan_of(R"({"capacity": "1 GB", "bandwidth": "1 B/s"})");
-  KvTier lowest(plan, 9, Bytes(1), 2);
-  KvTier lower(plan, 9, Bytes(1), 2, {&lowest, 0});
-  KvTier first(plan, 9, Bytes(1), 1, {&lower, 1});
+  KvTier lowest(plan, 9, {Bytes(1)}, 2);
+  KvTier lower(plan, 9, {Bytes(1)}, 2, {&lowest, 0});
+  KvTier first(plan, 9, {Bytes(1)}, 1, {&lower, 1});
   const KvLayout layout = load_tiny(one_rank(nullptr)).decode().kv_layout;
   KvCache cache(layout, 9, true, false, {&first, 0});
   std::vector<BlockHash> prompt = prompt_hashes(nullptr, 1, 16 * 7, 16);
@@ -430,10 +460,11 @@ TEST_CASE("copies to a lower tier pin their source, and neither tier holds more 
     const KvTierPlan far = plan_of(
         fmt::format(R"({{"capacity": "1 GB", "bandwidth": "2 B/s", "write": "{}"}})", write));
     const KvTierPlan near = plan_of(R"({"capacity": "1 GB", "bandwidth": "5 B/s"})");
-    KvTier lower(far, 16, Bytes(1), 2);
+    KvTier lower(far, 16, {Bytes(1)}, 2);
     std::vector<std::unique_ptr<KvTier>> upper;
     for (int i = 0; i < 2; ++i)
-      upper.push_back(std::make_unique<KvTier>(near, 7, Bytes(1), 1, TierBelow{&lower, i}));
+      upper.push_back(
+          std::make_unique<KvTier>(near, 7, BlockShard{Bytes(1)}, 1, TierBelow{&lower, i}));
     double now = 0;
     for (int round = 0; round < 4000; ++round) {
       now += rng.uniform();
@@ -529,6 +560,17 @@ TEST_CASE("a request waits for its blocks, and with layers one by one for the sl
              WithinRel(5 + step, 1e-9));
   const OrderedJson json = parked.document();
   CHECK_THAT(json["tiers"]["host"]["mean_wait_ms"].get<double>(), WithinRel(3000., 1e-9));
+}
+
+// Three layers of keys and values: 6 pieces a block, 18 in all.
+TEST_CASE("a load takes the time of its pieces, of each layer or of each block") {
+  const auto loaded = [](const Json& changes) {
+    return to_seconds(loads_three("parked", changes).requests[2].loading).count();
+  };
+  CHECK_THAT(loaded({{"piece_time", "10 ms"}}), WithinRel(3.18, 1e-9));
+  CHECK_THAT(loaded({{"piece_time", "10 ms"}, {"pieces", "layer"}}), WithinRel(3.18, 1e-9));
+  CHECK_THAT(loaded({{"piece_time", "10 ms"}, {"pieces", "block"}}), WithinRel(3.03, 1e-9));
+  CHECK_THAT(loaded({{"piece_time", "0 us"}}), WithinRel(3., 1e-9));
 }
 
 TEST_CASE("others compute while a request is parked, and none while all wait") {
