@@ -23,13 +23,13 @@ KvTier::KvTier(const KvTierPlan& plan, std::int64_t blocks, BlockShard of_block,
       of_block_(of_block),
       reads_(plan.share, rates_of(plan, plan.bandwidth), ports),
       writes_(plan.share, rates_of(plan, plan.write_bandwidth), ports),
-      order_(plan.eviction->order()),
+      order_(plan.eviction->order(blocks)),
       found_(static_cast<std::size_t>(ports)) {
   check(blocks >= 1, "a tier without room");
 }
 
 void KvTier::use(int port, std::span<const BlockHash> prompt) {
-  stamp(prompt);
+  renew(prompt, true);
   if (below_.tier == nullptr) return;
   for (const BlockHash hash : prompt) {
     const auto found = blocks_.find(hash);
@@ -40,12 +40,14 @@ void KvTier::use(int port, std::span<const BlockHash> prompt) {
   below_.tier->use(below_.first_port + port, prompt);
 }
 
-void KvTier::stamp(std::span<const BlockHash> prompt) {
-  std::for_each(prompt.rbegin(), prompt.rend(), [this](BlockHash hash) {
-    const auto found = blocks_.find(hash);
-    if (found == blocks_.end()) return;
-    order_->use(hash);
-    found->second.stamp = ++last_stamp_;
+void KvTier::stamp(std::span<const BlockHash> prompt) { renew(prompt, false); }
+
+void KvTier::renew(std::span<const BlockHash> prompt, bool found) {
+  std::for_each(prompt.rbegin(), prompt.rend(), [&](BlockHash hash) {
+    const auto held = blocks_.find(hash);
+    if (held == blocks_.end()) return;
+    found && held->second.landed ? order_->use(hash) : order_->renew(hash);
+    held->second.stamp = ++last_stamp_;
   });
 }
 
@@ -173,7 +175,8 @@ bool KvTier::make_room() {
   if (!victim) return false;
   ++tally_.evicted;
   tally_.dead += blocks_.find(*victim)->second.read ? 0 : 1;
-  if (below_.tier != nullptr && below_.tier->write().when_taken()) leaving_.push_back(*victim);
+  if (below_.tier != nullptr && below_.tier->write().when_taken(blocks_.find(*victim)->second.hits))
+    leaving_.push_back(*victim);
   order_->remove(*victim);
   blocks_.erase(*victim);
   return true;

@@ -120,6 +120,7 @@ class KvTier {
     Time began{};
     std::vector<BlockHash> blocks{};
   };
+  void renew(std::span<const BlockHash> prompt, bool found);
   bool make_room();
   void land_stores(Time now);
   void take_in(BlockHash hash, Block block);
@@ -156,6 +157,7 @@ struct TierPort {
   int port = 0;
   TierRead read = TierRead::parked;
   std::int64_t least_blocks = 1;  ///< fewer are computed, not loaded
+  bool output = true;             ///< replies are copied, not only prompts
 };
 
 }  // namespace moesim

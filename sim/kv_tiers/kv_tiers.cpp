@@ -13,15 +13,20 @@ namespace moesim {
 // The constructor of each row and its options, from policies/.
 std::unique_ptr<TierEviction> make_lru_tier(ConfigReader&);
 std::unique_ptr<TierEviction> make_fifo_tier(ConfigReader&);
+std::unique_ptr<TierEviction> make_arc_tier(ConfigReader&);
 std::unique_ptr<TierWrite> make_write_through(ConfigReader&);
 std::unique_ptr<TierWrite> make_write_back(ConfigReader&);
 std::unique_ptr<TierWrite> make_selective(ConfigReader&);
 std::span<const Key> selective_keys();
+std::unique_ptr<TierWrite> make_frequency(ConfigReader&);
+std::span<const Key> frequency_keys();
 
 const Registry<TierEviction>& tier_evictions() {
   static const Registry<TierEviction> table(
-      "tier_eviction", {{"lru", "the block that was found longest ago makes room", make_lru_tier},
-                        {"fifo", "the block that was stored first makes room", make_fifo_tier}});
+      "tier_eviction",
+      {{"lru", "the block that was found longest ago makes room", make_lru_tier},
+       {"fifo", "the block that was stored first makes room", make_fifo_tier},
+       {"arc", "lru among blocks never found, or among the others (vLLM)", make_arc_tier}});
   return table;
 }
 
@@ -33,7 +38,9 @@ const Registry<TierWrite>& tier_writes() {
        {"write_back", "a block is copied before other tokens take its place (TensorRT-LLM)",
         make_write_back},
        {"selective", "a block is copied when requests have found it often enough (SGLang)",
-        make_selective, selective_keys}});
+        make_selective, selective_keys},
+       {"frequency", "as write_back, if requests have found the block (KVBM before a disk)",
+        make_frequency, frequency_keys}});
   return table;
 }
 

@@ -26,8 +26,11 @@ class TierOrder {
   virtual ~TierOrder() = default;
   /// A block is stored that is not held yet.
   virtual void add(BlockHash) = 0;
-  /// A request finds a block that is held.
+  /// A request finds a block that is held and has landed.
   virtual void use(BlockHash) = 0;
+  /// A block that is held stands in a prompt whose blocks come or have just come; no request has
+  /// found it.
+  virtual void renew(BlockHash) = 0;
   /// A block leaves.
   virtual void remove(BlockHash) = 0;
   /// The block to evict next, of those that are not pinned; nothing if all are.
@@ -38,8 +41,8 @@ class TierOrder {
 class TierEviction {
  public:
   virtual ~TierEviction() = default;
-  /// The order of an empty tier.
-  virtual std::unique_ptr<TierOrder> order() const = 0;
+  /// The order of an empty tier with room for so many blocks.
+  virtual std::unique_ptr<TierOrder> order(std::int64_t capacity) const = 0;
 };
 
 /// Decides when a block of the memory above, HBM or a nearer tier, is copied to a tier that lacks
@@ -51,13 +54,13 @@ class TierWrite {
   virtual bool when_full() const { return false; }
   /// A request found the block above: the `hits`-th one since the block came there, from 1 on.
   virtual bool when_hit(int /*hits*/) const { return false; }
-  /// The block is about to be taken for other tokens.
-  virtual bool when_taken() const { return false; }
+  /// The block is about to be taken for other tokens; so many requests have found it above.
+  virtual bool when_taken(int /*hits*/) const { return false; }
 };
 
-/// The table: lru, fifo.
+/// The table: lru, fifo, arc.
 const Registry<TierEviction>& tier_evictions();
-/// The table: write_through, write_back, selective.
+/// The table: write_through, write_back, selective, frequency.
 const Registry<TierWrite>& tier_writes();
 
 /// Who shares a tier.

@@ -53,7 +53,8 @@ std::vector<TierPort> PoolTiers::ports(int instance) const {
   for (int r = 0; r < deployment_.parallel.dp; ++r) {
     const int rank = instance * deployment_.parallel.dp + r;
     ports.push_back({site_of(levels_.front(), rank).tier.get(), rank % levels_.front().ranks,
-                     deployment_.kv_cache.read, least_blocks_});
+                     deployment_.kv_cache.read, least_blocks_,
+                     deployment_.kv_cache.offload_output});
   }
   return ports;
 }

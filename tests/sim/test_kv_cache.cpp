@@ -28,7 +28,7 @@ Sequence waiting(std::uint32_t request, std::int32_t tokens) {
 Sequence arrive(KvCache& cache, std::uint32_t request, std::int32_t tokens,
                 std::vector<std::uint64_t> ids) {
   const PromptIds prompt = ids_of_blocks(tokens, 32, ids);
-  cache.expect(request, prompt_hashes(&prompt, request, tokens, 16));
+  cache.expect(request, tokens, prompt_hashes(&prompt, request, tokens, 16));
   return waiting(request, tokens);
 }
 
@@ -170,7 +170,7 @@ TEST_CASE("a hit makes a prefix young again") {
 TEST_CASE("a preempted sequence finds what it had computed, generated tokens included") {
   KvCache cache(layout, 10, true);
   Sequence sequence = waiting(1, 20);
-  cache.expect(1, prompt_hashes(nullptr, 1, 20, 16));
+  cache.expect(1, 20, prompt_hashes(nullptr, 1, 20, 16));
   cache.take_cached(sequence);
   cache.grow(sequence, 20);
   sequence.computed = 20;

@@ -231,7 +231,7 @@ TEST_CASE("blocks of rejected drafts are free, and only those of known tokens ca
   for (const bool caching : {false, true}) {
     KvCache cache(layout, 10, caching);
     Sequence sequence{7, 31, 0, 30};
-    cache.expect(7, prompt_hashes(nullptr, 7, 30, 16));
+    cache.expect(7, 30, prompt_hashes(nullptr, 7, 30, 16));
     cache.grow(sequence, 30);
     sequence.computed = 30;
     cache.grow(sequence, 50, 31);  // the 31st token and 19 drafts
